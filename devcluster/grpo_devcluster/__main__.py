@@ -1,0 +1,29 @@
+"""``python -m grpo_devcluster prepare|up|down``."""
+
+import sys
+
+from grpo_devcluster import cluster
+from grpo_devcluster.paths import KUBECONFIG
+from grpo_devcluster.stages import StageError, fail
+
+
+def main() -> None:
+    """Run one command; a failure prints what, why and what to do."""
+    command = sys.argv[1] if len(sys.argv) == 2 else ""
+    try:
+        if command == "prepare":
+            cluster.prepare()
+        elif command == "up":
+            cluster.prepare()
+            cluster.up()
+            print(f"export KUBECONFIG={KUBECONFIG}")
+        elif command == "down":
+            cluster.down()
+        else:
+            sys.exit(f"usage: python -m grpo_devcluster prepare|up|down (not {command!r})")
+    except StageError as error:
+        fail(error)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""CoreDNS, the KubeRay operator and KWOK, as processes of the host."""
+
+from pathlib import Path
+
+from grpo_devcluster import processes
+from grpo_devcluster.gobuild import binary, module_directory
+from grpo_devcluster.paths import KUBECONFIG, RUN
+from grpo_devcluster.settings import GATEWAY
+from grpo_devcluster.stages import run
+
+_COREFILE = f"""\
+.:53 {{
+    bind {GATEWAY}
+    errors
+    kubernetes cluster.local in-addr.arpa ip6.arpa {{
+        kubeconfig {RUN}/admin.kubeconfig
+        ttl 1
+    }}
+    reload
+}}
+"""
+
+
+def kubectl(*arguments: str | Path, stdin: str | None = None, kubeconfig: Path = KUBECONFIG) -> str:
+    """Run kubectl as cluster administrator; raises StageError with its message."""
+    command = [binary("kubectl"), f"--kubeconfig={kubeconfig}", *arguments]
+    what = " ".join(str(a) for a in arguments[:3])
+    return run(command, step=f"kubectl {what}", remedy="See the message above.", stdin=stdin)
+
+
+def start_coredns() -> None:
+    """Cluster DNS on the bridge's address. KubeRay's workers find their head by name."""
+    corefile = RUN / "Corefile"
+    corefile.write_text(_COREFILE)
+    processes.start("coredns", [binary("coredns"), "-conf", corefile])
+
+
+def start_kuberay() -> None:
+    """KubeRay's CRDs and its operator."""
+    source = module_directory("kuberay", "github.com/ray-project/kuberay/ray-operator")
+    kubectl("apply", "--server-side", "--force-conflicts", "-f", source / "config" / "crd" / "bases")
+    processes.start(
+        "kuberay-operator",
+        [
+            binary("kuberay-operator"),
+            f"--kubeconfig={KUBECONFIG}",
+            "--metrics-addr=127.0.0.1:18080",
+            "--health-probe-bind-address=127.0.0.1:18082",
+            "--reconcile-concurrency=4",
+            "--enable-leader-election=false",
+        ],
+        env={"KUBECONFIG": str(KUBECONFIG)},
+    )
+
+
+def start_kwok() -> None:
+    """KWOK for nodes that carry its annotation: pods on them run without a kubelet."""
+    source = module_directory("kwok", "sigs.k8s.io/kwok")
+    kubectl("apply", "--server-side", "-f", source / "kustomize" / "crd" / "bases")
+    kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd/stages.kwok.x-k8s.io")
+    stages = source / "kustomize" / "stage"
+    files = [
+        argument
+        for folder in ("node/fast", "node/heartbeat", "pod/fast")
+        for file in sorted((stages / folder).glob("*.yaml"))
+        if file.name != "kustomization.yaml"
+        for argument in ("-f", file)
+    ]
+    kubectl("apply", "--server-side", *files)
+    processes.start(
+        "kwok",
+        [
+            binary("kwok"),
+            f"--kubeconfig={KUBECONFIG}",
+            "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
+            "--enable-crds=Stage",
+            "--server-address=127.0.0.1:10247",
+        ],
+    )

@@ -1,0 +1,115 @@
+"""etcd, API server, controller-manager and scheduler."""
+
+import ssl
+import urllib.error
+import urllib.request
+
+from grpo_devcluster import processes
+from grpo_devcluster.certs import PKI, kubeconfig, make_certificates
+from grpo_devcluster.gobuild import binary
+from grpo_devcluster.paths import KUBECONFIG, RUN
+from grpo_devcluster.settings import (
+    API_PORT,
+    ETCD,
+    ETCD_PEER,
+    GATEWAY,
+    NODE,
+    POD_CIDR,
+    SERVER,
+    SERVICE_CIDR,
+    SERVICE_IP,
+)
+from grpo_devcluster.stages import wait_for
+
+COMPONENTS = ("controller-manager", "scheduler", "proxy", "kubelet", "admin")
+
+
+def start() -> None:
+    """Start the control plane and wait until the API answers."""
+    if not (PKI / "admin.crt").exists():
+        make_certificates(NODE, GATEWAY, SERVICE_IP)
+        for name in COMPONENTS:
+            kubeconfig(name, SERVER)
+    _etcd()
+    _api_server()
+    wait_for("kube-apiserver", _ready, 60, processes.log_file("kube-apiserver"))
+    _managers()
+
+
+def _etcd() -> None:
+    processes.start(
+        "etcd",
+        [
+            binary("etcd"),
+            f"--data-dir={RUN / 'etcd'}",
+            f"--listen-client-urls={ETCD}",
+            f"--advertise-client-urls={ETCD}",
+            f"--listen-peer-urls={ETCD_PEER}",
+            f"--initial-advertise-peer-urls={ETCD_PEER}",
+            f"--initial-cluster=default={ETCD_PEER}",
+            "--unsafe-no-fsync",  # the cluster lives in /run anyway
+            "--log-level=warn",
+        ],
+    )
+
+
+def _api_server() -> None:
+    processes.start(
+        "kube-apiserver",
+        [
+            binary("kube-apiserver"),
+            f"--etcd-servers={ETCD}",
+            f"--bind-address={GATEWAY}",
+            f"--advertise-address={GATEWAY}",
+            f"--secure-port={API_PORT}",
+            f"--service-cluster-ip-range={SERVICE_CIDR}",
+            f"--client-ca-file={PKI / 'ca.crt'}",
+            f"--tls-cert-file={PKI / 'server.crt'}",
+            f"--tls-private-key-file={PKI / 'server.key'}",
+            f"--kubelet-client-certificate={PKI / 'admin.crt'}",
+            f"--kubelet-client-key={PKI / 'admin.key'}",
+            "--kubelet-preferred-address-types=InternalIP",
+            "--authorization-mode=Node,RBAC",
+            f"--service-account-key-file={PKI / 'sa.pub'}",
+            f"--service-account-signing-key-file={PKI / 'sa.key'}",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            "--allow-privileged=true",
+            "--profiling=false",
+        ],
+    )
+
+
+def _ready() -> bool:
+    context = ssl.create_default_context(cafile=str(PKI / "ca.crt"))
+    context.load_cert_chain(PKI / "admin.crt", PKI / "admin.key")
+    try:
+        with urllib.request.urlopen(f"{SERVER}/readyz", context=context, timeout=2) as reply:
+            return bool(reply.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _managers() -> None:
+    assert KUBECONFIG.exists()
+    processes.start(
+        "kube-controller-manager",
+        [
+            binary("kube-controller-manager"),
+            f"--kubeconfig={RUN / 'controller-manager.kubeconfig'}",
+            f"--service-account-private-key-file={PKI / 'sa.key'}",
+            f"--root-ca-file={PKI / 'ca.crt'}",
+            f"--cluster-cidr={POD_CIDR}",
+            "--use-service-account-credentials=true",
+            "--leader-elect=false",
+            "--node-monitor-grace-period=20s",
+            "--concurrent-gc-syncs=4",
+        ],
+    )
+    processes.start(
+        "kube-scheduler",
+        [
+            binary("kube-scheduler"),
+            f"--kubeconfig={RUN / 'scheduler.kubeconfig'}",
+            "--leader-elect=false",
+        ],
+    )

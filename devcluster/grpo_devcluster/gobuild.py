@@ -1,0 +1,104 @@
+"""Kubernetes components built from pinned Go modules, each cached by the content of its pins."""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_devcluster.paths import CACHE, REPO, content_key
+from grpo_devcluster.stages import StageError, run, stage
+
+MODULES = REPO / "devcluster" / "modules"
+_FLAGS = ["-trimpath", "-ldflags=-s -w"]
+_REMEDY = (
+    "The build needs Go 1.26 or newer on PATH and a Go module proxy (see `go env GOPROXY`). "
+    "Run the command again: finished components are cached."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One binary: the folder of its pins below ``modules/`` and its package path."""
+
+    name: str
+    module: str
+    package: str
+
+
+_K8S = "k8s.io/kubernetes/cmd/"
+COMPONENTS = {
+    c.name: c
+    for c in (
+        *(
+            Component(name, "kubernetes", _K8S + name)
+            for name in (
+                "kube-apiserver",
+                "kube-controller-manager",
+                "kube-scheduler",
+                "kubelet",
+                "kubectl",
+                "kube-proxy",
+            )
+        ),
+        Component("etcd", "etcd", "go.etcd.io/etcd/server/v3"),
+        Component("coredns", "coredns", "github.com/coredns/coredns"),
+        Component("kuberay-operator", "kuberay", "github.com/ray-project/kuberay/ray-operator"),
+        Component("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok"),
+        Component("helm", "helm", "helm.sh/helm/v4/cmd/helm"),
+    )
+}
+
+
+def binary(name: str) -> Path:
+    """Path of a component in the cache; build it with ``build_all`` first."""
+    component = COMPONENTS[name]
+    pins = MODULES / component.module
+    key = content_key(
+        (pins / "go.mod").read_bytes(), (pins / "go.sum").read_bytes(), component.package.encode()
+    )
+    return CACHE / "bin" / f"{name}-{key}"
+
+
+def build_all() -> None:
+    """Build every component that is not in the cache, with one progress line each."""
+    missing = [c for c in COMPONENTS.values() if not binary(c.name).exists()]
+    if missing and shutil.which("go") is None:
+        raise StageError(f"go is not on PATH. {_REMEDY}")
+    for number, component in enumerate(missing, 1):
+        with stage(f"building {component.name} ({number}/{len(missing)})"):
+            _build(component)
+
+
+def _build(component: Component) -> None:
+    target = binary(component.name)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_suffix(".building")
+    run(
+        ["go", "build", *_FLAGS, "-o", temporary, component.package],
+        step=f"building {component.name} from {component.package}",
+        remedy=_REMEDY,
+        env=_environment(),
+        cwd=MODULES / component.module,
+    )
+    temporary.rename(target)
+
+
+def _environment() -> dict[str, str]:
+    return {
+        "CGO_ENABLED": "0",
+        "GOCACHE": str(CACHE / "go-build"),
+        "GOMODCACHE": str(CACHE / "go-mod"),
+        "GOFLAGS": "-buildvcs=false -modcacherw",
+    }
+
+
+def module_directory(module: str, path: str) -> Path:
+    """Source folder of a pinned module (for CRDs and stages that it ships)."""
+    output = run(
+        ["go", "mod", "download", "-json", path],
+        step=f"locating the sources of {path}",
+        remedy=_REMEDY,
+        env=_environment(),
+        cwd=MODULES / module,
+    )
+    return Path(json.loads(output)["Dir"])

@@ -1,0 +1,140 @@
+"""Container images without a registry: a Debian base, and the project's own Dockerfiles on it."""
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from grpo_devcluster.node import PAUSE_IMAGE, ctr
+from grpo_devcluster.packages import uv, uv_environment
+from grpo_devcluster.paths import CACHE, REPO, RUN, content_key, tree_key
+from grpo_devcluster.stages import StageError, run, stage
+
+_SUITE = "bookworm"
+_BASE_PACKAGES = "python3,python3-pip,ca-certificates,wget,procps,libgomp1,libnuma1"
+# SGLang's compiled extension links against the CUDA driver. On a machine without one, a library
+# with the only symbol it needs, failing as a missing device would, lets it load.
+_DRIVER_STUB = "int cuPointerGetAttribute(void *d, int a, unsigned long long p) { return 100; }\n"
+_REMEDY = "See setup.log for the whole output; run the command again after mending the cause."
+IMAGES = ("operator", "trainer", "rollout")
+
+
+def ensure_images() -> dict[str, str]:
+    """Build and import what is missing; return image references by name."""
+    wheel = build_wheel()
+    base_key = content_key(_SUITE.encode(), _BASE_PACKAGES.encode(), _DRIVER_STUB.encode())
+    references = {name: f"localhost/grpo-{name}:{_key(name, wheel, base_key)}" for name in IMAGES}
+    have = ctr("images", "list", "-q")[1].split()
+    missing = [name for name, reference in references.items() if reference not in have]
+    if not missing and PAUSE_IMAGE in have:
+        return references
+    base = _base_image(base_key)
+    with stage(f"building images: {', '.join(missing) or 'pause'}"):
+        layout = RUN / "images"
+        shutil.rmtree(layout, ignore_errors=True)
+        _push(base, layout, PAUSE_IMAGE)
+        for name in missing:
+            _build(name, base, references[name])
+            _push(references[name], layout, references[name])
+        _import(layout)
+    return references
+
+
+def build_wheel() -> Path:
+    """The project as a wheel in ``dist/``, which the Dockerfiles install."""
+    key = tree_key(REPO / "operator", REPO / "worker_images", REPO / "pyproject.toml")
+    dist = REPO / "dist"
+    stamp = dist / ".key"
+    if not (stamp.exists() and stamp.read_text() == key):
+        shutil.rmtree(dist, ignore_errors=True)
+        command = [uv(), "build", "--wheel", "--out-dir", dist, "--python", sys.executable]
+        run(command, step="building the wheel", remedy=_REMEDY, env=uv_environment(), cwd=REPO)
+        stamp.write_text(key)
+    return next(dist.glob("*.whl"))
+
+
+def _key(name: str, wheel: Path, base_key: str) -> str:
+    key = (wheel.parent / ".key").read_bytes()
+    dockerfile = (REPO / f"Dockerfile.{name}").read_bytes()
+    lock = (REPO / "uv.lock").read_bytes() if name == "operator" else b""
+    return content_key(key, dockerfile, base_key.encode(), lock)
+
+
+def _buildah(*arguments: str | Path, step: str) -> str:
+    roots = ["--root", CACHE / "buildah", "--runroot", RUN / "buildah", "--storage-driver", "vfs"]
+    return run(["buildah", *roots, *arguments], step=step, remedy=_REMEDY)
+
+
+def _base_image(key: str) -> str:
+    """A minimal Debian with Python: stands where NGC's and SGLang's images stand on GPUs."""
+    reference = f"localhost/grpo-base:{key}"
+    if reference.split("/", 1)[1] in _buildah("images", "--format", "{{.Name}}:{{.Tag}}", step="listing images"):
+        return reference
+    with stage("bootstrapping the Debian base image"):
+        root = CACHE / "base-root"
+        shutil.rmtree(root, ignore_errors=True)
+        command = ["debootstrap", "--variant=minbase", f"--include={_BASE_PACKAGES}", _SUITE, root]
+        run(command, step="debootstrap", remedy="Check that a Debian mirror is reachable.")
+        shutil.rmtree(root / "var/cache/apt", ignore_errors=True)
+        shutil.rmtree(root / "var/lib/apt/lists", ignore_errors=True)
+        _driver_stub(root / "usr/local/lib/libcuda.so.1")
+        container = _buildah("from", "scratch", step="base image").strip()
+        _buildah("copy", "--quiet", container, f"{root}/.", "/", step="base image")
+        _buildah("config", "--cmd", "sleep infinity", container, step="base image")
+        _buildah("commit", "--quiet", "--rm", container, reference, step="base image")
+        shutil.rmtree(root)
+    return reference
+
+
+def _driver_stub(target: Path) -> None:
+    command = ["cc", "-shared", "-fPIC", "-x", "c", "-o", target, "-"]
+    run(command, step="compiling the driver stub", remedy="Install gcc.", stdin=_DRIVER_STUB)
+    subprocess.run(["ldconfig", "-r", str(target.parents[3])], check=True)
+
+
+def _build(name: str, base: str, reference: str) -> None:
+    arguments = ["--build-arg", f"BASE_IMAGE={base}"]
+    if name == "operator":
+        _download_operator_wheels()
+        arguments += ["--build-arg", "PIP_ARGS=--no-index --find-links=/tmp/dist --break-system-packages"]
+    else:  # dependencies come from the host's environment, mounted read-only
+        arguments += ["--build-arg", "PIP_ARGS=--no-index --no-deps"]
+    _buildah(
+        "bud", "--isolation", "chroot", "--quiet", *arguments,
+        "-f", REPO / f"Dockerfile.{name}", "-t", reference, REPO,
+        step=f"building the {name} image",
+    )  # fmt: skip
+
+
+def _download_operator_wheels() -> None:
+    """The operator's few dependencies, as wheels next to the project's own."""
+    requirements = REPO / "dist" / "operator-requirements.txt"
+    command = [uv(), "export", "--frozen", "--no-dev", "--no-emit-project", "--no-hashes", "-o", requirements]
+    run(command, step="exporting the lock file", remedy=_REMEDY, env=uv_environment(), cwd=REPO)
+    pip = uv().parent / "pip"
+    command = [pip, "download", "-q", "--no-deps", "-d", REPO / "dist", "-r", requirements]
+    run(command, step="downloading the operator's dependencies", remedy=_REMEDY)
+
+
+def _push(image: str, layout: Path, reference: str) -> None:
+    target = f"oci:{layout}:{reference}"
+    _buildah("push", "--quiet", "--disable-compression", image, target, step=f"exporting {image}")
+
+
+def _import(layout: Path) -> None:
+    """Hand all images to containerd in one archive: they share the base layer."""
+    archive = RUN / "images.tar"
+    run(["tar", "-C", layout, "-cf", archive, "."], step="packing the images", remedy=_REMEDY)
+    code, output = ctr("images", "import", "--all-platforms", str(archive))
+    if code:
+        raise StageError(f"importing the images failed: {output}\n{_REMEDY}")
+    archive.unlink()
+    shutil.rmtree(layout)
+
+
+def environment_mounts() -> list[Path]:
+    """Host folders that hold the Python environment, for read-only mounts into the pods."""
+    base = Path(sysconfig.get_config_var("base") or sys.base_prefix)
+    mounts = [REPO / ".venv"]
+    return mounts if base == Path("/usr") else [*mounts, base]

@@ -1,0 +1,73 @@
+"""Debian packages and the Python environment that everything else needs."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from grpo_devcluster.paths import CACHE, REPO
+from grpo_devcluster.stages import run
+
+DEBIAN = (
+    "containerd runc containernetworking-plugins iptables buildah debootstrap openssl socat "
+    "conntrack iproute2"
+).split()
+UV_VERSION = "0.13.8"
+
+
+def install_debian() -> None:
+    """Install what is missing of the Debian packages."""
+    installed = run(
+        ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n"],
+        step="listing Debian packages",
+        remedy="The devcluster needs Debian 12; with a cluster of your own set KUBECONFIG instead.",
+    )
+    have = {line.split()[0] for line in installed.splitlines() if line.endswith(" installed")}
+    missing = [name for name in DEBIAN if name not in have]
+    if not missing:
+        return
+    remedy = "Check that apt-get reaches a Debian 12 mirror, then run the command again."
+    env = {"DEBIAN_FRONTEND": "noninteractive"}
+    run(["apt-get", "update"], step="apt-get update", remedy=remedy, env=env)
+    command = ["apt-get", "install", "-y", "--no-install-recommends", *missing]
+    run(command, step=f"installing {' '.join(missing)}", remedy=remedy, env=env)
+
+
+def uv() -> Path:
+    """A pinned uv in the cache."""
+    home = CACHE / f"uv-{UV_VERSION}"
+    binary = home / "bin" / "uv"
+    if not binary.exists():
+        remedy = "Check that pip reaches a package index, then run the command again."
+        shutil.rmtree(home, ignore_errors=True)
+        run([sys.executable, "-m", "venv", home], step="creating a virtual environment", remedy=remedy)
+        command = [home / "bin" / "pip", "install", "-q", f"uv=={UV_VERSION}"]
+        run(command, step="installing uv", remedy=remedy)
+    return binary
+
+
+def sync_environment() -> None:
+    """Make ``.venv`` agree with ``uv.lock``; does nothing when it does already."""
+    lock = (REPO / "uv.lock").read_bytes()
+    stamp = REPO / ".venv" / ".synced"
+    if stamp.exists() and stamp.read_bytes() == lock:
+        return
+    run(
+        [uv(), "sync", "--frozen", "--all-extras", "--python", sys.executable],
+        step="installing the Python environment",
+        remedy="It needs 12 GB of disk and a package index; run the command again to go on.",
+        env=uv_environment(),
+        cwd=REPO,
+    )
+    stamp.write_bytes(lock)
+
+
+def uv_environment() -> dict[str, str]:
+    """Environment of every uv call: one cache, byte code compiled before pods mount it read-only."""
+    return {
+        "UV_CACHE_DIR": str(CACHE / "uv"),
+        "UV_COMPILE_BYTECODE": "1",
+        "UV_LINK_MODE": "hardlink",
+        "VIRTUAL_ENV": "",
+        "PATH": os.environ["PATH"],
+    }

@@ -1,0 +1,32 @@
+"""Where the devcluster keeps things. Only ``cache`` outlives ``down``."""
+
+import hashlib
+import os
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[2]
+CACHE = Path(os.environ.get("GRPO_CACHE", Path.home() / ".cache" / "grpo-operator"))
+RUN = Path("/run/grpo-devcluster")  # certificates, sockets, pids, logs, etcd data
+LIB = Path("/var/lib/grpo-devcluster")  # kubelet root, job data
+KUBECONFIG = RUN / "admin.kubeconfig"
+LOGS = RUN / "logs"
+JOB_DATA = LIB / "data"
+
+
+def content_key(*parts: bytes) -> str:
+    """Short digest that names a cache entry by what it is made from."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()[:16]
+
+
+def tree_key(*roots: Path) -> str:
+    """Digest over the names and contents of files below ``roots``."""
+    parts: list[bytes] = []
+    for root in roots:
+        files = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())
+        for file in files:
+            if "__pycache__" not in file.parts:
+                parts += [str(file.relative_to(root.parent)).encode(), file.read_bytes()]
+    return content_key(*parts)

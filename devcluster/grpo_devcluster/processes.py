@@ -1,0 +1,78 @@
+"""Daemons of the devcluster: started in their own session, found again by pid file, stopped."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from grpo_devcluster.paths import LOGS, RUN
+
+PIDS = RUN / "pids"
+
+
+def start(name: str, command: Sequence[str | Path], env: Mapping[str, str] | None = None) -> None:
+    """Start a daemon; its output goes to ``LOGS/name.log``. A running one is left alone."""
+    if is_running(name):
+        return
+    PIDS.mkdir(parents=True, exist_ok=True)
+    LOGS.mkdir(parents=True, exist_ok=True)
+    with log_file(name).open("ab") as log:
+        process = subprocess.Popen(
+            [str(part) for part in command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, **(env or {})},
+        )
+    started = _start_time(process.pid)
+    (PIDS / name).write_text(f"{process.pid} {started}")
+
+
+def log_file(name: str) -> Path:
+    return LOGS / f"{name}.log"
+
+
+def is_running(name: str) -> bool:
+    """Is the daemon of this pid file alive, and not another process that got its number?"""
+    pid, started = _read(name)
+    return pid is not None and _start_time(pid) == started
+
+
+def stop(name: str, grace: float = 10.0) -> None:
+    """SIGTERM, then SIGKILL; fine when it is gone."""
+    pid, _ = _read(name)
+    if pid is not None and is_running(name):
+        os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + grace
+        while is_running(name) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        if is_running(name):
+            os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(FileNotFoundError):
+        (PIDS / name).unlink()
+
+
+def names() -> list[str]:
+    """All daemons with a pid file."""
+    return sorted(path.name for path in PIDS.glob("*")) if PIDS.is_dir() else []
+
+
+def _read(name: str) -> tuple[int | None, str]:
+    try:
+        pid, started = (PIDS / name).read_text().split()
+    except (FileNotFoundError, ValueError):
+        return None, ""
+    return int(pid), started
+
+
+def _start_time(pid: int) -> str:
+    """Kernel start time of a live process; "" for one that is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return "" if fields[0] == "Z" else fields[19]

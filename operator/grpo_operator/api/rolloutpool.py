@@ -1,0 +1,74 @@
+"""RolloutPool: a set of SGLang engines that serve one model at one weight version."""
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from grpo_operator.api.base import Device, Model, Path, Resources, ShortString
+from grpo_operator.api.status import Condition, EngineStatus
+
+
+class EngineSpec(Model):
+    """One SGLang server."""
+
+    device: Device = Field(Device.CUDA, description="cuda or cpu")
+    tensor_parallel: int = Field(1, ge=1, le=64, description="GPUs over which weights are split")
+    gpus_per_node: int = Field(1, ge=1, le=16, description="GPUs of one engine pod (cuda only)")
+    dtype: str = Field("bfloat16", pattern=r"^(bfloat16|float16|float32)$", max_length=16)
+    context_length: int = Field(4096, ge=16, le=1048576, description="tokens of prompt and response")
+    max_total_tokens: int | None = Field(
+        None, ge=64, le=100_000_000, description="tokens of KV cache; default: by free memory"
+    )
+    max_running_requests: int = Field(128, ge=1, le=65536, description="sequences at once")
+    memory_fraction: float = Field(
+        0.85, gt=0, lt=1, description="share of GPU memory for weights and KV cache (cuda only)"
+    )
+    extra_args: list[Annotated[str, Field(max_length=256)]] = Field(
+        default_factory=list, max_length=64, description="further arguments of sglang.launch_server"
+    )
+
+
+class RolloutPoolSpec(Model):
+    """Desired engines."""
+
+    cel = (
+        (
+            "self.minAvailable <= self.replicas",
+            "minAvailable must not exceed replicas: lower minAvailable or raise replicas",
+        ),
+    )
+    replicas: int = Field(1, ge=1, le=512, description="number of engines")
+    min_available: int = Field(
+        1, ge=1, le=512, description="engines that a weight sync must reach to be committed"
+    )
+    model_path: Path | None = Field(
+        None, description="preset:NAME or a Hugging Face directory; a job's pool takes the job's model"
+    )
+    engine: EngineSpec = Field(default_factory=EngineSpec)
+    resources: Resources = Field(default_factory=lambda: Resources(cpu="1", memory="4Gi"))
+    node_selector: dict[str, str] = Field(
+        default_factory=dict, max_length=16, description="labels of the nodes to use"
+    )
+    image: ShortString | None = Field(None, description="container image; default: the operator's")
+
+    @model_validator(mode="after")
+    def _check(self) -> "RolloutPoolSpec":
+        if self.min_available > self.replicas:
+            raise ValueError(
+                f"minAvailable ({self.min_available}) exceeds replicas ({self.replicas}): "
+                "lower minAvailable or raise replicas"
+            )
+        return self
+
+
+class RolloutPoolStatus(Model):
+    """Observed engines."""
+
+    observed_generation: int | None = None
+    phase: str | None = None
+    replicas: int | None = None
+    ready_replicas: int | None = None
+    weight_version: int | None = None
+    selector: str | None = None
+    engines: list[EngineStatus] = Field(default_factory=list, max_length=512)
+    conditions: list[Condition] = Field(default_factory=list, max_length=16)

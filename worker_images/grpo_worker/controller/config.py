@@ -1,0 +1,33 @@
+"""What the operator mounts into the job's pods as ``/etc/grpo/job.json``."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_operator.api.grpojob import GRPOJobSpec
+
+JOB_FILE = Path(os.environ.get("GRPO_JOB_FILE", "/etc/grpo/job.json"))
+
+
+@dataclass(frozen=True, slots=True)
+class JobConfig:
+    """The validated spec and the names that the operator chose."""
+
+    name: str
+    namespace: str
+    spec: GRPOJobSpec
+    rollout_service: str
+    store: Path
+
+
+def load_job_config(path: Path = JOB_FILE) -> JobConfig:
+    """Read and validate the job file. Raises pydantic.ValidationError that names the field."""
+    data = json.loads(path.read_text())
+    return JobConfig(
+        name=data["name"],
+        namespace=data["namespace"],
+        spec=GRPOJobSpec.model_validate(data["spec"]),
+        rollout_service=data["rolloutService"],
+        store=Path(data["store"]),
+    )

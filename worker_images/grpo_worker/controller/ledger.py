@@ -1,0 +1,45 @@
+"""Sample ledger: which samples went into which optimizer step, exactly once."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from grpo_worker.rollout.sampling import Sample
+
+
+class SampleLedger:
+    """Append-only JSON lines; cut back to the checkpoint when a step is replayed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.touch()
+
+    def append(self, step: int, attempt: int, samples: Sequence[Sample]) -> None:
+        """Record that ``step`` consumed these samples; one write, flushed."""
+        lines = [
+            json.dumps(
+                {"step": step, "attempt": attempt, "uid": s.uid, "version": s.version, "engine": s.engine}
+            )
+            for s in samples
+        ]
+        with self._path.open("a") as handle:
+            handle.write("\n".join(lines) + "\n")
+
+    def truncate(self, step: int) -> None:
+        """Forget everything after ``step``: those samples' update was lost and is replayed."""
+        truncate_lines(self._path, step)
+
+
+def truncate_lines(path: Path, step: int) -> None:
+    """Keep the JSON lines of ``path`` whose "step" is at most ``step``; atomic."""
+    kept = []
+    for line in path.read_text().splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # a line cut off by a crash belongs to a lost step
+        if record["step"] <= step:
+            kept.append(line)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(line + "\n" for line in kept))
+    temporary.rename(path)

@@ -1,0 +1,216 @@
+"""The GRPO loop: generate, reward, log-probs, advantages, update, sync, checkpoint."""
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tensordict import TensorDict
+
+from grpo_operator.api.grpojob import GRPOJobSpec
+from grpo_operator.api.status import Phase
+from grpo_worker.algorithms.advantages import group_normalised
+from grpo_worker.algorithms.kl import KlController
+from grpo_worker.algorithms.losses import token_weights
+from grpo_worker.controller.ledger import SampleLedger
+from grpo_worker.controller.progress import Board
+from grpo_worker.controller.run_record import RunRecord
+from grpo_worker.controller.trainers import TrainerGang
+from grpo_worker.controller.worker_group import GangError
+from grpo_worker.data.batch import make_batch
+from grpo_worker.data.source import PromptSource
+from grpo_worker.data.tokenizer import TextTokenizer
+from grpo_worker.metrics.step import step_metrics
+from grpo_worker.metrics.timing import StepTimer
+from grpo_worker.metrics.writer import MetricsWriter
+from grpo_worker.roles.reward import RewardManager
+from grpo_worker.rollout.client import RolloutClient
+from grpo_worker.rollout.pool import RolloutPool, SyncError, Target
+
+log = logging.getLogger(__name__)
+PAD_MULTIPLE = 16  # sequence parallelism needs a multiple of the tensor-parallel size
+MAX_BACKOFF = 300.0
+
+
+class GrpoLoop:
+    """Runs a job to its end, through restarts of the training gang."""
+
+    def __init__(
+        self, spec: GRPOJobSpec, store: Path, board: Board, trainers: TrainerGang, pool: RolloutPool,
+        client: RolloutClient, source: PromptSource, tokenizer: TextTokenizer,
+    ) -> None:  # fmt: skip
+        self._spec = spec
+        self._board = board
+        self._trainers = trainers
+        self._pool = pool
+        self._client = client
+        self._source = source
+        self._tokenizer = tokenizer
+        self._reward = RewardManager(source.task, tokenizer)
+        self._kl = KlController(spec.algorithm.kl_ctrl)
+        self._record = RunRecord.load(store / "run.json")
+        self._ledger = SampleLedger(store / "ledger.jsonl")
+        self._metrics = MetricsWriter(store, spec.observability.tensorboard)
+        self._store = store
+        self._step = 0
+        self._initial = self._state()
+
+    def run(self) -> None:
+        """Train until ``totalSteps`` or until the restarts are used up."""
+        self._board.update(total_steps=self._spec.total_steps)
+        while not self._record.failed:
+            try:
+                self._begin()
+                while self._step < self._spec.total_steps:
+                    self._heed_suspend()
+                    self._one_step()
+                self._finish()
+                return
+            except GangError as error:
+                self._restart(error)
+            except (SyncError, TimeoutError) as error:
+                # The rollout pool is short of engines; the trainers are well, but the step
+                # cannot go on. Start the attempt again: engines may be back by then.
+                log.warning("rollout pool: %s", error)
+                self._board.update(phase=Phase.RECOVERING, message=str(error))
+                self._trainers.stop()
+        self._board.update(phase=Phase.FAILED, message=self._record.failed)
+
+    def _begin(self) -> None:
+        """Start the gang, restore, and bring the engines to the restored weights."""
+        self._record.begin_attempt()
+        self._report(message="waiting for the training pool")
+        restored = self._trainers.start()
+        self._load_state(restored.controller_state or self._initial)
+        self._step = restored.step
+        self._ledger.truncate(self._step)
+        self._metrics.truncate(self._step)
+        self._report(message="sending the first weights", trainers=self._trainers.processes())
+        self._sync(StepTimer())
+        checkpoint = {"last_checkpoint": self._step} if restored.controller_state else {}
+        self._report(phase=Phase.TRAINING, message="", **checkpoint)
+
+    def _one_step(self) -> None:
+        step, timer = self._step + 1, StepTimer()
+        prompts = self._source.take(self._spec.data.train_batch_size)
+        with timer.phase("gen"):
+            samples = self._client.generate(prompts, self._step)
+        with timer.phase("reward"):
+            rewards = self._reward.score(samples)
+        n, by_std = self._spec.algorithm.n, self._spec.algorithm.norm_adv_by_std
+        scores = np.array(rewards, dtype=np.float64).reshape(-1, n)
+        advantages = group_normalised(scores, by_std).reshape(-1)
+        batch = make_batch(prompts, samples, list(advantages), self._tokenizer.pad_id, PAD_MULTIPLE)
+        metrics = self._train(batch, timer)
+        self._step = step
+        metrics |= self._sync(timer)
+        self._source.consumed(prompts)
+        self._ledger.append(step, self._record.attempt, samples)
+        seconds = timer.total()
+        metrics |= step_metrics(batch, rewards, seconds, self._trainers.world) | timer.seconds
+        self._checkpoint()
+        self._metrics.write(step, metrics, weights=self._digests, wall_time=time.time())
+        self._report(
+            reward_mean=metrics["critic/score/mean"],
+            tokens_per_second_per_gpu=metrics["perf/throughput"],
+        )
+
+    def _train(self, batch: TensorDict, timer: StepTimer) -> dict[str, float]:
+        with timer.phase("old_log_prob"):
+            batch["old_log_probs"] = self._trainers.call("log_probs", batch, False)
+        with timer.phase("ref"):
+            batch["ref_log_prob"] = self._trainers.call("log_probs", batch, True)
+        rows = self._spec.trainer.mini_batch_size * self._spec.algorithm.n
+        history: list[dict[str, float]] = []
+        with timer.phase("update_actor"):
+            for mini in batch.split(rows):
+                mini["weights"] = token_weights(
+                    mini["response_mask"], self._spec.algorithm.loss_agg_mode
+                )
+                history.append(self._trainers.call("update_actor", mini, self._kl.value))
+        metrics = {k: float(np.mean([h[k] for h in history])) for k in history[0]}
+        metrics["actor/kl_coef"] = self._kl.value
+        self._kl.update(metrics["actor/kl_loss"], batch.batch_size[0])
+        return metrics
+
+    def _sync(self, timer: StepTimer) -> dict[str, float]:
+        """Publish the current weights as version ``step`` and move the engines to it."""
+        with timer.phase("update_weights"):
+            self._digests: list[str] = self._trainers.call("publish_weights", self._step)
+            target = Target(self._step, self._trainers.sources())
+            seconds = self._pool.serve(target, self._spec.weight_sync.timeout_seconds * 4)
+        self._report(weight_version=self._step)
+        return seconds
+
+    def _checkpoint(self) -> None:
+        """Commit what is written; start the next one when it is due."""
+        self._note_complete(self._trainers.call("poll_checkpoint", False))
+        if self._step % self._spec.checkpoint.every_steps == 0:
+            self._save()
+
+    def _save(self) -> None:
+        # One at a time: the files of two would compete, and keep counts complete ones.
+        self._note_complete(self._trainers.call("poll_checkpoint", True))
+        self._trainers.call("save_checkpoint", self._step, self._state())
+
+    def _save_now(self) -> None:
+        if self._board.get().last_checkpoint != self._step:
+            self._note_complete(self._trainers.call("poll_checkpoint", True))
+        if self._board.get().last_checkpoint != self._step:
+            self._trainers.call("save_checkpoint", self._step, self._state())
+            self._note_complete(self._trainers.call("poll_checkpoint", True))
+
+    def _note_complete(self, by_rank: list[list[int]]) -> None:
+        for step in by_rank[0]:
+            self._board.update(last_checkpoint=step)
+
+    def _heed_suspend(self) -> None:
+        if not self._board.get().suspend_requested:
+            return
+        self._report(phase=Phase.SUSPENDING, message="saving a checkpoint")
+        self._save_now()
+        self._report(phase=Phase.SUSPENDED, message=f"checkpoint of step {self._step} is complete")
+        self._board.wait_until_resumed()
+        self._report(phase=Phase.TRAINING, message="")
+
+    def _finish(self) -> None:
+        self._save_now()
+        self._trainers.stop()
+        self._report(phase=Phase.SUCCEEDED, message=f"{self._step} steps done", trainers=[])
+
+    def _restart(self, error: GangError) -> None:
+        """Stop the whole gang and count; a rank whose process died is infrastructure."""
+        log.warning("training gang failed: %s (lost ranks: %s)", error, error.lost)
+        cause = "infrastructure" if error.lost else "job"
+        self._record.count_restart(cause)
+        self._report(phase=Phase.RECOVERING, message=str(error)[:500], trainers=[])
+        self._trainers.stop()
+        policy, used = self._spec.restart_policy, self._record.job_restarts
+        if used > policy.max_restarts:
+            self._record.fail(f"restartPolicy.maxRestarts ({policy.max_restarts}) used up: {error}"[:1000])
+        elif cause == "job":
+            time.sleep(min(policy.backoff_seconds * 2 ** (used - 1), MAX_BACKOFF))
+
+    def _state(self) -> dict[str, Any]:
+        """State of the controller that a checkpoint carries."""
+        return {
+            "step": self._step,
+            "weight_version": self._step,
+            "kl": self._kl.state_dict(),
+            "source": self._source.state_dict(),
+        }
+
+    def _load_state(self, state: dict[str, Any]) -> None:
+        self._kl.load_state_dict(state["kl"])
+        self._source.load_state_dict(state["source"])
+
+    def _report(self, **changes: Any) -> None:
+        restarts = {
+            "job": self._record.job_restarts,
+            "infrastructure": self._record.infrastructure_restarts,
+        }
+        self._board.update(
+            step=self._step, attempt=self._record.attempt, restarts=restarts, **changes
+        )
+

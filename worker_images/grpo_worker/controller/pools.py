@@ -1,0 +1,41 @@
+"""Static resource pools: Ray placement groups over nodes that carry the pool's own resource."""
+
+import logging
+import time
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+log = logging.getLogger(__name__)
+WAIT_LOG_SECONDS = 30.0
+
+
+class ResourcePoolManager:
+    """Maps a role to a static pool. Pods advertise ``{"trainer": ranks}``, so pools cannot mix."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, PlacementGroup] = {}
+
+    def acquire(self, resource: str, ranks: int, timeout: float) -> PlacementGroup:
+        """Reserve one bundle a rank, all or nothing; waits for replaced pods to register.
+
+        Raises TimeoutError with what Ray has when the pool is not whole in ``timeout`` seconds.
+        """
+        group = placement_group([{resource: 1}] * ranks, strategy="PACK")
+        started = time.monotonic()
+        while not group.wait(timeout_seconds=WAIT_LOG_SECONDS):
+            waited = time.monotonic() - started
+            have = ray.cluster_resources().get(resource, 0)
+            message = f"pool {resource}: {have:.0f} of {ranks} ranks registered after {waited:.0f} s"
+            if waited > timeout:
+                remove_placement_group(group)
+                raise TimeoutError(message)
+            log.info(message)
+        self._groups[resource] = group
+        return group
+
+    def release(self, resource: str) -> None:
+        """Give the pool's reservation back; a no-op when it has none."""
+        group = self._groups.pop(resource, None)
+        if group is not None:
+            remove_placement_group(group)

@@ -1,0 +1,50 @@
+"""What must survive the controller itself: attempts, restarts, outcome (``run.json``)."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+Cause = Literal["job", "infrastructure"]
+
+
+@dataclass(slots=True)
+class RunRecord:
+    """Mutable record with atomic saves."""
+
+    path: Path = field(repr=False)
+    attempt: int = 0
+    job_restarts: int = 0
+    infrastructure_restarts: int = 0
+    failed: str = ""
+
+    @classmethod
+    def load(cls, path: Path) -> "RunRecord":
+        """Read the record, or start a new one."""
+        if not path.is_file():
+            return cls(path)
+        return cls(path, **json.loads(path.read_text()))
+
+    def save(self) -> None:
+        data = asdict(self)
+        del data["path"]
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(data))
+        temporary.rename(self.path)
+
+    def begin_attempt(self) -> None:
+        """A controller process or a training gang starts."""
+        self.attempt += 1
+        self.save()
+
+    def count_restart(self, cause: Cause) -> None:
+        if cause == "job":
+            self.job_restarts += 1
+        else:
+            self.infrastructure_restarts += 1
+        self.save()
+
+    def fail(self, reason: str) -> None:
+        """Remember for ever that the job gave up."""
+        self.failed = reason
+        self.save()

@@ -1,0 +1,84 @@
+"""The training gang: its life, and the checkpoint that it starts from."""
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo_operator.api.grpojob import GRPOJobSpec
+from grpo_worker.controller.pools import ResourcePoolManager
+from grpo_worker.controller.worker_group import WorkerGroup
+from grpo_worker.data.checkpoints import CONTROLLER_STATE, complete_steps, directory
+from grpo_worker.roles.actor import TrainerWorker
+
+log = logging.getLogger(__name__)
+RESOURCE = "trainer"
+CALL_TIMEOUT = 600.0
+POOL_TIMEOUT = 3600.0
+AGENT_PORT = 9000
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """Where a gang starts: the step of its checkpoint (0: none) and the controller's state."""
+
+    step: int
+    controller_state: dict[str, Any] | None
+
+
+class TrainerGang:
+    """All trainer ranks, started and ended together."""
+
+    def __init__(self, spec: GRPOJobSpec, hf: dict[str, Any], checkpoints: Path) -> None:
+        self._spec = spec
+        self._config = {
+            "spec": spec.wire(),
+            "hf": hf,
+            "checkpoints": str(checkpoints),
+        }
+        self._checkpoints = checkpoints
+        self._pools = ResourcePoolManager()
+        self._group: WorkerGroup | None = None
+        self.world = spec.trainer.nodes * spec.trainer.gpus_per_node
+
+    def start(self) -> Restored:
+        """Wait for the pool, start every rank, load the newest complete checkpoint."""
+        pool = self._pools.acquire(RESOURCE, self.world, POOL_TIMEOUT)
+        self._group = WorkerGroup(TrainerWorker, pool, CALL_TIMEOUT)
+        self._group.start(self._config)
+        steps = complete_steps(self._checkpoints)
+        if not steps:
+            return Restored(0, None)
+        step = steps[-1]
+        log.info("loading the checkpoint of step %d", step)
+        self._group.call("load_checkpoint", step)
+        file = directory(self._checkpoints, step) / CONTROLLER_STATE
+        return Restored(step, json.loads(file.read_text()))
+
+    def stop(self) -> None:
+        """End every rank and give the pool back; fine when nothing runs."""
+        if self._group is not None:
+            self._group.kill()
+            self._group = None
+        self._pools.release(RESOURCE)
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Call a registered method of all ranks."""
+        assert self._group is not None, "the gang is not started"
+        return self._group.call(method, *args)
+
+    def sources(self) -> dict[int, str]:
+        """URL of the agent that serves each rank's weights."""
+        assert self._group is not None, "the gang is not started"
+        return {
+            rank: f"http://{address}:{AGENT_PORT}"
+            for rank, address in enumerate(self._group.addresses)
+        }
+
+    def processes(self) -> list[dict[str, Any]]:
+        """Rank, address and process id, as the status shows them."""
+        if self._group is None:
+            return []
+        pairs = zip(self._group.addresses, self._group.pids, strict=True)
+        return [{"rank": r, "address": a, "pid": p} for r, (a, p) in enumerate(pairs)]

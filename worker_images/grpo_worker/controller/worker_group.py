@@ -1,0 +1,119 @@
+"""A gang of Ray actors, one per rank, called as if it were one worker."""
+
+import logging
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from grpo_worker.controller.dispatch import Dispatch, RankInfo, dispatch_mode, gather, scatter
+
+log = logging.getLogger(__name__)
+
+
+class GangError(RuntimeError):
+    """A rank failed, died or hung; the gang must be restarted. ``lost`` names dead ranks."""
+
+    def __init__(self, message: str, lost: list[int]) -> None:
+        super().__init__(message)
+        self.lost = lost
+
+
+class WorkerGroup:
+    """Ranks on the bundles of one placement group.
+
+    Every call waits at most ``timeout`` seconds. A failure of any rank fails the call: the
+    others may be stuck in a collective and cannot be used again.
+    """
+
+    def __init__(self, cls: type, pool: PlacementGroup, timeout: float) -> None:
+        self._cls = cls
+        self._timeout = timeout
+        remote = ray.remote(num_cpus=0, max_restarts=0)(cls)
+        unordered = [
+            remote.options(
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    placement_group=pool, placement_group_bundle_index=index
+                ),
+                resources={"trainer": 1},
+            ).remote()
+            for index in range(pool.bundle_count)
+        ]
+        self._actors = unordered
+        nodes = self._wait([actor.node.remote() for actor in unordered], "start")
+        # Ranks of one node must be neighbours: tensor parallelism stays inside a node.
+        order = sorted(range(len(unordered)), key=lambda i: (nodes[i][0], i))
+        self._actors = [unordered[i] for i in order]
+        self.addresses = [nodes[i][0] for i in order]
+        self.pids = [nodes[i][1] for i in order]
+        self.ranks: list[RankInfo] = []
+
+    def start(self, config: dict[str, Any]) -> None:
+        """Rendezvous at rank 0 and build the model on every rank."""
+        port = self._wait([self._actors[0].free_port.remote()], "free_port")[0]
+        world = len(self._actors)
+        calls = [
+            actor.start.remote(rank, world, self.addresses[0], port, config)
+            for rank, actor in enumerate(self._actors)
+        ]
+        self.ranks = self._wait(calls, "start")
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a registered method by its dispatch protocol.
+
+        Raises GangError when any rank fails, and AttributeError for unregistered methods.
+        """
+        mode = dispatch_mode(getattr(self._cls, method))
+        if mode is None:
+            raise AttributeError(f"{self._cls.__name__}.{method} is not registered for dispatch")
+        if mode is Dispatch.RANK_ZERO:
+            return self._wait([self._remote(0, method, *args, **kwargs)], method)[0]
+        if mode is Dispatch.ONE_TO_ALL:
+            calls = [self._remote(r, method, *args, **kwargs) for r in range(len(self._actors))]
+            return self._wait(calls, method)
+        parts = scatter(args[0], self.ranks)
+        calls = [self._remote(r, method, p, *args[1:], **kwargs) for r, p in enumerate(parts)]
+        return gather(self._wait(calls, method), self.ranks)
+
+    def kill(self) -> None:
+        """End every rank; those that are gone already are fine."""
+        for actor in self._actors:
+            ray.kill(actor, no_restart=True)
+
+    def _remote(self, rank: int, method: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._actors[rank], method).remote(*args, **kwargs)
+
+    def _wait(self, calls: list[Any], what: str) -> list[Any]:
+        pending = list(calls)
+        failure: Exception | None = None
+        while pending and failure is None:
+            done, pending = ray.wait(pending, num_returns=1, timeout=self._timeout)
+            if not done:
+                failure = TimeoutError(f"no answer in {self._timeout:.0f} s")
+            for call in done:
+                failure = failure or _error(call)
+        if failure is None:
+            return list(ray.get(calls))
+        lost = self._lost()
+        raise GangError(f"{what}: {failure}", lost) from failure
+
+    def _lost(self) -> list[int]:
+        """Ranks whose process is gone. Ray needs a moment to notice, so ask with a short wait."""
+        lost = []
+        for rank, actor in enumerate(self._actors):
+            try:
+                ray.get(actor.node.remote(), timeout=5)
+            except ray.exceptions.RayActorError:
+                lost.append(rank)
+            except ray.exceptions.RayError:
+                continue  # busy in a collective: alive
+        return lost
+
+
+def _error(call: Any) -> Exception | None:
+    try:
+        ray.get(call)
+    except ray.exceptions.RayError as error:
+        return error
+    return None

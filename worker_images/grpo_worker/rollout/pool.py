@@ -1,0 +1,146 @@
+"""The rollout pool as the controller sees it: discovery, weights, state of each engine."""
+
+import logging
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from grpo_operator.api.status import EngineState
+from grpo_worker.rollout.routing import EngineEntry, EngineTable
+
+log = logging.getLogger(__name__)
+AGENT_PORT = 9000
+LOOK_SECONDS = 0.5
+
+
+class SyncError(RuntimeError):
+    """Too few engines hold the version; the message says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The version that the pool must serve, and where its slices are (rank -> URL)."""
+
+    version: int
+    sources: dict[int, str]
+
+
+class RolloutPool:
+    """Finds engines by the pool's headless service and keeps all of them at the target."""
+
+    def __init__(self, service: str, min_available: int, sync_timeout: float) -> None:
+        self.table = EngineTable()
+        self._service = service
+        self._min_available = min_available
+        self._sync_timeout = sync_timeout
+        self._target: Target | None = None
+        self._http = httpx.Client(timeout=5)
+        self._threads = ThreadPoolExecutor(32, thread_name_prefix="pool")
+        self._syncing: set[str] = set()
+        self._synced = 0
+        self._lock = threading.Lock()
+        threading.Thread(target=self._look_forever, daemon=True, name="pool-look").start()
+
+    def serve(self, target: Target, timeout: float) -> dict[str, float]:
+        """Bring the pool to ``target``; return once ``minAvailable`` engines serve it.
+
+        Engines that fail are left STALE and retried by the watching thread. Returns the seconds
+        of the slowest engine's phases. Raises SyncError when too few commit in ``timeout``.
+        """
+        self._target = target
+        engines = [e for e in self.table.entries() if e.state != EngineState.RESTARTING]
+        results = list(self._threads.map(lambda e: self._sync(e, target), engines))
+        if not self.table.wait_serving(target.version, self._min_available, timeout):
+            states = ", ".join(f"{e.name} {e.state} {e.reason}" for e in self.table.entries())
+            raise SyncError(
+                f"fewer than minAvailable={self._min_available} engines took version "
+                f"{target.version} in {timeout:.0f} s: {states or 'no engine found'}"
+            )
+        self._compare_checksums(target.version)
+        phases = [r["seconds"] for r in results if r and "seconds" in r]
+        return {
+            f"timing_s/update_weights_{phase}": max((p[phase] for p in phases), default=0.0)
+            for phase in ("pull", "load")
+        }
+
+    def _compare_checksums(self, version: int) -> None:
+        sums = {e.name: e.checksum for e in self.table.serving(version)}
+        if len(set(sums.values())) > 1:
+            raise SyncError(f"engines hold different weights at version {version}: {sums}")
+
+    def _sync(self, engine: EngineEntry, target: Target) -> dict[str, Any] | None:
+        """One engine's update; None when it failed or is already under way."""
+        with self._lock:
+            if engine.name in self._syncing:
+                return None
+            self._syncing.add(engine.name)
+        try:
+            body = {"version": target.version, "sources": target.sources}
+            url = f"http://{engine.address}:{AGENT_PORT}/v1/sync"
+            response = self._http.post(url, json=body, timeout=self._sync_timeout)
+            result: dict[str, Any] = response.json()
+            self._synced += 1
+            self.table.update(_entry(engine.address, result))
+        except (httpx.HTTPError, ValueError) as error:
+            log.warning("sync of %s: %r", engine.name, error)
+            self.table.suspect(engine.name, f"sync failed: {error!r}")
+            return None
+        finally:
+            with self._lock:
+                self._syncing.discard(engine.name)
+        if "error" in result:
+            log.warning("sync of %s: %s", engine.name, result["error"])
+            return None
+        return result
+
+    def _look_forever(self) -> None:
+        while True:
+            try:
+                self._look()
+            except Exception:
+                log.exception("looking at the rollout pool failed")
+            time.sleep(LOOK_SECONDS)
+
+    def _look(self) -> None:
+        """Ask every agent; late joiners and engines that missed a sync get the target."""
+        before, target = self._synced, self._target
+        found = [e for e in self._threads.map(self._ask, self._addresses()) if e]
+        if self._synced != before:
+            return  # a sync ended meanwhile: this view is older than what it told the table
+        self.table.replace(found)
+        for entry in found:
+            behind = entry.state in (EngineState.STALE, EngineState.SERVING)
+            if target and behind and entry.version != target.version:
+                self._threads.submit(self._sync, entry, target)
+
+    def _ask(self, address: str) -> EngineEntry | None:
+        try:
+            response = self._http.get(f"http://{address}:{AGENT_PORT}/v1/status")
+            return _entry(address, response.json())
+        except (httpx.HTTPError, ValueError):
+            return None
+
+    def _addresses(self) -> list[str]:
+        try:
+            found = socket.getaddrinfo(self._service, AGENT_PORT, socket.AF_INET, socket.SOCK_STREAM)
+        except socket.gaierror:
+            return []  # no pod yet
+        return sorted({str(info[4][0]) for info in found})
+
+
+def _entry(address: str, status: dict[str, Any]) -> EngineEntry:
+    return EngineEntry(
+        name=status["name"],
+        address=address,
+        state=EngineState(status["state"]),
+        version=status["weightVersion"],
+        since=status["since"],
+        restarts=status["restarts"],
+        checksum=status["checksum"],
+        reason=status["reason"],
+    )

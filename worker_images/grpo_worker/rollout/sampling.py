@@ -1,0 +1,26 @@
+"""What a rollout produces, and the seeds that make it reproducible."""
+
+import hashlib
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One response: token ids and the engine's own log-probability of each."""
+
+    prompt_index: int
+    number: int
+    ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    version: int
+    engine: str
+
+    @property
+    def uid(self) -> str:
+        return f"{self.prompt_index}.{self.number}"
+
+
+def sampling_seed(seed: int, prompt_index: int, number: int) -> int:
+    """Seed of one response in [0, 2**31): the same whichever engine or attempt draws it."""
+    text = f"{seed}:{prompt_index}:{number}".encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:4], "little") >> 1

@@ -1,0 +1,86 @@
+"""SGLang plugin: lets the stock engine serve MLA models, reproducibly, on a CPU.
+
+SGLang loads it in each of its processes through the entry point group
+``sglang.srt.plugins``. It acts only where ``SGLANG_USE_CPU_ENGINE=1``; on a GPU it
+does nothing. Three facts make it necessary (SGLang 0.5.23):
+
+* the ``torch_native`` attention backend implements MLA in its absorbed form only, but
+  prefill is dispatched to the unabsorbed one, and the first forward fails on shapes;
+* seeded sampling is refused for backends that are not on SGLang's list of deterministic
+  ones. ``torch_native`` attends to one sequence at a time, so it belongs there;
+* the batch-invariant kernels and the hash that come with seeded sampling are compiled for
+  accelerators only.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_BATCH_INVARIANT = (
+    "sglang.srt.model_executor.model_runner.ModelRunner.maybe_enable_batch_invariant_mode"
+)
+_SEEDED_SAMPLING = "sglang.srt.layers.sampler.multinomial_with_seed"
+_ATTENTION = "sglang.srt.models.deepseek_v2.DeepseekV2AttentionMLA.dispatch_attn_forward_method"
+
+
+def register() -> None:
+    """Entry point: register the hooks when this process is a CPU engine."""
+    if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    from sglang.srt.server_args import (
+        add_deterministic_attention_backend_choices,
+        add_radix_supported_deterministic_attention_backend_choices,
+    )
+
+    HookRegistry.register(_ATTENTION, _absorbed_mla, HookType.AROUND)
+    HookRegistry.register(_BATCH_INVARIANT, _no_accelerator_kernels, HookType.REPLACE)
+    HookRegistry.register(_SEEDED_SAMPLING, gumbel_max, HookType.REPLACE)
+    add_deterministic_attention_backend_choices(["torch_native"])
+    add_radix_supported_deterministic_attention_backend_choices(["torch_native"])
+
+
+def _absorbed_mla(original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+    """Choose absorbed MLA for prefill as well as for decode."""
+    # Imported here, not at plugin load: the model package pulls in most of SGLang.
+    from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import (
+        AttnForwardMethod,
+    )
+
+    original(module, *args, **kwargs)  # records module.current_attention_backend
+    return AttnForwardMethod.MLA
+
+
+def _no_accelerator_kernels(_runner: Any) -> None:
+    """Keep PyTorch's own CPU kernels."""
+
+
+def gumbel_max(
+    logprobs: torch.Tensor, seed: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """Sample one token per row; the draw depends on (seed, position, token) alone.
+
+    logprobs: [batch, vocab], any float dtype, unnormalised is fine.
+    seed: [batch] int64, one per request. positions: [batch] int64, index in the sequence.
+    Returns [batch, 1] int64 token indices, distributed as softmax(logprobs).
+    """
+    token = torch.arange(logprobs.shape[1], device=logprobs.device)
+    row = _mix(seed.long() * 0x9E3779B1 + positions.long())
+    bits = _mix(row[:, None] ^ (token[None, :] * 0x85EBCA77))
+    uniform = ((bits & 0x1FFFFFFFFFFFFF).double() + 0.5) / 2.0**53
+    gumbel = -torch.log(-torch.log(uniform))
+    return torch.argmax(logprobs.double() + gumbel, dim=1, keepdim=True)
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    """Bijective 64-bit mixer (the finaliser of SplitMix64), in wrapping int64 arithmetic."""
+    x = (x ^ _shift(x, 30)) * -0x40A7B892E31B1A47
+    x = (x ^ _shift(x, 27)) * -0x6B2FB644ECCEEE15
+    return x ^ _shift(x, 31)
+
+
+def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Logical right shift of int64 (torch shifts arithmetically)."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

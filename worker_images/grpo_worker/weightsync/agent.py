@@ -1,0 +1,191 @@
+"""Rollout-side agent: owns its engine's weights, version and readiness.
+
+It holds the current version in host memory, so an engine that restarts is brought back to
+the pool's version here, without the trainer.
+"""
+
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from grpo_operator.api.status import EngineState
+from grpo_worker.weightsync.dtypes import dtype_name
+from grpo_worker.weightsync.engine import Engine
+from grpo_worker.weightsync.group import UpdateGroup, flatten
+from grpo_worker.weightsync.plan import Plan, buckets, make_plan
+from grpo_worker.weightsync.pull import Puller
+from grpo_worker.weightsync.transaction import EngineView
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class HostCopy:
+    """The pool's current version, whole, in this pod's memory."""
+
+    plan: Plan
+    digests: list[str]
+    tensors: dict[str, torch.Tensor] = field(repr=False)
+
+
+class Agent:
+    """One engine's weights. Thread-safe: one update at a time."""
+
+    def __init__(
+        self, name: str, engine: Engine, engine_ranks: int, bucket_bytes: int, timeout: float
+    ) -> None:
+        self._name = name
+        self._engine = engine
+        self._engine_ranks = engine_ranks
+        self._bucket_bytes = bucket_bytes
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._group: UpdateGroup | None = None
+        self._groups = 0
+        self._copy: HostCopy | None = None
+        self._checksum = ""
+        self.view = EngineView()
+
+    def status(self) -> dict[str, Any]:
+        """What the controller, the operator and the readiness probe ask for."""
+        copy = self._copy
+        return {
+            "name": self._name,
+            "state": self.view.state,
+            "weightVersion": self.view.version,
+            "since": self.view.since,
+            "restarts": self.view.restarts,
+            "reason": self.view.reason,
+            "checksum": self._checksum,
+            "hostCopy": copy.plan.version if copy else None,
+        }
+
+    def sync(self, version: int, sources: dict[int, str]) -> dict[str, Any]:
+        """Fetch ``version`` from the trainer's agents and commit it into the engine.
+
+        sources: trainer rank -> base URL. Returns status() and the seconds of each phase.
+        An engine that serves just these bytes already is left alone. Raises what the failing
+        phase raised, after marking the engine STALE or RESTARTING.
+        """
+        started = time.monotonic()
+        puller = Puller(sources, version, self._timeout)
+        manifests = puller.manifests()
+        plan, digests = make_plan(manifests), [m.digest for m in manifests]
+        with self._lock:
+            if not self._serves(version, digests):
+                copy = HostCopy(plan, digests, puller.tensors(plan, manifests))
+                pulled = time.monotonic()
+                self._copy = copy
+                self._load()
+            else:
+                pulled = time.monotonic()
+        seconds = {"pull": pulled - started, "load": time.monotonic() - pulled}
+        return self.status() | {"seconds": seconds, "planId": plan.plan_id}
+
+    def _serves(self, version: int, digests: list[str]) -> bool:
+        serving = self.view.state == EngineState.SERVING and self.view.version == version
+        return serving and self._copy is not None and self._copy.digests == digests
+
+    def watch(self) -> None:
+        """One look at the engine: notice a restart, and bring it back to the pool's version."""
+        if not self._lock.acquire(blocking=False):
+            return  # an update is running; it notices a dead engine by itself
+        try:
+            self._watch()
+        finally:
+            self._lock.release()
+
+    def _watch(self) -> None:
+        if not self._engine.alive():
+            self._lose("engine does not answer")
+            return
+        if self.view.state == EngineState.RESTARTING:
+            self.view = self.view.alive()
+        if self.view.state == EngineState.SERVING:
+            actual = self._engine.weight_version()
+            if actual != str(self.view.version):  # it died and came back between two looks
+                self._lose(f"engine reports version {actual}, not {self.view.version}")
+                self.view = self.view.alive()
+        if self.view.state == EngineState.STALE and self._copy:
+            log.info("reloading version %d from host memory", self._copy.plan.version)
+            self._load()
+
+    def _load(self) -> None:
+        """Prepare, transfer and commit the host copy; caller holds the lock."""
+        assert self._copy is not None
+        if self.view.state == EngineState.RESTARTING:
+            if not self._engine.alive():
+                return  # watch() loads the copy when the engine is back
+            self.view = self.view.alive()
+        try:
+            self._transfer(self._copy)
+        except Exception as error:
+            self._abort(error)
+            raise
+        self.view = self.view.stale("committing").committed(self._copy.plan.version)
+
+    def _transfer(self, copy: HostCopy) -> None:
+        if self._group is None:
+            self._groups += 1
+            name = f"grpo-weights-{self._groups}"
+            self._group = UpdateGroup(self._engine, name, self._engine_ranks, self._timeout)
+        self.view = self.view.stale(f"loading version {copy.plan.version}")
+        self._engine.pause()
+        self._engine.begin_update()
+        version = str(copy.plan.version)
+        self._send(self._group, copy, version)
+        self._engine.end_update()
+        reported = self._engine.weight_version()
+        if reported != version:
+            raise RuntimeError(f"engine reports version {reported} after loading {version}")
+        self._checksum = self._engine.checksum()
+        self._engine.resume()
+
+    def _send(self, group: UpdateGroup, copy: HostCopy, version: str) -> None:
+        sizes = {n: t.numel() * t.element_size() for n, t in copy.tensors.items()}
+        plan = buckets(copy.plan.tensors, sizes, self._bucket_bytes)
+        for index, names in enumerate(plan):
+            tensors = [copy.tensors[name] for name in names]
+            flat = flatten(tensors)
+            last = index == len(plan) - 1
+            sender = threading.Thread(target=group.send, args=(flat,), daemon=True)
+            sender.start()
+            self._engine.receive(
+                group.name,
+                names,
+                [dtype_name(t.dtype) for t in tensors],
+                [list(t.shape) for t in tensors],
+                version if last else None,
+            )
+            sender.join(self._timeout)
+
+    def _abort(self, error: Exception) -> None:
+        """Nothing half applied serves: out of service, and a fresh group next time."""
+        log.warning("update failed: %s", error)
+        self._drop_group()
+        if self._engine.alive():
+            self.view = self.view.stale(f"update failed: {error}")
+            self._close_session()
+        else:
+            self._lose(f"engine died during an update: {error}")
+
+    def _close_session(self) -> None:
+        """A session left open would refuse the next begin; the resend follows it."""
+        try:
+            self._engine.end_update()
+        except Exception as error:  # noqa: BLE001 - no session was open
+            log.info("no session to close: %s", error)
+
+    def _lose(self, reason: str) -> None:
+        self._drop_group()
+        self._checksum = ""
+        self.view = self.view.lost(reason)
+
+    def _drop_group(self) -> None:
+        if self._group is not None:
+            self._group.close()
+            self._group = None

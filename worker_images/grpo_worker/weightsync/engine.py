@@ -1,0 +1,93 @@
+"""Control client of one SGLang server (0.5.23): liveness, version, and the update session."""
+
+import json
+from typing import Any
+
+import httpx
+
+from grpo_worker.weightsync.manifest import digest
+
+
+class EngineError(RuntimeError):
+    """The engine refused or did not answer; the message names the call."""
+
+
+class Engine:
+    """One server. ``timeout`` (seconds) bounds every call."""
+
+    def __init__(self, url: str, timeout: float) -> None:
+        self.url = url
+        self._client = httpx.Client(base_url=url, timeout=timeout)
+
+    def alive(self) -> bool:
+        """Does the server answer? Cheap, and safe while it generates."""
+        try:
+            return self._client.get("/ping", timeout=5).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def weight_version(self) -> str:
+        """The version that the server reports; ``default`` before the first update."""
+        return str(self._call("GET", "/model_info")["weight_version"])
+
+    def join_group(self, address: str, port: int, group: str, world: int) -> None:
+        """Join the update group as rank 1 and up; returns when the group is complete."""
+        self._call(
+            "POST",
+            "/init_weights_update_group",
+            master_address=address,
+            master_port=port,
+            rank_offset=1,
+            world_size=world,
+            group_name=group,
+            backend="gloo",
+        )
+
+    def leave_group(self, group: str) -> None:
+        self._call("POST", "/destroy_weights_update_group", group_name=group)
+
+    def pause(self) -> None:
+        """Stop generating; running requests go back to the queue."""
+        self._call("POST", "/pause_generation", mode="retract")
+
+    def resume(self) -> None:
+        self._call("POST", "/continue_generation")
+
+    def begin_update(self) -> None:
+        self._call("POST", "/begin_weight_update")
+
+    def end_update(self) -> None:
+        self._call("POST", "/end_weight_update")
+
+    def receive(
+        self, group: str, names: list[str], dtypes: list[str], shapes: list[list[int]], version: str | None
+    ) -> None:
+        """Receive one flattened bucket by broadcast; ``version`` is set with the last one."""
+        body: dict[str, Any] = {
+            "names": names,
+            "dtypes": dtypes,
+            "shapes": shapes,
+            "group_name": group,
+            "load_format": "flattened_bucket",
+            "flush_cache": version is not None,
+        }
+        if version is not None:
+            body["weight_version"] = version
+        self._call("POST", "/update_weights_from_distributed", **body)
+
+    def checksum(self) -> str:
+        """Digest over the checksums of all weights inside the engine, rank by rank."""
+        report = self._call("POST", "/weights_checker", action="checksum")
+        return digest(json.dumps(report["ranks"], sort_keys=True).encode())
+
+    def _call(self, method: str, path: str, **body: Any) -> Any:
+        try:
+            response = self._client.request(method, path, json=body if method == "POST" else None)
+        except httpx.HTTPError as error:
+            raise EngineError(f"{path}: {error!r}") from error
+        if response.status_code != 200:
+            raise EngineError(f"{path}: HTTP {response.status_code}: {response.text[:256]}")
+        data = response.json() if response.headers["content-type"].startswith("application/json") else {}
+        if isinstance(data, dict) and data.get("success") is False:
+            raise EngineError(f"{path}: {data.get('message', '')[:256]}")
+        return data

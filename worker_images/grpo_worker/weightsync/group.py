@@ -1,0 +1,79 @@
+"""The gloo group of an agent (rank 0, sender) and its engine's ranks."""
+
+import socket
+import threading
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import (
+    Backend,
+    PrefixStore,
+    _new_process_group_helper,
+    _world,
+)
+
+from grpo_worker.weightsync.dtypes import dtype_name
+from grpo_worker.weightsync.engine import Engine
+
+
+
+class UpdateGroup:
+    """Process group over which one engine receives weights.
+
+    The engine builds its side with SGLang's ``init_custom_process_group``; this is the other
+    side of that rendezvous, so the store prefix and the group name must agree with it.
+    """
+
+    def __init__(self, engine: Engine, name: str, engine_ranks: int, timeout: float) -> None:
+        self.name = name
+        world = engine_ranks + 1
+        limit = timedelta(seconds=timeout)
+        # Port 0: the store picks a free one, so a restarted agent never meets an old listener.
+        store = dist.TCPStore("127.0.0.1", 0, world, True, limit, wait_for_workers=False)
+        failure: list[Exception] = []
+
+        def join() -> None:
+            try:
+                engine.join_group("127.0.0.1", store.port, name, world)
+            except Exception as error:  # noqa: BLE001 - re-raised in the caller's thread below
+                failure.append(error)
+
+        thread = threading.Thread(target=join, daemon=True)
+        thread.start()
+        try:
+            self._group = _join(PrefixStore(name, store), name, world, limit)
+        finally:
+            thread.join(timeout)
+        if failure:
+            raise failure[0]
+        self._store = store
+
+    def send(self, flat: torch.Tensor) -> None:
+        """Broadcast one bucket (uint8, 1-D) to the engine's ranks."""
+        dist.broadcast(flat, src=0, group=self._group)
+
+    def close(self) -> None:
+        """Leave the group; the engine may be gone already."""
+        dist.destroy_process_group(self._group)
+
+
+def _join(store: PrefixStore, name: str, world: int, timeout: timedelta) -> dist.ProcessGroup:
+    group, _ = _new_process_group_helper(
+        world, 0, [], Backend("gloo"), store, group_name=name, timeout=timeout
+    )
+    _world.pg_group_ranks[group] = {rank: rank for rank in range(world)}
+    return group
+
+
+def flatten(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Concatenate tensors as bytes, in order.
+
+    Raises ValueError when an offset would not be aligned to its tensor's element size.
+    """
+    offset = 0
+    for tensor in tensors:
+        if offset % tensor.element_size():
+            raise ValueError(f"offset {offset} is not aligned to {dtype_name(tensor.dtype)}")
+        offset += tensor.numel() * tensor.element_size()
+    return torch.cat([tensor.contiguous().flatten().view(torch.uint8) for tensor in tensors])

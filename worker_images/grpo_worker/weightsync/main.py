@@ -1,0 +1,98 @@
+"""Sidecar entry point: ``grpo-agent trainer`` or ``grpo-agent rollout``."""
+
+import argparse
+import logging
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.concurrency import run_in_threadpool
+from starlette.routing import Route
+
+if TYPE_CHECKING:
+    from grpo_worker.weightsync.agent import Agent
+
+log = logging.getLogger(__name__)
+WATCH_SECONDS = 1.0
+
+
+def main() -> None:
+    """Run the agent of one pod until it is stopped."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("role", choices=["trainer", "rollout"])
+    parser.add_argument("--port", type=int, default=9000)
+    parser.add_argument("--name", default=os.environ.get("POD_NAME", socket.gethostname()))
+    parser.add_argument("--weights", type=Path, default=Path("/weights"), help="shared memory")
+    parser.add_argument("--engine", default="http://127.0.0.1:30000")
+    parser.add_argument("--engine-ranks", type=int, default=1)
+    parser.add_argument("--bucket-megabytes", type=int, default=512)
+    parser.add_argument("--timeout", type=float, default=120, help="seconds of one call")
+    args = parser.parse_args()
+    app = _trainer(args.weights) if args.role == "trainer" else _rollout(args)
+    uvicorn.run(app, host="0.0.0.0", port=args.port, log_level="warning")
+
+
+def _trainer(weights: Path) -> Starlette:
+    from grpo_worker.weightsync.source import application
+
+    return application(weights)
+
+
+def _rollout(args: argparse.Namespace) -> Starlette:
+    from grpo_worker.weightsync.agent import Agent
+    from grpo_worker.weightsync.engine import Engine
+
+    engine = Engine(args.engine, args.timeout)
+    agent = Agent(args.name, engine, args.engine_ranks, args.bucket_megabytes << 20, args.timeout)
+    threading.Thread(target=_watch_forever, args=(agent,), daemon=True).start()
+    return rollout_application(agent)
+
+
+def _watch_forever(agent: "Agent") -> None:
+    while True:
+        try:
+            agent.watch()
+        except Exception:
+            log.exception("watch failed")
+        time.sleep(WATCH_SECONDS)
+
+
+def rollout_application(agent: "Agent") -> Starlette:
+    """HTTP application of a rollout agent."""
+
+    def status(_: Request) -> Response:
+        return JSONResponse(agent.status())
+
+    def ready(_: Request) -> Response:
+        state = agent.status()
+        return JSONResponse(state, 200 if state["state"] == "SERVING" else 503)
+
+    async def sync(request: Request) -> Response:
+        body = await request.json()
+        sources = {int(rank): url for rank, url in body["sources"].items()}
+        try:
+            return JSONResponse(await run_in_threadpool(agent.sync, body["version"], sources))
+        except Exception as error:  # noqa: BLE001 - the coordinator decides what it means
+            return JSONResponse(agent.status() | {"error": str(error)}, 500)
+
+    return Starlette(
+        routes=[
+            Route("/healthz", lambda _: PlainTextResponse("ok")),
+            Route("/readyz", ready),
+            Route("/v1/status", status),
+            Route("/v1/sync", sync, methods=["POST"]),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()
