@@ -6,7 +6,7 @@ from grpo_devcluster import processes
 from grpo_devcluster.gobuild import binary, module_directory
 from grpo_devcluster.paths import KUBECONFIG, RUN
 from grpo_devcluster.settings import GATEWAY
-from grpo_devcluster.stages import run
+from grpo_devcluster.stages import StageError, run, wait_for
 
 _COREFILE = f"""\
 .:53 {{
@@ -26,6 +26,15 @@ def kubectl(*arguments: str | Path, stdin: str | None = None, kubeconfig: Path =
     command = [binary("kubectl"), f"--kubeconfig={kubeconfig}", *arguments]
     what = " ".join(str(a) for a in arguments[:3])
     return run(command, step=f"kubectl {what}", remedy="See the message above.", stdin=stdin)
+
+
+def served(resource: str) -> bool:
+    """Does the API server serve this kind yet? CRDs take a moment after they are applied."""
+    try:
+        kubectl("get", resource)
+    except StageError:
+        return False
+    return True
 
 
 def start_coredns() -> None:
@@ -49,7 +58,8 @@ def start_kuberay() -> None:
             "--reconcile-concurrency=4",
             "--enable-leader-election=false",
         ],
-        env={"KUBECONFIG": str(KUBECONFIG)},
+        # The pods wait for the head themselves; an interpreter start in each costs minutes here.
+        env={"KUBECONFIG": str(KUBECONFIG), "ENABLE_INIT_CONTAINER_INJECTION": "false"},
     )
 
 
@@ -57,7 +67,7 @@ def start_kwok() -> None:
     """KWOK for nodes that carry its annotation: pods on them run without a kubelet."""
     source = module_directory("kwok", "sigs.k8s.io/kwok")
     kubectl("apply", "--server-side", "-f", source / "kustomize" / "crd" / "bases")
-    kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd/stages.kwok.x-k8s.io")
+    wait_for("KWOK's Stage kind", lambda: served("stages.kwok.x-k8s.io"), 30)
     stages = source / "kustomize" / "stage"
     files = [
         argument

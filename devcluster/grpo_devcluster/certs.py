@@ -63,9 +63,7 @@ def kubeconfig(name: str, server: str) -> Path:
         "kind": "Config",
         "clusters": [{"name": "grpo-devcluster", "cluster": cluster}],
         "users": [{"name": name, "user": user}],
-        "contexts": [
-            {"name": "grpo-devcluster", "context": {"cluster": "grpo-devcluster", "user": name}}
-        ],
+        "contexts": [{"name": "grpo-devcluster", "context": {"cluster": "grpo-devcluster", "user": name}}],
         "current-context": "grpo-devcluster",
     }
     path.write_text(json.dumps(config))

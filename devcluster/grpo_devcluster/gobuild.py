@@ -9,7 +9,7 @@ from grpo_devcluster.paths import CACHE, REPO, content_key
 from grpo_devcluster.stages import StageError, run, stage
 
 MODULES = REPO / "devcluster" / "modules"
-_FLAGS = ["-trimpath", "-ldflags=-s -w"]
+_VERSION = "k8s.io/component-base/version"
 _REMEDY = (
     "The build needs Go 1.26 or newer on PATH and a Go module proxy (see `go env GOPROXY`). "
     "Run the command again: finished components are cached."
@@ -49,13 +49,24 @@ COMPONENTS = {
 }
 
 
+def _flags(component: Component) -> list[str]:
+    """Build flags; Kubernetes binaries get the version of their module, which clients check."""
+    link = "-s -w"
+    if component.module == "kubernetes":
+        pins = (MODULES / component.module / "go.mod").read_text().split()
+        version = pins[pins.index("k8s.io/kubernetes") + 1]
+        major, minor, _ = version.removeprefix("v").split(".")
+        link += f" -X {_VERSION}.gitVersion={version} -X {_VERSION}.gitMajor={major}"
+        link += f" -X {_VERSION}.gitMinor={minor}"
+    return ["-trimpath", f"-ldflags={link}"]
+
+
 def binary(name: str) -> Path:
     """Path of a component in the cache; build it with ``build_all`` first."""
     component = COMPONENTS[name]
     pins = MODULES / component.module
-    key = content_key(
-        (pins / "go.mod").read_bytes(), (pins / "go.sum").read_bytes(), component.package.encode()
-    )
+    recipe = " ".join([component.package, *_flags(component)])
+    key = content_key((pins / "go.mod").read_bytes(), (pins / "go.sum").read_bytes(), recipe.encode())
     return CACHE / "bin" / f"{name}-{key}"
 
 
@@ -74,7 +85,7 @@ def _build(component: Component) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_suffix(".building")
     run(
-        ["go", "build", *_FLAGS, "-o", temporary, component.package],
+        ["go", "build", *_flags(component), "-o", temporary, component.package],
         step=f"building {component.name} from {component.package}",
         remedy=_REMEDY,
         env=_environment(),

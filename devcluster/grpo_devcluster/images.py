@@ -16,6 +16,8 @@ _BASE_PACKAGES = "python3,python3-pip,ca-certificates,wget,procps,libgomp1,libnu
 # SGLang's compiled extension links against the CUDA driver. On a machine without one, a library
 # with the only symbol it needs, failing as a missing device would, lets it load.
 _DRIVER_STUB = "int cuPointerGetAttribute(void *d, int a, unsigned long long p) { return 100; }\n"
+_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_SLEEP = "/bin/sleep infinity"  # what a pod's sandbox runs
 _REMEDY = "See setup.log for the whole output; run the command again after mending the cause."
 IMAGES = ("operator", "trainer", "rollout")
 
@@ -23,7 +25,8 @@ IMAGES = ("operator", "trainer", "rollout")
 def ensure_images() -> dict[str, str]:
     """Build and import what is missing; return image references by name."""
     wheel = build_wheel()
-    base_key = content_key(_SUITE.encode(), _BASE_PACKAGES.encode(), _DRIVER_STUB.encode())
+    recipe = (_SUITE, _BASE_PACKAGES, _DRIVER_STUB, _PATH, _SLEEP)
+    base_key = content_key(*(part.encode() for part in recipe))
     references = {name: f"localhost/grpo-{name}:{_key(name, wheel, base_key)}" for name in IMAGES}
     have = ctr("images", "list", "-q")[1].split()
     missing = [name for name, reference in references.items() if reference not in have]
@@ -62,14 +65,22 @@ def _key(name: str, wheel: Path, base_key: str) -> str:
 
 
 def _buildah(*arguments: str | Path, step: str) -> str:
-    roots = ["--root", CACHE / "buildah", "--runroot", RUN / "buildah", "--storage-driver", "vfs"]
+    roots: list[object] = [
+        "--root",
+        CACHE / "buildah",
+        "--runroot",
+        RUN / "buildah",
+        "--storage-driver",
+        "vfs",
+    ]
     return run(["buildah", *roots, *arguments], step=step, remedy=_REMEDY)
 
 
 def _base_image(key: str) -> str:
     """A minimal Debian with Python: stands where NGC's and SGLang's images stand on GPUs."""
     reference = f"localhost/grpo-base:{key}"
-    if reference.split("/", 1)[1] in _buildah("images", "--format", "{{.Name}}:{{.Tag}}", step="listing images"):
+    have = _buildah("images", "--format", "{{.Name}}:{{.Tag}}", step="listing images").split()
+    if reference in have:
         return reference
     with stage("bootstrapping the Debian base image"):
         root = CACHE / "base-root"
@@ -81,7 +92,7 @@ def _base_image(key: str) -> str:
         _driver_stub(root / "usr/local/lib/libcuda.so.1")
         container = _buildah("from", "scratch", step="base image").strip()
         _buildah("copy", "--quiet", container, f"{root}/.", "/", step="base image")
-        _buildah("config", "--cmd", "sleep infinity", container, step="base image")
+        _buildah("config", "--env", _PATH, "--cmd", _SLEEP, container, step="base image")
         _buildah("commit", "--quiet", "--rm", container, reference, step="base image")
         shutil.rmtree(root)
     return reference

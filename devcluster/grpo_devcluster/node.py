@@ -1,5 +1,6 @@
 """The node: containerd, kubelet and kube-proxy."""
 
+import contextlib
 import json
 import subprocess
 from pathlib import Path
@@ -143,7 +144,5 @@ def remove_cgroups() -> None:
 
 
 def _rmdir(path: Path) -> None:
-    try:
+    with contextlib.suppress(OSError):  # still in use: the kernel removes nothing that lives
         path.rmdir()
-    except OSError:
-        pass  # still in use: the kernel removes nothing that lives

@@ -8,10 +8,18 @@ from pathlib import Path
 from grpo_devcluster.paths import CACHE, REPO
 from grpo_devcluster.stages import run
 
-DEBIAN = (
-    "containerd runc containernetworking-plugins iptables buildah debootstrap openssl socat "
-    "conntrack iproute2"
-).split()
+DEBIAN = [
+    "containerd",
+    "runc",
+    "containernetworking-plugins",
+    "iptables",
+    "buildah",
+    "debootstrap",
+    "openssl",
+    "socat",
+    "conntrack",
+    "iproute2",
+]
 UV_VERSION = "0.13.8"
 
 

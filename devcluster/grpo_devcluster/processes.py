@@ -42,7 +42,7 @@ def is_running(name: str) -> bool:
     return pid is not None and _start_time(pid) == started
 
 
-def stop(name: str, grace: float = 10.0) -> None:
+def stop(name: str, grace: float = 2.0) -> None:
     """SIGTERM, then SIGKILL; fine when it is gone."""
     pid, _ = _read(name)
     if pid is not None and is_running(name):

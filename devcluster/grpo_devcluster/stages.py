@@ -25,7 +25,7 @@ def stage(name: str) -> Iterator[None]:
 
 
 def run(
-    command: Sequence[str | Path],
+    command: Sequence[object],
     *,
     step: str,
     remedy: str,

@@ -49,7 +49,9 @@ def train(policy: PolicyModel, steps: range) -> list[dict[str, float]]:
 
 def whole_weights(policy: PolicyModel) -> dict[str, torch.Tensor]:
     """All weights under their Hugging Face names, assembled from every rank's shards."""
-    local = [(s.name, s.shape, s.dim, s.offset, s.tensor.clone()) for s in weights.shards(policy.module) if s.owner]
+    local = [
+        (s.name, s.shape, s.dim, s.offset, s.tensor.clone()) for s in weights.shards(policy.module) if s.owner
+    ]
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, local)
     out: dict[str, torch.Tensor] = {}

@@ -18,9 +18,7 @@ class Model(BaseModel):
     Python validators repeat them so that the command line and the controller agree.
     """
 
-    model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True
-    )
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
     cel: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     def wire(self) -> dict[str, Any]:

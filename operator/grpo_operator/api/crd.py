@@ -104,7 +104,7 @@ def _crd(
 def structural(model: type[Model]) -> dict[str, Any]:
     """Structural OpenAPI schema of a model."""
     schema = model.model_json_schema(by_alias=True)
-    result = _inline(schema, schema.get("$defs", {}))
+    result: dict[str, Any] = _inline(schema, schema.get("$defs", {}))
     _add_rules(result, model)
     return result
 

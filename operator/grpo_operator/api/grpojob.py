@@ -1,6 +1,6 @@
 """GRPOJob: one GRPO post-training run over a training pool and a rollout pool."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -40,10 +40,12 @@ class KlControl(Model):
 
 
 class AlgorithmSpec(Model):
-    """GRPO; keys named as in verl."""
+    """GRPO; keys named as in verl where YAML allows."""
 
     adv_estimator: Literal["grpo"] = "grpo"
-    n: int = Field(16, ge=2, le=1024, description="responses sampled for each prompt")
+    samples_per_prompt: int = Field(
+        16, ge=2, le=1024, description="group size (verl: rollout.n; YAML reads a bare n as false)"
+    )
     temperature: float = Field(1.0, gt=0, le=10)
     norm_adv_by_std: bool = Field(True, description="divide by the group's standard deviation")
     clip_ratio_low: float = Field(0.2, gt=0, lt=1)
@@ -115,7 +117,10 @@ class TrainerSpec(Model):
         sizes, world = self.parallelism, self.nodes * self.gpus_per_node
         dense = sizes.tensor * sizes.pipeline * sizes.context
         experts = sizes.expert * sizes.expert_tensor * sizes.pipeline
-        for product, text in ((dense, "tensor x pipeline x context"), (experts, "expert x expertTensor x pipeline")):
+        for product, text in (
+            (dense, "tensor x pipeline x context"),
+            (experts, "expert x expertTensor x pipeline"),
+        ):
             if world % product:
                 raise ValueError(
                     f"nodes x gpusPerNode = {world} is not a multiple of {text} = {product}: "
@@ -200,8 +205,7 @@ class GRPOJobSpec(Model):
             "data.trainBatchSize must be a multiple of trainer.miniBatchSize",
         ),
         (
-            "self.data.promptLength + self.data.responseLength"
-            " <= self.rollout.template.engine.contextLength",
+            "self.data.promptLength + self.data.responseLength <= self.rollout.template.engine.contextLength",
             "data.promptLength + data.responseLength must fit in rollout.template.engine.contextLength",
         ),
         (
@@ -268,5 +272,3 @@ class GRPOJobStatus(Model):
     train_ready: str | None = Field(None, max_length=16)
     rollout_ready: str | None = Field(None, max_length=16)
     weights: str | None = Field(None, max_length=16)
-
-

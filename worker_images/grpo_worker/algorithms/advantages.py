@@ -15,7 +15,9 @@ def group_normalised(scores: FloatArray, by_std: bool = True, eps: float = 1e-6)
     """
     if scores.ndim != 2 or scores.shape[1] < 2:
         raise ValueError(f"scores must be [prompts, n] with n >= 2, got shape {scores.shape}")
-    centred = scores - scores.mean(axis=1, keepdims=True)
+    centred: FloatArray = scores - scores.mean(axis=1, keepdims=True)
     if not by_std:
         return centred
-    return centred / (scores.std(axis=1, ddof=1, keepdims=True) + eps)
+    deviation: FloatArray = scores.std(axis=1, ddof=1, keepdims=True)
+    normalised: FloatArray = centred / (deviation + eps)
+    return normalised

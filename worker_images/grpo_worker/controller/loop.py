@@ -15,7 +15,7 @@ from grpo_worker.algorithms.kl import KlController
 from grpo_worker.algorithms.losses import token_weights
 from grpo_worker.controller.ledger import SampleLedger
 from grpo_worker.controller.progress import Board
-from grpo_worker.controller.run_record import RunRecord
+from grpo_worker.controller.run_record import Cause, RunRecord
 from grpo_worker.controller.trainers import TrainerGang
 from grpo_worker.controller.worker_group import GangError
 from grpo_worker.data.batch import make_batch
@@ -98,7 +98,7 @@ class GrpoLoop:
             samples = self._client.generate(prompts, self._step)
         with timer.phase("reward"):
             rewards = self._reward.score(samples)
-        n, by_std = self._spec.algorithm.n, self._spec.algorithm.norm_adv_by_std
+        n, by_std = self._spec.algorithm.samples_per_prompt, self._spec.algorithm.norm_adv_by_std
         scores = np.array(rewards, dtype=np.float64).reshape(-1, n)
         advantages = group_normalised(scores, by_std).reshape(-1)
         batch = make_batch(prompts, samples, list(advantages), self._tokenizer.pad_id, PAD_MULTIPLE)
@@ -121,13 +121,11 @@ class GrpoLoop:
             batch["old_log_probs"] = self._trainers.call("log_probs", batch, False)
         with timer.phase("ref"):
             batch["ref_log_prob"] = self._trainers.call("log_probs", batch, True)
-        rows = self._spec.trainer.mini_batch_size * self._spec.algorithm.n
+        rows = self._spec.trainer.mini_batch_size * self._spec.algorithm.samples_per_prompt
         history: list[dict[str, float]] = []
         with timer.phase("update_actor"):
             for mini in batch.split(rows):
-                mini["weights"] = token_weights(
-                    mini["response_mask"], self._spec.algorithm.loss_agg_mode
-                )
+                mini["weights"] = token_weights(mini["response_mask"], self._spec.algorithm.loss_agg_mode)
                 history.append(self._trainers.call("update_actor", mini, self._kl.value))
         metrics = {k: float(np.mean([h[k] for h in history])) for k in history[0]}
         metrics["actor/kl_coef"] = self._kl.value
@@ -182,7 +180,7 @@ class GrpoLoop:
     def _restart(self, error: GangError) -> None:
         """Stop the whole gang and count; a rank whose process died is infrastructure."""
         log.warning("training gang failed: %s (lost ranks: %s)", error, error.lost)
-        cause = "infrastructure" if error.lost else "job"
+        cause: Cause = "infrastructure" if error.lost else "job"
         self._record.count_restart(cause)
         self._report(phase=Phase.RECOVERING, message=str(error)[:500], trainers=[])
         self._trainers.stop()
@@ -210,7 +208,4 @@ class GrpoLoop:
             "job": self._record.job_restarts,
             "infrastructure": self._record.infrastructure_restarts,
         }
-        self._board.update(
-            step=self._step, attempt=self._record.attempt, restarts=restarts, **changes
-        )
-
+        self._board.update(step=self._step, attempt=self._record.attempt, restarts=restarts, **changes)

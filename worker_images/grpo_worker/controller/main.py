@@ -50,7 +50,7 @@ def build_loop(config: JobConfig, board: Board, pool: RolloutPool) -> GrpoLoop:
     client = RolloutClient(
         pool.table,
         seed=spec.seed,
-        n=spec.algorithm.n,
+        n=spec.algorithm.samples_per_prompt,
         temperature=spec.algorithm.temperature,
         max_tokens=spec.data.response_length,
         eos_id=hf["eos_token_id"],

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from grpo_worker.controller.progress import Board
 from grpo_worker.rollout.routing import EngineEntry
 
-PORT = 8080
+PORT = 8090
 
 
 def application(board: Board, engines: Callable[[], list[EngineEntry]]) -> Starlette:

@@ -71,10 +71,7 @@ class TrainerGang:
     def sources(self) -> dict[int, str]:
         """URL of the agent that serves each rank's weights."""
         assert self._group is not None, "the gang is not started"
-        return {
-            rank: f"http://{address}:{AGENT_PORT}"
-            for rank, address in enumerate(self._group.addresses)
-        }
+        return {rank: f"http://{address}:{AGENT_PORT}" for rank, address in enumerate(self._group.addresses)}
 
     def processes(self) -> list[dict[str, Any]]:
         """Rank, address and process id, as the status shows them."""

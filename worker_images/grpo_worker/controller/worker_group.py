@@ -115,5 +115,6 @@ def _error(call: Any) -> Exception | None:
     try:
         ray.get(call)
     except ray.exceptions.RayError as error:
-        return error
+        failure: Exception = error
+        return failure
     return None

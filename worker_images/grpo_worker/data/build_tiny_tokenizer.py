@@ -22,7 +22,7 @@ def build() -> Tokenizer:
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.Metaspace(prepend_scheme="never")]
     )
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="never")
-    trainer = trainers.BpeTrainer(
+    trainer = trainers.BpeTrainer(  # type: ignore[no-untyped-call]
         vocab_size=128, special_tokens=SPECIAL, initial_alphabet=ALPHABET, show_progress=False
     )
     texts = (

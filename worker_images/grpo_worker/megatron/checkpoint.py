@@ -128,9 +128,7 @@ class Checkpointer:
     def _state(self, loading: bool) -> dict[str, Any]:
         metadata: dict[str, Any] = dict(_CONTENT)
         metadata["dp_cp_group"] = parallel_state.get_data_parallel_group(with_context_parallel=True)
-        state: dict[str, Any] = {
-            "model": self._policy.module.sharded_state_dict(metadata=metadata)
-        }
+        state: dict[str, Any] = {"model": self._policy.module.sharded_state_dict(metadata=metadata)}
         state["optimizer"] = self._policy.optimizer.sharded_state_dict(
             dict(state), is_loading=loading, metadata=metadata
         )

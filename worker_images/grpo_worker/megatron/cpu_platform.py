@@ -12,6 +12,7 @@ import ast
 import contextlib
 import importlib.machinery
 import os
+import re
 import sys
 import types
 from collections.abc import Sequence
@@ -104,9 +105,8 @@ class Rewrite(ast.NodeTransformer):
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         if node.value == "cuda":
             return self._hit(ast.Constant("cpu"), node)
-        if isinstance(node.value, str) and node.value.startswith("torch.cuda."):
-            if node.value.endswith("Tensor"):
-                return self._hit(ast.Constant(node.value.replace(".cuda", "")), node)
+        if isinstance(node.value, str) and re.fullmatch(r"torch\.cuda\.\w*Tensor", node.value):
+            return self._hit(ast.Constant(node.value.replace(".cuda", "")), node)
         return node
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
@@ -178,4 +178,4 @@ def install() -> None:
         raise RuntimeError(f"cpu_platform.install() must run before {loaded[0]} is imported")
     # megatron.core.jit binds torch.compile at import; inductor would compile C++ at first call.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-    sys.meta_path.insert(0, _Finder)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _Finder)

@@ -1,5 +1,6 @@
 """Layer specification of DeepSeek-V3 from Megatron-Core's public parts, without Transformer Engine."""
 
+import math
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ class RMSNorm(torch.nn.Module):
         self.eps = eps
         self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
         # Marks the gradient for the all-reduce over the TP group.
-        self.weight.sequence_parallel = config.sequence_parallel
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.float()
@@ -56,8 +57,9 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
         self, config: Any, softmax_scale: float | None = None, pg_collection: Any = None, **_: Any
     ) -> None:
         super().__init__(config=config)
-        self.scale = softmax_scale
-        self.cp = getattr(pg_collection, "cp", None)
+        # Attention's constructor first builds one without a scale; MLA replaces it by its own.
+        self.scale = math.nan if softmax_scale is None else softmax_scale
+        self.cp: Any = getattr(pg_collection, "cp", None)
 
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any

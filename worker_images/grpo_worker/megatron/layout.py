@@ -27,8 +27,7 @@ class Layout:
         experts = self.expert * self.expert_tensor * self.pipeline
         if self.world % experts:
             raise ValueError(
-                f"world size {self.world} is not a multiple of "
-                f"expert x expertTensor x pipeline = {experts}"
+                f"world size {self.world} is not a multiple of expert x expertTensor x pipeline = {experts}"
             )
 
     @property

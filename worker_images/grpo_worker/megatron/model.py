@@ -187,9 +187,7 @@ def _grpo_loss(
     log_prob: torch.Tensor, batch: Batch, config: PolicyLossConfig, kl_coef: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     weight = batch["weights"]
-    policy, clipped = clipped_policy_loss(
-        log_prob, batch["old_log_probs"], batch["advantages"], config
-    )
+    policy, clipped = clipped_policy_loss(log_prob, batch["old_log_probs"], batch["advantages"], config)
     kl = kl_estimate(log_prob, batch["ref_log_prob"], config.kl_loss_type)
     loss = (weight * policy).sum()
     if config.use_kl_loss:

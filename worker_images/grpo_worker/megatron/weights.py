@@ -91,7 +91,7 @@ def shards(model: Any) -> Iterator[Shard]:
         sharded = getattr(tensor, "tensor_model_parallel", False) and size > 1
         names = hf_names(model, name)
         for hf_name, part in zip(names, tensor.detach().chunk(len(names)), strict=True):
-            dim = tensor.partition_dim if sharded else 0
+            dim = int(getattr(tensor, "partition_dim", 0)) if sharded else 0
             shape = list(part.shape)
             offset = rank * shape[dim] if sharded else 0
             if sharded:

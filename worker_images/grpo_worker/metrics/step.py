@@ -6,9 +6,7 @@ import numpy as np
 from tensordict import TensorDict
 
 
-def step_metrics(
-    batch: TensorDict, rewards: Sequence[float], seconds: float, gpus: int
-) -> dict[str, float]:
+def step_metrics(batch: TensorDict, rewards: Sequence[float], seconds: float, gpus: int) -> dict[str, float]:
     """Scores, lengths, throughput, and how far trainer and engine disagree.
 
     ``training/rollout_probs_diff_mean`` compares probabilities as verl does;

@@ -105,11 +105,7 @@ class TrainerWorker:
         from grpo_worker.megatron.weights import shards
         from grpo_worker.weightsync.manifest import publish
 
-        parts = [
-            (s.name, s.shape, s.dim, s.offset, s.tensor)
-            for s in shards(self._policy.module)
-            if s.owner
-        ]
+        parts = [(s.name, s.shape, s.dim, s.offset, s.tensor) for s in shards(self._policy.module) if s.owner]
         return publish(WEIGHTS, version, self._rank, self._world, parts).digest
 
     @register(Dispatch.ONE_TO_ALL)

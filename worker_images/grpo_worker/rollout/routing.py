@@ -81,8 +81,4 @@ class EngineTable:
                 self._load[entry.name] -= 1
 
     def _serving(self, version: int) -> list[EngineEntry]:
-        return [
-            e
-            for e in self._engines.values()
-            if e.state == EngineState.SERVING and e.version == version
-        ]
+        return [e for e in self._engines.values() if e.state == EngineState.SERVING and e.version == version]

@@ -18,9 +18,7 @@ from typing import Any
 
 import torch
 
-_BATCH_INVARIANT = (
-    "sglang.srt.model_executor.model_runner.ModelRunner.maybe_enable_batch_invariant_mode"
-)
+_BATCH_INVARIANT = "sglang.srt.model_executor.model_runner.ModelRunner.maybe_enable_batch_invariant_mode"
 _SEEDED_SAMPLING = "sglang.srt.layers.sampler.multinomial_with_seed"
 _ATTENTION = "sglang.srt.models.deepseek_v2.DeepseekV2AttentionMLA.dispatch_attn_forward_method"
 
@@ -57,9 +55,7 @@ def _no_accelerator_kernels(_runner: Any) -> None:
     """Keep PyTorch's own CPU kernels."""
 
 
-def gumbel_max(
-    logprobs: torch.Tensor, seed: torch.Tensor, positions: torch.Tensor
-) -> torch.Tensor:
+def gumbel_max(logprobs: torch.Tensor, seed: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Sample one token per row; the draw depends on (seed, position, token) alone.
 
     logprobs: [batch, vocab], any float dtype, unnormalised is fine.

@@ -177,7 +177,7 @@ class Agent:
         """A session left open would refuse the next begin; the resend follows it."""
         try:
             self._engine.end_update()
-        except Exception as error:  # noqa: BLE001 - no session was open
+        except Exception as error:
             log.info("no session to close: %s", error)
 
     def _lose(self, reason: str) -> None:

@@ -1,11 +1,12 @@
 """The gloo group of an agent (rank 0, sender) and its engine's ranks."""
 
-import socket
 import threading
 from datetime import timedelta
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import (
     Backend,
     PrefixStore,
@@ -15,7 +16,6 @@ from torch.distributed.distributed_c10d import (
 
 from grpo_worker.weightsync.dtypes import dtype_name
 from grpo_worker.weightsync.engine import Engine
-
 
 
 class UpdateGroup:
@@ -30,13 +30,13 @@ class UpdateGroup:
         world = engine_ranks + 1
         limit = timedelta(seconds=timeout)
         # Port 0: the store picks a free one, so a restarted agent never meets an old listener.
-        store = dist.TCPStore("127.0.0.1", 0, world, True, limit, wait_for_workers=False)
+        store = TCPStore("127.0.0.1", 0, world, True, limit, wait_for_workers=False)
         failure: list[Exception] = []
 
         def join() -> None:
             try:
                 engine.join_group("127.0.0.1", store.port, name, world)
-            except Exception as error:  # noqa: BLE001 - re-raised in the caller's thread below
+            except Exception as error:
                 failure.append(error)
 
         thread = threading.Thread(target=join, daemon=True)
@@ -58,9 +58,10 @@ class UpdateGroup:
         dist.destroy_process_group(self._group)
 
 
-def _join(store: PrefixStore, name: str, world: int, timeout: timedelta) -> dist.ProcessGroup:
+def _join(store: PrefixStore, name: str, world: int, timeout: timedelta) -> Any:
+    group: Any
     group, _ = _new_process_group_helper(
-        world, 0, [], Backend("gloo"), store, group_name=name, timeout=timeout
+        world, 0, [], Backend("gloo"), store, group_name=cast(Any, name), timeout=timeout
     )
     _world.pg_group_ranks[group] = {rank: rank for rank in range(world)}
     return group

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.concurrency import run_in_threadpool
 from starlette.routing import Route
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def rollout_application(agent: "Agent") -> Starlette:
         sources = {int(rank): url for rank, url in body["sources"].items()}
         try:
             return JSONResponse(await run_in_threadpool(agent.sync, body["version"], sources))
-        except Exception as error:  # noqa: BLE001 - the coordinator decides what it means
+        except Exception as error:
             return JSONResponse(agent.status() | {"error": str(error)}, 500)
 
     return Starlette(

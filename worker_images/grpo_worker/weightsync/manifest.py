@@ -50,9 +50,10 @@ def digest(data: bytes | memoryview) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def publish(
-    root: Path, version: int, rank: int, world: int, parts: list[tuple[str, tuple[int, ...], int, int, torch.Tensor]]
-) -> Manifest:
+Part = tuple[str, tuple[int, ...], int, int, torch.Tensor]  # name, whole shape, dim, offset, slice
+
+
+def publish(root: Path, version: int, rank: int, world: int, parts: list[Part]) -> Manifest:
     """Write blob and manifest of one rank below ``root/vN``; the manifest comes last.
 
     parts: (name, whole shape, dim, offset, slice). ``root`` is memory (tmpfs) shared with the

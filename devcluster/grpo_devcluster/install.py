@@ -1,0 +1,56 @@
+"""Installs the operator with helm, into the devcluster or into the user's own cluster."""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from grpo_devcluster.addons import kubectl
+from grpo_devcluster.gobuild import binary
+from grpo_devcluster.images import environment_mounts
+from grpo_devcluster.paths import REPO
+from grpo_devcluster.stages import run
+
+CHART = REPO / "helm" / "grpo-operator"
+NAMESPACE = "grpo-system"
+
+
+def install_operator(kubeconfig: Path, values: dict[str, Any]) -> None:
+    """helm upgrade --install, then wait until the operator is ready."""
+    # helm installs CRDs but never upgrades them.
+    kubectl("apply", "--server-side", "--force-conflicts", "-f", REPO / "crds", kubeconfig=kubeconfig)
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(values, file)
+        file.flush()
+        run(
+            [
+                binary("helm"), "upgrade", "--install", "grpo-operator", CHART, "--skip-crds",
+                "--kubeconfig", kubeconfig, "--namespace", NAMESPACE, "--create-namespace",
+                "--values", file.name, "--wait", "--timeout", "3m",
+            ],
+            step="helm install grpo-operator",
+            remedy=f"See: kubectl --kubeconfig {kubeconfig} -n {NAMESPACE} describe pods",
+        )  # fmt: skip
+
+
+def devcluster_values(images: dict[str, str]) -> dict[str, Any]:
+    """Chart values for the devcluster: its images, and the host's Python environment in pods."""
+    repository, tag = images["operator"].rsplit(":", 1)
+    mounts = environment_mounts()
+    volumes = [
+        {"name": f"python-{i}", "hostPath": {"path": str(path), "type": "Directory"}}
+        for i, path in enumerate(mounts)
+    ]
+    volume_mounts = [
+        {"name": f"python-{i}", "mountPath": str(path), "readOnly": True} for i, path in enumerate(mounts)
+    ]
+    path = f"{REPO / '.venv' / 'bin'}:/usr/local/bin:/usr/bin:/bin"
+    return {
+        "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
+        "images": {"trainer": images["trainer"], "rollout": images["rollout"], "pullPolicy": "Never"},
+        "podOverlay": {
+            "volumes": volumes,
+            "volumeMounts": volume_mounts,
+            "env": [{"name": "PATH", "value": path}],
+        },
+    }

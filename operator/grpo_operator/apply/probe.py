@@ -1,0 +1,68 @@
+"""HTTP calls to the job's own pods: the controller's report and the agents' states."""
+
+import asyncio
+from typing import Any
+
+import aiohttp
+
+from grpo_operator.plan import names
+from grpo_operator.render.pods import AGENT_PORT, CONTROLLER_PORT
+
+_TIMEOUT = aiohttp.ClientTimeout(total=3)
+
+
+class PodProbe:
+    """Asks pods by address. A pod that does not answer yields None: it is starting or gone."""
+
+    def __init__(self) -> None:
+        self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
+
+    async def progress(self, pods: tuple[dict[str, Any], ...]) -> dict[str, Any] | None:
+        """The controller's status, or None."""
+        for pod in pods:
+            if _pool(pod) == names.CONTROLLER:
+                report = await self._get(pod, CONTROLLER_PORT, "/v1/status")
+                if report is not None:
+                    return report
+        return None
+
+    async def agents(self, pods: tuple[dict[str, Any], ...]) -> dict[str, dict[str, Any]]:
+        """Status of every engine's agent that answers, by pod name."""
+        rollout = [pod for pod in pods if _pool(pod) == names.ROLLOUT]
+        answers = await asyncio.gather(*(self._get(p, AGENT_PORT, "/v1/status") for p in rollout))
+        return {p["metadata"]["name"]: a for p, a in zip(rollout, answers, strict=True) if a}
+
+    async def request_suspend(self, pods: tuple[dict[str, Any], ...], wanted: bool) -> None:
+        """Tell the controller to save a checkpoint and stop, or to go on."""
+        for pod in pods:
+            address = _address(pod)
+            if _pool(pod) == names.CONTROLLER and address:
+                url = f"http://{address}:{CONTROLLER_PORT}/v1/suspend"
+                try:
+                    async with self._session.post(url, json={"suspend": wanted}):
+                        pass
+                except (aiohttp.ClientError, TimeoutError):
+                    continue  # asked again at the next look
+
+    async def _get(self, pod: dict[str, Any], port: int, path: str) -> dict[str, Any] | None:
+        address = _address(pod)
+        if not address or pod["metadata"].get("deletionTimestamp"):
+            return None
+        try:
+            async with self._session.get(f"http://{address}:{port}{path}") as reply:
+                data: dict[str, Any] = await reply.json()
+                return data
+        except (aiohttp.ClientError, TimeoutError):
+            return None
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+def _pool(pod: dict[str, Any]) -> str:
+    return str(pod["metadata"]["labels"].get(names.POOL_LABEL))
+
+
+def _address(pod: dict[str, Any]) -> str | None:
+    address = pod.get("status", {}).get("podIP")
+    return str(address) if address else None

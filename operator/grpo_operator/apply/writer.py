@@ -1,0 +1,76 @@
+"""Writes: children and status by server-side apply, only when they differ; events on changes."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from grpo_operator.api.base import API_VERSION, Model
+from grpo_operator.kuberay_client.kube import Kube
+from grpo_operator.plan.names import owner_reference
+from grpo_operator.render.children import is_current, with_hash
+
+_GROUP = f"apis/{API_VERSION}"
+
+
+class Writer:
+    """All writes of the operator."""
+
+    def __init__(self, kube: Kube) -> None:
+        self._kube = kube
+
+    async def child(
+        self, group: str, plural: str, manifest: dict[str, Any], observed: dict[str, Any] | None
+    ) -> dict[str, Any] | None:
+        """Apply a child unless the observed one came from the same manifest.
+
+        Returns the applied object, or None when nothing was written.
+        """
+        stamped = with_hash(manifest)
+        if is_current(stamped, observed):
+            return None
+        return await self._kube.apply(group, plural, stamped)
+
+    async def status(self, plural: str, owner: dict[str, Any], status: Model) -> bool:
+        """Apply a status when it differs from the object's; True when written."""
+        new = status.wire()
+        if new == (owner.get("status") or {}):
+            return False
+        meta = owner["metadata"]
+        manifest = {
+            "apiVersion": owner["apiVersion"],
+            "kind": owner["kind"],
+            "metadata": {"name": meta["name"], "namespace": meta["namespace"]},
+            "status": new,
+        }
+        written = await self._kube.apply(_GROUP, plural, manifest, "/status")
+        owner["status"] = written.get("status") or {}
+        owner["metadata"]["resourceVersion"] = written["metadata"]["resourceVersion"]
+        return True
+
+    async def delete_job(self, job: dict[str, Any]) -> None:
+        meta = job["metadata"]
+        await self._kube.delete(_GROUP, "grpojobs", meta["namespace"], meta["name"])
+
+    async def event(self, owner: dict[str, Any], reason: str, message: str, warning: bool) -> None:
+        """Record a Kubernetes event on the object."""
+        meta, now = owner["metadata"], datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        reference = owner_reference(owner)
+        manifest = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{meta['name']}.", "namespace": meta["namespace"]},
+            "involvedObject": {
+                "apiVersion": reference["apiVersion"],
+                "kind": reference["kind"],
+                "name": meta["name"],
+                "namespace": meta["namespace"],
+                "uid": meta["uid"],
+            },
+            "reason": reason,
+            "message": message[:1024],
+            "type": "Warning" if warning else "Normal",
+            "source": {"component": "grpo-operator"},
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        await self._kube.create("api/v1", "events", manifest)

@@ -1,0 +1,183 @@
+"""One level-based reconcile for each kind: observe, decide, apply, report."""
+
+import logging
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from grpo_operator.api.grpojob import GRPOJobSpec, GRPOJobStatus
+from grpo_operator.api.rolloutpool import RolloutPoolSpec
+from grpo_operator.api.status import Phase
+from grpo_operator.apply.cache import Cache
+from grpo_operator.apply.probe import PodProbe
+from grpo_operator.apply.writer import Writer
+from grpo_operator.kuberay_client.models import RayClusterStatus
+from grpo_operator.plan import decision, names
+from grpo_operator.plan.feasibility import infeasible
+from grpo_operator.plan.job_status import job_status, refused_status
+from grpo_operator.plan.layout import indivisible_layers, unknown_preset
+from grpo_operator.plan.needs import pod_needs
+from grpo_operator.plan.observed import Observed
+from grpo_operator.plan.pool_status import pool_status, unowned_status
+from grpo_operator.render import children
+from grpo_operator.render.settings import OperatorSettings
+
+log = logging.getLogger(__name__)
+
+
+class Reconciler:
+    """Brings one object's children and status to what its spec and the cluster ask for."""
+
+    def __init__(self, cache: Cache, writer: Writer, probe: PodProbe, settings: OperatorSettings) -> None:
+        self._cache = cache
+        self._writer = writer
+        self._probe = probe
+        self._settings = settings
+
+    async def job(self, job: dict[str, Any]) -> None:
+        """Reconcile one GRPOJob."""
+        if job["metadata"].get("deletionTimestamp"):
+            return  # owner references take the children along
+        try:
+            spec = GRPOJobSpec.model_validate(job["spec"])
+        except ValidationError as error:
+            await self._report(job, refused_status(job, "InvalidSpec", _describe(error), _now()))
+            return
+        pool = self._pool_spec(job, spec)
+        observed = await self._observe(job)
+        refusal = self._refusal(job, spec, pool)
+        if refusal:
+            await self._report(job, refused_status(job, *refusal, _now()))
+            return
+        status = job_status(job, spec, pool.replicas, observed, _now())
+        await self._report(job, status)
+        await self._apply_children(job, spec, pool, observed)
+        await self._pool_report(job, pool, observed)
+        await self._tell_controller(spec, observed)
+        await self._expire(job, spec)
+
+    async def pool(self, pool: dict[str, Any]) -> None:
+        """Reconcile a RolloutPool that no job owns; the others are reported with their job."""
+        if names.JOB_LABEL not in (pool["metadata"].get("labels") or {}):
+            await self._writer.status("rolloutpools", pool, unowned_status(pool, _now()))
+
+    def _pool_spec(self, job: dict[str, Any], spec: GRPOJobSpec) -> RolloutPoolSpec:
+        """The owned RolloutPool's spec (it may have been scaled), or the job's template."""
+        meta = job["metadata"]
+        owned = self._cache.pools.get((meta["namespace"], names.rollout_pool(meta["name"])))
+        return RolloutPoolSpec.model_validate(owned["spec"]) if owned else spec.rollout.template
+
+    async def _observe(self, job: dict[str, Any]) -> Observed:
+        namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
+        cluster = self._cache.ray_clusters.get((namespace, name))
+        pods = self._cache.pods_of(namespace, name)
+        return Observed(
+            RayClusterStatus.model_validate(cluster.get("status") or {}) if cluster else None,
+            pods,
+            await self._probe.progress(pods),
+            await self._probe.agents(pods),
+        )
+
+    def _refusal(
+        self, job: dict[str, Any], spec: GRPOJobSpec, pool: RolloutPoolSpec
+    ) -> tuple[str, str] | None:
+        """(reason, message) for a job that must not get pods; a started job is never refused."""
+        key = (job["metadata"]["namespace"], job["metadata"]["name"])
+        if key in self._cache.ray_clusters:
+            return None
+        invalid = unknown_preset(spec) or indivisible_layers(spec)
+        if invalid:
+            return "InvalidSpec", invalid
+        message = infeasible(pod_needs(spec, pool.replicas), list(self._cache.nodes.values()))
+        return ("Infeasible", message) if message else None
+
+    async def _apply_children(
+        self, job: dict[str, Any], spec: GRPOJobSpec, pool: RolloutPoolSpec, observed: Observed
+    ) -> None:
+        suspend = decision.pods_suspended(job.get("status") or {}, spec.suspend, observed)
+        namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
+        cached = self._cache.children
+        for plural, manifest in (
+            ("configmaps", children.job_config_map(job, spec)),
+            ("services", children.rollout_service(job)),
+        ):
+            key = (plural, namespace, manifest["metadata"]["name"])
+            written = await self._writer.child("api/v1", plural, manifest, cached.get(key))
+            if written:
+                cached[key] = written
+        pool_key = (namespace, names.rollout_pool(name))
+        owned = await self._writer.child(
+            "apis/rl.grpo.dev/v1alpha1",
+            "rolloutpools",
+            children.owned_pool(job, spec),
+            self._cache.pools.get(pool_key),
+        )
+        if owned:
+            self._cache.pools[pool_key] = owned
+        cluster = children.ray_cluster(job, spec, pool, self._settings, suspend).wire()
+        observed_cluster = self._cache.ray_clusters.get((namespace, name))
+        applied = await self._writer.child("apis/ray.io/v1", "rayclusters", cluster, observed_cluster)
+        if applied:
+            self._cache.ray_clusters[namespace, name] = applied
+
+    async def _pool_report(self, job: dict[str, Any], spec: RolloutPoolSpec, observed: Observed) -> None:
+        meta = job["metadata"]
+        pool = self._cache.pools.get((meta["namespace"], names.rollout_pool(meta["name"])))
+        if pool:
+            status = pool_status(pool, spec, meta["name"], observed, _now())
+            await self._writer.status("rolloutpools", pool, status)
+
+    async def _tell_controller(self, spec: GRPOJobSpec, observed: Observed) -> None:
+        wish = decision.wish_to_suspend(spec.suspend, observed)
+        if wish is not None:
+            await self._probe.request_suspend(observed.pods, wish)
+
+    async def _expire(self, job: dict[str, Any], spec: GRPOJobSpec) -> None:
+        finished, ttl = (job.get("status") or {}).get("finishedAt"), spec.ttl_seconds_after_finished
+        if finished is None or ttl is None:
+            return
+        age = datetime.now(UTC) - datetime.fromisoformat(finished)
+        if age.total_seconds() >= ttl:
+            await self._writer.delete_job(job)
+
+    async def _report(self, job: dict[str, Any], status: GRPOJobStatus) -> None:
+        """Write the status; a changed phase or refusal becomes an event."""
+        before = job.get("status") or {}
+        was = (before.get("phase"), _stalled(before))
+        if not await self._writer.status("grpojobs", job, status):
+            return
+        after = job["status"]
+        if (after.get("phase"), _stalled(after)) != was:
+            message = _stalled(after) or _ready_message(after) or str(after["phase"])
+            trouble = bool(_stalled(after)) or after["phase"] in (Phase.FAILED, Phase.RECOVERING)
+            await self._writer.event(job, str(after["phase"]), message, trouble)
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _describe(error: ValidationError) -> str:
+    """Field, value and remedy of every finding."""
+    findings = []
+    for item in error.errors():
+        where = ".".join(str(part) for part in ("spec", *item["loc"]))
+        value = f" (got {item['input']!r})" if not isinstance(item["input"], dict) else ""
+        findings.append(f"{where}: {item['msg']}{value}"[:500])
+    return "; ".join(findings)
+
+
+def _condition_message(status: dict[str, Any], kind: str) -> str:
+    for condition in status.get("conditions") or []:
+        if condition["type"] == kind and condition["status"] == "True":
+            return str(condition["message"])
+    return ""
+
+
+def _stalled(status: dict[str, Any]) -> str:
+    return _condition_message(status, "Stalled")
+
+
+def _ready_message(status: dict[str, Any]) -> str:
+    return _condition_message(status, "Progressing")

@@ -1,0 +1,81 @@
+"""Async access to the API server: get, server-side apply, create, delete.
+
+The official client is synchronous; calls run in threads so that the event loop never blocks.
+"""
+
+import asyncio
+import json
+from typing import Any
+
+from kubernetes import client
+
+MANAGER = "grpo-operator"
+
+
+class Kube:
+    """Thin wrapper over kubernetes.client.ApiClient with plain JSON objects."""
+
+    def __init__(self, api: client.ApiClient) -> None:
+        self._api = api
+
+    async def get(self, group: str, plural: str, namespace: str, name: str) -> dict[str, Any] | None:
+        """One object, or None when it does not exist. Other errors raise ApiException."""
+        try:
+            return await self._call("GET", _path(group, plural, namespace, name))
+        except client.ApiException as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def apply(
+        self, group: str, plural: str, manifest: dict[str, Any], subresource: str = ""
+    ) -> dict[str, Any]:
+        """Server-side apply as this operator; conflicts with other managers are taken over."""
+        meta = manifest["metadata"]
+        path = _path(group, plural, meta.get("namespace", ""), meta["name"]) + subresource
+        query = [("fieldManager", MANAGER), ("force", "true")]
+        return await self._call("PATCH", path, query, manifest)
+
+    async def delete(self, group: str, plural: str, namespace: str, name: str) -> None:
+        """Delete in the background; fine when it does not exist."""
+        body = {"propagationPolicy": "Background"}
+        try:
+            await self._call("DELETE", _path(group, plural, namespace, name), body=body)
+        except client.ApiException as error:
+            if error.status != 404:
+                raise
+
+    async def create(self, group: str, plural: str, manifest: dict[str, Any]) -> dict[str, Any]:
+        path = _path(group, plural, manifest["metadata"]["namespace"])
+        return await self._call("POST", path, body=manifest)
+
+    async def _call(
+        self, method: str, path: str, query: list[tuple[str, str]] | None = None, body: Any = None
+    ) -> dict[str, Any]:
+        return await asyncio.to_thread(self._request, method, path, query or [], body)
+
+    def _request(self, method: str, path: str, query: list[tuple[str, str]], body: Any) -> dict[str, Any]:
+        apply = method == "PATCH"
+        headers = {
+            "Accept": "application/json",
+            "Content-Type": "application/apply-patch+yaml" if apply else "application/json",
+        }
+        request = self._api.param_serialize(
+            method,
+            path,
+            query_params=query,
+            header_params=headers,
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        response = self._api.call_api(*request)
+        text = response.read().decode()
+        if not 200 <= response.status < 300:
+            raise client.ApiException(status=response.status, reason=text[:512])
+        data: dict[str, Any] = json.loads(text)
+        return data
+
+
+def _path(group: str, plural: str, namespace: str = "", name: str = "") -> str:
+    parts = [group, *(["namespaces", namespace] if namespace else []), plural, *([name] if name else [])]
+    return "/" + "/".join(parts)

@@ -1,0 +1,80 @@
+"""Typed models of the RayCluster v1 fields that this operator writes and reads.
+
+``kuberay-client`` is not on PyPI (ray-project/kuberay#3915); this package covers what is needed
+and keeps the door open. Field names follow KubeRay's ``ray.io/v1`` (1.5 and 1.6).
+"""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+API_VERSION = "ray.io/v1"
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
+
+
+class HeadGroup(_Model):
+    """spec.headGroupSpec. ``template`` is a PodTemplateSpec."""
+
+    ray_start_params: dict[str, str]
+    template: dict[str, Any]
+
+
+class WorkerGroup(_Model):
+    """One entry of spec.workerGroupSpecs. A replica of several hosts lives and dies as one."""
+
+    group_name: str
+    replicas: int
+    min_replicas: int
+    max_replicas: int
+    num_of_hosts: int = 1
+    ray_start_params: dict[str, str]
+    template: dict[str, Any]
+
+
+class RayClusterSpec(_Model):
+    ray_version: str
+    suspend: bool = False
+    head_group_spec: HeadGroup
+    worker_group_specs: list[WorkerGroup] = Field(max_length=17)  # Kueue: 18 pod sets with the head
+
+
+class RayCluster(_Model):
+    """A RayCluster to apply."""
+
+    metadata: dict[str, Any]
+    spec: RayClusterSpec
+
+    def wire(self) -> dict[str, Any]:
+        """The manifest."""
+        spec = self.spec.model_dump(by_alias=True)
+        return {
+            "apiVersion": API_VERSION,
+            "kind": "RayCluster",
+            "metadata": self.metadata,
+            "spec": spec,
+        }
+
+
+class RayClusterStatus(_Model):
+    """Observed status. ``RayClusterProvisioned`` latches, so it is not read."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore")
+    state: str = ""
+    reason: str = ""
+    observed_generation: int = 0
+    ready_worker_replicas: int = 0
+    desired_worker_replicas: int = 0
+    conditions: list[dict[str, Any]] = Field(default_factory=list)
+
+    def condition(self, kind: str) -> bool:
+        """Is the condition of this type true?"""
+        return any(c["type"] == kind and c["status"] == "True" for c in self.conditions)
+
+    @property
+    def suspended(self) -> bool:
+        """Have all pods been deleted because of spec.suspend?"""
+        return self.condition("RayClusterSuspended") or self.state == "suspended"

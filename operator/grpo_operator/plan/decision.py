@@ -1,0 +1,41 @@
+"""What the cluster should look like for one job (pure): shall its pods exist?"""
+
+from typing import Any
+
+from grpo_operator.api.status import Phase
+from grpo_operator.plan import names
+from grpo_operator.plan.observed import Observed
+
+TERMINAL = (Phase.SUCCEEDED, Phase.FAILED)
+
+
+def is_terminal(status: dict[str, Any]) -> bool:
+    """Did the job end? Latched: an ended job never starts again."""
+    return status.get("phase") in TERMINAL
+
+
+def pods_suspended(status: dict[str, Any], suspend: bool, observed: Observed) -> bool:
+    """Should the RayCluster's pods be gone?
+
+    A running job first saves a checkpoint: its pods go once the controller says so, or when
+    there is no controller that could.
+    """
+    if is_terminal(status):
+        return True
+    if not suspend:
+        return False
+    cluster = observed.ray_cluster
+    if cluster is None or cluster.suspended or cluster.condition("RayClusterSuspending"):
+        return True
+    if not observed.of_pool(names.CONTROLLER):
+        return True
+    progress = observed.progress
+    return progress is not None and progress["phase"] in (Phase.SUSPENDED, *TERMINAL)
+
+
+def wish_to_suspend(suspend: bool, observed: Observed) -> bool | None:
+    """What to tell the controller, or None when it knows."""
+    progress = observed.progress
+    if progress is None or progress["suspend_requested"] == suspend:
+        return None
+    return suspend

@@ -1,0 +1,90 @@
+"""Can the cluster ever hold the job's pods? (pure: nodes and pods in, a message out)
+
+First-fit decreasing over *empty* nodes: "no" means that no amount of waiting helps, "yes" leaves
+the rest to the scheduler. An infeasible job never gets a pod.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+GPU = "nvidia.com/gpu"
+_UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "K": 10**3, "M": 10**6, "G": 10**9, "": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class PodNeed:
+    """``count`` equal pods of one pool. cpu in cores, memory in bytes."""
+
+    pool: str
+    field_name: str
+    count: int
+    cpu: float
+    memory: int
+    gpus: int = 0
+    node_selector: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class NodeRoom:
+    """What a node offers, reduced as pods are placed."""
+
+    name: str
+    cpu: float
+    memory: int
+    gpus: int
+    labels: dict[str, str]
+
+    def takes(self, need: PodNeed) -> bool:
+        matches = need.node_selector.items() <= self.labels.items()
+        return matches and self.cpu >= need.cpu and self.memory >= need.memory and self.gpus >= need.gpus
+
+
+def quantity(text: str) -> float:
+    """A Kubernetes quantity as a number: ``500m`` -> 0.5, ``2Gi`` -> 2147483648."""
+    if text.endswith("m"):
+        return float(text[:-1]) / 1000
+    digits = text.rstrip("KMGTi")
+    return float(digits) * _UNITS[text[len(digits) :]]
+
+
+def room(node: dict[str, Any]) -> NodeRoom | None:
+    """Room of a node object; None when it takes no new pods."""
+    if node["spec"].get("unschedulable"):
+        return None
+    offer = node["status"].get("allocatable") or {}
+    return NodeRoom(
+        name=node["metadata"]["name"],
+        cpu=quantity(offer.get("cpu", "0")),
+        memory=int(quantity(offer.get("memory", "0"))),
+        gpus=int(offer.get(GPU, "0")),
+        labels=node["metadata"].get("labels") or {},
+    )
+
+
+def infeasible(needs: Sequence[PodNeed], nodes: Sequence[dict[str, Any]]) -> str | None:
+    """Message with field, value and remedy when the pods cannot fit, or None when they can."""
+    rooms = [r for r in map(room, nodes) if r is not None]
+    placed: Counter[str] = Counter()
+    for need in sorted(needs, key=lambda n: (n.gpus, n.memory, n.cpu), reverse=True):
+        for _ in range(need.count):
+            target = next((r for r in rooms if r.takes(need)), None)
+            if target is None:
+                return _message(need, placed[need.pool], rooms)
+            target.cpu -= need.cpu
+            target.memory -= need.memory
+            target.gpus -= need.gpus
+            placed[need.pool] += 1
+    return None
+
+
+def _message(need: PodNeed, placed: int, rooms: list[NodeRoom]) -> str:
+    each = f"{need.cpu:g} CPU, {need.memory / 2**30:.1f} GiB"
+    if need.gpus:
+        each += f", {need.gpus} GPUs"
+    return (
+        f"{need.field_name}={need.count}: only {placed} of {need.count} {need.pool} pods ({each} each) "
+        f"fit on the {len(rooms)} schedulable nodes of this cluster even when empty: "
+        f"add nodes or lower {need.field_name}"
+    )

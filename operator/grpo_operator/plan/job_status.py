@@ -1,0 +1,131 @@
+"""Status of a GRPOJob from what is observed (pure)."""
+
+from typing import Any
+
+from grpo_operator.api.grpojob import GRPOJobSpec, GRPOJobStatus
+from grpo_operator.api.status import CheckpointStatus, Phase, PoolCount, RestartCounts
+from grpo_operator.plan import names
+from grpo_operator.plan.conditions import Conditions
+from grpo_operator.plan.decision import is_terminal
+from grpo_operator.plan.layout import resolve_layout
+from grpo_operator.plan.observed import Observed
+
+
+def refused_status(job: dict[str, Any], reason: str, message: str, now: str) -> GRPOJobStatus:
+    """Status of a job that gets no pod: invalid, or infeasible on this cluster."""
+    generation = job["metadata"]["generation"]
+    conditions = Conditions(_old(job).get("conditions") or [], generation, now)
+    conditions.set("Ready", False, reason, message)
+    conditions.set("Progressing", False, reason, message)
+    conditions.set("Degraded", False, reason)
+    conditions.set("Suspended", False, reason)
+    conditions.set("Succeeded", False, reason)
+    conditions.set("Failed", False, reason)
+    conditions.set("Reconciling", False, reason)
+    conditions.set("Stalled", True, reason, message)
+    return GRPOJobStatus(observed_generation=generation, phase=Phase.PENDING, conditions=conditions.result())
+
+
+def job_status(
+    job: dict[str, Any], spec: GRPOJobSpec, rollout_replicas: int, observed: Observed, now: str
+) -> GRPOJobStatus:
+    """Status of a job that runs, is suspended, or ended."""
+    old = GRPOJobStatus.model_validate(_old(job))
+    phase, message = _phase(job, spec, observed)
+    train = PoolCount(ready=observed.ready(names.TRAINER), total=spec.trainer.nodes)
+    rollout = PoolCount(ready=observed.ready(names.ROLLOUT), total=rollout_replicas)
+    values = _from_controller(old, observed.progress)
+    ended = phase in (Phase.SUCCEEDED, Phase.FAILED)
+    status = old.model_copy(
+        update=values
+        | {
+            "observed_generation": job["metadata"]["generation"],
+            "phase": phase,
+            "total_steps": spec.total_steps,
+            "progress": f"{values['step'] or 0}/{spec.total_steps}",
+            "train": train,
+            "rollout": rollout,
+            "train_ready": f"{train.ready}/{train.total}",
+            "rollout_ready": f"{rollout.ready}/{rollout.total}",
+            "layout": resolve_layout(spec),
+            "started_at": old.started_at or now,
+            "finished_at": (old.finished_at or now) if ended else None,
+        }
+    )
+    conditions = _conditions(job, phase, message, train, rollout, now)
+    return status.model_copy(update={"conditions": conditions})
+
+
+def _old(job: dict[str, Any]) -> dict[str, Any]:
+    return job.get("status") or {}
+
+
+def _phase(job: dict[str, Any], spec: GRPOJobSpec, observed: Observed) -> tuple[Phase, str]:
+    old = _old(job)
+    if is_terminal(old):
+        return Phase(old["phase"]), _message_of(old, old["phase"])
+    progress, cluster = observed.progress, observed.ray_cluster
+    if progress and progress["phase"] in (Phase.SUCCEEDED, Phase.FAILED):
+        return Phase(progress["phase"]), progress["message"]
+    if spec.suspend:
+        gone = cluster is not None and cluster.suspended and not observed.pods
+        if gone or (cluster is None and not observed.pods):
+            return Phase.SUSPENDED, "all pods are released; set spec.suspend to false to resume"
+        return Phase.SUSPENDING, "waiting for a checkpoint and for the pods to end"
+    if progress:
+        phase = Phase(progress["phase"])
+        return (Phase.STARTING if phase == Phase.SUSPENDED else phase), progress["message"]
+    if old.get("step"):
+        return Phase.RECOVERING, "the controller pod is starting; it resumes from the last checkpoint"
+    return Phase.STARTING, "pods are starting"
+
+
+def _message_of(status: dict[str, Any], kind: str) -> str:
+    found = [c["message"] for c in status.get("conditions") or [] if c["type"] == kind]
+    return str(found[0]) if found else ""
+
+
+def _from_controller(old: GRPOJobStatus, progress: dict[str, Any] | None) -> dict[str, Any]:
+    """Figures of the controller; the last known ones while it cannot be reached."""
+    if progress is None:
+        return {"step": old.step}
+    version, reward = progress["weight_version"], progress["reward_mean"]
+    speed, checkpoint = progress["tokens_per_second_per_gpu"], progress["last_checkpoint"]
+    values: dict[str, Any] = {
+        "step": progress["step"],
+        "attempt": progress["attempt"],
+        "restarts": RestartCounts(**progress["restarts"]),
+    }
+    if version is not None:
+        values |= {"weight_version": version, "weights": f"v{version}"}
+    if reward is not None:
+        values |= {"reward_mean": f"{reward:.3f}", "tokens_per_second_per_gpu": f"{speed:.1f}"}
+    if checkpoint is not None:
+        location = f"{progress['checkpoint_location']}/step-{checkpoint:08d}"
+        values["last_checkpoint"] = CheckpointStatus(step=checkpoint, location=location, complete=True)
+    return values
+
+
+def _conditions(
+    job: dict[str, Any], phase: Phase, message: str, train: PoolCount, rollout: PoolCount, now: str
+) -> list[Any]:
+    generation = job["metadata"]["generation"]
+    conditions = Conditions(_old(job).get("conditions") or [], generation, now)
+    running = phase == Phase.TRAINING
+    whole = rollout.ready == rollout.total and train.ready == train.total
+    degraded = phase == Phase.RECOVERING or (running and not whole)
+    pools = f"training pods {train.ready}/{train.total}, engines {rollout.ready}/{rollout.total}"
+    changing = phase in (Phase.STARTING, Phase.RECOVERING, Phase.SUSPENDING)
+    conditions.set("Ready", running or phase == Phase.SUCCEEDED, phase, message)
+    conditions.set("Progressing", changing or running, phase, message)
+    reason = "PoolsIncomplete" if degraded else "PoolsWhole"
+    conditions.set("Degraded", degraded, reason, pools if degraded else "")
+    for kind, value in (
+        ("Suspended", phase == Phase.SUSPENDED),
+        ("Succeeded", phase == Phase.SUCCEEDED),
+        ("Failed", phase == Phase.FAILED),
+        ("Reconciling", changing),
+        ("Stalled", phase == Phase.FAILED),
+    ):
+        conditions.set(kind, value, phase, message if value else "")
+    return conditions.result()

@@ -1,0 +1,41 @@
+"""Names and labels of everything that belongs to a job."""
+
+JOB_LABEL = "rl.grpo.dev/job"
+POOL_LABEL = "rl.grpo.dev/pool"
+HASH_ANNOTATION = "rl.grpo.dev/applied"
+
+HEAD, CONTROLLER, TRAINER, ROLLOUT = "head", "controller", "trainer", "rollout"
+
+
+def labels(job: str, pool: str) -> dict[str, str]:
+    """Labels of a pod of one pool."""
+    return {JOB_LABEL: job, POOL_LABEL: pool}
+
+
+def rollout_service(job: str) -> str:
+    """Headless service whose addresses are the engines' pods."""
+    return f"{job}-rollout"
+
+
+def rollout_pool(job: str) -> str:
+    """Name of the RolloutPool that a job owns."""
+    return f"{job}-rollout"
+
+
+def job_config(job: str) -> str:
+    """ConfigMap with the job's configuration."""
+    return f"{job}-job"
+
+
+def owner_reference(job: dict[str, object]) -> dict[str, object]:
+    """Owner reference to a GRPOJob or RolloutPool object."""
+    meta = job["metadata"]
+    assert isinstance(meta, dict)
+    return {
+        "apiVersion": job["apiVersion"],
+        "kind": job["kind"],
+        "name": meta["name"],
+        "uid": meta["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }

@@ -1,0 +1,61 @@
+"""What the operator sees of one job, gathered before anything is decided."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from grpo_operator.api.status import EngineState, EngineStatus
+from grpo_operator.kuberay_client.models import RayClusterStatus
+from grpo_operator.plan import names
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One look. ``progress``: the controller's own report, None while it cannot be reached."""
+
+    ray_cluster: RayClusterStatus | None = None
+    pods: tuple[dict[str, Any], ...] = ()
+    progress: dict[str, Any] | None = None
+    agents: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def of_pool(self, pool: str) -> list[dict[str, Any]]:
+        """Pods of one pool that are not on their way out."""
+        return [
+            pod
+            for pod in self.pods
+            if pod["metadata"]["labels"].get(names.POOL_LABEL) == pool
+            and not pod["metadata"].get("deletionTimestamp")
+        ]
+
+    def ready(self, pool: str) -> int:
+        return sum(is_ready(pod) for pod in self.of_pool(pool))
+
+    def engines(self) -> list[EngineStatus]:
+        """Each rollout pod as its agent describes it; a silent agent means RESTARTING."""
+        return [self._engine(pod) for pod in sorted(self.of_pool(names.ROLLOUT), key=pod_name)]
+
+    def _engine(self, pod: dict[str, Any]) -> EngineStatus:
+        name, address = pod_name(pod), pod.get("status", {}).get("podIP")
+        endpoint = f"http://{address}:30000" if address else None
+        report = self.agents.get(name)
+        if report is None:
+            dead = pod.get("status", {}).get("phase") == "Failed"
+            state = EngineState.DEAD if dead else EngineState.RESTARTING
+            return EngineStatus(name=name, state=state, endpoint=endpoint)
+        return EngineStatus(
+            name=name,
+            state=EngineState(report["state"]),
+            weight_version=report["weightVersion"],
+            endpoint=endpoint,
+            last_transition=report["since"] or None,
+            restarts=report["restarts"],
+        )
+
+
+def pod_name(pod: dict[str, Any]) -> str:
+    return str(pod["metadata"]["name"])
+
+
+def is_ready(pod: dict[str, Any]) -> bool:
+    """Pod condition Ready."""
+    conditions = pod.get("status", {}).get("conditions") or []
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)

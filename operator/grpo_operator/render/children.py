@@ -1,0 +1,130 @@
+"""All children of a job as manifests (pure)."""
+
+import hashlib
+import json
+from typing import Any
+
+from grpo_operator.api.base import API_VERSION, Device
+from grpo_operator.api.grpojob import GRPOJobSpec
+from grpo_operator.api.rolloutpool import RolloutPoolSpec
+from grpo_operator.kuberay_client.models import HeadGroup, RayCluster, RayClusterSpec, WorkerGroup
+from grpo_operator.plan import names
+from grpo_operator.render.pods import AGENT_PORT, ENGINE_PORT, STORE_MOUNT, PodBuilder, trainer_ray_resources
+from grpo_operator.render.settings import OperatorSettings
+
+RAY_VERSION = "2.60.0"
+_SMALL_STORE = {"object-store-memory": "200000000"}  # bytes; by default Ray takes 30 % of memory
+
+
+def ray_cluster(
+    job: dict[str, Any], spec: GRPOJobSpec, pool: RolloutPoolSpec, settings: OperatorSettings, suspend: bool
+) -> RayCluster:
+    """The one RayCluster of a job: head, controller, training pool, rollout pool."""
+    name = job["metadata"]["name"]
+    pods = PodBuilder(name, spec, settings)
+    trainer = spec.trainer
+    resources = {"resources": trainer_ray_resources(trainer.gpus_per_node)}
+    cpu = _SMALL_STORE if trainer.device == Device.CPU else {}
+    groups = [
+        _group(names.CONTROLLER, 1, pods.controller(), cpu),
+        _group(names.TRAINER, trainer.nodes, pods.trainer(), cpu | resources),
+        _group(names.ROLLOUT, pool.replicas, pods.rollout(pool), {}),
+    ]
+    head = HeadGroup(
+        ray_start_params={"num-cpus": "0", "dashboard-host": "0.0.0.0"} | cpu, template=pods.head()
+    )
+    return RayCluster(
+        metadata=_metadata(job, name),
+        spec=RayClusterSpec(
+            ray_version=RAY_VERSION, suspend=suspend, head_group_spec=head, worker_group_specs=groups
+        ),
+    )
+
+
+def _group(name: str, replicas: int, template: dict[str, Any], params: dict[str, str]) -> WorkerGroup:
+    return WorkerGroup(
+        group_name=name,
+        replicas=replicas,
+        min_replicas=replicas,
+        max_replicas=replicas,
+        ray_start_params={"num-cpus": "0"} | params,
+        template=template,
+    )
+
+
+def job_config_map(job: dict[str, Any], spec: GRPOJobSpec) -> dict[str, Any]:
+    """What the pods read as /etc/grpo/job.json."""
+    meta = job["metadata"]
+    name, namespace = meta["name"], meta["namespace"]
+    config = {
+        "name": name,
+        "namespace": namespace,
+        "spec": spec.wire(),
+        "rolloutService": f"{names.rollout_service(name)}.{namespace}.svc.cluster.local",
+        # The uid keeps a new job of an old name from resuming the old one's checkpoints.
+        "store": f"{STORE_MOUNT}/{namespace}-{name}-{meta['uid'][:8]}",
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": _metadata(job, names.job_config(name)),
+        "data": {"job.json": json.dumps(config, sort_keys=True)},
+    }
+
+
+def rollout_service(job: dict[str, Any]) -> dict[str, Any]:
+    """Headless service over all engine pods, ready or not: the controller asks each agent."""
+    name = job["metadata"]["name"]
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(job, names.rollout_service(name)),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": names.labels(name, names.ROLLOUT),
+            "ports": [
+                {"name": "engine", "port": ENGINE_PORT, "protocol": "TCP"},
+                {"name": "agent", "port": AGENT_PORT, "protocol": "TCP"},
+            ],
+        },
+    }
+
+
+def owned_pool(job: dict[str, Any], spec: GRPOJobSpec) -> dict[str, Any]:
+    """The RolloutPool that shows, and scales, the job's engines."""
+    name = job["metadata"]["name"]
+    pool = spec.rollout.template.wire() | {"modelPath": spec.model.path}
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "RolloutPool",
+        "metadata": _metadata(job, names.rollout_pool(name)),
+        "spec": pool,
+    }
+
+
+def _metadata(job: dict[str, Any], name: str) -> dict[str, Any]:
+    meta = job["metadata"]
+    return {
+        "name": name,
+        "namespace": meta["namespace"],
+        "labels": {names.JOB_LABEL: meta["name"]},
+        "ownerReferences": [names.owner_reference(job)],
+    }
+
+
+def with_hash(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The manifest with its own digest as an annotation, to skip needless writes."""
+    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:32]
+    meta = manifest["metadata"]
+    annotations = (meta.get("annotations") or {}) | {names.HASH_ANNOTATION: digest}
+    return manifest | {"metadata": meta | {"annotations": annotations}}
+
+
+def is_current(manifest: dict[str, Any], observed: dict[str, Any] | None) -> bool:
+    """Does the observed object carry the digest of ``manifest`` (from with_hash)?"""
+    if observed is None:
+        return False
+    annotations = observed["metadata"].get("annotations") or {}
+    wanted = manifest["metadata"]["annotations"][names.HASH_ANNOTATION]
+    return bool(annotations.get(names.HASH_ANNOTATION) == wanted)

@@ -1,0 +1,53 @@
+"""Command line of an SGLang 0.5.23 server (pure)."""
+
+import shlex
+
+from grpo_operator.api.base import Device
+from grpo_operator.api.rolloutpool import RolloutPoolSpec
+
+ENGINE_PORT = 30000
+# The plain backends that run without compiled CPU kernels; seeds make samples reproducible.
+_CPU = [
+    *("--device", "cpu"),
+    *("--attention-backend", "torch_native"),
+    *("--sampling-backend", "pytorch"),
+    *("--grammar-backend", "none"),
+    "--disable-overlap-schedule",
+]
+CPU_ENGINE_ENV = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "SGLANG_PLUGINS": "grpo_cpu",
+    "TORCHDYNAMO_DISABLE": "1",  # inductor would need a C++ compiler in the image
+}
+
+
+def engine_command(model_path: str, pool: RolloutPoolSpec) -> str:
+    """Shell command that writes the model's configuration and becomes the server.
+
+    Weights are not read: the server starts with dummy ones and serves nothing until its agent
+    has loaded the pool's version.
+    """
+    engine = pool.engine
+    arguments = [
+        "--load-format", "dummy",
+        "--dtype", engine.dtype,
+        "--tp-size", str(engine.tensor_parallel),
+        "--context-length", str(engine.context_length),
+        "--max-running-requests", str(engine.max_running_requests),
+        "--skip-tokenizer-init",
+        "--skip-server-warmup",
+        "--enable-deterministic-inference",
+        "--random-seed", "0",
+        "--host", "0.0.0.0",
+        "--port", str(ENGINE_PORT),
+    ]  # fmt: skip
+    if engine.max_total_tokens is not None:
+        arguments += ["--max-total-tokens", str(engine.max_total_tokens)]
+    if engine.device == Device.CPU:
+        arguments += _CPU
+    else:
+        arguments += ["--mem-fraction-static", str(engine.memory_fraction)]
+    arguments += engine.extra_args
+    prepare = f"python3 -m grpo_worker.rollout.model_directory {shlex.quote(model_path)} /tmp/model"
+    server = f"python3 -m sglang.launch_server --model-path /tmp/model {shlex.join(arguments)}"
+    return f"{prepare} && exec {server}"

@@ -1,0 +1,27 @@
+"""Cluster-wide settings of the operator: images, and an overlay for every pod."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSettings:
+    """Set by the Helm chart. ``pod_overlay``: volumes, volumeMounts and env added to every pod."""
+
+    trainer_image: str
+    rollout_image: str
+    image_pull_policy: str = "IfNotPresent"
+    pod_overlay: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+
+def load_settings(path: Path) -> OperatorSettings:
+    """Read the chart's JSON. Raises KeyError that names a missing key."""
+    data = json.loads(path.read_text())
+    return OperatorSettings(
+        trainer_image=data["images"]["trainer"],
+        rollout_image=data["images"]["rollout"],
+        image_pull_policy=data["images"].get("pullPolicy", "IfNotPresent"),
+        pod_overlay=data.get("podOverlay") or {},
+    )
