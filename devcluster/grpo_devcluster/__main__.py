@@ -1,8 +1,9 @@
-"""``python -m grpo_devcluster prepare|up|down``."""
+"""``python -m grpo_devcluster prepare|env|up|down``."""
 
 import sys
 
 from grpo_devcluster import cluster
+from grpo_devcluster.packages import sync_environment
 from grpo_devcluster.paths import KUBECONFIG
 from grpo_devcluster.stages import StageError, fail
 
@@ -13,6 +14,8 @@ def main() -> None:
     try:
         if command == "prepare":
             cluster.prepare()
+        elif command == "env":
+            sync_environment()
         elif command == "up":
             cluster.prepare()
             cluster.up()
@@ -20,7 +23,7 @@ def main() -> None:
         elif command == "down":
             cluster.down()
         else:
-            sys.exit(f"usage: python -m grpo_devcluster prepare|up|down (not {command!r})")
+            sys.exit(f"usage: python -m grpo_devcluster prepare|env|up|down (not {command!r})")
     except StageError as error:
         fail(error)
 

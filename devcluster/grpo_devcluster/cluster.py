@@ -12,6 +12,12 @@ from grpo_devcluster.settings import NODE
 from grpo_devcluster.stages import stage, wait_for
 
 
+def prepare_client() -> None:
+    """What a demo on the user's own cluster needs: kubectl and helm."""
+    with stage("kubectl and helm"):
+        build_all(("kubectl", "helm"))
+
+
 def prepare() -> None:
     """Everything that is installed or built, nothing that runs."""
     with stage("Debian packages"):

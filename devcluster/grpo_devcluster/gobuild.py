@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,9 +71,9 @@ def binary(name: str) -> Path:
     return CACHE / "bin" / f"{name}-{key}"
 
 
-def build_all() -> None:
-    """Build every component that is not in the cache, with one progress line each."""
-    missing = [c for c in COMPONENTS.values() if not binary(c.name).exists()]
+def build_all(names: Sequence[str] = tuple(COMPONENTS)) -> None:
+    """Build the named components that are not in the cache, with one progress line each."""
+    missing = [COMPONENTS[name] for name in names if not binary(name).exists()]
     if missing and shutil.which("go") is None:
         raise StageError(f"go is not on PATH. {_REMEDY}")
     for number, component in enumerate(missing, 1):

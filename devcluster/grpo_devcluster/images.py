@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 from grpo_devcluster.node import PAUSE_IMAGE, ctr
@@ -146,6 +145,6 @@ def _import(layout: Path) -> None:
 
 def environment_mounts() -> list[Path]:
     """Host folders that hold the Python environment, for read-only mounts into the pods."""
-    base = Path(sysconfig.get_config_var("base") or sys.base_prefix)
+    base = Path(sys.base_prefix)  # also right when this runs inside the environment itself
     mounts = [REPO / ".venv"]
     return mounts if base == Path("/usr") else [*mounts, base]

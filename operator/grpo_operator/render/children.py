@@ -59,7 +59,8 @@ def job_config_map(job: dict[str, Any], spec: GRPOJobSpec) -> dict[str, Any]:
     config = {
         "name": name,
         "namespace": namespace,
-        "spec": spec.wire(),
+        # Suspension is told over HTTP; it must not change the files of the pods.
+        "spec": spec.model_copy(update={"suspend": False}).wire(),
         "rolloutService": f"{names.rollout_service(name)}.{namespace}.svc.cluster.local",
         # The uid keeps a new job of an old name from resuming the old one's checkpoints.
         "store": f"{STORE_MOUNT}/{namespace}-{name}-{meta['uid'][:8]}",

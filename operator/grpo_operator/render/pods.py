@@ -89,8 +89,8 @@ class PodBuilder:
             f" --timeout {self._spec.weight_sync.timeout_seconds}"
         )
         agent = self._agent(image, arguments)
-        # Ready means: serves the version that the pool serves.
-        agent["readinessProbe"] = _probe("/readyz", AGENT_PORT, period=2, failures=1)
+        # Ready means: serves the pool's version. A sync is shorter than two looks.
+        agent["readinessProbe"] = _probe("/readyz", AGENT_PORT, period=2, failures=2)
         return self._pod(names.ROLLOUT, [server, agent], pool.node_selector, job_files=True)
 
     def _agent(self, image: str, arguments: str) -> dict[str, Any]:

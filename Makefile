@@ -1,0 +1,53 @@
+# Every target does all of its own set-up on a fresh Debian 12 with Python 3.11, Go 1.26 and make.
+PYTHON ?= python3
+DEV := PYTHONPATH=devcluster $(PYTHON) -m grpo_devcluster
+VENV := .venv/bin
+PYTEST := PYTHONPATH=devcluster $(VENV)/python -m pytest
+
+.PHONY: help demo down up test lint unit worker integration e2e crds env clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+demo:  ## train a tiny mixture of experts on a real single-node Kubernetes (KUBECONFIG=...: on yours)
+	PYTHONPATH=devcluster $(PYTHON) -m grpo_devcluster.demo
+
+up:  ## start the embedded Kubernetes and stay
+	$(DEV) up
+
+down:  ## remove every trace of the embedded Kubernetes
+	$(DEV) down
+
+test:  ## all levels: lint, unit, worker, integration, e2e
+	PYTHONPATH=devcluster $(PYTHON) -m grpo_devcluster.testing
+
+lint: env  ## ruff, mypy strict, import layers, generated CRDs
+	$(VENV)/ruff check operator worker_images devcluster tests
+	$(VENV)/ruff format --check operator worker_images devcluster tests
+	$(VENV)/mypy -p grpo_operator -p grpo_worker -p grpo_devcluster
+	PYTHONPATH=devcluster $(VENV)/lint-imports
+	helm/check-crds.sh
+
+unit: env  ## pure logic, no network, under 2 minutes
+	$(PYTEST) tests/unit
+
+worker: env  ## Megatron-Core on gloo ranks, a real SGLang server
+	$(PYTEST) tests/worker
+
+integration:  ## API server, KubeRay and KWOK, no pods
+	$(DEV) prepare
+	$(PYTEST) tests/integration
+
+e2e:  ## real pods, injected faults
+	$(DEV) prepare
+	$(PYTEST) tests/e2e
+
+crds: env  ## generate crds/ from the API models
+	$(VENV)/python -m grpo_operator.api.crd crds
+	cp crds/*.yaml helm/grpo-operator/crds/
+
+env:
+	@$(DEV) env
+
+clean: down  ## down, and remove what was built in the checkout
+	rm -rf .venv build dist

@@ -1,0 +1,124 @@
+"""``make demo``: set up, install, train a tiny mixture of experts on real pods, report."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from grpo_devcluster import cluster
+from grpo_devcluster.addons import kubectl
+from grpo_devcluster.follow import JobView, memory_used
+from grpo_devcluster.gobuild import COMPONENTS, binary
+from grpo_devcluster.install import devcluster_values, install_operator
+from grpo_devcluster.paths import JOB_DATA, KUBECONFIG, REPO
+from grpo_devcluster.results import record
+from grpo_devcluster.stages import StageError, fail, run, stage
+
+MANIFEST = REPO / "manifests" / "tiny-moe.yaml"
+PICTURE = REPO / "build" / "demo" / "reward.png"
+ENDED = frozenset({"Succeeded", "Failed"})
+
+
+def main() -> None:
+    """Run the demo and print its summary; exit 1 when a step fails."""
+    try:
+        demo()
+    except (StageError, TimeoutError) as error:
+        fail(StageError(str(error)))
+
+
+def demo() -> None:
+    """All stages. With KUBECONFIG set, the user's own cluster is used instead."""
+    started, idle = time.monotonic(), memory_used()
+    cold = not all(binary(name).exists() for name in COMPONENTS) or not (REPO / ".venv").exists()
+    own = os.environ.get("KUBECONFIG")
+    if own:
+        cluster.prepare_client()
+    else:
+        cluster.prepare()
+    kubeconfig = Path(own) if own else KUBECONFIG
+    values: dict[str, Any] = {} if own else devcluster_values(cluster.up())
+    with stage("helm install grpo-operator"):
+        install_operator(kubeconfig, values)
+    job = JobView(kubeconfig, "tiny-moe")
+    with stage("kubectl apply -f manifests/tiny-moe.yaml"):
+        # A finished job of an earlier demo is replaced, so that each demo trains from the start.
+        job.kubectl("delete", "grpojob", job.name, "--ignore-not-found", "--cascade=foreground")
+        kubectl("apply", "-f", MANIFEST, kubeconfig=kubeconfig)
+    with stage("training"):
+        status = job.wait(ENDED, 1800)
+    seconds = time.monotonic() - started
+    if status["phase"] != "Succeeded":
+        raise StageError(f"the job ended as {status['phase']}: {_why(status)}")
+    figures = {"peak_memory_gib": round((job.peak_used - idle) / 2**30, 2)}
+    figures["cold_seconds" if cold else "warm_seconds"] = round(seconds, 1)
+    _summary(job, status, figures, own is None)
+
+
+def _why(status: dict[str, Any]) -> str:
+    return "; ".join(c["message"] for c in status["conditions"] if c["type"] == "Failed")
+
+
+def _summary(job: JobView, status: dict[str, Any], figures: dict[str, float], local: bool) -> None:
+    print("\n" + job.kubectl("get", "grpojobs,rolloutpools"))
+    if local:
+        uid = job.get()["metadata"]["uid"][:8]
+        store = JOB_DATA / f"{job.namespace}-{job.name}-{uid}"
+        run_figures = _report(store)
+        figures |= run_figures
+        path = record("demo", {k: v for k, v in figures.items() if k != "steps"})
+        print(
+            f"reward        {figures['reward_first_quarter']:.3f} (first quarter of the steps) -> "
+            f"{figures['reward_last_quarter']:.3f} (last quarter), p = {figures['p_value']:.1e}"
+        )
+        print(f"reward curve  {PICTURE}")
+        print(
+            f"seconds       {figures['step_seconds']:.2f} a step, of which "
+            f"{figures['sync_seconds']:.2f} weight sync"
+        )
+        print(f"log-prob gap  {figures['logprob_gap_max']:.1e} at most between trainer and engines")
+        print(f"TensorBoard   {store / 'tensorboard'}")
+        print(f"figures       {path}")
+    restarts = status.get("restarts") or {}
+    print(f"restarts      job {restarts.get('job', 0)}, infrastructure {restarts.get('infrastructure', 0)}")
+    for name in ("cold_seconds", "warm_seconds"):
+        if name in figures:
+            print(f"duration      {figures[name]:.0f} s ({name.removesuffix('_seconds')})")
+    print(f"peak memory   {figures['peak_memory_gib']:.1f} GiB")
+    print(f"kubeconfig    {job.kubeconfig}")
+    print(f"\nTry next:\n  export KUBECONFIG={job.kubeconfig} PATH=$PATH:{_kubectl_directory()}")
+    print("  kubectl get grpojobs,rolloutpools,rayclusters,pods")
+    print("  kubectl describe grpojob tiny-moe")
+    print("  kubectl delete grpojob tiny-moe && kubectl apply -f manifests/tiny-moe.yaml")
+    print("  kubectl delete pod -l rl.grpo.dev/pool=trainer   # while it trains: watch it recover")
+    print("  make down")
+
+
+def _report(store: Path) -> dict[str, float]:
+    python = REPO / ".venv" / "bin" / "python"
+    output = run(
+        [python, "-m", "grpo_devcluster.report", store, PICTURE],
+        step="reading the run's metrics",
+        remedy=f"Is {store}/metrics.jsonl there?",
+        env={"PYTHONPATH": str(REPO / "devcluster")},
+    )
+    *curve, figures = output.strip().splitlines()
+    print(f"reward        {curve[-1]}")
+    data: dict[str, float] = json.loads(figures)
+    return data
+
+
+def _kubectl_directory() -> Path:
+    """A folder where the built kubectl and helm have their plain names."""
+    directory = REPO / "build" / "bin"
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in ("kubectl", "helm"):
+        link = directory / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(binary(name))
+    return directory
+
+
+if __name__ == "__main__":
+    main()

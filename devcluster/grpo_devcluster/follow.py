@@ -1,0 +1,93 @@
+"""Follows a GRPOJob live and reads its figures through kubectl and the controller."""
+
+import json
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grpo_devcluster.addons import kubectl
+
+JOB_LABEL, POOL_LABEL = "rl.grpo.dev/job", "rl.grpo.dev/pool"
+
+
+@dataclass(slots=True)
+class JobView:
+    """One job of one cluster."""
+
+    kubeconfig: Path
+    name: str
+    namespace: str = "default"
+    peak_used: int = field(default=0)
+
+    def get(self) -> dict[str, Any]:
+        """The GRPOJob object."""
+        text = self.kubectl("get", "grpojob", self.name, "-o", "json")
+        data: dict[str, Any] = json.loads(text)
+        return data
+
+    def status(self) -> dict[str, Any]:
+        return dict(self.get().get("status") or {})
+
+    def pool(self) -> dict[str, Any]:
+        """Status of the job's RolloutPool."""
+        text = self.kubectl("get", "rolloutpool", f"{self.name}-rollout", "-o", "json")
+        return dict(json.loads(text).get("status") or {})
+
+    def pods(self, pool: str = "") -> list[dict[str, Any]]:
+        """Pods of the job, or of one pool of it."""
+        selector = f"{JOB_LABEL}={self.name}" + (f",{POOL_LABEL}={pool}" if pool else "")
+        found = json.loads(self.kubectl("get", "pods", "-l", selector, "-o", "json"))
+        return list(found["items"])
+
+    def kubectl(self, *arguments: str) -> str:
+        return kubectl("-n", self.namespace, *arguments, kubeconfig=self.kubeconfig)
+
+    def exec(self, pod: str, container: str, *command: str) -> str:
+        """Run a command in a container."""
+        return self.kubectl("exec", pod, "-c", container, "--", *command)
+
+    def wait(self, done: frozenset[str], timeout: float, verbose: bool = True) -> dict[str, Any]:
+        """Wait until the phase is one of ``done``; print a line whenever something changed.
+
+        Raises TimeoutError with the last status.
+        """
+        deadline, last = time.monotonic() + timeout, ""
+        while True:
+            status = self.status()
+            line = _line(status)
+            if verbose and line != last:
+                print(f"    {line}", flush=True)
+                last = line
+            if status.get("phase") in done:
+                return status
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.name} is not {sorted(done)} after {timeout:.0f} s: {line}")
+            self.peak_used = max(self.peak_used, memory_used())
+            time.sleep(2)
+
+
+def _line(status: dict[str, Any]) -> str:
+    parts = [f"{status.get('phase', 'Pending'):<11}", f"step {status.get('progress', '-'):<7}"]
+    parts.append(f"weights {status.get('weights', '-'):<4}")
+    parts.append(f"reward {status.get('rewardMean', '-'):<6}")
+    parts.append(f"tokens/s/rank {status.get('tokensPerSecondPerGpu', '-'):<7}")
+    parts.append(f"train {status.get('trainReady', '-')} rollout {status.get('rolloutReady', '-')}")
+    return " ".join(parts)
+
+
+def memory_used() -> int:
+    """Bytes of memory in use on this machine, page cache not counted."""
+    fields = dict(
+        line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line
+    )
+    kilobytes = {name: int(fields[name].split()[0]) for name in ("MemTotal", "MemAvailable")}
+    return (kilobytes["MemTotal"] - kilobytes["MemAvailable"]) * 1024
+
+
+def commit_id(repo: Path) -> str:
+    """Short id of the checked-out commit."""
+    command = ["git", "-C", str(repo), "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"

@@ -1,0 +1,76 @@
+"""One devcluster with the operator for all end-to-end tests, and the runs that they compare."""
+
+import copy
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_devcluster import cluster
+from grpo_devcluster.follow import JobView
+from grpo_devcluster.install import devcluster_values, install_operator
+from grpo_devcluster.paths import JOB_DATA, KUBECONFIG, REPO
+
+ENDED = frozenset({"Succeeded", "Failed"})
+STEPS = 80
+
+
+@pytest.fixture(scope="session")
+def kubeconfig() -> Iterator[Path]:
+    """A running devcluster with the operator in it; gone afterwards."""
+    images = cluster.up()
+    install_operator(KUBECONFIG, devcluster_values(images))
+    yield KUBECONFIG
+    cluster.down()
+
+
+Start = Callable[..., JobView]
+
+
+@pytest.fixture(scope="session")
+def start(kubeconfig: Path) -> Start:
+    """Apply the tiny job under another name, with changes to its spec."""
+    manifest = yaml.safe_load((REPO / "manifests" / "tiny-moe.yaml").read_text())
+
+    def begin(name: str, steps: int = STEPS, lr: float | None = None) -> JobView:
+        job = copy.deepcopy(manifest)
+        job["metadata"]["name"] = name
+        job["spec"]["totalSteps"] = steps
+        if lr is not None:
+            job["spec"]["trainer"]["optimizer"]["lr"] = lr
+        command = ["kubectl", "apply", "-f", "-"]
+        apply(kubeconfig, yaml.safe_dump(job), *command[1:])
+        return JobView(kubeconfig, name)
+
+    return begin
+
+
+def apply(kubeconfig: Path, text: str, *arguments: str) -> str:
+    """kubectl with a manifest on standard input."""
+    from grpo_devcluster.gobuild import binary
+
+    command = [str(binary("kubectl")), f"--kubeconfig={kubeconfig}", *arguments]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def store_of(job: JobView) -> Path:
+    """The job's folder of checkpoints and metrics on this machine."""
+    return JOB_DATA / f"{job.namespace}-{job.name}-{job.get()['metadata']['uid'][:8]}"
+
+
+@pytest.fixture(scope="session")
+def undisturbed(start: Start) -> list[dict[str, Any]]:
+    """Records of a whole run that nobody disturbs: what the others are compared with."""
+    from grpo_devcluster.report import load
+
+    job = start("undisturbed")
+    status = job.wait(ENDED, 1200)
+    assert status["phase"] == "Succeeded", status
+    records = load(store_of(job))
+    job.kubectl("delete", "grpojob", job.name, "--cascade=foreground")
+    return records

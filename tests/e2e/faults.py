@@ -1,0 +1,87 @@
+"""Faults for the end-to-end tests: each returns only after it has really happened."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from grpo_devcluster.follow import JobView
+from grpo_devcluster.node import ctr
+
+AGENT_PORT, CONTROLLER_PORT = 9000, 8090
+
+
+def until(what: str, check: Callable[[], Any], timeout: float, every: float = 0.5) -> Any:
+    """Poll until ``check`` gives something true; its value. Raises AssertionError with ``what``."""
+    deadline = time.monotonic() + timeout
+    while True:
+        value = check()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"not within {timeout:.0f} s: {what}"
+        time.sleep(every)
+
+
+def uids(job: JobView, *pools: str) -> dict[str, str]:
+    """Name -> UID of the job's pods, of some pools or of all."""
+    pods = [pod for pool in pools or ("",) for pod in job.pods(pool)]
+    return {p["metadata"]["name"]: p["metadata"]["uid"] for p in pods}
+
+
+def report(job: JobView) -> dict[str, Any]:
+    """The controller's own status, straight from its pod."""
+    (pod,) = job.pods("controller")
+    url = f"http://{pod['status']['podIP']}:{CONTROLLER_PORT}/v1/status"
+    return dict(httpx.get(url, timeout=5).json())
+
+
+def step_of(job: JobView) -> int:
+    """Completed steps; -1 while the controller does not answer."""
+    try:
+        return int(report(job)["step"])
+    except (httpx.HTTPError, ValueError, KeyError):
+        return -1
+
+
+def wait_step(job: JobView, step: int, timeout: float = 300) -> None:
+    until(f"step {step}", lambda: step_of(job) >= step, timeout, every=0.2)
+
+
+def agent(pod: dict[str, Any]) -> dict[str, Any]:
+    """The agent's status of a rollout pod; {} while it does not answer."""
+    try:
+        return dict(httpx.get(f"http://{pod['status']['podIP']}:{AGENT_PORT}/v1/status", timeout=2).json())
+    except (httpx.HTTPError, ValueError, KeyError):
+        return {}
+
+
+def main_process(pod: dict[str, Any], container: str) -> int:
+    """Host process id of a container's first process."""
+    states = pod["status"]["containerStatuses"]
+    (found,) = [s["containerID"].removeprefix("containerd://") for s in states if s["name"] == container]
+    for line in ctr("tasks", "list")[1].splitlines()[1:]:
+        name, pid, _ = line.split()
+        if name == found:
+            return int(pid)
+    raise AssertionError(f"container {container} of {pod['metadata']['name']} has no task")
+
+
+def kill_container(pod: dict[str, Any], container: str) -> None:
+    """SIGKILL the container's first process; with it the kernel ends its whole pid namespace."""
+    pid = main_process(pod, container)
+    os.kill(pid, signal.SIGKILL)
+    until(f"process {pid} is gone", lambda: not Path(f"/proc/{pid}").exists(), 10, every=0.05)
+
+
+def kill_during_sync(pod: dict[str, Any], timeout: float = 120) -> None:
+    """SIGKILL an engine while its agent is loading weights into it."""
+    pid, deadline = main_process(pod, "engine"), time.monotonic() + timeout
+    url = f"http://{pod['status']['podIP']}:{AGENT_PORT}/v1/status"
+    with httpx.Client(timeout=2) as client:
+        while not client.get(url).json()["reason"].startswith("loading version"):
+            assert time.monotonic() < deadline, "no sync was seen"
+    os.kill(pid, signal.SIGKILL)

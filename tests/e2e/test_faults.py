@@ -1,0 +1,140 @@
+"""One run, every fault: it must end with the same weights as the run that nobody disturbed."""
+
+import json
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+from conftest import ENDED, STEPS, Start, store_of
+from faults import agent, kill_container, kill_during_sync, report, step_of, uids, until, wait_step
+
+from grpo_devcluster.follow import JobView
+from grpo_devcluster.install import NAMESPACE
+from grpo_devcluster.report import load
+from grpo_devcluster.results import record
+
+
+@pytest.fixture(scope="module")
+def job(start: Start, undisturbed: list[dict[str, Any]]) -> JobView:
+    return start("disturbed")
+
+
+def _restarted(job: JobView, count: int) -> None:
+    """The gang was restarted and has finished a step since."""
+    until("restart is counted", lambda: report(job)["restarts"]["infrastructure"] >= count, 120)
+    step = report(job)["step"]
+    wait_step(job, step + 1, 240)
+
+
+def test_a_killed_training_pod_restarts_the_gang_and_only_that_pod_is_replaced(job: JobView) -> None:
+    wait_step(job, 7)
+    before, cluster = uids(job), job.kubectl("get", "raycluster", job.name, "-o", "jsonpath={.metadata.uid}")
+    victim = job.pods("trainer")[1]
+    started = time.monotonic()
+    kill_container(victim, "ray-worker")
+    _restarted(job, 1)
+    record("demo", {"recovery_seconds_trainer": round(time.monotonic() - started, 1)})
+    after = uids(job)
+    assert victim["metadata"]["name"] not in after
+    assert {n: u for n, u in before.items() if n != victim["metadata"]["name"]}.items() <= after.items()
+    assert job.kubectl("get", "raycluster", job.name, "-o", "jsonpath={.metadata.uid}") == cluster
+
+
+def test_a_killed_actor_process_replaces_no_pod(job: JobView) -> None:
+    wait_step(job, 13)
+    before = uids(job)
+    rank = report(job)["trainers"][1]
+    (pod,) = [p for p in job.pods("trainer") if p["status"]["podIP"] == rank["address"]]
+    job.exec(pod["metadata"]["name"], "ray-worker", "kill", "-9", str(rank["pid"]))
+    _restarted(job, 2)
+    assert uids(job) == before
+
+
+def test_a_deleted_controller_resumes_by_itself(job: JobView) -> None:
+    wait_step(job, 19)
+    before, attempt = uids(job, "trainer", "rollout", "head"), report(job)["attempt"]
+    job.kubectl("delete", "pod", "-l", f"rl.grpo.dev/job={job.name},rl.grpo.dev/pool=controller", "--wait")
+    until("a controller answers", lambda: step_of(job) >= 0, 180)
+    until("a new attempt", lambda: report(job)["attempt"] > attempt, 180)
+    wait_step(job, 21, 300)
+    assert uids(job, "trainer", "rollout", "head") == before
+
+
+def test_a_killed_engine_comes_back_through_stale_while_training_goes_on(job: JobView) -> None:
+    wait_step(job, 24)
+    before, step = uids(job), step_of(job)
+    pod, started = job.pods("rollout")[0], time.monotonic()
+    kill_container(pod, "engine")
+    states = _states_until_serving(pod)
+    record("demo", {"recovery_seconds_engine": round(time.monotonic() - started, 1)})
+    assert states[0] == "RESTARTING" and states[-2:] == ["STALE", "SERVING"]
+    assert step_of(job) > step + 2, "training waited for the dead engine"
+    assert uids(job) == before, "an engine is repaired in its pod"
+
+
+def test_an_engine_killed_during_a_sync_is_left_out_and_comes_back(job: JobView) -> None:
+    until("both engines serve", lambda: _serving(job) == 2, 120)
+    pod = job.pods("rollout")[1]
+    restarts, step = agent(pod)["restarts"], step_of(job)
+    kill_during_sync(pod)
+    until("the loss is noticed", lambda: agent(pod).get("restarts", 0) > restarts, 60, every=0.02)
+    log = job.kubectl("logs", pod["metadata"]["name"], "-c", "agent", "--tail=20")
+    assert "update failed" in log, "the engine did not die inside an update"
+    wait_step(job, step + 2, 120)
+    _states_until_serving(pod)
+
+
+def test_the_operator_may_be_away(job: JobView) -> None:
+    before, step = uids(job), step_of(job)
+    _scale_operator(job, 0)
+    wait_step(job, min(step + 5, STEPS), 180)
+    assert uids(job) == before
+    seen = step_of(job)
+    _scale_operator(job, 1)
+    until("status catches up", lambda: (job.status().get("step") or 0) >= seen, 60)
+
+
+def test_the_end_is_the_same_bit_for_bit(job: JobView, undisturbed: list[dict[str, Any]]) -> None:
+    status = job.wait(ENDED, 900)
+    assert status["phase"] == "Succeeded" and status["restarts"] == {"job": 0, "infrastructure": 2}
+    records = load(store_of(job))
+    for mine, theirs in zip(records, undisturbed, strict=True):
+        for key in ("step", "actor/loss", "actor/grad_norm", "critic/score/mean", "weights"):
+            assert mine[key] == theirs[key], f"step {mine['step']}: {key}"
+
+
+def test_every_sample_was_consumed_exactly_once(job: JobView) -> None:
+    lines = (store_of(job) / "ledger.jsonl").read_text().splitlines()
+    entries = [json.loads(line) for line in lines]
+    assert max(Counter(e["uid"] for e in entries).values()) == 1
+    assert sorted({e["uid"] for e in entries}) == sorted(
+        f"{prompt}.{number}" for prompt in range(8 * STEPS) for number in range(16)
+    )
+    assert all(e["version"] == e["step"] - 1 for e in entries), "sampled with another policy"
+
+
+def _serving(job: JobView) -> int:
+    return sum(agent(pod).get("state") == "SERVING" for pod in job.pods("rollout"))
+
+
+def _states_until_serving(pod: dict[str, Any], timeout: float = 240) -> list[str]:
+    """Distinct states in order, from the first that is not SERVING to the next SERVING."""
+    states: list[str] = []
+    deadline = time.monotonic() + timeout
+    while not (len(states) > 1 and states[-1] == "SERVING"):
+        assert time.monotonic() < deadline, f"engine is not back: {states}"
+        state = agent(pod).get("state")
+        if state and (not states or states[-1] != state) and not (not states and state == "SERVING"):
+            states.append(state)
+        time.sleep(0.005)
+    return states
+
+
+def _scale_operator(job: JobView, replicas: int) -> None:
+    job.kubectl("-n", NAMESPACE, "scale", "deployment", "grpo-operator", f"--replicas={replicas}")
+    if replicas:
+        job.kubectl("-n", NAMESPACE, "rollout", "status", "deployment/grpo-operator", "--timeout=60s")
+        return
+    selector = "app.kubernetes.io/name=grpo-operator"
+    job.kubectl("-n", NAMESPACE, "wait", "--for=delete", "pod", "-l", selector, "--timeout=60s")

@@ -1,0 +1,94 @@
+"""Bad input: refused at apply, or reported within 5 s; never a pod."""
+
+import time
+from typing import Any
+
+import pytest
+from conftest import Api, manifests, until
+
+
+def _set(manifest: dict[str, Any], path: str, value: Any) -> None:
+    *parents, last = path.split(".")
+    target = manifest["spec"]
+    for part in parents:
+        target = target[part]
+    if value is None:
+        del target[last]
+    else:
+        target[last] = value
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "texts"),
+    [
+        ("trainer.nodes", 3, ["spec.trainer", "multiple of tensor x pipeline x context"]),
+        ("trainer.colour", "red", ['unknown field "spec.trainer.colour"']),
+        ("trainer.nodes", -2, ["spec.trainer.nodes", "-2", "greater than or equal to 1"]),
+        ("totalSteps", 0, ["spec.totalSteps", "greater than or equal to 1"]),
+        ("model.path", None, ["spec.model.path", "Required value"]),
+        ("model.path", "some/where", ["spec.model.path", "some/where", "should match"]),
+        ("trainer.miniBatchSize", 5, ["must be a multiple of trainer.miniBatchSize"]),
+        ("data.promptLength", 4000, ["must fit in rollout.template.engine.contextLength"]),
+        ("rollout.template.minAvailable", 9, ["minAvailable must not exceed replicas"]),
+        ("checkpoint.store", {}, ["exactly one of path and pvc"]),
+        ("algorithm.klCtrl.type", "magic", ["spec.algorithm.klCtrl.type", "magic", "fixed"]),
+    ],
+)
+def test_refused_at_apply(api: Api, tiny: dict[str, Any], path: str, value: Any, texts: list[str]) -> None:
+    _set(tiny, path, value)
+    done = api.apply(tiny)
+    assert done.returncode != 0
+    for text in texts:
+        assert text in done.stderr, done.stderr
+    assert api.get("grpojobs", "-A")["items"] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "texts"),
+    [
+        ("model.path", "preset:huge-moe", ["spec.model.path", "'preset:huge-moe'", "use one of"]),
+        ("trainer.nodes", 64, ["spec.trainer.nodes=64", "only", "add nodes or lower"]),
+    ],
+)
+def test_reported_within_five_seconds_and_no_pod(
+    api: Api, tiny: dict[str, Any], fake_nodes: Any, path: str, value: Any, texts: list[str]
+) -> None:
+    fake_nodes(1)
+    _set(tiny, path, value)
+    if path == "trainer.nodes":
+        tiny["spec"]["trainer"]["resources"] = {"cpu": "8", "memory": "64Gi"}
+    started = time.monotonic()
+    assert api.apply(tiny).returncode == 0
+
+    def stalled() -> Any:
+        conditions = api.get("grpojob", "tiny-moe").get("status", {}).get("conditions", [])
+        return next((c for c in conditions if c["type"] == "Stalled" and c["status"] == "True"), None)
+
+    condition = until("condition Stalled", stalled, 10)
+    assert time.monotonic() - started < 5
+    for text in texts:
+        assert text in condition["message"]
+    time.sleep(2)
+    assert api.get("pods", "-A")["items"] == [] and api.get("rayclusters", "-A")["items"] == []
+
+
+def test_what_is_fixed_cannot_be_edited(api: Api, tiny: dict[str, Any]) -> None:
+    tiny["spec"]["suspend"] = True
+    assert api.apply(tiny).returncode == 0
+    tiny["spec"]["trainer"]["nodes"] = 4
+    done = api.apply(tiny)
+    assert done.returncode != 0 and "are fixed once the job exists" in done.stderr
+
+
+@pytest.mark.parametrize("path", manifests(), ids=lambda p: p.name)
+def test_every_manifest_is_accepted(api: Api, path: Any) -> None:
+    api.ok("apply", "--dry-run=server", "-f", str(path))
+
+
+def test_the_names_that_users_type(api: Api, tiny: dict[str, Any]) -> None:
+    tiny["spec"]["suspend"] = True
+    assert api.apply(tiny).returncode == 0
+    header = api.ok("get", "grpo").splitlines()[0].split()
+    assert header == ["NAME", "PHASE", "STEP", "WEIGHTS", "REWARD", "TRAIN", "ROLLOUT", "RESTARTS", "AGE"]
+    until("the pool exists", lambda: "tiny-moe-rollout" in api.ok("get", "rpool"))
+    assert "Message" in api.ok("describe", "grpojob", "tiny-moe")

@@ -1,0 +1,77 @@
+"""The API models: what they accept, what they refuse, and the CRDs made from them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from grpo_operator.api.crd import grpojob_crd, rolloutpool_crd
+from grpo_operator.api.grpojob import GRPOJobSpec
+
+ROOT = Path(__file__).parents[2]
+
+
+def tiny() -> dict[str, Any]:
+    return dict(yaml.safe_load((ROOT / "manifests" / "tiny-moe.yaml").read_text())["spec"])
+
+
+def test_the_manifest_is_valid_and_survives_the_wire() -> None:
+    spec = GRPOJobSpec.model_validate(tiny())
+    assert GRPOJobSpec.model_validate(spec.wire()) == spec
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "text"),
+    [
+        (("trainer", "nodes"), 3, "multiple of tensor x pipeline x context"),
+        (("trainer", "nodes"), -1, "greater than or equal to 1"),
+        (("trainer", "frobnicate"), 1, "Extra inputs are not permitted"),
+        (("trainer", "miniBatchSize"), 3, "must be a multiple of"),
+        (("model", "path"), "relative/path", "should match pattern"),
+        (("data", "promptLength"), 1000, "exceeds rollout.template.engine.contextLength"),
+        (("checkpoint", "store"), {}, "exactly one of path and pvc"),
+        (("rollout", "template", "minAvailable"), 3, "exceeds replicas"),
+    ],
+)
+def test_bad_values_are_refused_with_a_reason(path: tuple[str, ...], value: Any, text: str) -> None:
+    spec = tiny()
+    target = spec
+    for part in path[:-1]:
+        target = target[part]
+    target[path[-1]] = value
+    with pytest.raises(ValidationError, match=text):
+        GRPOJobSpec.model_validate(spec)
+
+
+def test_a_missing_model_path_is_named() -> None:
+    spec = tiny() | {"model": {}}
+    with pytest.raises(ValidationError, match=r"model\.path\n  Field required"):
+        GRPOJobSpec.model_validate(spec)
+
+
+def _walk(schema: dict[str, Any], path: str = "") -> list[tuple[str, dict[str, Any]]]:
+    found = [(path, schema)]
+    for name, child in schema.get("properties", {}).items():
+        found += _walk(child, f"{path}.{name}")
+    if "items" in schema:
+        found += _walk(schema["items"], f"{path}[]")
+    return found
+
+
+@pytest.mark.parametrize("crd", [grpojob_crd(), rolloutpool_crd()], ids=["grpojob", "rolloutpool"])
+def test_every_string_and_list_of_the_spec_is_bounded(crd: dict[str, Any]) -> None:
+    """Unbounded ones make the API server refuse CEL rules for their estimated cost."""
+    spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    for path, schema in _walk(spec):
+        if schema.get("type") == "string":
+            assert "maxLength" in schema or "enum" in schema, path
+        if schema.get("type") == "array":
+            assert "maxItems" in schema, path
+
+
+def test_no_field_has_a_name_that_yaml_reads_as_a_boolean() -> None:
+    spec = grpojob_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    names = {path.rsplit(".", 1)[-1] for path, _ in _walk(spec)}
+    assert not names & {"n", "y", "on", "off", "yes", "no"}

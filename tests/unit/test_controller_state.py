@@ -1,0 +1,169 @@
+"""What survives a restart: cursor, ledger, checkpoints, records; and who gets requests."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from grpo_operator.api.status import EngineState
+from grpo_worker.controller.dispatch import RankInfo, gather, scatter
+from grpo_worker.controller.ledger import SampleLedger
+from grpo_worker.controller.run_record import RunRecord
+from grpo_worker.data import checkpoints
+from grpo_worker.data.batch import make_batch
+from grpo_worker.data.build_tiny_tokenizer import build
+from grpo_worker.data.source import Prompt, PromptSource
+from grpo_worker.data.tasks import open_task
+from grpo_worker.data.tokenizer import TINY, load_tokenizer
+from grpo_worker.rollout.routing import EngineEntry, EngineTable
+from grpo_worker.rollout.sampling import Sample
+
+GCD = "reasoning-gym:gcd?min_numbers=2&max_numbers=2&min_value=1&max_value=20"
+
+
+def source() -> PromptSource:
+    return PromptSource(open_task(GCD, seed=3), load_tokenizer("preset:tiny-moe", 2, 0), 64)
+
+
+def sample(index: int, number: int = 0) -> Sample:
+    return Sample(index, number, (5, 6), (-0.5, -0.25), 1, "e0")
+
+
+def test_prompts_in_flight_at_a_checkpoint_come_again_and_no_other_does() -> None:
+    first = source()
+    taken = first.take(4)
+    first.consumed(taken[:3])
+    second = source()
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    again = second.take(3)
+    assert [p.index for p in again] == [3, 4, 5]
+    assert second.take(3) == again  # a step that failed before its update sees the same prompts
+    second.consumed(again)
+    assert [p.index for p in second.take(2)] == [6, 7]
+
+
+def test_the_same_index_is_the_same_prompt_in_every_process() -> None:
+    assert source().take(3) == source().take(3)
+
+
+def test_a_prompt_that_is_too_long_names_the_field() -> None:
+    short = PromptSource(open_task(GCD, 3), load_tokenizer("preset:tiny-moe", 2, 0), 8)
+    with pytest.raises(ValueError, match=r"spec\.data\.promptLength is 8"):
+        short.take(1)
+
+
+@pytest.mark.parametrize(
+    ("uri", "text"), [("reasoning-gym:nope", "nope"), ("reasoning-gym:gcd?colour=1", "colour")]
+)
+def test_unknown_tasks_and_options_are_named(uri: str, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        open_task(uri, 0)
+
+
+def test_the_verifier_scores_the_text_of_the_answer() -> None:
+    task = open_task(GCD, 3)
+    answer = task.dataset[0]["answer"]
+    assert task.score(0, answer) == 1.0
+    assert 0 < task.score(0, answer + "xyz") < 1 and task.score(0, "") == 0.0
+
+
+def test_the_committed_tokenizer_is_the_one_that_its_script_builds() -> None:
+    assert json.loads(build().to_str()) == json.loads(TINY.read_text())
+    tokenizer = load_tokenizer("preset:tiny-moe", 2, 0)
+    assert tokenizer.decode(tokenizer.encode("what is 12 + 7?")) == "what is 12 + 7?"
+
+
+def test_ledger_forgets_replayed_steps_and_torn_lines(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger = SampleLedger(path)
+    for step in (1, 2, 3):
+        ledger.append(step, 1, [sample(step)])
+    with path.open("a") as handle:
+        handle.write('{"step": 4, "uid')  # the process died here
+    ledger.truncate(2)
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
+
+
+def test_records_survive_and_count_by_cause(tmp_path: Path) -> None:
+    record = RunRecord.load(tmp_path / "run.json")
+    record.begin_attempt()
+    record.count_restart("infrastructure")
+    again = RunRecord.load(tmp_path / "run.json")
+    assert (again.attempt, again.job_restarts, again.infrastructure_restarts) == (1, 0, 1)
+
+
+def _checkpoint(root: Path, step: int, complete: bool = True) -> Path:
+    path = checkpoints.directory(root, step)
+    path.mkdir(parents=True)
+    (path / "data.distcp").write_bytes(b"x" * step)
+    if complete:
+        checkpoints.commit(root, step)
+    return path
+
+
+def test_only_complete_checkpoints_count_and_the_newest_are_kept(tmp_path: Path) -> None:
+    for step in (5, 10, 15):
+        _checkpoint(tmp_path, step)
+    _checkpoint(tmp_path, 12, complete=False)
+    _checkpoint(tmp_path, 20, complete=False)  # still being written
+    assert checkpoints.complete_steps(tmp_path) == [5, 10, 15]
+    checkpoints.prune(tmp_path, keep=2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"step-{s:08d}" for s in (10, 15, 20)]
+
+
+def test_a_truncated_checkpoint_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    path = _checkpoint(tmp_path, 5)
+    checkpoints.verify(tmp_path, 5)
+    (path / "data.distcp").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"data\.distcp is missing or not 5 bytes.*fall back"):
+        checkpoints.verify(tmp_path, 5)
+
+
+@given(tp=st.integers(1, 3), pp=st.integers(1, 3), dp=st.integers(1, 4), rows=st.integers(1, 5))
+def test_scatter_then_gather_is_the_identity(tp: int, pp: int, dp: int, rows: int) -> None:
+    ranks = [RankInfo(0, t, p, 0, d, pp, dp) for p in range(pp) for d in range(dp) for t in range(tp)]
+    batch = TensorDict({"x": torch.arange(rows * dp)}, batch_size=[rows * dp])
+    parts = scatter(batch, ranks)
+    assert torch.equal(gather([part["x"] for part in parts], ranks), batch["x"])
+
+
+def test_rows_that_do_not_divide_are_refused() -> None:
+    ranks = [RankInfo(r, 0, 0, 0, r, 1, 2) for r in range(2)]
+    with pytest.raises(ValueError, match="3 rows cannot be split over 2"):
+        scatter(TensorDict({"x": torch.zeros(3)}, batch_size=[3]), ranks)
+
+
+def test_a_batch_places_every_value_at_its_token() -> None:
+    prompts = [Prompt(7, (10, 11, 12))]
+    batch = make_batch(prompts, [sample(7)], [2.0], pad_id=0, multiple=8)
+    assert batch["input_ids"].tolist() == [[10, 11, 12, 5, 6, 0, 0, 0]]
+    assert batch["response_mask"].tolist() == [[0, 0, 0, 1, 1, 0, 0, 0]]
+    assert batch["rollout_log_probs"].tolist() == [[0, 0, 0, -0.5, -0.25, 0, 0, 0]]
+    assert batch["advantages"].tolist() == [[0, 0, 0, 2, 2, 0, 0, 0]]
+
+
+def test_requests_go_only_to_engines_at_the_wanted_version() -> None:
+    table = EngineTable()
+    table.replace(
+        [
+            EngineEntry("a", "1", EngineState.SERVING, 4),
+            EngineEntry("b", "2", EngineState.SERVING, 3),
+            EngineEntry("c", "3", EngineState.STALE, None),
+        ]
+    )
+    with table.lease(4, 0.1) as first, table.lease(4, 0.1) as second:
+        assert first.name == second.name == "a"
+    table.suspect("a", "died")
+    with pytest.raises(TimeoutError, match="no engine serves version 4"), table.lease(4, 0.05):
+        pass
+
+
+def test_load_is_spread() -> None:
+    table = EngineTable()
+    table.replace([EngineEntry(n, n, EngineState.SERVING, 1) for n in "ab"])
+    with table.lease(1, 0.1) as first, table.lease(1, 0.1) as second:
+        assert {first.name, second.name} == {"a", "b"}

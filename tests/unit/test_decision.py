@@ -1,0 +1,106 @@
+"""When pods may exist, and what the status says of it."""
+
+from typing import Any
+
+import pytest
+from objects import NOW, job, pod, progress, running, spec_of
+
+from grpo_operator.api.grpojob import GRPOJobStatus
+from grpo_operator.kuberay_client.models import RayClusterStatus
+from grpo_operator.plan.decision import pods_suspended, wish_to_suspend
+from grpo_operator.plan.job_status import job_status, refused_status
+from grpo_operator.plan.observed import Observed
+
+
+def test_a_running_job_keeps_its_pods_until_its_checkpoint_is_complete() -> None:
+    assert not pods_suspended({}, False, running())
+    assert not pods_suspended({}, True, running("Training"))
+    assert not pods_suspended({}, True, running("Suspending"))
+    assert pods_suspended({}, True, running("Suspended"))
+
+
+def test_without_a_controller_there_is_nothing_to_wait_for() -> None:
+    lost = Observed(RayClusterStatus(), (pod("trainer"),), None)
+    assert pods_suspended({}, True, lost)
+    assert not pods_suspended({}, False, lost)
+
+
+def test_a_controller_that_does_not_answer_is_not_taken_for_gone() -> None:
+    silent = Observed(RayClusterStatus(), (pod("controller"),), None)
+    assert not pods_suspended({}, True, silent)
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_an_ended_job_never_gets_pods_again(phase: str) -> None:
+    assert pods_suspended({"phase": phase}, False, Observed())
+
+
+def test_suspension_is_kept_while_kuberay_deletes_pods() -> None:
+    condition = {"type": "RayClusterSuspending", "status": "True"}
+    going = Observed(RayClusterStatus(conditions=[condition]), (pod("controller"),), progress("Training"))
+    assert pods_suspended({}, True, going)
+
+
+def test_the_controller_is_told_only_what_it_does_not_know() -> None:
+    assert wish_to_suspend(True, running()) is True
+    assert wish_to_suspend(True, running(suspend_requested=True)) is None
+    assert wish_to_suspend(False, running(suspend_requested=True)) is False
+    assert wish_to_suspend(True, Observed()) is None
+
+
+def _status(observed: Observed, manifest: dict[str, Any] | None = None) -> GRPOJobStatus:
+    manifest = manifest or job()
+    return job_status(manifest, spec_of(manifest), 2, observed, NOW)
+
+
+def _true(status: GRPOJobStatus) -> set[str]:
+    return {c.type for c in status.conditions if c.status == "True"}
+
+
+def test_status_of_a_training_job() -> None:
+    status = _status(running())
+    assert status.phase == "Training" and status.progress == "7/60" and status.weights == "v7"
+    assert status.reward_mean == "0.250" and status.train_ready == "2/2"
+    assert status.last_checkpoint is not None and status.last_checkpoint.step == 5
+    assert _true(status) == {"Ready", "Progressing"}
+
+
+def test_a_missing_engine_is_degraded_not_failed() -> None:
+    seen = running()
+    fewer = Observed(seen.ray_cluster, seen.pods[:-1], seen.progress)
+    assert _true(_status(fewer)) == {"Ready", "Progressing", "Degraded"}
+
+
+def test_figures_survive_a_controller_that_restarts() -> None:
+    manifest = job()
+    manifest["status"] = _status(running()).wire()
+    status = _status(Observed(RayClusterStatus(), (), None), manifest)
+    assert status.phase == "Recovering" and status.step == 7 and status.weights == "v7"
+
+
+def test_an_ended_phase_is_latched() -> None:
+    manifest = job()
+    manifest["status"] = _status(running("Succeeded", message="60 steps done")).wire()
+    status = _status(Observed(), manifest)
+    assert status.phase == "Succeeded" and status.finished_at == NOW
+    (condition,) = [c for c in status.conditions if c.type == "Succeeded"]
+    assert condition.status == "True" and condition.message == "60 steps done"
+
+
+def test_transition_times_move_only_with_the_status() -> None:
+    manifest = job()
+    manifest["status"] = _status(running()).wire()
+    later = job_status(manifest, spec_of(manifest), 2, running(step=8), "2027-01-01T00:00:00Z")
+    assert {c.last_transition_time for c in later.conditions} == {NOW}
+
+
+def test_a_refused_job_is_stalled_and_says_why() -> None:
+    status = refused_status(job(), "Infeasible", "spec.trainer.nodes=64: add nodes", NOW)
+    (stalled,) = [c for c in status.conditions if c.type == "Stalled"]
+    assert stalled.status == "True" and "add nodes" in stalled.message
+    assert status.phase == "Pending"
+
+
+def test_a_job_suspended_from_the_start_is_suspended() -> None:
+    status = _status(Observed(), job(suspend=True))
+    assert status.phase == "Suspended" and "Suspended" in _true(status)

@@ -1,0 +1,91 @@
+"""Children of a job: one RayCluster with three groups, and stable digests."""
+
+from typing import Any
+
+import yaml
+from objects import job, spec_of
+
+from grpo_operator.render.children import (
+    is_current,
+    job_config_map,
+    owned_pool,
+    ray_cluster,
+    rollout_service,
+    with_hash,
+)
+from grpo_operator.render.settings import OperatorSettings
+
+SETTINGS = OperatorSettings("trainer:1", "rollout:1", pod_overlay={"env": [{"name": "X", "value": "1"}]})
+
+
+def cluster(suspend: bool = False, **spec: Any) -> dict[str, Any]:
+    manifest = job(**spec)
+    parsed = spec_of(manifest)
+    return ray_cluster(manifest, parsed, parsed.rollout.template, SETTINGS, suspend).wire()
+
+
+def group(name: str) -> dict[str, Any]:
+    groups = cluster()["spec"]["workerGroupSpecs"]
+    return dict(next(g for g in groups if g["groupName"] == name))
+
+
+def test_groups_and_their_sizes() -> None:
+    groups = cluster()["spec"]["workerGroupSpecs"]
+    assert [(g["groupName"], g["replicas"]) for g in groups] == [
+        ("controller", 1),
+        ("trainer", 2),
+        ("rollout", 2),
+    ]
+
+
+def test_every_pod_is_owned_labelled_and_evicted_soon() -> None:
+    manifest = cluster()
+    assert manifest["metadata"]["ownerReferences"][0]["kind"] == "GRPOJob"
+    templates = [g["template"] for g in manifest["spec"]["workerGroupSpecs"]]
+    for template in [*templates, manifest["spec"]["headGroupSpec"]["template"]]:
+        assert template["metadata"]["labels"]["rl.grpo.dev/job"] == "tiny-moe"
+        assert {t["tolerationSeconds"] for t in template["spec"]["tolerations"]} == {30}
+        assert template["spec"]["automountServiceAccountToken"] is False
+        for container in template["spec"]["containers"]:
+            assert {"name": "X", "value": "1"} in container["env"]
+
+
+def test_only_trainer_pods_carry_the_pool_resource_and_are_replaced_when_they_die() -> None:
+    assert group("trainer")["rayStartParams"]["resources"] == '"{\\"trainer\\": 1}"'
+    assert group("trainer")["template"]["spec"]["restartPolicy"] == "Never"
+    for other in ("controller", "rollout"):
+        assert "resources" not in group(other)["rayStartParams"]
+        assert "restartPolicy" not in group(other)["template"]["spec"]
+
+
+def test_an_engine_is_ready_only_through_its_agent() -> None:
+    engine, agent = group("rollout")["template"]["spec"]["containers"]
+    assert agent["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    assert "sglang.launch_server" in engine["args"][0] and "--device cpu" in engine["args"][0]
+
+
+def test_cpu_jobs_ask_for_no_gpu_and_gpu_jobs_do() -> None:
+    assert "nvidia.com/gpu" not in str(cluster())
+    manifest = job()
+    manifest["spec"]["trainer"]["device"] = "cuda"
+    parsed = spec_of(manifest)
+    gpu = ray_cluster(manifest, parsed, parsed.rollout.template, SETTINGS, False).wire()
+    ranks = gpu["spec"]["workerGroupSpecs"][1]["template"]["spec"]["containers"][0]
+    assert ranks["resources"]["limits"]["nvidia.com/gpu"] == "1"
+
+
+def test_digest_changes_with_the_manifest_alone() -> None:
+    first, again, other = with_hash(cluster()), with_hash(cluster()), with_hash(cluster(suspend=True))
+    assert is_current(first, again)
+    assert not is_current(first, other) and not is_current(first, None)
+
+
+def test_pools_and_services_follow_the_job() -> None:
+    manifest = job()
+    spec = spec_of(manifest)
+    assert rollout_service(manifest)["spec"]["publishNotReadyAddresses"] is True
+    assert owned_pool(manifest, spec)["spec"]["modelPath"] == "preset:tiny-moe"
+    config = yaml.safe_load(job_config_map(manifest, spec)["data"]["job.json"])
+    assert config["store"] == "/store/default-tiny-moe-12345678"
+    suspended = job(suspend=True)
+    assert job_config_map(suspended, spec_of(suspended)) == job_config_map(manifest, spec)

@@ -1,0 +1,191 @@
+"""The weight plane into a real SGLang server: commit, provenance, death, reload."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import ranks
+import torch
+import uvicorn
+
+from grpo_operator.api.rolloutpool import EngineSpec, RolloutPoolSpec
+from grpo_operator.render.engine import CPU_ENGINE_ENV, engine_command
+from grpo_worker.weightsync.agent import Agent
+from grpo_worker.weightsync.engine import Engine, EngineError
+from grpo_worker.weightsync.pull import PullError
+from grpo_worker.weightsync.source import application
+
+URL = "http://127.0.0.1:30000"
+LAYOUT = {"tensor": 2, "expert": 2, "expert_tensor": 1}
+STUB = "int cuPointerGetAttribute(void *d, int a, unsigned long long p) { return 100; }"
+
+
+class Server:
+    """The engine exactly as a rollout pod starts it, on this machine."""
+
+    def __init__(self, directory: Path) -> None:
+        pool = RolloutPoolSpec(
+            engine=EngineSpec(device="cpu", dtype="float32", context_length=256, max_total_tokens=8192)
+        )
+        command = engine_command("preset:tiny-moe", pool).replace("/tmp/model", str(directory / "model"))
+        stub = directory / "libcuda.so.1"
+        compiler = ["cc", "-shared", "-fPIC", "-x", "c", "-o", str(stub), "-"]
+        subprocess.run(compiler, input=STUB, text=True, check=True)
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self._env = os.environ | CPU_ENGINE_ENV
+        self._env |= {"LD_LIBRARY_PATH": str(directory), "OMP_NUM_THREADS": "1", "PATH": path}
+        self._command = command.replace("python3", sys.executable)
+        self.start()
+
+    def start(self) -> None:
+        command = ["/bin/bash", "-c", self._command]
+        self.process = subprocess.Popen(
+            command, env=self._env, start_new_session=True,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def kill(self) -> None:
+        """SIGKILL every process of the engine, as the end of its container does."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    running = Server(tmp_path_factory.mktemp("engine"))
+    yield running
+    running.kill()
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor, torch.Tensor]:
+    """Two real trainer ranks publish version 3; their log-probs of a batch."""
+    root = tmp_path_factory.mktemp("weights")
+    log_probs, ids = ranks.run("policy_cases:publish", 2, root=str(root), layout=LAYOUT)[0]
+    return root, log_probs, ids
+
+
+@pytest.fixture(scope="module")
+def sources(published: tuple[Path, torch.Tensor, torch.Tensor]) -> dict[int, str]:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    config = uvicorn.Config(application(published[0]), port=port, log_level="error")
+    threading.Thread(target=uvicorn.Server(config).run, daemon=True).start()
+    return dict.fromkeys((0, 1), f"http://127.0.0.1:{port}")
+
+
+@pytest.fixture(scope="module")
+def agent(server: Server) -> Agent:
+    agent = Agent("engine-0", Engine(URL, 30), 1, bucket_bytes=64 << 10, timeout=30)
+    _watch_until(agent, "STALE")
+    return agent
+
+
+def _watch_until(agent: Agent, state: str, timeout: float = 180) -> None:
+    deadline = time.monotonic() + timeout
+    while agent.status()["state"] != state:
+        assert time.monotonic() < deadline, agent.status()
+        agent.watch()
+        time.sleep(0.2)
+
+
+def _generate(ids: list[int], **params: Any) -> dict[str, Any]:
+    body = {
+        "input_ids": ids,
+        "sampling_params": {"max_new_tokens": 8} | params,
+        "return_logprob": True,
+        "logprob_start_len": 0,
+    }
+    return dict(httpx.post(f"{URL}/generate", json=body, timeout=60).json())
+
+
+def test_a_version_that_is_not_there_leaves_the_engine_alone(agent: Agent, sources: dict[int, str]) -> None:
+    with pytest.raises(PullError, match="404"):
+        agent.sync(9, sources)
+    assert agent.status()["state"] == "STALE"
+
+
+def test_flipped_bytes_are_refused_before_the_engine_is_touched(
+    agent: Agent, sources: dict[int, str], published: tuple[Path, torch.Tensor, torch.Tensor]
+) -> None:
+    blob = published[0] / "v3" / "rank-1.bin"
+    good = blob.read_bytes()
+    blob.write_bytes(bytes([good[0] ^ 1]) + good[1:])
+    with pytest.raises(PullError, match="another digest"):
+        agent.sync(3, sources)
+    blob.write_bytes(good)
+    assert agent.status()["state"] == "STALE"
+
+
+def test_after_a_sync_the_engine_computes_what_the_trainer_computes(
+    agent: Agent, sources: dict[int, str], published: tuple[Path, torch.Tensor, torch.Tensor]
+) -> None:
+    """Weights in several buckets, from a TP2 x EP2 trainer; log-probs equal to 1e-5."""
+    status = agent.sync(3, sources)
+    assert (status["state"], status["weightVersion"]) == ("SERVING", 3)
+    _, log_probs, ids = published
+    for row in range(4):
+        meta = _generate(ids[row].tolist())["meta_info"]
+        assert meta["weight_version"] == "3"
+        engine = torch.tensor([entry[0] for entry in meta["input_token_logprobs"][1:]])
+        assert torch.allclose(engine, log_probs[row, 1:], atol=1e-5)
+
+
+def test_a_second_sync_of_the_same_bytes_does_not_touch_the_engine(
+    agent: Agent, sources: dict[int, str]
+) -> None:
+    before = agent.status()
+    after = agent.sync(3, sources)
+    assert after["since"] == before["since"] and after["seconds"]["load"] < 0.01
+
+
+def test_seeds_make_samples_reproducible_in_any_company(agent: Agent) -> None:
+    """The same seed draws the same tokens alone and in a batch with others."""
+    ids, params = list(range(10, 30)), {"temperature": 1.0, "sampling_seed": 11}
+    alone = _generate(ids, **params)["output_ids"]
+    body = {
+        "input_ids": [ids, list(range(40, 60)), ids],
+        "sampling_params": [
+            {"max_new_tokens": 8, "temperature": 1.0, "sampling_seed": seed} for seed in (5, 6, 11)
+        ],
+    }
+    together = httpx.post(f"{URL}/generate", json=body, timeout=60).json()
+    assert together[2]["output_ids"] == alone != together[0]["output_ids"]
+
+
+def test_a_session_left_open_by_a_dead_agent_does_not_block_the_next(
+    agent: Agent, sources: dict[int, str]
+) -> None:
+    Engine(URL, 30).begin_update()
+    fresh = Agent("engine-0", Engine(URL, 30), 1, 1 << 20, 30)
+    fresh._groups = 50
+    _watch_until(fresh, "STALE")
+    with pytest.raises(EngineError, match="begin_weight_update"):
+        fresh.sync(3, sources)
+    assert fresh.status()["state"] == "STALE"
+    assert fresh.sync(3, sources)["state"] == "SERVING"
+
+
+def test_a_killed_engine_is_reloaded_from_the_agents_memory(
+    agent: Agent, server: Server, published: tuple[Path, torch.Tensor, torch.Tensor]
+) -> None:
+    before = agent.status()
+    server.kill()
+    _watch_until(agent, "RESTARTING")
+    assert agent.status()["weightVersion"] is None
+    server.start()
+    _watch_until(agent, "SERVING")
+    after = agent.status()
+    assert after["weightVersion"] == 3 and after["restarts"] == before["restarts"] + 1
+    assert after["checksum"] == before["checksum"]
+    assert _generate(published[2][0].tolist())["meta_info"]["weight_version"] == "3"
