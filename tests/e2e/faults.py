@@ -1,5 +1,6 @@
 """Faults for the end-to-end tests: each returns only after it has really happened."""
 
+import contextlib
 import os
 import signal
 import time
@@ -16,12 +17,16 @@ AGENT_PORT, CONTROLLER_PORT = 9000, 8090
 
 
 def until(what: str, check: Callable[[], Any], timeout: float, every: float = 0.5) -> Any:
-    """Poll until ``check`` gives something true; its value. Raises AssertionError with ``what``."""
+    """Poll until ``check`` gives something true; its value. Raises AssertionError with ``what``.
+
+    A pod that does not answer, or is not there, counts as "not yet".
+    """
     deadline = time.monotonic() + timeout
     while True:
-        value = check()
-        if value:
-            return value
+        with contextlib.suppress(httpx.HTTPError, LookupError, ValueError):
+            value = check()
+            if value:
+                return value
         assert time.monotonic() < deadline, f"not within {timeout:.0f} s: {what}"
         time.sleep(every)
 

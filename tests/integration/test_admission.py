@@ -85,7 +85,8 @@ def test_every_manifest_is_accepted(api: Api, path: Any) -> None:
     api.ok("apply", "--dry-run=server", "-f", str(path))
 
 
-def test_the_names_that_users_type(api: Api, tiny: dict[str, Any]) -> None:
+def test_the_names_that_users_type(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
+    fake_nodes(2)
     tiny["spec"]["suspend"] = True
     assert api.apply(tiny).returncode == 0
     header = api.ok("get", "grpo").splitlines()[0].split()

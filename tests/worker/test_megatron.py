@@ -59,6 +59,7 @@ def test_every_cpu_fix_still_finds_its_module() -> None:
     code = (
         "from grpo_worker.megatron import cpu_platform, cpu_fixes; cpu_platform.install();"
         "import grpo_worker.megatron.checkpoint;"
+        "import megatron.core.dist_checkpointing.strategies.filesystem_async;"
         "assert cpu_fixes.APPLIED == set(cpu_fixes.FIXES), set(cpu_fixes.FIXES) - cpu_fixes.APPLIED;"
         "assert cpu_platform.Rewrite.hits > 100"
     )
