@@ -91,7 +91,7 @@ def agent(server: Server) -> Agent:
     return agent
 
 
-def _watch_until(agent: Agent, state: str, timeout: float = 180) -> None:
+def _watch_until(agent: Agent, state: str, timeout: float = 300) -> None:
     deadline = time.monotonic() + timeout
     while agent.status()["state"] != state:
         assert time.monotonic() < deadline, agent.status()
