@@ -32,15 +32,15 @@ unit: env  ## pure logic, no network, under 2 minutes
 	$(PYTEST) tests/unit
 
 worker: env  ## Megatron-Core on gloo ranks, a real SGLang server
-	$(PYTEST) tests/worker
+	$(PYTEST) tests/worker -v
 
 integration:  ## API server, KubeRay and KWOK, no pods
 	$(DEV) prepare
-	$(PYTEST) tests/integration
+	$(PYTEST) tests/integration -v
 
 e2e:  ## real pods, injected faults
 	$(DEV) prepare
-	$(PYTEST) tests/e2e
+	$(PYTEST) tests/e2e -v --timeout=1800
 
 crds: env  ## generate crds/ from the API models
 	$(VENV)/python -m grpo_operator.api.crd crds

@@ -80,7 +80,12 @@ def sources(published: tuple[Path, torch.Tensor, torch.Tensor]) -> dict[int, str
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
     config = uvicorn.Config(application(published[0]), port=port, log_level="error")
-    threading.Thread(target=uvicorn.Server(config).run, daemon=True).start()
+    server = uvicorn.Server(config)
+    threading.Thread(target=server.run, daemon=True).start()
+    deadline = time.monotonic() + 30
+    while not server.started:
+        assert time.monotonic() < deadline, "the trainer-side agent did not start"
+        time.sleep(0.05)
     return dict.fromkeys((0, 1), f"http://127.0.0.1:{port}")
 
 

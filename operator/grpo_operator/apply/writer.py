@@ -4,7 +4,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from grpo_operator.api.base import API_VERSION, Model
+from grpo_operator.kuberay_client.client import RayClusterApi
 from grpo_operator.kuberay_client.kube import Kube
+from grpo_operator.kuberay_client.models import RayCluster
 from grpo_operator.plan.names import owner_reference
 from grpo_operator.render.children import is_current, with_hash
 
@@ -16,6 +18,16 @@ class Writer:
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
+        self._ray = RayClusterApi(kube)
+
+    async def ray_cluster(
+        self, cluster: RayCluster, observed: dict[str, Any] | None
+    ) -> dict[str, Any] | None:
+        """Apply a RayCluster unless the observed one came from the same manifest."""
+        stamped = with_hash(cluster.wire())
+        if is_current(stamped, observed):
+            return None
+        return await self._ray.apply(cluster.model_copy(update={"metadata": stamped["metadata"]}))
 
     async def child(
         self, group: str, plural: str, manifest: dict[str, Any], observed: dict[str, Any] | None

@@ -115,9 +115,8 @@ class Reconciler:
         )
         if owned:
             self._cache.pools[pool_key] = owned
-        cluster = children.ray_cluster(job, spec, pool, self._settings, suspend).wire()
-        observed_cluster = self._cache.ray_clusters.get((namespace, name))
-        applied = await self._writer.child("apis/ray.io/v1", "rayclusters", cluster, observed_cluster)
+        cluster = children.ray_cluster(job, spec, pool, self._settings, suspend)
+        applied = await self._writer.ray_cluster(cluster, self._cache.ray_clusters.get((namespace, name)))
         if applied:
             self._cache.ray_clusters[namespace, name] = applied
 

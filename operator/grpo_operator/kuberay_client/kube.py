@@ -1,4 +1,4 @@
-"""Async access to the API server: get, server-side apply, create, delete.
+"""Async access to the API server: server-side apply, create, delete.
 
 The official client is synchronous; calls run in threads so that the event loop never blocks.
 """
@@ -17,15 +17,6 @@ class Kube:
 
     def __init__(self, api: client.ApiClient) -> None:
         self._api = api
-
-    async def get(self, group: str, plural: str, namespace: str, name: str) -> dict[str, Any] | None:
-        """One object, or None when it does not exist. Other errors raise ApiException."""
-        try:
-            return await self._call("GET", _path(group, plural, namespace, name))
-        except client.ApiException as error:
-            if error.status == 404:
-                return None
-            raise
 
     async def apply(
         self, group: str, plural: str, manifest: dict[str, Any], subresource: str = ""

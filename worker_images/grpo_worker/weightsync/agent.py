@@ -14,7 +14,7 @@ import torch
 
 from grpo_operator.api.status import EngineState
 from grpo_worker.weightsync.dtypes import dtype_name
-from grpo_worker.weightsync.engine import Engine
+from grpo_worker.weightsync.engine import Engine, EngineError
 from grpo_worker.weightsync.group import UpdateGroup, flatten
 from grpo_worker.weightsync.plan import Plan, buckets, make_plan
 from grpo_worker.weightsync.pull import Puller
@@ -166,19 +166,24 @@ class Agent:
     def _abort(self, error: Exception) -> None:
         """Nothing half applied serves: out of service, and a fresh group next time."""
         log.warning("update failed: %s", error)
+        group = self._group.name if self._group else None
         self._drop_group()
         if self._engine.alive():
             self.view = self.view.stale(f"update failed: {error}")
-            self._close_session()
+            self._tidy_engine(group)
         else:
             self._lose(f"engine died during an update: {error}")
 
-    def _close_session(self) -> None:
-        """A session left open would refuse the next begin; the resend follows it."""
-        try:
-            self._engine.end_update()
-        except Exception as error:
-            log.info("no session to close: %s", error)
+    def _tidy_engine(self, group: str | None) -> None:
+        """A session left open would refuse the next begin; a group left behind would leak."""
+        calls = [self._engine.end_update]
+        if group is not None:
+            calls.append(lambda: self._engine.leave_group(group))
+        for call in calls:
+            try:
+                call()
+            except EngineError as error:
+                log.info("nothing to tidy: %s", error)
 
     def _lose(self, reason: str) -> None:
         self._drop_group()
