@@ -9,7 +9,7 @@ from typing import Any
 from grpo_devcluster import cluster
 from grpo_devcluster.addons import kubectl
 from grpo_devcluster.follow import JobView, memory_used
-from grpo_devcluster.gobuild import COMPONENTS, binary
+from grpo_devcluster.gobuild import binary, everything_built
 from grpo_devcluster.install import devcluster_values, install_operator
 from grpo_devcluster.paths import JOB_DATA, KUBECONFIG, REPO
 from grpo_devcluster.results import record
@@ -31,7 +31,7 @@ def main() -> None:
 def demo() -> None:
     """All stages. With KUBECONFIG set, the user's own cluster is used instead."""
     started, idle = time.monotonic(), memory_used()
-    cold = not all(binary(name).exists() for name in COMPONENTS) or not (REPO / ".venv").exists()
+    cold = not everything_built()
     own = os.environ.get("KUBECONFIG")
     if own:
         cluster.prepare_client()

@@ -71,6 +71,11 @@ def binary(name: str) -> Path:
     return CACHE / "bin" / f"{name}-{key}"
 
 
+def everything_built() -> bool:
+    """Is the cache warm? A run that must build first is called cold."""
+    return all(binary(name).exists() for name in COMPONENTS)
+
+
 def build_all(names: Sequence[str] = tuple(COMPONENTS)) -> None:
     """Build the named components that are not in the cache, with one progress line each."""
     missing = [COMPONENTS[name] for name in names if not binary(name).exists()]

@@ -5,7 +5,7 @@ import subprocess
 import time
 
 from grpo_devcluster import cluster
-from grpo_devcluster.gobuild import COMPONENTS, binary
+from grpo_devcluster.gobuild import everything_built
 from grpo_devcluster.paths import REPO
 from grpo_devcluster.results import record
 from grpo_devcluster.stages import StageError, fail
@@ -16,7 +16,7 @@ LEVELS = ("lint", "unit", "worker", "integration", "e2e")
 def main() -> None:
     """Set up, run the levels, remove the cluster; exit 1 on failure."""
     started = time.monotonic()
-    cold = not all(binary(name).exists() for name in COMPONENTS) or not (REPO / ".venv").exists()
+    cold = not everything_built()
     seconds: dict[str, float] = {}
     try:
         cluster.prepare()
