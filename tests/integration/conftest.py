@@ -15,6 +15,7 @@ import yaml
 from grpo_devcluster import cluster
 from grpo_devcluster.gobuild import binary
 from grpo_devcluster.paths import KUBECONFIG, REPO
+from grpo_devcluster.stages import wait_for
 
 SETTINGS = {"images": {"trainer": "localhost/trainer:test", "rollout": "localhost/rollout:test"}}
 
@@ -44,6 +45,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     cluster.up(with_node=False)
     api = Api()
     api.ok("apply", "--server-side", "-f", str(REPO / "crds"))
+    wait_for("GRPOJob", lambda: api.run("get", "grpojobs,rolloutpools").returncode == 0, 30)
     settings = tmp_path_factory.mktemp("operator") / "settings.json"
     settings.write_text(json.dumps(SETTINGS))
     env = os.environ | {"KUBECONFIG": str(KUBECONFIG), "GRPO_SETTINGS": str(settings)}

@@ -20,26 +20,21 @@ class Writer:
         self._kube = kube
         self._ray = RayClusterApi(kube)
 
-    async def ray_cluster(
-        self, cluster: RayCluster, observed: dict[str, Any] | None
-    ) -> dict[str, Any] | None:
+    async def ray_cluster(self, cluster: RayCluster, observed: dict[str, Any] | None) -> None:
         """Apply a RayCluster unless the observed one came from the same manifest."""
         stamped = with_hash(cluster.wire())
         if is_current(stamped, observed):
-            return None
-        return await self._ray.apply(cluster.model_copy(update={"metadata": stamped["metadata"]}))
+            return
+        await self._ray.apply(cluster.model_copy(update={"metadata": stamped["metadata"]}))
 
     async def child(
         self, group: str, plural: str, manifest: dict[str, Any], observed: dict[str, Any] | None
-    ) -> dict[str, Any] | None:
-        """Apply a child unless the observed one came from the same manifest.
-
-        Returns the applied object, or None when nothing was written.
-        """
+    ) -> None:
+        """Apply a child unless the observed one came from the same manifest."""
         stamped = with_hash(manifest)
         if is_current(stamped, observed):
-            return None
-        return await self._kube.apply(group, plural, stamped)
+            return
+        await self._kube.apply(group, plural, stamped)
 
     async def status(self, plural: str, owner: dict[str, Any], status: Model) -> bool:
         """Apply a status when it differs from the object's; True when written."""

@@ -39,6 +39,8 @@ class Reconciler:
         """Reconcile one GRPOJob."""
         if job["metadata"].get("deletionTimestamp"):
             return  # owner references take the children along
+        if self._leftover(job):
+            return  # the cluster of a deleted job of this name is still going away
         try:
             spec = GRPOJobSpec.model_validate(job["spec"])
         except ValidationError as error:
@@ -61,6 +63,14 @@ class Reconciler:
         """Reconcile a RolloutPool that no job owns; the others are reported with their job."""
         if names.JOB_LABEL not in (pool["metadata"].get("labels") or {}):
             await self._writer.status("rolloutpools", pool, unowned_status(pool, _now()))
+
+    def _leftover(self, job: dict[str, Any]) -> bool:
+        meta = job["metadata"]
+        cluster = self._cache.ray_clusters.get((meta["namespace"], meta["name"]))
+        if cluster is None:
+            return False
+        owners = cluster["metadata"].get("ownerReferences") or []
+        return all(owner["uid"] != meta["uid"] for owner in owners)
 
     def _pool_spec(self, job: dict[str, Any], spec: GRPOJobSpec) -> RolloutPoolSpec:
         """The owned RolloutPool's spec (it may have been scaled), or the job's template."""
@@ -102,23 +112,17 @@ class Reconciler:
             ("configmaps", children.job_config_map(job, spec)),
             ("services", children.rollout_service(job)),
         ):
-            key = (plural, namespace, manifest["metadata"]["name"])
-            written = await self._writer.child("api/v1", plural, manifest, cached.get(key))
-            if written:
-                cached[key] = written
-        pool_key = (namespace, names.rollout_pool(name))
-        owned = await self._writer.child(
+            observed_child = cached.get((plural, namespace, manifest["metadata"]["name"]))
+            await self._writer.child("api/v1", plural, manifest, observed_child)
+        # The cache is left to the watches: an answer kept here could outlive its object.
+        await self._writer.child(
             "apis/rl.grpo.dev/v1alpha1",
             "rolloutpools",
             children.owned_pool(job, spec),
-            self._cache.pools.get(pool_key),
+            self._cache.pools.get((namespace, names.rollout_pool(name))),
         )
-        if owned:
-            self._cache.pools[pool_key] = owned
         cluster = children.ray_cluster(job, spec, pool, self._settings, suspend)
-        applied = await self._writer.ray_cluster(cluster, self._cache.ray_clusters.get((namespace, name)))
-        if applied:
-            self._cache.ray_clusters[namespace, name] = applied
+        await self._writer.ray_cluster(cluster, self._cache.ray_clusters.get((namespace, name)))
 
     async def _pool_report(self, job: dict[str, Any], spec: RolloutPoolSpec, observed: Observed) -> None:
         meta = job["metadata"]
