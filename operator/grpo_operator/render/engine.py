@@ -13,6 +13,7 @@ _CPU = [
     *("--sampling-backend", "pytorch"),
     *("--grammar-backend", "none"),
     "--disable-overlap-schedule",
+    "--sleep-on-idle",  # an idle scheduler polls without a pause, and the trainers need the cores
 ]
 CPU_ENGINE_ENV = {
     "SGLANG_USE_CPU_ENGINE": "1",

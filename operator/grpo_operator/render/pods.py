@@ -15,6 +15,8 @@ from grpo_operator.render.settings import OperatorSettings
 # Not 8080: there Ray itself exports metrics.
 AGENT_PORT, CONTROLLER_PORT, ENGINE_PORT, GCS_PORT = 9000, 8090, 30000, 6379
 STORE_MOUNT = "/store"
+# Ray lowers the priority of its workers by 15; the ranks are what the pod is for.
+RANK_ENV = {"GRPO_WEIGHTS_DIR": "/weights", "RAY_worker_niceness": "0"}
 _PYTHON = "python3"
 
 # KubeRay's generated command starts Ray; waiting by hand costs no interpreter start.
@@ -57,7 +59,7 @@ class PodBuilder:
         trainer = self._spec.trainer
         gpus = trainer.gpus_per_node if trainer.device == Device.CUDA else 0
         ranks = self._container(
-            "ray-worker", self._trainer_image(), trainer.resources, gpus, {"GRPO_WEIGHTS_DIR": "/weights"},
+            "ray-worker", self._trainer_image(), trainer.resources, gpus, RANK_ENV,
             _WAIT_FOR_HEAD + "exec bash -c " + "'" + _START_RAY + "'",
         )  # fmt: skip
         agent = self._agent(self._trainer_image(), "trainer")
