@@ -15,7 +15,7 @@ from grpo_devcluster.install import devcluster_values, install_operator
 from grpo_devcluster.paths import JOB_DATA, KUBECONFIG, REPO
 
 ENDED = frozenset({"Succeeded", "Failed"})
-STEPS = 120
+STEPS = 160
 
 
 @pytest.fixture(scope="session")
