@@ -1,6 +1,5 @@
 """One level-based reconcile for each kind: observe, decide, apply, report."""
 
-import logging
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,8 +21,6 @@ from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.pool_status import pool_status, unowned_status
 from grpo_operator.render import children
 from grpo_operator.render.settings import OperatorSettings
-
-log = logging.getLogger(__name__)
 
 
 class Reconciler:
