@@ -38,7 +38,7 @@ def demo() -> None:
     else:
         cluster.prepare()
     kubeconfig = Path(own) if own else KUBECONFIG
-    values: dict[str, Any] = {} if own else devcluster_values(cluster.up())
+    values = _own_values() if own else devcluster_values(cluster.up())
     with stage("helm install grpo-operator"):
         install_operator(kubeconfig, values)
     job = JobView(kubeconfig, "tiny-moe")
@@ -54,6 +54,15 @@ def demo() -> None:
     figures = {"peak_memory_gib": round((job.peak_used - idle) / 2**30, 2)}
     figures["cold_seconds" if cold else "warm_seconds"] = round(seconds, 1)
     _summary(job, status, figures, own is None)
+
+
+def _own_values() -> dict[str, Any]:
+    """Chart values for the user's cluster: the JSON file named by GRPO_VALUES, or the defaults."""
+    path = os.environ.get("GRPO_VALUES")
+    try:
+        return dict(json.loads(Path(path).read_text())) if path else {}
+    except (OSError, ValueError) as error:
+        raise StageError(f"GRPO_VALUES={path} is no readable JSON file of chart values: {error}") from error
 
 
 def _why(status: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ NAMESPACE = "grpo-system"
 
 def install_operator(kubeconfig: Path, values: dict[str, Any]) -> None:
     """helm upgrade --install, then wait until the operator is ready."""
+    _need_kuberay(kubeconfig)
     # helm installs CRDs but never upgrades them.
     kubectl("apply", "--server-side", "--force-conflicts", "-f", REPO / "crds", kubeconfig=kubeconfig)
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
@@ -31,6 +32,12 @@ def install_operator(kubeconfig: Path, values: dict[str, Any]) -> None:
             step="helm install grpo-operator",
             remedy=f"See: kubectl --kubeconfig {kubeconfig} -n {NAMESPACE} describe pods",
         )  # fmt: skip
+
+
+def _need_kuberay(kubeconfig: Path) -> None:
+    command = [binary("kubectl"), f"--kubeconfig={kubeconfig}", "get", "crd", "rayclusters.ray.io"]
+    remedy = "Install KubeRay 1.6 first: https://docs.ray.io/en/latest/cluster/kubernetes"
+    run(command, step="looking for KubeRay", remedy=remedy)
 
 
 def devcluster_values(images: dict[str, str]) -> dict[str, Any]:

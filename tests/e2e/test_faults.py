@@ -88,6 +88,7 @@ def test_an_engine_killed_during_a_sync_is_left_out_and_comes_back(job: JobView)
 def test_the_operator_may_be_away(job: JobView) -> None:
     before, step = uids(job), step_of(job)
     _scale_operator(job, 0)
+    time.sleep(60)
     wait_step(job, min(step + 5, STEPS), 180)
     assert uids(job) == before
     seen = step_of(job)

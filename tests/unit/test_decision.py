@@ -59,7 +59,7 @@ def _true(status: GRPOJobStatus) -> set[str]:
 
 def test_status_of_a_training_job() -> None:
     status = _status(running())
-    assert status.phase == "Training" and status.progress == "7/60" and status.weights == "v7"
+    assert status.phase == "Training" and status.progress == "7/120" and status.weights == "v7"
     assert status.reward_mean == "0.250" and status.train_ready == "2/2"
     assert status.last_checkpoint is not None and status.last_checkpoint.step == 5
     assert _true(status) == {"Ready", "Progressing"}

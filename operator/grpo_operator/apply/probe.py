@@ -6,7 +6,8 @@ from typing import Any
 import aiohttp
 
 from grpo_operator.plan import names
-from grpo_operator.render.pods import AGENT_PORT, CONTROLLER_PORT
+from grpo_operator.plan.names import AGENT_PORT, CONTROLLER_PORT
+from grpo_operator.plan.observed import of_pool
 
 _TIMEOUT = aiohttp.ClientTimeout(total=3)
 
@@ -19,24 +20,23 @@ class PodProbe:
 
     async def progress(self, pods: tuple[dict[str, Any], ...]) -> dict[str, Any] | None:
         """The controller's status, or None."""
-        for pod in pods:
-            if _pool(pod) == names.CONTROLLER:
-                report = await self._get(pod, CONTROLLER_PORT, "/v1/status")
-                if report is not None:
-                    return report
+        for pod in of_pool(pods, names.CONTROLLER):
+            report = await self._get(pod, CONTROLLER_PORT, "/v1/status")
+            if report is not None:
+                return report
         return None
 
     async def agents(self, pods: tuple[dict[str, Any], ...]) -> dict[str, dict[str, Any]]:
         """Status of every engine's agent that answers, by pod name."""
-        rollout = [pod for pod in pods if _pool(pod) == names.ROLLOUT]
+        rollout = of_pool(pods, names.ROLLOUT)
         answers = await asyncio.gather(*(self._get(p, AGENT_PORT, "/v1/status") for p in rollout))
         return {p["metadata"]["name"]: a for p, a in zip(rollout, answers, strict=True) if a}
 
     async def request_suspend(self, pods: tuple[dict[str, Any], ...], wanted: bool) -> None:
         """Tell the controller to save a checkpoint and stop, or to go on."""
-        for pod in pods:
+        for pod in of_pool(pods, names.CONTROLLER):
             address = _address(pod)
-            if _pool(pod) == names.CONTROLLER and address:
+            if address:
                 url = f"http://{address}:{CONTROLLER_PORT}/v1/suspend"
                 try:
                     async with self._session.post(url, json={"suspend": wanted}):
@@ -46,7 +46,7 @@ class PodProbe:
 
     async def _get(self, pod: dict[str, Any], port: int, path: str) -> dict[str, Any] | None:
         address = _address(pod)
-        if not address or pod["metadata"].get("deletionTimestamp"):
+        if not address:
             return None
         try:
             async with self._session.get(f"http://{address}:{port}{path}") as reply:
@@ -57,10 +57,6 @@ class PodProbe:
 
     async def close(self) -> None:
         await self._session.close()
-
-
-def _pool(pod: dict[str, Any]) -> str:
-    return str(pod["metadata"]["labels"].get(names.POOL_LABEL))
 
 
 def _address(pod: dict[str, Any]) -> str | None:

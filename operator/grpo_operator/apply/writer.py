@@ -22,19 +22,17 @@ class Writer:
 
     async def ray_cluster(self, cluster: RayCluster, observed: dict[str, Any] | None) -> None:
         """Apply a RayCluster unless the observed one came from the same manifest."""
-        stamped = with_hash(cluster.wire())
-        if is_current(stamped, observed):
-            return
-        await self._ray.apply(cluster.model_copy(update={"metadata": stamped["metadata"]}))
+        stamped = _changed(cluster.wire(), observed)
+        if stamped:
+            await self._ray.apply(cluster.model_copy(update={"metadata": stamped["metadata"]}))
 
     async def child(
         self, group: str, plural: str, manifest: dict[str, Any], observed: dict[str, Any] | None
     ) -> None:
         """Apply a child unless the observed one came from the same manifest."""
-        stamped = with_hash(manifest)
-        if is_current(stamped, observed):
-            return
-        await self._kube.apply(group, plural, stamped)
+        stamped = _changed(manifest, observed)
+        if stamped:
+            await self._kube.apply(group, plural, stamped)
 
     async def status(self, plural: str, owner: dict[str, Any], status: Model) -> bool:
         """Apply a status when it differs from the object's; True when written."""
@@ -81,3 +79,9 @@ class Writer:
             "count": 1,
         }
         await self._kube.create("api/v1", "events", manifest)
+
+
+def _changed(manifest: dict[str, Any], observed: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The manifest with its digest, or None when the observed object came from the same one."""
+    stamped = with_hash(manifest)
+    return None if is_current(stamped, observed) else stamped

@@ -4,6 +4,9 @@ JOB_LABEL = "rl.grpo.dev/job"
 POOL_LABEL = "rl.grpo.dev/pool"
 HASH_ANNOTATION = "rl.grpo.dev/applied"
 
+# Ports inside the cluster. 8080 is taken: there Ray itself exports metrics.
+ENGINE_PORT, AGENT_PORT, CONTROLLER_PORT, GCS_PORT = 30000, 9000, 8090, 6379
+
 HEAD, CONTROLLER, TRAINER, ROLLOUT = "head", "controller", "trainer", "rollout"
 
 

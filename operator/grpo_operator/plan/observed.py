@@ -1,5 +1,6 @@
 """What the operator sees of one job, gathered before anything is decided."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,12 +20,7 @@ class Observed:
 
     def of_pool(self, pool: str) -> list[dict[str, Any]]:
         """Pods of one pool that are not on their way out."""
-        return [
-            pod
-            for pod in self.pods
-            if pod["metadata"]["labels"].get(names.POOL_LABEL) == pool
-            and not pod["metadata"].get("deletionTimestamp")
-        ]
+        return of_pool(self.pods, pool)
 
     def ready(self, pool: str) -> int:
         return sum(is_ready(pod) for pod in self.of_pool(pool))
@@ -35,7 +31,7 @@ class Observed:
 
     def _engine(self, pod: dict[str, Any]) -> EngineStatus:
         name, address = pod_name(pod), pod.get("status", {}).get("podIP")
-        endpoint = f"http://{address}:30000" if address else None
+        endpoint = f"http://{address}:{names.ENGINE_PORT}" if address else None
         report = self.agents.get(name)
         if report is None:
             dead = pod.get("status", {}).get("phase") == "Failed"
@@ -49,6 +45,16 @@ class Observed:
             last_transition=report["since"] or None,
             restarts=report["restarts"],
         )
+
+
+def of_pool(pods: Iterable[dict[str, Any]], pool: str) -> list[dict[str, Any]]:
+    """Those pods of one pool that are not on their way out."""
+    return [
+        pod
+        for pod in pods
+        if pod["metadata"]["labels"].get(names.POOL_LABEL) == pool
+        and not pod["metadata"].get("deletionTimestamp")
+    ]
 
 
 def pod_name(pod: dict[str, Any]) -> str:

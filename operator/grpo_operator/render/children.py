@@ -9,8 +9,8 @@ from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_operator.api.rolloutpool import RolloutPoolSpec
 from grpo_operator.kuberay_client.models import HeadGroup, RayCluster, RayClusterSpec, WorkerGroup
 from grpo_operator.plan import names
-from grpo_operator.render.engine import ENGINE_PORT
-from grpo_operator.render.pods import AGENT_PORT, STORE_MOUNT, PodBuilder, trainer_ray_resources
+from grpo_operator.plan.names import AGENT_PORT, ENGINE_PORT
+from grpo_operator.render.pods import STORE_MOUNT, PodBuilder, trainer_ray_resources
 from grpo_operator.render.settings import OperatorSettings
 
 RAY_VERSION = "2.60.0"

@@ -4,8 +4,8 @@ import shlex
 
 from grpo_operator.api.base import Device
 from grpo_operator.api.rolloutpool import RolloutPoolSpec
+from grpo_operator.plan.names import ENGINE_PORT
 
-ENGINE_PORT = 30000
 # The plain backends that run without compiled CPU kernels; seeds make samples reproducible.
 _CPU = [
     *("--device", "cpu"),

@@ -8,12 +8,11 @@ from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_operator.api.rolloutpool import RolloutPoolSpec
 from grpo_operator.plan import names
 from grpo_operator.plan.feasibility import GPU
+from grpo_operator.plan.names import AGENT_PORT, CONTROLLER_PORT, ENGINE_PORT, GCS_PORT
 from grpo_operator.plan.needs import AGENT_RESOURCES, HEAD_RESOURCES
-from grpo_operator.render.engine import CPU_ENGINE_ENV, ENGINE_PORT, engine_command
+from grpo_operator.render.engine import CPU_ENGINE_ENV, engine_command
 from grpo_operator.render.settings import OperatorSettings
 
-# Not 8080: there Ray itself exports metrics.
-AGENT_PORT, CONTROLLER_PORT, GCS_PORT = 9000, 8090, 6379
 STORE_MOUNT = "/store"
 # Ray lowers the priority of its workers by 15; the ranks are what the pod is for.
 RANK_ENV = {"GRPO_WEIGHTS_DIR": "/weights", "RAY_worker_niceness": "0"}
