@@ -8,8 +8,16 @@ from objects import NOW, job, pod, progress, running, spec_of
 from grpo_operator.api.grpojob import GRPOJobStatus
 from grpo_operator.kuberay_client.models import RayClusterStatus
 from grpo_operator.plan.decision import pods_suspended, wish_to_suspend
-from grpo_operator.plan.job_status import job_status, refused_status
+from grpo_operator.plan.job_status import (
+    job_status,
+    layout_status,
+    refused_status,
+    settled_layout,
+)
 from grpo_operator.plan.observed import Observed
+from grpo_operator.plan.resolve import resolve, with_layout
+
+LAYOUT = layout_status(resolve(spec_of(job()), spec_of(job()).rollout.template))
 
 
 def test_a_running_job_keeps_its_pods_until_its_checkpoint_is_complete() -> None:
@@ -50,7 +58,7 @@ def test_the_controller_is_told_only_what_it_does_not_know() -> None:
 
 def _status(observed: Observed, manifest: dict[str, Any] | None = None) -> GRPOJobStatus:
     manifest = manifest or job()
-    return job_status(manifest, spec_of(manifest), 2, observed, NOW)
+    return job_status(manifest, spec_of(manifest), LAYOUT, 2, observed, NOW)
 
 
 def _true(status: GRPOJobStatus) -> set[str]:
@@ -90,7 +98,7 @@ def test_an_ended_phase_is_latched() -> None:
 def test_transition_times_move_only_with_the_status() -> None:
     manifest = job()
     manifest["status"] = _status(running()).wire()
-    later = job_status(manifest, spec_of(manifest), 2, running(step=8), "2027-01-01T00:00:00Z")
+    later = job_status(manifest, spec_of(manifest), LAYOUT, 2, running(step=8), "2027-01-01T00:00:00Z")
     assert {c.last_transition_time for c in later.conditions} == {NOW}
 
 
@@ -104,3 +112,13 @@ def test_a_refused_job_is_stalled_and_says_why() -> None:
 def test_a_job_suspended_from_the_start_is_suspended() -> None:
     status = _status(Observed(), job(suspend=True))
     assert status.phase == "Suspended" and "Suspended" in _true(status)
+
+
+def test_a_settled_layout_stays_and_reaches_the_ranks() -> None:
+    manifest = job()
+    manifest["status"] = {"layout": LAYOUT.wire()}
+    settled = settled_layout(manifest)
+    assert settled == LAYOUT and settled_layout(job()) is None
+    sizes = with_layout(spec_of(job()), LAYOUT).trainer.parallelism
+    assert (sizes.tensor, sizes.expert, sizes.auto) == (2, 2, False)
+    assert sizes.layout(2) == LAYOUT.layout()

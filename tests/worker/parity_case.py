@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
+from grpo_operator.api.layout import Layout
 from grpo_worker.megatron import weights
 from grpo_worker.megatron.initialise import weight_reader
-from grpo_worker.megatron.layout import Layout
 from grpo_worker.megatron.model import build_gpt, initialize_parallel
 from grpo_worker.megatron.presets import model_config
 

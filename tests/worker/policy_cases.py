@@ -7,11 +7,11 @@ import torch
 import torch.distributed as dist
 
 from grpo_operator.api.grpojob import OptimizerSpec
+from grpo_operator.api.layout import Layout
 from grpo_worker.algorithms.losses import PolicyLossConfig, token_weights
 from grpo_worker.megatron import weights
 from grpo_worker.megatron.checkpoint import Checkpointer
 from grpo_worker.megatron.initialise import weight_reader
-from grpo_worker.megatron.layout import Layout
 from grpo_worker.megatron.model import Batch, PolicyModel, initialize_parallel
 from grpo_worker.megatron.presets import model_config
 from grpo_worker.weightsync import manifest

@@ -1,10 +1,13 @@
 """GRPOJob: one GRPO post-training run over a training pool and a rollout pool."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from grpo_operator.api.architectures import PRESETS, architecture
 from grpo_operator.api.base import Device, Model, Name, Path, Resources, ShortString
+from grpo_operator.api.gpus import GpuType
+from grpo_operator.api.layout import Layout
 from grpo_operator.api.rolloutpool import RolloutPoolSpec
 from grpo_operator.api.status import CheckpointStatus, Condition, LayoutStatus, PoolCount, RestartCounts
 
@@ -16,6 +19,29 @@ class ModelSpec(Model):
         pattern=r"^(preset:[a-z0-9-]+|/.+)$",
         description="preset:NAME, or the absolute path of a Hugging Face directory in the pods",
     )
+    architecture: ShortString | None = Field(
+        None,
+        pattern=r"^[a-z0-9][a-z0-9.-]*$",
+        description="name of the directory's architecture (deepseek-v3, qwen3-30b-a3b, qwen3-8b): "
+        "lets the operator plan memory before any pod exists",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "ModelSpec":
+        if self.path.startswith("preset:"):
+            if self.path.removeprefix("preset:") not in PRESETS:
+                raise ValueError(f"unknown preset {self.path!r}: use preset:{', preset:'.join(PRESETS)}")
+            if self.architecture is not None:
+                raise ValueError("architecture is known for a preset: remove it")
+        if self.architecture is not None:
+            architecture(self.architecture)  # raises for an unknown name
+        return self
+
+    def config(self) -> dict[str, Any] | None:
+        """config.json of the model, or None when only the pods can read it."""
+        if self.path.startswith("preset:"):
+            return architecture(self.path.removeprefix("preset:"))
+        return architecture(self.architecture) if self.architecture else None
 
 
 class DataSpec(Model):
@@ -71,13 +97,35 @@ class OptimizerSpec(Model):
 
 
 class ParallelismSpec(Model):
-    """Sizes of Megatron-Core's parallel axes."""
+    """Sizes of Megatron-Core's parallel axes. Sequence parallelism is on whenever tensor > 1."""
 
-    tensor: int = Field(1, ge=1, le=64)
-    pipeline: int = Field(1, ge=1, le=128)
-    context: int = Field(1, ge=1, le=64)
-    expert: int = Field(1, ge=1, le=512)
-    expert_tensor: int = Field(1, ge=1, le=64)
+    cel = (
+        (
+            "!self.auto || (self.tensor == 1 && self.pipeline == 1 && self.context == 1"
+            " && self.expert == 1 && self.expertTensor == 1"
+            " && !has(self.layersInFirstStage) && !has(self.layersInLastStage))",
+            "auto chooses every size: remove the sizes, or set auto to false",
+        ),
+        (
+            "self.pipeline > 1 || (!has(self.layersInFirstStage) && !has(self.layersInLastStage))",
+            "layersInFirstStage and layersInLastStage need pipeline > 1",
+        ),
+    )
+    auto: bool = Field(False, description="let the operator choose, by memory and estimated step time")
+    tensor: int = Field(1, ge=1, le=64, description="GPUs that share every matrix (TP)")
+    pipeline: int = Field(1, ge=1, le=128, description="stages of layers (PP)")
+    context: int = Field(1, ge=1, le=64, description="GPUs that share a sequence (CP)")
+    expert: int = Field(1, ge=1, le=512, description="GPUs over which experts are dealt out (EP)")
+    expert_tensor: int = Field(1, ge=1, le=64, description="GPUs that share one expert (ETP)")
+    layers_in_first_stage: int | None = Field(None, ge=1, le=512, description="default: as the others")
+    layers_in_last_stage: int | None = Field(None, ge=1, le=512, description="default: as the others")
+
+    def layout(self, world: int) -> Layout:
+        """The layout of ``world`` ranks.
+
+        Raises ValueError when the sizes do not multiply up to it.
+        """
+        return Layout(world=world, **self.model_dump(exclude={"auto"}))
 
 
 class TrainerSpec(Model):
@@ -96,15 +144,14 @@ class TrainerSpec(Model):
             "nodes x gpusPerNode must be a multiple of expert x expertTensor x pipeline:"
             " change parallelism or nodes",
         ),
-        (
-            "self.parallelism.tensor == 1 || self.parallelism.expert > 1"
-            " || self.parallelism.expertTensor == self.parallelism.tensor",
-            "with tensor > 1 and expert = 1, expertTensor must equal tensor",
-        ),
     )
     nodes: int = Field(ge=1, le=4096, description="pods of the training pool")
     gpus_per_node: int = Field(8, ge=1, le=16, description="ranks of a pod, one GPU each on cuda")
     device: Device = Field(Device.CUDA, description="cuda or cpu")
+    gpu_type: GpuType = Field(GpuType.H100, description="what the planner counts with (cuda only)")
+    recompute: Literal["none", "full"] = Field(
+        "full", description="full: keep only each layer's input for the backward pass"
+    )
     parallelism: ParallelismSpec = Field(default_factory=ParallelismSpec)
     optimizer: OptimizerSpec = Field(default_factory=OptimizerSpec)
     mini_batch_size: int = Field(128, ge=1, le=65536, description="prompts of one optimizer step")
@@ -114,21 +161,13 @@ class TrainerSpec(Model):
 
     @model_validator(mode="after")
     def _check(self) -> "TrainerSpec":
-        sizes, world = self.parallelism, self.nodes * self.gpus_per_node
-        dense = sizes.tensor * sizes.pipeline * sizes.context
-        experts = sizes.expert * sizes.expert_tensor * sizes.pipeline
-        for product, text in (
-            (dense, "tensor x pipeline x context"),
-            (experts, "expert x expertTensor x pipeline"),
-        ):
-            if world % product:
-                raise ValueError(
-                    f"nodes x gpusPerNode = {world} is not a multiple of {text} = {product}: "
-                    "change parallelism or nodes"
-                )
-        if sizes.tensor > 1 and sizes.expert == 1 and sizes.expert_tensor != sizes.tensor:
-            raise ValueError("with tensor > 1 and expert = 1, expertTensor must equal tensor")
+        self.parallelism.layout(self.world)  # raises when the sizes do not multiply up
         return self
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return self.nodes * self.gpus_per_node
 
 
 class RolloutSpec(Model):

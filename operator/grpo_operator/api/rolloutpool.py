@@ -1,10 +1,11 @@
 """RolloutPool: a set of SGLang engines that serve one model at one weight version."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from grpo_operator.api.base import Device, Model, Path, Resources, ShortString
+from grpo_operator.api.gpus import GpuType
 from grpo_operator.api.status import Condition, EngineStatus
 
 
@@ -12,8 +13,33 @@ class EngineSpec(Model):
     """One SGLang server."""
 
     device: Device = Field(Device.CUDA, description="cuda or cpu")
-    tensor_parallel: int = Field(1, ge=1, le=64, description="GPUs over which weights are split")
+    cel = (
+        (
+            "self.tensorParallel % self.expertParallel == 0",
+            "expertParallel must divide tensorParallel",
+        ),
+        (
+            "self.tensorParallel % self.attentionDataParallel == 0",
+            "attentionDataParallel must divide tensorParallel",
+        ),
+        (
+            "self.device == 'cpu' || self.tensorParallel == self.nodesPerEngine * self.gpusPerNode",
+            "tensorParallel must equal nodesPerEngine x gpusPerNode: it counts all GPUs of the engine",
+        ),
+    )
+    tensor_parallel: int = Field(1, ge=1, le=256, description="all GPUs of the engine (SGLang: tp-size)")
+    expert_parallel: int = Field(
+        1, ge=1, le=256, description="GPUs over which experts are dealt out (SGLang: ep-size)"
+    )
+    attention_data_parallel: int = Field(
+        1, ge=1, le=256, description="replicas of the attention part (SGLang: dp-size with dp-attention)"
+    )
+    nodes_per_engine: int = Field(1, ge=1, le=64, description="pods of one engine; they live and die as one")
     gpus_per_node: int = Field(1, ge=1, le=16, description="GPUs of one engine pod (cuda only)")
+    gpu_type: GpuType = Field(GpuType.H100, description="what the planner counts with (cuda only)")
+    quantization: Literal["none", "fp8-block128"] = Field(
+        "none", description="form of the weights in the engine"
+    )
     dtype: str = Field("bfloat16", pattern=r"^(bfloat16|float16|float32)$", max_length=16)
     context_length: int = Field(4096, ge=16, le=1048576, description="tokens of prompt and response")
     max_total_tokens: int | None = Field(
@@ -26,6 +52,21 @@ class EngineSpec(Model):
     extra_args: list[Annotated[str, Field(max_length=256)]] = Field(
         default_factory=list, max_length=64, description="further arguments of sglang.launch_server"
     )
+
+    @model_validator(mode="after")
+    def _check(self) -> "EngineSpec":
+        for field, size in (
+            ("expertParallel", self.expert_parallel),
+            ("attentionDataParallel", self.attention_data_parallel),
+        ):
+            if self.tensor_parallel % size:
+                raise ValueError(f"{field} ({size}) must divide tensorParallel ({self.tensor_parallel})")
+        gpus = self.nodes_per_engine * self.gpus_per_node
+        if self.device == Device.CUDA and self.tensor_parallel != gpus:
+            raise ValueError(
+                f"tensorParallel ({self.tensor_parallel}) must equal nodesPerEngine x gpusPerNode = {gpus}"
+            )
+        return self
 
 
 class RolloutPoolSpec(Model):

@@ -5,6 +5,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from grpo_operator.api.base import Model
+from grpo_operator.api.layout import Layout
 
 
 class Phase(StrEnum):
@@ -83,4 +84,16 @@ class LayoutStatus(Model):
     context: int
     expert: int
     expert_tensor: int
-    stages: list[int] = Field(max_length=512, description="layers of each pipeline stage")
+    layers_in_first_stage: int | None = None
+    layers_in_last_stage: int | None = None
+    stages: list[int] = Field(
+        max_length=512, description="layers of each pipeline stage; empty: model not known"
+    )
+    bytes_per_gpu: list[int] = Field(
+        default_factory=list, max_length=512, description="planned bytes on a GPU of each stage"
+    )
+    reason: str = Field("", max_length=1024, description="given, or why auto chose it")
+
+    def layout(self) -> Layout:
+        """The sizes alone."""
+        return Layout(**self.model_dump(exclude={"data", "stages", "bytes_per_gpu", "reason"}))

@@ -5,20 +5,21 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from grpo_operator.api.errors import describe
 from grpo_operator.api.grpojob import GRPOJobSpec, GRPOJobStatus
 from grpo_operator.api.rolloutpool import RolloutPoolSpec
-from grpo_operator.api.status import Phase
+from grpo_operator.api.status import LayoutStatus, Phase
 from grpo_operator.apply.cache import Cache
 from grpo_operator.apply.probe import PodProbe
 from grpo_operator.apply.writer import Writer
 from grpo_operator.kuberay_client.models import RayClusterStatus
 from grpo_operator.plan import decision, names
 from grpo_operator.plan.feasibility import infeasible
-from grpo_operator.plan.job_status import job_status, refused_status
-from grpo_operator.plan.layout import indivisible_layers, unknown_preset
+from grpo_operator.plan.job_status import job_status, layout_status, refused_status, settled_layout
 from grpo_operator.plan.needs import pod_needs
 from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.pool_status import pool_status, unowned_status
+from grpo_operator.plan.resolve import RefusedError, resolve, with_layout
 from grpo_operator.render import children
 from grpo_operator.render.settings import OperatorSettings
 
@@ -41,16 +42,18 @@ class Reconciler:
         try:
             spec = GRPOJobSpec.model_validate(job["spec"])
         except ValidationError as error:
-            await self._report(job, refused_status(job, "InvalidSpec", _describe(error), _now()))
+            await self._report(job, refused_status(job, "InvalidSpec", describe(error), _now()))
             return
         pool = self._pool_spec(job, spec)
-        observed = await self._observe(job)
-        refusal = self._refusal(job, spec, pool)
-        if refusal:
-            await self._report(job, refused_status(job, *refusal, _now()))
+        try:
+            layout = self._layout(job, spec, pool)
+        except RefusedError as error:
+            await self._report(job, refused_status(job, error.reason, str(error), _now()))
             return
-        status = job_status(job, spec, pool.replicas, observed, _now())
+        observed = await self._observe(job)
+        status = job_status(job, spec, layout, pool.replicas, observed, _now())
         await self._report(job, status)
+        spec = with_layout(spec, layout)
         await self._apply_children(job, spec, pool, observed)
         await self._pool_report(job, pool, observed)
         await self._tell_controller(spec, observed)
@@ -86,18 +89,17 @@ class Reconciler:
             await self._probe.agents(pods),
         )
 
-    def _refusal(
-        self, job: dict[str, Any], spec: GRPOJobSpec, pool: RolloutPoolSpec
-    ) -> tuple[str, str] | None:
-        """(reason, message) for a job that must not get pods; a started job is never refused."""
-        key = (job["metadata"]["namespace"], job["metadata"]["name"])
-        if key in self._cache.ray_clusters:
-            return None
-        invalid = unknown_preset(spec) or indivisible_layers(spec)
-        if invalid:
-            return "InvalidSpec", invalid
-        message = infeasible(pod_needs(spec, pool.replicas), list(self._cache.nodes.values()))
-        return ("Infeasible", message) if message else None
+    def _layout(self, job: dict[str, Any], spec: GRPOJobSpec, pool: RolloutPoolSpec) -> LayoutStatus:
+        """The layout. Raises RefusedError for a job that must not get pods; once started, a job
+        is never refused."""
+        settled = settled_layout(job)
+        if settled and (job["metadata"]["namespace"], job["metadata"]["name"]) in self._cache.ray_clusters:
+            return settled
+        plan = resolve(spec, pool)
+        crowded = infeasible(pod_needs(spec, pool.replicas), list(self._cache.nodes.values()))
+        if crowded:
+            raise RefusedError(crowded, "Infeasible")
+        return layout_status(plan)
 
     async def _apply_children(
         self, job: dict[str, Any], spec: GRPOJobSpec, pool: RolloutPoolSpec, observed: Observed
@@ -156,16 +158,6 @@ class Reconciler:
 
 def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _describe(error: ValidationError) -> str:
-    """Field, value and remedy of every finding."""
-    findings = []
-    for item in error.errors():
-        where = ".".join(str(part) for part in ("spec", *item["loc"]))
-        value = f" (got {item['input']!r})" if not isinstance(item["input"], dict) else ""
-        findings.append(f"{where}: {item['msg']}{value}"[:500])
-    return "; ".join(findings)
 
 
 def _condition_message(status: dict[str, Any], kind: str) -> str:

@@ -3,12 +3,12 @@
 from typing import Any
 
 from grpo_operator.api.grpojob import GRPOJobSpec, GRPOJobStatus
-from grpo_operator.api.status import CheckpointStatus, Phase, PoolCount, RestartCounts
+from grpo_operator.api.status import CheckpointStatus, LayoutStatus, Phase, PoolCount, RestartCounts
 from grpo_operator.plan import names
 from grpo_operator.plan.conditions import Conditions
 from grpo_operator.plan.decision import is_terminal
-from grpo_operator.plan.layout import resolve_layout
 from grpo_operator.plan.observed import Observed
+from grpo_operator.plan.resolve import JobPlan
 
 
 def refused_status(job: dict[str, Any], reason: str, message: str, now: str) -> GRPOJobStatus:
@@ -27,7 +27,12 @@ def refused_status(job: dict[str, Any], reason: str, message: str, now: str) -> 
 
 
 def job_status(
-    job: dict[str, Any], spec: GRPOJobSpec, rollout_replicas: int, observed: Observed, now: str
+    job: dict[str, Any],
+    spec: GRPOJobSpec,
+    layout: LayoutStatus,
+    rollout_replicas: int,
+    observed: Observed,
+    now: str,
 ) -> GRPOJobStatus:
     """Status of a job that runs, is suspended, or ended."""
     old = GRPOJobStatus.model_validate(_old(job))
@@ -47,13 +52,38 @@ def job_status(
             "rollout": rollout,
             "train_ready": f"{train.ready}/{train.total}",
             "rollout_ready": f"{rollout.ready}/{rollout.total}",
-            "layout": resolve_layout(spec),
+            "layout": layout,
             "started_at": old.started_at or now,
             "finished_at": (old.finished_at or now) if ended else None,
         }
     )
     conditions = _conditions(job, phase, message, train, rollout, now)
     return status.model_copy(update={"conditions": conditions})
+
+
+def layout_status(plan: JobPlan) -> LayoutStatus:
+    """The plan as users see it in status."""
+    layout = plan.layout
+    return LayoutStatus(
+        world=layout.world,
+        data=layout.data,
+        tensor=layout.tensor,
+        pipeline=layout.pipeline,
+        context=layout.context,
+        expert=layout.expert,
+        expert_tensor=layout.expert_tensor,
+        layers_in_first_stage=layout.layers_in_first_stage,
+        layers_in_last_stage=layout.layers_in_last_stage,
+        stages=[stage.layers for stage in plan.stages],
+        bytes_per_gpu=[stage.total for stage in plan.stages],
+        reason=plan.reason,
+    )
+
+
+def settled_layout(job: dict[str, Any]) -> LayoutStatus | None:
+    """The layout in the job's status: it stays, whatever a newer planner would say."""
+    seen = _old(job).get("layout")
+    return LayoutStatus.model_validate(seen) if seen else None
 
 
 def _old(job: dict[str, Any]) -> dict[str, Any]:

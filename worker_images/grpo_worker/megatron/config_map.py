@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from megatron.core.transformer import MLATransformerConfig
 
-from grpo_worker.megatron.layout import Layout
+from grpo_operator.api.layout import Layout
 
 
 def mcore_config(hf: dict[str, Any], layout: Layout, **overrides: Any) -> MLATransformerConfig:
@@ -18,6 +18,11 @@ def mcore_config(hf: dict[str, Any], layout: Layout, **overrides: Any) -> MLATra
     Raises ValueError for architectures that Megatron-Core cannot express.
     """
     _refuse_inexpressible(hf)
+    if layout.tensor > 1 and layout.expert == 1 and layout.expert_tensor != layout.tensor:
+        raise ValueError(
+            f"expertTensor={layout.expert_tensor}: with tensor={layout.tensor} and expert=1 it must equal "
+            "tensor: Megatron-Core would not reduce the experts' gradients"
+        )
     fields = _architecture(hf) | _attention(hf) | _rope(hf) | _experts(hf) | _runtime(layout)
     return MLATransformerConfig(**(fields | overrides))
 
@@ -115,6 +120,8 @@ def _runtime(layout: Layout) -> dict[str, Any]:
     return {
         "tensor_model_parallel_size": layout.tensor,
         "pipeline_model_parallel_size": layout.pipeline,
+        "num_layers_in_first_pipeline_stage": layout.layers_in_first_stage,
+        "num_layers_in_last_pipeline_stage": layout.layers_in_last_stage,
         "context_parallel_size": layout.context,
         "expert_model_parallel_size": layout.expert,
         "expert_tensor_parallel_size": layout.expert_tensor,

@@ -21,11 +21,11 @@ from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from grpo_operator.api.grpojob import OptimizerSpec
+from grpo_operator.api.layout import Layout
 from grpo_worker.algorithms.losses import PolicyLossConfig, clipped_policy_loss, kl_estimate
 from grpo_worker.megatron import weights
 from grpo_worker.megatron.config_map import mcore_config
 from grpo_worker.megatron.layer_spec import block_spec
-from grpo_worker.megatron.layout import Layout
 
 Batch = dict[str, torch.Tensor]
 ReadWeights = Callable[[str], torch.Tensor]

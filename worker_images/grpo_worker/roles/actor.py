@@ -52,12 +52,11 @@ class TrainerWorker:
 
         from grpo_worker.megatron.checkpoint import Checkpointer
         from grpo_worker.megatron.initialise import weight_reader
-        from grpo_worker.megatron.layout import Layout
         from grpo_worker.megatron.model import PolicyModel, initialize_parallel
 
         spec = GRPOJobSpec.model_validate(config["spec"])
         self._spec = spec
-        layout = Layout(world=world, **spec.trainer.parallelism.model_dump())
+        layout = spec.trainer.parallelism.layout(world)
         initialize_parallel(layout, spec.seed)
         read = weight_reader(spec.model.path, config["hf"], spec.seed)
         self._policy = PolicyModel(

@@ -1,0 +1,147 @@
+"""Known model architectures as Hugging Face ``config.json`` contents, without weights.
+
+``preset:NAME`` trains from random weights; ``spec.model.architecture`` names the architecture of
+a directory that only the pods can read, so that the operator can plan for it.
+Source of the figures: the models' published config.json.
+"""
+
+import json
+from typing import Any
+
+_YARN: dict[str, Any] = {"type": "yarn", "rope_type": "yarn", "beta_fast": 32, "beta_slow": 1}
+
+TINY_MOE: dict[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 48,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_experts_per_tok": 4,
+    "moe_layer_freq": 1,
+    "norm_topk_prob": True,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "routed_scaling_factor": 2.5,
+    "num_nextn_predict_layers": 0,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-6,
+    "initializer_range": 0.06,
+    "max_position_embeddings": 256,
+    "rope_theta": 10000.0,
+    "rope_scaling": _YARN
+    | {
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 64,
+    },
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+DEEPSEEK_V3: dict[str, Any] = TINY_MOE | {
+    "vocab_size": 129280,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "first_k_dense_replace": 3,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 256,
+    "n_group": 8,
+    "topk_group": 4,
+    "num_experts_per_tok": 8,
+    "num_nextn_predict_layers": 1,
+    "initializer_range": 0.02,
+    "max_position_embeddings": 163840,
+    "rope_scaling": _YARN
+    | {"factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096},
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": None,
+}
+
+_QWEN3: dict[str, Any] = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "rms_norm_eps": 1e-6,
+    "initializer_range": 0.02,
+    "max_position_embeddings": 40960,
+    "rope_theta": 1000000.0,
+    "rope_scaling": None,
+    "vocab_size": 151936,
+    "head_dim": 128,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+}
+
+QWEN3_30B_A3B: dict[str, Any] = _QWEN3 | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "tie_word_embeddings": False,
+}
+
+QWEN3_8B: dict[str, Any] = _QWEN3 | {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": False,
+}
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "tiny-moe": TINY_MOE,
+    "deepseek-v3": DEEPSEEK_V3,
+    "qwen3-30b-a3b": QWEN3_30B_A3B,
+    "qwen3-8b": QWEN3_8B,
+}
+# Small enough to train from random weights: what ``preset:NAME`` may name.
+PRESETS = ("tiny-moe",)
+
+
+def architecture(name: str) -> dict[str, Any]:
+    """A copy of a known architecture's config.json.
+
+    Raises ValueError that lists the known names.
+    """
+    if name not in ARCHITECTURES:
+        raise ValueError(f"unknown architecture {name!r}: use one of {', '.join(sorted(ARCHITECTURES))}")
+    return json.loads(json.dumps(ARCHITECTURES[name]))  # type: ignore[no-any-return]

@@ -1,0 +1,71 @@
+"""``grpo-plan MANIFEST``: what the operator would do with a GRPOJob, without a cluster."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from grpo_operator.api.errors import describe
+from grpo_operator.api.grpojob import GRPOJobSpec
+from grpo_operator.cli.report import as_data, as_table
+from grpo_operator.plan.resolve import RefusedError, resolve
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the plan of each GRPOJob in a manifest; 1 when one is refused, 2 for bad input."""
+    parser = argparse.ArgumentParser(prog="grpo-plan", description=__doc__)
+    parser.add_argument("manifest", type=Path, help="YAML file with one or more GRPOJobs")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument(
+        "--store-gigabytes-per-second", type=float, default=5.0, metavar="GB/S",
+        help="write speed of one node to the checkpoint store (default 5)",
+    )  # fmt: skip
+    options = parser.parse_args(arguments)
+    try:
+        jobs = _jobs(options.manifest)
+    except (OSError, ValueError) as error:
+        print(f"grpo-plan: {error}", file=sys.stderr)
+        return 2
+    plans: list[dict[str, Any]] = []
+    refused = False
+    for name, body in jobs:
+        try:
+            plans.append({"name": name, **_plan(body, options.store_gigabytes_per_second * 1e9)})
+        except (RefusedError, ValidationError) as error:
+            text = describe(error) if isinstance(error, ValidationError) else str(error)
+            plans.append({"name": name, "refused": text})
+            refused = True
+    print(json.dumps(plans, indent=2) if options.json else "\n\n".join(map(_text, plans)))
+    return int(refused)
+
+
+def _jobs(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    try:
+        documents = [d for d in yaml.safe_load_all(path.read_text()) if d]
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no YAML: {error}") from error
+    jobs = [d for d in documents if isinstance(d, dict) and d.get("kind") == "GRPOJob"]
+    if not jobs:
+        raise ValueError(f"{path} holds no object of kind GRPOJob")
+    return [(str((job.get("metadata") or {}).get("name", "?")), job.get("spec") or {}) for job in jobs]
+
+
+def _plan(body: dict[str, Any], store_speed: float) -> dict[str, Any]:
+    spec = GRPOJobSpec.model_validate(body)
+    pool = spec.rollout.template
+    return as_data(spec, pool, resolve(spec, pool), store_speed)
+
+
+def _text(plan: dict[str, Any]) -> str:
+    title = f"GRPOJob {plan['name']}"
+    if "refused" in plan:
+        return f"{title}\nrefused: {plan['refused']}"
+    return f"{title}\n{as_table(plan)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

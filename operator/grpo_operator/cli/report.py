@@ -1,0 +1,116 @@
+"""A job's plan as plain data and as a table (pure)."""
+
+from typing import Any
+
+from grpo_operator.api.gpus import GPUS
+from grpo_operator.api.grpojob import GRPOJobSpec
+from grpo_operator.api.rolloutpool import RolloutPoolSpec
+from grpo_operator.plan import transfer
+from grpo_operator.plan.resolve import JobPlan
+
+
+def as_data(spec: GRPOJobSpec, pool: RolloutPoolSpec, plan: JobPlan, store_speed: float) -> dict[str, Any]:
+    """Everything that the table shows. Bytes, seconds; ``store_speed``: bytes/s of one node."""
+    data: dict[str, Any] = {
+        "pools": _pools(spec, pool),
+        "layout": str(plan.layout),
+        "reason": plan.reason,
+        "stages": [],
+    }
+    if plan.model is None or plan.training is None:
+        return data
+    data["stages"] = [
+        {
+            "stage": stage.stage,
+            "layers": stage.layers,
+            "weights": stage.weights,
+            "gradients": stage.gradients,
+            "optimizer": stage.optimizer,
+            "activations": stage.activations + stage.logits,
+            "other": stage.reference + stage.sync,
+            "total": stage.total,
+        }
+        for stage in plan.stages
+    ]
+    data["usable_per_gpu"] = plan.training.gpu.usable
+    data["checkpoint"] = _checkpoint(spec, plan, store_speed)
+    data["sync"] = _sync(spec, pool, plan)
+    if plan.engine_memory is not None:
+        memory = plan.engine_memory
+        data["engine"] = {
+            "weights": memory.weights,
+            "kv_cache": memory.kv_cache,
+            "kv_tokens": memory.kv_tokens,
+            "wanted_tokens": memory.wanted_tokens,
+        }
+    return data
+
+
+def _pools(spec: GRPOJobSpec, pool: RolloutPoolSpec) -> dict[str, Any]:
+    trainer, engine = spec.trainer, pool.engine
+    return {
+        "trainer": {"nodes": trainer.nodes, "gpus": trainer.world, "gpu_type": trainer.gpu_type},
+        "rollout": {
+            "engines": pool.replicas,
+            "nodes": pool.replicas * engine.nodes_per_engine,
+            "gpus": pool.replicas * engine.tensor_parallel,
+            "gpu_type": engine.gpu_type,
+        },
+    }
+
+
+def _checkpoint(spec: GRPOJobSpec, plan: JobPlan, store_speed: float) -> dict[str, float]:
+    assert plan.model is not None
+    size = transfer.checkpoint_bytes(plan.model)
+    return {"bytes": size, "seconds": size / (store_speed * spec.trainer.nodes)}
+
+
+def _sync(spec: GRPOJobSpec, pool: RolloutPoolSpec, plan: JobPlan) -> dict[str, float]:
+    assert plan.model is not None
+    engine = pool.engine
+    network = GPUS[engine.gpu_type].network
+    bound = transfer.sync_bound(
+        plan.model, plan.layout, plan.engine, pool.replicas, network, engine.gpus_per_node
+    )
+    return {
+        "version_bytes": bound.version_bytes,
+        "received_bytes": bound.received_bytes,
+        "lower_bound_seconds": bound.seconds,
+    }
+
+
+def as_table(data: dict[str, Any]) -> str:
+    """The plan for people."""
+    trainer, rollout = data["pools"]["trainer"], data["pools"]["rollout"]
+    lines = [
+        f"training pool   {trainer['nodes']} nodes, {trainer['gpus']} x {trainer['gpu_type']}",
+        f"rollout pool    {rollout['engines']} engines on {rollout['nodes']} nodes, "
+        f"{rollout['gpus']} x {rollout['gpu_type']}",
+        f"layout          {data['layout']} ({data['reason']})",
+    ]
+    if not data["stages"]:
+        return "\n".join([*lines, "memory          unknown: name spec.model.architecture"])
+    columns = ("weights", "gradients", "optimizer", "activations", "other", "total")
+    lines += ["", "GB per GPU" + " " * 6 + "layers" + "".join(f"{name:>13}" for name in columns)]
+    lines += [
+        f"  stage {stage['stage'] + 1:<8}{stage['layers']:>6}"
+        + "".join(f"{stage[name] / 1e9:>13.1f}" for name in columns)
+        for stage in data["stages"]
+    ]
+    lines += [f"  usable {' ' * 13}{' ' * 13 * 5}{data['usable_per_gpu'] / 1e9:>13.1f}", ""]
+    if "engine" in data:
+        engine = data["engine"]
+        lines.append(
+            f"engine          {engine['weights'] / 1e9:.1f} GB of weights, {engine['kv_cache'] / 1e9:.1f} GB "
+            f"of KV cache on a GPU: {engine['kv_tokens']} tokens a replica, {engine['wanted_tokens']} wanted"
+        )
+    checkpoint, sync = data["checkpoint"], data["sync"]
+    lines.append(
+        f"checkpoint      {checkpoint['bytes'] / 1e12:.2f} TB, {checkpoint['seconds']:.0f} s to write"
+    )
+    lines.append(
+        f"weight sync     {sync['version_bytes'] / 1e9:.0f} GB a version, "
+        f"{sync['received_bytes'] / 1e12:.2f} TB into the engines, "
+        f"at least {sync['lower_bound_seconds']:.2f} s"
+    )
+    return "\n".join(lines)

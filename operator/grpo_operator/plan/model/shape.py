@@ -1,0 +1,112 @@
+"""The numbers of a Hugging Face ``config.json`` that decide layouts and memory (pure)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+KNOWN = ("deepseek_v3", "qwen3_moe", "qwen3")
+
+
+@dataclass(frozen=True, slots=True)
+class MlaShape:
+    """Multi-head latent attention. ``q_rank`` None: queries are not compressed."""
+
+    q_rank: int | None
+    kv_rank: int
+    nope: int
+    rope: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class GqaShape:
+    """Grouped-query attention with per-head query and key norms (Qwen3)."""
+
+    kv_heads: int
+    head: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """Mixture of experts. ``ffn``: width of one expert; ``shared_ffn``: of all shared ones."""
+
+    count: int
+    top_k: int
+    ffn: int
+    shared_ffn: int
+    first_dense: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Dimensions of a decoder. ``ffn``: width of a dense layer's feed-forward."""
+
+    model_type: str
+    layers: int
+    hidden: int
+    vocabulary: int
+    heads: int
+    ffn: int
+    tied: bool
+    attention: MlaShape | GqaShape
+    experts: ExpertShape | None
+
+    @property
+    def dense_layers(self) -> int:
+        """Layers at the start without experts."""
+        return self.layers if self.experts is None else self.experts.first_dense
+
+    @classmethod
+    def from_hf(cls, config: dict[str, Any]) -> "ModelShape":
+        """Read a config.json.
+
+        Raises ValueError for an unknown ``model_type`` and for a missing key.
+        """
+        kind = config.get("model_type")
+        if kind not in KNOWN:
+            raise ValueError(f"model_type {kind!r} is not supported; known: {', '.join(KNOWN)}")
+        try:
+            return cls(
+                model_type=kind,
+                layers=config["num_hidden_layers"],
+                hidden=config["hidden_size"],
+                vocabulary=config["vocab_size"],
+                heads=config["num_attention_heads"],
+                ffn=config["intermediate_size"],
+                tied=bool(config.get("tie_word_embeddings", False)),
+                attention=_mla(config) if kind == "deepseek_v3" else _gqa(config),
+                experts=_experts(kind, config),
+            )
+        except KeyError as error:
+            raise ValueError(f"config.json of a {kind} model lacks {error.args[0]!r}") from error
+
+
+def _mla(config: dict[str, Any]) -> MlaShape:
+    return MlaShape(
+        q_rank=config["q_lora_rank"],
+        kv_rank=config["kv_lora_rank"],
+        nope=config["qk_nope_head_dim"],
+        rope=config["qk_rope_head_dim"],
+        value=config["v_head_dim"],
+    )
+
+
+def _gqa(config: dict[str, Any]) -> GqaShape:
+    heads = config["num_attention_heads"]
+    return GqaShape(config["num_key_value_heads"], config.get("head_dim") or config["hidden_size"] // heads)
+
+
+def _experts(kind: str, config: dict[str, Any]) -> ExpertShape | None:
+    if kind == "qwen3":
+        return None
+    ffn = config["moe_intermediate_size"]
+    if kind == "qwen3_moe":
+        if config.get("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
+            raise ValueError("qwen3_moe with dense layers between the experts is not supported")
+        return ExpertShape(config["num_experts"], config["num_experts_per_tok"], ffn, 0, 0)
+    return ExpertShape(
+        count=config["n_routed_experts"],
+        top_k=config["num_experts_per_tok"],
+        ffn=ffn,
+        shared_ffn=ffn * config["n_shared_experts"],
+        first_dense=config["first_k_dense_replace"],
+    )

@@ -1,0 +1,149 @@
+"""Bytes on each GPU of the training pool, stage by stage (pure).
+
+Model state follows Megatron-Core with the distributed optimizer: bf16 weights, fp32 gradients,
+and fp32 main weights with Adam's two moments cut over the ranks that hold the same weights.
+Activations are counted by what a fused implementation keeps for the backward pass.
+"""
+
+from dataclasses import dataclass
+
+from grpo_operator.api.layout import Layout
+from grpo_operator.plan.model import parameters
+from grpo_operator.plan.model.parameters import Count
+from grpo_operator.plan.model.shape import ModelShape
+from grpo_operator.plan.training.activations import Workload, layer_activations, logits_bytes
+from grpo_operator.plan.training.stages import stage_layers
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Bytes a parameter. ``optimizer`` is cut over the ranks that hold the same weights."""
+
+    weights: int = 2
+    gradients: int = 4
+    optimizer: int = 12
+
+
+BF16 = Precision()
+FP32 = Precision(weights=4, gradients=4, optimizer=8)  # no separate main weights
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """What is kept in host memory instead, between uses."""
+
+    parameters: bool = False
+    gradients: bool = False
+    optimizer: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """Bytes on one GPU of a stage. ``host``: bytes of host memory of its process."""
+
+    stage: int
+    layers: int
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    logits: int
+    reference: int
+    sync: int
+    host: int
+
+    @property
+    def state(self) -> int:
+        """Bytes before activations."""
+        return self.weights + self.gradients + self.optimizer
+
+    @property
+    def total(self) -> int:
+        return self.state + self.activations + self.logits + self.reference + self.sync
+
+
+def stage_memory(
+    model: ModelShape,
+    layout: Layout,
+    workload: Workload,
+    *,
+    precision: Precision = BF16,
+    offload: Offload | None = None,
+    sync_buffers: int = 0,
+    reference: bool = False,
+    snapshots: int = 0,
+) -> tuple[StageMemory, ...]:
+    """Memory of each stage.
+
+    ``sync_buffers``: bytes that the weight sync holds on the GPU. ``reference``: the frozen
+    reference's weights are there too. ``snapshots``: copies of the
+    rank's checkpoint shard that stay in host memory.
+    Raises ValueError when the layers cannot be cut into the stages.
+    """
+    offload = offload or Offload()
+    stages = stage_layers(model.layers, layout)
+    result = []
+    for index, layers in enumerate(stages):
+        count = _stage_count(model, layers, index, layout.pipeline)
+        weights = _local(count, layout) * precision.weights
+        gradients = _local(count, layout) * precision.gradients
+        optimizer = _sharded(count, layout) * precision.optimizer
+        checkpoint = _sharded(count, layout) * (precision.weights + precision.optimizer)
+        moved = weights * offload.parameters + gradients * offload.gradients + optimizer * offload.optimizer
+        result.append(
+            StageMemory(
+                stage=index,
+                layers=len(layers),
+                weights=0 if offload.parameters else weights,
+                gradients=0 if offload.gradients else gradients,
+                optimizer=0 if offload.optimizer else optimizer,
+                activations=_activations(model, layout, workload, layers, index),
+                logits=logits_bytes(model, layout, workload) if index == layout.pipeline - 1 else 0,
+                reference=weights if reference else 0,
+                sync=sync_buffers,
+                host=moved + snapshots * checkpoint,
+            )
+        )
+    return tuple(result)
+
+
+def _stage_count(model: ModelShape, layers: tuple[int, ...], stage: int, stages: int) -> Count:
+    count = sum((parameters.layer(model, index) for index in layers), Count())
+    if stage == 0:
+        count += parameters.embedding(model)
+    if stage == stages - 1:
+        count += parameters.head(model)
+        if model.tied and stages > 1:  # the output needs the embedding too
+            count += parameters.embedding(model)
+    return count
+
+
+def _local(count: Count, layout: Layout) -> int:
+    """Parameters on one rank."""
+    experts = layout.expert * layout.expert_tensor
+    return count.split // layout.tensor + count.whole + count.expert // experts
+
+
+def _sharded(count: Count, layout: Layout) -> int:
+    """Parameters whose optimizer state one rank keeps."""
+    dense = (count.split // layout.tensor + count.whole) // (layout.data * layout.context)
+    experts = count.expert // (layout.expert * layout.expert_tensor)
+    return dense + experts // layout.expert_data
+
+
+def _activations(
+    model: ModelShape, layout: Layout, workload: Workload, layers: tuple[int, ...], stage: int
+) -> int:
+    """Kept activations of the micro-batches in flight, plus one layer being recomputed."""
+    each = [layer_activations(model, layout, workload, index) for index in layers]
+    flight = _in_flight(layout, stage, workload.micro_batches)
+    kept = sum(part.kept for part in each) * flight // layout.virtual_pipeline
+    return kept + max((part.working for part in each), default=0)
+
+
+def _in_flight(layout: Layout, stage: int, micro_batches: int) -> int:
+    """Micro-batches (of one chunk each) whose activations a stage holds at once under 1F1B."""
+    if layout.virtual_pipeline == 1:
+        return min(layout.pipeline - stage, micro_batches)
+    warm_up = 2 * (layout.pipeline - stage - 1) + (layout.virtual_pipeline - 1) * layout.pipeline
+    return min(warm_up + 1, micro_batches * layout.virtual_pipeline)

@@ -1,0 +1,195 @@
+"""The planner's arithmetic against published figures, and its refusals."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from grpo_operator.api.architectures import ARCHITECTURES, architecture
+from grpo_operator.api.gpus import GPUS, GpuType
+from grpo_operator.api.layout import Layout
+from grpo_operator.plan import transfer
+from grpo_operator.plan.engines import shape as engine_rules
+from grpo_operator.plan.engines.memory import engine_memory, kv_bytes_per_token
+from grpo_operator.plan.engines.shape import EngineShape
+from grpo_operator.plan.model import parameters
+from grpo_operator.plan.model.shape import ModelShape
+from grpo_operator.plan.training.activations import Workload
+from grpo_operator.plan.training.memory import stage_memory
+from grpo_operator.plan.training.rules import batch_problems, fp8_problems, problems
+from grpo_operator.plan.training.search import TrainingPool, feasible, fits, nearest, worst
+from grpo_operator.plan.training.stages import stage_counts, stage_layers
+
+V3 = ModelShape.from_hf(architecture("deepseek-v3"))
+H100 = GPUS[GpuType.H100]
+TP8_PP8 = Layout(256, 8, 8, 4, 32, layers_in_first_stage=7, layers_in_last_stage=6)
+
+
+def test_parameters_and_bytes_of_deepseek_v3_are_the_published_ones() -> None:
+    assert parameters.total(V3).total == pytest.approx(671.026e9, rel=1e-6)
+    assert parameters.total(V3).expert == pytest.approx(653.91e9, rel=1e-5)
+    assert parameters.model_bytes(V3) == pytest.approx(1342.05e9, rel=1e-5)
+    assert parameters.model_bytes(V3, fp8=True) == pytest.approx(673.15e9, rel=1e-5)
+    assert transfer.checkpoint_bytes(V3) == pytest.approx(9.39e12, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("layout", "gigabytes"),
+    [
+        (Layout(256, 8, 16, 1, 8, layers_in_first_stage=4, layers_in_last_stage=1), 69.0),
+        (TP8_PP8, 52.8),
+        (Layout(256, 1, 16, 1, 16, layers_in_first_stage=4, layers_in_last_stage=1), 57.0),
+    ],
+    ids=str,
+)
+def test_model_state_per_gpu_equals_the_known_figures_within_three_percent(
+    layout: Layout, gigabytes: float
+) -> None:
+    states = [stage.state / 1e9 for stage in stage_memory(V3, layout, Workload(8192))]
+    assert max(states) == pytest.approx(gigabytes, rel=0.03)
+
+
+def test_layers_of_stages_follow_megatron_core() -> None:
+    assert stage_counts(61, TP8_PP8) == (7, 8, 8, 8, 8, 8, 8, 6)
+    assert stage_layers(4, Layout(2, 1, 2)) == ((0, 1), (2, 3))
+    assert stage_layers(8, Layout(2, 1, 2, virtual_pipeline=2)) == ((0, 1, 4, 5), (2, 3, 6, 7))
+
+
+@pytest.mark.parametrize(
+    ("layers", "sizes", "text"),
+    [
+        (61, {"pipeline": 8}, "layersInFirstStage=7 and layersInLastStage=6"),
+        (61, {"pipeline": 2, "layers_in_first_stage": 31, "layers_in_last_stage": 29}, "61 layers"),
+        (8, {"layers_in_first_stage": 2}, "need pipeline > 1"),
+        (8, {"pipeline": 2, "virtual_pipeline": 3}, "virtualPipeline=3"),
+        (8, {"virtual_pipeline": 2}, "needs pipeline > 1"),
+    ],
+)
+def test_a_cut_that_cannot_be_is_refused_with_its_remedy(
+    layers: int, sizes: dict[str, int], text: str
+) -> None:
+    with pytest.raises(ValueError, match=text):
+        stage_counts(layers, Layout(world=8, **sizes))
+
+
+@pytest.mark.parametrize(
+    ("layout", "text"),
+    [
+        (Layout(6, tensor=3), "tensor=3: attention heads"),
+        (Layout(24, tensor=8, expert=24), "expert=24: the number of experts"),
+        (Layout(24, expert_tensor=3), "expertTensor=3: the width of an expert"),
+        (Layout(8, tensor=8), "expert=1 it must equal"),
+        (Layout(8, pipeline=8), "pipeline=8: 61 layers"),
+    ],
+    ids=str,
+)
+def test_rules_name_field_value_and_remedy(layout: Layout, text: str) -> None:
+    assert any(text in problem for problem in problems(V3, layout)), problems(V3, layout)
+    assert not problems(V3, TP8_PP8)
+
+
+def test_a_dense_model_has_no_experts_to_deal_out() -> None:
+    qwen = ModelShape.from_hf(architecture("qwen3-8b"))
+    assert problems(qwen, Layout(8, expert=8)) == ["expert=8: a qwen3 model has no experts: use expert=1"]
+    found = problems(qwen, Layout(6, tensor=6, expert_tensor=6))
+    assert any("8 key-value heads are neither" in problem for problem in found)
+
+
+def test_batches_must_be_dealt_out_evenly() -> None:
+    assert not batch_problems(Layout(8), 64, 4)
+    assert "= 32: change one" in batch_problems(Layout(8), 48, 4)[0]
+    interleaved = Layout(8, pipeline=4, virtual_pipeline=2)
+    assert "3 micro-batches are not a multiple of pipeline 4" in batch_problems(interleaved, 6, 1)[0]
+
+
+def test_fp8_blocks_must_not_be_cut() -> None:
+    assert not fp8_problems(V3, TP8_PP8)
+    assert not fp8_problems(V3, Layout(256, 8, 8, 4, 4, expert_tensor=8))
+    small = dataclasses.replace(V3, ffn=18432 // 16)
+    (found,) = fp8_problems(small, Layout(8, tensor=8, expert=8))
+    assert "tensor=8: the dense feed-forward width (1152)" in found
+
+
+@pytest.mark.parametrize(
+    ("engine", "count", "seconds"),
+    [
+        (EngineShape(16, 16, 16, fp8=True), 16, 0.94),
+        (EngineShape(32, 32, 32, fp8=True), 8, 0.49),
+        (EngineShape(64, 64, 64, fp8=True), 4, 0.26),
+        (EngineShape(32, 32, 4), 8, 0.98),
+        (EngineShape(64, 64, 8), 4, 0.53),
+    ],
+    ids=str,
+)
+def test_sync_bounds_equal_the_reference(engine: EngineShape, count: int, seconds: float) -> None:
+    bound = transfer.sync_bound(V3, TP8_PP8, engine, count, 50e9, 8)
+    assert bound.seconds == pytest.approx(seconds, abs=0.006)
+
+
+def test_an_engine_of_deepseek_v3_needs_sixteen_gpus_in_fp8_and_thirty_two_in_bf16() -> None:
+    def tokens(gpus: int, fp8: bool) -> int:
+        engine = EngineShape(gpus, gpus, 1, fp8)
+        options: dict[str, Any] = {"memory": H100.memory, "fraction": 0.85, "context": 8192, "requests": 64}
+        return engine_memory(V3, engine, **options).kv_tokens
+
+    assert tokens(8, True) == 0 < tokens(16, True)
+    assert tokens(16, False) == 0 < tokens(32, False)
+    assert kv_bytes_per_token(V3, EngineShape(16)) == 70272
+
+
+@pytest.mark.parametrize(
+    ("engine", "text"),
+    [
+        (EngineShape(8, 3), "expertParallel=3 does not divide"),
+        (EngineShape(8, 8, 3), "attentionDataParallel=3 does not divide"),
+        (EngineShape(48, 48, 1), "attention heads cannot be cut over 48"),
+        (EngineShape(32, 1, 32, fp8=True), "raise expertParallel"),
+        (EngineShape(32, 32, 1, fp8=True), "the dense feed-forward width"),
+    ],
+    ids=str,
+)
+def test_engine_rules_name_field_value_and_remedy(engine: EngineShape, text: str) -> None:
+    found = engine_rules.problems(V3, engine)
+    assert any(text in problem for problem in found), found
+
+
+def _pool(world: int, sequence: int = 8192) -> TrainingPool:
+    return TrainingPool(V3, H100, world, 8, sequences=2048, sequence=sequence, micro_batch=1)
+
+
+@pytest.mark.parametrize("world", [256, 384, 448, 512])
+def test_auto_finds_a_layout_that_fits_and_is_the_same_every_time(world: int) -> None:
+    pool = _pool(world)
+    options = feasible(pool)
+    assert options and all(fits(pool, layout) for layout in options)
+    assert options == feasible(pool)
+    costs = [pool.cost(layout).total for layout in options]
+    assert costs == sorted(costs)
+
+
+def test_too_few_gpus_are_too_few() -> None:
+    assert feasible(_pool(128)) == [] and nearest(_pool(128), TP8_PP8) is None
+
+
+def test_the_layout_of_the_design_documents_does_not_fit_and_its_neighbour_does() -> None:
+    pool = _pool(512)
+    wanted = Layout(512, 8, 8, 1, 8, layers_in_first_stage=7, layers_in_last_stage=6)
+    assert worst(pool.memory(wanted)).state / 1e9 > 79
+    other = nearest(pool, wanted)
+    assert other is not None and fits(pool, other)
+
+
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
+def test_every_known_architecture_can_be_planned(name: str) -> None:
+    model = ModelShape.from_hf(architecture(name))
+    pool = TrainingPool(model, H100, 8, 8, sequences=64, sequence=1024, micro_batch=1)
+    assert name == "deepseek-v3" or feasible(pool)
+
+
+def test_unknown_models_and_missing_keys_are_named() -> None:
+    with pytest.raises(ValueError, match="'llama' is not supported; known: deepseek_v3"):
+        ModelShape.from_hf({"model_type": "llama"})
+    with pytest.raises(ValueError, match="lacks 'kv_lora_rank'"):
+        ModelShape.from_hf({k: v for k, v in architecture("deepseek-v3").items() if k != "kv_lora_rank"})
+    with pytest.raises(ValueError, match="unknown architecture 'gpt-2'"):
+        architecture("gpt-2")

@@ -1,0 +1,165 @@
+"""What Megatron-Core itself says of a layout: initialised and built, rank by rank, without peers.
+
+torch's "fake" backend stands for the other ranks, so that worlds of 512 fit in one process; the
+weights are on the meta device, so that DeepSeek-V3 itself does.
+"""
+
+import json
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from grpo_worker.megatron import cpu_platform
+
+cpu_platform.install()
+
+import torch  # noqa: E402
+from megatron.core import parallel_state  # noqa: E402
+from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
+
+from grpo_operator.api.architectures import architecture  # noqa: E402
+from grpo_operator.api.layout import Layout  # noqa: E402
+from grpo_operator.plan.model.shape import ModelShape  # noqa: E402
+from grpo_operator.plan.training.memory import Workload, stage_memory  # noqa: E402
+from grpo_operator.plan.training.rules import problems  # noqa: E402
+from grpo_worker.megatron.model import build_gpt, initialize_parallel  # noqa: E402
+
+
+@contextmanager
+def _fake_groups() -> Iterator[None]:
+    """Megatron-Core asks for some groups by name of the gloo backend: those are fake too."""
+    original = torch.distributed.new_group
+
+    def new_group(*arguments: Any, **options: Any) -> Any:
+        return original(*arguments, **(options | {"backend": "fake"}))
+
+    with patch.object(torch.distributed, "new_group", new_group):
+        yield
+
+
+def stage_parameters(hf: dict[str, Any], layout: Layout) -> list[int]:
+    """Parameters on the first rank of each pipeline stage.
+
+    Raises whatever Megatron-Core raises for a layout that it cannot run.
+    """
+    counts, layers = [], 0
+    for stage in range(layout.pipeline):
+        # Pipeline is the outermost axis: stages are blocks of consecutive ranks.
+        rank = stage * (layout.world // layout.pipeline)
+        torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.world)
+        try:
+            with _fake_groups():
+                initialize_parallel(layout, seed=0)
+            assert parallel_state.get_pipeline_model_parallel_rank() == stage
+            with torch.device("meta"):
+                model = build_gpt(hf, layout)
+            layers += len(model.decoder.layers)
+            counts.append(sum(parameter.numel() for parameter in model.parameters()))
+        finally:
+            parallel_state.destroy_model_parallel()
+            torch.distributed.destroy_process_group()
+    # With one stage Megatron-Core takes the first stage's number for the whole model's.
+    assert layers == hf["num_hidden_layers"], f"built {layers} layers"
+    return counts
+
+
+def random_case(seed: int) -> tuple[dict[str, Any], dict[str, int | None]]:
+    """A small random model and the sizes of a layout, sensible or not."""
+    draw = random.Random(seed)
+    heads, experts = draw.choice([4, 6, 8, 8]), draw.choice([6, 8, 16])
+    layers = draw.randint(3, 9)
+    hf = architecture("tiny-moe") | {
+        "num_hidden_layers": layers,
+        "first_k_dense_replace": draw.randint(0, min(2, layers)),
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "n_routed_experts": experts,
+        "n_group": 2,
+        "topk_group": 1,
+        "num_experts_per_tok": 2,
+        "vocab_size": draw.choice([96, 98, 128]),
+        "intermediate_size": draw.choice([96, 128, 98]),
+        "moe_intermediate_size": draw.choice([20, 32]),
+        "q_lora_rank": draw.choice([None, 48]),
+    }
+    pipeline = draw.choice([1, 1, 2, 3, 4])
+    sizes: dict[str, int | None] = {
+        "world": draw.choice([2, 8, 16, 64, 256, 512]),
+        "tensor": draw.choice([1, 1, 2, 4]),
+        "pipeline": pipeline,
+        "context": draw.choice([1, 1, 2]),
+        "expert": draw.choice([1, 2, 2, 4]),
+        "expert_tensor": draw.choice([1, 1, 2]),
+        "layers_in_first_stage": draw.choice([None, None, 1, 2, 3]) if pipeline > 1 else None,
+        "layers_in_last_stage": draw.choice([None, None, 1, 2]) if pipeline > 1 else None,
+    }
+    return hf, sizes
+
+
+def disagreements(count: int) -> dict[str, Any]:
+    """Random cases on which planner and Megatron-Core differ, and how many each accepted."""
+    found, accepted = [], 0
+    for seed in range(count):
+        hf, sizes = random_case(seed)
+        plan, runtime = planned(hf, sizes), built(hf, sizes)
+        accepted += isinstance(plan, list)
+        if isinstance(plan, list) != isinstance(runtime, list) or (
+            isinstance(plan, list) and plan != runtime
+        ):
+            found.append({"seed": seed, "sizes": sizes, "planner": plan, "megatron": runtime})
+    return {"cases": count, "accepted": accepted, "disagreements": found}
+
+
+def planned(hf: dict[str, Any], sizes: dict[str, Any]) -> list[int] | str:
+    """The planner's parameters on each stage, or its refusal."""
+    model = ModelShape.from_hf(hf)
+    try:
+        layout = Layout(**sizes)
+        found = problems(model, layout)
+        if found:
+            return "; ".join(found)
+        return [stage.weights // 2 for stage in stage_memory(model, layout, Workload(64))]
+    except ValueError as error:
+        return str(error)
+
+
+def built(hf: dict[str, Any], sizes: dict[str, Any]) -> list[int] | str:
+    """Megatron-Core's parameters on each stage, or what it raised."""
+    try:
+        return stage_parameters(hf, Layout(**sizes))
+    except (AssertionError, ValueError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"[:300]
+
+
+def group_sizes(layouts: list[dict[str, int]]) -> list[list[int]]:
+    """Sizes of real groups of this rank for each layout: tp, pp, cp, dp, ep, etp, expert-dp."""
+    state, sizes = parallel_state, []
+    for layout in layouts:
+        initialize_parallel(Layout(**layout), seed=0)
+        sizes.append(
+            [
+                state.get_tensor_model_parallel_world_size(),
+                state.get_pipeline_model_parallel_world_size(),
+                state.get_context_parallel_world_size(),
+                state.get_data_parallel_world_size(),
+                state.get_expert_model_parallel_world_size(),
+                state.get_expert_tensor_parallel_world_size(),
+                state.get_expert_data_parallel_world_size(),
+            ]
+        )
+        state.destroy_model_parallel()
+    return sizes
+
+
+def main() -> None:
+    """``planner_cases.py FUNCTION JSON``: print the function's result as JSON."""
+    name, arguments = sys.argv[1:]
+    results = {"disagreements": disagreements, "built": built}
+    print(json.dumps(results[name](**json.loads(arguments))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""The planner against Megatron-Core itself: what it accepts can be built, with those sizes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ranks
+
+from grpo_operator.api.architectures import architecture
+from grpo_operator.api.layout import Layout
+from grpo_operator.plan.model.shape import ModelShape
+from grpo_operator.plan.training.memory import Workload, stage_memory
+
+CASES = 150
+
+
+def _ask(function: str, **arguments: Any) -> Any:
+    command = [sys.executable, "-W", "ignore", str(Path(__file__).parent / "planner_cases.py")]
+    done = subprocess.run([*command, function, json.dumps(arguments)], capture_output=True, check=True)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"tensor": 8, "pipeline": 16, "expert": 8, "layers_in_first_stage": 4, "layers_in_last_stage": 1},
+        {"tensor": 8, "pipeline": 8, "context": 4, "expert": 32, "layers_in_first_stage": 7,
+         "layers_in_last_stage": 6},
+        {"pipeline": 16, "expert": 16, "layers_in_first_stage": 4, "layers_in_last_stage": 1},
+    ],
+    ids=["tp8-pp16-ep8", "tp8-pp8-cp4-ep32", "tp1-pp16-ep16"],
+)  # fmt: skip
+def test_parameters_of_deepseek_v3_on_each_stage_equal_megatrons(sizes: dict[str, int]) -> None:
+    hf = architecture("deepseek-v3")
+    stages = stage_memory(ModelShape.from_hf(hf), Layout(world=256, **sizes), Workload(8192))
+    assert _ask("built", hf=hf, sizes={"world": 256} | sizes) == [stage.weights // 2 for stage in stages]
+
+
+def test_random_layouts_are_accepted_exactly_when_megatron_can_build_them() -> None:
+    result = _ask("disagreements", count=CASES)
+    assert result["disagreements"] == []
+    assert CASES // 10 < result["accepted"] < CASES, "the cases decide nothing"
+
+
+def test_real_groups_have_the_sizes_of_the_layout() -> None:
+    layouts = [
+        {"world": 8, "tensor": 2, "expert": 2},
+        {"world": 8, "tensor": 2, "pipeline": 2, "expert": 2},
+        {"world": 8, "tensor": 2, "context": 2, "expert": 4, "expert_tensor": 2},
+        {"world": 8, "pipeline": 4, "expert": 2},
+        {"world": 8, "tensor": 4, "expert": 8},
+        {"world": 8, "context": 8, "expert": 4},
+    ]
+    for sizes in ranks.run("planner_cases:group_sizes", 8, layouts=layouts):
+        for fields, got in zip(layouts, sizes, strict=True):
+            layout = Layout(**fields)
+            assert got == [
+                layout.tensor, layout.pipeline, layout.context, layout.data,
+                layout.expert, layout.expert_tensor, layout.expert_data,
+            ]  # fmt: skip
