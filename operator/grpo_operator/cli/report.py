@@ -26,7 +26,7 @@ def as_data(spec: GRPOJobSpec, pool: RolloutPoolSpec, plan: JobPlan, store_speed
             "weights": stage.weights,
             "gradients": stage.gradients,
             "optimizer": stage.optimizer,
-            "activations": stage.activations + stage.logits,
+            "activations": stage.activations + stage.working,
             "other": stage.reference + stage.sync,
             "total": stage.total,
         }

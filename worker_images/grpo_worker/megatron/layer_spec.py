@@ -42,9 +42,7 @@ class RMSNorm(torch.nn.Module):
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(x.dtype)
+        return torch.nn.functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class CoreAttention(MegatronModule):  # type: ignore[misc]
@@ -64,27 +62,27 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
     ) -> torch.Tensor:
-        length = query.shape[0]
+        length, visible = query.shape[0], None
         if self.cp is not None and self.cp.size() > 1:
             key = gather_from_sequence_parallel_region(key, group=self.cp)
             value = gather_from_sequence_parallel_region(value, group=self.cp)
-            key_at = self._zigzag(length)
+            key_at = self._zigzag(length, query.device)
             start = self.cp.rank() * length
-            query_at = key_at[start : start + length]
-        else:
-            key_at = query_at = torch.arange(length, device=query.device)
-        visible = query_at[:, None] >= key_at[None, :]
+            visible = key_at[start : start + length, None] >= key_at[None, :]
         q, k, v = (t.permute(1, 2, 0, 3) for t in (query, key, value))  # b, heads, s, d
-        scores = (q @ k.transpose(2, 3)) * self.scale
-        weights = scores.masked_fill(~visible, float("-inf")).softmax(-1, dtype=torch.float32)
-        out = (weights.to(q.dtype) @ v).permute(2, 0, 1, 3)
+        # PyTorch's own choice of kernel; on a GPU none of them keeps the matrix of scores.
+        out = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=visible, is_causal=visible is None, scale=self.scale
+        )
+        out = out.permute(2, 0, 1, 3)
         return out.reshape(*out.shape[:2], -1)
 
-    def _zigzag(self, length: int) -> torch.Tensor:
+    def _zigzag(self, length: int, device: torch.device) -> torch.Tensor:
         """Global positions held by all CP ranks in order: rank r has chunks r and 2*cp-1-r."""
         size, half = self.cp.size(), length // 2
         chunks = [chunk for rank in range(size) for chunk in (rank, 2 * size - 1 - rank)]
-        return torch.cat([torch.arange(c * half, (c + 1) * half) for c in chunks])
+        positions = [torch.arange(c * half, (c + 1) * half) for c in chunks]
+        return torch.cat(positions).to(device)
 
 
 def layer_spec(config: Any, moe: bool) -> ModuleSpec:

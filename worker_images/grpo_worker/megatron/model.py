@@ -176,7 +176,9 @@ def _forward(model: Any, batch: Batch, temperature: float) -> torch.Tensor:
     output: torch.Tensor = model(ids, positions, None)
     if not parallel_state.is_pipeline_last_stage():
         return output
-    logits = output.transpose(0, 1).float() / temperature  # [s, b, vocab / tp]
+    logits = output.transpose(0, 1).float()  # [s, b, vocab / tp]
+    if temperature != 1.0:  # a division would keep one more copy of the largest tensor
+        logits = logits / temperature
     labels = torch.roll(ids, -1, dims=1).transpose(0, 1).contiguous()
     log_prob = -vocab_parallel_cross_entropy(logits.contiguous(), labels).transpose(0, 1)
     # Entry t of the model's output predicts token t + 1.

@@ -78,6 +78,5 @@ def _feed_forward(model: ModelShape, layout: Layout, layer: int) -> int:
 
 
 def logits_bytes(model: ModelShape, layout: Layout, workload: Workload) -> int:
-    """The last stage's logits with their gradient: bf16 once, fp32 twice."""
-    width = model.vocabulary // layout.tensor
-    return workload.tokens(layout) * width * (_BF16 + 2 * _FP32)
+    """The last stage's logits, in bf16 and in fp32; their gradient takes the same places."""
+    return workload.tokens(layout) * (model.vocabulary // layout.tensor) * (_BF16 + _FP32)

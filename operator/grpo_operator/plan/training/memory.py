@@ -25,6 +25,7 @@ class Precision:
 
 
 BF16 = Precision()
+_STEP = 4  # bytes a parameter of the shard
 FP32 = Precision(weights=4, gradients=4, optimizer=8)  # no separate main weights
 
 
@@ -39,7 +40,11 @@ class Offload:
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Bytes on one GPU of a stage. ``host``: bytes of host memory of its process."""
+    """Bytes on one GPU of a stage.
+
+    ``activations``: kept for the backward pass. ``working``: on top of them at the fullest
+    moment. ``host``: bytes of host memory of its process.
+    """
 
     stage: int
     layers: int
@@ -47,7 +52,7 @@ class StageMemory:
     gradients: int
     optimizer: int
     activations: int
-    logits: int
+    working: int
     reference: int
     sync: int
     host: int
@@ -59,7 +64,7 @@ class StageMemory:
 
     @property
     def total(self) -> int:
-        return self.state + self.activations + self.logits + self.reference + self.sync
+        return self.state + self.activations + self.working + self.reference + self.sync
 
 
 def stage_memory(
@@ -72,12 +77,14 @@ def stage_memory(
     sync_buffers: int = 0,
     reference: bool = False,
     snapshots: int = 0,
+    fused_optimizer: bool = True,
 ) -> tuple[StageMemory, ...]:
     """Memory of each stage.
 
     ``sync_buffers``: bytes that the weight sync holds on the GPU. ``reference``: the frozen
     reference's weights are there too. ``snapshots``: copies of the
-    rank's checkpoint shard that stay in host memory.
+    rank's checkpoint shard that stay in host memory. ``fused_optimizer``: Adam of Transformer
+    Engine or Apex; PyTorch's own needs an fp32 copy of the shard while it steps.
     Raises ValueError when the layers cannot be cut into the stages.
     """
     offload = offload or Offload()
@@ -87,8 +94,10 @@ def stage_memory(
         count = _stage_count(model, layers, index, layout.pipeline)
         weights = _local(count, layout) * precision.weights
         gradients = _local(count, layout) * precision.gradients
-        optimizer = _sharded(count, layout) * precision.optimizer
-        checkpoint = _sharded(count, layout) * (precision.weights + precision.optimizer)
+        shard = _sharded(count, layout)
+        optimizer = shard * precision.optimizer
+        checkpoint = shard * (precision.weights + precision.optimizer)
+        kept, working = _activations(model, layout, workload, layers, index)
         moved = weights * offload.parameters + gradients * offload.gradients + optimizer * offload.optimizer
         result.append(
             StageMemory(
@@ -97,8 +106,8 @@ def stage_memory(
                 weights=0 if offload.parameters else weights,
                 gradients=0 if offload.gradients else gradients,
                 optimizer=0 if offload.optimizer else optimizer,
-                activations=_activations(model, layout, workload, layers, index),
-                logits=logits_bytes(model, layout, workload) if index == layout.pipeline - 1 else 0,
+                activations=kept,
+                working=max(working, 0 if fused_optimizer else _STEP * shard - kept),
                 reference=weights if reference else 0,
                 sync=sync_buffers,
                 host=moved + snapshots * checkpoint,
@@ -133,12 +142,13 @@ def _sharded(count: Count, layout: Layout) -> int:
 
 def _activations(
     model: ModelShape, layout: Layout, workload: Workload, layers: tuple[int, ...], stage: int
-) -> int:
-    """Kept activations of the micro-batches in flight, plus one layer being recomputed."""
+) -> tuple[int, int]:
+    """Kept by the micro-batches in flight, and on top of it: the logits, or a layer's backward."""
     each = [layer_activations(model, layout, workload, index) for index in layers]
     flight = _in_flight(layout, stage, workload.micro_batches)
     kept = sum(part.kept for part in each) * flight // layout.virtual_pipeline
-    return kept + max((part.working for part in each), default=0)
+    logits = logits_bytes(model, layout, workload) if stage == layout.pipeline - 1 else 0
+    return kept, max([part.working for part in each] + [logits])
 
 
 def _in_flight(layout: Layout, stage: int, micro_batches: int) -> int:
