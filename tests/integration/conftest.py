@@ -1,9 +1,7 @@
 """A real API server with KubeRay and KWOK, and the operator as a process; no node of its own."""
 
 import json
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,11 +11,10 @@ import pytest
 import yaml
 
 from grpo_devcluster import cluster
+from grpo_devcluster.fakenodes import fake_node
 from grpo_devcluster.gobuild import binary
+from grpo_devcluster.operator_process import install_crds, operator_process
 from grpo_devcluster.paths import KUBECONFIG, REPO
-from grpo_devcluster.stages import wait_for
-
-SETTINGS = {"images": {"trainer": "localhost/trainer:test", "rollout": "localhost/rollout:test"}}
 
 
 class Api:
@@ -43,20 +40,9 @@ class Api:
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     cluster.down()
     cluster.up(with_node=False)
-    api = Api()
-    api.ok("apply", "--server-side", "-f", str(REPO / "crds"))
-    wait_for("GRPOJob", lambda: api.run("get", "grpojobs,rolloutpools").returncode == 0, 30)
-    settings = tmp_path_factory.mktemp("operator") / "settings.json"
-    settings.write_text(json.dumps(SETTINGS))
-    env = os.environ | {"KUBECONFIG": str(KUBECONFIG), "GRPO_SETTINGS": str(settings)}
-    log = settings.with_name("operator.log").open("w")
-    command = [sys.executable, "-m", "kopf", "run", "--standalone", "-A"]
-    operator = subprocess.Popen(
-        [*command, "--module=grpo_operator.handlers.main"], env=env, stdout=log, stderr=log
-    )
-    yield api
-    operator.terminate()
-    operator.wait(20)
+    install_crds()
+    with operator_process(tmp_path_factory.mktemp("operator")):
+        yield Api()
     cluster.down()
 
 
@@ -64,26 +50,15 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 def fake_nodes(api: Api) -> Iterator[Callable[[int], None]]:
     """Add KWOK nodes of 8 GPUs, 64 cores and 512 GiB; gone after the test."""
 
+    room = {"cpu": "64", "memory": "512Gi", "nvidia.com/gpu": "8"}
+
     def add(count: int) -> None:
         for index in range(count):
-            api.ok("apply", "-f", "-", stdin=yaml.safe_dump(_node(index)))
+            node = fake_node(f"fake-{index}", {}, room)
+            api.ok("apply", "-f", "-", stdin=yaml.safe_dump(node))
 
     yield add
     api.ok("delete", "nodes", "--all")
-
-
-def _node(index: int) -> dict[str, Any]:
-    room = {"cpu": "64", "memory": "512Gi", "pods": "110", "nvidia.com/gpu": "8"}
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {
-            "name": f"fake-{index}",
-            "annotations": {"kwok.x-k8s.io/node": "fake"},
-            "labels": {"kubernetes.io/hostname": f"fake-{index}"},
-        },
-        "status": {"capacity": room, "allocatable": room},
-    }
 
 
 @pytest.fixture

@@ -83,7 +83,8 @@ def test_digest_changes_with_the_manifest_alone() -> None:
 def test_pools_and_services_follow_the_job() -> None:
     manifest = job()
     spec = spec_of(manifest)
-    assert rollout_service(manifest)["spec"]["publishNotReadyAddresses"] is True
+    service = rollout_service(manifest, spec_of(manifest).rollout.template)
+    assert service["spec"]["publishNotReadyAddresses"] is True
     assert owned_pool(manifest, spec)["spec"]["modelPath"] == "preset:tiny-moe"
     config = yaml.safe_load(job_config_map(manifest, spec)["data"]["job.json"])
     assert config["store"] == "/store/default-tiny-moe-12345678"

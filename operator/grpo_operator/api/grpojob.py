@@ -9,6 +9,7 @@ from grpo_operator.api.base import Device, Model, Name, Path, Resources, ShortSt
 from grpo_operator.api.gpus import GpuType
 from grpo_operator.api.layout import Layout
 from grpo_operator.api.rolloutpool import RolloutPoolSpec
+from grpo_operator.api.scheduling import SchedulingSpec, WithOverlay
 from grpo_operator.api.status import CheckpointStatus, Condition, LayoutStatus, PoolCount, RestartCounts
 
 
@@ -128,7 +129,7 @@ class ParallelismSpec(Model):
         return Layout(world=world, **self.model_dump(exclude={"auto"}))
 
 
-class TrainerSpec(Model):
+class TrainerSpec(WithOverlay):
     """The static training pool."""
 
     cel = (
@@ -213,16 +214,7 @@ class RestartPolicySpec(Model):
     backoff_seconds: int = Field(5, ge=0, le=3600, description="first delay; doubles up to 5 minutes")
 
 
-class SchedulingSpec(Model):
-    """Pod scheduling common to all pools."""
-
-    priority_class_name: Name | None = None
-    eviction_seconds: int = Field(
-        30, ge=0, le=86400, description="seconds on an unreachable node before a pod is replaced"
-    )
-
-
-class ControllerSpec(Model):
+class ControllerSpec(WithOverlay):
     """The single controller, on a CPU node."""
 
     resources: Resources = Field(default_factory=lambda: Resources(cpu="1", memory="2Gi"))
@@ -254,6 +246,7 @@ class GRPOJobSpec(Model):
             "model, data, seed, trainer, algorithm and checkpoint.store are fixed once the job"
             " exists: create a new job",
         ),
+        ("oldSelf.managedBy == self.managedBy", "managedBy is fixed once the job exists"),
     )
     model: ModelSpec
     data: DataSpec
@@ -271,6 +264,17 @@ class GRPOJobSpec(Model):
     suspend: bool = False
     ttl_seconds_after_finished: int | None = Field(None, ge=0, le=10**8)
     image: ShortString | None = Field(None, description="trainer and controller image")
+    upgrade_strategy: Literal["None", "Recreate"] = Field(
+        "None",
+        description="after a change of image: new pods alone get it, or all pods are replaced at once "
+        "and the job goes on from its checkpoint",
+    )
+    cleanup_policy: Literal["None", "Workers", "All"] = Field(
+        "Workers", description="after the end: keep the pods, end them, or delete the RayCluster too"
+    )
+    managed_by: Literal["rl.grpo.dev/grpo-operator", "kueue.x-k8s.io/multikueue"] = Field(
+        "rl.grpo.dev/grpo-operator", description="who reconciles this job; another value: not this operator"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "GRPOJobSpec":

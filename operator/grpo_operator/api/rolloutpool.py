@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from grpo_operator.api.base import Device, Model, Path, Resources, ShortString
 from grpo_operator.api.gpus import GpuType
+from grpo_operator.api.scheduling import WithOverlay
 from grpo_operator.api.status import Condition, EngineStatus
 
 
@@ -69,7 +70,7 @@ class EngineSpec(Model):
         return self
 
 
-class RolloutPoolSpec(Model):
+class RolloutPoolSpec(WithOverlay):
     """Desired engines."""
 
     cel = (

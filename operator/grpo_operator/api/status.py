@@ -68,7 +68,7 @@ class RestartCounts(Model):
 
 
 class PoolCount(Model):
-    """Ready pods of a pool."""
+    """Of the training pool, ranks (GPUs) in ready pods; of the rollout pool, ready engines."""
 
     ready: int = 0
     total: int = 0

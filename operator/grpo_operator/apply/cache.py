@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from grpo_operator.plan import names
-
 Key = tuple[str, str]
 
 
@@ -14,17 +12,20 @@ class Cache:
         self.jobs: dict[Key, dict[str, Any]] = {}
         self.pools: dict[Key, dict[str, Any]] = {}
         self.ray_clusters: dict[Key, dict[str, Any]] = {}
-        self.pods: dict[Key, dict[str, Any]] = {}
+        self._pods: dict[Key, dict[str, dict[str, Any]]] = {}
         self.children: dict[tuple[str, str, str], dict[str, Any]] = {}
         self.nodes: dict[str, dict[str, Any]] = {}
 
     def pods_of(self, namespace: str, job: str) -> tuple[dict[str, Any], ...]:
         """Pods labelled with the job's name."""
-        return tuple(
-            pod
-            for (pod_namespace, _), pod in self.pods.items()
-            if pod_namespace == namespace and pod["metadata"]["labels"].get(names.JOB_LABEL) == job
-        )
+        return tuple(self._pods.get((namespace, job), {}).values())
+
+    def store_pod(self, job: Key, event: dict[str, Any]) -> None:
+        """Take over a watch event of a pod that is labelled with the job's name."""
+        pods = self._pods.setdefault(job, {})
+        store(pods, event["object"]["metadata"]["name"], event)
+        if not pods:
+            del self._pods[job]
 
 
 def store(target: dict[Any, dict[str, Any]], key: Any, event: dict[str, Any]) -> None:

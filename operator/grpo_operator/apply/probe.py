@@ -7,7 +7,7 @@ import aiohttp
 
 from grpo_operator.plan import names
 from grpo_operator.plan.names import AGENT_PORT, CONTROLLER_PORT
-from grpo_operator.plan.observed import of_pool
+from grpo_operator.plan.observed import first_hosts, of_pool
 
 _TIMEOUT = aiohttp.ClientTimeout(total=3)
 
@@ -28,7 +28,7 @@ class PodProbe:
 
     async def agents(self, pods: tuple[dict[str, Any], ...]) -> dict[str, dict[str, Any]]:
         """Status of every engine's agent that answers, by pod name."""
-        rollout = of_pool(pods, names.ROLLOUT)
+        rollout = first_hosts(of_pool(pods, names.ROLLOUT))
         answers = await asyncio.gather(*(self._get(p, AGENT_PORT, "/v1/status") for p in rollout))
         return {p["metadata"]["name"]: a for p, a in zip(rollout, answers, strict=True) if a}
 

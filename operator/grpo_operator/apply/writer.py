@@ -26,6 +26,9 @@ class Writer:
         if stamped:
             await self._ray.apply(cluster.model_copy(update={"metadata": stamped["metadata"]}))
 
+    async def delete_ray_cluster(self, namespace: str, name: str) -> None:
+        await self._ray.delete(namespace, name)
+
     async def child(
         self, group: str, plural: str, manifest: dict[str, Any], observed: dict[str, Any] | None
     ) -> None:

@@ -11,32 +11,42 @@ from grpo_operator.api.rolloutpool import RolloutPoolSpec
 from grpo_operator.api.status import LayoutStatus, Phase
 from grpo_operator.apply.cache import Cache
 from grpo_operator.apply.probe import PodProbe
+from grpo_operator.apply.prober import Prober
 from grpo_operator.apply.writer import Writer
 from grpo_operator.kuberay_client.models import RayClusterStatus
 from grpo_operator.plan import decision, names
+from grpo_operator.plan.admission import Claim, waiting
 from grpo_operator.plan.feasibility import infeasible
 from grpo_operator.plan.job_status import job_status, layout_status, refused_status, settled_layout
 from grpo_operator.plan.needs import pod_needs
 from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.pool_status import pool_status, unowned_status
 from grpo_operator.plan.resolve import RefusedError, resolve, with_layout
-from grpo_operator.render import children
+from grpo_operator.render import children, policies
 from grpo_operator.render.settings import OperatorSettings
+
+MANAGER = "rl.grpo.dev/grpo-operator"
 
 
 class Reconciler:
     """Brings one object's children and status to what its spec and the cluster ask for."""
 
-    def __init__(self, cache: Cache, writer: Writer, probe: PodProbe, settings: OperatorSettings) -> None:
+    def __init__(
+        self, cache: Cache, writer: Writer, probe: PodProbe, prober: Prober, settings: OperatorSettings
+    ) -> None:
         self._cache = cache
         self._writer = writer
         self._probe = probe
+        self._prober = prober
         self._settings = settings
+        self._waiting: dict[tuple[str, str], str] = {}
 
     async def job(self, job: dict[str, Any]) -> None:
         """Reconcile one GRPOJob."""
         if job["metadata"].get("deletionTimestamp"):
             return  # owner references take the children along
+        if job["spec"].get("managedBy", MANAGER) != MANAGER:
+            return
         if self._leftover(job):
             return  # the cluster of a deleted job of this name is still going away
         try:
@@ -50,7 +60,11 @@ class Reconciler:
         except RefusedError as error:
             await self._report(job, refused_status(job, error.reason, str(error), _now()))
             return
-        observed = await self._observe(job)
+        queued = self._waiting.get(_key(job))
+        if queued:
+            await self._report(job, refused_status(job, "WaitingForCapacity", queued, _now(), waits=True))
+            return
+        observed = self._observe(job)
         status = job_status(job, spec, layout, pool.replicas, observed, _now())
         await self._report(job, status)
         spec = with_layout(spec, layout)
@@ -63,6 +77,30 @@ class Reconciler:
         """Reconcile a RolloutPool that no job owns; the others are reported with their job."""
         if names.JOB_LABEL not in (pool["metadata"].get("labels") or {}):
             await self._writer.status("rolloutpools", pool, unowned_status(pool, _now()))
+
+    def admit(self) -> None:
+        """Work out which jobs must wait; before each round, so that all its jobs see the same."""
+        claims = [claim for claim in map(self._claim, self._cache.jobs.values()) if claim]
+        if all(claim.holds for claim in claims):
+            self._waiting = {}
+        else:
+            self._waiting = waiting(claims, list(self._cache.nodes.values()))
+
+    def _claim(self, job: dict[str, Any]) -> Claim | None:
+        """What a job asks of the cluster; None for one that is ended, suspended, queued or invalid."""
+        key = _key(job)
+        if decision.is_terminal(job.get("status") or {}) or job["metadata"].get("deletionTimestamp"):
+            return None
+        try:
+            spec = GRPOJobSpec.model_validate(job["spec"])
+        except ValidationError:
+            return None
+        if spec.suspend or spec.scheduling.queue_name or spec.managed_by != MANAGER:
+            return None
+        needs = pod_needs(spec, self._pool_spec(job, spec).replicas)
+        cluster = self._cache.ray_clusters.get(key)
+        holds = cluster is not None and not cluster["spec"].get("suspend")
+        return Claim(key, job["metadata"]["creationTimestamp"], holds, needs)
 
     def _leftover(self, job: dict[str, Any]) -> bool:
         meta = job["metadata"]
@@ -78,22 +116,22 @@ class Reconciler:
         owned = self._cache.pools.get((meta["namespace"], names.rollout_pool(meta["name"])))
         return RolloutPoolSpec.model_validate(owned["spec"]) if owned else spec.rollout.template
 
-    async def _observe(self, job: dict[str, Any]) -> Observed:
-        namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
-        cluster = self._cache.ray_clusters.get((namespace, name))
-        pods = self._cache.pods_of(namespace, name)
+    def _observe(self, job: dict[str, Any]) -> Observed:
+        key = _key(job)
+        cluster = self._cache.ray_clusters.get(key)
+        reports = self._prober.reports(key)
         return Observed(
             RayClusterStatus.model_validate(cluster.get("status") or {}) if cluster else None,
-            pods,
-            await self._probe.progress(pods),
-            await self._probe.agents(pods),
+            self._cache.pods_of(*key),
+            reports.progress,
+            reports.agents,
         )
 
     def _layout(self, job: dict[str, Any], spec: GRPOJobSpec, pool: RolloutPoolSpec) -> LayoutStatus:
-        """The layout. Raises RefusedError for a job that must not get pods; once started, a job
+        """The layout. Raises RefusedError for a job that must not get pods; once accepted, a job
         is never refused."""
         settled = settled_layout(job)
-        if settled and (job["metadata"]["namespace"], job["metadata"]["name"]) in self._cache.ray_clusters:
+        if settled:
             return settled
         plan = resolve(spec, pool)
         crowded = infeasible(pod_needs(spec, pool.replicas), list(self._cache.nodes.values()))
@@ -104,15 +142,13 @@ class Reconciler:
     async def _apply_children(
         self, job: dict[str, Any], spec: GRPOJobSpec, pool: RolloutPoolSpec, observed: Observed
     ) -> None:
-        suspend = decision.pods_suspended(job.get("status") or {}, spec.suspend, observed)
+        suspend = decision.pods_suspended(
+            job.get("status") or {}, spec.suspend, observed, spec.cleanup_policy
+        )
         namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
-        cached = self._cache.children
-        for plural, manifest in (
-            ("configmaps", children.job_config_map(job, spec)),
-            ("services", children.rollout_service(job)),
-        ):
-            observed_child = cached.get((plural, namespace, manifest["metadata"]["name"]))
-            await self._writer.child("api/v1", plural, manifest, observed_child)
+        for group, plural, manifest in self._small_children(job, spec, pool):
+            seen = self._cache.children.get((plural, namespace, manifest["metadata"]["name"]))
+            await self._writer.child(group, plural, manifest, seen)
         # The cache is left to the watches: an answer kept here could outlive its object.
         await self._writer.child(
             "apis/rl.grpo.dev/v1alpha1",
@@ -120,8 +156,27 @@ class Reconciler:
             children.owned_pool(job, spec),
             self._cache.pools.get((namespace, names.rollout_pool(name))),
         )
+        seen = self._cache.ray_clusters.get((namespace, name))
+        if decision.cluster_unwanted(job.get("status") or {}, spec.cleanup_policy):
+            if seen:
+                await self._writer.delete_ray_cluster(namespace, name)
+            return
         cluster = children.ray_cluster(job, spec, pool, self._settings, suspend)
-        await self._writer.ray_cluster(cluster, self._cache.ray_clusters.get((namespace, name)))
+        await self._writer.ray_cluster(cluster, seen)
+
+    def _small_children(
+        self, job: dict[str, Any], spec: GRPOJobSpec, pool: RolloutPoolSpec
+    ) -> list[tuple[str, str, dict[str, Any]]]:
+        """(API group, plural, manifest) of everything but the pool and the RayCluster."""
+        core, services = "api/v1", [children.rollout_service(job, pool), *children.engine_services(job, pool)]
+        found = [(core, "configmaps", children.job_config_map(job, spec))]
+        found += [(core, "services", service) for service in services]
+        for budget in policies.disruption_budgets(job, spec.trainer.nodes, pool):
+            found.append(("apis/policy/v1", "poddisruptionbudgets", budget))
+        if spec.scheduling.network_policy:
+            policy = policies.network_policy(job, self._settings)
+            found.append(("apis/networking.k8s.io/v1", "networkpolicies", policy))
+        return found
 
     async def _pool_report(self, job: dict[str, Any], spec: RolloutPoolSpec, observed: Observed) -> None:
         meta = job["metadata"]
@@ -154,6 +209,10 @@ class Reconciler:
             message = _stalled(after) or _ready_message(after) or str(after["phase"])
             trouble = bool(_stalled(after)) or after["phase"] in (Phase.FAILED, Phase.RECOVERING)
             await self._writer.event(job, str(after["phase"]), message, trouble)
+
+
+def _key(job: dict[str, Any]) -> tuple[str, str]:
+    return job["metadata"]["namespace"], job["metadata"]["name"]
 
 
 def _now() -> str:

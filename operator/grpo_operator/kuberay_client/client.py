@@ -5,6 +5,8 @@ from typing import Any
 from grpo_operator.kuberay_client.kube import Kube
 from grpo_operator.kuberay_client.models import RayCluster
 
+_GROUP = "apis/ray.io/v1"
+
 
 class RayClusterApi:
     """RayClusters of one API server."""
@@ -14,4 +16,8 @@ class RayClusterApi:
 
     async def apply(self, cluster: RayCluster) -> dict[str, Any]:
         """Server-side apply; creates or updates. Returns the object as stored."""
-        return await self._kube.apply("apis/ray.io/v1", "rayclusters", cluster.wire())
+        return await self._kube.apply(_GROUP, "rayclusters", cluster.wire())
+
+    async def delete(self, namespace: str, name: str) -> None:
+        """Delete in the background; fine when it does not exist."""
+        await self._kube.delete(_GROUP, "rayclusters", namespace, name)

@@ -8,8 +8,11 @@ import json
 from typing import Any
 
 from kubernetes import client
+from prometheus_client import Counter
 
 MANAGER = "grpo-operator"
+TIMEOUT = (5, 30)  # seconds to connect and to answer
+REQUESTS = Counter("grpo_api_requests_total", "Writes to the API server", ["verb", "code"])
 
 
 class Kube:
@@ -59,7 +62,8 @@ class Kube:
             body=body,
             auth_settings=["BearerToken"],
         )
-        response = self._api.call_api(*request)
+        response = self._api.call_api(*request, _request_timeout=TIMEOUT)
+        REQUESTS.labels(method, str(response.status)).inc()
         text = response.read().decode()
         if not 200 <= response.status < 300:
             raise client.ApiException(status=response.status, reason=text[:512])

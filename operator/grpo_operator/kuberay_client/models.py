@@ -38,6 +38,7 @@ class WorkerGroup(_Model):
 class RayClusterSpec(_Model):
     ray_version: str
     suspend: bool = False
+    upgrade_strategy: dict[str, str] | None = None  # since KubeRay 1.6; older ones drop it
     head_group_spec: HeadGroup
     worker_group_specs: list[WorkerGroup] = Field(max_length=17)  # Kueue: 18 pod sets with the head
 
@@ -50,7 +51,7 @@ class RayCluster(_Model):
 
     def wire(self) -> dict[str, Any]:
         """The manifest."""
-        spec = self.spec.model_dump(by_alias=True)
+        spec = self.spec.model_dump(by_alias=True, exclude_none=True)
         return {
             "apiVersion": API_VERSION,
             "kind": "RayCluster",

@@ -14,14 +14,21 @@ def is_terminal(status: dict[str, Any]) -> bool:
     return status.get("phase") in TERMINAL
 
 
-def pods_suspended(status: dict[str, Any], suspend: bool, observed: Observed) -> bool:
+def cluster_unwanted(status: dict[str, Any], cleanup: str) -> bool:
+    """Should the RayCluster itself go, because the job ended and is to leave nothing running?"""
+    return cleanup == "All" and is_terminal(status)
+
+
+def pods_suspended(
+    status: dict[str, Any], suspend: bool, observed: Observed, cleanup: str = "Workers"
+) -> bool:
     """Should the RayCluster's pods be gone?
 
     A running job first saves a checkpoint: its pods go once the controller says so, or when
     there is no controller that could.
     """
     if is_terminal(status):
-        return True
+        return cleanup != "None"
     if not suspend:
         return False
     cluster = observed.ray_cluster

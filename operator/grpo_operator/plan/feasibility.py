@@ -63,15 +63,39 @@ def room(node: dict[str, Any]) -> NodeRoom | None:
     )
 
 
-def infeasible(needs: Sequence[PodNeed], nodes: Sequence[dict[str, Any]]) -> str | None:
-    """Message with field, value and remedy when the pods cannot fit, or None when they can."""
-    rooms = [r for r in map(room, nodes) if r is not None]
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """The first pod that found no node. ``placed``: pods of its pool that did."""
+
+    need: PodNeed
+    placed: int
+    nodes: int
+
+    def text(self, ending: str) -> str:
+        """Field, value and what is lacking; ``ending`` says which nodes are meant."""
+        need = self.need
+        each = f"{need.cpu:g} CPU, {need.memory / 2**30:.1f} GiB"
+        if need.gpus:
+            each += f", {need.gpus} GPUs"
+        return (
+            f"{need.field_name}={need.count}: only {self.placed} of {need.count} {need.pool} pods "
+            f"({each} each) fit on the {self.nodes} schedulable nodes of this cluster that {ending}"
+        )
+
+
+def rooms(nodes: Sequence[dict[str, Any]]) -> list[NodeRoom]:
+    """Room of every node that takes new pods, as if it were empty."""
+    return [r for r in map(room, nodes) if r is not None]
+
+
+def place(needs: Sequence[PodNeed], free: list[NodeRoom]) -> Missing | None:
+    """Put the pods into ``free``, which is changed; the first that finds no place, or None."""
     placed: Counter[str] = Counter()
     for need in sorted(needs, key=lambda n: (n.gpus, n.memory, n.cpu), reverse=True):
         for _ in range(need.count):
-            target = next((r for r in rooms if r.takes(need)), None)
+            target = next((r for r in free if r.takes(need)), None)
             if target is None:
-                return _message(need, placed[need.pool], rooms)
+                return Missing(need, placed[need.pool], len(free))
             target.cpu -= need.cpu
             target.memory -= need.memory
             target.gpus -= need.gpus
@@ -79,12 +103,10 @@ def infeasible(needs: Sequence[PodNeed], nodes: Sequence[dict[str, Any]]) -> str
     return None
 
 
-def _message(need: PodNeed, placed: int, rooms: list[NodeRoom]) -> str:
-    each = f"{need.cpu:g} CPU, {need.memory / 2**30:.1f} GiB"
-    if need.gpus:
-        each += f", {need.gpus} GPUs"
-    return (
-        f"{need.field_name}={need.count}: only {placed} of {need.count} {need.pool} pods ({each} each) "
-        f"fit on the {len(rooms)} schedulable nodes of this cluster even when empty: "
-        f"add nodes or lower {need.field_name}"
-    )
+def infeasible(needs: Sequence[PodNeed], nodes: Sequence[dict[str, Any]]) -> str | None:
+    """Message with field, value and remedy when the pods can never fit, or None when they can."""
+    missing = place(needs, rooms(nodes))
+    if missing is None:
+        return None
+    field_name = missing.need.field_name
+    return f"{missing.text('exist, even when empty')}: add nodes or lower {field_name}"

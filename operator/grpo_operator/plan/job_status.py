@@ -11,8 +11,10 @@ from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.resolve import JobPlan
 
 
-def refused_status(job: dict[str, Any], reason: str, message: str, now: str) -> GRPOJobStatus:
-    """Status of a job that gets no pod: invalid, or infeasible on this cluster."""
+def refused_status(
+    job: dict[str, Any], reason: str, message: str, now: str, waits: bool = False
+) -> GRPOJobStatus:
+    """Status of a job that gets no pod: invalid, infeasible on this cluster, or (``waits``) not yet."""
     generation = job["metadata"]["generation"]
     conditions = Conditions(_old(job).get("conditions") or [], generation, now)
     conditions.set("Ready", False, reason, message)
@@ -21,8 +23,8 @@ def refused_status(job: dict[str, Any], reason: str, message: str, now: str) -> 
     conditions.set("Suspended", False, reason)
     conditions.set("Succeeded", False, reason)
     conditions.set("Failed", False, reason)
-    conditions.set("Reconciling", False, reason)
-    conditions.set("Stalled", True, reason, message)
+    conditions.set("Reconciling", waits, reason, message if waits else "")
+    conditions.set("Stalled", not waits, reason, "" if waits else message)
     return GRPOJobStatus(observed_generation=generation, phase=Phase.PENDING, conditions=conditions.result())
 
 
@@ -37,7 +39,7 @@ def job_status(
     """Status of a job that runs, is suspended, or ended."""
     old = GRPOJobStatus.model_validate(_old(job))
     phase, message = _phase(job, spec, observed)
-    train = PoolCount(ready=observed.ready(names.TRAINER), total=spec.trainer.nodes)
+    train = _ranks(spec, observed)
     rollout = PoolCount(ready=observed.ready(names.ROLLOUT), total=rollout_replicas)
     values = _from_controller(old, observed.progress)
     ended = phase in (Phase.SUCCEEDED, Phase.FAILED)
@@ -84,6 +86,11 @@ def settled_layout(job: dict[str, Any]) -> LayoutStatus | None:
     """The layout in the job's status: it stays, whatever a newer planner would say."""
     seen = _old(job).get("layout")
     return LayoutStatus.model_validate(seen) if seen else None
+
+
+def _ranks(spec: GRPOJobSpec, observed: Observed) -> PoolCount:
+    each = spec.trainer.gpus_per_node
+    return PoolCount(ready=observed.ready(names.TRAINER) * each, total=spec.trainer.world)
 
 
 def _old(job: dict[str, Any]) -> dict[str, Any]:
@@ -144,7 +151,7 @@ def _conditions(
     running = phase == Phase.TRAINING
     whole = rollout.ready == rollout.total and train.ready == train.total
     degraded = phase == Phase.RECOVERING or (running and not whole)
-    pools = f"training pods {train.ready}/{train.total}, engines {rollout.ready}/{rollout.total}"
+    pools = f"ranks {train.ready}/{train.total}, engines {rollout.ready}/{rollout.total}"
     changing = phase in (Phase.STARTING, Phase.RECOVERING, Phase.SUSPENDING)
     conditions.set("Ready", running or phase == Phase.SUCCEEDED, phase, message)
     conditions.set("Progressing", changing or running, phase, message)

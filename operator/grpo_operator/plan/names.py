@@ -6,6 +6,12 @@ HASH_ANNOTATION = "rl.grpo.dev/applied"
 
 # Ports inside the cluster. 8080 is taken: there Ray itself exports metrics.
 ENGINE_PORT, AGENT_PORT, CONTROLLER_PORT, GCS_PORT = 30000, 9000, 8090, 6379
+RENDEZVOUS_PORT = 20000
+
+# KubeRay 1.6 labels the pods of a replica that spans several hosts.
+REPLICA_NAME = "ray.io/worker-group-replica-name"
+REPLICA_INDEX = "ray.io/worker-group-replica-index"
+HOST_INDEX = "ray.io/replica-host-index"
 
 HEAD, CONTROLLER, TRAINER, ROLLOUT = "head", "controller", "trainer", "rollout"
 
@@ -18,6 +24,11 @@ def labels(job: str, pool: str) -> dict[str, str]:
 def rollout_service(job: str) -> str:
     """Headless service whose addresses are the engines' pods."""
     return f"{job}-rollout"
+
+
+def engine_service(job: str, index: int) -> str:
+    """Headless service of one engine's first host."""
+    return f"{job}-engine-{index}"
 
 
 def rollout_pool(job: str) -> str:

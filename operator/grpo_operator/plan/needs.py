@@ -21,7 +21,7 @@ def pod_needs(spec: GRPOJobSpec, rollout_replicas: int) -> list[PodNeed]:
             trainer_gpus, trainer.node_selector,
         ),
         _need(
-            "rollout", "spec.rollout.template.replicas", rollout_replicas,
+            "rollout", "spec.rollout.template.replicas", rollout_replicas * pool.engine.nodes_per_engine,
             [pool.resources, AGENT_RESOURCES], engine_gpus, pool.node_selector,
         ),
     ]  # fmt: skip

@@ -23,11 +23,17 @@ class Observed:
         return of_pool(self.pods, pool)
 
     def ready(self, pool: str) -> int:
-        return sum(is_ready(pod) for pod in self.of_pool(pool))
+        """Ready pods of a pool; of the rollout pool, ready engines."""
+        pods = self.engine_pods() if pool == names.ROLLOUT else self.of_pool(pool)
+        return sum(is_ready(pod) for pod in pods)
 
     def engines(self) -> list[EngineStatus]:
-        """Each rollout pod as its agent describes it; a silent agent means RESTARTING."""
-        return [self._engine(pod) for pod in sorted(self.of_pool(names.ROLLOUT), key=pod_name)]
+        """Each engine as its agent describes it; a silent agent means RESTARTING."""
+        return [self._engine(pod) for pod in sorted(self.engine_pods(), key=pod_name)]
+
+    def engine_pods(self) -> list[dict[str, Any]]:
+        """The first pod of each engine: it answers for the others."""
+        return first_hosts(self.of_pool(names.ROLLOUT))
 
     def _engine(self, pod: dict[str, Any]) -> EngineStatus:
         name, address = pod_name(pod), pod.get("status", {}).get("podIP")
@@ -55,6 +61,11 @@ def of_pool(pods: Iterable[dict[str, Any]], pool: str) -> list[dict[str, Any]]:
         if pod["metadata"]["labels"].get(names.POOL_LABEL) == pool
         and not pod["metadata"].get("deletionTimestamp")
     ]
+
+
+def first_hosts(pods: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the pods that are a further host of an engine."""
+    return [pod for pod in pods if pod["metadata"]["labels"].get(names.HOST_INDEX, "0") == "0"]
 
 
 def pod_name(pod: dict[str, Any]) -> str:

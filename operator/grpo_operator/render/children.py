@@ -10,6 +10,8 @@ from grpo_operator.api.rolloutpool import RolloutPoolSpec
 from grpo_operator.kuberay_client.models import HeadGroup, RayCluster, RayClusterSpec, WorkerGroup
 from grpo_operator.plan import names
 from grpo_operator.plan.names import AGENT_PORT, ENGINE_PORT
+from grpo_operator.render.metadata import metadata
+from grpo_operator.render.placement import cluster_labels
 from grpo_operator.render.pods import STORE_MOUNT, PodBuilder, trainer_ray_resources
 from grpo_operator.render.settings import OperatorSettings
 
@@ -29,22 +31,29 @@ def ray_cluster(
     groups = [
         _group(names.CONTROLLER, 1, pods.controller(), cpu),
         _group(names.TRAINER, trainer.nodes, pods.trainer(), cpu | resources),
-        _group(names.ROLLOUT, pool.replicas, pods.rollout(pool), {}),
+        _group(names.ROLLOUT, pool.replicas, pods.rollout(pool), {}, pool.engine.nodes_per_engine),
     ]
     head = HeadGroup(
         ray_start_params={"num-cpus": "0", "dashboard-host": "0.0.0.0"} | cpu, template=pods.head()
     )
     return RayCluster(
-        metadata=_metadata(job, name),
+        metadata=metadata(job, name, cluster_labels(spec.scheduling)),
         spec=RayClusterSpec(
-            ray_version=RAY_VERSION, suspend=suspend, head_group_spec=head, worker_group_specs=groups
+            ray_version=RAY_VERSION,
+            suspend=suspend,
+            upgrade_strategy={"type": spec.upgrade_strategy},
+            head_group_spec=head,
+            worker_group_specs=groups,
         ),
     )
 
 
-def _group(name: str, replicas: int, template: dict[str, Any], params: dict[str, str]) -> WorkerGroup:
+def _group(
+    name: str, replicas: int, template: dict[str, Any], params: dict[str, str], hosts: int = 1
+) -> WorkerGroup:
     return WorkerGroup(
         group_name=name,
+        num_of_hosts=hosts,
         replicas=replicas,
         min_replicas=replicas,
         max_replicas=replicas,
@@ -69,28 +78,51 @@ def job_config_map(job: dict[str, Any], spec: GRPOJobSpec) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": _metadata(job, names.job_config(name)),
+        "metadata": metadata(job, names.job_config(name)),
         "data": {"job.json": json.dumps(config, sort_keys=True)},
     }
 
 
-def rollout_service(job: dict[str, Any]) -> dict[str, Any]:
-    """Headless service over all engine pods, ready or not: the controller asks each agent."""
+def rollout_service(job: dict[str, Any], pool: RolloutPoolSpec) -> dict[str, Any]:
+    """Headless service over all engines, ready or not: the controller asks each agent."""
     name = job["metadata"]["name"]
+    first = {names.HOST_INDEX: "0"} if pool.engine.nodes_per_engine > 1 else {}
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(job, names.rollout_service(name)),
+        "metadata": metadata(job, names.rollout_service(name)),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": names.labels(name, names.ROLLOUT),
+            "selector": names.labels(name, names.ROLLOUT) | first,
             "ports": [
                 {"name": "engine", "port": ENGINE_PORT, "protocol": "TCP"},
                 {"name": "agent", "port": AGENT_PORT, "protocol": "TCP"},
             ],
         },
     }
+
+
+def engine_services(job: dict[str, Any], pool: RolloutPoolSpec) -> list[dict[str, Any]]:
+    """A name for the first host of each engine of several hosts: the others meet there."""
+    if pool.engine.nodes_per_engine == 1:
+        return []
+    name = job["metadata"]["name"]
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": metadata(job, names.engine_service(name, index)),
+            "spec": {
+                "clusterIP": "None",
+                "publishNotReadyAddresses": True,
+                "selector": names.labels(name, names.ROLLOUT)
+                | {names.REPLICA_INDEX: str(index), names.HOST_INDEX: "0"},
+                "ports": [{"name": "rendezvous", "port": names.RENDEZVOUS_PORT, "protocol": "TCP"}],
+            },
+        }
+        for index in range(pool.replicas)
+    ]
 
 
 def owned_pool(job: dict[str, Any], spec: GRPOJobSpec) -> dict[str, Any]:
@@ -100,18 +132,8 @@ def owned_pool(job: dict[str, Any], spec: GRPOJobSpec) -> dict[str, Any]:
     return {
         "apiVersion": API_VERSION,
         "kind": "RolloutPool",
-        "metadata": _metadata(job, names.rollout_pool(name)),
+        "metadata": metadata(job, names.rollout_pool(name)),
         "spec": pool,
-    }
-
-
-def _metadata(job: dict[str, Any], name: str) -> dict[str, Any]:
-    meta = job["metadata"]
-    return {
-        "name": name,
-        "namespace": meta["namespace"],
-        "labels": {names.JOB_LABEL: meta["name"]},
-        "ownerReferences": [names.owner_reference(job)],
     }
 
 

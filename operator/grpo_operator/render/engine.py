@@ -4,7 +4,7 @@ import shlex
 
 from grpo_operator.api.base import Device
 from grpo_operator.api.rolloutpool import RolloutPoolSpec
-from grpo_operator.plan.names import ENGINE_PORT
+from grpo_operator.plan.names import ENGINE_PORT, RENDEZVOUS_PORT
 
 # The plain backends that run without compiled CPU kernels; seeds make samples reproducible.
 _CPU = [
@@ -22,7 +22,7 @@ CPU_ENGINE_ENV = {
 }
 
 
-def engine_command(model_path: str, pool: RolloutPoolSpec) -> str:
+def engine_command(job: str, model_path: str, pool: RolloutPoolSpec) -> str:
     """Shell command that writes the model's configuration and becomes the server.
 
     Weights are not read: the server starts with dummy ones and serves nothing until its agent
@@ -33,6 +33,7 @@ def engine_command(model_path: str, pool: RolloutPoolSpec) -> str:
         "--load-format", "dummy",
         "--dtype", engine.dtype,
         "--tp-size", str(engine.tensor_parallel),
+        "--ep-size", str(engine.expert_parallel),
         "--context-length", str(engine.context_length),
         "--max-running-requests", str(engine.max_running_requests),
         "--skip-tokenizer-init",
@@ -44,6 +45,11 @@ def engine_command(model_path: str, pool: RolloutPoolSpec) -> str:
     ]  # fmt: skip
     if engine.max_total_tokens is not None:
         arguments += ["--max-total-tokens", str(engine.max_total_tokens)]
+    if engine.attention_data_parallel > 1:
+        arguments += ["--dp-size", str(engine.attention_data_parallel), "--enable-dp-attention"]
+        arguments += ["--moe-dense-tp-size", "1"]
+    if engine.quantization == "fp8-block128":
+        arguments += ["--quantization", "fp8"]
     if engine.device == Device.CPU:
         arguments += _CPU
     else:
@@ -51,4 +57,12 @@ def engine_command(model_path: str, pool: RolloutPoolSpec) -> str:
     arguments += engine.extra_args
     prepare = f"python3 -m grpo_worker.rollout.model_directory {shlex.quote(model_path)} /tmp/model"
     server = f"python3 -m sglang.launch_server --model-path /tmp/model {shlex.join(arguments)}"
+    if engine.nodes_per_engine > 1:
+        server += _several_hosts(job, engine.nodes_per_engine)
     return f"{prepare} && exec {server}"
+
+
+def _several_hosts(job: str, hosts: int) -> str:
+    """Arguments that differ by pod; the shell fills them in from the labels that KubeRay gives."""
+    first = f"{job}-engine-$REPLICA_INDEX:{RENDEZVOUS_PORT}"
+    return f' --nnodes {hosts} --node-rank "$HOST_INDEX" --dist-init-addr "{first}"'

@@ -4,13 +4,15 @@ import json
 from typing import Any
 
 from grpo_operator.api.base import Device, Resources
-from grpo_operator.api.grpojob import GRPOJobSpec
+from grpo_operator.api.grpojob import ControllerSpec, GRPOJobSpec, TrainerSpec
 from grpo_operator.api.rolloutpool import RolloutPoolSpec
 from grpo_operator.plan import names
 from grpo_operator.plan.feasibility import GPU
 from grpo_operator.plan.names import AGENT_PORT, CONTROLLER_PORT, ENGINE_PORT, GCS_PORT
 from grpo_operator.plan.needs import AGENT_RESOURCES, HEAD_RESOURCES
 from grpo_operator.render.engine import CPU_ENGINE_ENV, engine_command
+from grpo_operator.render.merge import merge
+from grpo_operator.render.placement import add_devices, affinity, shared_memory, tolerations
 from grpo_operator.render.settings import OperatorSettings
 
 STORE_MOUNT = "/store"
@@ -21,6 +23,9 @@ _PYTHON = "python3"
 # KubeRay's generated command starts Ray; waiting by hand costs no interpreter start.
 _WAIT_FOR_HEAD = f'until (exec 3<>"/dev/tcp/$FQ_RAY_IP/{GCS_PORT}") 2>/dev/null; do sleep 0.5; done; '
 _START_RAY = 'eval "$KUBERAY_GEN_RAY_START_CMD"'
+
+
+_Pool = ControllerSpec | TrainerSpec | RolloutPoolSpec
 
 
 class PodBuilder:
@@ -40,7 +45,7 @@ class PodBuilder:
             "RAY_health_check_failure_threshold": "5",
         }
         container = self._container("ray-head", self._trainer_image(), HEAD_RESOURCES, env=env)
-        return self._pod(names.HEAD, [container], self._spec.controller.node_selector)
+        return self._pod(names.HEAD, [container], self._spec.controller, job_files=False)
 
     def controller(self) -> dict[str, Any]:
         """The single controller: a Ray node without resources that runs the GRPO loop."""
@@ -51,7 +56,8 @@ class PodBuilder:
         container["ports"] = [{"name": "status", "containerPort": CONTROLLER_PORT}]
         container["readinessProbe"] = _probe("/healthz", CONTROLLER_PORT, period=2, failures=3)
         container["livenessProbe"] = _probe("/healthz", CONTROLLER_PORT, period=10, failures=30)
-        return self._pod(names.CONTROLLER, [container], self._spec.controller.node_selector, job_files=True)
+        pod = self._pod(names.CONTROLLER, [container], self._spec.controller)
+        return self._overlaid(pod, self._spec.controller)
 
     def trainer(self) -> dict[str, Any]:
         """One training pod: a Ray node for its ranks, and the agent that serves their weights."""
@@ -64,12 +70,12 @@ class PodBuilder:
         agent = self._agent(self._trainer_image(), "trainer")
         for container in (ranks, agent):
             container["volumeMounts"].append({"name": "weights", "mountPath": "/weights"})
-        pod = self._pod(names.TRAINER, [ranks, agent], trainer.node_selector, job_files=True)
+        pod = self._pod(names.TRAINER, [ranks, agent], trainer, gpus)
         memory = {"name": "weights", "emptyDir": {"medium": "Memory"}}
         pod["spec"]["volumes"].append(memory)
         # A dead training pod is replaced, not repaired: its ranks restart as a gang anyway.
         pod["spec"]["restartPolicy"] = "Never"
-        return pod
+        return self._overlaid(pod, trainer)
 
     def rollout(self, pool: RolloutPoolSpec) -> dict[str, Any]:
         """One engine: a stock SGLang server, restarted in place, and its weight agent."""
@@ -78,7 +84,7 @@ class PodBuilder:
         image = pool.image or self._settings.rollout_image
         env = CPU_ENGINE_ENV if not gpus else {}
         server = self._container(
-            "engine", image, pool.resources, gpus, env, engine_command(self._spec.model.path, pool)
+            "engine", image, pool.resources, gpus, env, engine_command(self._job, self._spec.model.path, pool)
         )
         server["ports"] = [{"name": "http", "containerPort": ENGINE_PORT}]
         server["startupProbe"] = _probe("/ping", ENGINE_PORT, period=2, failures=900)
@@ -92,7 +98,11 @@ class PodBuilder:
         agent = self._agent(image, arguments)
         # Ready means: serves the pool's version. A sync is shorter than two looks.
         agent["readinessProbe"] = _probe("/readyz", AGENT_PORT, period=2, failures=2)
-        return self._pod(names.ROLLOUT, [server, agent], pool.node_selector, job_files=True)
+        if engine.nodes_per_engine > 1:
+            for container in (server, agent):
+                container["env"] += _host_env()
+        pod = self._pod(names.ROLLOUT, [server, agent], pool, gpus, engine.nodes_per_engine)
+        return self._overlaid(pod, pool)
 
     def _agent(self, image: str, arguments: str) -> dict[str, Any]:
         command = f"exec {_PYTHON} -m grpo_worker.weightsync.main {arguments}"
@@ -123,8 +133,10 @@ class PodBuilder:
         return container
 
     def _pod(
-        self, pool: str, containers: list[dict[str, Any]], selector: dict[str, str], job_files: bool = False
-    ) -> dict[str, Any]:
+        self, pool: str, containers: list[dict[str, Any]], of: _Pool, gpus: int = 0, hosts: int = 1,
+        job_files: bool = True,
+    ) -> dict[str, Any]:  # fmt: skip
+        scheduling = self._spec.scheduling
         volumes = list(self._settings.pod_overlay.get("volumes", []))
         if job_files:
             volumes += [{"name": "job", "configMap": {"name": names.job_config(self._job)}}, self._store()]
@@ -140,29 +152,24 @@ class PodBuilder:
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": 5,
-            "tolerations": self._tolerations(),
+            "tolerations": tolerations(scheduling, of.eviction_seconds),
+            "affinity": affinity(self._job, pool, self._spec, gpus, hosts),
+            "nodeSelector": of.node_selector,
+            "priorityClassName": scheduling.priority_class_name,
+            "runtimeClassName": scheduling.runtime_class_name if gpus else None,
+            "imagePullSecrets": [{"name": name} for name in scheduling.image_pull_secrets],
         }
-        if selector:
-            spec["nodeSelector"] = selector
-        if self._spec.scheduling.priority_class_name:
-            spec["priorityClassName"] = self._spec.scheduling.priority_class_name
+        if gpus:
+            add_devices(containers[0], scheduling)
+            volumes.append(shared_memory(scheduling))
         overwrite = {} if pool == names.HEAD else {"ray.io/overwrite-container-cmd": "true"}
         return {
             "metadata": {"labels": names.labels(self._job, pool), "annotations": overwrite},
-            "spec": spec,
+            "spec": {key: value for key, value in spec.items() if value or value is False},
         }
 
-    def _tolerations(self) -> list[dict[str, Any]]:
-        """Stay this long on a lost node; Kubernetes' default of 5 minutes idles the gang."""
-        return [
-            {
-                "key": f"node.kubernetes.io/{condition}",
-                "operator": "Exists",
-                "effect": "NoExecute",
-                "tolerationSeconds": self._spec.scheduling.eviction_seconds,
-            }
-            for condition in ("not-ready", "unreachable")
-        ]
+    def _overlaid(self, pod: dict[str, Any], of: _Pool) -> dict[str, Any]:
+        return merge(pod, of.pod_template.wire()) if of.pod_template else pod
 
     def _store(self) -> dict[str, Any]:
         store = self._spec.checkpoint.store
@@ -172,6 +179,14 @@ class PodBuilder:
 
     def _trainer_image(self) -> str:
         return self._spec.image or self._settings.trainer_image
+
+
+def _host_env() -> list[dict[str, Any]]:
+    """Which engine, and which of its hosts, this pod is."""
+    return [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{label}']"}}}
+        for name, label in (("REPLICA_INDEX", names.REPLICA_INDEX), ("HOST_INDEX", names.HOST_INDEX))
+    ]
 
 
 def _probe(path: str, port: int, *, period: int, failures: int) -> dict[str, Any]:

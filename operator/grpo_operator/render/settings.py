@@ -8,11 +8,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class OperatorSettings:
-    """Set by the Helm chart. ``pod_overlay``: volumes, volumeMounts and env added to every pod."""
+    """Set by the Helm chart. ``namespace``: the operator's own. ``pod_overlay``: volumes,
+    volumeMounts and env added to every pod."""
 
     trainer_image: str
     rollout_image: str
     image_pull_policy: str = "IfNotPresent"
+    namespace: str = "grpo-system"
     pod_overlay: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
 
@@ -23,5 +25,6 @@ def load_settings(path: Path) -> OperatorSettings:
         trainer_image=data["images"]["trainer"],
         rollout_image=data["images"]["rollout"],
         image_pull_policy=data["images"].get("pullPolicy", "IfNotPresent"),
+        namespace=data.get("namespace", "grpo-system"),
         pod_overlay=data.get("podOverlay") or {},
     )

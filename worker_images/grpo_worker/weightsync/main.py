@@ -48,6 +48,8 @@ def _trainer(weights: Path) -> Starlette:
 
 
 def _rollout(args: argparse.Namespace) -> Starlette:
+    if os.environ.get("HOST_INDEX", "0") != "0":
+        return _further_host()
     from grpo_worker.weightsync.agent import Agent
     from grpo_worker.weightsync.engine import Engine
 
@@ -55,6 +57,12 @@ def _rollout(args: argparse.Namespace) -> Starlette:
     agent = Agent(args.name, engine, args.engine_ranks, args.bucket_megabytes << 20, args.timeout)
     threading.Thread(target=_watch_forever, args=(agent,), daemon=True).start()
     return rollout_application(agent)
+
+
+def _further_host() -> Starlette:
+    """An engine of several hosts is spoken for by the agent of its first."""
+    ok = [Route(path, lambda _: PlainTextResponse("ok")) for path in ("/healthz", "/readyz")]
+    return Starlette(routes=ok)
 
 
 def _watch_forever(agent: "Agent") -> None:

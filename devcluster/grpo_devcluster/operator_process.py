@@ -1,0 +1,45 @@
+"""The operator as a process of this machine, against the devcluster's API server."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from grpo_devcluster.addons import kubectl, served
+from grpo_devcluster.paths import KUBECONFIG, REPO
+from grpo_devcluster.stages import wait_for
+
+_SETTINGS = {"images": {"trainer": "localhost/trainer:test", "rollout": "localhost/rollout:test"}}
+
+
+def install_crds() -> None:
+    """GRPOJob and RolloutPool, and wait until they are served."""
+    kubectl("apply", "--server-side", "-f", REPO / "crds")
+    wait_for("GRPOJob", lambda: served("grpojobs,rolloutpools"), 30)
+
+
+@contextmanager
+def operator_process(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the operator until the block ends; settings and log lie in ``directory``."""
+    settings = directory / "settings.json"
+    settings.write_text(json.dumps(_SETTINGS))
+    env = os.environ | {"KUBECONFIG": str(KUBECONFIG), "GRPO_SETTINGS": str(settings)}
+    command = [
+        sys.executable,
+        "-m",
+        "kopf",
+        "run",
+        "--standalone",
+        "-A",
+        "--module=grpo_operator.handlers.main",
+    ]
+    with (directory / "operator.log").open("a") as log:
+        process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(20)

@@ -1,0 +1,63 @@
+"""The operator's Prometheus metrics: its own work, and every job as the cache shows it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from grpo_operator.apply.cache import Cache
+
+_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10)
+RECONCILE_SECONDS = Histogram(
+    "grpo_reconcile_seconds", "Duration of one reconcile", ["kind"], buckets=_BUCKETS
+)
+RECONCILES = Counter("grpo_reconciles_total", "Reconciles by kind and result", ["kind", "result"])
+
+_JOB = ["namespace", "name"]
+
+
+class JobCollector(Collector):
+    """Reads the jobs at each scrape, so that a deleted job leaves no series behind."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+
+    def collect(self) -> Iterator[Metric]:
+        """One sample a job and figure; figures that are not known yet are left out."""
+        info = GaugeMetricFamily("grpo_job_info", "Jobs by phase", labels=[*_JOB, "phase"])
+        restarts = CounterMetricFamily(
+            "grpo_job_restarts", "Restarts by cause: job or infrastructure", labels=[*_JOB, "cause"]
+        )
+        figures = {
+            "step": GaugeMetricFamily("grpo_job_step", "Finished steps", labels=_JOB),
+            "totalSteps": GaugeMetricFamily("grpo_job_total_steps", "Wanted steps", labels=_JOB),
+            "weightVersion": GaugeMetricFamily("grpo_job_weight_version", "Weights served", labels=_JOB),
+            "rewardMean": GaugeMetricFamily("grpo_job_reward_mean", "Of the last step", labels=_JOB),
+            "tokensPerSecondPerGpu": GaugeMetricFamily(
+                "grpo_job_tokens_per_second_per_gpu", "Of the last step", labels=_JOB
+            ),
+        }
+        lag = GaugeMetricFamily(
+            "grpo_job_weight_version_lag", "Versions that the slowest engine is behind", labels=_JOB
+        )
+        for (namespace, name), job in list(self._cache.jobs.items()):
+            status, key = job.get("status") or {}, [namespace, name]
+            info.add_metric([*key, status.get("phase", "Pending")], 1)
+            for field, family in figures.items():
+                if field in status:
+                    family.add_metric(key, float(status[field]))
+            for cause, count in (status.get("restarts") or {}).items():
+                restarts.add_metric([*key, cause], count)
+            behind = self._lag(namespace, name, status)
+            if behind is not None:
+                lag.add_metric(key, behind)
+        yield from (info, restarts, lag, *figures.values())
+
+    def _lag(self, namespace: str, name: str, status: dict[str, Any]) -> int | None:
+        pool = self._cache.pools.get((namespace, f"{name}-rollout")) or {}
+        versions = [e.get("weightVersion") for e in (pool.get("status") or {}).get("engines") or []]
+        known = [version for version in versions if version is not None]
+        wanted = status.get("weightVersion")
+        return None if wanted is None or not known else max(wanted - min(known), 0)

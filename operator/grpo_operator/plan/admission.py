@@ -1,0 +1,38 @@
+"""Which jobs must wait for room (pure): a job starts whole or not at all.
+
+Jobs that hold a RayCluster come first, then the others by age; a younger job may pass one that
+waits for more than is free. With a Kueue queue the waiting is Kueue's.
+"""
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_operator.plan.feasibility import PodNeed, place, rooms
+
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One job that wants pods. ``holds``: it has its RayCluster already. ``since``: its creation."""
+
+    key: Key
+    since: str
+    holds: bool
+    needs: Sequence[PodNeed]
+
+
+def waiting(claims: Iterable[Claim], nodes: Sequence[dict[str, Any]]) -> dict[Key, str]:
+    """Jobs that do not fit beside those before them, each with the reason."""
+    free = rooms(nodes)
+    result: dict[Key, str] = {}
+    for claim in sorted(claims, key=lambda c: (not c.holds, c.since, c.key)):
+        trial = copy.deepcopy(free)
+        missing = place(claim.needs, trial)
+        if missing is None or claim.holds:
+            free = trial
+        else:
+            result[claim.key] = f"{missing.text('are free')}: waiting for other jobs to end"
+    return result

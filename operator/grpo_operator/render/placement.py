@@ -1,0 +1,96 @@
+"""Where pods go and which devices they get (pure): fields of a PodSpec."""
+
+from typing import Any
+
+from grpo_operator.api.base import Device
+from grpo_operator.api.grpojob import GRPOJobSpec
+from grpo_operator.api.scheduling import SchedulingSpec
+from grpo_operator.plan import names
+
+GPU_NODE = "nvidia.com/gpu.present"  # label that NVIDIA's feature discovery puts on GPU nodes
+
+
+def tolerations(scheduling: SchedulingSpec, seconds: int | None) -> list[dict[str, Any]]:
+    """Stay this long on a lost node; Kubernetes' default of 5 minutes idles the gang."""
+    wait = scheduling.eviction_seconds if seconds is None else seconds
+    own = [
+        {
+            "key": f"node.kubernetes.io/{condition}",
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": wait,
+        }
+        for condition in ("not-ready", "unreachable")
+    ]
+    given = [{k: v for k, v in t.wire().items() if v} for t in scheduling.tolerations]
+    return [*own, *given]
+
+
+def affinity(job: str, pool: str, spec: GRPOJobSpec, gpus: int, hosts: int = 1) -> dict[str, Any]:
+    """GPU pools keep apart and pack leaf by leaf; the others keep off GPU nodes.
+
+    The pods of an engine of several hosts share one leaf, which is required, not preferred.
+    """
+    if not gpus:
+        return _off_gpu_nodes() if spec.trainer.device == Device.CUDA else {}
+    other = names.ROLLOUT if pool == names.TRAINER else names.TRAINER
+    apart = {
+        "labelSelector": {"matchLabels": names.labels(job, other)},
+        "topologyKey": "kubernetes.io/hostname",
+    }
+    result: dict[str, Any] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
+    leaf = spec.scheduling.topology_key
+    if leaf:
+        mine = {"labelSelector": {"matchLabels": names.labels(job, pool)}, "topologyKey": leaf}
+        packed = {"weight": 100, "podAffinityTerm": mine}
+        result["podAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": [packed]}
+        if hosts > 1:
+            together = mine | {"matchLabelKeys": [names.REPLICA_NAME]}
+            result["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] = [together]
+    return result
+
+
+def _off_gpu_nodes() -> dict[str, Any]:
+    rule = {"key": GPU_NODE, "operator": "NotIn", "values": ["true"]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+
+
+def add_devices(container: dict[str, Any], scheduling: SchedulingSpec) -> None:
+    """RDMA devices, the right to pin memory for them, NCCL's environment and a large /dev/shm."""
+    rdma = scheduling.rdma
+    if rdma is not None:
+        for kind in ("requests", "limits"):
+            container["resources"][kind] = container["resources"][kind] | {rdma.resource: str(rdma.count)}
+        container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
+    have = {variable["name"] for variable in container["env"]}
+    container["env"] += [
+        {"name": name, "value": value} for name, value in scheduling.nccl_env.items() if name not in have
+    ]
+    container["volumeMounts"].append({"name": "shm", "mountPath": "/dev/shm"})
+
+
+def shared_memory(scheduling: SchedulingSpec) -> dict[str, Any]:
+    return {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": scheduling.shared_memory}}
+
+
+def cluster_labels(scheduling: SchedulingSpec) -> dict[str, str]:
+    """Labels of the RayCluster from which Kueue, and KubeRay's gang schedulers, take the queue."""
+    labels: dict[str, str] = {}
+    if scheduling.queue_name:
+        labels["kueue.x-k8s.io/queue-name"] = scheduling.queue_name
+    if scheduling.gang_scheduler != "none":
+        labels["ray.io/gang-scheduling-enabled"] = "true"
+    key = _GANG_QUEUE.get(scheduling.gang_scheduler)
+    if key and scheduling.gang_queue:
+        labels[key] = scheduling.gang_queue
+    if scheduling.priority_class_name and scheduling.gang_scheduler != "none":
+        labels["ray.io/priority-class-name"] = scheduling.priority_class_name
+    return labels
+
+
+_GANG_QUEUE = {
+    "volcano": "volcano.sh/queue-name",
+    "yunikorn": "yunikorn.apache.org/queue",
+    "kai": "kai.scheduler/queue",
+}

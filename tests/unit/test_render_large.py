@@ -1,0 +1,142 @@
+"""The 512-GPU job's manifests: engines of several hosts, devices, topology, policies, overlays."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_operator.api.grpojob import GRPOJobSpec
+from grpo_operator.render.children import engine_services, ray_cluster, rollout_service
+from grpo_operator.render.merge import merge
+from grpo_operator.render.policies import disruption_budgets, network_policy
+from grpo_operator.render.settings import OperatorSettings
+
+MANIFEST = Path(__file__).parents[2] / "manifests" / "deepseek-v3-512xh100.yaml"
+SETTINGS = OperatorSettings("trainer:1", "rollout:1", namespace="ops")
+
+
+def job() -> dict[str, Any]:
+    manifest = yaml.safe_load(MANIFEST.read_text())
+    manifest["metadata"] |= {"namespace": "rl", "uid": "12345678-aaaa", "generation": 1}
+    return dict(manifest)
+
+
+def cluster(manifest: dict[str, Any] | None = None) -> dict[str, Any]:
+    manifest = manifest or job()
+    spec = GRPOJobSpec.model_validate(manifest["spec"])
+    return ray_cluster(manifest, spec, spec.rollout.template, SETTINGS, False).wire()
+
+
+def template(name: str, manifest: dict[str, Any] | None = None) -> dict[str, Any]:
+    groups = cluster(manifest)["spec"]["workerGroupSpecs"]
+    return dict(next(g["template"] for g in groups if g["groupName"] == name))
+
+
+def test_engines_live_and_die_as_one() -> None:
+    (group,) = [g for g in cluster()["spec"]["workerGroupSpecs"] if g["groupName"] == "rollout"]
+    assert (group["replicas"], group["numOfHosts"]) == (8, 4)
+    engine = template("rollout")["spec"]["containers"][0]
+    command = engine["args"][0]
+    for part in ("--tp-size 32", "--ep-size 32", "--dp-size 32 --enable-dp-attention", "--nnodes 4",
+                 '--node-rank "$HOST_INDEX"', '"deepseek-v3-grpo-engine-$REPLICA_INDEX:20000"',
+                 "--quantization fp8"):  # fmt: skip
+        assert part in command
+    fields = {e["name"]: e["valueFrom"]["fieldRef"]["fieldPath"] for e in engine["env"] if "valueFrom" in e}
+    assert fields["HOST_INDEX"] == "metadata.labels['ray.io/replica-host-index']"
+
+
+def test_each_engine_has_a_name_for_its_first_host_which_alone_is_asked() -> None:
+    spec = GRPOJobSpec.model_validate(job()["spec"])
+    services = engine_services(job(), spec.rollout.template)
+    assert [s["metadata"]["name"] for s in services] == [f"deepseek-v3-grpo-engine-{i}" for i in range(8)]
+    assert services[3]["spec"]["selector"]["ray.io/worker-group-replica-index"] == "3"
+    selector = rollout_service(job(), spec.rollout.template)["spec"]["selector"]
+    assert selector["ray.io/replica-host-index"] == "0"
+
+
+@pytest.mark.parametrize("pool", ["trainer", "rollout"])
+def test_gpu_pods_get_devices_and_keep_apart(pool: str) -> None:
+    spec = template(pool)["spec"]
+    main = spec["containers"][0]
+    assert main["resources"]["limits"]["nvidia.com/gpu"] == "8"
+    assert main["resources"]["limits"]["rdma/hca"] == "8"
+    assert main["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
+    env = {e["name"]: e.get("value") for e in main["env"]}
+    assert env["CUDA_DEVICE_MAX_CONNECTIONS"] == "1" and env["NCCL_CUMEM_ENABLE"] == "0"
+    assert {"name": "shm", "mountPath": "/dev/shm"} in main["volumeMounts"]
+    (apart,) = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    other = {"trainer": "rollout", "rollout": "trainer"}[pool]
+    assert apart["labelSelector"]["matchLabels"]["rl.grpo.dev/pool"] == other
+    assert apart["topologyKey"] == "kubernetes.io/hostname"
+
+
+def test_an_engine_stays_inside_one_leaf() -> None:
+    affinity = template("rollout")["spec"]["affinity"]["podAffinity"]
+    (together,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert together["matchLabelKeys"] == ["ray.io/worker-group-replica-name"]
+    assert together["topologyKey"] == "topology.kubernetes.io/leaf"
+    assert (
+        "requiredDuringSchedulingIgnoredDuringExecution"
+        not in (template("trainer")["spec"]["affinity"]["podAffinity"])
+    )
+
+
+def test_the_controller_and_the_head_keep_off_gpu_nodes() -> None:
+    head = cluster()["spec"]["headGroupSpec"]["template"]["spec"]
+    for spec in (head, template("controller")["spec"]):
+        (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+            "nodeSelectorTerms"
+        ]
+        assert term["matchExpressions"][0] == {
+            "key": "nvidia.com/gpu.present", "operator": "NotIn", "values": ["true"],
+        }  # fmt: skip
+        assert "nvidia.com/gpu" not in spec["containers"][0]["resources"]["limits"]
+
+
+def test_queues_and_gangs_are_labels_of_the_ray_cluster() -> None:
+    manifest = job()
+    manifest["spec"]["scheduling"] |= {
+        "queueName": "team-a", "gangScheduler": "volcano", "gangQueue": "rl", "priorityClassName": "high",
+    }  # fmt: skip
+    labels = cluster(manifest)["metadata"]["labels"]
+    assert labels["kueue.x-k8s.io/queue-name"] == "team-a"
+    assert labels["ray.io/gang-scheduling-enabled"] == "true"
+    assert labels["volcano.sh/queue-name"] == "rl" and labels["ray.io/priority-class-name"] == "high"
+
+
+def test_a_drain_may_not_break_the_gang_and_strangers_stay_out() -> None:
+    spec = GRPOJobSpec.model_validate(job()["spec"])
+    trainer, rollout = disruption_budgets(job(), 32, spec.rollout.template)
+    assert trainer["spec"]["minAvailable"] == 32 and rollout["spec"]["minAvailable"] == 24
+    policy = network_policy(job(), SETTINGS)["spec"]
+    assert policy["policyTypes"] == ["Ingress"]
+    assert policy["ingress"][1]["from"][0]["namespaceSelector"]["matchLabels"] == {
+        "kubernetes.io/metadata.name": "ops"
+    }
+
+
+def test_overlays_merge_as_kubectl_would() -> None:
+    manifest = job()
+    manifest["spec"]["trainer"]["podTemplate"] = {
+        "metadata": {"annotations": {"team": "rl"}},
+        "spec": {
+            "hostNetwork": True,
+            "containers": [{"name": "ray-worker", "env": [{"name": "NCCL_IB_HCA", "value": "=mlx5_0"}]}],
+            "volumes": [{"name": "models", "persistentVolumeClaim": {"claimName": "models"}}],
+        },
+    }
+    made = template("trainer", manifest)
+    ranks = made["spec"]["containers"][0]
+    assert made["spec"]["hostNetwork"] is True and made["metadata"]["annotations"]["team"] == "rl"
+    assert {"name": "NCCL_IB_HCA", "value": "=mlx5_0"} in ranks["env"] and "args" in ranks
+    assert {v["name"] for v in made["spec"]["volumes"]} >= {"models", "shm", "weights", "store"}
+    assert len(made["spec"]["containers"]) == 2
+
+
+def test_merge_changes_neither_side_and_null_removes() -> None:
+    base = {"a": 1, "b": {"c": [1]}, "env": [{"name": "x", "value": "1"}]}
+    over = {"a": None, "b": {"c": [2]}, "env": [{"name": "x", "value": "2"}, {"name": "y"}]}
+    merged = merge(base, over)
+    assert merged == {"b": {"c": [2]}, "env": [{"name": "x", "value": "2"}, {"name": "y"}]}
+    assert base["a"] == 1 and base["env"][0]["value"] == "1"
