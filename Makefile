@@ -4,7 +4,7 @@ DEV := PYTHONPATH=devcluster $(PYTHON) -m grpo_devcluster
 VENV := .venv/bin
 PYTEST := PYTHONPATH=devcluster $(VENV)/python -m pytest
 
-.PHONY: help demo down up test lint unit worker integration e2e crds env clean
+.PHONY: help demo down up test lint unit worker integration e2e bench-operator bench-planner crds env clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -22,8 +22,8 @@ test:  ## all levels: lint, unit, worker, integration, e2e
 	PYTHONPATH=devcluster $(PYTHON) -m grpo_devcluster.testing
 
 lint: env  ## ruff, mypy strict, import layers, generated CRDs
-	$(VENV)/ruff check operator worker_images devcluster tests
-	$(VENV)/ruff format --check operator worker_images devcluster tests
+	$(VENV)/ruff check operator worker_images devcluster tests benchmarks
+	$(VENV)/ruff format --check operator worker_images devcluster tests benchmarks
 	$(VENV)/mypy -p grpo_operator -p grpo_worker -p grpo_devcluster
 	PYTHONPATH=devcluster $(VENV)/lint-imports
 	helm/check-crds.sh
@@ -41,6 +41,13 @@ integration:  ## API server, KubeRay and KWOK, no pods
 e2e:  ## real pods, injected faults
 	$(DEV) prepare
 	$(PYTEST) tests/e2e -v --timeout=1800
+
+bench-operator:  ## many jobs on KWOK nodes; writes benchmarks/results/operator.json
+	$(DEV) prepare
+	PYTHONPATH=devcluster $(VENV)/python benchmarks/operator/bench.py $(JOBS)
+
+bench-planner: env  ## the planner's figures; writes benchmarks/results/planner.json
+	PYTHONPATH=devcluster $(VENV)/python benchmarks/planner.py
 
 crds: env  ## generate crds/ from the API models
 	$(VENV)/python -m grpo_operator.api.crd crds

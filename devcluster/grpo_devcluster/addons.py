@@ -71,7 +71,7 @@ def start_kwok() -> None:
     stages = source / "kustomize" / "stage"
     files = [
         argument
-        for folder in ("node/fast", "node/heartbeat", "pod/fast")
+        for folder in ("node/fast", "node/heartbeat-with-lease", "pod/fast")
         for file in sorted((stages / folder).glob("*.yaml"))
         if file.name != "kustomization.yaml"
         for argument in ("-f", file)
@@ -84,6 +84,8 @@ def start_kwok() -> None:
             f"--kubeconfig={KUBECONFIG}",
             "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
             "--enable-crds=Stage",
+            # Heartbeats by lease, as kubelets do: status patches alone come too rarely.
+            "--node-lease-duration-seconds=20",
             "--server-address=127.0.0.1:10247",
         ],
     )

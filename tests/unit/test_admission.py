@@ -37,3 +37,8 @@ def test_a_small_job_passes_a_large_one_that_waits() -> None:
 
 def test_a_job_that_holds_more_than_there_is_does_not_wait() -> None:
     assert waiting([_claim("a", 5, holds=True)], _nodes(4)) == {}
+
+
+def test_nodes_that_are_being_left_count_as_taken() -> None:
+    assert set(waiting([_claim("a", 3)], _nodes(4), leaving=["n0", "n1"])) == {("ns", "a")}
+    assert waiting([_claim("a", 2)], _nodes(4), leaving=["n0", "n1"]) == {}

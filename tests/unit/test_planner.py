@@ -90,7 +90,9 @@ def test_rules_name_field_value_and_remedy(layout: Layout, text: str) -> None:
 
 def test_a_dense_model_has_no_experts_to_deal_out() -> None:
     qwen = ModelShape.from_hf(architecture("qwen3-8b"))
-    assert problems(qwen, Layout(8, expert=8)) == ["expert=8: a qwen3 model has no experts: use expert=1"]
+    assert problems(qwen, Layout(8, expert=8)) == [
+        "parallelism.expert=8: a qwen3 model has no experts: use expert=1"
+    ]
     found = problems(qwen, Layout(6, tensor=6, expert_tensor=6))
     assert any("8 key-value heads are neither" in problem for problem in found)
 

@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from grpo_operator.api.grpojob import GRPOJobSpec
-from grpo_operator.render.children import engine_services, ray_cluster, rollout_service
+from grpo_operator.plan.topology import Leaves
+from grpo_operator.render.children import engine_services, ray_cluster, rollout_service, settled_leaves
 from grpo_operator.render.merge import merge
 from grpo_operator.render.policies import disruption_budgets, network_policy
 from grpo_operator.render.settings import OperatorSettings
@@ -39,7 +40,7 @@ def test_engines_live_and_die_as_one() -> None:
     engine = template("rollout")["spec"]["containers"][0]
     command = engine["args"][0]
     for part in ("--tp-size 32", "--ep-size 32", "--dp-size 32 --enable-dp-attention", "--nnodes 4",
-                 '--node-rank "$HOST_INDEX"', '"deepseek-v3-grpo-engine-$REPLICA_INDEX:20000"',
+                 '--node-rank "$HOST_INDEX"', '"deepseek-v3-grpo-$GROUP-$REPLICA_INDEX:20000"',
                  "--quantization fp8"):  # fmt: skip
         assert part in command
     fields = {e["name"]: e["valueFrom"]["fieldRef"]["fieldPath"] for e in engine["env"] if "valueFrom" in e}
@@ -49,7 +50,7 @@ def test_engines_live_and_die_as_one() -> None:
 def test_each_engine_has_a_name_for_its_first_host_which_alone_is_asked() -> None:
     spec = GRPOJobSpec.model_validate(job()["spec"])
     services = engine_services(job(), spec.rollout.template)
-    assert [s["metadata"]["name"] for s in services] == [f"deepseek-v3-grpo-engine-{i}" for i in range(8)]
+    assert [s["metadata"]["name"] for s in services] == [f"deepseek-v3-grpo-rollout-{i}" for i in range(8)]
     assert services[3]["spec"]["selector"]["ray.io/worker-group-replica-index"] == "3"
     selector = rollout_service(job(), spec.rollout.template)["spec"]["selector"]
     assert selector["ray.io/replica-host-index"] == "0"
@@ -140,3 +141,20 @@ def test_merge_changes_neither_side_and_null_removes() -> None:
     merged = merge(base, over)
     assert merged == {"b": {"c": [2]}, "env": [{"name": "x", "value": "2"}, {"name": "y"}]}
     assert base["a"] == 1 and base["env"][0]["value"] == "1"
+
+
+def test_each_leaf_has_its_own_group_bound_to_it() -> None:
+    manifest = job()
+    spec = GRPOJobSpec.model_validate(manifest["spec"])
+    leaves = Leaves(("leaf-2",), (("leaf-0", 5), ("leaf-1", 3)))
+    made = ray_cluster(manifest, spec, spec.rollout.template, SETTINGS, False, leaves).wire()
+    groups = made["spec"]["workerGroupSpecs"][2:]
+    assert [(g["replicas"], g["numOfHosts"]) for g in groups] == [(5, 4), (3, 4)]
+    rule = groups[1]["template"]["spec"]["affinity"]["nodeAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]["nodeSelectorTerms"][0]["matchExpressions"][0]
+    assert rule == {"key": "topology.kubernetes.io/leaf", "operator": "In", "values": ["leaf-1"]}
+    assert settled_leaves(made) == leaves
+    services = engine_services(manifest, spec.rollout.template, leaves)
+    assert len({s["metadata"]["name"] for s in services}) == 8
+    assert {s["spec"]["selector"]["ray.io/group"] for s in services} == {g["groupName"] for g in groups}

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from grpo_operator.api.architectures import PRESETS, architecture
 from grpo_operator.api.base import Device, Model, Name, Path, Resources, ShortString
@@ -27,16 +27,19 @@ class ModelSpec(Model):
         "lets the operator plan memory before any pod exists",
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> "ModelSpec":
-        if self.path.startswith("preset:"):
-            if self.path.removeprefix("preset:") not in PRESETS:
-                raise ValueError(f"unknown preset {self.path!r}: use preset:{', preset:'.join(PRESETS)}")
-            if self.architecture is not None:
-                raise ValueError("architecture is known for a preset: remove it")
-        if self.architecture is not None:
-            architecture(self.architecture)  # raises for an unknown name
-        return self
+    @field_validator("path")
+    @classmethod
+    def _known_preset(cls, path: str) -> str:
+        if path.startswith("preset:") and path.removeprefix("preset:") not in PRESETS:
+            raise ValueError(f"unknown preset: use preset:{', preset:'.join(PRESETS)}, or an absolute path")
+        return path
+
+    @field_validator("architecture")
+    @classmethod
+    def _known_architecture(cls, name: str | None) -> str | None:
+        if name is not None:
+            architecture(name)  # raises for an unknown name
+        return name
 
     def config(self) -> dict[str, Any] | None:
         """config.json of the model, or None when only the pods can read it."""

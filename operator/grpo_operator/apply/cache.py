@@ -20,6 +20,11 @@ class Cache:
         """Pods labelled with the job's name."""
         return tuple(self._pods.get((namespace, job), {}).values())
 
+    def nodes_of_all_but(self, jobs: set[Key]) -> set[str]:
+        """Names of the nodes on which pods of other jobs than these run or end."""
+        pods = (pod for job, pods in self._pods.items() if job not in jobs for pod in pods.values())
+        return {pod["spec"]["nodeName"] for pod in pods if pod["spec"].get("nodeName")}
+
     def store_pod(self, job: Key, event: dict[str, Any]) -> None:
         """Take over a watch event of a pod that is labelled with the job's name."""
         pods = self._pods.setdefault(job, {})

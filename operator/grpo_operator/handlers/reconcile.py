@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from grpo_operator.api.base import Device
 from grpo_operator.api.errors import describe
 from grpo_operator.api.grpojob import GRPOJobSpec, GRPOJobStatus
 from grpo_operator.api.rolloutpool import RolloutPoolSpec
@@ -22,6 +23,7 @@ from grpo_operator.plan.needs import pod_needs
 from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.pool_status import pool_status, unowned_status
 from grpo_operator.plan.resolve import RefusedError, resolve, with_layout
+from grpo_operator.plan.topology import Leaves, assign, free_nodes
 from grpo_operator.render import children, policies
 from grpo_operator.render.settings import OperatorSettings
 
@@ -84,7 +86,8 @@ class Reconciler:
         if all(claim.holds for claim in claims):
             self._waiting = {}
         else:
-            self._waiting = waiting(claims, list(self._cache.nodes.values()))
+            leaving = self._cache.nodes_of_all_but({claim.key for claim in claims})
+            self._waiting = waiting(claims, list(self._cache.nodes.values()), leaving)
 
     def _claim(self, job: dict[str, Any]) -> Claim | None:
         """What a job asks of the cluster; None for one that is ended, suspended, queued or invalid."""
@@ -146,7 +149,8 @@ class Reconciler:
             job.get("status") or {}, spec.suspend, observed, spec.cleanup_policy
         )
         namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
-        for group, plural, manifest in self._small_children(job, spec, pool):
+        leaves = self._leaves(job, spec, pool, observed)
+        for group, plural, manifest in self._small_children(job, spec, pool, leaves):
             seen = self._cache.children.get((plural, namespace, manifest["metadata"]["name"]))
             await self._writer.child(group, plural, manifest, seen)
         # The cache is left to the watches: an answer kept here could outlive its object.
@@ -161,14 +165,30 @@ class Reconciler:
             if seen:
                 await self._writer.delete_ray_cluster(namespace, name)
             return
-        cluster = children.ray_cluster(job, spec, pool, self._settings, suspend)
+        cluster = children.ray_cluster(job, spec, pool, self._settings, suspend, leaves)
         await self._writer.ray_cluster(cluster, seen)
 
+    def _leaves(
+        self, job: dict[str, Any], spec: GRPOJobSpec, pool: RolloutPoolSpec, observed: Observed
+    ) -> Leaves:
+        """Leaves of the job's pools, as far as possible those that it has."""
+        key, engine = spec.scheduling.topology_key, pool.engine
+        if not key or Device.CPU in (spec.trainer.device, engine.device):
+            return Leaves()
+        before = children.settled_leaves(self._cache.ray_clusters.get(_key(job)))
+        taken = self._cache.nodes_of_all_but({_key(job)}) | observed.nodes_of(names.TRAINER)
+        free = free_nodes(list(self._cache.nodes.values()), taken, key, engine.gpus_per_node)
+        trainers, hosts = spec.trainer.nodes, engine.nodes_per_engine
+        return assign(free, trainers, pool.replicas, hosts, before or Leaves())
+
     def _small_children(
-        self, job: dict[str, Any], spec: GRPOJobSpec, pool: RolloutPoolSpec
+        self, job: dict[str, Any], spec: GRPOJobSpec, pool: RolloutPoolSpec, leaves: Leaves
     ) -> list[tuple[str, str, dict[str, Any]]]:
         """(API group, plural, manifest) of everything but the pool and the RayCluster."""
-        core, services = "api/v1", [children.rollout_service(job, pool), *children.engine_services(job, pool)]
+        core, services = (
+            "api/v1",
+            [children.rollout_service(job, pool), *children.engine_services(job, pool, leaves)],
+        )
         found = [(core, "configmaps", children.job_config_map(job, spec))]
         found += [(core, "services", service) for service in services]
         for budget in policies.disruption_budgets(job, spec.trainer.nodes, pool):

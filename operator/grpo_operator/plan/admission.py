@@ -24,9 +24,16 @@ class Claim:
     needs: Sequence[PodNeed]
 
 
-def waiting(claims: Iterable[Claim], nodes: Sequence[dict[str, Any]]) -> dict[Key, str]:
-    """Jobs that do not fit beside those before them, each with the reason."""
-    free = rooms(nodes)
+def waiting(
+    claims: Iterable[Claim], nodes: Sequence[dict[str, Any]], leaving: Iterable[str] = ()
+) -> dict[Key, str]:
+    """Jobs that do not fit beside those before them, each with the reason.
+
+    ``leaving``: names of nodes where pods of ended or deleted jobs have not gone yet; they count
+    as taken, or the scheduler would meet half a job's room free and half not.
+    """
+    busy = set(leaving)
+    free = [room for room in rooms(nodes) if room.name not in busy or not room.gpus]
     result: dict[Key, str] = {}
     for claim in sorted(claims, key=lambda c: (not c.holds, c.since, c.key)):
         trial = copy.deepcopy(free)

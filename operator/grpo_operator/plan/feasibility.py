@@ -51,7 +51,7 @@ def quantity(text: str) -> float:
 
 def room(node: dict[str, Any]) -> NodeRoom | None:
     """Room of a node object; None when it takes no new pods."""
-    if node["spec"].get("unschedulable"):
+    if node["spec"].get("unschedulable") or not _ready(node):
         return None
     offer = node["status"].get("allocatable") or {}
     return NodeRoom(
@@ -81,6 +81,11 @@ class Missing:
             f"{need.field_name}={need.count}: only {self.placed} of {need.count} {need.pool} pods "
             f"({each} each) fit on the {self.nodes} schedulable nodes of this cluster that {ending}"
         )
+
+
+def _ready(node: dict[str, Any]) -> bool:
+    conditions = node["status"].get("conditions") or []
+    return all(c["status"] == "True" for c in conditions if c["type"] == "Ready")
 
 
 def rooms(nodes: Sequence[dict[str, Any]]) -> list[NodeRoom]:

@@ -1,14 +1,18 @@
 """Names and labels of everything that belongs to a job."""
 
+import hashlib
+
 JOB_LABEL = "rl.grpo.dev/job"
 POOL_LABEL = "rl.grpo.dev/pool"
 HASH_ANNOTATION = "rl.grpo.dev/applied"
+LEAVES_ANNOTATION = "rl.grpo.dev/leaves"
 
 # Ports inside the cluster. 8080 is taken: there Ray itself exports metrics.
 ENGINE_PORT, AGENT_PORT, CONTROLLER_PORT, GCS_PORT = 30000, 9000, 8090, 6379
 RENDEZVOUS_PORT = 20000
 
 # KubeRay 1.6 labels the pods of a replica that spans several hosts.
+GROUP = "ray.io/group"
 REPLICA_NAME = "ray.io/worker-group-replica-name"
 REPLICA_INDEX = "ray.io/worker-group-replica-index"
 HOST_INDEX = "ray.io/replica-host-index"
@@ -26,9 +30,14 @@ def rollout_service(job: str) -> str:
     return f"{job}-rollout"
 
 
-def engine_service(job: str, index: int) -> str:
+def engine_service(job: str, group: str, index: int) -> str:
     """Headless service of one engine's first host."""
-    return f"{job}-engine-{index}"
+    return f"{job}-{group}-{index}"
+
+
+def leaf_group(leaf: str) -> str:
+    """Worker group of the engines in one leaf: short, and always the same for that leaf."""
+    return f"{ROLLOUT}-{hashlib.sha256(leaf.encode()).hexdigest()[:6]}"
 
 
 def rollout_pool(job: str) -> str:

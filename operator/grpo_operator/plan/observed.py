@@ -22,6 +22,11 @@ class Observed:
         """Pods of one pool that are not on their way out."""
         return of_pool(self.pods, pool)
 
+    def nodes_of(self, pool: str) -> set[str]:
+        """Names of the nodes on which pods of a pool run or end."""
+        found = (pod for pod in self.pods if pod["metadata"]["labels"].get(names.POOL_LABEL) == pool)
+        return {pod["spec"]["nodeName"] for pod in found if pod["spec"].get("nodeName")}
+
     def ready(self, pool: str) -> int:
         """Ready pods of a pool; of the rollout pool, ready engines."""
         pods = self.engine_pods() if pool == names.ROLLOUT else self.of_pool(pool)

@@ -102,7 +102,7 @@ def _choose(spec: GRPOJobSpec, training: TrainingPool) -> tuple[Layout, str]:
         layout = sizes.layout(spec.trainer.world)
         found = training.problems(layout)
         if found:
-            raise RefusedError("; ".join(f"{_LAYOUT}.{problem}" for problem in found))
+            raise RefusedError("; ".join(f"spec.trainer.{problem}" for problem in found))
         return layout, "given"
     options = feasible(training)
     if not options:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import asdict
 from typing import Any
 
 from grpo_operator.api.base import API_VERSION, Device
@@ -10,34 +11,55 @@ from grpo_operator.api.rolloutpool import RolloutPoolSpec
 from grpo_operator.kuberay_client.models import HeadGroup, RayCluster, RayClusterSpec, WorkerGroup
 from grpo_operator.plan import names
 from grpo_operator.plan.names import AGENT_PORT, ENGINE_PORT
+from grpo_operator.plan.topology import Leaves
 from grpo_operator.render.metadata import metadata
 from grpo_operator.render.placement import cluster_labels
 from grpo_operator.render.pods import STORE_MOUNT, PodBuilder, trainer_ray_resources
 from grpo_operator.render.settings import OperatorSettings
 
 RAY_VERSION = "2.60.0"
+NO_LEAVES = Leaves()
+MAX_LEAVES = 15
 _SMALL_STORE = {"object-store-memory": "200000000"}  # bytes; by default Ray takes 30 % of memory
 
 
+def settled_leaves(cluster: dict[str, Any] | None) -> Leaves | None:
+    """The leaves that an existing RayCluster was made for."""
+    annotations = (cluster or {}).get("metadata", {}).get("annotations") or {}
+    text = annotations.get(names.LEAVES_ANNOTATION)
+    if text is None:
+        return None
+    found = json.loads(text)
+    return Leaves(tuple(found["trainer"]), tuple((leaf, count) for leaf, count in found["rollout"]))
+
+
 def ray_cluster(
-    job: dict[str, Any], spec: GRPOJobSpec, pool: RolloutPoolSpec, settings: OperatorSettings, suspend: bool
+    job: dict[str, Any],
+    spec: GRPOJobSpec,
+    pool: RolloutPoolSpec,
+    settings: OperatorSettings,
+    suspend: bool,
+    leaves: Leaves = NO_LEAVES,
 ) -> RayCluster:
     """The one RayCluster of a job: head, controller, training pool, rollout pool."""
     name = job["metadata"]["name"]
-    pods = PodBuilder(name, spec, settings)
+    pods = PodBuilder(name, spec, settings, leaves)
     trainer = spec.trainer
     resources = {"resources": trainer_ray_resources(trainer.gpus_per_node)}
     cpu = _SMALL_STORE if trainer.device == Device.CPU else {}
     groups = [
         _group(names.CONTROLLER, 1, pods.controller(), cpu),
         _group(names.TRAINER, trainer.nodes, pods.trainer(), cpu | resources),
-        _group(names.ROLLOUT, pool.replicas, pods.rollout(pool), {}, pool.engine.nodes_per_engine),
     ]
+    hosts = pool.engine.nodes_per_engine
+    for group, leaf, engines in rollout_groups(pool, leaves):
+        groups.append(_group(group, engines, pods.rollout(pool, leaf), {}, hosts))
     head = HeadGroup(
         ray_start_params={"num-cpus": "0", "dashboard-host": "0.0.0.0"} | cpu, template=pods.head()
     )
     return RayCluster(
-        metadata=metadata(job, name, cluster_labels(spec.scheduling)),
+        metadata=metadata(job, name, cluster_labels(spec.scheduling))
+        | {"annotations": {names.LEAVES_ANNOTATION: json.dumps(asdict(leaves))}},
         spec=RayClusterSpec(
             ray_version=RAY_VERSION,
             suspend=suspend,
@@ -103,7 +125,19 @@ def rollout_service(job: dict[str, Any], pool: RolloutPoolSpec) -> dict[str, Any
     }
 
 
-def engine_services(job: dict[str, Any], pool: RolloutPoolSpec) -> list[dict[str, Any]]:
+def rollout_groups(pool: RolloutPoolSpec, leaves: Leaves) -> list[tuple[str, str | None, int]]:
+    """(worker group, its leaf, its engines): one group a leaf, or one for all engines.
+
+    Kueue takes 18 pod sets: head, controller, trainer, and 15 leaves.
+    """
+    if 0 < len(leaves.rollout) <= MAX_LEAVES:
+        return [(names.leaf_group(leaf), leaf, count) for leaf, count in leaves.rollout]
+    return [(names.ROLLOUT, None, pool.replicas)]
+
+
+def engine_services(
+    job: dict[str, Any], pool: RolloutPoolSpec, leaves: Leaves = NO_LEAVES
+) -> list[dict[str, Any]]:
     """A name for the first host of each engine of several hosts: the others meet there."""
     if pool.engine.nodes_per_engine == 1:
         return []
@@ -112,16 +146,17 @@ def engine_services(job: dict[str, Any], pool: RolloutPoolSpec) -> list[dict[str
         {
             "apiVersion": "v1",
             "kind": "Service",
-            "metadata": metadata(job, names.engine_service(name, index)),
+            "metadata": metadata(job, names.engine_service(name, group, index)),
             "spec": {
                 "clusterIP": "None",
                 "publishNotReadyAddresses": True,
                 "selector": names.labels(name, names.ROLLOUT)
-                | {names.REPLICA_INDEX: str(index), names.HOST_INDEX: "0"},
+                | {names.GROUP: group, names.REPLICA_INDEX: str(index), names.HOST_INDEX: "0"},
                 "ports": [{"name": "rendezvous", "port": names.RENDEZVOUS_PORT, "protocol": "TCP"}],
             },
         }
-        for index in range(pool.replicas)
+        for group, _, engines in rollout_groups(pool, leaves)
+        for index in range(engines)
     ]
 
 

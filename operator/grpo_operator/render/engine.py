@@ -64,5 +64,5 @@ def engine_command(job: str, model_path: str, pool: RolloutPoolSpec) -> str:
 
 def _several_hosts(job: str, hosts: int) -> str:
     """Arguments that differ by pod; the shell fills them in from the labels that KubeRay gives."""
-    first = f"{job}-engine-$REPLICA_INDEX:{RENDEZVOUS_PORT}"
+    first = f"{job}-$GROUP-$REPLICA_INDEX:{RENDEZVOUS_PORT}"
     return f' --nnodes {hosts} --node-rank "$HOST_INDEX" --dist-init-addr "{first}"'

@@ -6,6 +6,7 @@ from grpo_operator.api.base import Device
 from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_operator.api.scheduling import SchedulingSpec
 from grpo_operator.plan import names
+from grpo_operator.plan.topology import Leaves
 
 GPU_NODE = "nvidia.com/gpu.present"  # label that NVIDIA's feature discovery puts on GPU nodes
 
@@ -26,7 +27,7 @@ def tolerations(scheduling: SchedulingSpec, seconds: int | None) -> list[dict[st
     return [*own, *given]
 
 
-def affinity(job: str, pool: str, spec: GRPOJobSpec, gpus: int, hosts: int = 1) -> dict[str, Any]:
+def affinity(job: str, pool: str, spec: GRPOJobSpec, gpus: int, hosts: int, leaves: Leaves) -> dict[str, Any]:
     """GPU pools keep apart and pack leaf by leaf; the others keep off GPU nodes.
 
     The pods of an engine of several hosts share one leaf, which is required, not preferred.
@@ -47,7 +48,18 @@ def affinity(job: str, pool: str, spec: GRPOJobSpec, gpus: int, hosts: int = 1) 
         if hosts > 1:
             together = mine | {"matchLabelKeys": [names.REPLICA_NAME]}
             result["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] = [together]
+        if pool == names.TRAINER and leaves.trainer:
+            rule = {"key": leaf, "operator": "In", "values": list(leaves.trainer)}
+            preferred = {"weight": 100, "preference": {"matchExpressions": [rule]}}
+            result["nodeAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}
     return result
+
+
+def bind_to_leaf(spec: dict[str, Any], key: str, leaf: str) -> None:
+    """Let the pod run in this leaf only."""
+    rule = {"key": key, "operator": "In", "values": [leaf]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}
+    spec["affinity"]["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
 
 
 def _off_gpu_nodes() -> dict[str, Any]:

@@ -10,9 +10,10 @@ from grpo_operator.plan import names
 from grpo_operator.plan.feasibility import GPU
 from grpo_operator.plan.names import AGENT_PORT, CONTROLLER_PORT, ENGINE_PORT, GCS_PORT
 from grpo_operator.plan.needs import AGENT_RESOURCES, HEAD_RESOURCES
+from grpo_operator.plan.topology import Leaves
 from grpo_operator.render.engine import CPU_ENGINE_ENV, engine_command
 from grpo_operator.render.merge import merge
-from grpo_operator.render.placement import add_devices, affinity, shared_memory, tolerations
+from grpo_operator.render.placement import add_devices, affinity, bind_to_leaf, shared_memory, tolerations
 from grpo_operator.render.settings import OperatorSettings
 
 STORE_MOUNT = "/store"
@@ -31,7 +32,8 @@ _Pool = ControllerSpec | TrainerSpec | RolloutPoolSpec
 class PodBuilder:
     """Builds PodTemplateSpecs of one job."""
 
-    def __init__(self, job: str, spec: GRPOJobSpec, settings: OperatorSettings) -> None:
+    def __init__(self, job: str, spec: GRPOJobSpec, settings: OperatorSettings, leaves: Leaves) -> None:
+        self._leaves = leaves
         self._job = job
         self._spec = spec
         self._settings = settings
@@ -77,8 +79,11 @@ class PodBuilder:
         pod["spec"]["restartPolicy"] = "Never"
         return self._overlaid(pod, trainer)
 
-    def rollout(self, pool: RolloutPoolSpec) -> dict[str, Any]:
-        """One engine: a stock SGLang server, restarted in place, and its weight agent."""
+    def rollout(self, pool: RolloutPoolSpec, leaf: str | None = None) -> dict[str, Any]:
+        """One pod of an engine: a stock SGLang server, restarted in place, and its weight agent.
+
+        ``leaf``: the leaf that the pod must be in.
+        """
         engine = pool.engine
         gpus = engine.gpus_per_node if engine.device == Device.CUDA else 0
         image = pool.image or self._settings.rollout_image
@@ -102,6 +107,8 @@ class PodBuilder:
             for container in (server, agent):
                 container["env"] += _host_env()
         pod = self._pod(names.ROLLOUT, [server, agent], pool, gpus, engine.nodes_per_engine)
+        if leaf and self._spec.scheduling.topology_key:
+            bind_to_leaf(pod["spec"], self._spec.scheduling.topology_key, leaf)
         return self._overlaid(pod, pool)
 
     def _agent(self, image: str, arguments: str) -> dict[str, Any]:
@@ -153,7 +160,7 @@ class PodBuilder:
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": 5,
             "tolerations": tolerations(scheduling, of.eviction_seconds),
-            "affinity": affinity(self._job, pool, self._spec, gpus, hosts),
+            "affinity": affinity(self._job, pool, self._spec, gpus, hosts, self._leaves),
             "nodeSelector": of.node_selector,
             "priorityClassName": scheduling.priority_class_name,
             "runtimeClassName": scheduling.runtime_class_name if gpus else None,
@@ -185,7 +192,11 @@ def _host_env() -> list[dict[str, Any]]:
     """Which engine, and which of its hosts, this pod is."""
     return [
         {"name": name, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{label}']"}}}
-        for name, label in (("REPLICA_INDEX", names.REPLICA_INDEX), ("HOST_INDEX", names.HOST_INDEX))
+        for name, label in (
+            ("GROUP", names.GROUP),
+            ("REPLICA_INDEX", names.REPLICA_INDEX),
+            ("HOST_INDEX", names.HOST_INDEX),
+        )
     ]
 
 

@@ -18,13 +18,15 @@ def problems(model: ModelShape, layout: Layout) -> list[str]:
     try:
         stage_counts(model.layers, layout)
     except ValueError as error:
-        found.append(str(error))
+        found.append(f"parallelism.{error}")
     return found
 
 
 def _indivisible(field: str, size: int, what: str, amount: int) -> Iterator[str]:
     if amount % size:
-        yield f"{field}={size}: {what} ({amount}) is not divisible by it: use a divisor of {amount}"
+        yield (
+            f"parallelism.{field}={size}: {what} ({amount}) is not divisible by it: use a divisor of {amount}"
+        )
 
 
 def _dense(model: ModelShape, layout: Layout) -> Iterator[str]:
@@ -34,14 +36,18 @@ def _dense(model: ModelShape, layout: Layout) -> Iterator[str]:
     yield from _indivisible("tensor", size, "the dense feed-forward width", model.ffn)
     shape = model.attention
     if isinstance(shape, GqaShape) and shape.kv_heads % size and size % shape.kv_heads:
-        yield f"tensor={size}: {shape.kv_heads} key-value heads are neither a multiple nor a divisor of it"
+        yield (
+            f"parallelism.tensor={size}: {shape.kv_heads} key-value heads are neither a multiple nor a "
+            "divisor of it"
+        )
 
 
 def _experts(model: ModelShape, layout: Layout) -> Iterator[str]:
     experts = model.experts
     if experts is None:
         if layout.expert > 1:
-            yield f"expert={layout.expert}: a {model.model_type} model has no experts: use expert=1"
+            text = f"a {model.model_type} model has no experts: use expert=1"
+            yield f"parallelism.expert={layout.expert}: {text}"
         return
     yield from _indivisible("expert", layout.expert, "the number of experts", experts.count)
     yield from _indivisible("expertTensor", layout.expert_tensor, "the width of an expert", experts.ffn)
@@ -49,8 +55,8 @@ def _experts(model: ModelShape, layout: Layout) -> Iterator[str]:
     if layout.tensor > 1 and layout.expert == 1 and layout.expert_tensor != layout.tensor:
         # Megatron-Core would not reduce the experts' gradients over the tensor-parallel ranks.
         yield (
-            f"expertTensor={layout.expert_tensor}: with tensor={layout.tensor} and expert=1 it must equal "
-            "tensor: set expertTensor to tensor, or expert above 1"
+            f"parallelism.expertTensor={layout.expert_tensor}: with tensor={layout.tensor} and "
+            "expert=1 it must equal tensor: set expertTensor to tensor, or expert above 1"
         )
 
 
@@ -65,8 +71,8 @@ def batch_problems(layout: Layout, sequences: int, micro_batch: int) -> list[str
     count = sequences // each
     if layout.virtual_pipeline > 1 and count % layout.pipeline > 0:
         return [
-            f"virtualPipeline={layout.virtual_pipeline}: {count} micro-batches are not a multiple of "
-            f"pipeline {layout.pipeline}: change miniBatchSize or microBatchSizePerGpu"
+            f"parallelism.virtualPipeline={layout.virtual_pipeline}: {count} micro-batches are not a "
+            f"multiple of pipeline {layout.pipeline}: change miniBatchSize or microBatchSizePerGpu"
         ]
     return []
 
@@ -84,8 +90,8 @@ def fp8_problems(model: ModelShape, layout: Layout) -> list[str]:
             ("tensor", layout.tensor, "the width of the shared experts", model.experts.shared_ffn),
         ]
     return [
-        f"{field}={size}: {what} ({width}) over {size} ranks is no multiple of the FP8 block of {FP8_BLOCK}: "
-        f"use a smaller {field}, or weightSync.quantization none"
+        f"parallelism.{field}={size}: {what} ({width}) over {size} ranks is no multiple of the FP8 block "
+        f"of {FP8_BLOCK}: use a smaller {field}, or engines without quantization"
         for field, size, what, width in cuts
         if size > 1 and width % (size * FP8_BLOCK)
     ]

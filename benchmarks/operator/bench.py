@@ -1,0 +1,201 @@
+"""``make bench-operator``: creation beside a bare RayCluster, and many jobs at once.
+
+Real API server, scheduler, KubeRay and operator; KWOK runs the pods. Each job has 67 pods (head,
+controller, 32 training pods, 32 rollout pods). Writes benchmarks/results/operator.json.
+
+    bench.py [JOBS ...]      numbers of jobs to measure at, default 10 and 100
+"""
+
+import copy
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from grpo_devcluster import cluster
+from grpo_devcluster.addons import kubectl
+from grpo_devcluster.fakenodes import gpu_cluster, volume
+from grpo_devcluster.operator_process import install_crds, operator_process
+from grpo_devcluster.paths import REPO
+from grpo_devcluster.results import record
+
+METRICS = "http://127.0.0.1:9090/metrics"
+PODS, IDLE_SECONDS = 66, 600
+
+
+def main() -> None:
+    counts = [int(argument) for argument in sys.argv[1:]] or [10, 100]
+    figures: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        cluster.down()
+        cluster.up(with_node=False)
+        install_crds()
+        # Room for all jobs at once, so that none waits: nodes of 8 x as many GPU pods.
+        nodes = [_roomy(node) for node in gpu_cluster()]
+        _apply([*nodes, *volume("grpo-checkpoints")])
+        with operator_process(Path(directory)) as operator:
+            figures |= _creation()
+            for count in counts:
+                figures |= _many(count, operator)
+            figures |= _idle()
+        with operator_process(Path(directory)):
+            figures[f"restart_sync_seconds_{counts[-1]}"] = _restart(counts[-1])
+        cluster.down()
+    print(json.dumps(figures, indent=2))
+    record("operator", figures)
+
+
+def _roomy(node: dict[str, Any]) -> dict[str, Any]:
+    node = copy.deepcopy(node)
+    for offer in (node["status"]["capacity"], node["status"]["allocatable"]):
+        offer |= {"cpu": "100k", "memory": "2000Ti", "pods": "5000"}
+        offer |= {key: "5000" for key in ("nvidia.com/gpu", "rdma/hca") if key in offer}
+    return node
+
+
+def _job(name: str) -> dict[str, Any]:
+    manifest = yaml.safe_load((REPO / "manifests" / "deepseek-v3-512xh100.yaml").read_text())
+    manifest["metadata"]["name"] = name
+    return dict(manifest)
+
+
+def _apply(objects: list[dict[str, Any]]) -> None:
+    kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(objects))
+
+
+def _wait(what: str, check: Callable[[], bool], timeout: float) -> float:
+    """Seconds until ``check`` holds."""
+    started = time.monotonic()
+    while not check():
+        if time.monotonic() - started > timeout:
+            raise TimeoutError(f"{what}: not within {timeout:.0f} s")
+        time.sleep(0.05)
+    return time.monotonic() - started
+
+
+def _pods(selector: str) -> int:
+    return len(kubectl("get", "pods", "-l", selector, "-o", "name").split())
+
+
+def _creation(rounds: int = 3) -> dict[str, float]:
+    """Apply until all pods exist: a GRPOJob, and the same RayCluster without it, in turns."""
+    with_job, bare = [], []
+    for number in range(rounds):
+        name = f"create-{number}"
+        started = time.monotonic()
+        _apply([_job(name)])
+        _wait("pods of the job", lambda n=name: _pods(f"ray.io/cluster={n}") == PODS, 120)
+        with_job.append(time.monotonic() - started)
+        manifest = json.loads(kubectl("get", "raycluster", name, "-o", "json"))
+        kubectl("delete", "grpojob", name)
+        _wait("pods to go", lambda n=name: _pods(f"ray.io/cluster={n}") == 0, 120)
+        plain = f"bare-{number}"
+        manifest["metadata"] = {"name": plain, "namespace": "default"}
+        manifest.pop("status", None)
+        started = time.monotonic()
+        _apply([manifest])
+        _wait("pods of the RayCluster", lambda n=plain: _pods(f"ray.io/cluster={n}") == PODS, 120)
+        bare.append(time.monotonic() - started)
+        kubectl("delete", "raycluster", plain)
+        _wait("pods to go", lambda n=plain: _pods(f"ray.io/cluster={n}") == 0, 120)
+    best, base = min(with_job), min(bare)
+    return {
+        "create_seconds": round(best, 2),
+        "create_seconds_raycluster": round(base, 2),
+        "create_ratio_vs_raycluster": round(best / base, 3),
+    }
+
+
+def _samples() -> dict[str, float]:
+    """The operator's metrics by name with labels."""
+    text = urllib.request.urlopen(METRICS, timeout=10).read().decode()
+    lines = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
+    return {name: float(value) for name, value in lines}
+
+
+def _writes(samples: dict[str, float]) -> float:
+    return sum(v for k, v in samples.items() if k.startswith("grpo_api_requests_total"))
+
+
+def _quantile(before: dict[str, float], after: dict[str, float], q: float) -> float:
+    """Upper bound, in seconds, of the histogram bucket that holds the quantile."""
+    prefix = 'grpo_reconcile_seconds_bucket{kind="GRPOJob",le="'
+    buckets = {k[len(prefix) : -2]: v - before.get(k, 0) for k, v in after.items() if k.startswith(prefix)}
+    total = buckets["+Inf"]
+    return next(float(edge) for edge, count in buckets.items() if count >= q * total)
+
+
+def _many(count: int, operator: subprocess.Popen[bytes]) -> dict[str, float]:
+    """Bring up ``count`` jobs; reconcile times while they start, and writes for one change each."""
+    before = _samples()
+    started = time.monotonic()
+    have = len(kubectl("get", "grpojobs", "-o", "name").split())
+    _apply([_job(f"job-{number}") for number in range(have, count)])
+    _wait("all pods ready", lambda: _ready(count), 1800)
+    seconds = time.monotonic() - started
+    time.sleep(10)
+    after = _samples()
+    process = psutil.Process(operator.pid)
+    figures = {
+        f"start_seconds_{count}": round(seconds, 1),
+        f"reconcile_p50_s_{count}": _quantile(before, after, 0.50),
+        f"reconcile_p99_s_{count}": _quantile(before, after, 0.99),
+        f"rss_mib_{count}": round(process.memory_info().rss / 2**20, 1),
+        f"cpu_seconds_{count}": round(sum(process.cpu_times()[:2]), 1),
+    }
+    return figures | ({"writes_per_change_max": _writes_per_change(count)} if count >= 10 else {})
+
+
+def _ready(count: int) -> bool:
+    path = "{range .items[*]}{.status.trainReady} {.status.rolloutReady}{'\\n'}{end}"
+    rows = kubectl("get", "grpojobs", "-o", f"jsonpath={path}").splitlines()
+    return rows.count("256/256 8/8") == count
+
+
+def _writes_per_change(jobs: int, changes: int = 10) -> float:
+    """Writes of the operator for one edit of a job's spec that changes its status."""
+    most = 0.0
+    for number in range(min(changes, jobs)):
+        before = _writes(_samples())
+        patch = json.dumps({"spec": {"totalSteps": 3000 + number}})
+        kubectl("patch", "grpojob", f"job-{number}", "--type=merge", "-p", patch)
+        time.sleep(3)
+        most = max(most, _writes(_samples()) - before)
+    return most
+
+
+def _idle() -> dict[str, float]:
+    """Writes while nothing changes."""
+    before = _writes(_samples())
+    time.sleep(IDLE_SECONDS)
+    return {"idle_writes": _writes(_samples()) - before, "idle_seconds": IDLE_SECONDS}
+
+
+def _restart(count: int) -> float:
+    """Seconds until a new operator has reconciled every job; it must write nothing."""
+
+    def synced() -> bool:
+        try:
+            samples = _samples()
+        except OSError:
+            return False
+        return samples.get('grpo_reconciles_total{kind="GRPOJob",result="success"}', 0) >= count
+
+    seconds = _wait("every job reconciled", synced, 300)
+    time.sleep(5)
+    writes = _writes(_samples())
+    if writes:
+        raise RuntimeError(f"the operator wrote {writes:.0f} times after its restart")
+    return round(seconds, 2)
+
+
+if __name__ == "__main__":
+    main()
