@@ -50,6 +50,18 @@ def _count(api: Api, job: str) -> tuple[int, int]:
     return len(pools["trainer"]), len(pools["rollout"])
 
 
+def _wait_whole(api: Api, job: str, wanted: tuple[int, int]) -> None:
+    """Wait for (training pods, engine pods); a failure says what the scheduler said."""
+    try:
+        until("all pods run", lambda: _count(api, job) == wanted, 180)
+    except AssertionError as error:
+        pending = [p for p in api.get("pods")["items"] if p["status"].get("phase") == "Pending"]
+        names = [p["metadata"]["name"] for p in pending]
+        said = [c.get("message") for p in pending[:3] for c in p["status"].get("conditions", [])]
+        status = _status(api, job).get("conditions", [{}])[0]
+        raise AssertionError(f"{_count(api, job)}: {status}; pending {names}: {said}") from error
+
+
 def _where(pods: list[dict[str, Any]]) -> list[str]:
     return [pod["spec"]["nodeName"] for pod in pods]
 
@@ -75,7 +87,7 @@ def test_the_gpus_are_split_and_engines_stay_in_one_leaf(
     if trainers != 32:
         spec["trainer"]["parallelism"] = {"auto": True}
     assert api.apply(large).returncode == 0
-    until("all pods run", lambda: _count(api, name) == (trainers, 4 * engines), 180)
+    _wait_whole(api, name, (trainers, 4 * engines))
     pools = _running(api, name)
     training, rollout = _where(pools["trainer"]), _where(pools["rollout"])
     assert not set(training) & set(rollout) and len(set(training + rollout)) == trainers + 4 * engines
@@ -95,7 +107,7 @@ def test_the_rollout_pool_scales_by_whole_engines_while_training_stays(
 ) -> None:
     name = large["metadata"]["name"]
     assert api.apply(large).returncode == 0
-    until("all pods run", lambda: _count(api, name) == (32, 32), 180)
+    _wait_whole(api, name, (32, 32))
     trainers = {pod["metadata"]["uid"] for pod in _running(api, name)["trainer"]}
     for engines in (6, 8):
         api.ok("scale", "rpool", f"{name}-rollout", f"--replicas={engines}")
@@ -109,7 +121,7 @@ def test_pods_of_a_lost_node_come_back_elsewhere(api: Api, large: dict[str, Any]
     name = large["metadata"]["name"]
     large["spec"]["rollout"]["template"] |= {"replicas": 7}
     assert api.apply(large).returncode == 0
-    until("all pods run", lambda: _count(api, name) == (32, 28), 180)
+    _wait_whole(api, name, (32, 28))
     victim = _running(api, name)["trainer"][0]
     node = victim["spec"]["nodeName"]
     others = {p["metadata"]["uid"] for p in _running(api, name)["trainer"]} - {victim["metadata"]["uid"]}

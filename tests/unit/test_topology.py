@@ -24,7 +24,7 @@ def test_training_pods_share_a_leaf_with_engines_when_they_must() -> None:
 
 def test_engines_avoid_leaves_that_they_cannot_fill() -> None:
     leaves = assign({"a": 7, "b": 8, "c": 3}, trainers=10, engines=2, hosts=4)
-    assert leaves == Leaves(("a", "c"), (("b", 2),))
+    assert leaves == Leaves(("a", "c"), (("b", 2),), reserved=("b",))
 
 
 def test_scaling_moves_no_engine() -> None:
@@ -41,6 +41,7 @@ def test_an_engine_leaves_a_leaf_that_lost_a_node() -> None:
     before = Leaves(("c",), (("a", 2), ("b", 1)))
     after = assign({"a": 7, "b": 8}, 8, 3, 4, before)
     assert after.rollout == (("a", 1), ("b", 2)) and after.trainer == ("c",)
+    assert after.reserved == ("b",)
     assert assign({"a": 7, "b": 7}, 8, 3, 4, before) == before, "nowhere to go: wait"
 
 

@@ -17,11 +17,12 @@ from grpo_operator.plan.feasibility import room
 class Leaves:
     """``trainer``: leaves that training pods prefer. ``rollout``: (leaf, number of its engines).
 
-    Both empty: pods go anywhere.
+    ``reserved``: leaves that the engines need whole. All empty: pods go anywhere.
     """
 
     trainer: tuple[str, ...] = ()
     rollout: tuple[tuple[str, int], ...] = ()
+    reserved: tuple[str, ...] = ()
 
 
 def free_nodes(
@@ -60,7 +61,8 @@ def assign(
         kept[leaf] = kept.get(leaf, 0) + min(slots[leaf] - kept.get(leaf, 0), missing)
     known = dict(before.rollout)  # KubeRay forgets the pods of a group that vanishes: keep it at 0
     rollout = tuple((leaf, count) for leaf, count in sorted(kept.items()) if count or leaf in known)
-    return Leaves(before.trainer or _left_over(free, kept, trainers, hosts), rollout)
+    reserved = tuple(leaf for leaf, count in rollout if count and free[leaf] == count * hosts)
+    return Leaves(before.trainer or _left_over(free, kept, trainers, hosts), rollout, reserved)
 
 
 def _left_over(

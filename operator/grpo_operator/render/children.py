@@ -30,7 +30,8 @@ def settled_leaves(cluster: dict[str, Any] | None) -> Leaves | None:
     if text is None:
         return None
     found = json.loads(text)
-    return Leaves(tuple(found["trainer"]), tuple((leaf, count) for leaf, count in found["rollout"]))
+    rollout = tuple((leaf, count) for leaf, count in found["rollout"])
+    return Leaves(tuple(found["trainer"]), rollout, tuple(found["reserved"]))
 
 
 def ray_cluster(

@@ -1,5 +1,6 @@
 """Where pods go and which devices they get (pure): fields of a PodSpec."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from grpo_operator.api.base import Device
@@ -52,20 +53,24 @@ def affinity(job: str, pool: str, spec: GRPOJobSpec, gpus: int, hosts: int, leav
             rule = {"key": leaf, "operator": "In", "values": list(leaves.trainer)}
             preferred = {"weight": 100, "preference": {"matchExpressions": [rule]}}
             result["nodeAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}
+            if leaves.reserved:
+                result["nodeAffinity"] |= _required(leaf, "NotIn", leaves.reserved)
     return result
 
 
 def bind_to_leaf(spec: dict[str, Any], key: str, leaf: str) -> None:
     """Let the pod run in this leaf only."""
-    rule = {"key": key, "operator": "In", "values": [leaf]}
-    terms = {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}
-    spec["affinity"]["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+    spec["affinity"]["nodeAffinity"] = _required(key, "In", [leaf])
 
 
 def _off_gpu_nodes() -> dict[str, Any]:
-    rule = {"key": GPU_NODE, "operator": "NotIn", "values": ["true"]}
+    return {"nodeAffinity": _required(GPU_NODE, "NotIn", ["true"])}
+
+
+def _required(key: str, operator: str, values: Sequence[str]) -> dict[str, Any]:
+    rule = {"key": key, "operator": operator, "values": list(values)}
     terms = {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}
-    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    return {"requiredDuringSchedulingIgnoredDuringExecution": terms}
 
 
 def add_devices(container: dict[str, Any], scheduling: SchedulingSpec) -> None:
