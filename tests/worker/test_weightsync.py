@@ -36,7 +36,9 @@ class Server:
         pool = RolloutPoolSpec(
             engine=EngineSpec(device="cpu", dtype="float32", context_length=256, max_total_tokens=8192)
         )
-        command = engine_command("preset:tiny-moe", pool).replace("/tmp/model", str(directory / "model"))
+        command = engine_command("tiny", "preset:tiny-moe", pool).replace(
+            "/tmp/model", str(directory / "model")
+        )
         stub = directory / "libcuda.so.1"
         compiler = ["cc", "-shared", "-fPIC", "-x", "c", "-o", str(stub), "-"]
         subprocess.run(compiler, input=STUB, text=True, check=True)

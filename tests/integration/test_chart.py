@@ -1,0 +1,89 @@
+"""The Helm chart as rendered: rights, security, optional parts, values."""
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_devcluster.gobuild import binary
+from grpo_devcluster.install import CHART
+
+NAMESPACED = {"Role", "RoleBinding"}
+
+
+def _helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(binary("helm")), "template", "ops", str(CHART), "-n", "grpo-system", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def _render(*arguments: str) -> list[dict[str, Any]]:
+    done = _helm(*arguments)
+    assert done.returncode == 0, done.stderr
+    return [d for d in yaml.safe_load_all(done.stdout) if d]
+
+
+def _of(objects: list[dict[str, Any]], kind: str, name: str = "ops") -> list[dict[str, Any]]:
+    return [o for o in objects if o["kind"] == kind and o["metadata"]["name"] == name]
+
+
+def test_with_a_list_of_namespaces_the_rights_end_there() -> None:
+    objects = _render("--set", "watchNamespaces={team-a,team-b}")
+    (cluster,) = _of(objects, "ClusterRole")
+    resources = {r for rule in cluster["rules"] for r in rule["resources"]}
+    assert resources == {"nodes", "namespaces", "customresourcedefinitions"}
+    assert {v for rule in cluster["rules"] for v in rule["verbs"]} == {"get", "list", "watch"}
+    roles = [o for o in objects if o["kind"] in NAMESPACED]
+    assert sorted({o["metadata"]["namespace"] for o in roles}) == ["team-a", "team-b"] and len(roles) == 4
+    (deployment,) = _of(objects, "Deployment")
+    arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert "--namespace=team-a" in arguments and "--all-namespaces" not in arguments
+
+
+def test_cluster_wide_rights_hold_no_wildcard_and_no_secret() -> None:
+    (cluster,) = _of(_render(), "ClusterRole")
+    for rule in cluster["rules"]:
+        assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
+        assert "secrets" not in rule["resources"]
+
+
+def test_every_pod_of_the_chart_is_restricted() -> None:
+    objects = _render()
+    specs = [o["spec"]["template"]["spec"] for o in objects if o["kind"] == "Deployment"]
+    specs += [o["spec"] for o in objects if o["kind"] == "Pod"]
+    assert len(specs) == 2
+    for spec in specs:
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in spec["containers"]:
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False and context["readOnlyRootFilesystem"] is True
+            assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_monitoring_objects_come_only_when_asked_for() -> None:
+    plain = {o["kind"] for o in _render()}
+    assert not plain & {"PodMonitor", "PrometheusRule"}
+    asked = _render("--set", "metrics.podMonitor=true,metrics.prometheusRule=true,metrics.dashboard=true")
+    (rule,) = _of(asked, "PrometheusRule")
+    alerts = [r["alert"] for group in rule["spec"]["groups"] for r in group["rules"]]
+    assert len(alerts) == len(set(alerts)) >= 5 and _of(asked, "PodMonitor")
+    (dashboard,) = _of(asked, "ConfigMap", "ops-dashboard")
+    panels = json.loads(dashboard["data"]["grpo-operator.json"])["panels"]
+    assert len({p["id"] for p in panels}) == len(panels)
+
+
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [
+        ("imagee.tag=1", "imagee"),
+        ("image.tag=", "image.tag|/image/tag"),
+        ("watchNamespaces=all", "watchNamespaces"),
+        ("images.pullPolicy=Sometimes", "pullPolicy"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_the_schema(setting: str, text: str) -> None:
+    done = _helm("--set", setting)
+    assert done.returncode != 0
+    assert any(part in done.stderr for part in text.split("|")), done.stderr
