@@ -19,12 +19,12 @@ from grpo_worker.weightsync import manifest
 SEED = 7
 
 
-def make(layout: dict[str, int], lr: float = 1e-3) -> PolicyModel:
+def make(layout: dict[str, int], lr: float = 1e-3, recompute: bool = False) -> PolicyModel:
     hf = model_config("preset:tiny-moe")
     parallel = Layout(world=dist.get_world_size(), **layout)
     initialize_parallel(parallel, SEED)
     read = weight_reader("preset:tiny-moe", hf, SEED)
-    return PolicyModel(hf, parallel, OptimizerSpec(lr=lr), 100, read, micro_batch_size=8)
+    return PolicyModel(hf, parallel, OptimizerSpec(lr=lr), 100, read, 8, recompute)
 
 
 def batch(step: int, rows: int = 8, length: int = 32) -> Batch:
@@ -67,8 +67,8 @@ def log_probs(layout: dict[str, int]) -> tuple[torch.Tensor, dict[str, torch.Ten
     return policy.log_probs(data, 1.0), whole_weights(policy)
 
 
-def steps(layout: dict[str, int], count: int) -> list[dict[str, float]]:
-    return train(make(layout), range(count))
+def steps(layout: dict[str, int], count: int, recompute: bool = False) -> list[dict[str, float]]:
+    return train(make(layout, recompute=recompute), range(count))
 
 
 def save_and_resume(root: str, layout: dict[str, int]) -> dict[str, Any]:

@@ -47,6 +47,11 @@ def test_training_steps_agree_between_layouts() -> None:
                 assert mine[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
 
 
+def test_recomputing_activations_changes_no_step() -> None:
+    kept = ranks.run("policy_cases:steps", 2, layout=TP2_EP2, count=2)
+    assert ranks.run("policy_cases:steps", 2, layout=TP2_EP2, count=2, recompute=True) == kept
+
+
 def test_resume_from_an_asynchronous_checkpoint_is_bitwise(tmp_path: Path) -> None:
     for rank in ranks.run("policy_cases:save_and_resume", 2, root=str(tmp_path), layout=TP2_EP2):
         assert rank["resumed"] == rank["undisturbed"]

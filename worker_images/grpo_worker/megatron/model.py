@@ -46,9 +46,15 @@ def initialize_parallel(layout: Layout, seed: int) -> None:
     model_parallel_cuda_manual_seed(seed)
 
 
-def build_gpt(hf: dict[str, Any], layout: Layout) -> GPTModel:
-    """This rank's pipeline stage, with random weights."""
-    config = mcore_config(hf, layout)
+_RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+
+
+def build_gpt(hf: dict[str, Any], layout: Layout, recompute: bool = False) -> GPTModel:
+    """This rank's pipeline stage, with random weights.
+
+    ``recompute``: keep only each layer's input, and compute the layer again in the backward pass.
+    """
+    config = mcore_config(hf, layout, **(_RECOMPUTE if recompute else {}))
     return GPTModel(
         config,
         block_spec(config),
@@ -72,10 +78,11 @@ class PolicyModel:
         total_steps: int,
         read: ReadWeights,
         micro_batch_size: int,
+        recompute: bool = False,
     ) -> None:
         self.layout = layout
         self.micro_batch_size = micro_batch_size
-        self.module = build_gpt(hf, layout)
+        self.module = build_gpt(hf, layout, recompute)
         weights.load(self.module, read)
         self.reference = build_gpt(hf, layout).eval().requires_grad_(False)
         weights.load(self.reference, read)

@@ -66,6 +66,7 @@ class TrainerWorker:
             spec.total_steps,
             read,
             spec.trainer.micro_batch_size_per_gpu,
+            recompute=spec.trainer.recompute == "full",
         )
         self._checkpointer = Checkpointer(config["checkpoints"], self._policy, spec.checkpoint.keep)
         self._rank, self._world = rank, world
