@@ -122,3 +122,12 @@ def test_a_settled_layout_stays_and_reaches_the_ranks() -> None:
     sizes = with_layout(spec_of(job()), LAYOUT).trainer.parallelism
     assert (sizes.tensor, sizes.expert, sizes.auto) == (2, 2, False)
     assert sizes.layout(2) == LAYOUT.layout()
+
+
+def test_a_resumed_job_that_must_wait_keeps_what_it_has_reached() -> None:
+    manifest = job()
+    manifest["status"] = _status(running()).wire()
+    status = refused_status(manifest, "WaitingForCapacity", "no room", NOW, waits=True)
+    assert status.phase == "Pending" and status.layout == LAYOUT and status.step == 7
+    assert status.last_checkpoint is not None and status.train_ready is None
+    assert _true(status) == {"Reconciling"}

@@ -15,6 +15,7 @@ class Cache:
         self._pods: dict[Key, dict[str, dict[str, Any]]] = {}
         self.children: dict[tuple[str, str, str], dict[str, Any]] = {}
         self.nodes: dict[str, dict[str, Any]] = {}
+        self.kuberay = True  # until a look says otherwise
 
     def pods_of(self, namespace: str, job: str) -> tuple[dict[str, Any], ...]:
         """Pods labelled with the job's name."""

@@ -26,6 +26,9 @@ class Writer:
         if stamped:
             await self._ray.apply(cluster.model_copy(update={"metadata": stamped["metadata"]}))
 
+    async def kuberay_served(self) -> bool:
+        return await self._ray.served()
+
     async def delete_ray_cluster(self, namespace: str, name: str) -> None:
         await self._ray.delete(namespace, name)
 

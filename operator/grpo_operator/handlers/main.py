@@ -9,7 +9,9 @@ from typing import Any
 
 import kopf
 from kubernetes import client, config
+from kubernetes.client import ApiException
 from prometheus_client import REGISTRY, start_http_server
+from urllib3.exceptions import HTTPError
 
 from grpo_operator.apply.cache import Cache, store
 from grpo_operator.apply.probe import PodProbe
@@ -25,6 +27,7 @@ from grpo_operator.render.settings import load_settings
 log = logging.getLogger(__name__)
 SETTINGS_FILE = Path(os.environ.get("GRPO_SETTINGS", "/etc/grpo-operator/settings.json"))
 LOOK_SECONDS = 1.0
+KUBERAY_SECONDS = 10.0
 METRICS_PORT = 9090
 
 cache = Cache()
@@ -47,13 +50,17 @@ async def startup(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
     reconciler = Reconciler(cache, writer, memo.probe, memo.prober, load_settings(SETTINGS_FILE))
     REGISTRY.register(JobCollector(cache))
     start_http_server(METRICS_PORT)
-    memo.task = asyncio.create_task(_loop(reconciler, memo.prober))
+    memo.tasks = [
+        asyncio.create_task(_loop(reconciler, memo.prober)),
+        asyncio.create_task(_look_for_kuberay(writer)),
+    ]
 
 
 @kopf.on.cleanup()
 async def cleanup(memo: Any, **_: Any) -> None:
     """Stop the loop; running jobs are not touched."""
-    memo.task.cancel()
+    for task in memo.tasks:
+        task.cancel()
     memo.prober.stop()
     await memo.probe.close()
 
@@ -73,6 +80,20 @@ async def _loop(reconciler: Reconciler, prober: Prober) -> None:
         except TimeoutError:
             pass
         _wake.clear()
+
+
+async def _look_for_kuberay(writer: Writer) -> None:
+    """Jobs wait, and say why, while KubeRay is not installed."""
+    while True:
+        try:
+            found = await writer.kuberay_served()
+        except (ApiException, HTTPError) as error:
+            log.warning("looking for KubeRay: %s", error)
+        else:
+            if found != cache.kuberay:
+                cache.kuberay = found
+                _mark(*_job_keys())
+        await asyncio.sleep(KUBERAY_SECONDS)
 
 
 async def _one(reconciler: Reconciler, key: Key) -> None:

@@ -28,6 +28,7 @@ from grpo_operator.render import children, policies
 from grpo_operator.render.settings import OperatorSettings
 
 MANAGER = "rl.grpo.dev/grpo-operator"
+_NO_KUBERAY = "the API server knows no RayCluster of ray.io/v1: install KubeRay 1.6; the job starts then"
 
 
 class Reconciler:
@@ -61,6 +62,9 @@ class Reconciler:
             layout = self._layout(job, spec, pool)
         except RefusedError as error:
             await self._report(job, refused_status(job, error.reason, str(error), _now()))
+            return
+        if not self._cache.kuberay and not decision.is_terminal(job.get("status") or {}):
+            await self._report(job, refused_status(job, "KubeRayMissing", _NO_KUBERAY, _now(), waits=True))
             return
         queued = self._waiting.get(_key(job))
         if queued:

@@ -18,6 +18,10 @@ class RayClusterApi:
         """Server-side apply; creates or updates. Returns the object as stored."""
         return await self._kube.apply(_GROUP, "rayclusters", cluster.wire())
 
+    async def served(self) -> bool:
+        """Does the API server know RayClusters, that is: is KubeRay installed?"""
+        return await self._kube.exists(f"/{_GROUP}")
+
     async def delete(self, namespace: str, name: str) -> None:
         """Delete in the background; fine when it does not exist."""
         await self._kube.delete(_GROUP, "rayclusters", namespace, name)

@@ -43,6 +43,16 @@ class Kube:
         path = _path(group, plural, manifest["metadata"]["namespace"])
         return await self._call("POST", path, body=manifest)
 
+    async def exists(self, path: str) -> bool:
+        """Does GET find something at this path?"""
+        try:
+            await self._call("GET", path)
+        except client.ApiException as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
+
     async def _call(
         self, method: str, path: str, query: list[tuple[str, str]] | None = None, body: Any = None
     ) -> dict[str, Any]:
@@ -63,7 +73,8 @@ class Kube:
             auth_settings=["BearerToken"],
         )
         response = self._api.call_api(*request, _request_timeout=TIMEOUT)
-        REQUESTS.labels(method, str(response.status)).inc()
+        if method != "GET":
+            REQUESTS.labels(method, str(response.status)).inc()
         text = response.read().decode()
         if not 200 <= response.status < 300:
             raise client.ApiException(status=response.status, reason=text[:512])

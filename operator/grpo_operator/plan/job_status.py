@@ -14,7 +14,10 @@ from grpo_operator.plan.resolve import JobPlan
 def refused_status(
     job: dict[str, Any], reason: str, message: str, now: str, waits: bool = False
 ) -> GRPOJobStatus:
-    """Status of a job that gets no pod: invalid, infeasible on this cluster, or (``waits``) not yet."""
+    """Status of a job that gets no pod: invalid, infeasible on this cluster, or (``waits``) not yet.
+
+    What a job that ran before has reached stays: it goes on from there.
+    """
     generation = job["metadata"]["generation"]
     conditions = Conditions(_old(job).get("conditions") or [], generation, now)
     conditions.set("Ready", False, reason, message)
@@ -25,7 +28,17 @@ def refused_status(
     conditions.set("Failed", False, reason)
     conditions.set("Reconciling", waits, reason, message if waits else "")
     conditions.set("Stalled", not waits, reason, "" if waits else message)
-    return GRPOJobStatus(observed_generation=generation, phase=Phase.PENDING, conditions=conditions.result())
+    return GRPOJobStatus.model_validate(_old(job)).model_copy(
+        update={
+            "observed_generation": generation,
+            "phase": Phase.PENDING,
+            "train": None,
+            "rollout": None,
+            "train_ready": None,
+            "rollout_ready": None,
+            "conditions": conditions.result(),
+        }
+    )
 
 
 def job_status(
