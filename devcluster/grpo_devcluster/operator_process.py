@@ -22,11 +22,11 @@ def install_crds() -> None:
 
 
 @contextmanager
-def operator_process(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+def operator_process(directory: Path, kubeconfig: Path = KUBECONFIG) -> Iterator[subprocess.Popen[bytes]]:
     """Run the operator until the block ends; settings and log lie in ``directory``."""
     settings = directory / "settings.json"
     settings.write_text(json.dumps(_SETTINGS))
-    env = os.environ | {"KUBECONFIG": str(KUBECONFIG), "GRPO_SETTINGS": str(settings)}
+    env = os.environ | {"KUBECONFIG": str(kubeconfig), "GRPO_SETTINGS": str(settings)}
     command = [
         sys.executable,
         "-m",

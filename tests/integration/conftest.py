@@ -3,6 +3,7 @@
 import json
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,13 +38,20 @@ class Api:
 
 
 @pytest.fixture(scope="session")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+def api() -> Iterator[Api]:
     cluster.down()
     cluster.up(with_node=False)
     install_crds()
-    with operator_process(tmp_path_factory.mktemp("operator")):
-        yield Api()
+    yield Api()
     cluster.down()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def operator(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """An operator for each module, so that a module may run it in its own way."""
+    with operator_process(tmp_path_factory.mktemp("operator")) as process:
+        yield process
+        assert process.poll() is None, "the operator died"
 
 
 @pytest.fixture
@@ -76,6 +84,16 @@ def until(what: str, check: Callable[[], Any], timeout: float = 30) -> Any:
         assert time.monotonic() < deadline, f"not within {timeout:.0f} s: {what}"
         time.sleep(0.2)
     return value
+
+
+POOL = "rl.grpo.dev/pool"
+WHOLE = Counter({"head": 1, "controller": 1, "trainer": 2, "rollout": 2})
+
+
+def running(api: Api) -> Counter[str]:
+    """Number of running pods of each pool."""
+    items = api.get("pods")["items"]
+    return Counter(p["metadata"]["labels"][POOL] for p in items if p["status"].get("phase") == "Running")
 
 
 def manifests() -> list[Path]:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import Api, until
+from conftest import POOL, Api, until
 
 from grpo_devcluster.fakenodes import gpu_cluster, volume
 from grpo_devcluster.paths import REPO
 
-POOL, REPLICA = "rl.grpo.dev/pool", "ray.io/worker-group-replica-name"
+REPLICA = "ray.io/worker-group-replica-name"
 
 
 @pytest.fixture(scope="module")

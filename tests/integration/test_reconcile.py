@@ -1,26 +1,15 @@
 """The operator with real KubeRay and the real scheduler; KWOK runs the pods."""
 
 import time
-from collections import Counter
 from typing import Any
 
-from conftest import Api, until
-
-POOL = "rl.grpo.dev/pool"
-
-
-def _pods(api: Api) -> Counter[str]:
-    items = api.get("pods")["items"]
-    return Counter(p["metadata"]["labels"][POOL] for p in items if p["status"].get("phase") == "Running")
-
-
-WHOLE = Counter({"head": 1, "controller": 1, "trainer": 2, "rollout": 2})
+from conftest import POOL, WHOLE, Api, running, until
 
 
 def test_apply_makes_one_ray_cluster_with_all_pools(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
     fake_nodes(2)
     assert api.apply(tiny).returncode == 0
-    until("all pods run", lambda: _pods(api) == WHOLE, 60)
+    until("all pods run", lambda: running(api) == WHOLE, 60)
     (cluster,) = api.get("rayclusters")["items"]
     assert cluster["metadata"]["ownerReferences"][0]["kind"] == "GRPOJob"
     status = until("status", lambda: api.get("grpojob", "tiny-moe").get("status"))
@@ -32,7 +21,7 @@ def test_apply_makes_one_ray_cluster_with_all_pools(api: Api, tiny: dict[str, An
 def test_nothing_is_written_while_nothing_changes(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
     fake_nodes(2)
     assert api.apply(tiny).returncode == 0
-    until("all pods run", lambda: _pods(api) == WHOLE, 60)
+    until("all pods run", lambda: running(api) == WHOLE, 60)
     until("status", lambda: api.get("grpojob", "tiny-moe").get("status", {}).get("trainReady") == "2/2")
     time.sleep(3)
 
@@ -49,10 +38,10 @@ def test_nothing_is_written_while_nothing_changes(api: Api, tiny: dict[str, Any]
 def test_scaling_the_pool_scales_the_engines_alone(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
     fake_nodes(2)
     assert api.apply(tiny).returncode == 0
-    until("all pods run", lambda: _pods(api) == WHOLE, 60)
+    until("all pods run", lambda: running(api) == WHOLE, 60)
     trainers = {p["metadata"]["uid"] for p in api.get("pods", "-l", f"{POOL}=trainer")["items"]}
     api.ok("scale", "rpool", "tiny-moe-rollout", "--replicas=3")
-    until("three engines", lambda: _pods(api)["rollout"] == 3, 60)
+    until("three engines", lambda: running(api)["rollout"] == 3, 60)
     assert {p["metadata"]["uid"] for p in api.get("pods", "-l", f"{POOL}=trainer")["items"]} == trainers
 
 
@@ -64,7 +53,7 @@ def test_a_suspended_job_gets_no_pod_and_resumes(api: Api, tiny: dict[str, Any],
     assert api.get("pods")["items"] == []
     tiny["spec"]["suspend"] = False
     assert api.apply(tiny).returncode == 0
-    until("all pods run", lambda: _pods(api) == WHOLE, 60)
+    until("all pods run", lambda: running(api) == WHOLE, 60)
 
 
 def test_a_job_that_waits_for_nodes_starts_when_they_come(
@@ -75,13 +64,13 @@ def test_a_job_that_waits_for_nodes_starts_when_they_come(
     assert api.apply(tiny).returncode == 0
     until("Pending", lambda: api.get("grpojob", "tiny-moe").get("status", {}).get("phase") == "Pending")
     fake_nodes(2)
-    until("all pods run", lambda: _pods(api) == WHOLE, 60)
+    until("all pods run", lambda: running(api) == WHOLE, 60)
 
 
 def test_deleting_the_job_deletes_everything(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
     fake_nodes(2)
     assert api.apply(tiny).returncode == 0
-    until("all pods run", lambda: _pods(api) == WHOLE, 60)
+    until("all pods run", lambda: running(api) == WHOLE, 60)
     api.ok("delete", "grpojob", "tiny-moe")
     kinds = "pods,services,configmaps,rayclusters,rolloutpools"
     until("nothing is left", lambda: not api.ok("get", kinds, "-l", "rl.grpo.dev/job", "-o", "name"), 60)

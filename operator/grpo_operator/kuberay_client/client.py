@@ -20,7 +20,7 @@ class RayClusterApi:
 
     async def served(self) -> bool:
         """Does the API server know RayClusters, that is: is KubeRay installed?"""
-        return await self._kube.exists(f"/{_GROUP}")
+        return "rayclusters" in await self._kube.kinds(_GROUP)
 
     async def delete(self, namespace: str, name: str) -> None:
         """Delete in the background; fine when it does not exist."""

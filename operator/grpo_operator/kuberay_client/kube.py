@@ -43,15 +43,15 @@ class Kube:
         path = _path(group, plural, manifest["metadata"]["namespace"])
         return await self._call("POST", path, body=manifest)
 
-    async def exists(self, path: str) -> bool:
-        """Does GET find something at this path?"""
+    async def kinds(self, group: str) -> set[str]:
+        """Plural names that the API server serves in a group and version (``apis/GROUP/VERSION``)."""
         try:
-            await self._call("GET", path)
+            found = await self._call("GET", f"/{group}")
         except client.ApiException as error:
             if error.status == 404:
-                return False
+                return set()
             raise
-        return True
+        return {resource["name"] for resource in found["resources"]}
 
     async def _call(
         self, method: str, path: str, query: list[tuple[str, str]] | None = None, body: Any = None

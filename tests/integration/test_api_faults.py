@@ -1,0 +1,96 @@
+"""The operator behind an API server that fails: no duplicate, no lost change, no crash."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from conftest import WHOLE, Api, running, until
+from fault_proxy import FaultProxy
+
+from grpo_devcluster.operator_process import operator_process
+from grpo_devcluster.paths import KUBECONFIG
+
+AWAY_SECONDS = 120
+
+
+@pytest.fixture(scope="module")
+def proxy(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
+    made = FaultProxy(KUBECONFIG, tmp_path_factory.mktemp("proxy"))
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def operator(proxy: FaultProxy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """This module's operator sees the API server through the proxy."""
+    with operator_process(tmp_path_factory.mktemp("operator"), proxy.kubeconfig) as process:
+        yield process
+        assert process.poll() is None, "the operator died"
+
+
+@pytest.fixture(autouse=True)
+def healthy(proxy: FaultProxy) -> Iterator[None]:
+    yield
+    proxy.down = proxy.repeat_events = False
+    proxy.write_codes.clear()
+
+
+def _clusters(api: Api) -> list[str]:
+    return [c["metadata"]["uid"] for c in api.get("rayclusters")["items"]]
+
+
+def test_writes_that_fail_are_made_again(
+    api: Api, proxy: FaultProxy, tiny: dict[str, Any], fake_nodes: Any
+) -> None:
+    proxy.write_codes.extend([409, 422, 429, 500, 503])
+    fake_nodes(2)
+    assert api.apply(tiny).returncode == 0
+    until("all pods run", lambda: running(api) == WHOLE, 120)
+    assert proxy.failed == 5 and len(_clusters(api)) == 1
+
+
+def test_cut_watches_lose_nothing(api: Api, proxy: FaultProxy, tiny: dict[str, Any], fake_nodes: Any) -> None:
+    fake_nodes(2)
+    assert api.apply(tiny).returncode == 0
+    for replicas in (3, 1, 2):
+        for _ in range(6):
+            proxy.cut_watches()
+            time.sleep(0.4)
+        until("the pool", lambda: api.run("get", "rpool", "tiny-moe-rollout").returncode == 0, 60)
+        api.ok("scale", "rpool", "tiny-moe-rollout", f"--replicas={replicas}")
+        until(f"{replicas} engines", lambda n=replicas: running(api)["rollout"] == n, 90)
+    assert proxy.cut > 20 and running(api) == WHOLE
+
+
+def test_stale_and_repeated_events_change_nothing(
+    api: Api, proxy: FaultProxy, tiny: dict[str, Any], fake_nodes: Any
+) -> None:
+    proxy.repeat_events = True
+    proxy.cut_watches()
+    fake_nodes(2)
+    assert api.apply(tiny).returncode == 0
+    until("all pods run", lambda: running(api) == WHOLE, 120)
+    uids = {p["metadata"]["uid"] for p in api.get("pods")["items"]}
+    time.sleep(5)
+    assert proxy.repeated > 20
+    assert {p["metadata"]["uid"] for p in api.get("pods")["items"]} == uids and len(_clusters(api)) == 1
+
+
+def test_two_minutes_without_the_api_server(
+    api: Api, proxy: FaultProxy, tiny: dict[str, Any], fake_nodes: Any
+) -> None:
+    fake_nodes(2)
+    assert api.apply(tiny).returncode == 0
+    until("all pods run", lambda: running(api) == WHOLE, 120)
+    before = {p["metadata"]["uid"] for p in api.get("pods")["items"]}
+    proxy.down = True
+    proxy.cut_watches()
+    time.sleep(AWAY_SECONDS / 2)
+    api.ok("scale", "rpool", "tiny-moe-rollout", "--replicas=3")  # what happens meanwhile is not lost
+    time.sleep(AWAY_SECONDS / 2)
+    assert proxy.refused > 0
+    assert {p["metadata"]["uid"] for p in api.get("pods")["items"]} == before
+    proxy.down = False
+    until("the third engine", lambda: running(api)["rollout"] == 3, 120)
+    assert before < {p["metadata"]["uid"] for p in api.get("pods")["items"]}

@@ -1,0 +1,43 @@
+"""A cluster without KubeRay: jobs say so, and start once it is there."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from conftest import WHOLE, Api, running, until
+
+from grpo_devcluster.gobuild import module_directory
+from grpo_devcluster.operator_process import operator_process
+
+CRD = "crd/rayclusters.ray.io"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def operator(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """An operator that starts without KubeRay. (When a watched kind vanishes, kopf ends the process
+    and kubelet starts it again, which comes to the same.)"""
+    api.ok("delete", CRD)
+    until("RayClusters are unknown", lambda: api.run("get", "rayclusters").returncode != 0, 30)
+    with operator_process(tmp_path_factory.mktemp("operator")) as process:
+        yield process
+        assert process.poll() is None, "the operator died"
+    _install(api)
+
+
+def _install(api: Api) -> None:
+    source = module_directory("kuberay", "github.com/ray-project/kuberay/ray-operator")
+    api.ok("apply", "--server-side", "--force-conflicts", "-f", str(source / "config" / "crd" / "bases"))
+    until("RayClusters are known", lambda: api.run("get", "rayclusters").returncode == 0, 30)
+
+
+def test_a_job_waits_for_kuberay(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
+    fake_nodes(2)
+    assert api.apply(tiny).returncode == 0
+
+    def reason() -> str | None:
+        status = api.get("grpojob", "tiny-moe").get("status") or {}
+        return next((c["reason"] for c in status.get("conditions", [])), None)
+
+    until("the job says what is missing", lambda: reason() == "KubeRayMissing", 30)
+    _install(api)
+    until("all pods run", lambda: running(api) == WHOLE, 120)
