@@ -41,3 +41,16 @@ def test_equal_pods_fit_exactly_while_their_sum_fits(nodes: int, pods: int) -> N
     """Pods of one core on nodes of two: first fit is exact here."""
     message = infeasible([need(pods)], [node(str(i)) for i in range(nodes)])
     assert (message is None) == (pods <= 2 * nodes)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("2", 2), ("500m", 0.5), ("1.5", 1.5), ("2Gi", 2**31), ("100k", 1e5), ("3M", 3e6), ("1e3", 1e3)],
+)
+def test_quantities_as_the_api_server_writes_them(text: str, value: float) -> None:
+    assert quantity(text) == value
+
+
+def test_what_is_no_quantity_is_named() -> None:
+    with pytest.raises(ValueError, match="'2GB' is no Kubernetes quantity"):
+        quantity("2GB")

@@ -4,13 +4,17 @@ First-fit decreasing over *empty* nodes: "no" means that no amount of waiting he
 the rest to the scheduler. An infeasible job never gets a pod.
 """
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 GPU = "nvidia.com/gpu"
-_UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "K": 10**3, "M": 10**6, "G": 10**9, "": 1}
+_BINARY = {unit: 2 ** (10 * power) for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)}
+_DECIMAL = {unit: 10 ** (3 * power) for power, unit in enumerate(("k", "M", "G", "T", "P", "E"), 1)}
+_UNITS = _BINARY | _DECIMAL | {"": 1, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_QUANTITY = re.compile(r"([0-9.]+(?:[eE][0-9]+)?)([A-Za-z]*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +46,14 @@ class NodeRoom:
 
 
 def quantity(text: str) -> float:
-    """A Kubernetes quantity as a number: ``500m`` -> 0.5, ``2Gi`` -> 2147483648."""
-    if text.endswith("m"):
-        return float(text[:-1]) / 1000
-    digits = text.rstrip("KMGTi")
-    return float(digits) * _UNITS[text[len(digits) :]]
+    """A Kubernetes quantity as a number: ``500m`` -> 0.5, ``2Gi`` -> 2147483648, ``100k`` -> 100000.
+
+    Raises ValueError for what is no quantity.
+    """
+    match = _QUANTITY.fullmatch(text)
+    if match is None or match[2] not in _UNITS:
+        raise ValueError(f"{text!r} is no Kubernetes quantity")
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def room(node: dict[str, Any]) -> NodeRoom | None:
@@ -58,7 +65,7 @@ def room(node: dict[str, Any]) -> NodeRoom | None:
         name=node["metadata"]["name"],
         cpu=quantity(offer.get("cpu", "0")),
         memory=int(quantity(offer.get("memory", "0"))),
-        gpus=int(offer.get(GPU, "0")),
+        gpus=int(quantity(offer.get(GPU, "0"))),
         labels=node["metadata"].get("labels") or {},
     )
 
