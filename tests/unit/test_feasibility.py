@@ -18,13 +18,6 @@ def need(count: int, cpu: float = 1, gpus: int = 0) -> PodNeed:
     return PodNeed("trainer", "spec.trainer.nodes", count, cpu, 2**30, gpus)
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [("500m", 0.5), ("2", 2), ("1.5", 1.5), ("2Gi", 2**31), ("1000Ki", 1024000)]
-)
-def test_quantities(text: str, value: float) -> None:
-    assert quantity(text) == value
-
-
 def test_too_few_nodes_names_field_value_and_remedy() -> None:
     message = infeasible([need(4, gpus=8)], [node("a", "64", gpus=8), node("b", "64", gpus=8)])
     assert message is not None
@@ -45,7 +38,16 @@ def test_equal_pods_fit_exactly_while_their_sum_fits(nodes: int, pods: int) -> N
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("2", 2), ("500m", 0.5), ("1.5", 1.5), ("2Gi", 2**31), ("100k", 1e5), ("3M", 3e6), ("1e3", 1e3)],
+    [
+        ("2", 2),
+        ("500m", 0.5),
+        ("1.5", 1.5),
+        ("2Gi", 2**31),
+        ("1000Ki", 1024000),
+        ("100k", 1e5),
+        ("3M", 3e6),
+        ("1e3", 1e3),
+    ],
 )
 def test_quantities_as_the_api_server_writes_them(text: str, value: float) -> None:
     assert quantity(text) == value

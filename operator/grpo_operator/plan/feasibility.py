@@ -13,7 +13,7 @@ from typing import Any
 GPU = "nvidia.com/gpu"
 _BINARY = {unit: 2 ** (10 * power) for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)}
 _DECIMAL = {unit: 10 ** (3 * power) for power, unit in enumerate(("k", "M", "G", "T", "P", "E"), 1)}
-_UNITS = _BINARY | _DECIMAL | {"": 1, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_UNITS: dict[str, float] = _BINARY | _DECIMAL | {"": 1, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _QUANTITY = re.compile(r"([0-9.]+(?:[eE][0-9]+)?)([A-Za-z]*)")
 
 
