@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from fault_proxy import FaultProxy
 
 from grpo_devcluster import cluster
 from grpo_devcluster.fakenodes import fake_node
@@ -84,6 +85,14 @@ def until(what: str, check: Callable[[], Any], timeout: float = 30) -> Any:
         assert time.monotonic() < deadline, f"not within {timeout:.0f} s: {what}"
         time.sleep(0.2)
     return value
+
+
+@pytest.fixture(scope="module")
+def proxy(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
+    """An API server that fails on demand, for the modules whose operator goes through it."""
+    made = FaultProxy(KUBECONFIG, tmp_path_factory.mktemp("proxy"))
+    yield made
+    made.stop()
 
 
 POOL = "rl.grpo.dev/pool"

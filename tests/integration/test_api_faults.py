@@ -9,16 +9,8 @@ from conftest import WHOLE, Api, running, until
 from fault_proxy import FaultProxy
 
 from grpo_devcluster.operator_process import operator_process
-from grpo_devcluster.paths import KUBECONFIG
 
 AWAY_SECONDS = 120
-
-
-@pytest.fixture(scope="module")
-def proxy(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
-    made = FaultProxy(KUBECONFIG, tmp_path_factory.mktemp("proxy"))
-    yield made
-    made.stop()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,16 +9,8 @@ from conftest import Api, until
 from fault_proxy import FaultProxy
 
 from grpo_devcluster.operator_process import operator_process
-from grpo_devcluster.paths import KUBECONFIG
 
 KINDS = "configmaps,services,poddisruptionbudgets,networkpolicies,rolloutpools,rayclusters"
-
-
-@pytest.fixture(scope="module")
-def proxy(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
-    made = FaultProxy(KUBECONFIG, tmp_path_factory.mktemp("proxy"))
-    yield made
-    made.stop()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -21,6 +21,7 @@ from grpo_operator.handlers.metrics import RECONCILE_SECONDS, RECONCILES, JobCol
 from grpo_operator.handlers.reconcile import Reconciler
 from grpo_operator.handlers.work import Key, Work
 from grpo_operator.kuberay_client.kube import Kube
+from grpo_operator.plan.feasibility import room
 from grpo_operator.plan.names import JOB_LABEL
 from grpo_operator.render.settings import load_settings
 
@@ -182,14 +183,10 @@ for _group, _version, _plural in (
 async def on_node(event: Any, body: Any, **_: Any) -> None:
     before = cache.nodes.get(body["metadata"]["name"])
     store(cache.nodes, body["metadata"]["name"], event)
-    if event["type"] == "DELETED" or before is None or _room(before) != _room(event["object"]):
+    if event["type"] == "DELETED" or before is None or room(before) != room(event["object"]):
         _mark(*_job_keys())  # heartbeats change nothing
 
 
 def _claim(job: Any) -> tuple[Any, ...]:
     """What decides over the room that a job takes."""
     return job["metadata"]["generation"], (job.get("status") or {}).get("phase")
-
-
-def _room(node: Any) -> tuple[Any, ...]:
-    return node["spec"], node["metadata"].get("labels"), (node.get("status") or {}).get("allocatable")

@@ -189,12 +189,9 @@ class Reconciler:
         self, job: dict[str, Any], spec: GRPOJobSpec, pool: RolloutPoolSpec, leaves: Leaves
     ) -> list[tuple[str, str, dict[str, Any]]]:
         """(API group, plural, manifest) of everything but the pool and the RayCluster."""
-        core, services = (
-            "api/v1",
-            [children.rollout_service(job, pool), *children.engine_services(job, pool, leaves)],
-        )
-        found = [(core, "configmaps", children.job_config_map(job, spec))]
-        found += [(core, "services", service) for service in services]
+        services = [children.rollout_service(job, pool), *children.engine_services(job, pool, leaves)]
+        found = [("api/v1", "configmaps", children.job_config_map(job, spec))]
+        found += [("api/v1", "services", service) for service in services]
         for budget in policies.disruption_budgets(job, spec.trainer.nodes, pool):
             found.append(("apis/policy/v1", "poddisruptionbudgets", budget))
         if spec.scheduling.network_policy:
