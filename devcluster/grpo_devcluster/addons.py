@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from grpo_devcluster import processes
-from grpo_devcluster.gobuild import binary, module_directory
+from grpo_devcluster.gobuild import COMPONENTS, binary, module_directory
 from grpo_devcluster.paths import KUBECONFIG, RUN
 from grpo_devcluster.settings import GATEWAY
 from grpo_devcluster.stages import StageError, run, wait_for
@@ -44,14 +44,15 @@ def start_coredns() -> None:
     processes.start("coredns", [binary("coredns"), "-conf", corefile])
 
 
-def start_kuberay() -> None:
-    """KubeRay's CRDs and its operator."""
-    source = module_directory("kuberay", "github.com/ray-project/kuberay/ray-operator")
+def start_kuberay(component: str = "kuberay-operator", gates: str = "") -> None:
+    """KubeRay's CRDs and its operator. ``gates``: feature gates of the operator."""
+    source = module_directory(COMPONENTS[component].module, "github.com/ray-project/kuberay/ray-operator")
     kubectl("apply", "--server-side", "--force-conflicts", "-f", source / "config" / "crd" / "bases")
     processes.start(
         "kuberay-operator",
         [
-            binary("kuberay-operator"),
+            binary(component),
+            *([f"--feature-gates={gates}"] if gates else []),
             f"--kubeconfig={KUBECONFIG}",
             "--metrics-addr=127.0.0.1:18080",
             "--health-probe-bind-address=127.0.0.1:18082",

@@ -65,8 +65,9 @@ def test_a_killed_engine_comes_back_through_stale_while_training_goes_on(job: Jo
     wait_step(job, 24)
     before, step = uids(job), step_of(job)
     pod, started = job.pods("rollout")[0], time.monotonic()
+    restarts = agent(pod)["restarts"]
     kill_container(pod, "engine")
-    states = _states_until_serving(pod)
+    states = _states_until_serving(pod, restarts)
     record("demo", {"recovery_seconds_engine": round(time.monotonic() - started, 1)})
     assert states[0] == "RESTARTING" and states[-2:] == ["STALE", "SERVING"]
     assert step_of(job) > step + 2, "training waited for the dead engine"
@@ -82,7 +83,7 @@ def test_an_engine_killed_during_a_sync_is_left_out_and_comes_back(job: JobView)
     log = job.kubectl("logs", pod["metadata"]["name"], "-c", "agent", "--tail=20")
     assert "update failed" in log, "the engine did not die inside an update"
     wait_step(job, step + 2, 120)
-    _states_until_serving(pod)
+    _states_until_serving(pod, restarts)
 
 
 def test_the_operator_may_be_away(job: JobView) -> None:
@@ -119,17 +120,17 @@ def _serving(job: JobView) -> int:
     return sum(agent(pod).get("state") == "SERVING" for pod in job.pods("rollout"))
 
 
-def _states_until_serving(pod: dict[str, Any], timeout: float = 240) -> list[str]:
-    """Distinct states in order, from the first that is not SERVING to the next SERVING."""
-    states: list[str] = []
-    deadline = time.monotonic() + timeout
-    while not (len(states) > 1 and states[-1] == "SERVING"):
-        assert time.monotonic() < deadline, f"engine is not back: {states}"
-        state = agent(pod).get("state")
-        if state and (not states or states[-1] != state) and not (not states and state == "SERVING"):
-            states.append(state)
-        time.sleep(0.005)
-    return states
+def _states_until_serving(pod: dict[str, Any], restarts: int, timeout: float = 240) -> list[str]:
+    """States that the agent went through after ``restarts`` losses, from the last loss to SERVING."""
+
+    def back() -> list[str] | None:
+        seen = agent(pod)
+        if seen.get("restarts", 0) <= restarts or seen["state"] != "SERVING":
+            return None
+        states: list[str] = seen["history"]
+        return states[len(states) - 1 - states[::-1].index("RESTARTING") :]
+
+    return list(until("engine is back", back, timeout, every=0.1))
 
 
 def _scale_operator(job: JobView, replicas: int) -> None:

@@ -105,5 +105,11 @@ def running(api: Api) -> Counter[str]:
     return Counter(p["metadata"]["labels"][POOL] for p in items if p["status"].get("phase") == "Running")
 
 
+def lose_controller(api: Api, job: str) -> None:
+    """Delete the controller pod. KWOK's answers nobody, so a suspended job would wait for its
+    checkpoint for ever; without a controller there is nothing to wait for."""
+    api.ok("delete", "pod", "-l", f"rl.grpo.dev/job={job},{POOL}=controller", "--grace-period=0")
+
+
 def manifests() -> list[Path]:
     return sorted((REPO / "manifests").glob("*.yaml"))

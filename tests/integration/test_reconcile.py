@@ -74,15 +74,3 @@ def test_deleting_the_job_deletes_everything(api: Api, tiny: dict[str, Any], fak
     api.ok("delete", "grpojob", "tiny-moe")
     kinds = "pods,services,configmaps,rayclusters,rolloutpools"
     until("nothing is left", lambda: not api.ok("get", kinds, "-l", "rl.grpo.dev/job", "-o", "name"), 60)
-
-
-def test_a_pool_without_a_job_says_that_it_gets_no_engines(api: Api, tiny: dict[str, Any]) -> None:
-    pool = {
-        "apiVersion": "rl.grpo.dev/v1alpha1",
-        "kind": "RolloutPool",
-        "metadata": {"name": "alone", "namespace": "default"},
-        "spec": {"replicas": 1, "modelPath": "preset:tiny-moe"},
-    }
-    assert api.apply(pool).returncode == 0
-    status = until("status", lambda: api.get("rolloutpool", "alone").get("status"))
-    assert status["phase"] == "Stalled" and "spec.rollout.template" in status["conditions"][0]["message"]

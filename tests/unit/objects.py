@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from grpo_operator.api.grpojob import GRPOJobSpec
+from grpo_operator.api.rolloutpool import RolloutTemplate
 from grpo_operator.kuberay_client.models import RayClusterStatus
 from grpo_operator.plan.observed import Observed
 
@@ -23,6 +24,12 @@ def job(**spec: Any) -> dict[str, Any]:
 
 def spec_of(manifest: dict[str, Any]) -> GRPOJobSpec:
     return GRPOJobSpec.model_validate(manifest["spec"])
+
+
+def pool_of(spec: GRPOJobSpec) -> RolloutTemplate:
+    """The job's own rollout pool."""
+    assert spec.rollout.template is not None
+    return spec.rollout.template
 
 
 def pod(pool: str, number: int = 0, ready: bool = True, deleting: bool = False) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from objects import NOW, job, pod, progress, running, spec_of
+from objects import NOW, job, pod, pool_of, progress, running, spec_of
 
 from grpo_operator.api.grpojob import GRPOJobStatus
 from grpo_operator.kuberay_client.models import RayClusterStatus
@@ -17,7 +17,7 @@ from grpo_operator.plan.job_status import (
 from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.resolve import resolve, with_layout
 
-LAYOUT = layout_status(resolve(spec_of(job()), spec_of(job()).rollout.template))
+LAYOUT = layout_status(resolve(spec_of(job()), pool_of(spec_of(job()))))
 
 
 def test_a_running_job_keeps_its_pods_until_its_checkpoint_is_complete() -> None:

@@ -8,15 +8,16 @@ from typing import Any
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from objects import NOW
+from objects import NOW, pool_of
 from pydantic import ValidationError
 
 from grpo_operator.api.errors import describe
 from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_operator.plan.job_status import layout_status, refused_status
-from grpo_operator.plan.needs import pod_needs
+from grpo_operator.plan.needs import job_needs
 from grpo_operator.plan.resolve import RefusedError, resolve, with_layout
-from grpo_operator.render.children import job_config_map, ray_cluster
+from grpo_operator.render.children import job_config_map
+from grpo_operator.render.clusters import job_cluster
 from grpo_operator.render.settings import OperatorSettings
 
 CASES = 10_000
@@ -85,13 +86,13 @@ def _refusal(job: dict[str, Any]) -> str | None:
     """Why the job gets no pod; None when all its children could be made."""
     try:
         spec = GRPOJobSpec.model_validate(job["spec"])
-        plan = resolve(spec, spec.rollout.template)
+        plan = resolve(spec, pool_of(spec))
     except ValidationError as error:
         return describe(error)
     except RefusedError as error:
         return str(error)
-    pool, spec = spec.rollout.template, with_layout(spec, layout_status(plan))
-    assert all(need.count > 0 for need in pod_needs(spec, pool.replicas))
-    cluster = ray_cluster(job, spec, pool, SETTINGS, False).wire()
-    json.dumps([cluster, job_config_map(job, spec)], allow_nan=False)
+    pool, spec = pool_of(spec), with_layout(spec, layout_status(plan))
+    assert all(need.count > 0 for need in job_needs(spec, pool))
+    cluster = job_cluster(job, spec, pool, SETTINGS, False).wire()
+    json.dumps([cluster, job_config_map(job, spec, "x", 1)], allow_nan=False)
     return None

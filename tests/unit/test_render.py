@@ -3,16 +3,12 @@
 from typing import Any
 
 import yaml
-from objects import job, spec_of
+from objects import job, pool_of, spec_of
 
-from grpo_operator.render.children import (
-    is_current,
-    job_config_map,
-    owned_pool,
-    ray_cluster,
-    rollout_service,
-    with_hash,
-)
+from grpo_operator.render.children import job_config_map, owned_pool
+from grpo_operator.render.clusters import job_cluster
+from grpo_operator.render.metadata import is_current, with_hash
+from grpo_operator.render.services import rollout_service
 from grpo_operator.render.settings import OperatorSettings
 
 SETTINGS = OperatorSettings("trainer:1", "rollout:1", pod_overlay={"env": [{"name": "X", "value": "1"}]})
@@ -21,7 +17,7 @@ SETTINGS = OperatorSettings("trainer:1", "rollout:1", pod_overlay={"env": [{"nam
 def cluster(suspend: bool = False, **spec: Any) -> dict[str, Any]:
     manifest = job(**spec)
     parsed = spec_of(manifest)
-    return ray_cluster(manifest, parsed, parsed.rollout.template, SETTINGS, suspend).wire()
+    return job_cluster(manifest, parsed, pool_of(parsed), SETTINGS, suspend).wire()
 
 
 def group(name: str) -> dict[str, Any]:
@@ -69,7 +65,7 @@ def test_cpu_jobs_ask_for_no_gpu_and_gpu_jobs_do() -> None:
     manifest = job()
     manifest["spec"]["trainer"]["device"] = "cuda"
     parsed = spec_of(manifest)
-    gpu = ray_cluster(manifest, parsed, parsed.rollout.template, SETTINGS, False).wire()
+    gpu = job_cluster(manifest, parsed, pool_of(parsed), SETTINGS, False).wire()
     ranks = gpu["spec"]["workerGroupSpecs"][1]["template"]["spec"]["containers"][0]
     assert ranks["resources"]["limits"]["nvidia.com/gpu"] == "1"
 
@@ -83,10 +79,13 @@ def test_digest_changes_with_the_manifest_alone() -> None:
 def test_pools_and_services_follow_the_job() -> None:
     manifest = job()
     spec = spec_of(manifest)
-    service = rollout_service(manifest, spec_of(manifest).rollout.template)
+    service = rollout_service(manifest, pool_of(spec_of(manifest)))
     assert service["spec"]["publishNotReadyAddresses"] is True
-    assert owned_pool(manifest, spec)["spec"]["modelPath"] == "preset:tiny-moe"
-    config = yaml.safe_load(job_config_map(manifest, spec)["data"]["job.json"])
+    assert owned_pool(manifest, spec, pool_of(spec))["spec"]["model"] == {"path": "preset:tiny-moe"}
+    config = yaml.safe_load(job_config_map(manifest, spec, "tiny-moe-rollout", 1)["data"]["job.json"])
+    assert config["rolloutService"] == "tiny-moe-rollout.default.svc.cluster.local"
+    assert config["writer"] == "tiny-moe-12345678" and config["minAvailable"] == 1
     assert config["store"] == "/store/default-tiny-moe-12345678"
     suspended = job(suspend=True)
-    assert job_config_map(suspended, spec_of(suspended)) == job_config_map(manifest, spec)
+    again = job_config_map(suspended, spec_of(suspended), "tiny-moe-rollout", 1)
+    assert again == job_config_map(manifest, spec, "tiny-moe-rollout", 1)

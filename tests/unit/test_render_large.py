@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 import yaml
+from objects import pool_of
 
 from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_operator.plan.topology import Leaves
-from grpo_operator.render.children import engine_services, ray_cluster, rollout_service, settled_leaves
+from grpo_operator.render.clusters import job_cluster, settled_leaves
 from grpo_operator.render.merge import merge
-from grpo_operator.render.policies import disruption_budgets, network_policy
+from grpo_operator.render.policies import network_policy, rollout_budget, trainer_budget
+from grpo_operator.render.services import engine_services, rollout_service
 from grpo_operator.render.settings import OperatorSettings
 
 MANIFEST = Path(__file__).parents[2] / "manifests" / "deepseek-v3-512xh100.yaml"
@@ -26,7 +28,7 @@ def job() -> dict[str, Any]:
 def cluster(manifest: dict[str, Any] | None = None) -> dict[str, Any]:
     manifest = manifest or job()
     spec = GRPOJobSpec.model_validate(manifest["spec"])
-    return ray_cluster(manifest, spec, spec.rollout.template, SETTINGS, False).wire()
+    return job_cluster(manifest, spec, pool_of(spec), SETTINGS, False).wire()
 
 
 def template(name: str, manifest: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -49,10 +51,10 @@ def test_engines_live_and_die_as_one() -> None:
 
 def test_each_engine_has_a_name_for_its_first_host_which_alone_is_asked() -> None:
     spec = GRPOJobSpec.model_validate(job()["spec"])
-    services = engine_services(job(), spec.rollout.template)
+    services = engine_services(job(), pool_of(spec))
     assert [s["metadata"]["name"] for s in services] == [f"deepseek-v3-grpo-rollout-{i}" for i in range(8)]
     assert services[3]["spec"]["selector"]["ray.io/worker-group-replica-index"] == "3"
-    selector = rollout_service(job(), spec.rollout.template)["spec"]["selector"]
+    selector = rollout_service(job(), pool_of(spec))["spec"]["selector"]
     assert selector["ray.io/replica-host-index"] == "0"
 
 
@@ -95,7 +97,7 @@ def test_the_controller_and_the_head_keep_off_gpu_nodes() -> None:
         assert "nvidia.com/gpu" not in spec["containers"][0]["resources"]["limits"]
 
 
-def test_queues_and_gangs_are_labels_of_the_ray_cluster() -> None:
+def test_queues_and_gangs_are_labels_of_the_job_cluster() -> None:
     manifest = job()
     manifest["spec"]["scheduling"] |= {
         "queueName": "team-a", "gangScheduler": "volcano", "gangQueue": "rl", "priorityClassName": "high",
@@ -108,7 +110,7 @@ def test_queues_and_gangs_are_labels_of_the_ray_cluster() -> None:
 
 def test_a_drain_may_not_break_the_gang_and_strangers_stay_out() -> None:
     spec = GRPOJobSpec.model_validate(job()["spec"])
-    trainer, rollout = disruption_budgets(job(), 32, spec.rollout.template)
+    trainer, rollout = trainer_budget(job(), 32), rollout_budget(job(), pool_of(spec))
     assert trainer["spec"]["minAvailable"] == 32 and rollout["spec"]["minAvailable"] == 24
     policy = network_policy(job(), SETTINGS)["spec"]
     assert policy["policyTypes"] == ["Ingress"]
@@ -147,7 +149,7 @@ def test_each_leaf_has_its_own_group_bound_to_it() -> None:
     manifest = job()
     spec = GRPOJobSpec.model_validate(manifest["spec"])
     leaves = Leaves(("leaf-2",), (("leaf-0", 5), ("leaf-1", 3)))
-    made = ray_cluster(manifest, spec, spec.rollout.template, SETTINGS, False, leaves).wire()
+    made = job_cluster(manifest, spec, pool_of(spec), SETTINGS, False, leaves).wire()
     groups = made["spec"]["workerGroupSpecs"][2:]
     assert [(g["replicas"], g["numOfHosts"]) for g in groups] == [(5, 4), (3, 4)]
     rule = groups[1]["template"]["spec"]["affinity"]["nodeAffinity"][
@@ -155,6 +157,6 @@ def test_each_leaf_has_its_own_group_bound_to_it() -> None:
     ]["nodeSelectorTerms"][0]["matchExpressions"][0]
     assert rule == {"key": "topology.kubernetes.io/leaf", "operator": "In", "values": ["leaf-1"]}
     assert settled_leaves(made) == leaves
-    services = engine_services(manifest, spec.rollout.template, leaves)
+    services = engine_services(manifest, pool_of(spec), leaves)
     assert len({s["metadata"]["name"] for s in services}) == 8
     assert {s["spec"]["selector"]["ray.io/group"] for s in services} == {g["groupName"] for g in groups}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from objects import pool_of
 
 from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_operator.cli.plan import main
@@ -33,7 +34,7 @@ def _spec(**changes: Any) -> dict[str, Any]:
 
 def _resolve(**changes: Any) -> JobPlan:
     spec = GRPOJobSpec.model_validate(_spec(**changes))
-    return resolve(spec, spec.rollout.template)
+    return resolve(spec, pool_of(spec))
 
 
 def test_the_large_job_fits_as_given() -> None:

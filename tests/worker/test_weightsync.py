@@ -17,13 +17,15 @@ import ranks
 import torch
 import uvicorn
 
-from grpo_operator.api.rolloutpool import EngineSpec, RolloutPoolSpec
+from grpo_operator.api.rolloutpool import EngineSpec, RolloutTemplate
+from grpo_operator.plan.names import Owner
 from grpo_operator.render.engine import CPU_ENGINE_ENV, engine_command
-from grpo_worker.weightsync.agent import Agent
+from grpo_worker.weightsync.agent import Agent, WriterError
 from grpo_worker.weightsync.engine import Engine, EngineError
 from grpo_worker.weightsync.pull import PullError
 from grpo_worker.weightsync.source import application
 
+JOB = "tiny-12345678"
 URL = "http://127.0.0.1:30000"
 LAYOUT = {"tensor": 2, "expert": 2, "expert_tensor": 1}
 STUB = "int cuPointerGetAttribute(void *d, int a, unsigned long long p) { return 100; }"
@@ -33,10 +35,10 @@ class Server:
     """The engine exactly as a rollout pod starts it, on this machine."""
 
     def __init__(self, directory: Path) -> None:
-        pool = RolloutPoolSpec(
+        pool = RolloutTemplate(
             engine=EngineSpec(device="cpu", dtype="float32", context_length=256, max_total_tokens=8192)
         )
-        command = engine_command("tiny", "preset:tiny-moe", pool).replace(
+        command = engine_command(Owner("GRPOJob", "default", "tiny"), "preset:tiny-moe", pool).replace(
             "/tmp/model", str(directory / "model")
         )
         stub = directory / "libcuda.so.1"
@@ -93,7 +95,7 @@ def sources(published: tuple[Path, torch.Tensor, torch.Tensor]) -> dict[int, str
 
 @pytest.fixture(scope="module")
 def agent(server: Server) -> Agent:
-    agent = Agent("engine-0", Engine(URL, 30), 1, bucket_bytes=64 << 10, timeout=30)
+    agent = Agent("engine-0", Engine(URL, 30), 1, bucket_bytes=64 << 10, timeout=30, writer=JOB)
     _watch_until(agent, "STALE")
     return agent
 
@@ -118,7 +120,7 @@ def _generate(ids: list[int], **params: Any) -> dict[str, Any]:
 
 def test_a_version_that_is_not_there_leaves_the_engine_alone(agent: Agent, sources: dict[int, str]) -> None:
     with pytest.raises(PullError, match="404"):
-        agent.sync(9, sources)
+        agent.sync(JOB, 9, sources)
     assert agent.status()["state"] == "STALE"
 
 
@@ -129,7 +131,7 @@ def test_flipped_bytes_are_refused_before_the_engine_is_touched(
     good = blob.read_bytes()
     blob.write_bytes(bytes([good[0] ^ 1]) + good[1:])
     with pytest.raises(PullError, match="another digest"):
-        agent.sync(3, sources)
+        agent.sync(JOB, 3, sources)
     blob.write_bytes(good)
     assert agent.status()["state"] == "STALE"
 
@@ -138,7 +140,7 @@ def test_after_a_sync_the_engine_computes_what_the_trainer_computes(
     agent: Agent, sources: dict[int, str], published: tuple[Path, torch.Tensor, torch.Tensor]
 ) -> None:
     """Weights in several buckets, from a TP2 x EP2 trainer; log-probs equal to 1e-5."""
-    status = agent.sync(3, sources)
+    status = agent.sync(JOB, 3, sources)
     assert (status["state"], status["weightVersion"]) == ("SERVING", 3)
     _, log_probs, ids = published
     for row in range(4):
@@ -152,7 +154,7 @@ def test_a_second_sync_of_the_same_bytes_does_not_touch_the_engine(
     agent: Agent, sources: dict[int, str]
 ) -> None:
     before = agent.status()
-    after = agent.sync(3, sources)
+    after = agent.sync(JOB, 3, sources)
     assert after["since"] == before["since"] and after["seconds"]["load"] < 0.01
 
 
@@ -174,13 +176,29 @@ def test_a_session_left_open_by_a_dead_agent_does_not_block_the_next(
     agent: Agent, sources: dict[int, str]
 ) -> None:
     Engine(URL, 30).begin_update()
-    fresh = Agent("engine-0", Engine(URL, 30), 1, 1 << 20, 30)
+    fresh = Agent("engine-0", Engine(URL, 30), 1, 1 << 20, 30, JOB)
     fresh._groups = 50
     _watch_until(fresh, "STALE")
     with pytest.raises(EngineError, match="begin_weight_update"):
-        fresh.sync(3, sources)
+        fresh.sync(JOB, 3, sources)
     assert fresh.status()["state"] == "STALE"
-    assert fresh.sync(3, sources)["state"] == "SERVING"
+    assert fresh.sync(JOB, 3, sources)["state"] == "SERVING"
+
+
+def test_only_the_bound_job_writes_and_the_next_one_begins_stale(
+    agent: Agent, sources: dict[int, str]
+) -> None:
+    before = agent.status()
+    with pytest.raises(WriterError, match=f"job other may not write: this engine is bound to {JOB}"):
+        agent.sync("other", 3, sources)
+    assert agent.status() == before
+    agent.bind("other")
+    assert agent.status()["state"] == "STALE" and agent.status()["hostCopy"] is None
+    agent.watch()
+    assert agent.status()["state"] == "STALE", "the other job's weights came back"
+    assert agent.sync("other", 3, sources)["state"] == "SERVING"
+    agent.bind(JOB)
+    assert agent.sync(JOB, 3, sources)["state"] == "SERVING"
 
 
 def test_a_killed_engine_is_reloaded_from_the_agents_memory(

@@ -12,7 +12,7 @@
     verbs: [patch]
   # Finalizers: setting blockOwnerDeletion on children needs this where it is enforced.
   - apiGroups: [rl.grpo.dev]
-    resources: [grpojobs/finalizers]
+    resources: [grpojobs/finalizers, rolloutpools/finalizers]
     verbs: [update]
   # Children. Deleting them is the garbage collector's work, but for cleanupPolicy: All.
   - apiGroups: [ray.io]
@@ -27,10 +27,10 @@
   - apiGroups: [networking.k8s.io]
     resources: [networkpolicies]
     verbs: [get, list, watch, create, patch]
-  # Read only: state of pods.
+  # State of pods. Delete: pods on nodes that scheduling.unhealthyNodes calls sick.
   - apiGroups: [""]
     resources: [pods]
-    verbs: [get, list, watch]
+    verbs: [get, list, watch, delete]
   - apiGroups: [""]
     resources: [events]
     verbs: [create]

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from grpo_operator.api.base import GROUP, VERSION, Model
 from grpo_operator.api.grpojob import GRPOJobSpec, GRPOJobStatus
 from grpo_operator.api.rolloutpool import RolloutPoolSpec, RolloutPoolStatus
+from grpo_operator.api.status import Condition
 
 _DROP = {"title", "const", "additionalProperties", "$defs", "discriminator"}
 
@@ -39,6 +40,7 @@ def rolloutpool_crd() -> dict[str, Any]:
         ("Ready", "integer", ".status.readyReplicas"),
         ("Replicas", "integer", ".spec.replicas"),
         ("Weights", "integer", ".status.weightVersion"),
+        ("Job", "string", ".status.boundTo"),
     ]
     scale = {
         "specReplicasPath": ".spec.replicas",
@@ -148,7 +150,7 @@ def _add_rules(schema: dict[str, Any], model: type[BaseModel]) -> None:
                     # CEL rules read nested fields: the API server must fill them in first.
                     target["default"] = field.get_default(call_default_factory=True).wire()
                 _add_rules(target.get("items", target), inner)
-    if "conditions" in schema.get("properties", {}):
+    if any(inner is Condition for f in model.model_fields.values() for inner in get_args(f.annotation)):
         schema["properties"]["conditions"] |= {
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["type"],

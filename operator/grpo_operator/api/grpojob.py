@@ -1,51 +1,16 @@
 """GRPOJob: one GRPO post-training run over a training pool and a rollout pool."""
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from grpo_operator.api.architectures import PRESETS, architecture
 from grpo_operator.api.base import Device, Model, Name, Path, Resources, ShortString
 from grpo_operator.api.gpus import GpuType
 from grpo_operator.api.layout import Layout
-from grpo_operator.api.rolloutpool import RolloutPoolSpec
+from grpo_operator.api.model import ModelSpec, WeightSyncSpec
+from grpo_operator.api.rolloutpool import RolloutTemplate
 from grpo_operator.api.scheduling import SchedulingSpec, WithOverlay
 from grpo_operator.api.status import CheckpointStatus, Condition, LayoutStatus, PoolCount, RestartCounts
-
-
-class ModelSpec(Model):
-    """The policy."""
-
-    path: Path = Field(
-        pattern=r"^(preset:[a-z0-9-]+|/.+)$",
-        description="preset:NAME, or the absolute path of a Hugging Face directory in the pods",
-    )
-    architecture: ShortString | None = Field(
-        None,
-        pattern=r"^[a-z0-9][a-z0-9.-]*$",
-        description="name of the directory's architecture (deepseek-v3, qwen3-30b-a3b, qwen3-8b): "
-        "lets the operator plan memory before any pod exists",
-    )
-
-    @field_validator("path")
-    @classmethod
-    def _known_preset(cls, path: str) -> str:
-        if path.startswith("preset:") and path.removeprefix("preset:") not in PRESETS:
-            raise ValueError(f"unknown preset: use preset:{', preset:'.join(PRESETS)}, or an absolute path")
-        return path
-
-    @field_validator("architecture")
-    @classmethod
-    def _known_architecture(cls, name: str | None) -> str | None:
-        if name is not None:
-            architecture(name)  # raises for an unknown name
-        return name
-
-    def config(self) -> dict[str, Any] | None:
-        """config.json of the model, or None when only the pods can read it."""
-        if self.path.startswith("preset:"):
-            return architecture(self.path.removeprefix("preset:"))
-        return architecture(self.architecture) if self.architecture else None
 
 
 class DataSpec(Model):
@@ -174,18 +139,26 @@ class TrainerSpec(WithOverlay):
         return self.nodes * self.gpus_per_node
 
 
+class PoolRef(Model):
+    """A RolloutPool of the job's namespace."""
+
+    name: Name
+
+
 class RolloutSpec(Model):
-    """The rollout pool of this job."""
+    """The rollout pool: one of the job's own, or one that serves several jobs in turn."""
 
-    template: RolloutPoolSpec
+    cel = (("has(self.template) != has(self.poolRef)", "set exactly one of template and poolRef"),)
+    template: RolloutTemplate | None = Field(None, description="a pool that lives and ends with the job")
+    pool_ref: PoolRef | None = Field(
+        None, description="a RolloutPool that exists; the job waits while another job writes to it"
+    )
 
-
-class WeightSyncSpec(Model):
-    """How weights reach the engines."""
-
-    transport: Literal["gloo"] = Field("gloo", description="backend of the last hop into the engine")
-    bucket_megabytes: int = Field(512, ge=1, le=65536, description="MiB sent in one request")
-    timeout_seconds: int = Field(120, ge=1, le=3600, description="deadline of one sync of one engine")
+    @model_validator(mode="after")
+    def _check(self) -> "RolloutSpec":
+        if (self.template is None) == (self.pool_ref is None):
+            raise ValueError("set exactly one of template and poolRef")
+        return self
 
 
 class StoreSpec(Model):
@@ -239,7 +212,8 @@ class GRPOJobSpec(Model):
             "data.trainBatchSize must be a multiple of trainer.miniBatchSize",
         ),
         (
-            "self.data.promptLength + self.data.responseLength <= self.rollout.template.engine.contextLength",
+            "!has(self.rollout.template) || self.data.promptLength + self.data.responseLength"
+            " <= self.rollout.template.engine.contextLength",
             "data.promptLength + data.responseLength must fit in rollout.template.engine.contextLength",
         ),
         (
@@ -248,6 +222,11 @@ class GRPOJobSpec(Model):
             " && oldSelf.checkpoint.store == self.checkpoint.store",
             "model, data, seed, trainer, algorithm and checkpoint.store are fixed once the job"
             " exists: create a new job",
+        ),
+        (
+            "has(oldSelf.rollout.poolRef) == has(self.rollout.poolRef)"
+            " && (!has(self.rollout.poolRef) || oldSelf.rollout.poolRef == self.rollout.poolRef)",
+            "rollout.poolRef is fixed once the job exists: create a new job",
         ),
         ("oldSelf.managedBy == self.managedBy", "managedBy is fixed once the job exists"),
     )
@@ -286,13 +265,22 @@ class GRPOJobSpec(Model):
                 f"data.trainBatchSize ({self.data.train_batch_size}) must be a multiple of "
                 f"trainer.miniBatchSize ({self.trainer.mini_batch_size})"
             )
-        needed = self.data.prompt_length + self.data.response_length
-        if needed > self.rollout.template.engine.context_length:
-            raise ValueError(
-                f"data.promptLength + data.responseLength = {needed} exceeds "
-                f"rollout.template.engine.contextLength ({self.rollout.template.engine.context_length})"
-            )
+        if self.rollout.template:
+            check_context(self.data, self.rollout.template, "rollout.template.engine.contextLength")
         return self
+
+
+def check_context(data: DataSpec, pool: RolloutTemplate, field: str) -> None:
+    """Prompt and response must fit into an engine.
+
+    Raises ValueError.
+    """
+    needed = data.prompt_length + data.response_length
+    if needed > pool.engine.context_length:
+        raise ValueError(
+            f"data.promptLength + data.responseLength = {needed} exceeds "
+            f"{field} ({pool.engine.context_length})"
+        )
 
 
 class GRPOJobStatus(Model):

@@ -4,9 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from grpo_operator.api.base import Device, Model, Path, Resources, ShortString
+from grpo_operator.api.base import Device, Model, Resources, ShortString
 from grpo_operator.api.gpus import GpuType
-from grpo_operator.api.scheduling import WithOverlay
+from grpo_operator.api.model import ModelSpec, WeightSyncSpec
+from grpo_operator.api.scheduling import SchedulingSpec, WithOverlay
 from grpo_operator.api.status import Condition, EngineStatus
 
 
@@ -70,7 +71,7 @@ class EngineSpec(Model):
         return self
 
 
-class RolloutPoolSpec(WithOverlay):
+class RolloutTemplate(WithOverlay):
     """Desired engines."""
 
     cel = (
@@ -83,9 +84,6 @@ class RolloutPoolSpec(WithOverlay):
     min_available: int = Field(
         1, ge=1, le=512, description="engines that a weight sync must reach to be committed"
     )
-    model_path: Path | None = Field(
-        None, description="preset:NAME or a Hugging Face directory; a job's pool takes the job's model"
-    )
     engine: EngineSpec = Field(default_factory=EngineSpec)
     resources: Resources = Field(default_factory=lambda: Resources(cpu="1", memory="4Gi"))
     node_selector: dict[str, str] = Field(
@@ -94,13 +92,24 @@ class RolloutPoolSpec(WithOverlay):
     image: ShortString | None = Field(None, description="container image; default: the operator's")
 
     @model_validator(mode="after")
-    def _check(self) -> "RolloutPoolSpec":
+    def _check(self) -> "RolloutTemplate":
         if self.min_available > self.replicas:
             raise ValueError(
                 f"minAvailable ({self.min_available}) exceeds replicas ({self.replicas}): "
                 "lower minAvailable or raise replicas"
             )
         return self
+
+
+class RolloutPoolSpec(RolloutTemplate):
+    """Desired engines and their model. In the pool of a job the job's own settings hold."""
+
+    model: ModelSpec
+    weight_sync: WeightSyncSpec = Field(default_factory=WeightSyncSpec)
+    scheduling: SchedulingSpec = Field(default_factory=SchedulingSpec)
+    upgrade_strategy: Literal["None", "Recreate"] = Field(
+        "None", description="after a change of image: new pods alone get it, or all are replaced at once"
+    )
 
 
 class RolloutPoolStatus(Model):
@@ -111,6 +120,7 @@ class RolloutPoolStatus(Model):
     replicas: int | None = None
     ready_replicas: int | None = None
     weight_version: int | None = None
+    bound_to: str | None = Field(None, max_length=253, description="the GRPOJob that writes the weights")
     selector: str | None = None
     engines: list[EngineStatus] = Field(default_factory=list, max_length=512)
     conditions: list[Condition] = Field(default_factory=list, max_length=16)

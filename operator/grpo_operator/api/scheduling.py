@@ -49,6 +49,15 @@ class PodOverlay(Model):
     )
 
 
+class UnhealthyNodes(Model):
+    """Signs of a sick node. A pod leaves a node that shows one and is cordoned."""
+
+    conditions: list[LabelKey] = Field(
+        default_factory=list, max_length=32, description="types of node conditions, true when sick"
+    )
+    taints: list[LabelKey] = Field(default_factory=list, max_length=32, description="keys of node taints")
+
+
 class SchedulingSpec(Model):
     """Pod scheduling common to all pools."""
 
@@ -74,6 +83,7 @@ class SchedulingSpec(Model):
     eviction_seconds: int = Field(
         30, ge=0, le=86400, description="seconds on an unreachable node before a pod is replaced"
     )
+    unhealthy_nodes: UnhealthyNodes = Field(default_factory=UnhealthyNodes)
     network_policy: bool = Field(True, description="let only the job and the operator reach the pods")
 
 

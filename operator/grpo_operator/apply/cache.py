@@ -1,42 +1,143 @@
-"""Objects as the watches last delivered them."""
+"""Objects as the watches last delivered them, reduced to what the operator reads."""
 
+from collections import defaultdict
+from dataclasses import dataclass
 from typing import Any
 
-Key = tuple[str, str]
+from grpo_operator.api.base import GROUP, VERSION
+from grpo_operator.plan.names import OWNER_LABELS, Owner, owner_in_labels
+
+Key = tuple[str, str]  # namespace ("" for nodes), name
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """One watched kind. ``owned``: only what carries the label of a GRPOJob or RolloutPool."""
+
+    group: str
+    version: str
+    plural: str
+    owned: bool = True
+    namespaced: bool = True
+
+    @property
+    def path(self) -> str:
+        """Path of its API group and version."""
+        return f"apis/{self.group}/{self.version}" if self.group else f"api/{self.version}"
+
+    @property
+    def selectors(self) -> tuple[str, ...]:
+        """Label selectors that together name the watched objects."""
+        return tuple(OWNER_LABELS.values()) if self.owned else ("",)
+
+
+WATCHED = (
+    Watched(GROUP, VERSION, "grpojobs", owned=False),
+    Watched(GROUP, VERSION, "rolloutpools", owned=False),
+    Watched("ray.io", "v1", "rayclusters"),
+    Watched("", "v1", "pods"),
+    Watched("", "v1", "configmaps"),
+    Watched("", "v1", "services"),
+    Watched("policy", "v1", "poddisruptionbudgets"),
+    Watched("networking.k8s.io", "v1", "networkpolicies"),
+    Watched("", "v1", "nodes", owned=False, namespaced=False),
+)
+_WHOLE = ("grpojobs", "rolloutpools")
+# Of the others these fields; hundreds of jobs have tens of thousands of pods.
+_SPEC = ("nodeName", "suspend", "unschedulable", "taints")
+_STATUS = (
+    *("phase", "podIP", "conditions", "allocatable"),
+    *("state", "reason", "observedGeneration", "readyWorkerReplicas", "desiredWorkerReplicas"),
+)
 
 
 class Cache:
-    """One dictionary a kind, keyed by (namespace, name). Rebuilt by listing after a restart."""
+    """One table a kind, keyed by (namespace, name). Rebuilt by listing after a restart."""
 
     def __init__(self) -> None:
-        self.jobs: dict[Key, dict[str, Any]] = {}
-        self.pools: dict[Key, dict[str, Any]] = {}
-        self.ray_clusters: dict[Key, dict[str, Any]] = {}
-        self._pods: dict[Key, dict[str, dict[str, Any]]] = {}
-        self.children: dict[tuple[str, str, str], dict[str, Any]] = {}
-        self.nodes: dict[str, dict[str, Any]] = {}
-        self.kuberay = True  # until a look says otherwise
+        self._tables: dict[str, dict[Key, Object]] = {kind.plural: {} for kind in WATCHED}
+        self._pods: defaultdict[Owner, dict[str, Object]] = defaultdict(dict)
+        self.jobs = self._tables["grpojobs"]
+        self.pools = self._tables["rolloutpools"]
+        self.ray_clusters = self._tables["rayclusters"]
+        self.kuberay: frozenset[str] = frozenset()  # fields of a RayCluster's spec
 
-    def pods_of(self, namespace: str, job: str) -> tuple[dict[str, Any], ...]:
-        """Pods labelled with the job's name."""
-        return tuple(self._pods.get((namespace, job), {}).values())
+    @property
+    def nodes(self) -> list[Object]:
+        return list(self._tables["nodes"].values())
 
-    def nodes_of_all_but(self, jobs: set[Key]) -> set[str]:
-        """Names of the nodes on which pods of other jobs than these run or end."""
-        pods = (pod for job, pods in self._pods.items() if job not in jobs for pod in pods.values())
+    def node(self, name: str) -> Object | None:
+        return self._tables["nodes"].get(("", name))
+
+    def child(self, plural: str, namespace: str, name: str) -> Object | None:
+        return self._tables[plural].get((namespace, name))
+
+    def owners(self) -> list[Owner]:
+        """Every GRPOJob and RolloutPool."""
+        return [
+            *(Owner("GRPOJob", *key) for key in self.jobs),
+            *(Owner("RolloutPool", *key) for key in self.pools),
+        ]
+
+    def jobs_of_pool(self, namespace: str, pool: str) -> list[Owner]:
+        """Jobs whose poolRef names a RolloutPool."""
+        references = {key: job["spec"]["rollout"].get("poolRef") for key, job in self.jobs.items()}
+        return [
+            Owner("GRPOJob", *k)
+            for k, ref in references.items()
+            if ref == {"name": pool} and k[0] == namespace
+        ]
+
+    def owner(self, owner: Owner) -> Object | None:
+        """The object of an owner."""
+        known = self.jobs if owner.kind == "GRPOJob" else self.pools
+        return known.get((owner.namespace, owner.name))
+
+    def keys(self, plural: str) -> set[Key]:
+        return set(self._tables[plural])
+
+    def pods_of(self, owner: Owner) -> tuple[Object, ...]:
+        """Pods labelled with this owner."""
+        return tuple(self._pods.get(owner, {}).values())
+
+    def nodes_of_all_but(self, owners: set[Owner]) -> set[str]:
+        """Names of the nodes on which pods of other owners than these run or end."""
+        pods = (pod for owner, pods in self._pods.items() if owner not in owners for pod in pods.values())
         return {pod["spec"]["nodeName"] for pod in pods if pod["spec"].get("nodeName")}
 
-    def store_pod(self, job: Key, event: dict[str, Any]) -> None:
-        """Take over a watch event of a pod that is labelled with the job's name."""
-        pods = self._pods.setdefault(job, {})
-        store(pods, event["object"]["metadata"]["name"], event)
-        if not pods:
-            del self._pods[job]
+    def store(self, plural: str, event: dict[str, Any]) -> None:
+        """Take over a watch event."""
+        key = key_of(event["object"])
+        if event["type"] == "DELETED":
+            self.forget(plural, key)
+            return
+        kept = event["object"] if plural in _WHOLE else _reduced(event["object"])
+        self._tables[plural][key] = kept
+        owner = owner_in_labels(kept)
+        if plural == "pods" and owner:
+            self._pods[owner][key[1]] = kept
+
+    def forget(self, plural: str, key: Key) -> None:
+        """Drop an object that no longer exists."""
+        gone = self._tables[plural].pop(key, None)
+        owner = owner_in_labels(gone) if gone else None
+        if plural == "pods" and owner is not None and owner in self._pods:
+            self._pods[owner].pop(key[1], None)
+            if not self._pods[owner]:
+                del self._pods[owner]
 
 
-def store(target: dict[Any, dict[str, Any]], key: Any, event: dict[str, Any]) -> None:
-    """Take over a watch event."""
-    if event["type"] == "DELETED":
-        target.pop(key, None)
-    else:
-        target[key] = event["object"]
+def key_of(obj: Object) -> Key:
+    """(namespace, name) of an object."""
+    return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
+
+
+def _reduced(obj: Object) -> Object:
+    metadata = {k: v for k, v in obj["metadata"].items() if k != "managedFields"}
+    spec, status = obj.get("spec") or {}, obj.get("status") or {}
+    return {
+        "metadata": metadata,
+        "spec": {key: spec[key] for key in _SPEC if key in spec},
+        "status": {key: status[key] for key in _STATUS if key in status},
+    }

@@ -1,6 +1,7 @@
 """HTTP calls to the job's own pods: the controller's report and the agents' states."""
 
 import asyncio
+import contextlib
 from typing import Any
 
 import aiohttp
@@ -32,17 +33,22 @@ class PodProbe:
         answers = await asyncio.gather(*(self._get(p, AGENT_PORT, "/v1/status") for p in rollout))
         return {p["metadata"]["name"]: a for p, a in zip(rollout, answers, strict=True) if a}
 
+    async def set_writer(self, pod: dict[str, Any], writer: str) -> None:
+        """Tell an engine's agent from which job it takes weights."""
+        await self._post(pod, AGENT_PORT, "/v1/writer", {"writer": writer})
+
     async def request_suspend(self, pods: tuple[dict[str, Any], ...], wanted: bool) -> None:
         """Tell the controller to save a checkpoint and stop, or to go on."""
         for pod in of_pool(pods, names.CONTROLLER):
-            address = _address(pod)
-            if address:
-                url = f"http://{address}:{CONTROLLER_PORT}/v1/suspend"
-                try:
-                    async with self._session.post(url, json={"suspend": wanted}):
-                        pass
-                except (aiohttp.ClientError, TimeoutError):
-                    continue  # asked again at the next look
+            await self._post(pod, CONTROLLER_PORT, "/v1/suspend", {"suspend": wanted})
+
+    async def _post(self, pod: dict[str, Any], port: int, path: str, body: dict[str, Any]) -> None:
+        """A pod that does not answer is asked again at the next look."""
+        address = _address(pod)
+        if address:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                async with self._session.post(f"http://{address}:{port}{path}", json=body):
+                    pass
 
     async def _get(self, pod: dict[str, Any], port: int, path: str) -> dict[str, Any] | None:
         address = _address(pod)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from grpo_operator.apply.cache import Cache, Key
+from grpo_operator.apply.cache import Cache
 from grpo_operator.apply.probe import PodProbe
+from grpo_operator.plan.names import Owner
 
 log = logging.getLogger(__name__)
 _LONGEST = 8.0  # seconds between two looks at a job none of whose pods answers
@@ -26,37 +27,39 @@ class Reports:
 class Prober:
     """One look at a job at a time; ``changed`` gets the job whose answers differ from the last."""
 
-    def __init__(self, cache: Cache, probe: PodProbe, changed: Callable[[str, str], None]) -> None:
+    def __init__(self, cache: Cache, probe: PodProbe, changed: Callable[[Owner], None]) -> None:
         self._cache = cache
         self._probe = probe
         self._changed = changed
-        self._reports: dict[Key, Reports] = {}
-        self._silent: dict[Key, tuple[int, float]] = {}  # looks without an answer, time of the next
-        self._running: dict[Key, asyncio.Task[None]] = {}
+        self._reports: dict[Owner, Reports] = {}
+        self._silent: dict[Owner, tuple[int, float]] = {}  # looks without an answer, time of the next
+        self._running: dict[Owner, asyncio.Task[None]] = {}
 
-    def reports(self, key: Key) -> Reports:
+    def reports(self, key: Owner) -> Reports:
         return self._reports.get(key, Reports())
 
     def start(self) -> None:
         """Begin a look at every job that is due and not being looked at; forget deleted jobs."""
-        for key in [k for k in self._reports if k not in self._cache.jobs]:
+        owners = set(self._cache.owners())
+        for key in [k for k in self._reports if k not in owners]:
             self._reports.pop(key)
             self._silent.pop(key, None)
         now = time.monotonic()
-        for key in self._cache.jobs:
+        for key in owners:
             due = self._silent.get(key, (0, now))[1] <= now
-            if due and key not in self._running:
+            wanted = key in self._reports or self._cache.pods_of(key)
+            if wanted and due and key not in self._running:
                 task = asyncio.create_task(self._look(key))
                 self._running[key] = task
                 task.add_done_callback(partial(self._done, key))
 
-    def _done(self, key: Key, task: asyncio.Task[None]) -> None:
+    def _done(self, key: Owner, task: asyncio.Task[None]) -> None:
         self._running.pop(key, None)
         if not task.cancelled() and task.exception():
-            log.error("looking at %s/%s", *key, exc_info=task.exception())
+            log.error("looking at %s %s/%s", *key, exc_info=task.exception())
 
-    async def _look(self, key: Key) -> None:
-        pods = self._cache.pods_of(*key)
+    async def _look(self, key: Owner) -> None:
+        pods = self._cache.pods_of(key)
         progress, agents = await asyncio.gather(self._probe.progress(pods), self._probe.agents(pods))
         if progress is None and not agents:
             looks = self._silent.get(key, (0, 0.0))[0] + 1
@@ -66,7 +69,9 @@ class Prober:
         fresh = Reports(progress, agents)
         if fresh != self._reports.get(key, Reports()):
             self._reports[key] = fresh
-            self._changed(*key)
+            if fresh == Reports():
+                del self._reports[key]
+            self._changed(key)
 
     def stop(self) -> None:
         for task in self._running.values():

@@ -7,10 +7,11 @@ from grpo_operator.api.base import API_VERSION, Model
 from grpo_operator.kuberay_client.client import RayClusterApi
 from grpo_operator.kuberay_client.kube import Kube
 from grpo_operator.kuberay_client.models import RayCluster
-from grpo_operator.plan.names import owner_reference
-from grpo_operator.render.children import is_current, with_hash
+from grpo_operator.plan.names import Owner, owner_reference
+from grpo_operator.render.metadata import is_current, with_hash
 
 _GROUP = f"apis/{API_VERSION}"
+_PLURALS = {"GRPOJob": "grpojobs", "RolloutPool": "rolloutpools"}
 
 
 class Writer:
@@ -28,6 +29,9 @@ class Writer:
 
     async def kuberay_served(self) -> bool:
         return await self._ray.served()
+
+    async def kuberay_fields(self) -> frozenset[str]:
+        return await self._ray.spec_fields()
 
     async def delete_ray_cluster(self, namespace: str, name: str) -> None:
         await self._ray.delete(namespace, name)
@@ -56,6 +60,15 @@ class Writer:
         owner["status"] = written.get("status") or {}
         owner["metadata"]["resourceVersion"] = written["metadata"]["resourceVersion"]
         return True
+
+    async def delete_pod(self, pod: dict[str, Any]) -> None:
+        meta = pod["metadata"]
+        await self._kube.delete("api/v1", "pods", meta["namespace"], meta["name"])
+
+    async def uid_of(self, owner: Owner) -> str | None:
+        """UID of a GRPOJob or RolloutPool, asked of the API server; None when it is gone."""
+        found = await self._kube.get(_GROUP, _PLURALS[owner.kind], owner.namespace, owner.name)
+        return str(found["metadata"]["uid"]) if found else None
 
     async def delete_job(self, job: dict[str, Any]) -> None:
         meta = job["metadata"]

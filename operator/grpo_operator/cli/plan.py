@@ -11,8 +11,11 @@ from pydantic import ValidationError
 
 from grpo_operator.api.errors import describe
 from grpo_operator.api.grpojob import GRPOJobSpec
+from grpo_operator.api.rolloutpool import RolloutPoolSpec, RolloutTemplate
 from grpo_operator.cli.report import as_data, as_table
-from grpo_operator.plan.resolve import RefusedError, resolve
+from grpo_operator.plan.resolve import RefusedError, check_reference, resolve
+
+_Named = tuple[str, dict[str, Any]]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -26,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     )  # fmt: skip
     options = parser.parse_args(arguments)
     try:
-        jobs = _jobs(options.manifest)
+        jobs, pools = _read(options.manifest)
     except (OSError, ValueError) as error:
         print(f"grpo-plan: {error}", file=sys.stderr)
         return 2
@@ -34,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     refused = False
     for name, body in jobs:
         try:
-            plans.append({"name": name, **_plan(body, options.store_gigabytes_per_second * 1e9)})
+            plans.append({"name": name, **_plan(body, pools, options.store_gigabytes_per_second * 1e9)})
         except (RefusedError, ValidationError) as error:
             text = describe(error) if isinstance(error, ValidationError) else str(error)
             plans.append({"name": name, "refused": text})
@@ -43,20 +46,41 @@ def main(arguments: list[str] | None = None) -> int:
     return int(refused)
 
 
-def _jobs(path: Path) -> list[tuple[str, dict[str, Any]]]:
+def _read(path: Path) -> tuple[list[_Named], dict[str, dict[str, Any]]]:
+    """(name, spec) of each GRPOJob, and the specs of the RolloutPools by name."""
     try:
         documents = [d for d in yaml.safe_load_all(path.read_text()) if d]
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is no YAML: {error}") from error
-    jobs = [d for d in documents if isinstance(d, dict) and d.get("kind") == "GRPOJob"]
+    jobs = _of_kind(documents, "GRPOJob")
     if not jobs:
         raise ValueError(f"{path} holds no object of kind GRPOJob")
-    return [(str((job.get("metadata") or {}).get("name", "?")), job.get("spec") or {}) for job in jobs]
+    return jobs, dict(_of_kind(documents, "RolloutPool"))
 
 
-def _plan(body: dict[str, Any], store_speed: float) -> dict[str, Any]:
+def _of_kind(documents: list[Any], kind: str) -> list[_Named]:
+    found = [d for d in documents if isinstance(d, dict) and d.get("kind") == kind]
+    return [(str((d.get("metadata") or {}).get("name", "?")), d.get("spec") or {}) for d in found]
+
+
+def _pool(spec: GRPOJobSpec, pools: dict[str, dict[str, Any]]) -> RolloutTemplate:
+    """The job's own pool, or the one that it refers to, from the same file."""
+    if spec.rollout.template is not None:
+        return spec.rollout.template
+    assert spec.rollout.pool_ref is not None
+    name = spec.rollout.pool_ref.name
+    if name not in pools:
+        raise RefusedError(
+            f"spec.rollout.poolRef.name={name}: the manifest holds no such RolloutPool: add it to the file"
+        )
+    pool = RolloutPoolSpec.model_validate(pools[name])
+    check_reference(spec, pool)
+    return pool
+
+
+def _plan(body: dict[str, Any], pools: dict[str, dict[str, Any]], store_speed: float) -> dict[str, Any]:
     spec = GRPOJobSpec.model_validate(body)
-    pool = spec.rollout.template
+    pool = _pool(spec, pools)
     return as_data(spec, pool, resolve(spec, pool), store_speed)
 
 

@@ -4,12 +4,12 @@ from typing import Any
 
 from grpo_operator.api.gpus import GPUS
 from grpo_operator.api.grpojob import GRPOJobSpec
-from grpo_operator.api.rolloutpool import RolloutPoolSpec
+from grpo_operator.api.rolloutpool import RolloutTemplate
 from grpo_operator.plan import transfer
 from grpo_operator.plan.resolve import JobPlan
 
 
-def as_data(spec: GRPOJobSpec, pool: RolloutPoolSpec, plan: JobPlan, store_speed: float) -> dict[str, Any]:
+def as_data(spec: GRPOJobSpec, pool: RolloutTemplate, plan: JobPlan, store_speed: float) -> dict[str, Any]:
     """Everything that the table shows. Bytes, seconds; ``store_speed``: bytes/s of one node."""
     data: dict[str, Any] = {
         "pools": _pools(spec, pool),
@@ -46,7 +46,7 @@ def as_data(spec: GRPOJobSpec, pool: RolloutPoolSpec, plan: JobPlan, store_speed
     return data
 
 
-def _pools(spec: GRPOJobSpec, pool: RolloutPoolSpec) -> dict[str, Any]:
+def _pools(spec: GRPOJobSpec, pool: RolloutTemplate) -> dict[str, Any]:
     trainer, engine = spec.trainer, pool.engine
     return {
         "trainer": {"nodes": trainer.nodes, "gpus": trainer.world, "gpu_type": trainer.gpu_type},
@@ -65,7 +65,7 @@ def _checkpoint(spec: GRPOJobSpec, plan: JobPlan, store_speed: float) -> dict[st
     return {"bytes": size, "seconds": size / (store_speed * spec.trainer.nodes)}
 
 
-def _sync(spec: GRPOJobSpec, pool: RolloutPoolSpec, plan: JobPlan) -> dict[str, float]:
+def _sync(spec: GRPOJobSpec, pool: RolloutTemplate, plan: JobPlan) -> dict[str, float]:
     assert plan.model is not None
     engine = pool.engine
     network = GPUS[engine.gpu_type].network

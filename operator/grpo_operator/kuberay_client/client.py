@@ -22,6 +22,15 @@ class RayClusterApi:
         """Does the API server know RayClusters, that is: is KubeRay installed?"""
         return "rayclusters" in await self._kube.kinds(_GROUP)
 
+    async def spec_fields(self) -> frozenset[str]:
+        """Names of the fields of ``spec`` that the installed KubeRay knows; empty without KubeRay.
+
+        Server-side apply refuses the others.
+        """
+        schemas = await self._kube.schemas(_GROUP)
+        found = [s for name, s in schemas.items() if name.endswith(".RayCluster")]
+        return frozenset(found[0]["properties"]["spec"]["properties"]) if found else frozenset()
+
     async def delete(self, namespace: str, name: str) -> None:
         """Delete in the background; fine when it does not exist."""
         await self._kube.delete(_GROUP, "rayclusters", namespace, name)

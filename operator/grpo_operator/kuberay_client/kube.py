@@ -11,6 +11,7 @@ from kubernetes import client
 from prometheus_client import Counter
 
 MANAGER = "grpo-operator"
+_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 TIMEOUT = (5, 30)  # seconds to connect and to answer
 REQUESTS = Counter("grpo_api_requests_total", "Writes to the API server", ["verb", "code"])
 
@@ -39,9 +40,39 @@ class Kube:
             if error.status != 404:
                 raise
 
+    async def get(self, group: str, plural: str, namespace: str, name: str) -> dict[str, Any] | None:
+        """The object; None when it does not exist."""
+        try:
+            return await self._call("GET", _path(group, plural, namespace, name))
+        except client.ApiException as error:
+            if error.status == 404:
+                return None
+            raise
+
     async def create(self, group: str, plural: str, manifest: dict[str, Any]) -> dict[str, Any]:
         path = _path(group, plural, manifest["metadata"]["namespace"])
         return await self._call("POST", path, body=manifest)
+
+    async def names(self, group: str, plural: str, namespace: str, selector: str) -> set[tuple[str, str]]:
+        """(namespace, name) of every object; none when the API server does not know the kind.
+
+        ``namespace``: "" for all. Only metadata is asked for, in pages.
+        """
+        found: set[tuple[str, str]] = set()
+        path = _path(group, plural, namespace)
+        query = {"limit": "500", "labelSelector": selector}
+        while True:
+            try:
+                page = await self._call("GET", path, list(query.items()), accept=_METADATA)
+            except client.ApiException as error:
+                if error.status == 404:
+                    return set()
+                raise
+            metadata = [item["metadata"] for item in page["items"] or ()]
+            found |= {(meta.get("namespace", ""), meta["name"]) for meta in metadata}
+            query["continue"] = page["metadata"].get("continue", "")
+            if not query["continue"]:
+                return found
 
     async def kinds(self, group: str) -> set[str]:
         """Plural names that the API server serves in a group and version (``apis/GROUP/VERSION``)."""
@@ -53,15 +84,28 @@ class Kube:
             raise
         return {resource["name"] for resource in found["resources"]}
 
-    async def _call(
-        self, method: str, path: str, query: list[tuple[str, str]] | None = None, body: Any = None
-    ) -> dict[str, Any]:
-        return await asyncio.to_thread(self._request, method, path, query or [], body)
+    async def schemas(self, group: str) -> dict[str, Any]:
+        """OpenAPI schemas by name of a group and version; empty when it is not served."""
+        try:
+            found = await self._call("GET", f"/openapi/v3/{group}")
+        except client.ApiException as error:
+            if error.status == 404:
+                return {}
+            raise
+        return dict(found["components"]["schemas"])
 
-    def _request(self, method: str, path: str, query: list[tuple[str, str]], body: Any) -> dict[str, Any]:
+    async def _call(
+        self, method: str, path: str, query: list[tuple[str, str]] | None = None, body: Any = None,
+        accept: str = "application/json",
+    ) -> dict[str, Any]:  # fmt: skip
+        return await asyncio.to_thread(self._request, method, path, query or [], body, accept)
+
+    def _request(
+        self, method: str, path: str, query: list[tuple[str, str]], body: Any, accept: str
+    ) -> dict[str, Any]:
         apply = method == "PATCH"
         headers = {
-            "Accept": "application/json",
+            "Accept": accept,
             "Content-Type": "application/apply-patch+yaml" if apply else "application/json",
         }
         request = self._api.param_serialize(

@@ -38,7 +38,8 @@ class WorkerGroup(_Model):
 class RayClusterSpec(_Model):
     ray_version: str
     suspend: bool = False
-    upgrade_strategy: dict[str, str] | None = None  # since KubeRay 1.6; older ones drop it
+    auth_options: dict[str, str] | None = None  # since KubeRay 1.5.1
+    upgrade_strategy: dict[str, str] | None = None  # since KubeRay 1.6
     head_group_spec: HeadGroup
     worker_group_specs: list[WorkerGroup] = Field(max_length=17)  # Kueue: 18 pod sets with the head
 

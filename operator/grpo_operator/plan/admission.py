@@ -1,4 +1,4 @@
-"""Which jobs must wait for room (pure): a job starts whole or not at all.
+"""Which jobs and pools must wait for room (pure): each starts whole or not at all.
 
 Jobs that hold a RayCluster come first, then the others by age; a younger job may pass one that
 waits for more than is free. With a Kueue queue the waiting is Kueue's.
@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_operator.plan.feasibility import PodNeed, place, rooms
-
-Key = tuple[str, str]
+from grpo_operator.plan.names import Owner
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One job that wants pods. ``holds``: it has its RayCluster already. ``since``: its creation."""
+    """A job or pool that wants pods. ``holds``: it has its RayCluster. ``since``: its creation."""
 
-    key: Key
+    key: Owner
     since: str
     holds: bool
     needs: Sequence[PodNeed]
@@ -26,7 +25,7 @@ class Claim:
 
 def waiting(
     claims: Iterable[Claim], nodes: Sequence[dict[str, Any]], leaving: Iterable[str] = ()
-) -> dict[Key, str]:
+) -> dict[Owner, str]:
     """Jobs that do not fit beside those before them, each with the reason.
 
     ``leaving``: names of nodes where pods of ended or deleted jobs have not gone yet; they count
@@ -34,7 +33,7 @@ def waiting(
     """
     busy = set(leaving)
     free = [room for room in rooms(nodes) if room.name not in busy or not room.gpus]
-    result: dict[Key, str] = {}
+    result: dict[Owner, str] = {}
     for claim in sorted(claims, key=lambda c: (not c.holds, c.since, c.key)):
         trial = copy.deepcopy(free)
         missing = place(claim.needs, trial)

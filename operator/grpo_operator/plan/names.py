@@ -1,11 +1,14 @@
 """Names and labels of everything that belongs to a job."""
 
 import hashlib
+from typing import Any, NamedTuple
 
 JOB_LABEL = "rl.grpo.dev/job"
+ROLLOUT_POOL_LABEL = "rl.grpo.dev/rolloutpool"  # of what belongs to a RolloutPool without a job
 POOL_LABEL = "rl.grpo.dev/pool"
 HASH_ANNOTATION = "rl.grpo.dev/applied"
 LEAVES_ANNOTATION = "rl.grpo.dev/leaves"
+OWNER_UID = "rl.grpo.dev/owner-uid"  # annotation: a RayCluster may have no owner reference
 
 # Ports inside the cluster. 8080 is taken: there Ray itself exports metrics.
 ENGINE_PORT, AGENT_PORT, CONTROLLER_PORT, GCS_PORT = 30000, 9000, 8090, 6379
@@ -20,19 +23,45 @@ HOST_INDEX = "ray.io/replica-host-index"
 HEAD, CONTROLLER, TRAINER, ROLLOUT = "head", "controller", "trainer", "rollout"
 
 
-def labels(job: str, pool: str) -> dict[str, str]:
-    """Labels of a pod of one pool."""
-    return {JOB_LABEL: job, POOL_LABEL: pool}
+OWNER_LABELS = {"GRPOJob": JOB_LABEL, "RolloutPool": ROLLOUT_POOL_LABEL}
 
 
-def rollout_service(job: str) -> str:
-    """Headless service whose addresses are the engines' pods."""
-    return f"{job}-rollout"
+class Owner(NamedTuple):
+    """The GRPOJob, or the RolloutPool without a job, to which children belong."""
+
+    kind: str
+    namespace: str
+    name: str
+
+    @property
+    def label(self) -> dict[str, str]:
+        """The label of every child."""
+        return {OWNER_LABELS[self.kind]: self.name}
+
+    def labels(self, pool: str) -> dict[str, str]:
+        """Labels of a pod of one pool."""
+        return self.label | {POOL_LABEL: pool}
+
+    @property
+    def rollout_service(self) -> str:
+        """Headless service whose addresses are the engines' pods: named like the RolloutPool."""
+        return rollout_pool(self.name) if self.kind == "GRPOJob" else self.name
+
+    def engine_service(self, group: str, index: int) -> str:
+        """Headless service of one engine's first host."""
+        return f"{self.name}-{group}-{index}"
 
 
-def engine_service(job: str, group: str, index: int) -> str:
-    """Headless service of one engine's first host."""
-    return f"{job}-{group}-{index}"
+def owner_of(obj: dict[str, Any]) -> Owner:
+    """A GRPOJob or RolloutPool object as owner."""
+    return Owner(obj["kind"], obj["metadata"]["namespace"], obj["metadata"]["name"])
+
+
+def owner_in_labels(child: dict[str, Any]) -> Owner | None:
+    """The owner that a child's labels name."""
+    labels, namespace = child["metadata"].get("labels") or {}, child["metadata"].get("namespace", "")
+    found = ((kind, labels[label]) for kind, label in OWNER_LABELS.items() if label in labels)
+    return next((Owner(kind, namespace, name) for kind, name in found), None)
 
 
 def leaf_group(leaf: str) -> str:
@@ -45,18 +74,22 @@ def rollout_pool(job: str) -> str:
     return f"{job}-rollout"
 
 
+def writer(job: dict[str, Any]) -> str:
+    """What a job calls itself to the agents: unlike its name, never used again."""
+    return f"{job['metadata']['name']}-{job['metadata']['uid'][:8]}"
+
+
 def job_config(job: str) -> str:
     """ConfigMap with the job's configuration."""
     return f"{job}-job"
 
 
-def owner_reference(job: dict[str, object]) -> dict[str, object]:
+def owner_reference(owner: dict[str, Any]) -> dict[str, Any]:
     """Owner reference to a GRPOJob or RolloutPool object."""
-    meta = job["metadata"]
-    assert isinstance(meta, dict)
+    meta = owner["metadata"]
     return {
-        "apiVersion": job["apiVersion"],
-        "kind": job["kind"],
+        "apiVersion": owner["apiVersion"],
+        "kind": owner["kind"],
         "name": meta["name"],
         "uid": meta["uid"],
         "controller": True,

@@ -1,30 +1,39 @@
-"""Pods of a job as needs for the feasibility check (pure)."""
+"""Pods of a job or pool as needs for the feasibility check (pure)."""
 
 from grpo_operator.api.base import Device, Resources
 from grpo_operator.api.grpojob import GRPOJobSpec
+from grpo_operator.api.rolloutpool import RolloutPoolSpec, RolloutTemplate
 from grpo_operator.plan.feasibility import PodNeed, quantity
 
 HEAD_RESOURCES = Resources(cpu="200m", memory="2Gi")
 AGENT_RESOURCES = Resources(cpu="50m", memory="1Gi")
 
 
-def pod_needs(spec: GRPOJobSpec, rollout_replicas: int) -> list[PodNeed]:
-    """Every pod of the job, by pool, with the field that sets its number."""
-    trainer, pool, controller = spec.trainer, spec.rollout.template, spec.controller
-    trainer_gpus = trainer.gpus_per_node if trainer.device == Device.CUDA else 0
-    engine_gpus = pool.engine.gpus_per_node if pool.engine.device == Device.CUDA else 0
-    return [
+def job_needs(spec: GRPOJobSpec, own_pool: RolloutTemplate | None) -> list[PodNeed]:
+    """Every pod of a job, by pool, with the field that sets its number."""
+    trainer, controller = spec.trainer, spec.controller
+    gpus = trainer.gpus_per_node if trainer.device == Device.CUDA else 0
+    parts = [trainer.resources, AGENT_RESOURCES]
+    needs = [
         _need("head", "spec.controller", 1, [HEAD_RESOURCES], 0, controller.node_selector),
         _need("controller", "spec.controller", 1, [controller.resources], 0, controller.node_selector),
-        _need(
-            "trainer", "spec.trainer.nodes", trainer.nodes, [trainer.resources, AGENT_RESOURCES],
-            trainer_gpus, trainer.node_selector,
-        ),
-        _need(
-            "rollout", "spec.rollout.template.replicas", rollout_replicas * pool.engine.nodes_per_engine,
-            [pool.resources, AGENT_RESOURCES], engine_gpus, pool.node_selector,
-        ),
-    ]  # fmt: skip
+        _need("trainer", "spec.trainer.nodes", trainer.nodes, parts, gpus, trainer.node_selector),
+    ]
+    return needs + ([_engines(own_pool, "spec.rollout.template.replicas")] if own_pool else [])
+
+
+def pool_needs(spec: RolloutPoolSpec) -> list[PodNeed]:
+    """Every pod of a RolloutPool without a job."""
+    return [
+        _need("head", "spec.replicas", 1, [HEAD_RESOURCES], 0, {}),
+        _engines(spec, "spec.replicas"),
+    ]
+
+
+def _engines(pool: RolloutTemplate, field_name: str) -> PodNeed:
+    gpus = pool.engine.gpus_per_node if pool.engine.device == Device.CUDA else 0
+    pods = pool.replicas * pool.engine.nodes_per_engine
+    return _need("rollout", field_name, pods, [pool.resources, AGENT_RESOURCES], gpus, pool.node_selector)
 
 
 def _need(

@@ -11,12 +11,14 @@ from grpo_operator.plan import names
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One look. ``progress``: the controller's own report, None while it cannot be reached."""
+    """One look. ``progress``: the controller's own report, None while it cannot be reached.
+    ``pool_pods``: those of a RolloutPool that the job does not own but uses."""
 
     ray_cluster: RayClusterStatus | None = None
     pods: tuple[dict[str, Any], ...] = ()
     progress: dict[str, Any] | None = None
     agents: dict[str, dict[str, Any]] = field(default_factory=dict)
+    pool_pods: tuple[dict[str, Any], ...] = ()
 
     def of_pool(self, pool: str) -> list[dict[str, Any]]:
         """Pods of one pool that are not on their way out."""
@@ -38,7 +40,7 @@ class Observed:
 
     def engine_pods(self) -> list[dict[str, Any]]:
         """The first pod of each engine: it answers for the others."""
-        return first_hosts(self.of_pool(names.ROLLOUT))
+        return first_hosts(of_pool((*self.pods, *self.pool_pods), names.ROLLOUT))
 
     def _engine(self, pod: dict[str, Any]) -> EngineStatus:
         name, address = pod_name(pod), pod.get("status", {}).get("podIP")

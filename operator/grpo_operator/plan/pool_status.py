@@ -6,49 +6,66 @@ from grpo_operator.api.rolloutpool import RolloutPoolSpec, RolloutPoolStatus
 from grpo_operator.api.status import EngineState
 from grpo_operator.plan import names
 from grpo_operator.plan.conditions import Conditions
+from grpo_operator.plan.names import Owner
 from grpo_operator.plan.observed import Observed
+
+_NO_WEIGHTS = "the engines wait for weights: name this pool in a GRPOJob's spec.rollout.poolRef"
 
 
 def pool_status(
-    pool: dict[str, Any], spec: RolloutPoolSpec, job: str, observed: Observed, now: str
+    pool: dict[str, Any],
+    spec: RolloutPoolSpec,
+    owner: Owner,
+    observed: Observed,
+    writer: str | None,
+    now: str,
 ) -> RolloutPoolStatus:
-    """Status of a pool whose engines run in the RayCluster of ``job``."""
+    """Status of a pool. ``owner``: whose RayCluster runs the engines; ``writer``: the job bound to it."""
     engines = observed.engines()
     serving = [e for e in engines if e.state == EngineState.SERVING]
     version = max((e.weight_version or 0 for e in serving), default=None)
-    generation = pool["metadata"]["generation"]
-    old = (pool.get("status") or {}).get("conditions") or []
-    conditions = Conditions(old, generation, now)
+    conditions = _conditions(pool, now)
     enough, whole = len(serving) >= spec.min_available, len(serving) >= spec.replicas
+    idle = writer is None and not serving
     text = f"{len(serving)} of {spec.replicas} engines serve"
-    conditions.set("Ready", enough, "EnginesServing" if enough else "TooFewEngines", text)
+    conditions.set(
+        "Ready", enough, "EnginesServing" if enough else "TooFewEngines", _NO_WEIGHTS if idle else text
+    )
     conditions.set(
         "Degraded", not whole, "EnginesMissing" if not whole else "PoolWhole", "" if whole else text
     )
     conditions.set("Reconciling", not whole, "EnginesStarting" if not whole else "PoolWhole")
     conditions.set("Stalled", False, "Reconciled")
-    selector = ",".join(f"{k}={v}" for k, v in sorted(names.labels(job, names.ROLLOUT).items()))
+    selector = ",".join(f"{k}={v}" for k, v in sorted(owner.labels(names.ROLLOUT).items()))
     return RolloutPoolStatus(
-        observed_generation=generation,
+        observed_generation=pool["metadata"]["generation"],
         phase="Serving" if whole else ("Degraded" if enough else "Starting"),
         replicas=len(engines),
         ready_replicas=len(serving),
         weight_version=version,
+        bound_to=writer,
         selector=selector,
         engines=engines,
         conditions=conditions.result(),
     )
 
 
-def unowned_status(pool: dict[str, Any], now: str) -> RolloutPoolStatus:
-    """Status of a pool that no job created: it gets no engine, and says so."""
-    generation = pool["metadata"]["generation"]
-    old = (pool.get("status") or {}).get("conditions") or []
-    conditions = Conditions(old, generation, now)
-    message = (
-        "this pool belongs to no GRPOJob and gets no engines: describe the pool in the job's "
-        "spec.rollout.template instead"
+def refused_pool(
+    pool: dict[str, Any], reason: str, message: str, now: str, waits: bool = False
+) -> RolloutPoolStatus:
+    """Status of a pool that gets no engine: invalid, infeasible here, or (``waits``) not yet."""
+    conditions = _conditions(pool, now)
+    conditions.set("Ready", False, reason, message)
+    conditions.set("Degraded", False, reason)
+    conditions.set("Reconciling", waits, reason, message if waits else "")
+    conditions.set("Stalled", not waits, reason, "" if waits else message)
+    return RolloutPoolStatus(
+        observed_generation=pool["metadata"]["generation"],
+        phase="Pending",
+        conditions=conditions.result(),
     )
-    conditions.set("Ready", False, "NoOwner", message)
-    conditions.set("Stalled", True, "NoOwner", message)
-    return RolloutPoolStatus(observed_generation=generation, phase="Stalled", conditions=conditions.result())
+
+
+def _conditions(pool: dict[str, Any], now: str) -> Conditions:
+    old = (pool.get("status") or {}).get("conditions") or []
+    return Conditions(old, pool["metadata"]["generation"], now)

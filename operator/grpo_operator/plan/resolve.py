@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from grpo_operator.api.base import Device
 from grpo_operator.api.gpus import GPUS, Gpu
-from grpo_operator.api.grpojob import GRPOJobSpec, ParallelismSpec
+from grpo_operator.api.grpojob import GRPOJobSpec, ParallelismSpec, check_context
 from grpo_operator.api.layout import Layout
-from grpo_operator.api.rolloutpool import EngineSpec, RolloutPoolSpec
+from grpo_operator.api.rolloutpool import EngineSpec, RolloutPoolSpec, RolloutTemplate
 from grpo_operator.api.status import LayoutStatus
 from grpo_operator.plan.engines import shape as engine_rules
 from grpo_operator.plan.engines.memory import EngineMemory, engine_memory
@@ -16,6 +16,7 @@ from grpo_operator.plan.training.memory import BF16, FP32, StageMemory
 from grpo_operator.plan.training.search import TrainingPool, feasible, nearest, worst
 
 _LAYOUT, _ENGINE = "spec.trainer.parallelism", "spec.rollout.template.engine"
+_POOL_ENGINE = "spec.engine"
 
 
 class RefusedError(ValueError):
@@ -40,8 +41,8 @@ class JobPlan:
     reason: str
 
 
-def resolve(spec: GRPOJobSpec, pool: RolloutPoolSpec) -> JobPlan:
-    """Plan a job.
+def resolve(spec: GRPOJobSpec, pool: RolloutTemplate) -> JobPlan:
+    """Plan a job that generates with the engines of ``pool``, its own or a standing one.
 
     Raises RefusedError.
     """
@@ -62,7 +63,37 @@ def resolve(spec: GRPOJobSpec, pool: RolloutPoolSpec) -> JobPlan:
     stages = training.memory(layout)
     if spec.trainer.device == Device.CUDA:
         _check_memory(training, layout, stages, spec)
-    return JobPlan(layout, model, training, stages, engine, _engine(model, engine, pool.engine), reason)
+    memory = _engine(model, engine, pool.engine, _ENGINE)
+    return JobPlan(layout, model, training, stages, engine, memory, reason)
+
+
+def check_pool(spec: RolloutPoolSpec) -> None:
+    """Can the engines of a RolloutPool without a job hold its model?
+
+    Raises RefusedError.
+    """
+    config = spec.model.config()
+    if config is not None:
+        _engine(ModelShape.from_hf(config), engine_shape(spec.engine), spec.engine, _POOL_ENGINE)
+
+
+def check_reference(spec: GRPOJobSpec, pool: RolloutPoolSpec) -> None:
+    """Can a job use a RolloutPool that it does not own?
+
+    Raises RefusedError.
+    """
+    assert spec.rollout.pool_ref is not None
+    name = spec.rollout.pool_ref.name
+    if pool.model != spec.model:
+        raise RefusedError(
+            f"spec.rollout.poolRef.name={name}: that pool serves {pool.model.path}, this job trains "
+            f"{spec.model.path}: give both the same model",
+            "PoolMismatch",
+        )
+    try:
+        check_context(spec.data, pool, f"engine.contextLength of RolloutPool {name}")
+    except ValueError as error:
+        raise RefusedError(str(error), "PoolMismatch") from error
 
 
 def with_layout(spec: GRPOJobSpec, layout: LayoutStatus) -> GRPOJobSpec:
@@ -77,7 +108,7 @@ def engine_shape(engine: EngineSpec) -> EngineShape:
     return EngineShape(engine.tensor_parallel, engine.expert_parallel, engine.attention_data_parallel, fp8)
 
 
-def training_pool(spec: GRPOJobSpec, pool: RolloutPoolSpec, model: ModelShape) -> TrainingPool:
+def training_pool(spec: GRPOJobSpec, pool: RolloutTemplate, model: ModelShape) -> TrainingPool:
     """The training pool's figures. A CPU pool is ranked as if it had the named GPUs."""
     trainer = spec.trainer
     return TrainingPool(
@@ -148,10 +179,10 @@ def _check_memory(
     )
 
 
-def _engine(model: ModelShape, shape: EngineShape, spec: EngineSpec) -> EngineMemory | None:
+def _engine(model: ModelShape, shape: EngineShape, spec: EngineSpec, field: str) -> EngineMemory | None:
     found = engine_rules.problems(model, shape)
     if found:
-        raise RefusedError("; ".join(f"{_ENGINE}.{problem}" for problem in found))
+        raise RefusedError("; ".join(f"{field}.{problem}" for problem in found))
     if spec.device == Device.CPU:
         return None
     gpu = GPUS[spec.gpu_type]
@@ -164,14 +195,14 @@ def _engine(model: ModelShape, shape: EngineShape, spec: EngineSpec) -> EngineMe
         requests=spec.max_running_requests,
     )
     if memory.kv_tokens < spec.context_length:
-        raise RefusedError(_too_small(shape, spec, gpu, memory), "Infeasible")
+        raise RefusedError(_too_small(shape, spec, gpu, memory, field), "Infeasible")
     return memory
 
 
-def _too_small(shape: EngineShape, spec: EngineSpec, gpu: Gpu, memory: EngineMemory) -> str:
+def _too_small(shape: EngineShape, spec: EngineSpec, gpu: Gpu, memory: EngineMemory, field: str) -> str:
     room = gpu.memory * spec.memory_fraction
     return (
-        f"{_ENGINE}.tensorParallel={shape.tensor}: weights take {_gigabytes(memory.weights)} of "
+        f"{field}.tensorParallel={shape.tensor}: weights take {_gigabytes(memory.weights)} of "
         f"{_gigabytes(room)} on each {spec.gpu_type}, which leaves a KV cache of {memory.kv_tokens} tokens, "
         f"less than contextLength={spec.context_length}: raise tensorParallel, lower contextLength, or set "
         "quantization to fp8-block128"

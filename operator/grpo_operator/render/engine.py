@@ -3,8 +3,8 @@
 import shlex
 
 from grpo_operator.api.base import Device
-from grpo_operator.api.rolloutpool import RolloutPoolSpec
-from grpo_operator.plan.names import ENGINE_PORT, RENDEZVOUS_PORT
+from grpo_operator.api.rolloutpool import RolloutTemplate
+from grpo_operator.plan.names import ENGINE_PORT, RENDEZVOUS_PORT, Owner
 
 # The plain backends that run without compiled CPU kernels; seeds make samples reproducible.
 _CPU = [
@@ -22,7 +22,7 @@ CPU_ENGINE_ENV = {
 }
 
 
-def engine_command(job: str, model_path: str, pool: RolloutPoolSpec) -> str:
+def engine_command(owner: Owner, model_path: str, pool: RolloutTemplate) -> str:
     """Shell command that writes the model's configuration and becomes the server.
 
     Weights are not read: the server starts with dummy ones and serves nothing until its agent
@@ -58,11 +58,11 @@ def engine_command(job: str, model_path: str, pool: RolloutPoolSpec) -> str:
     prepare = f"python3 -m grpo_worker.rollout.model_directory {shlex.quote(model_path)} /tmp/model"
     server = f"python3 -m sglang.launch_server --model-path /tmp/model {shlex.join(arguments)}"
     if engine.nodes_per_engine > 1:
-        server += _several_hosts(job, engine.nodes_per_engine)
+        server += _several_hosts(owner, engine.nodes_per_engine)
     return f"{prepare} && exec {server}"
 
 
-def _several_hosts(job: str, hosts: int) -> str:
+def _several_hosts(owner: Owner, hosts: int) -> str:
     """Arguments that differ by pod; the shell fills them in from the labels that KubeRay gives."""
-    first = f"{job}-$GROUP-$REPLICA_INDEX:{RENDEZVOUS_PORT}"
+    first = f"{owner.name}-$GROUP-$REPLICA_INDEX:{RENDEZVOUS_PORT}"
     return f' --nnodes {hosts} --node-rank "$HOST_INDEX" --dist-init-addr "{first}"'

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from grpo_operator.api.base import Device
-from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_operator.api.scheduling import SchedulingSpec
 from grpo_operator.plan import names
 from grpo_operator.plan.topology import Leaves
@@ -28,42 +26,44 @@ def tolerations(scheduling: SchedulingSpec, seconds: int | None) -> list[dict[st
     return [*own, *given]
 
 
-def affinity(job: str, pool: str, spec: GRPOJobSpec, gpus: int, hosts: int, leaves: Leaves) -> dict[str, Any]:
-    """GPU pools keep apart and pack leaf by leaf; the others keep off GPU nodes.
+def apart_from(labels: dict[str, str]) -> dict[str, Any]:
+    """Affinity: on no node that has a pod with these labels."""
+    term = {"labelSelector": {"matchLabels": labels}, "topologyKey": "kubernetes.io/hostname"}
+    return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
 
-    The pods of an engine of several hosts share one leaf, which is required, not preferred.
-    """
-    if not gpus:
-        return _off_gpu_nodes() if spec.trainer.device == Device.CUDA else {}
-    other = names.ROLLOUT if pool == names.TRAINER else names.TRAINER
-    apart = {
-        "labelSelector": {"matchLabels": names.labels(job, other)},
-        "topologyKey": "kubernetes.io/hostname",
+
+def packed(labels: dict[str, str], key: str, hosts: int) -> dict[str, Any]:
+    """Affinity: pods of a pool fill leaf by leaf; the pods of an engine of several hosts share one
+    leaf, which is required, not preferred."""
+    mine = {"labelSelector": {"matchLabels": labels}, "topologyKey": key}
+    terms: dict[str, Any] = {
+        "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": mine}]
     }
-    result: dict[str, Any] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
-    leaf = spec.scheduling.topology_key
-    if leaf:
-        mine = {"labelSelector": {"matchLabels": names.labels(job, pool)}, "topologyKey": leaf}
-        packed = {"weight": 100, "podAffinityTerm": mine}
-        result["podAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": [packed]}
-        if hosts > 1:
-            together = mine | {"matchLabelKeys": [names.REPLICA_NAME]}
-            result["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] = [together]
-        if pool == names.TRAINER and leaves.trainer:
-            rule = {"key": leaf, "operator": "In", "values": list(leaves.trainer)}
-            preferred = {"weight": 100, "preference": {"matchExpressions": [rule]}}
-            result["nodeAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}
-            if leaves.reserved:
-                result["nodeAffinity"] |= _required(leaf, "NotIn", leaves.reserved)
-    return result
+    if hosts > 1:
+        together = mine | {"matchLabelKeys": [names.REPLICA_NAME]}
+        terms["requiredDuringSchedulingIgnoredDuringExecution"] = [together]
+    return {"podAffinity": terms}
+
+
+def prefer_leaves(key: str, leaves: Leaves) -> dict[str, Any]:
+    """Affinity of training pods: their leaves if possible, never those that engines need whole."""
+    if not leaves.trainer:
+        return {}
+    rule = {"key": key, "operator": "In", "values": list(leaves.trainer)}
+    preferred = {"weight": 100, "preference": {"matchExpressions": [rule]}}
+    terms: dict[str, Any] = {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}
+    if leaves.reserved:
+        terms |= _required(key, "NotIn", leaves.reserved)
+    return {"nodeAffinity": terms}
 
 
 def bind_to_leaf(spec: dict[str, Any], key: str, leaf: str) -> None:
     """Let the pod run in this leaf only."""
-    spec["affinity"]["nodeAffinity"] = _required(key, "In", [leaf])
+    spec.setdefault("affinity", {})["nodeAffinity"] = _required(key, "In", [leaf])
 
 
-def _off_gpu_nodes() -> dict[str, Any]:
+def off_gpu_nodes() -> dict[str, Any]:
+    """Affinity of pods without a GPU in a cluster that has some."""
     return {"nodeAffinity": _required(GPU_NODE, "NotIn", ["true"])}
 
 

@@ -1,56 +1,61 @@
-"""PodDisruptionBudgets and the NetworkPolicy of a job (pure)."""
+"""PodDisruptionBudgets and NetworkPolicies (pure)."""
 
 from typing import Any
 
-from grpo_operator.api.rolloutpool import RolloutPoolSpec
+from grpo_operator.api.rolloutpool import RolloutTemplate
 from grpo_operator.plan import names
-from grpo_operator.plan.names import AGENT_PORT, CONTROLLER_PORT
+from grpo_operator.plan.names import AGENT_PORT, CONTROLLER_PORT, owner_of
 from grpo_operator.render.metadata import metadata
 from grpo_operator.render.settings import OperatorSettings
 
-
-def disruption_budgets(job: dict[str, Any], trainers: int, pool: RolloutPoolSpec) -> list[dict[str, Any]]:
-    """A drain takes no training pod (suspend the job first), and engines down to minAvailable.
-
-    RayClusters have no scale subresource: the API allows minAvailable as a number only.
-    """
-    return [
-        _budget(job, names.TRAINER, trainers),
-        _budget(job, names.ROLLOUT, pool.min_available * pool.engine.nodes_per_engine),
-    ]
+Selector = dict[str, Any]  # LabelSelector
+ANY_JOB: Selector = {"matchExpressions": [{"key": names.JOB_LABEL, "operator": "Exists"}]}
 
 
-def _budget(job: dict[str, Any], pool: str, available: int) -> dict[str, Any]:
-    name = job["metadata"]["name"]
+def trainer_budget(job: dict[str, Any], trainers: int) -> dict[str, Any]:
+    """A drain takes no training pod: suspend the job first."""
+    return _budget(job, names.TRAINER, trainers)
+
+
+def rollout_budget(owner: dict[str, Any], pool: RolloutTemplate) -> dict[str, Any]:
+    """A drain takes engines down to minAvailable."""
+    return _budget(owner, names.ROLLOUT, pool.min_available * pool.engine.nodes_per_engine)
+
+
+def _budget(owner: dict[str, Any], pool: str, available: int) -> dict[str, Any]:
+    """RayClusters have no scale subresource: the API allows minAvailable as a number only."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": metadata(job, f"{name}-{pool}"),
+        "metadata": metadata(owner, f"{owner['metadata']['name']}-{pool}"),
         "spec": {
             "minAvailable": available,
-            "selector": {"matchLabels": names.labels(name, pool)},
+            "selector": {"matchLabels": owner_of(owner).labels(pool)},
         },
     }
 
 
-def network_policy(job: dict[str, Any], settings: OperatorSettings) -> dict[str, Any]:
-    """The job's pods talk to each other; of the rest of the cluster only the operator gets in.
+def network_policy(
+    owner: dict[str, Any], settings: OperatorSettings, friends: Selector | None = None
+) -> dict[str, Any]:
+    """The owner's pods talk to each other; of the rest of the cluster only the operator gets in, and
+    the pods of ``friends``: a job's standing pool, or the jobs of such a pool.
 
     Nothing is said of what goes out, so DNS, stores and verifiers stay in reach.
     """
-    name = job["metadata"]["name"]
-    selector = {"matchLabels": {names.JOB_LABEL: name}}
+    selector = {"matchLabels": owner_of(owner).label}
     operator = {"matchLabels": {"kubernetes.io/metadata.name": settings.namespace}}
     ports = [{"port": port, "protocol": "TCP"} for port in (CONTROLLER_PORT, AGENT_PORT)]
+    peers = [{"podSelector": selector}, *([{"podSelector": friends}] if friends else [])]
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": metadata(job, name),
+        "metadata": metadata(owner, owner["metadata"]["name"]),
         "spec": {
             "podSelector": selector,
             "policyTypes": ["Ingress"],
             "ingress": [
-                {"from": [{"podSelector": selector}]},
+                {"from": peers},
                 {"from": [{"namespaceSelector": operator}], "ports": ports},
             ],
         },

@@ -9,13 +9,14 @@ from typing import Any
 @dataclass(frozen=True, slots=True)
 class OperatorSettings:
     """Set by the Helm chart. ``namespace``: the operator's own. ``pod_overlay``: volumes,
-    volumeMounts and env added to every pod."""
+    volumeMounts and env added to every pod. ``watch_namespaces``: empty means all."""
 
     trainer_image: str
     rollout_image: str
     image_pull_policy: str = "IfNotPresent"
     namespace: str = "grpo-system"
     pod_overlay: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    watch_namespaces: tuple[str, ...] = ()
 
 
 def load_settings(path: Path) -> OperatorSettings:
@@ -27,4 +28,5 @@ def load_settings(path: Path) -> OperatorSettings:
         image_pull_policy=data["images"].get("pullPolicy", "IfNotPresent"),
         namespace=data.get("namespace", "grpo-system"),
         pod_overlay=data.get("podOverlay") or {},
+        watch_namespaces=tuple(data.get("watchNamespaces") or ()),
     )

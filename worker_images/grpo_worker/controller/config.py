@@ -12,12 +12,15 @@ JOB_FILE = Path(os.environ.get("GRPO_JOB_FILE", "/etc/grpo/job.json"))
 
 @dataclass(frozen=True, slots=True)
 class JobConfig:
-    """The validated spec and the names that the operator chose."""
+    """The validated spec and the names that the operator chose. ``writer``: what this job calls
+    itself to the engines' agents."""
 
     name: str
     namespace: str
     spec: GRPOJobSpec
     rollout_service: str
+    min_available: int
+    writer: str
     store: Path
 
 
@@ -29,5 +32,7 @@ def load_job_config(path: Path = JOB_FILE) -> JobConfig:
         namespace=data["namespace"],
         spec=GRPOJobSpec.model_validate(data["spec"]),
         rollout_service=data["rolloutService"],
+        min_available=data["minAvailable"],
+        writer=data["writer"],
         store=Path(data["store"]),
     )

@@ -28,8 +28,9 @@ def main() -> None:
     board = Board()
     pool = RolloutPool(
         config.rollout_service,
-        config.spec.rollout.template.min_available,
+        config.min_available,
         config.spec.weight_sync.timeout_seconds,
+        config.writer,
     )
     serve_in_background(application(board, pool.table.entries))
     ray.init(address="auto", namespace=config.name, log_to_driver=True)

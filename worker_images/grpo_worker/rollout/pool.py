@@ -33,9 +33,10 @@ class Target:
 class RolloutPool:
     """Finds engines by the pool's headless service and keeps all of them at the target."""
 
-    def __init__(self, service: str, min_available: int, sync_timeout: float) -> None:
+    def __init__(self, service: str, min_available: int, sync_timeout: float, writer: str) -> None:
         self.table = EngineTable()
         self._service = service
+        self._writer = writer
         self._min_available = min_available
         self._sync_timeout = sync_timeout
         self._target: Target | None = None
@@ -80,12 +81,12 @@ class RolloutPool:
                 return None
             self._syncing.add(engine.name)
         try:
-            body = {"version": target.version, "sources": target.sources}
+            body = {"writer": self._writer, "version": target.version, "sources": target.sources}
             url = f"http://{engine.address}:{AGENT_PORT}/v1/sync"
             response = self._http.post(url, json=body, timeout=self._sync_timeout)
             result: dict[str, Any] = response.json()
             self._synced += 1
-            self.table.update(_entry(engine.address, result))
+            self.table.update(self._entry(engine.address, result))
         except (httpx.HTTPError, ValueError) as error:
             log.warning("sync of %s: %r", engine.name, error)
             self.table.suspect(engine.name, f"sync failed: {error!r}")
@@ -121,9 +122,25 @@ class RolloutPool:
     def _ask(self, address: str) -> EngineEntry | None:
         try:
             response = self._http.get(f"http://{address}:{AGENT_PORT}/v1/status")
-            return _entry(address, response.json())
+            return self._entry(address, response.json())
         except (httpx.HTTPError, ValueError):
             return None
+
+    def _entry(self, address: str, status: dict[str, Any]) -> EngineEntry:
+        """An engine as its agent describes it; one with another job's weights is STALE to this one."""
+        state, version = EngineState(status["state"]), status["weightVersion"]
+        if status["writer"] != self._writer and state == EngineState.SERVING:
+            state, version = EngineState.STALE, None
+        return EngineEntry(
+            name=status["name"],
+            address=address,
+            state=state,
+            version=version,
+            since=status["since"],
+            restarts=status["restarts"],
+            checksum=status["checksum"],
+            reason=status["reason"],
+        )
 
     def _addresses(self) -> list[str]:
         try:
@@ -131,16 +148,3 @@ class RolloutPool:
         except socket.gaierror:
             return []  # no pod yet
         return sorted({str(info[4][0]) for info in found})
-
-
-def _entry(address: str, status: dict[str, Any]) -> EngineEntry:
-    return EngineEntry(
-        name=status["name"],
-        address=address,
-        state=EngineState(status["state"]),
-        version=status["weightVersion"],
-        since=status["since"],
-        restarts=status["restarts"],
-        checksum=status["checksum"],
-        reason=status["reason"],
-    )

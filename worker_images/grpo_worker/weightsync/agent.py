@@ -23,6 +23,10 @@ from grpo_worker.weightsync.transaction import EngineView
 log = logging.getLogger(__name__)
 
 
+class WriterError(RuntimeError):
+    """A job that is not bound to the pool tried to write."""
+
+
 @dataclass(slots=True)
 class HostCopy:
     """The pool's current version, whole, in this pod's memory."""
@@ -36,8 +40,9 @@ class Agent:
     """One engine's weights. Thread-safe: one update at a time."""
 
     def __init__(
-        self, name: str, engine: Engine, engine_ranks: int, bucket_bytes: int, timeout: float
-    ) -> None:
+        self, name: str, engine: Engine, engine_ranks: int, bucket_bytes: int, timeout: float,
+        writer: str | None = None,
+    ) -> None:  # fmt: skip
         self._name = name
         self._engine = engine
         self._engine_ranks = engine_ranks
@@ -48,34 +53,48 @@ class Agent:
         self._groups = 0
         self._copy: HostCopy | None = None
         self._checksum = ""
+        self._writer = writer
         self.view = EngineView()
+
+    def bind(self, writer: str) -> None:
+        """Take weights from this job alone from now on; those of the one before are not its own."""
+        with self._lock:
+            if writer == self._writer:
+                return
+            self._writer, self._copy, self._checksum = writer, None, ""
+            if self.view.state == EngineState.SERVING:
+                self.view = self.view.stale(f"bound to {writer}")
 
     def status(self) -> dict[str, Any]:
         """What the controller, the operator and the readiness probe ask for."""
         copy = self._copy
         return {
             "name": self._name,
+            "writer": self._writer,
             "state": self.view.state,
             "weightVersion": self.view.version,
             "since": self.view.since,
             "restarts": self.view.restarts,
             "reason": self.view.reason,
+            "history": self.view.history,
             "checksum": self._checksum,
             "hostCopy": copy.plan.version if copy else None,
         }
 
-    def sync(self, version: int, sources: dict[int, str]) -> dict[str, Any]:
-        """Fetch ``version`` from the trainer's agents and commit it into the engine.
+    def sync(self, writer: str, version: int, sources: dict[int, str]) -> dict[str, Any]:
+        """Fetch ``version`` from the agents of the job ``writer`` and commit it into the engine.
 
         sources: trainer rank -> base URL. Returns status() and the seconds of each phase.
         An engine that serves just these bytes already is left alone. Raises what the failing
-        phase raised, after marking the engine STALE or RESTARTING.
+        phase raised, after marking the engine STALE or RESTARTING; WriterError for another job.
         """
+        self._check_writer(writer)
         started = time.monotonic()
         puller = Puller(sources, version, self._timeout)
         manifests = puller.manifests()
         plan, digests = make_plan(manifests), [m.digest for m in manifests]
         with self._lock:
+            self._check_writer(writer)  # it may have changed during the pull of the manifests
             if not self._serves(version, digests):
                 copy = HostCopy(plan, digests, puller.tensors(plan, manifests))
                 pulled = time.monotonic()
@@ -85,6 +104,11 @@ class Agent:
                 pulled = time.monotonic()
         seconds = {"pull": pulled - started, "load": time.monotonic() - pulled}
         return self.status() | {"seconds": seconds, "planId": plan.plan_id}
+
+    def _check_writer(self, writer: str) -> None:
+        if writer != self._writer:
+            bound = f"to {self._writer}" if self._writer else "to no job yet"
+            raise WriterError(f"job {writer} may not write: this engine is bound {bound}")
 
     def _serves(self, version: int, digests: list[str]) -> bool:
         serving = self.view.state == EngineState.SERVING and self.view.version == version

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ def main() -> None:
     parser.add_argument("--engine", default="http://127.0.0.1:30000")
     parser.add_argument("--engine-ranks", type=int, default=1)
     parser.add_argument("--bucket-megabytes", type=int, default=512)
+    parser.add_argument("--writer", help="the job that may sync; default: wait to be told")
     parser.add_argument("--timeout", type=float, default=120, help="seconds of one call")
     args = parser.parse_args()
     app = _trainer(args.weights) if args.role == "trainer" else _rollout(args)
@@ -54,7 +56,8 @@ def _rollout(args: argparse.Namespace) -> Starlette:
     from grpo_worker.weightsync.engine import Engine
 
     engine = Engine(args.engine, args.timeout)
-    agent = Agent(args.name, engine, args.engine_ranks, args.bucket_megabytes << 20, args.timeout)
+    bucket = args.bucket_megabytes << 20
+    agent = Agent(args.name, engine, args.engine_ranks, bucket, args.timeout, args.writer)
     threading.Thread(target=_watch_forever, args=(agent,), daemon=True).start()
     return rollout_application(agent)
 
@@ -76,6 +79,7 @@ def _watch_forever(agent: "Agent") -> None:
 
 def rollout_application(agent: "Agent") -> Starlette:
     """HTTP application of a rollout agent."""
+    from grpo_worker.weightsync.agent import WriterError
 
     def status(_: Request) -> Response:
         return JSONResponse(agent.status())
@@ -88,14 +92,22 @@ def rollout_application(agent: "Agent") -> Starlette:
         body = await request.json()
         sources = {int(rank): url for rank, url in body["sources"].items()}
         try:
-            return JSONResponse(await run_in_threadpool(agent.sync, body["version"], sources))
+            call = partial(agent.sync, body["writer"], body["version"], sources)
+            return JSONResponse(await run_in_threadpool(call))
+        except WriterError as error:
+            return JSONResponse(agent.status() | {"error": str(error)}, 409)
         except Exception as error:
             return JSONResponse(agent.status() | {"error": str(error)}, 500)
+
+    async def bind(request: Request) -> Response:
+        await run_in_threadpool(agent.bind, (await request.json())["writer"])
+        return JSONResponse(agent.status())
 
     return Starlette(
         routes=[
             Route("/healthz", lambda _: PlainTextResponse("ok")),
             Route("/readyz", ready),
+            Route("/v1/writer", bind, methods=["POST"]),
             Route("/v1/status", status),
             Route("/v1/sync", sync, methods=["POST"]),
         ]

@@ -16,6 +16,8 @@ _EDGES: dict[EngineState, set[EngineState]] = {
     EngineState.DEAD: {EngineState.RESTARTING},
 }
 
+_HISTORY = 16
+
 
 class TransitionError(RuntimeError):
     """An edge that the state machine does not have."""
@@ -23,13 +25,15 @@ class TransitionError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """What an agent knows of its engine. ``version`` is set only while SERVING."""
+    """What an agent knows of its engine. ``version`` is set only while SERVING; ``history``: the
+    last states, oldest first."""
 
     state: EngineState = EngineState.RESTARTING
     version: int | None = None
     since: str = ""
     restarts: int = 0
     reason: str = ""
+    history: tuple[EngineState, ...] = (EngineState.RESTARTING,)
 
     def alive(self) -> "EngineView":
         """The server answers after a (re)start; its weights are unknown."""
@@ -57,4 +61,5 @@ class EngineView:
         if state not in _EDGES[self.state]:
             raise TransitionError(f"{self.state} -> {state} ({reason})")
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return replace(self, state=state, version=None, since=now, reason=reason)
+        history = (*self.history, state)[-_HISTORY:]
+        return replace(self, state=state, version=None, since=now, reason=reason, history=history)

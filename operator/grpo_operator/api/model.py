@@ -1,0 +1,51 @@
+"""What both kinds say of the policy and of its way to the engines."""
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from grpo_operator.api.architectures import PRESETS, architecture
+from grpo_operator.api.base import Model, Path, ShortString
+
+
+class ModelSpec(Model):
+    """The policy."""
+
+    path: Path = Field(
+        pattern=r"^(preset:[a-z0-9-]+|/.+)$",
+        description="preset:NAME, or the absolute path of a Hugging Face directory in the pods",
+    )
+    architecture: ShortString | None = Field(
+        None,
+        pattern=r"^[a-z0-9][a-z0-9.-]*$",
+        description="name of the directory's architecture (deepseek-v3, qwen3-30b-a3b, qwen3-8b): "
+        "lets the operator plan memory before any pod exists",
+    )
+
+    @field_validator("path")
+    @classmethod
+    def _known_preset(cls, path: str) -> str:
+        if path.startswith("preset:") and path.removeprefix("preset:") not in PRESETS:
+            raise ValueError(f"unknown preset: use preset:{', preset:'.join(PRESETS)}, or an absolute path")
+        return path
+
+    @field_validator("architecture")
+    @classmethod
+    def _known_architecture(cls, name: str | None) -> str | None:
+        if name is not None:
+            architecture(name)  # raises for an unknown name
+        return name
+
+    def config(self) -> dict[str, Any] | None:
+        """config.json of the model, or None when only the pods can read it."""
+        if self.path.startswith("preset:"):
+            return architecture(self.path.removeprefix("preset:"))
+        return architecture(self.architecture) if self.architecture else None
+
+
+class WeightSyncSpec(Model):
+    """How weights reach the engines."""
+
+    transport: Literal["gloo"] = Field("gloo", description="backend of the last hop into the engine")
+    bucket_megabytes: int = Field(512, ge=1, le=65536, description="MiB sent in one request")
+    timeout_seconds: int = Field(120, ge=1, le=3600, description="deadline of one sync of one engine")

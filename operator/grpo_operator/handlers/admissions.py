@@ -1,0 +1,96 @@
+"""Who may have pods, worked out once for each round so that all objects see the same."""
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from grpo_operator.api.grpojob import GRPOJobSpec
+from grpo_operator.api.rolloutpool import RolloutPoolSpec
+from grpo_operator.apply.cache import Cache
+from grpo_operator.plan import decision
+from grpo_operator.plan.admission import Claim, waiting
+from grpo_operator.plan.binding import Suitor, bind
+from grpo_operator.plan.feasibility import PodNeed
+from grpo_operator.plan.names import Owner, owner_in_labels, owner_of, rollout_pool
+from grpo_operator.plan.needs import job_needs, pool_needs
+
+MANAGER = "rl.grpo.dev/grpo-operator"
+_Valid = tuple[dict[str, Any], GRPOJobSpec]
+
+
+class Admissions:
+    """Room on the nodes, and the turns of jobs that share a RolloutPool."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self._waiting: dict[Owner, str] = {}
+        self._writers: dict[Owner, Owner] = {}
+
+    def waits(self, owner: Owner) -> str:
+        """Why the owner must wait for room; "" when it need not."""
+        return self._waiting.get(owner, "")
+
+    def writer(self, pool: Owner) -> Owner | None:
+        """The job that is bound to a RolloutPool."""
+        return self._writers.get(pool)
+
+    def update(self) -> None:
+        """Work it out anew."""
+        jobs = [found for job in self._cache.jobs.values() if (found := _valid(job))]
+        self._writers = bind(s for job, spec in jobs if (s := self._suitor(job, spec)))
+        claims = [claim for job, spec in jobs if (claim := self._job_claim(job, spec))]
+        claims += [claim for pool in self._cache.pools.values() if (claim := self._pool_claim(pool))]
+        if all(claim.holds for claim in claims):
+            self._waiting = {}
+        else:
+            leaving = self._cache.nodes_of_all_but({claim.key for claim in claims})
+            self._waiting = waiting(claims, self._cache.nodes, leaving)
+
+    def _suitor(self, job: dict[str, Any], spec: GRPOJobSpec) -> Suitor | None:
+        if spec.rollout.pool_ref is None:
+            return None
+        owner = owner_of(job)
+        holds = self._holds(owner) or bool(self._cache.pods_of(owner))
+        if spec.suspend and not holds:
+            return None
+        return Suitor(owner, spec.rollout.pool_ref.name, job["metadata"]["creationTimestamp"], holds)
+
+    def _job_claim(self, job: dict[str, Any], spec: GRPOJobSpec) -> Claim | None:
+        """None for a job that is suspended, queued elsewhere, or without its turn."""
+        if spec.suspend or spec.scheduling.queue_name:
+            return None
+        owner, reference = owner_of(job), spec.rollout.pool_ref
+        if reference and self.writer(Owner("RolloutPool", owner.namespace, reference.name)) != owner:
+            return None
+        scaled = self._cache.pools.get((owner.namespace, rollout_pool(owner.name)))
+        own = RolloutPoolSpec.model_validate(scaled["spec"]) if scaled else spec.rollout.template
+        return self._claim(job, job_needs(spec, None if reference else own))
+
+    def _pool_claim(self, pool: dict[str, Any]) -> Claim | None:
+        """None for a pool of a job, which claims with it."""
+        if owner_in_labels(pool) or pool["metadata"].get("deletionTimestamp"):
+            return None
+        try:
+            spec = RolloutPoolSpec.model_validate(pool["spec"])
+        except ValidationError:
+            return None
+        return None if spec.scheduling.queue_name else self._claim(pool, pool_needs(spec))
+
+    def _claim(self, obj: dict[str, Any], needs: list[PodNeed]) -> Claim:
+        owner = owner_of(obj)
+        return Claim(owner, obj["metadata"]["creationTimestamp"], self._holds(owner), needs)
+
+    def _holds(self, owner: Owner) -> bool:
+        cluster = self._cache.ray_clusters.get((owner.namespace, owner.name))
+        return cluster is not None and not cluster["spec"].get("suspend")
+
+
+def _valid(job: dict[str, Any]) -> _Valid | None:
+    """A job that is ours, not ended and not invalid, with its spec."""
+    if decision.is_terminal(job.get("status") or {}) or job["metadata"].get("deletionTimestamp"):
+        return None
+    try:
+        spec = GRPOJobSpec.model_validate(job["spec"])
+    except ValidationError:
+        return None
+    return (job, spec) if spec.managed_by == MANAGER else None

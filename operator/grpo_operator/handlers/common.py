@@ -1,0 +1,102 @@
+"""What the reconciles of both kinds share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from grpo_operator.api.base import Device, Model
+from grpo_operator.api.grpojob import TrainerSpec
+from grpo_operator.api.rolloutpool import RolloutTemplate
+from grpo_operator.api.scheduling import SchedulingSpec
+from grpo_operator.apply.cache import WATCHED, Cache, key_of
+from grpo_operator.apply.probe import PodProbe
+from grpo_operator.apply.prober import Prober
+from grpo_operator.apply.writer import Writer
+from grpo_operator.handlers.admissions import Admissions
+from grpo_operator.handlers.sweep import owner_uid
+from grpo_operator.kuberay_client.models import RayCluster, RayClusterStatus
+from grpo_operator.plan.events import Event
+from grpo_operator.plan.names import Owner
+from grpo_operator.plan.resolve import RefusedError
+from grpo_operator.plan.topology import Leaves, assign, free_nodes
+from grpo_operator.render.clusters import settled_leaves
+from grpo_operator.render.settings import OperatorSettings
+
+_PATHS = {kind.plural: kind.path for kind in WATCHED}
+
+
+@dataclass(frozen=True, slots=True)
+class Kit:
+    """The cache to read, and the tools to write and to ask with."""
+
+    cache: Cache
+    writer: Writer
+    probe: PodProbe
+    prober: Prober
+    settings: OperatorSettings
+    admissions: Admissions
+
+    def cluster_status(self, owner: Owner) -> RayClusterStatus | None:
+        cluster = self.cache.ray_clusters.get((owner.namespace, owner.name))
+        return RayClusterStatus.model_validate(cluster.get("status") or {}) if cluster else None
+
+    def leftover(self, obj: dict[str, Any]) -> bool:
+        """Is the RayCluster of this name that of an owner who is gone?
+
+        Raises RefusedError when it belongs to somebody who is not.
+        """
+        cluster = self.cache.ray_clusters.get(key_of(obj))
+        uid = owner_uid(cluster) if cluster else None
+        if cluster is None or uid == obj["metadata"]["uid"]:
+            return False
+        for other in (*self.cache.jobs.values(), *self.cache.pools.values()):
+            if other["metadata"]["uid"] == uid:
+                name = obj["metadata"]["name"]
+                raise RefusedError(
+                    f"metadata.name={name}: {other['kind']} {name} has a RayCluster of that name: choose "
+                    "another name",
+                    "NameTaken",
+                )
+        return True
+
+    def leaves(
+        self, owner: Owner, scheduling: SchedulingSpec, pool: RolloutTemplate | None,
+        trainer: TrainerSpec | None, trainer_nodes: set[str],
+    ) -> Leaves:  # fmt: skip
+        """Leaves of the pools, as far as possible those that they have."""
+        key = scheduling.topology_key
+        on_cpu = trainer is not None and trainer.device == Device.CPU
+        if not key or pool is None or on_cpu or pool.engine.device == Device.CPU:
+            return Leaves()
+        before = settled_leaves(self.cache.ray_clusters.get((owner.namespace, owner.name)))
+        taken = self.cache.nodes_of_all_but({owner}) | trainer_nodes
+        free = free_nodes(self.cache.nodes, taken, key, pool.engine.gpus_per_node)
+        hosts, trainers = pool.engine.nodes_per_engine, trainer.nodes if trainer else 0
+        return assign(free, trainers, pool.replicas, hosts, before or Leaves())
+
+    async def child(self, plural: str, manifest: dict[str, Any]) -> None:
+        """Apply a child when it differs. The cache is left to the watches: an answer kept here could
+        outlive its object."""
+        seen = self.cache.child(plural, *key_of(manifest))
+        await self.writer.child(_PATHS[plural], plural, manifest, seen)
+
+    async def ray_cluster(self, cluster: RayCluster) -> None:
+        seen = self.cache.ray_clusters.get(key_of(cluster.wire()))
+        await self.writer.ray_cluster(cluster, seen)
+
+    async def report(
+        self, plural: str, obj: dict[str, Any], status: Model,
+        tell: Callable[[dict[str, Any], dict[str, Any]], Event | None],
+    ) -> None:  # fmt: skip
+        """Write the status; what is worth telling of the change becomes an event."""
+        before = obj.get("status") or {}
+        if await self.writer.status(plural, obj, status):
+            event = tell(before, obj["status"])
+            if event:
+                await self.writer.event(obj, *event)
+
+
+def now() -> str:
+    """The time as Kubernetes writes it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

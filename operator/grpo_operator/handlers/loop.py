@@ -1,0 +1,113 @@
+"""The reconcile loop: what is due is reconciled, at once after a change and now and then."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+
+from kubernetes.client import ApiException
+from urllib3.exceptions import HTTPError
+
+from grpo_operator.apply.cache import Cache
+from grpo_operator.apply.listing import Listing
+from grpo_operator.apply.writer import Writer
+from grpo_operator.handlers.common import Kit
+from grpo_operator.handlers.metrics import RECONCILE_SECONDS, RECONCILES
+from grpo_operator.handlers.reconcile import JobReconciler
+from grpo_operator.handlers.reconcile_pool import PoolReconciler
+from grpo_operator.handlers.sweep import delete_orphans
+from grpo_operator.handlers.work import Work
+from grpo_operator.plan.names import Owner
+
+log = logging.getLogger(__name__)
+LOOK_SECONDS = 1.0
+KUBERAY_SECONDS = 10.0
+LISTING_SECONDS = 600.0
+
+
+class Loop:
+    """Everything that runs beside the watches."""
+
+    def __init__(self, cache: Cache, work: Work) -> None:
+        self._cache = cache
+        self._work = work
+        self._wake = asyncio.Event()
+        self._looked = asyncio.Event()
+
+    def mark(self, owners: Iterable[Owner]) -> None:
+        """Something changed for these."""
+        for owner in owners:
+            self._work.mark(owner, time.monotonic())
+        self._wake.set()
+
+    async def run(self, kit: Kit, listing: Listing) -> None:
+        """Reconcile for ever, beginning when the cache is whole."""
+        while not await _tried("listing", listing.wait_whole):  # noqa: ASYNC110 - it is no waiting
+            await asyncio.sleep(LOOK_SECONDS)
+        await self._looked.wait()
+        log.info("the cache is whole: %d jobs", len(self._cache.jobs))
+        jobs, pools = JobReconciler(kit), PoolReconciler(kit)
+        while True:
+            kit.prober.start()
+            self._work.forget_all_but(self._cache.owners())
+            due = self._work.take(time.monotonic())
+            if due:
+                kit.admissions.update()
+                await asyncio.gather(*(self._one(jobs, pools, Owner(*key)) for key in due))
+            await _tried("orphans", lambda: delete_orphans(kit.cache, kit.writer))
+            try:
+                await asyncio.wait_for(self._wake.wait(), LOOK_SECONDS)
+                await asyncio.sleep(0.1)  # events come in bursts
+            except TimeoutError:
+                pass
+            self._wake.clear()
+
+    async def look_for_kuberay(self, writer: Writer) -> None:
+        """Jobs wait, and say why, while KubeRay is not installed or too old."""
+        asked = -LISTING_SECONDS
+
+        async def look() -> None:
+            nonlocal asked
+            served = await writer.kuberay_served()
+            # Its schema is large: read again only when KubeRay came or went, and now and then.
+            if served != bool(self._cache.kuberay) or time.monotonic() - asked > LISTING_SECONDS:
+                found = await writer.kuberay_fields() if served else frozenset()
+                asked = time.monotonic()
+                if found != self._cache.kuberay:
+                    self._cache.kuberay = found
+                    self.mark(self._cache.owners())
+
+        while True:
+            if await _tried("looking for KubeRay", look):
+                self._looked.set()
+            await asyncio.sleep(KUBERAY_SECONDS)
+
+    async def forget_deleted(self, listing: Listing) -> None:
+        """Find, now and then, what vanished while a watch was down."""
+        while True:
+            await asyncio.sleep(LISTING_SECONDS)
+            await _tried("listing", listing.forget_deleted)
+
+    async def _one(self, jobs: JobReconciler, pools: PoolReconciler, owner: Owner) -> None:
+        obj = self._cache.owner(owner)
+        if obj is None:
+            return
+        succeeded = False
+        try:
+            with RECONCILE_SECONDS.labels(owner.kind).time():
+                await (jobs.reconcile(obj) if owner.kind == "GRPOJob" else pools.reconcile(obj))
+            succeeded = True
+        except Exception:
+            log.exception("%s %s/%s", *owner)
+        RECONCILES.labels(owner.kind, "success" if succeeded else "error").inc()
+        self._work.done(owner, succeeded, time.monotonic())
+
+
+async def _tried(what: str, call: Callable[[], Awaitable[None]]) -> bool:
+    """Did the call succeed? The API server may be away; the caller comes again."""
+    try:
+        await call()
+    except (ApiException, HTTPError) as error:
+        log.warning("%s: %s", what, error)
+        return False
+    return True

@@ -1,0 +1,105 @@
+"""One level-based reconcile of a RolloutPool that belongs to no job."""
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from grpo_operator.api.errors import describe
+from grpo_operator.api.rolloutpool import RolloutPoolSpec
+from grpo_operator.handlers.common import Kit, now
+from grpo_operator.plan import health, names
+from grpo_operator.plan.events import pool_event
+from grpo_operator.plan.feasibility import infeasible
+from grpo_operator.plan.kuberay import shortcoming
+from grpo_operator.plan.names import Owner, owner_in_labels, owner_of
+from grpo_operator.plan.needs import pool_needs
+from grpo_operator.plan.observed import Observed
+from grpo_operator.plan.pool_status import pool_status, refused_pool
+from grpo_operator.plan.resolve import RefusedError, check_pool
+from grpo_operator.render import policies, services
+from grpo_operator.render.clusters import pool_cluster
+
+_LONGEST_NAME = 40
+
+
+class PoolReconciler:
+    """Brings one pool's children and status to what its spec and the cluster ask for."""
+
+    def __init__(self, kit: Kit) -> None:
+        self._kit = kit
+
+    async def reconcile(self, pool: dict[str, Any]) -> None:
+        """Reconcile one RolloutPool; those of jobs are reported with their job."""
+        if owner_in_labels(pool) or pool["metadata"].get("deletionTimestamp"):
+            return
+        try:
+            if self._kit.leftover(pool):
+                return  # the cluster of a deleted pool of this name is still going away
+            spec = self._checked(pool)
+        except ValidationError as error:
+            await self._refuse(pool, "InvalidSpec", describe(error))
+        except RefusedError as error:
+            await self._refuse(pool, error.reason, str(error))
+        else:
+            queued = self._kit.admissions.waits(owner_of(pool))
+            lacking = shortcoming(self._kit.cache.kuberay, spec.upgrade_strategy)
+            if lacking:
+                await self._refuse(pool, *lacking, waits=True)
+            elif queued:
+                await self._refuse(pool, "WaitingForCapacity", queued, waits=True)
+            else:
+                await self._run(pool, spec)
+
+    def _checked(self, pool: dict[str, Any]) -> RolloutPoolSpec:
+        name = pool["metadata"]["name"]
+        if len(name) > _LONGEST_NAME:
+            raise RefusedError(
+                f"metadata.name={name}: {len(name)} characters, and pods and services derive from it: use at "
+                f"most {_LONGEST_NAME}"
+            )
+        spec = RolloutPoolSpec.model_validate(pool["spec"])
+        if (pool.get("status") or {}).get("engines"):
+            return spec  # it runs: lost nodes do not undo that
+        check_pool(spec)
+        crowded = infeasible(pool_needs(spec), self._kit.cache.nodes)
+        if crowded:
+            raise RefusedError(crowded, "Infeasible")
+        return spec
+
+    async def _refuse(self, pool: dict[str, Any], reason: str, message: str, waits: bool = False) -> None:
+        status = refused_pool(pool, reason, message, now(), waits)
+        await self._kit.report("rolloutpools", pool, status, pool_event)
+
+    async def _run(self, pool: dict[str, Any], spec: RolloutPoolSpec) -> None:
+        kit, owner = self._kit, owner_of(pool)
+        writer, pods = kit.admissions.writer(owner), kit.cache.pods_of(owner)
+        reports = kit.prober.reports(owner)
+        observed = Observed(kit.cluster_status(owner), pods, None, reports.agents)
+        name = writer.name if writer else None
+        await kit.report(
+            "rolloutpools", pool, pool_status(pool, spec, owner, observed, name, now()), pool_event
+        )
+        leaves = kit.leaves(owner, spec.scheduling, spec, None, set())
+        for service in (services.rollout_service(pool, spec), *services.engine_services(pool, spec, leaves)):
+            await kit.child("services", service)
+        await kit.child("poddisruptionbudgets", policies.rollout_budget(pool, spec))
+        if spec.scheduling.network_policy:
+            policy = policies.network_policy(pool, kit.settings, policies.ANY_JOB)
+            await kit.child("networkpolicies", policy)
+        await kit.ray_cluster(pool_cluster(pool, spec, kit.settings, leaves))
+        for pod, why in health.to_replace(pods, kit.cache.node, spec.scheduling):
+            await kit.writer.delete_pod(pod)
+            await kit.writer.event(pool, "NodeUnhealthy", why, True)
+        if writer:
+            await self._tell_agents(observed, writer)
+
+    async def _tell_agents(self, observed: Observed, writer: Owner) -> None:
+        """Every agent takes weights from the bound job alone; one that restarted must be told again."""
+        job = self._kit.cache.owner(writer)
+        if job is None:
+            return
+        wanted = names.writer(job)
+        for pod in observed.engine_pods():
+            report = observed.agents.get(pod["metadata"]["name"])
+            if report is not None and report.get("writer") != wanted:
+                await self._kit.probe.set_writer(pod, wanted)

@@ -1,0 +1,96 @@
+"""Pod templates of engines: in the RayCluster of a job, or of a pool without a job (pure)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_operator.api.base import Device
+from grpo_operator.api.model import WeightSyncSpec
+from grpo_operator.api.rolloutpool import RolloutTemplate
+from grpo_operator.plan import names
+from grpo_operator.plan.names import AGENT_PORT, ENGINE_PORT
+from grpo_operator.render.engine import CPU_ENGINE_ENV, engine_command
+from grpo_operator.render.placement import apart_from, bind_to_leaf, packed
+from grpo_operator.render.pods import PodParts, overlaid, probe
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePods:
+    """Engines of one owner. ``writer``: the one job that may sync; None: the operator tells the agents.
+
+    ``mounts``: volumes with their mounts that every container gets.
+    """
+
+    parts: PodParts
+    model_path: str
+    weight_sync: WeightSyncSpec
+    writer: str | None = None
+    mounts: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = ()
+
+    def pod(self, pool: RolloutTemplate, leaf: str | None = None) -> dict[str, Any]:
+        """One pod of an engine: a stock SGLang server, restarted in place, and its weight agent.
+
+        ``leaf``: the leaf that the pod must be in.
+        """
+        engine, parts = pool.engine, self.parts
+        gpus = engine.gpus_per_node if engine.device == Device.CUDA else 0
+        containers = [self._server(pool, gpus), self._agent(pool)]
+        if engine.nodes_per_engine > 1:
+            for container in containers:
+                container["env"] += _host_env()
+        pod = parts.pod(names.ROLLOUT, containers, pool, self._affinity(pool, gpus), gpus)
+        for volume, mount in self.mounts:
+            pod["spec"].setdefault("volumes", []).append(volume)
+            for container in containers:
+                container["volumeMounts"].append(mount)
+        key = parts.scheduling.topology_key
+        if leaf and key:
+            bind_to_leaf(pod["spec"], key, leaf)
+        return overlaid(pod, pool)
+
+    def _affinity(self, pool: RolloutTemplate, gpus: int) -> dict[str, Any]:
+        """Off the trainers' nodes, packed leaf by leaf; the pods of one engine in one leaf."""
+        if not gpus:
+            return self.parts.off_gpus()
+        owner, key = self.parts.owner, self.parts.scheduling.topology_key
+        result = apart_from(owner.labels(names.TRAINER)) if owner.kind == "GRPOJob" else {}
+        if not key:
+            return result
+        return result | packed(owner.labels(names.ROLLOUT), key, pool.engine.nodes_per_engine)
+
+    def _server(self, pool: RolloutTemplate, gpus: int) -> dict[str, Any]:
+        command = engine_command(self.parts.owner, self.model_path, pool)
+        env = CPU_ENGINE_ENV if not gpus else {}
+        server = self.parts.container("engine", self._image(pool), pool.resources, gpus, env, command)
+        server["ports"] = [{"name": "http", "containerPort": ENGINE_PORT}]
+        server["startupProbe"] = probe("/ping", ENGINE_PORT, period=2, failures=900)
+        server["readinessProbe"] = probe("/ping", ENGINE_PORT, period=5, failures=3)
+        server["livenessProbe"] = probe("/ping", ENGINE_PORT, period=10, failures=12)
+        return server
+
+    def _agent(self, pool: RolloutTemplate) -> dict[str, Any]:
+        arguments = (
+            f"rollout --engine-ranks {pool.engine.tensor_parallel}"
+            f" --bucket-megabytes {self.weight_sync.bucket_megabytes}"
+            f" --timeout {self.weight_sync.timeout_seconds}"
+        )
+        if self.writer:
+            arguments += f" --writer {self.writer}"
+        agent = self.parts.agent(self._image(pool), arguments)
+        # Ready means: serves the pool's version. A sync is shorter than two looks.
+        agent["readinessProbe"] = probe("/readyz", AGENT_PORT, period=2, failures=2)
+        return agent
+
+    def _image(self, pool: RolloutTemplate) -> str:
+        return pool.image or self.parts.settings.rollout_image
+
+
+def _host_env() -> list[dict[str, Any]]:
+    """Which engine, and which of its hosts, this pod is."""
+    return [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{label}']"}}}
+        for name, label in (
+            ("GROUP", names.GROUP),
+            ("REPLICA_INDEX", names.REPLICA_INDEX),
+            ("HOST_INDEX", names.HOST_INDEX),
+        )
+    ]

@@ -1,0 +1,67 @@
+"""Services of a rollout pool, and the worker groups that its engines form (pure)."""
+
+from typing import Any
+
+from grpo_operator.api.rolloutpool import RolloutTemplate
+from grpo_operator.plan import names
+from grpo_operator.plan.names import AGENT_PORT, ENGINE_PORT, owner_of
+from grpo_operator.plan.topology import Leaves
+from grpo_operator.render.metadata import metadata
+
+NO_LEAVES = Leaves()
+MAX_LEAVES = 15
+
+
+def rollout_groups(pool: RolloutTemplate, leaves: Leaves) -> list[tuple[str, str | None, int]]:
+    """(worker group, its leaf, its engines): one group a leaf, or one for all engines.
+
+    Kueue takes 18 pod sets: head, controller, trainer, and 15 leaves.
+    """
+    if 0 < len(leaves.rollout) <= MAX_LEAVES:
+        return [(names.leaf_group(leaf), leaf, count) for leaf, count in leaves.rollout]
+    return [(names.ROLLOUT, None, pool.replicas)]
+
+
+def rollout_service(owner: dict[str, Any], pool: RolloutTemplate) -> dict[str, Any]:
+    """Headless service over all engines, ready or not: the controller asks each agent."""
+    first = {names.HOST_INDEX: "0"} if pool.engine.nodes_per_engine > 1 else {}
+    selector = owner_of(owner).labels(names.ROLLOUT) | first
+    return _headless(
+        owner, owner_of(owner).rollout_service, selector, {"engine": ENGINE_PORT, "agent": AGENT_PORT}
+    )
+
+
+def engine_services(
+    owner: dict[str, Any], pool: RolloutTemplate, leaves: Leaves = NO_LEAVES
+) -> list[dict[str, Any]]:
+    """A name for the first host of each engine of several hosts: the others meet there."""
+    if pool.engine.nodes_per_engine == 1:
+        return []
+    who = owner_of(owner)
+    return [
+        _headless(
+            owner,
+            who.engine_service(group, index),
+            who.labels(names.ROLLOUT)
+            | {names.GROUP: group, names.REPLICA_INDEX: str(index), names.HOST_INDEX: "0"},
+            {"rendezvous": names.RENDEZVOUS_PORT},
+        )
+        for group, _, engines in rollout_groups(pool, leaves)
+        for index in range(engines)
+    ]
+
+
+def _headless(
+    owner: dict[str, Any], name: str, selector: dict[str, str], ports: dict[str, int]
+) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(owner, name),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": selector,
+            "ports": [{"name": name, "port": port, "protocol": "TCP"} for name, port in ports.items()],
+        },
+    }
