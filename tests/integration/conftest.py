@@ -106,9 +106,11 @@ def running(api: Api) -> Counter[str]:
 
 
 def lose_controller(api: Api, job: str) -> None:
-    """Delete the controller pod. KWOK's answers nobody, so a suspended job would wait for its
-    checkpoint for ever; without a controller there is nothing to wait for."""
-    api.ok("delete", "pod", "-l", f"rl.grpo.dev/job={job},{POOL}=controller", "--grace-period=0")
+    """Leave the job without a running controller. KWOK's answers nobody, so a suspended job would
+    wait for its checkpoint for ever; without a controller there is nothing to wait for."""
+    nodes = api.ok("get", "nodes", "-o", "name").split()
+    api.ok("cordon", *(node.removeprefix("node/") for node in nodes))
+    api.ok("delete", "pod", "-l", f"rl.grpo.dev/job={job},{POOL}=controller")
 
 
 def manifests() -> list[Path]:

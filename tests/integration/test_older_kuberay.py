@@ -52,12 +52,8 @@ def test_a_job_starts_scales_and_suspends(api: Api, tiny: dict[str, Any], fake_n
     until("three engines", lambda: running(api)["rollout"] == 3, 60)
     tiny["spec"]["suspend"] = True
     assert api.apply(tiny).returncode == 0
-
-    def empty() -> bool:
-        lose_controller(api, "tiny-moe")
-        return not api.get("pods")["items"]
-
-    until("no pod is left", empty, 60)
+    lose_controller(api, "tiny-moe")
+    until("no pod is left", lambda: not api.get("pods")["items"], 60)
 
 
 def test_an_upgrade_strategy_needs_1_6(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:

@@ -70,12 +70,8 @@ def test_a_suspended_job_lets_go_of_the_pool(api: Api, tiny: dict[str, Any], fak
     first["spec"]["suspend"] = True
     assert api.apply(first).returncode == 0
     assert _bound(api) == "first", "still saving its checkpoint"
-
-    def let_go() -> bool:
-        lose_controller(api, "first")
-        return _bound(api) == "second"
-
-    until("the second is bound", let_go, 60)
+    lose_controller(api, "first")
+    until("the second is bound", lambda: _bound(api) == "second", 60)
 
 
 def test_a_pool_scales_and_everything_goes_with_it(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:

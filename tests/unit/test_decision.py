@@ -31,6 +31,9 @@ def test_without_a_controller_there_is_nothing_to_wait_for() -> None:
     lost = Observed(RayClusterStatus(), (pod("trainer"),), None)
     assert pods_suspended({}, True, lost)
     assert not pods_suspended({}, False, lost)
+    waiting = pod("controller")
+    waiting["status"]["phase"] = "Pending"
+    assert pods_suspended({}, True, Observed(RayClusterStatus(), (waiting, pod("trainer")), None))
 
 
 def test_a_controller_that_does_not_answer_is_not_taken_for_gone() -> None:

@@ -25,7 +25,7 @@ def pods_suspended(
     """Should the RayCluster's pods be gone?
 
     A running job first saves a checkpoint: its pods go once the controller says so, or when
-    there is no controller that could.
+    no controller runs that could.
     """
     if is_terminal(status):
         return cleanup != "None"
@@ -34,8 +34,9 @@ def pods_suspended(
     cluster = observed.ray_cluster
     if cluster is None or cluster.suspended or cluster.condition("RayClusterSuspending"):
         return True
-    if not observed.of_pool(names.CONTROLLER):
-        return True
+    started = [p for p in observed.of_pool(names.CONTROLLER) if p["status"].get("phase") != "Pending"]
+    if not started:
+        return True  # nobody holds what a checkpoint lacks
     progress = observed.progress
     return progress is not None and progress["phase"] in (Phase.SUSPENDED, *TERMINAL)
 
