@@ -5,6 +5,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,27 @@ def api() -> Iterator[Api]:
     cluster.down()
 
 
+class Operator:
+    """The operator's process, which a test may replace."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self._directory = directory
+        self._stack = stack
+        self.process = stack.enter_context(operator_process(directory))
+
+    def restart(self) -> None:
+        self.process.terminate()
+        self.process.wait(20)
+        self.process = self._stack.enter_context(operator_process(self._directory))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def operator(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """An operator for each module, so that a module may run it in its own way."""
-    with operator_process(tmp_path_factory.mktemp("operator")) as process:
-        yield process
-        assert process.poll() is None, "the operator died"
+    with ExitStack() as stack:
+        running = Operator(tmp_path_factory.mktemp("operator"), stack)
+        yield running
+        assert running.process.poll() is None, "the operator died"
 
 
 @pytest.fixture
@@ -76,6 +92,9 @@ def tiny(api: Api) -> Iterator[dict[str, Any]]:
     manifest = yaml.safe_load((REPO / "manifests" / "tiny-moe.yaml").read_text())
     yield manifest
     api.run("delete", "grpojobs,rolloutpools", "--all", "--wait", "--timeout=60s")
+    # The garbage collector learns of new kinds only every 30 seconds.
+    left = "rayclusters,pods" if api.run("get", "rayclusters").returncode == 0 else "pods"
+    until("nothing is left", lambda: not api.get(left)["items"], 90)
 
 
 def until(what: str, check: Callable[[], Any], timeout: float = 30) -> Any:

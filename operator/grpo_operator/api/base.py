@@ -9,6 +9,7 @@ from pydantic.alias_generators import to_camel
 GROUP = "rl.grpo.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
+LONGEST_NAME = 40  # characters of what users create: names of pods and services derive from it
 
 
 class Model(BaseModel):

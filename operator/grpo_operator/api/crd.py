@@ -11,7 +11,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel
 
-from grpo_operator.api.base import GROUP, VERSION, Model
+from grpo_operator.api.base import GROUP, LONGEST_NAME, VERSION, Model
 from grpo_operator.api.grpojob import GRPOJobSpec, GRPOJobStatus
 from grpo_operator.api.rolloutpool import RolloutPoolSpec, RolloutPoolStatus
 from grpo_operator.api.status import Condition
@@ -30,7 +30,7 @@ def grpojob_crd() -> dict[str, Any]:
         ("Rollout", "string", ".status.rolloutReady"),
         ("Restarts", "integer", ".status.restarts.job"),
     ]
-    return _crd("GRPOJob", "grpojobs", ["grpo"], (GRPOJobSpec, GRPOJobStatus), columns, {})
+    return _crd("GRPOJob", "grpojobs", ["grpo"], (GRPOJobSpec, GRPOJobStatus), columns, {}, LONGEST_NAME)
 
 
 def rolloutpool_crd() -> dict[str, Any]:
@@ -48,7 +48,9 @@ def rolloutpool_crd() -> dict[str, Any]:
         "labelSelectorPath": ".status.selector",
     }
     models = (RolloutPoolSpec, RolloutPoolStatus)
-    return _crd("RolloutPool", "rolloutpools", ["rpool"], models, columns, {"scale": scale})
+    # A job's own pool is named JOB-rollout.
+    longest = LONGEST_NAME + len("-rollout")
+    return _crd("RolloutPool", "rolloutpools", ["rpool"], models, columns, {"scale": scale}, longest)
 
 
 def _crd(
@@ -58,13 +60,15 @@ def _crd(
     models: tuple[type[Model], type[Model]],
     columns: list[tuple[str, str, str]],
     subresources: dict[str, Any],
+    longest_name: int,
 ) -> dict[str, Any]:
     spec, status = (structural(model) for model in models)
     printer = [{"name": n, "type": t, "jsonPath": p} for n, t, p in columns]
     printer.append({"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"})
     name_rule = {
-        "rule": "size(self.metadata.name) <= 40",
-        "message": "metadata.name must have at most 40 characters: pods and services derive from it",
+        "rule": f"size(self.metadata.name) <= {longest_name}",
+        "message": f"metadata.name must have at most {longest_name} characters: pods and services derive "
+        "from it",
     }
     version = {
         "name": VERSION,

@@ -13,12 +13,14 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """One watched kind. ``owned``: only what carries the label of a GRPOJob or RolloutPool."""
+    """One watched kind. ``owned``: only what carries the label of a GRPOJob or RolloutPool.
+    ``whole``: kept whole, to be compared with what was applied."""
 
     group: str
     version: str
     plural: str
     owned: bool = True
+    whole: bool = True
     namespaced: bool = True
 
     @property
@@ -36,20 +38,17 @@ WATCHED = (
     Watched(GROUP, VERSION, "grpojobs", owned=False),
     Watched(GROUP, VERSION, "rolloutpools", owned=False),
     Watched("ray.io", "v1", "rayclusters"),
-    Watched("", "v1", "pods"),
+    Watched("", "v1", "pods", whole=False),
     Watched("", "v1", "configmaps"),
     Watched("", "v1", "services"),
     Watched("policy", "v1", "poddisruptionbudgets"),
     Watched("networking.k8s.io", "v1", "networkpolicies"),
-    Watched("", "v1", "nodes", owned=False, namespaced=False),
+    Watched("", "v1", "nodes", owned=False, whole=False, namespaced=False),
 )
-_WHOLE = ("grpojobs", "rolloutpools")
+_WHOLE = {kind.plural: kind.whole for kind in WATCHED}
 # Of the others these fields; hundreds of jobs have tens of thousands of pods.
-_SPEC = ("nodeName", "suspend", "unschedulable", "taints")
-_STATUS = (
-    *("phase", "podIP", "conditions", "allocatable"),
-    *("state", "reason", "observedGeneration", "readyWorkerReplicas", "desiredWorkerReplicas"),
-)
+_SPEC = ("nodeName", "unschedulable", "taints")
+_STATUS = ("phase", "podIP", "conditions", "allocatable")
 
 
 class Cache:
@@ -62,6 +61,7 @@ class Cache:
         self.pools = self._tables["rolloutpools"]
         self.ray_clusters = self._tables["rayclusters"]
         self.kuberay: frozenset[str] = frozenset()  # fields of a RayCluster's spec
+        self.crds_lack = ""  # what an older CRD lacks, with the remedy
 
     @property
     def nodes(self) -> list[Object]:
@@ -112,7 +112,9 @@ class Cache:
         if event["type"] == "DELETED":
             self.forget(plural, key)
             return
-        kept = event["object"] if plural in _WHOLE else _reduced(event["object"])
+        kept = _without_managers(event["object"])
+        if not _WHOLE[plural]:
+            kept = _reduced(kept)
         self._tables[plural][key] = kept
         owner = owner_in_labels(kept)
         if plural == "pods" and owner:
@@ -133,11 +135,15 @@ def key_of(obj: Object) -> Key:
     return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
 
 
-def _reduced(obj: Object) -> Object:
+def _without_managers(obj: Object) -> Object:
     metadata = {k: v for k, v in obj["metadata"].items() if k != "managedFields"}
+    return {**obj, "metadata": metadata}
+
+
+def _reduced(obj: Object) -> Object:
     spec, status = obj.get("spec") or {}, obj.get("status") or {}
     return {
-        "metadata": metadata,
+        "metadata": obj["metadata"],
         "spec": {key: spec[key] for key in _SPEC if key in spec},
         "status": {key: status[key] for key in _STATUS if key in status},
     }

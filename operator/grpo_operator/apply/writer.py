@@ -27,20 +27,17 @@ class Writer:
         if stamped:
             await self._ray.apply(cluster.model_copy(update={"metadata": stamped["metadata"]}))
 
-    async def kuberay_served(self) -> bool:
-        return await self._ray.served()
-
-    async def kuberay_fields(self) -> frozenset[str]:
-        return await self._ray.spec_fields()
-
     async def delete_ray_cluster(self, namespace: str, name: str) -> None:
         await self._ray.delete(namespace, name)
 
     async def child(
         self, group: str, plural: str, manifest: dict[str, Any], observed: dict[str, Any] | None
     ) -> None:
-        """Apply a child unless the observed one came from the same manifest."""
-        stamped = _changed(manifest, observed)
+        """Apply a child unless the observed one came from the same manifest.
+
+        Of a RolloutPool users may change the replicas.
+        """
+        stamped = _changed(manifest, observed, shared=plural == "rolloutpools")
         if stamped:
             await self._kube.apply(group, plural, stamped)
 
@@ -100,7 +97,9 @@ class Writer:
         await self._kube.create("api/v1", "events", manifest)
 
 
-def _changed(manifest: dict[str, Any], observed: dict[str, Any] | None) -> dict[str, Any] | None:
+def _changed(
+    manifest: dict[str, Any], observed: dict[str, Any] | None, shared: bool = False
+) -> dict[str, Any] | None:
     """The manifest with its digest, or None when the observed object came from the same one."""
     stamped = with_hash(manifest)
-    return None if is_current(stamped, observed) else stamped
+    return None if is_current(stamped, observed, shared) else stamped

@@ -1,9 +1,11 @@
 """Who may have pods, worked out once for each round so that all objects see the same."""
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
+from grpo_operator.api.base import Model
 from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_operator.api.rolloutpool import RolloutPoolSpec
 from grpo_operator.apply.cache import Cache
@@ -15,7 +17,7 @@ from grpo_operator.plan.names import Owner, owner_in_labels, owner_of, rollout_p
 from grpo_operator.plan.needs import job_needs, pool_needs
 
 MANAGER = "rl.grpo.dev/grpo-operator"
-_Valid = tuple[dict[str, Any], GRPOJobSpec]
+_Spec = TypeVar("_Spec", bound=Model)
 
 
 class Admissions:
@@ -25,6 +27,9 @@ class Admissions:
         self._cache = cache
         self._waiting: dict[Owner, str] = {}
         self._writers: dict[Owner, Owner] = {}
+        # Specs by (uid, generation): parsing hundreds of them for each round would cost most of it.
+        self._job_spec = _Parsed(GRPOJobSpec)
+        self._pool_spec = _Parsed(RolloutPoolSpec)
 
     def waits(self, owner: Owner) -> str:
         """Why the owner must wait for room; "" when it need not."""
@@ -36,7 +41,9 @@ class Admissions:
 
     def update(self) -> None:
         """Work it out anew."""
-        jobs = [found for job in self._cache.jobs.values() if (found := _valid(job))]
+        self._job_spec.keep(self._cache.jobs.values())
+        self._pool_spec.keep(self._cache.pools.values())
+        jobs = [found for job in self._cache.jobs.values() if (found := self._valid(job))]
         self._writers = bind(s for job, spec in jobs if (s := self._suitor(job, spec)))
         claims = [claim for job, spec in jobs if (claim := self._job_claim(job, spec))]
         claims += [claim for pool in self._cache.pools.values() if (claim := self._pool_claim(pool))]
@@ -45,6 +52,13 @@ class Admissions:
         else:
             leaving = self._cache.nodes_of_all_but({claim.key for claim in claims})
             self._waiting = waiting(claims, self._cache.nodes, leaving)
+
+    def _valid(self, job: dict[str, Any]) -> tuple[dict[str, Any], GRPOJobSpec] | None:
+        """A job that is ours, not ended and not invalid, with its spec."""
+        if decision.is_terminal(job.get("status") or {}) or job["metadata"].get("deletionTimestamp"):
+            return None
+        spec = self._job_spec(job)
+        return (job, spec) if spec and spec.managed_by == MANAGER else None
 
     def _suitor(self, job: dict[str, Any], spec: GRPOJobSpec) -> Suitor | None:
         if spec.rollout.pool_ref is None:
@@ -63,18 +77,15 @@ class Admissions:
         if reference and self.writer(Owner("RolloutPool", owner.namespace, reference.name)) != owner:
             return None
         scaled = self._cache.pools.get((owner.namespace, rollout_pool(owner.name)))
-        own = RolloutPoolSpec.model_validate(scaled["spec"]) if scaled else spec.rollout.template
+        own = self._pool_spec(scaled) if scaled else spec.rollout.template
         return self._claim(job, job_needs(spec, None if reference else own))
 
     def _pool_claim(self, pool: dict[str, Any]) -> Claim | None:
         """None for a pool of a job, which claims with it."""
         if owner_in_labels(pool) or pool["metadata"].get("deletionTimestamp"):
             return None
-        try:
-            spec = RolloutPoolSpec.model_validate(pool["spec"])
-        except ValidationError:
-            return None
-        return None if spec.scheduling.queue_name else self._claim(pool, pool_needs(spec))
+        spec = self._pool_spec(pool)
+        return None if spec is None or spec.scheduling.queue_name else self._claim(pool, pool_needs(spec))
 
     def _claim(self, obj: dict[str, Any], needs: list[PodNeed]) -> Claim:
         owner = owner_of(obj)
@@ -85,12 +96,26 @@ class Admissions:
         return cluster is not None and not cluster["spec"].get("suspend")
 
 
-def _valid(job: dict[str, Any]) -> _Valid | None:
-    """A job that is ours, not ended and not invalid, with its spec."""
-    if decision.is_terminal(job.get("status") or {}) or job["metadata"].get("deletionTimestamp"):
-        return None
-    try:
-        spec = GRPOJobSpec.model_validate(job["spec"])
-    except ValidationError:
-        return None
-    return (job, spec) if spec.managed_by == MANAGER else None
+class _Parsed(Generic[_Spec]):
+    """Validates the specs of objects, each generation once; None for what is invalid."""
+
+    def __init__(self, model: type[_Spec]) -> None:
+        self._model = model
+        self._known: dict[str, tuple[int, _Spec | None]] = {}
+
+    def __call__(self, obj: dict[str, Any]) -> _Spec | None:
+        meta = obj["metadata"]
+        generation, spec = self._known.get(meta["uid"], (None, None))
+        if generation != meta["generation"]:
+            try:
+                spec = self._model.model_validate(obj["spec"])
+            except ValidationError:
+                spec = None
+            self._known[meta["uid"]] = (meta["generation"], spec)
+        return spec
+
+    def keep(self, objects: Iterable[dict[str, Any]]) -> None:
+        """Forget all but these."""
+        uids = {obj["metadata"]["uid"] for obj in objects}
+        for gone in self._known.keys() - uids:
+            del self._known[gone]

@@ -1,9 +1,12 @@
 """What the reconciles of both kinds share."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+
+from kubernetes.client import ApiException
 
 from grpo_operator.api.base import Device, Model
 from grpo_operator.api.grpojob import TrainerSpec
@@ -20,9 +23,12 @@ from grpo_operator.plan.events import Event
 from grpo_operator.plan.names import Owner
 from grpo_operator.plan.resolve import RefusedError
 from grpo_operator.plan.topology import Leaves, assign, free_nodes
+from grpo_operator.render import policies, services
 from grpo_operator.render.clusters import settled_leaves
 from grpo_operator.render.settings import OperatorSettings
 
+REFUSALS = (400, 403, 413, 422)
+_TYPED = "failed to create typed patch object"  # a wrong type, which the API server answers with 500
 _PATHS = {kind.plural: kind.path for kind in WATCHED}
 
 
@@ -75,8 +81,20 @@ class Kit:
         hosts, trainers = pool.engine.nodes_per_engine, trainer.nodes if trainer else 0
         return assign(free, trainers, pool.replicas, hosts, before or Leaves())
 
-    async def child(self, plural: str, manifest: dict[str, Any]) -> None:
-        """Apply a child when it differs. The cache is left to the watches: an answer kept here could
+    def pool_children(
+        self, owner: dict[str, Any], pool: RolloutTemplate, leaves: Leaves
+    ) -> list[tuple[str, dict[str, Any]]]:
+        """(plural, manifest) of a rollout pool's small children."""
+        found = [services.rollout_service(owner, pool), *services.engine_services(owner, pool, leaves)]
+        budget = ("poddisruptionbudgets", policies.rollout_budget(owner, pool))
+        return [budget, *(("services", service) for service in found)]
+
+    async def children(self, *wanted: tuple[str, dict[str, Any]]) -> None:
+        """Apply children, given as (plural, manifest), where they differ; none needs another."""
+        await asyncio.gather(*(self._child(plural, manifest) for plural, manifest in wanted))
+
+    async def _child(self, plural: str, manifest: dict[str, Any]) -> None:
+        """The cache is left to the watches: an answer kept here could
         outlive its object."""
         seen = self.cache.child(plural, *key_of(manifest))
         await self.writer.child(_PATHS[plural], plural, manifest, seen)
@@ -84,6 +102,19 @@ class Kit:
     async def ray_cluster(self, cluster: RayCluster) -> None:
         seen = self.cache.ray_clusters.get(key_of(cluster.wire()))
         await self.writer.ray_cluster(cluster, seen)
+
+    async def applied(self, apply: Awaitable[None]) -> str:
+        """Await ``apply``; what the API server said when it refused the manifests themselves, or "".
+
+        Raises what may pass: conflicts, overload, an API server that is away.
+        """
+        try:
+            await apply
+        except ApiException as error:
+            if error.status not in REFUSALS and _TYPED not in str(error.reason):
+                raise
+            return f"the API server refuses what this spec leads to: {error.reason}"
+        return ""
 
     async def report(
         self, plural: str, obj: dict[str, Any], status: Model,

@@ -1,6 +1,7 @@
 """The reconcile loop: what is due is reconciled, at once after a change and now and then."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -10,7 +11,7 @@ from urllib3.exceptions import HTTPError
 
 from grpo_operator.apply.cache import Cache
 from grpo_operator.apply.listing import Listing
-from grpo_operator.apply.writer import Writer
+from grpo_operator.apply.surroundings import Surroundings
 from grpo_operator.handlers.common import Kit
 from grpo_operator.handlers.metrics import RECONCILE_SECONDS, RECONCILES
 from grpo_operator.handlers.reconcile import JobReconciler
@@ -21,8 +22,10 @@ from grpo_operator.plan.names import Owner
 
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
-KUBERAY_SECONDS = 10.0
+BURST_SECONDS = 0.3
+SURROUNDINGS_SECONDS = 10.0
 LISTING_SECONDS = 600.0
+CONCURRENCY = 4  # more would only wait for the API server together
 
 
 class Loop:
@@ -33,6 +36,7 @@ class Loop:
         self._work = work
         self._wake = asyncio.Event()
         self._looked = asyncio.Event()
+        self._slots = asyncio.Semaphore(CONCURRENCY)
 
     def mark(self, owners: Iterable[Owner]) -> None:
         """Something changed for these."""
@@ -55,32 +59,22 @@ class Loop:
                 kit.admissions.update()
                 await asyncio.gather(*(self._one(jobs, pools, Owner(*key)) for key in due))
             await _tried("orphans", lambda: delete_orphans(kit.cache, kit.writer))
-            try:
+            await asyncio.sleep(BURST_SECONDS)  # the first change of a burst is heeded at once, then its rest
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), LOOK_SECONDS)
-                await asyncio.sleep(0.1)  # events come in bursts
-            except TimeoutError:
-                pass
             self._wake.clear()
 
-    async def look_for_kuberay(self, writer: Writer) -> None:
-        """Jobs wait, and say why, while KubeRay is not installed or too old."""
-        asked = -LISTING_SECONDS
+    async def look_around(self, surroundings: Surroundings) -> None:
+        """Jobs wait, and say why, while KubeRay is missing or too old, or the CRDs are."""
 
         async def look() -> None:
-            nonlocal asked
-            served = await writer.kuberay_served()
-            # Its schema is large: read again only when KubeRay came or went, and now and then.
-            if served != bool(self._cache.kuberay) or time.monotonic() - asked > LISTING_SECONDS:
-                found = await writer.kuberay_fields() if served else frozenset()
-                asked = time.monotonic()
-                if found != self._cache.kuberay:
-                    self._cache.kuberay = found
-                    self.mark(self._cache.owners())
+            if await surroundings.look():
+                self.mark(self._cache.owners())
 
         while True:
-            if await _tried("looking for KubeRay", look):
+            if await _tried("looking at KubeRay and the CRDs", look):
                 self._looked.set()
-            await asyncio.sleep(KUBERAY_SECONDS)
+            await asyncio.sleep(SURROUNDINGS_SECONDS)
 
     async def forget_deleted(self, listing: Listing) -> None:
         """Find, now and then, what vanished while a watch was down."""
@@ -89,16 +83,17 @@ class Loop:
             await _tried("listing", listing.forget_deleted)
 
     async def _one(self, jobs: JobReconciler, pools: PoolReconciler, owner: Owner) -> None:
-        obj = self._cache.owner(owner)
-        if obj is None:
-            return
         succeeded = False
-        try:
-            with RECONCILE_SECONDS.labels(owner.kind).time():
-                await (jobs.reconcile(obj) if owner.kind == "GRPOJob" else pools.reconcile(obj))
-            succeeded = True
-        except Exception:
-            log.exception("%s %s/%s", *owner)
+        async with self._slots:
+            obj = self._cache.owner(owner)
+            if obj is None:
+                return
+            try:
+                with RECONCILE_SECONDS.labels(owner.kind).time():
+                    await (jobs.reconcile(obj) if owner.kind == "GRPOJob" else pools.reconcile(obj))
+                succeeded = True
+            except Exception:
+                log.exception("%s %s/%s", *owner)
         RECONCILES.labels(owner.kind, "success" if succeeded else "error").inc()
         self._work.done(owner, succeeded, time.monotonic())
 

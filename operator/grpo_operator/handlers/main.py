@@ -14,6 +14,7 @@ from grpo_operator.apply.cache import WATCHED, Cache, Watched, key_of
 from grpo_operator.apply.listing import Listing
 from grpo_operator.apply.probe import PodProbe
 from grpo_operator.apply.prober import Prober
+from grpo_operator.apply.surroundings import Surroundings
 from grpo_operator.apply.writer import Writer
 from grpo_operator.handlers.admissions import Admissions
 from grpo_operator.handlers.common import Kit
@@ -38,6 +39,7 @@ async def startup(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
     """Configure kopf and start the reconcile loop."""
     settings.posting.enabled = False  # events are written from state changes, not from logs
     settings.watching.server_timeout = 120
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each event of each pod
     try:
         config.load_incluster_config()
     except config.ConfigException:
@@ -53,7 +55,7 @@ async def startup(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
     start_http_server(METRICS_PORT)
     memo.tasks = [
         asyncio.create_task(loop.run(kit, listing)),
-        asyncio.create_task(loop.look_for_kuberay(writer)),
+        asyncio.create_task(loop.look_around(Surroundings(kube, cache))),
         asyncio.create_task(loop.forget_deleted(listing)),
     ]
     for task in memo.tasks:

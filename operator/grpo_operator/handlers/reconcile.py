@@ -23,7 +23,7 @@ from grpo_operator.plan.needs import job_needs
 from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.pool_status import pool_status
 from grpo_operator.plan.resolve import RefusedError, check_reference, resolve, with_layout
-from grpo_operator.render import children, policies, services
+from grpo_operator.render import children, policies
 from grpo_operator.render.clusters import job_cluster
 
 
@@ -70,9 +70,9 @@ class JobReconciler:
         self, job: dict[str, Any], spec: GRPOJobSpec, layout: LayoutStatus, engines: Engines
     ) -> None:
         observed = self._observe(job, engines)
-        status = job_status(job, spec, layout, engines.pool.replicas, observed, now())
+        blocked = await self._kit.applied(self._apply(job, spec, engines, observed))
+        status = job_status(job, spec, layout, engines.pool.replicas, observed, now(), blocked)
         await self._kit.report("grpojobs", job, status, job_event)
-        await self._apply(job, spec, engines, observed)
         if engines.own:
             await self._pool_report(job, observed)
         await self._replace_sick(job, spec, observed)
@@ -141,6 +141,8 @@ class JobReconciler:
         if lacking:
             raise WaitError(lacking[1], lacking[0])
         owner = owner_of(job)
+        if self._kit.cache.crds_lack and self._kit.cluster_status(owner) is None:
+            raise WaitError(self._kit.cache.crds_lack, "CrdTooOld")
         if not engines.own and not spec.suspend:
             writer = self._kit.admissions.writer(engines.owner)
             if writer is not None and writer != owner:
@@ -175,21 +177,24 @@ class JobReconciler:
         own = engines.pool if engines.own else None
         leaves = kit.leaves(owner, spec.scheduling, own, spec.trainer, trainers)
         service, available = engines.owner.rollout_service, engines.pool.min_available
-        await kit.child("configmaps", children.job_config_map(job, spec, service, available))
-        await kit.child("poddisruptionbudgets", policies.trainer_budget(job, spec.trainer.nodes))
-        if spec.scheduling.network_policy:
-            friends = None if engines.own else {"matchLabels": engines.owner.label}
-            await kit.child("networkpolicies", policies.network_policy(job, kit.settings, friends))
-        if own:
-            for found in (services.rollout_service(job, own), *services.engine_services(job, own, leaves)):
-                await kit.child("services", found)
-            await kit.child("poddisruptionbudgets", policies.rollout_budget(job, own))
-        if own and spec.rollout.template:
-            await kit.child("rolloutpools", children.owned_pool(job, spec, spec.rollout.template))
-        if not decision.cluster_unwanted(status, spec.cleanup_policy):
+        # First what takes longest to come up; pods wait for their ConfigMap.
+        queued = spec.scheduling.queue_name is not None
+        if not decision.cluster_unwanted(status, spec.cleanup_policy, suspend, queued):
             await kit.ray_cluster(job_cluster(job, spec, own, kit.settings, suspend, leaves))
         elif kit.cache.ray_clusters.get((owner.namespace, owner.name)):
             await kit.writer.delete_ray_cluster(owner.namespace, owner.name)
+        wanted = [
+            ("configmaps", children.job_config_map(job, spec, service, available)),
+            ("poddisruptionbudgets", policies.trainer_budget(job, spec.trainer.nodes)),
+        ]
+        if spec.scheduling.network_policy:
+            friends = None if engines.own else {"matchLabels": engines.owner.label}
+            wanted.append(("networkpolicies", policies.network_policy(job, kit.settings, friends)))
+        if own:
+            wanted += kit.pool_children(job, own, leaves)
+        if own and spec.rollout.template:
+            wanted.append(("rolloutpools", children.owned_pool(job, spec, spec.rollout.template)))
+        await kit.children(*wanted)
 
     async def _pool_report(self, job: dict[str, Any], observed: Observed) -> None:
         owner = owner_of(job)

@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from grpo_operator.api.base import LONGEST_NAME
 from grpo_operator.api.errors import describe
 from grpo_operator.api.rolloutpool import RolloutPoolSpec
 from grpo_operator.handlers.common import Kit, now
@@ -16,10 +17,8 @@ from grpo_operator.plan.needs import pool_needs
 from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.pool_status import pool_status, refused_pool
 from grpo_operator.plan.resolve import RefusedError, check_pool
-from grpo_operator.render import policies, services
+from grpo_operator.render import policies
 from grpo_operator.render.clusters import pool_cluster
-
-_LONGEST_NAME = 40
 
 
 class PoolReconciler:
@@ -52,10 +51,10 @@ class PoolReconciler:
 
     def _checked(self, pool: dict[str, Any]) -> RolloutPoolSpec:
         name = pool["metadata"]["name"]
-        if len(name) > _LONGEST_NAME:
+        if len(name) > LONGEST_NAME:
             raise RefusedError(
                 f"metadata.name={name}: {len(name)} characters, and pods and services derive from it: use at "
-                f"most {_LONGEST_NAME}"
+                f"most {LONGEST_NAME}"
             )
         spec = RolloutPoolSpec.model_validate(pool["spec"])
         if (pool.get("status") or {}).get("engines"):
@@ -76,22 +75,23 @@ class PoolReconciler:
         reports = kit.prober.reports(owner)
         observed = Observed(kit.cluster_status(owner), pods, None, reports.agents)
         name = writer.name if writer else None
-        await kit.report(
-            "rolloutpools", pool, pool_status(pool, spec, owner, observed, name, now()), pool_event
-        )
-        leaves = kit.leaves(owner, spec.scheduling, spec, None, set())
-        for service in (services.rollout_service(pool, spec), *services.engine_services(pool, spec, leaves)):
-            await kit.child("services", service)
-        await kit.child("poddisruptionbudgets", policies.rollout_budget(pool, spec))
-        if spec.scheduling.network_policy:
-            policy = policies.network_policy(pool, kit.settings, policies.ANY_JOB)
-            await kit.child("networkpolicies", policy)
-        await kit.ray_cluster(pool_cluster(pool, spec, kit.settings, leaves))
+        blocked = await kit.applied(self._apply(pool, spec))
+        status = pool_status(pool, spec, owner, observed, name, now(), blocked)
+        await kit.report("rolloutpools", pool, status, pool_event)
         for pod, why in health.to_replace(pods, kit.cache.node, spec.scheduling):
             await kit.writer.delete_pod(pod)
             await kit.writer.event(pool, "NodeUnhealthy", why, True)
         if writer:
             await self._tell_agents(observed, writer)
+
+    async def _apply(self, pool: dict[str, Any], spec: RolloutPoolSpec) -> None:
+        kit = self._kit
+        leaves = kit.leaves(owner_of(pool), spec.scheduling, spec, None, set())
+        wanted = kit.pool_children(pool, spec, leaves)
+        if spec.scheduling.network_policy:
+            wanted.append(("networkpolicies", policies.network_policy(pool, kit.settings, policies.ANY_JOB)))
+        await kit.children(*wanted)
+        await kit.ray_cluster(pool_cluster(pool, spec, kit.settings, leaves))
 
     async def _tell_agents(self, observed: Observed, writer: Owner) -> None:
         """Every agent takes weights from the bound job alone; one that restarted must be told again."""

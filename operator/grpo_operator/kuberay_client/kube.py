@@ -121,9 +121,17 @@ class Kube:
             REQUESTS.labels(method, str(response.status)).inc()
         text = response.read().decode()
         if not 200 <= response.status < 300:
-            raise client.ApiException(status=response.status, reason=text[:512])
+            raise client.ApiException(status=response.status, reason=_message(text)[:1024])
         data: dict[str, Any] = json.loads(text)
         return data
+
+
+def _message(answer: str) -> str:
+    """What a refusing API server says: the message of its Status object."""
+    try:
+        return str(json.loads(answer)["message"])
+    except (ValueError, KeyError, TypeError):
+        return answer
 
 
 def _path(group: str, plural: str, namespace: str = "", name: str = "") -> str:

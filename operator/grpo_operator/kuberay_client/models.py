@@ -37,7 +37,7 @@ class WorkerGroup(_Model):
 
 class RayClusterSpec(_Model):
     ray_version: str
-    suspend: bool = False
+    suspend: bool | None = False  # None: left to Kueue, which sets it
     auth_options: dict[str, str] | None = None  # since KubeRay 1.5.1
     upgrade_strategy: dict[str, str] | None = None  # since KubeRay 1.6
     head_group_spec: HeadGroup

@@ -14,9 +14,12 @@ def is_terminal(status: dict[str, Any]) -> bool:
     return status.get("phase") in TERMINAL
 
 
-def cluster_unwanted(status: dict[str, Any], cleanup: str) -> bool:
-    """Should the RayCluster itself go, because the job ended and is to leave nothing running?"""
-    return cleanup == "All" and is_terminal(status)
+def cluster_unwanted(status: dict[str, Any], cleanup: str, suspend: bool, queued: bool) -> bool:
+    """Should the RayCluster itself go? ``suspend``: its pods must go (see pods_suspended).
+
+    Of a queued one ``spec.suspend`` is Kueue's: only without the object the quota is free again.
+    """
+    return (cleanup == "All" and is_terminal(status)) or (suspend and queued)
 
 
 def pods_suspended(

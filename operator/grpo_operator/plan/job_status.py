@@ -48,8 +48,9 @@ def job_status(
     rollout_replicas: int,
     observed: Observed,
     now: str,
+    blocked: str = "",
 ) -> GRPOJobStatus:
-    """Status of a job that runs, is suspended, or ended."""
+    """Status of a job that runs, is suspended, or ended. ``blocked``: why its children cannot be applied."""
     old = GRPOJobStatus.model_validate(_old(job))
     phase, message = _phase(job, spec, observed)
     train = _ranks(spec, observed)
@@ -72,7 +73,7 @@ def job_status(
             "finished_at": (old.finished_at or now) if ended else None,
         }
     )
-    conditions = _conditions(job, phase, message, train, rollout, now)
+    conditions = _conditions(job, phase, message, train, rollout, now, blocked)
     return status.model_copy(update={"conditions": conditions})
 
 
@@ -157,8 +158,9 @@ def _from_controller(old: GRPOJobStatus, progress: dict[str, Any] | None) -> dic
 
 
 def _conditions(
-    job: dict[str, Any], phase: Phase, message: str, train: PoolCount, rollout: PoolCount, now: str
-) -> list[Any]:
+    job: dict[str, Any], phase: Phase, message: str, train: PoolCount, rollout: PoolCount, now: str,
+    blocked: str,
+) -> list[Any]:  # fmt: skip
     generation = job["metadata"]["generation"]
     conditions = Conditions(_old(job).get("conditions") or [], generation, now)
     running = phase == Phase.TRAINING
@@ -175,7 +177,9 @@ def _conditions(
         ("Succeeded", phase == Phase.SUCCEEDED),
         ("Failed", phase == Phase.FAILED),
         ("Reconciling", changing),
-        ("Stalled", phase == Phase.FAILED),
     ):
         conditions.set(kind, value, phase, message if value else "")
+    stalled = bool(blocked) or phase == Phase.FAILED
+    reason = "ApplyRefused" if blocked else phase
+    conditions.set("Stalled", stalled, reason, (blocked or message) if stalled else "")
     return conditions.result()

@@ -19,8 +19,10 @@ def pool_status(
     observed: Observed,
     writer: str | None,
     now: str,
+    blocked: str = "",
 ) -> RolloutPoolStatus:
-    """Status of a pool. ``owner``: whose RayCluster runs the engines; ``writer``: the job bound to it."""
+    """Status of a pool. ``owner``: whose RayCluster runs the engines; ``writer``: the job bound to it;
+    ``blocked``: why its children cannot be applied."""
     engines = observed.engines()
     serving = [e for e in engines if e.state == EngineState.SERVING]
     version = max((e.weight_version or 0 for e in serving), default=None)
@@ -35,7 +37,7 @@ def pool_status(
         "Degraded", not whole, "EnginesMissing" if not whole else "PoolWhole", "" if whole else text
     )
     conditions.set("Reconciling", not whole, "EnginesStarting" if not whole else "PoolWhole")
-    conditions.set("Stalled", False, "Reconciled")
+    conditions.set("Stalled", bool(blocked), "ApplyRefused" if blocked else "Reconciled", blocked)
     selector = ",".join(f"{k}={v}" for k, v in sorted(owner.labels(names.ROLLOUT).items()))
     return RolloutPoolStatus(
         observed_generation=pool["metadata"]["generation"],

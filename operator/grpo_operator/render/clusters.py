@@ -87,7 +87,7 @@ def _cluster(
         metadata=described,
         spec=RayClusterSpec(
             ray_version=RAY_VERSION,
-            suspend=suspend,
+            suspend=None if spec.scheduling.queue_name else suspend,
             auth_options={"mode": "token"},
             upgrade_strategy=None if spec.upgrade_strategy == "None" else {"type": spec.upgrade_strategy},
             head_group_spec=HeadGroup(

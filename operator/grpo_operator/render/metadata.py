@@ -31,10 +31,28 @@ def with_hash(manifest: dict[str, Any]) -> dict[str, Any]:
     return manifest | {"metadata": meta | {"annotations": annotations}}
 
 
-def is_current(manifest: dict[str, Any], observed: dict[str, Any] | None) -> bool:
-    """Does the observed object carry the digest of ``manifest`` (from with_hash)?"""
+def is_current(manifest: dict[str, Any], observed: dict[str, Any] | None, shared: bool = False) -> bool:
+    """Did the observed object come from ``manifest`` (from with_hash), and has nobody changed it?
+
+    The digest tells what is no longer wanted, the comparison what somebody else has changed, which
+    users may do with a ``shared`` object.
+    """
     if observed is None:
         return False
     annotations = observed["metadata"].get("annotations") or {}
     wanted = manifest["metadata"]["annotations"][names.HASH_ANNOTATION]
-    return bool(annotations.get(names.HASH_ANNOTATION) == wanted)
+    same = bool(annotations.get(names.HASH_ANNOTATION) == wanted)
+    return same and (shared or covers(observed, manifest))
+
+
+def covers(observed: Any, wanted: Any) -> bool:
+    """Does ``observed`` hold everything of ``wanted``? It may hold more: defaults, other people's labels."""
+    if isinstance(wanted, dict):
+        return isinstance(observed, dict) and all(
+            key in observed and covers(observed[key], value) for key, value in wanted.items()
+        )
+    if isinstance(wanted, list):
+        return (
+            isinstance(observed, list) and len(observed) == len(wanted) and all(map(covers, observed, wanted))
+        )
+    return bool(observed == wanted)
