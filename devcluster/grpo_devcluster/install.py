@@ -36,7 +36,7 @@ def install_operator(kubeconfig: Path, values: dict[str, Any]) -> None:
 
 def _need_kuberay(kubeconfig: Path) -> None:
     command = [binary("kubectl"), f"--kubeconfig={kubeconfig}", "get", "crd", "rayclusters.ray.io"]
-    remedy = "Install KubeRay 1.6 first: https://docs.ray.io/en/latest/cluster/kubernetes"
+    remedy = "Install KubeRay 1.5.1 or newer first: https://docs.ray.io/en/latest/cluster/kubernetes"
     run(command, step="looking for KubeRay", remedy=remedy)
 
 

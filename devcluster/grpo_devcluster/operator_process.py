@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,7 +12,9 @@ from grpo_devcluster.addons import kubectl, served
 from grpo_devcluster.paths import KUBECONFIG, REPO
 from grpo_devcluster.stages import wait_for
 
-_SETTINGS = {"images": {"trainer": "localhost/trainer:test", "rollout": "localhost/rollout:test"}}
+_SETTINGS: dict[str, object] = {
+    "images": {"trainer": "localhost/trainer:test", "rollout": "localhost/rollout:test"}
+}
 
 
 def install_crds() -> None:
@@ -22,10 +24,15 @@ def install_crds() -> None:
 
 
 @contextmanager
-def operator_process(directory: Path, kubeconfig: Path = KUBECONFIG) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the operator until the block ends; settings and log lie in ``directory``."""
+def operator_process(
+    directory: Path, kubeconfig: Path = KUBECONFIG, namespaces: Sequence[str] = ()
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the operator until the block ends; settings and log lie in ``directory``.
+
+    ``namespaces``: those that it watches; empty means all.
+    """
     settings = directory / "settings.json"
-    settings.write_text(json.dumps(_SETTINGS))
+    settings.write_text(json.dumps(_SETTINGS | {"watchNamespaces": list(namespaces)}))
     env = os.environ | {"KUBECONFIG": str(kubeconfig), "GRPO_SETTINGS": str(settings)}
     command = [
         sys.executable,
@@ -33,7 +40,7 @@ def operator_process(directory: Path, kubeconfig: Path = KUBECONFIG) -> Iterator
         "kopf",
         "run",
         "--standalone",
-        "-A",
+        *([f"--namespace={name}" for name in namespaces] or ["-A"]),
         "--module=grpo_operator.handlers.main",
     ]
     with (directory / "operator.log").open("a") as log:

@@ -35,10 +35,10 @@ def start(kubeconfig: Path) -> Start:
     """Apply the tiny job under another name, with changes to its spec."""
     manifest = yaml.safe_load((REPO / "manifests" / "tiny-moe.yaml").read_text())
 
-    def begin(name: str, steps: int = STEPS, lr: float | None = None) -> JobView:
+    def begin(name: str, steps: int = STEPS, lr: float | None = None, **spec: Any) -> JobView:
         job = copy.deepcopy(manifest)
         job["metadata"]["name"] = name
-        job["spec"]["totalSteps"] = steps
+        job["spec"] |= {"totalSteps": steps} | spec
         if lr is not None:
             job["spec"]["trainer"]["optimizer"]["lr"] = lr
         command = ["kubectl", "apply", "-f", "-"]

@@ -6,9 +6,18 @@ from typing import Any
 
 import pytest
 import yaml
+from conftest import Api, until
+from fault_proxy import FaultProxy
 
 from grpo_devcluster.gobuild import binary
 from grpo_devcluster.install import CHART
+from grpo_devcluster.operator_process import operator_process
+
+
+@pytest.fixture(scope="module", autouse=True)
+def operator() -> None:
+    """These tests need none, or start their own."""
+
 
 NAMESPACED = {"Role", "RoleBinding"}
 
@@ -87,3 +96,42 @@ def test_a_wrong_value_is_refused_by_the_schema(setting: str, text: str) -> None
     done = _helm("--set", setting)
     assert done.returncode != 0
     assert any(part in done.stderr for part in text.split("|")), done.stderr
+
+
+def test_a_real_api_server_takes_everything_as_it_stands(api: Api) -> None:
+    """Stricter than schemas: defaulting, validation and admission of the API server itself."""
+    api.run("create", "namespace", "grpo-system")
+    for arguments in ((), ("--set", "watchNamespaces={default}"), ("--set", "metrics.dashboard=true")):
+        objects = yaml.safe_dump_all(_render(*arguments))
+        api.ok(
+            "apply", "--dry-run=server", "--validate=strict", "-n", "grpo-system", "-f", "-", stdin=objects
+        )
+
+
+def test_with_a_list_of_namespaces_nothing_else_is_asked_of_the_api(
+    api: Api, proxy: FaultProxy, tmp_path: Any
+) -> None:
+    """What the operator of ``watchNamespaces`` really requests, seen by a proxy before a real API server."""
+    directory = tmp_path / "operator"
+    directory.mkdir()
+    with operator_process(directory, proxy.kubeconfig, namespaces=("default",)):
+        until(
+            "the cache is whole", lambda: "the cache is whole" in (directory / "operator.log").read_text(), 30
+        )
+    asked = {path.split("?")[0] for path in proxy.paths}
+    wide = {path for path in asked if "/namespaces/default/" not in path}
+    kinds = {
+        path.rsplit("/", 1)[1]
+        for path in wide
+        if path.startswith(("/api/v1/", "/apis/")) and path.count("/") > 3
+    }
+    assert any("/namespaces/default/pods" in path for path in asked)
+    assert not kinds & {
+        "pods",
+        "grpojobs",
+        "rolloutpools",
+        "rayclusters",
+        "configmaps",
+        "services",
+        "secrets",
+    }
