@@ -1,5 +1,7 @@
 """A whole run: it learns, its trainer and engines agree, and without a learning rate it does not."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -27,7 +29,8 @@ def test_trainer_and_engines_agree_through_every_sync(undisturbed: list[dict[str
 
 def test_without_learning_rate_no_rise_and_suspend_and_delete(start: Start) -> None:
     """One job, four behaviours, in the order of its life."""
-    job = start("frozen", steps=48, lr=0.0)
+    profile = {"ranks": [1], "stepStart": 2, "stepEnd": 3}
+    job = start("frozen", steps=48, lr=0.0, observability={"profile": profile})
     wait_step(job, 1)
     _watch_versions(job, 12)
     _suspend_and_resume(job)
@@ -37,7 +40,15 @@ def test_without_learning_rate_no_rise_and_suspend_and_delete(start: Start) -> N
     assert [r["step"] for r in records] == list(range(1, 49))
     assert len({tuple(r["weights"]) for r in records}) == 48  # the expert bias still moves
     assert summarise(records)["p_value"] > 0.01
+    _traced(store_of(job) / "profile" / "steps-2-3-rank-1.json")
     _delete_leaves_nothing(job)
+
+
+def _traced(file: Path) -> None:
+    """The wanted steps of the wanted rank, with what it computed."""
+    assert [f.name for f in file.parent.iterdir()] == [file.name]
+    names = {event.get("name", "") for event in json.loads(file.read_text())["traceEvents"]}
+    assert "aten::mm" in names and any("Backward" in name for name in names)
 
 
 def _suspend_and_resume(job: Any) -> None:

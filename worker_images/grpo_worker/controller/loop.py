@@ -102,7 +102,7 @@ class GrpoLoop:
         scores = np.array(rewards, dtype=np.float64).reshape(-1, n)
         advantages = group_normalised(scores, by_std).reshape(-1)
         batch = make_batch(prompts, samples, list(advantages), self._tokenizer.pad_id, PAD_MULTIPLE)
-        metrics = self._train(batch, timer)
+        metrics = self._traced(step, batch, timer)
         self._step = step
         metrics |= self._sync(timer)
         self._source.consumed(prompts)
@@ -115,6 +115,16 @@ class GrpoLoop:
             reward_mean=metrics["critic/score/mean"],
             tokens_per_second_per_gpu=metrics["perf/throughput"],
         )
+
+    def _traced(self, step: int, batch: TensorDict, timer: StepTimer) -> dict[str, float]:
+        """Train; the ranks are told of the steps that somebody wants traced, and of no other."""
+        profile = self._spec.observability.profile
+        if profile is None or not profile.step_start <= step <= profile.step_end:
+            return self._train(batch, timer)
+        self._trainers.call("begin_step", step)
+        metrics = self._train(batch, timer)
+        self._trainers.call("end_step", step)
+        return metrics
 
     def _train(self, batch: TensorDict, timer: StepTimer) -> dict[str, float]:
         with timer.phase("old_log_prob"):

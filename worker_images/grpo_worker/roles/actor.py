@@ -53,6 +53,7 @@ class TrainerWorker:
         from grpo_worker.megatron.checkpoint import Checkpointer
         from grpo_worker.megatron.initialise import weight_reader
         from grpo_worker.megatron.model import PolicyModel, initialize_parallel
+        from grpo_worker.profiling.trace import StepTrace
 
         spec = GRPOJobSpec.model_validate(config["spec"])
         self._spec = spec
@@ -70,6 +71,8 @@ class TrainerWorker:
         )
         self._checkpointer = Checkpointer(config["checkpoints"], self._policy, spec.checkpoint.keep)
         self._rank, self._world = rank, world
+        folder = Path(config["checkpoints"]).parent / "profile"
+        self._trace = StepTrace(spec.observability.profile, rank, folder)
         return RankInfo(
             rank,
             ps.get_tensor_model_parallel_rank(),
@@ -98,6 +101,14 @@ class TrainerWorker:
             algorithm.kl_loss_type,
         )
         return self._policy.update(dict(batch.items()), loss, kl_coef, algorithm.temperature)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def begin_step(self, step: int) -> None:
+        self._trace.begin(step)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def end_step(self, step: int) -> None:
+        self._trace.end(step)
 
     @register(Dispatch.ONE_TO_ALL)
     def publish_weights(self, version: int) -> str:
