@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from grpo_operator.api.grpojob import KlControl
+from grpo_operator.api.algorithm import KlControl
 from grpo_worker.algorithms.advantages import group_normalised
 from grpo_worker.algorithms.kl import KlController
 from grpo_worker.algorithms.losses import (

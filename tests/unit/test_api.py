@@ -1,5 +1,6 @@
 """The API models: what they accept, what they refuse, and the CRDs made from them."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +76,27 @@ def test_no_field_has_a_name_that_yaml_reads_as_a_boolean() -> None:
     spec = grpojob_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     names = {path.rsplit(".", 1)[-1] for path, _ in _walk(spec)}
     assert not names & {"n", "y", "on", "off", "yes", "no"}
+
+
+@pytest.mark.parametrize("crd", [grpojob_crd(), rolloutpool_crd()], ids=["GRPOJob", "RolloutPool"])
+def test_every_field_is_described_and_bounded(crd: dict[str, Any]) -> None:
+    root = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    found = [*_loose(root["spec"], "spec", True), *_loose(root["status"], "status", False)]
+    assert found == []
+
+
+def _loose(schema: dict[str, Any], path: str, given: bool) -> Iterator[str]:
+    """Fields without a description, and values that users give without a bound."""
+    for name, field in (schema.get("properties") or {}).items():
+        here, kind = f"{path}.{name}", field.get("type")
+        if not field.get("description"):
+            yield f"{here}: no description"
+        if kind == "string" and not {"maxLength", "enum"} & field.keys():
+            yield f"{here}: no maxLength"
+        if kind == "array" and "maxItems" not in field:
+            yield f"{here}: no maxItems"
+        if given and kind in ("integer", "number") and "maximum" not in field:
+            yield f"{here}: no maximum"
+        yield from _loose(field, here, given)
+    if "items" in schema:
+        yield from _loose(schema["items"], f"{path}[]", given)

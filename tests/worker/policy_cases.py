@@ -6,8 +6,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from grpo_operator.api.grpojob import OptimizerSpec
 from grpo_operator.api.layout import Layout
+from grpo_operator.api.trainer import OptimizerSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig, token_weights
 from grpo_worker.megatron import weights
 from grpo_worker.megatron.checkpoint import Checkpointer

@@ -4,13 +4,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from grpo_operator.api.base import Device, Model, Name, Path, Resources, ShortString
-from grpo_operator.api.gpus import GpuType
-from grpo_operator.api.layout import Layout
+from grpo_operator.api.algorithm import AlgorithmSpec
+from grpo_operator.api.base import Model, Name, Path, Resources, ShortString
 from grpo_operator.api.model import ModelSpec, WeightSyncSpec
 from grpo_operator.api.rolloutpool import RolloutTemplate
 from grpo_operator.api.scheduling import SchedulingSpec, WithOverlay
 from grpo_operator.api.status import CheckpointStatus, Condition, LayoutStatus, PoolCount, RestartCounts
+from grpo_operator.api.trainer import TrainerSpec
 
 
 class DataSpec(Model):
@@ -25,124 +25,10 @@ class DataSpec(Model):
     train_batch_size: int = Field(128, ge=1, le=65536, description="prompts of one step")
 
 
-class KlControl(Model):
-    """Weight of the KL term (verl: algorithm.kl_ctrl)."""
-
-    type: Literal["fixed", "adaptive"] = "fixed"
-    kl_coef: float = Field(0.001, ge=0, le=10)
-    target_kl: float = Field(0.1, gt=0, le=100, description="adaptive only: KL to hold, in nats")
-    horizon: int = Field(10000, ge=1, le=10**9, description="adaptive only: samples to adapt over")
-
-
-class AlgorithmSpec(Model):
-    """GRPO; keys named as in verl where YAML allows."""
-
-    adv_estimator: Literal["grpo"] = "grpo"
-    samples_per_prompt: int = Field(
-        16, ge=2, le=1024, description="group size (verl: rollout.n; YAML reads a bare n as false)"
-    )
-    temperature: float = Field(1.0, gt=0, le=10)
-    norm_adv_by_std: bool = Field(True, description="divide by the group's standard deviation")
-    clip_ratio_low: float = Field(0.2, gt=0, lt=1)
-    clip_ratio_high: float = Field(0.2, gt=0, le=10)
-    clip_ratio_c: float = Field(3.0, gt=1, le=100, description="dual clip for negative advantages")
-    use_kl_loss: bool = True
-    kl_loss_type: Literal["k1", "k2", "k3"] = "k3"
-    kl_ctrl: KlControl = Field(default_factory=KlControl)
-    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean"] = "token-mean"
-
-
-class OptimizerSpec(Model):
-    """Adam with Megatron-Core's distributed optimizer."""
-
-    lr: float = Field(1e-6, ge=0, le=1)
-    min_lr: float = Field(0.0, ge=0, le=1)
-    lr_warmup_steps: int = Field(0, ge=0, le=10**7)
-    lr_decay_style: Literal["constant", "linear", "cosine"] = "constant"
-    weight_decay: float = Field(0.01, ge=0, le=1)
-    adam_beta1: float = Field(0.9, ge=0, lt=1)
-    adam_beta2: float = Field(0.95, ge=0, lt=1)
-    clip_grad: float = Field(1.0, gt=0, le=1000)
-
-
-class ParallelismSpec(Model):
-    """Sizes of Megatron-Core's parallel axes. Sequence parallelism is on whenever tensor > 1."""
-
-    cel = (
-        (
-            "!self.auto || (self.tensor == 1 && self.pipeline == 1 && self.context == 1"
-            " && self.expert == 1 && self.expertTensor == 1"
-            " && !has(self.layersInFirstStage) && !has(self.layersInLastStage))",
-            "auto chooses every size: remove the sizes, or set auto to false",
-        ),
-        (
-            "self.pipeline > 1 || (!has(self.layersInFirstStage) && !has(self.layersInLastStage))",
-            "layersInFirstStage and layersInLastStage need pipeline > 1",
-        ),
-    )
-    auto: bool = Field(False, description="let the operator choose, by memory and estimated step time")
-    tensor: int = Field(1, ge=1, le=64, description="GPUs that share every matrix (TP)")
-    pipeline: int = Field(1, ge=1, le=128, description="stages of layers (PP)")
-    context: int = Field(1, ge=1, le=64, description="GPUs that share a sequence (CP)")
-    expert: int = Field(1, ge=1, le=512, description="GPUs over which experts are dealt out (EP)")
-    expert_tensor: int = Field(1, ge=1, le=64, description="GPUs that share one expert (ETP)")
-    layers_in_first_stage: int | None = Field(None, ge=1, le=512, description="default: as the others")
-    layers_in_last_stage: int | None = Field(None, ge=1, le=512, description="default: as the others")
-
-    def layout(self, world: int) -> Layout:
-        """The layout of ``world`` ranks.
-
-        Raises ValueError when the sizes do not multiply up to it.
-        """
-        return Layout(world=world, **self.model_dump(exclude={"auto"}))
-
-
-class TrainerSpec(WithOverlay):
-    """The static training pool."""
-
-    cel = (
-        (
-            "(self.nodes * self.gpusPerNode) % (self.parallelism.tensor * self.parallelism.pipeline"
-            " * self.parallelism.context) == 0",
-            "nodes x gpusPerNode must be a multiple of tensor x pipeline x context:"
-            " change parallelism or nodes",
-        ),
-        (
-            "(self.nodes * self.gpusPerNode) % (self.parallelism.expert"
-            " * self.parallelism.expertTensor * self.parallelism.pipeline) == 0",
-            "nodes x gpusPerNode must be a multiple of expert x expertTensor x pipeline:"
-            " change parallelism or nodes",
-        ),
-    )
-    nodes: int = Field(ge=1, le=4096, description="pods of the training pool")
-    gpus_per_node: int = Field(8, ge=1, le=16, description="ranks of a pod, one GPU each on cuda")
-    device: Device = Field(Device.CUDA, description="cuda or cpu")
-    gpu_type: GpuType = Field(GpuType.H100, description="what the planner counts with (cuda only)")
-    recompute: Literal["none", "full"] = Field(
-        "full", description="full: keep only each layer's input for the backward pass"
-    )
-    parallelism: ParallelismSpec = Field(default_factory=ParallelismSpec)
-    optimizer: OptimizerSpec = Field(default_factory=OptimizerSpec)
-    mini_batch_size: int = Field(128, ge=1, le=65536, description="prompts of one optimizer step")
-    micro_batch_size_per_gpu: int = Field(1, ge=1, le=65536, description="sequences of one forward")
-    resources: Resources = Field(default_factory=lambda: Resources(cpu="1", memory="4Gi"))
-    node_selector: dict[str, str] = Field(default_factory=dict, max_length=16)
-
-    @model_validator(mode="after")
-    def _check(self) -> "TrainerSpec":
-        self.parallelism.layout(self.world)  # raises when the sizes do not multiply up
-        return self
-
-    @property
-    def world(self) -> int:
-        """Number of ranks."""
-        return self.nodes * self.gpus_per_node
-
-
 class PoolRef(Model):
     """A RolloutPool of the job's namespace."""
 
-    name: Name
+    name: Name = Field(description="metadata.name of the RolloutPool")
 
 
 class RolloutSpec(Model):
@@ -194,7 +80,9 @@ class ControllerSpec(WithOverlay):
     """The single controller, on a CPU node."""
 
     resources: Resources = Field(default_factory=lambda: Resources(cpu="1", memory="2Gi"))
-    node_selector: dict[str, str] = Field(default_factory=dict, max_length=16)
+    node_selector: dict[str, str] = Field(
+        default_factory=dict, max_length=16, description="labels of the nodes to use"
+    )
 
 
 class ProfileSpec(Model):
@@ -217,7 +105,7 @@ class ProfileSpec(Model):
 class ObservabilitySpec(Model):
     """Where metrics go besides status."""
 
-    tensorboard: bool = True
+    tensorboard: bool = Field(True, description="write TensorBoard files beside the job's metrics.jsonl")
     profile: ProfileSpec | None = None
 
 
@@ -259,10 +147,12 @@ class GRPOJobSpec(Model):
     restart_policy: RestartPolicySpec = Field(default_factory=RestartPolicySpec)
     scheduling: SchedulingSpec = Field(default_factory=SchedulingSpec)
     observability: ObservabilitySpec = Field(default_factory=ObservabilitySpec)
-    total_steps: int = Field(ge=1, le=10**7)
-    seed: int = Field(0, ge=0, le=2**31 - 1)
-    suspend: bool = False
-    ttl_seconds_after_finished: int | None = Field(None, ge=0, le=10**8)
+    total_steps: int = Field(ge=1, le=10**7, description="steps to train: one batch of prompts each")
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="of weights, prompts and samples")
+    suspend: bool = Field(False, description="save a checkpoint and release every pod; false: go on from it")
+    ttl_seconds_after_finished: int | None = Field(
+        None, ge=0, le=10**8, description="seconds after its end until the job is deleted; default: never"
+    )
     image: ShortString | None = Field(None, description="trainer and controller image")
     upgrade_strategy: Literal["None", "Recreate"] = Field(
         "None",
@@ -304,23 +194,27 @@ def check_context(data: DataSpec, pool: RolloutTemplate, field: str) -> None:
 class GRPOJobStatus(Model):
     """Observed run."""
 
-    observed_generation: int | None = None
-    phase: str | None = None
-    step: int | None = None
-    total_steps: int | None = None
+    observed_generation: int | None = Field(None, description="metadata.generation that this status is of")
+    phase: str | None = Field(None, max_length=32, description="one word; the conditions say more")
+    step: int | None = Field(None, description="finished steps")
+    total_steps: int | None = Field(None, description="wanted steps")
     progress: str | None = Field(None, max_length=32, description="step/totalSteps")
-    weight_version: int | None = None
+    weight_version: int | None = Field(None, description="version that the engines were last brought to")
     reward_mean: str | None = Field(None, max_length=32, description="mean reward of the last step")
-    tokens_per_second_per_gpu: str | None = Field(None, max_length=32)
+    tokens_per_second_per_gpu: str | None = Field(
+        None, max_length=32, description="of the last step, over all trainer ranks"
+    )
     last_checkpoint: CheckpointStatus | None = None
     train: PoolCount | None = None
     rollout: PoolCount | None = None
     restarts: RestartCounts | None = None
-    attempt: int | None = None
+    attempt: int | None = Field(None, description="starts of the controller or of the training gang")
     layout: LayoutStatus | None = None
-    started_at: str | None = Field(None, max_length=32)
-    finished_at: str | None = Field(None, max_length=32)
-    conditions: list[Condition] = Field(default_factory=list, max_length=16)
-    train_ready: str | None = Field(None, max_length=16)
-    rollout_ready: str | None = Field(None, max_length=16)
-    weights: str | None = Field(None, max_length=16)
+    started_at: str | None = Field(None, max_length=32, description="RFC 3339, UTC")
+    finished_at: str | None = Field(None, max_length=32, description="RFC 3339, UTC")
+    conditions: list[Condition] = Field(
+        default_factory=list, max_length=16, description="Ready, Progressing, Degraded, ... with reasons"
+    )
+    train_ready: str | None = Field(None, max_length=16, description="train.ready/train.total")
+    rollout_ready: str | None = Field(None, max_length=16, description="rollout.ready/rollout.total")
+    weights: str | None = Field(None, max_length=16, description="weightVersion as v0, v1, ...")

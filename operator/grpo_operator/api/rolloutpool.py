@@ -42,7 +42,9 @@ class EngineSpec(Model):
     quantization: Literal["none", "fp8-block128"] = Field(
         "none", description="form of the weights in the engine"
     )
-    dtype: str = Field("bfloat16", pattern=r"^(bfloat16|float16|float32)$", max_length=16)
+    dtype: str = Field(
+        "bfloat16", pattern=r"^(bfloat16|float16|float32)$", max_length=16, description="of computing"
+    )
     context_length: int = Field(4096, ge=16, le=1048576, description="tokens of prompt and response")
     max_total_tokens: int | None = Field(
         None, ge=64, le=100_000_000, description="tokens of KV cache; default: by free memory"
@@ -115,12 +117,16 @@ class RolloutPoolSpec(RolloutTemplate):
 class RolloutPoolStatus(Model):
     """Observed engines."""
 
-    observed_generation: int | None = None
-    phase: str | None = None
-    replicas: int | None = None
-    ready_replicas: int | None = None
-    weight_version: int | None = None
+    observed_generation: int | None = Field(None, description="metadata.generation that this status is of")
+    phase: str | None = Field(None, max_length=32, description="Pending, Starting, Degraded or Serving")
+    replicas: int | None = Field(None, description="engines that have a pod")
+    ready_replicas: int | None = Field(None, description="engines that serve")
+    weight_version: int | None = Field(None, description="newest version that an engine serves")
     bound_to: str | None = Field(None, max_length=253, description="the GRPOJob that writes the weights")
-    selector: str | None = None
-    engines: list[EngineStatus] = Field(default_factory=list, max_length=512)
-    conditions: list[Condition] = Field(default_factory=list, max_length=16)
+    selector: str | None = Field(None, max_length=512, description="label selector of the engines' pods")
+    engines: list[EngineStatus] = Field(
+        default_factory=list, max_length=512, description="each engine as its sidecar reports it"
+    )
+    conditions: list[Condition] = Field(
+        default_factory=list, max_length=16, description="Ready, Degraded, Reconciling, Stalled"
+    )

@@ -21,8 +21,8 @@ class Toleration(Model):
     """A taint that the job's pods tolerate."""
 
     key: str = Field("", max_length=317, description="taint key; empty with Exists: every taint")
-    operator: Literal["Exists", "Equal"] = "Equal"
-    value: str = Field("", max_length=63)
+    operator: Literal["Exists", "Equal"] = Field("Equal", description="Exists: whatever the value")
+    value: str = Field("", max_length=63, description="taint value")
     effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = Field("", description="empty: all")
 
 
@@ -69,10 +69,14 @@ class SchedulingSpec(Model):
     topology_key: LabelKey | None = Field(
         None, description="node label of a network leaf: the pods of one engine share its value"
     )
-    tolerations: list[Toleration] = Field(default_factory=list, max_length=16)
-    priority_class_name: Name | None = None
-    runtime_class_name: Name | None = None
-    image_pull_secrets: list[Name] = Field(default_factory=list, max_length=8)
+    tolerations: list[Toleration] = Field(
+        default_factory=list, max_length=16, description="taints that every pod tolerates"
+    )
+    priority_class_name: Name | None = Field(None, description="PriorityClass of every pod")
+    runtime_class_name: Name | None = Field(None, description="RuntimeClass of GPU pods, such as nvidia")
+    image_pull_secrets: list[Name] = Field(
+        default_factory=list, max_length=8, description="Secrets of the namespace, for private registries"
+    )
     rdma: RdmaSpec | None = None
     shared_memory: str = Field(
         "64Gi", pattern=r"^[0-9]+(Mi|Gi|Ti)$", max_length=16, description="/dev/shm of a GPU pod, bytes"

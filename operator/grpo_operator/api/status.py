@@ -33,59 +33,59 @@ class EngineState(StrEnum):
 class Condition(Model):
     """metav1.Condition."""
 
-    type: str = Field(max_length=64)
-    status: str = Field(pattern=r"^(True|False|Unknown)$", max_length=8)
-    reason: str = Field(max_length=64)
-    message: str = Field("", max_length=4096)
-    last_transition_time: str = Field(max_length=32)
-    observed_generation: int | None = None
+    type: str = Field(max_length=64, description="what it is about")
+    status: str = Field(pattern=r"^(True|False|Unknown)$", max_length=8, description="True, False or Unknown")
+    reason: str = Field(max_length=64, description="CamelCase, for programs")
+    message: str = Field("", max_length=4096, description="for people: what to do")
+    last_transition_time: str = Field(max_length=32, description="when status changed; RFC 3339, UTC")
+    observed_generation: int | None = Field(None, description="metadata.generation that it is of")
 
 
 class EngineStatus(Model):
     """One engine as its sidecar reports it."""
 
-    name: str = Field(max_length=253)
+    name: str = Field(max_length=253, description="its first pod")
     state: EngineState
-    weight_version: int | None = None
-    endpoint: str | None = Field(None, max_length=253)
-    last_transition: str | None = Field(None, max_length=32)
-    restarts: int | None = None
+    weight_version: int | None = Field(None, description="version that it serves")
+    endpoint: str | None = Field(None, max_length=253, description="URL inside the cluster")
+    last_transition: str | None = Field(None, max_length=32, description="of the state; RFC 3339, UTC")
+    restarts: int | None = Field(None, description="times that the server was lost, seen by this sidecar")
 
 
 class CheckpointStatus(Model):
     """The newest complete checkpoint."""
 
-    step: int
-    location: str = Field(max_length=1024)
-    complete: bool
+    step: int = Field(description="finished steps that it holds")
+    location: str = Field(max_length=1024, description="folder, as the pods see it")
+    complete: bool = Field(description="its commit marker is there")
 
 
 class RestartCounts(Model):
     """Restarts by cause. ``job`` counts towards maxRestarts, ``infrastructure`` does not."""
 
-    job: int = 0
-    infrastructure: int = 0
+    job: int = Field(0, description="errors of the job itself")
+    infrastructure: int = Field(0, description="lost pods, nodes and processes")
 
 
 class PoolCount(Model):
     """Of the training pool, ranks (GPUs) in ready pods; of the rollout pool, ready engines."""
 
-    ready: int = 0
-    total: int = 0
+    ready: int = Field(0, description="that are ready")
+    total: int = Field(0, description="that are wanted")
 
 
 class LayoutStatus(Model):
     """The layout that the operator computed from the spec."""
 
-    world: int
-    data: int
-    tensor: int
-    pipeline: int
-    context: int
-    expert: int
-    expert_tensor: int
-    layers_in_first_stage: int | None = None
-    layers_in_last_stage: int | None = None
+    world: int = Field(description="trainer ranks")
+    data: int = Field(description="data-parallel size (DP)")
+    tensor: int = Field(description="tensor-parallel size (TP)")
+    pipeline: int = Field(description="pipeline stages (PP)")
+    context: int = Field(description="context-parallel size (CP)")
+    expert: int = Field(description="expert-parallel size (EP)")
+    expert_tensor: int = Field(description="tensor-parallel size of experts (ETP)")
+    layers_in_first_stage: int | None = Field(None, description="when it differs from the others")
+    layers_in_last_stage: int | None = Field(None, description="when it differs from the others")
     stages: list[int] = Field(
         max_length=512, description="layers of each pipeline stage; empty: model not known"
     )

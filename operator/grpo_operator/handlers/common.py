@@ -9,9 +9,9 @@ from typing import Any
 from kubernetes.client import ApiException
 
 from grpo_operator.api.base import Device, Model
-from grpo_operator.api.grpojob import TrainerSpec
 from grpo_operator.api.rolloutpool import RolloutTemplate
 from grpo_operator.api.scheduling import SchedulingSpec
+from grpo_operator.api.trainer import TrainerSpec
 from grpo_operator.apply.cache import WATCHED, Cache, key_of
 from grpo_operator.apply.probe import PodProbe
 from grpo_operator.apply.prober import Prober

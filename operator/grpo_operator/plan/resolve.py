@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 from grpo_operator.api.base import Device
 from grpo_operator.api.gpus import GPUS, Gpu
-from grpo_operator.api.grpojob import GRPOJobSpec, ParallelismSpec, check_context
+from grpo_operator.api.grpojob import GRPOJobSpec, check_context
 from grpo_operator.api.layout import Layout
 from grpo_operator.api.rolloutpool import EngineSpec, RolloutPoolSpec, RolloutTemplate
 from grpo_operator.api.status import LayoutStatus
+from grpo_operator.api.trainer import ParallelismSpec
 from grpo_operator.plan.engines import shape as engine_rules
 from grpo_operator.plan.engines.memory import EngineMemory, engine_memory
 from grpo_operator.plan.engines.shape import EngineShape

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_operator.api.base import Resources
-from grpo_operator.api.grpojob import ControllerSpec, TrainerSpec
+from grpo_operator.api.grpojob import ControllerSpec
 from grpo_operator.api.rolloutpool import RolloutTemplate
 from grpo_operator.api.scheduling import SchedulingSpec
+from grpo_operator.api.trainer import TrainerSpec
 from grpo_operator.plan import names
 from grpo_operator.plan.feasibility import GPU
 from grpo_operator.plan.names import AGENT_PORT, Owner

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from grpo_operator.api.grpojob import KlControl
+from grpo_operator.api.algorithm import KlControl
 
 
 class KlController:

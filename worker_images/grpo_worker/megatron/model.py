@@ -20,8 +20,8 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
-from grpo_operator.api.grpojob import OptimizerSpec
 from grpo_operator.api.layout import Layout
+from grpo_operator.api.trainer import OptimizerSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig, clipped_policy_loss, kl_estimate
 from grpo_worker.megatron import weights
 from grpo_worker.megatron.config_map import mcore_config
