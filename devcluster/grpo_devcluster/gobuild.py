@@ -45,12 +45,13 @@ COMPONENTS = {
         Component("coredns", "coredns", "github.com/coredns/coredns"),
         Component("kuberay-operator", "kuberay", "github.com/ray-project/kuberay/ray-operator"),
         Component("kuberay-operator-1.5", "kuberay-1.5", "github.com/ray-project/kuberay/ray-operator"),
+        Component("promtool", "prometheus", "github.com/prometheus/prometheus/cmd/promtool"),
         Component("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok"),
         Component("helm", "helm", "helm.sh/helm/v4/cmd/helm"),
     )
 }
-# The older KubeRay is for one test alone.
-DEFAULT = tuple(name for name in COMPONENTS if name != "kuberay-operator-1.5")
+# The others are for one test each, which builds them.
+DEFAULT = tuple(name for name in COMPONENTS if name not in ("kuberay-operator-1.5", "promtool"))
 
 
 def _flags(component: Component) -> list[str]:

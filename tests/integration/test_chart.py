@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import yaml
 from conftest import Api, until
 from fault_proxy import FaultProxy
 
-from grpo_devcluster.gobuild import binary
+from grpo_devcluster.gobuild import binary, build_all
 from grpo_devcluster.install import CHART
 from grpo_devcluster.operator_process import operator_process
 
@@ -135,3 +136,19 @@ def test_with_a_list_of_namespaces_nothing_else_is_asked_of_the_api(
         "services",
         "secrets",
     }
+
+
+def test_the_alerts_fire_when_they_should_and_only_then() -> None:
+    """Prometheus' own tool reads the rules and runs them against the series of a test file."""
+    build_all(("promtool",))
+    rules, cases = CHART / "files" / "rules.yaml", Path(__file__).with_name("rules_test.yaml")
+    for arguments in (("check", "rules", "--lint=all", "--lint-fatal", rules), ("test", "rules", cases)):
+        done = subprocess.run([binary("promtool"), *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    named = {case["alertname"] for test in _cases(cases) for case in test["alert_rule_test"]}
+    groups = yaml.safe_load(rules.read_text())["groups"]
+    assert named == {rule["alert"] for group in groups for rule in group["rules"]}, "an alert without a case"
+
+
+def _cases(file: Path) -> list[dict[str, Any]]:
+    return list(yaml.safe_load(file.read_text())["tests"])
