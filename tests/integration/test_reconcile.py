@@ -1,9 +1,11 @@
 """The operator with real KubeRay and the real scheduler; KWOK runs the pods."""
 
+import json
 import time
+from collections import Counter
 from typing import Any
 
-from conftest import POOL, WHOLE, Api, running, until
+from conftest import POOL, WHOLE, Api, lose_controller, running, until
 
 
 def test_apply_makes_one_ray_cluster_with_all_pools(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
@@ -74,3 +76,30 @@ def test_deleting_the_job_deletes_everything(api: Api, tiny: dict[str, Any], fak
     api.ok("delete", "grpojob", "tiny-moe")
     kinds = "pods,services,configmaps,rayclusters,rolloutpools"
     until("nothing is left", lambda: not api.ok("get", kinds, "-l", "rl.grpo.dev/job", "-o", "name"), 60)
+
+
+def test_of_a_queued_job_suspend_is_left_to_kueue(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
+    """What Kueue does to a RayCluster, done by hand: hold it, start it; and a user who suspends the job."""
+    fake_nodes(2)
+    tiny["spec"]["scheduling"] = {"queueName": "team-a"}
+    assert api.apply(tiny).returncode == 0
+    until("the RayCluster", lambda: api.run("get", "raycluster", "tiny-moe").returncode == 0, 30)
+    assert api.get("raycluster", "tiny-moe")["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
+    _hold(api, True)
+    until("queued", lambda: api.get("grpojob", "tiny-moe")["status"]["phase"] == "Pending", 30)
+    until("no pod", lambda: not api.get("pods")["items"], 30)
+    api.ok("scale", "rpool", "tiny-moe-rollout", "--replicas=1")  # a write must not start the pods
+    time.sleep(3)
+    assert api.get("raycluster", "tiny-moe")["spec"]["suspend"] is True and not api.get("pods")["items"]
+    _hold(api, False)
+    until("all pods run", lambda: running(api) == WHOLE - Counter(rollout=1), 60)
+    tiny["spec"]["suspend"] = True
+    lose_controller(api, "tiny-moe")
+    assert api.apply(tiny).returncode == 0
+    until("the quota is free", lambda: api.run("get", "raycluster", "tiny-moe").returncode != 0, 60)
+    until("Suspended", lambda: api.get("grpojob", "tiny-moe")["status"]["phase"] == "Suspended", 30)
+
+
+def _hold(api: Api, hold: bool) -> None:
+    patch = json.dumps({"spec": {"suspend": hold}})
+    api.ok("patch", "raycluster", "tiny-moe", "--type=merge", "--field-manager=kueue", "-p", patch)

@@ -7,7 +7,7 @@ from objects import NOW, job, pod, pool_of, progress, running, spec_of
 
 from grpo_operator.api.grpojob import GRPOJobStatus
 from grpo_operator.kuberay_client.models import RayClusterStatus
-from grpo_operator.plan.decision import pods_suspended, wish_to_suspend
+from grpo_operator.plan.decision import cluster_unwanted, pods_suspended, wish_to_suspend
 from grpo_operator.plan.job_status import (
     job_status,
     layout_status,
@@ -44,6 +44,25 @@ def test_a_controller_that_does_not_answer_is_not_taken_for_gone() -> None:
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_an_ended_job_never_gets_pods_again(phase: str) -> None:
     assert pods_suspended({"phase": phase}, False, Observed())
+
+
+def test_a_ray_cluster_goes_when_all_is_to_be_cleaned_or_kueue_wants_its_quota_back() -> None:
+    ended = {"phase": "Succeeded"}
+    assert cluster_unwanted(ended, "All", False, False) and not cluster_unwanted(
+        ended, "Workers", True, False
+    )
+    assert cluster_unwanted({}, "Workers", True, queued=True)
+    assert not cluster_unwanted({}, "Workers", False, queued=True)
+    assert not cluster_unwanted({}, "Workers", True, queued=False)
+
+
+def test_a_queued_job_is_pending_until_kueue_starts_its_cluster() -> None:
+    manifest = job(scheduling={"queueName": "team-a"})
+    held = Observed(RayClusterStatus(state="suspended"), (), None)
+    status = _status(held, manifest)
+    assert status.phase == "Pending" and "queued in team-a" in status.conditions[0].message
+    assert _true(status) == {"Progressing", "Reconciling"}
+    assert _status(running(), manifest).phase == "Training"
 
 
 def test_suspension_is_kept_while_kuberay_deletes_pods() -> None:

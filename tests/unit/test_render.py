@@ -70,6 +70,11 @@ def test_cpu_jobs_ask_for_no_gpu_and_gpu_jobs_do() -> None:
     assert ranks["resources"]["limits"]["nvidia.com/gpu"] == "1"
 
 
+def test_kueue_keeps_suspend_to_itself() -> None:
+    assert cluster(suspend=True)["spec"]["suspend"] is True
+    assert "suspend" not in cluster(suspend=True, scheduling={"queueName": "team-a"})["spec"]
+
+
 def test_digest_changes_with_the_manifest_alone() -> None:
     first, again, other = with_hash(cluster()), with_hash(cluster()), with_hash(cluster(suspend=True))
     assert is_current(first, again)

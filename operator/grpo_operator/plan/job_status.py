@@ -123,6 +123,8 @@ def _phase(job: dict[str, Any], spec: GRPOJobSpec, observed: Observed) -> tuple[
         if gone or (cluster is None and not observed.pods):
             return Phase.SUSPENDED, "all pods are released; set spec.suspend to false to resume"
         return Phase.SUSPENDING, "waiting for a checkpoint and for the pods to end"
+    if spec.scheduling.queue_name and cluster is not None and cluster.suspended:
+        return Phase.PENDING, f"queued in {spec.scheduling.queue_name}: Kueue has not given the quota yet"
     if progress:
         phase = Phase(progress["phase"])
         return (Phase.STARTING if phase == Phase.SUSPENDED else phase), progress["message"]
@@ -167,7 +169,7 @@ def _conditions(
     whole = rollout.ready == rollout.total and train.ready == train.total
     degraded = phase == Phase.RECOVERING or (running and not whole)
     pools = f"ranks {train.ready}/{train.total}, engines {rollout.ready}/{rollout.total}"
-    changing = phase in (Phase.STARTING, Phase.RECOVERING, Phase.SUSPENDING)
+    changing = phase in (Phase.PENDING, Phase.STARTING, Phase.RECOVERING, Phase.SUSPENDING)
     conditions.set("Ready", running or phase == Phase.SUCCEEDED, phase, message)
     conditions.set("Progressing", changing or running, phase, message)
     reason = "PoolsIncomplete" if degraded else "PoolsWhole"
