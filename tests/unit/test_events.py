@@ -94,3 +94,18 @@ def test_the_cache_keeps_what_is_read_and_forgets_whole_owners() -> None:
     assert cache.keys("pods") == {("default", "tiny-moe-trainer-0")}
     cache.store("pods", {"type": "DELETED", "object": made})
     assert cache.pods_of(owner) == () and cache.keys("pods") == set()
+
+
+def test_a_ray_cluster_is_kept_as_text_and_comes_back_whole() -> None:
+    cache = Cache()
+    made: dict[str, Any] = {
+        "metadata": {"name": "a", "namespace": "default", "managedFields": [{}], "annotations": {"x": "1"}},
+        "spec": {"suspend": True, "workerGroupSpecs": [{"groupName": "trainer"}]},
+        "status": {"state": "ready"},
+    }
+    cache.store("rayclusters", {"type": "ADDED", "object": made})
+    kept = cache.ray_clusters[("default", "a")]
+    assert kept["spec"] == {"suspend": True} and kept["status"] == {"state": "ready"}
+    live = cache.live("rayclusters", ("default", "a"))
+    assert live is not None and live["spec"] == made["spec"] and "managedFields" not in live["metadata"]
+    assert cache.live("rayclusters", ("default", "b")) is None

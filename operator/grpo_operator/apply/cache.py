@@ -1,54 +1,13 @@
 """Objects as the watches last delivered them, reduced to what the operator reads."""
 
+import json
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import Any
 
-from grpo_operator.api.base import GROUP, VERSION
-from grpo_operator.plan.names import OWNER_LABELS, Owner, owner_in_labels
+from grpo_operator.apply.watched import WATCHED, Object, reduced
+from grpo_operator.plan.names import Owner, owner_in_labels
 
 Key = tuple[str, str]  # namespace ("" for nodes), name
-Object = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """One watched kind. ``owned``: only what carries the label of a GRPOJob or RolloutPool.
-    ``whole``: kept whole, to be compared with what was applied."""
-
-    group: str
-    version: str
-    plural: str
-    owned: bool = True
-    whole: bool = True
-    namespaced: bool = True
-
-    @property
-    def path(self) -> str:
-        """Path of its API group and version."""
-        return f"apis/{self.group}/{self.version}" if self.group else f"api/{self.version}"
-
-    @property
-    def selectors(self) -> tuple[str, ...]:
-        """Label selectors that together name the watched objects."""
-        return tuple(OWNER_LABELS.values()) if self.owned else ("",)
-
-
-WATCHED = (
-    Watched(GROUP, VERSION, "grpojobs", owned=False),
-    Watched(GROUP, VERSION, "rolloutpools", owned=False),
-    Watched("ray.io", "v1", "rayclusters"),
-    Watched("", "v1", "pods", whole=False),
-    Watched("", "v1", "configmaps"),
-    Watched("", "v1", "services"),
-    Watched("policy", "v1", "poddisruptionbudgets"),
-    Watched("networking.k8s.io", "v1", "networkpolicies"),
-    Watched("", "v1", "nodes", owned=False, whole=False, namespaced=False),
-)
-_WHOLE = {kind.plural: kind.whole for kind in WATCHED}
-# Of the others these fields; hundreds of jobs have tens of thousands of pods.
-_SPEC = ("nodeName", "unschedulable", "taints")
-_STATUS = ("phase", "podIP", "conditions", "allocatable")
 
 
 class Cache:
@@ -70,8 +29,12 @@ class Cache:
     def node(self, name: str) -> Object | None:
         return self._tables["nodes"].get(("", name))
 
-    def child(self, plural: str, namespace: str, name: str) -> Object | None:
-        return self._tables[plural].get((namespace, name))
+    def live(self, plural: str, key: Key) -> Object | None:
+        """A child as it is in the cluster, without its status."""
+        kept = self._tables[plural].get(key)
+        if kept is None or "live" not in kept:
+            return kept
+        return dict(json.loads(kept["live"]))
 
     def owners(self) -> list[Owner]:
         """Every GRPOJob and RolloutPool."""
@@ -112,9 +75,7 @@ class Cache:
         if event["type"] == "DELETED":
             self.forget(plural, key)
             return
-        kept = _without_managers(event["object"])
-        if not _WHOLE[plural]:
-            kept = _reduced(kept)
+        kept = reduced(plural, event["object"])
         self._tables[plural][key] = kept
         owner = owner_in_labels(kept)
         if plural == "pods" and owner:
@@ -133,17 +94,3 @@ class Cache:
 def key_of(obj: Object) -> Key:
     """(namespace, name) of an object."""
     return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
-
-
-def _without_managers(obj: Object) -> Object:
-    metadata = {k: v for k, v in obj["metadata"].items() if k != "managedFields"}
-    return {**obj, "metadata": metadata}
-
-
-def _reduced(obj: Object) -> Object:
-    spec, status = obj.get("spec") or {}, obj.get("status") or {}
-    return {
-        "metadata": obj["metadata"],
-        "spec": {key: spec[key] for key in _SPEC if key in spec},
-        "status": {key: status[key] for key in _STATUS if key in status},
-    }

@@ -8,7 +8,8 @@ import asyncio
 from collections.abc import Sequence
 from itertools import product
 
-from grpo_operator.apply.cache import WATCHED, Cache, Key, Watched
+from grpo_operator.apply.cache import Cache, Key
+from grpo_operator.apply.watched import WATCHED, Watched
 from grpo_operator.kuberay_client.kube import Kube
 
 LOOK_SECONDS = 0.5

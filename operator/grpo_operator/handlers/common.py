@@ -12,9 +12,10 @@ from grpo_operator.api.base import Device, Model
 from grpo_operator.api.rolloutpool import RolloutTemplate
 from grpo_operator.api.scheduling import SchedulingSpec
 from grpo_operator.api.trainer import TrainerSpec
-from grpo_operator.apply.cache import WATCHED, Cache, key_of
+from grpo_operator.apply.cache import Cache, key_of
 from grpo_operator.apply.probe import PodProbe
 from grpo_operator.apply.prober import Prober
+from grpo_operator.apply.watched import WATCHED
 from grpo_operator.apply.writer import Writer
 from grpo_operator.handlers.admissions import Admissions
 from grpo_operator.handlers.sweep import owner_uid
@@ -96,11 +97,11 @@ class Kit:
     async def _child(self, plural: str, manifest: dict[str, Any]) -> None:
         """The cache is left to the watches: an answer kept here could
         outlive its object."""
-        seen = self.cache.child(plural, *key_of(manifest))
+        seen = self.cache.live(plural, key_of(manifest))
         await self.writer.child(_PATHS[plural], plural, manifest, seen)
 
     async def ray_cluster(self, cluster: RayCluster) -> None:
-        seen = self.cache.ray_clusters.get(key_of(cluster.wire()))
+        seen = self.cache.live("rayclusters", (cluster.metadata["namespace"], cluster.metadata["name"]))
         await self.writer.ray_cluster(cluster, seen)
 
     async def applied(self, apply: Awaitable[None]) -> str:

@@ -10,11 +10,12 @@ import kopf
 from kubernetes import client, config
 from prometheus_client import REGISTRY, start_http_server
 
-from grpo_operator.apply.cache import WATCHED, Cache, Watched, key_of
+from grpo_operator.apply.cache import Cache, key_of
 from grpo_operator.apply.listing import Listing
 from grpo_operator.apply.probe import PodProbe
 from grpo_operator.apply.prober import Prober
 from grpo_operator.apply.surroundings import Surroundings
+from grpo_operator.apply.watched import WATCHED, Watched
 from grpo_operator.apply.writer import Writer
 from grpo_operator.handlers.admissions import Admissions
 from grpo_operator.handlers.common import Kit
