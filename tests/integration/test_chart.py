@@ -102,7 +102,7 @@ def test_a_wrong_value_is_refused_by_the_schema(setting: str, text: str) -> None
 def test_a_real_api_server_takes_everything_as_it_stands(api: Api) -> None:
     """Stricter than schemas: defaulting, validation and admission of the API server itself."""
     api.run("create", "namespace", "grpo-system")
-    for arguments in ((), ("--set", "watchNamespaces={default}"), ("--set", "metrics.dashboard=true")):
+    for arguments in ((), ("--set", "watchNamespaces={grpo-system}"), ("--set", "metrics.dashboard=true")):
         objects = yaml.safe_dump_all(_render(*arguments))
         api.ok(
             "apply", "--dry-run=server", "--validate=strict", "-n", "grpo-system", "-f", "-", stdin=objects
