@@ -13,7 +13,7 @@ from grpo_operator.apply.cache import Cache
 from grpo_operator.apply.listing import Listing
 from grpo_operator.kuberay_client.kube import Kube
 
-COUNT = 1001  # more than two pages
+COUNT = 25
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,7 +37,8 @@ def maps(api: Api) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def kube(api: Api) -> Kube:
+def kube(api: Api, monkeypatch: pytest.MonkeyPatch) -> Kube:
+    monkeypatch.setattr("grpo_operator.kuberay_client.kube.PAGE", 10)
     return Kube(config.new_client_from_config(str(KUBECONFIG)))
 
 
@@ -51,7 +52,7 @@ def _cache(kube: Kube, maps: list[dict[str, Any]]) -> Cache:
 
 def test_names_come_in_pages_and_by_label(kube: Kube, maps: list[dict[str, Any]]) -> None:
     names = asyncio.run(kube.names("api/v1", "configmaps", "", "rl.grpo.dev/job"))
-    assert len(names) == COUNT and ("default", "m-1000") in names
+    assert len(names) == COUNT and ("default", "m-24") in names
     assert asyncio.run(kube.names("api/v1", "configmaps", "kube-system", "rl.grpo.dev/job")) == set()
     assert asyncio.run(kube.names("apis/none.example/v1", "nothings", "", "")) == set()
 

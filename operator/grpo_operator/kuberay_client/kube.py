@@ -12,6 +12,7 @@ from prometheus_client import Counter
 
 MANAGER = "grpo-operator"
 _METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+PAGE = 500  # objects of one page of a listing
 TIMEOUT = (5, 30)  # seconds to connect and to answer
 REQUESTS = Counter("grpo_api_requests_total", "Writes to the API server", ["verb", "code"])
 
@@ -60,7 +61,7 @@ class Kube:
         """
         found: set[tuple[str, str]] = set()
         path = _path(group, plural, namespace)
-        query = {"limit": "500", "labelSelector": selector}
+        query = {"limit": str(PAGE), "labelSelector": selector}
         while True:
             try:
                 page = await self._call("GET", path, list(query.items()), accept=_METADATA)
