@@ -1,5 +1,7 @@
 """RolloutPools without a job: engines of their own, bound by jobs in turn, scaled, deleted."""
 
+import json
+import time
 from typing import Any
 
 from conftest import POOL, Api, lose_controller, until
@@ -116,6 +118,20 @@ def test_a_name_that_is_taken_is_refused_and_nothing_is_overwritten(
     until("refused", lambda: _reason(api, "grpo", "tiny-moe-rollout") == "NameTaken", 30)
     owners = api.get("raycluster", "tiny-moe-rollout")["metadata"]["ownerReferences"]
     assert [owner["kind"] for owner in owners] == ["RolloutPool"]
+
+
+def test_an_ended_job_stays_ended_when_its_pool_goes(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
+    fake_nodes(3)
+    assert api.apply(_shared(tiny)).returncode == 0
+    assert api.apply(_referring(tiny, "first")).returncode == 0
+    until("its pods", lambda: len(_pods(api, "rl.grpo.dev/job=first")) == 4, 60)
+    ended = json.dumps({"status": {"phase": "Succeeded", "step": 7}})
+    api.ok("patch", "grpo", "first", "--subresource=status", "--type=merge", "-p", ended)
+    api.ok("delete", "rpool", "shared")
+    until("its pods go", lambda: not _pods(api, "rl.grpo.dev/job=first"), 60)
+    time.sleep(3)
+    status = api.get("grpo", "first")["status"]
+    assert (status["phase"], status["step"]) == ("Succeeded", 7)
 
 
 def test_kai_clusters_have_no_owner_and_still_go_with_their_job(

@@ -82,6 +82,8 @@ class JobReconciler:
         await self._expire(job, spec)
 
     async def _refuse(self, job: dict[str, Any], reason: str, message: str, waits: bool = False) -> None:
+        if decision.is_terminal(job.get("status") or {}):
+            return  # how it ended stays
         status = refused_status(job, reason, message, now(), waits)
         await self._kit.report("grpojobs", job, status, job_event)
 
@@ -89,7 +91,7 @@ class JobReconciler:
         """The job's rollout pool. Raises RefusedError."""
         owner, reference = owner_of(job), spec.rollout.pool_ref
         if reference:
-            return self._referred(owner, reference.name)
+            return self._referred(job, reference.name)
         assert spec.rollout.template is not None
         owned = self._kit.cache.pools.get((owner.namespace, names.rollout_pool(owner.name)))
         if owned is None:
@@ -102,12 +104,14 @@ class JobReconciler:
             )
         return Engines(owner, RolloutPoolSpec.model_validate(owned["spec"]), True)
 
-    def _referred(self, job: Owner, name: str) -> Engines:
-        pool = self._kit.cache.pools.get((job.namespace, name))
+    def _referred(self, job: dict[str, Any], name: str) -> Engines:
+        namespace = job["metadata"]["namespace"]
+        pool = self._kit.cache.pools.get((namespace, name))
+        if pool is None and decision.is_terminal(job.get("status") or {}):
+            return Engines(Owner("RolloutPool", namespace, name), RolloutTemplate(), False)
         if pool is None:
             raise WaitError(
-                f"spec.rollout.poolRef.name={name}: namespace {job.namespace} has no such RolloutPool: "
-                "create it",
+                f"spec.rollout.poolRef.name={name}: namespace {namespace} has no such RolloutPool: create it",
                 "PoolNotFound",
             )
         belongs = owner_in_labels(pool)
