@@ -87,8 +87,9 @@ def fake_nodes(api: Api) -> Iterator[Callable[[int], None]]:
 
 
 @pytest.fixture
-def tiny(api: Api) -> Iterator[dict[str, Any]]:
-    """The tiny manifest, to be changed and applied; its job is deleted after the test."""
+def tiny(api: Api, fake_nodes: Any) -> Iterator[dict[str, Any]]:
+    """The tiny manifest, to be changed and applied; its job is deleted after the test, before the
+    nodes: pods of a node that is gone linger."""
     manifest = yaml.safe_load((REPO / "manifests" / "tiny-moe.yaml").read_text())
     yield manifest
     api.run("delete", "grpojobs,rolloutpools", "--all", "--wait", "--timeout=60s")
