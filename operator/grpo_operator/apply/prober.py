@@ -41,9 +41,9 @@ class Prober:
     def start(self) -> None:
         """Begin a look at every job that is due and not being looked at; forget deleted jobs."""
         owners = set(self._cache.owners())
-        for key in [k for k in self._reports if k not in owners]:
-            self._reports.pop(key)
-            self._silent.pop(key, None)
+        for known in (self._reports, self._silent):
+            for key in known.keys() - owners:
+                del known[key]
         now = time.monotonic()
         for key in owners:
             due = self._silent.get(key, (0, now))[1] <= now
@@ -68,9 +68,10 @@ class Prober:
             self._silent.pop(key, None)
         fresh = Reports(progress, agents)
         if fresh != self._reports.get(key, Reports()):
-            self._reports[key] = fresh
             if fresh == Reports():
                 del self._reports[key]
+            else:
+                self._reports[key] = fresh
             self._changed(key)
 
     def stop(self) -> None:

@@ -1,7 +1,7 @@
 """What the reconciles of both kinds share."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -20,6 +20,7 @@ from grpo_operator.apply.writer import Writer
 from grpo_operator.handlers.admissions import Admissions
 from grpo_operator.handlers.sweep import owner_uid
 from grpo_operator.kuberay_client.models import RayCluster, RayClusterStatus
+from grpo_operator.plan import health
 from grpo_operator.plan.events import Event
 from grpo_operator.plan.names import Owner
 from grpo_operator.plan.resolve import RefusedError
@@ -103,6 +104,14 @@ class Kit:
     async def ray_cluster(self, cluster: RayCluster) -> None:
         seen = self.cache.live("rayclusters", (cluster.metadata["namespace"], cluster.metadata["name"]))
         await self.writer.ray_cluster(cluster, seen)
+
+    async def replace_sick(
+        self, owner: dict[str, Any], pods: Iterable[dict[str, Any]], scheduling: SchedulingSpec
+    ) -> None:
+        """Pods on nodes that somebody marked as sick go; KubeRay makes new ones elsewhere."""
+        for pod, why in health.to_replace(pods, self.cache.node, scheduling):
+            await self.writer.delete_pod(pod)
+            await self.writer.event(owner, "NodeUnhealthy", why, True)
 
     async def applied(self, apply: Awaitable[None]) -> str:
         """Await ``apply``; what the API server said when it refused the manifests themselves, or "".

@@ -13,7 +13,7 @@ from grpo_operator.api.status import LayoutStatus
 from grpo_operator.apply.prober import Reports
 from grpo_operator.handlers.admissions import MANAGER
 from grpo_operator.handlers.common import Kit, now
-from grpo_operator.plan import decision, health, names
+from grpo_operator.plan import decision, names
 from grpo_operator.plan.events import job_event
 from grpo_operator.plan.feasibility import infeasible
 from grpo_operator.plan.job_status import job_status, layout_status, refused_status, settled_layout
@@ -75,7 +75,7 @@ class JobReconciler:
         await self._kit.report("grpojobs", job, status, job_event)
         if engines.own:
             await self._pool_report(job, observed)
-        await self._replace_sick(job, spec, observed)
+        await self._kit.replace_sick(job, observed.pods, spec.scheduling)
         wish = decision.wish_to_suspend(spec.suspend, observed)
         if wish is not None:
             await self._kit.probe.request_suspend(observed.pods, wish)
@@ -207,12 +207,6 @@ class JobReconciler:
             spec = RolloutPoolSpec.model_validate(pool["spec"])
             status = pool_status(pool, spec, owner, observed, owner.name, now())
             await self._kit.writer.status("rolloutpools", pool, status)
-
-    async def _replace_sick(self, job: dict[str, Any], spec: GRPOJobSpec, observed: Observed) -> None:
-        """Pods on nodes that somebody marked as sick go; KubeRay makes new ones elsewhere."""
-        for pod, why in health.to_replace(observed.pods, self._kit.cache.node, spec.scheduling):
-            await self._kit.writer.delete_pod(pod)
-            await self._kit.writer.event(job, "NodeUnhealthy", why, True)
 
     async def _expire(self, job: dict[str, Any], spec: GRPOJobSpec) -> None:
         finished, ttl = (job.get("status") or {}).get("finishedAt"), spec.ttl_seconds_after_finished

@@ -8,7 +8,7 @@ from grpo_operator.api.base import LONGEST_NAME
 from grpo_operator.api.errors import describe
 from grpo_operator.api.rolloutpool import RolloutPoolSpec
 from grpo_operator.handlers.common import Kit, now
-from grpo_operator.plan import health, names
+from grpo_operator.plan import names
 from grpo_operator.plan.events import pool_event
 from grpo_operator.plan.feasibility import infeasible
 from grpo_operator.plan.kuberay import shortcoming
@@ -78,9 +78,7 @@ class PoolReconciler:
         blocked = await kit.applied(self._apply(pool, spec))
         status = pool_status(pool, spec, owner, observed, name, now(), blocked)
         await kit.report("rolloutpools", pool, status, pool_event)
-        for pod, why in health.to_replace(pods, kit.cache.node, spec.scheduling):
-            await kit.writer.delete_pod(pod)
-            await kit.writer.event(pool, "NodeUnhealthy", why, True)
+        await kit.replace_sick(pool, pods, spec.scheduling)
         if writer:
             await self._tell_agents(observed, writer)
 

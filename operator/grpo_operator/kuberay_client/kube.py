@@ -43,12 +43,7 @@ class Kube:
 
     async def get(self, group: str, plural: str, namespace: str, name: str) -> dict[str, Any] | None:
         """The object; None when it does not exist."""
-        try:
-            return await self._call("GET", _path(group, plural, namespace, name))
-        except client.ApiException as error:
-            if error.status == 404:
-                return None
-            raise
+        return await self._found(_path(group, plural, namespace, name))
 
     async def create(self, group: str, plural: str, manifest: dict[str, Any]) -> dict[str, Any]:
         path = _path(group, plural, manifest["metadata"]["namespace"])
@@ -63,12 +58,9 @@ class Kube:
         path = _path(group, plural, namespace)
         query = {"limit": str(PAGE), "labelSelector": selector}
         while True:
-            try:
-                page = await self._call("GET", path, list(query.items()), accept=_METADATA)
-            except client.ApiException as error:
-                if error.status == 404:
-                    return set()
-                raise
+            page = await self._found(path, list(query.items()), _METADATA)
+            if page is None:
+                return set()
             metadata = [item["metadata"] for item in page["items"] or ()]
             found |= {(meta.get("namespace", ""), meta["name"]) for meta in metadata}
             query["continue"] = page["metadata"].get("continue", "")
@@ -77,23 +69,24 @@ class Kube:
 
     async def kinds(self, group: str) -> set[str]:
         """Plural names that the API server serves in a group and version (``apis/GROUP/VERSION``)."""
-        try:
-            found = await self._call("GET", f"/{group}")
-        except client.ApiException as error:
-            if error.status == 404:
-                return set()
-            raise
-        return {resource["name"] for resource in found["resources"]}
+        found = await self._found(f"/{group}")
+        return {resource["name"] for resource in found["resources"]} if found else set()
 
     async def schemas(self, group: str) -> dict[str, Any]:
         """OpenAPI schemas by name of a group and version; empty when it is not served."""
+        found = await self._found(f"/openapi/v3/{group}")
+        return dict(found["components"]["schemas"]) if found else {}
+
+    async def _found(
+        self, path: str, query: list[tuple[str, str]] | None = None, accept: str = "application/json"
+    ) -> dict[str, Any] | None:
+        """What a GET answers; None for 404."""
         try:
-            found = await self._call("GET", f"/openapi/v3/{group}")
+            return await self._call("GET", path, query, accept=accept)
         except client.ApiException as error:
             if error.status == 404:
-                return {}
+                return None
             raise
-        return dict(found["components"]["schemas"])
 
     async def _call(
         self, method: str, path: str, query: list[tuple[str, str]] | None = None, body: Any = None,

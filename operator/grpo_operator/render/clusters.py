@@ -17,11 +17,10 @@ from grpo_operator.render.job_pods import JobPods, trainer_ray_resources
 from grpo_operator.render.metadata import metadata
 from grpo_operator.render.placement import cluster_labels
 from grpo_operator.render.pods import PodParts
-from grpo_operator.render.services import rollout_groups
+from grpo_operator.render.services import NO_LEAVES, rollout_groups
 from grpo_operator.render.settings import OperatorSettings
 
 RAY_VERSION = "2.60.0"
-NO_LEAVES = Leaves()
 _SMALL_STORE = {"object-store-memory": "200000000"}  # bytes; by default Ray takes 30 % of memory
 
 
