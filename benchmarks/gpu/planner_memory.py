@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import megatron.core.transformer.moe.moe_utils as moe_utils
-import megatron.core.transformer.multi_latent_attention as mla
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import (
@@ -26,7 +24,6 @@ from megatron.core.distributed import (
     DistributedDataParallelConfig,
     finalize_model_grads,
 )
-from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
@@ -37,12 +34,7 @@ from grpo_operator.api.layout import Layout
 from grpo_operator.plan.model.shape import ModelShape
 from grpo_operator.plan.training.activations import Workload
 from grpo_operator.plan.training.memory import stage_memory
-from grpo_worker.megatron.config_map import mcore_config
-from grpo_worker.megatron.layer_spec import block_spec
-
-# Without Transformer Engine both modules import mocks, on which isinstance() fails.
-mla.HAVE_TE = False
-moe_utils.__dict__.setdefault("te_general_gemm", None)
+from grpo_worker.megatron.build import build_chunks
 
 MODEL = architecture("deepseek-v3") | {
     "num_hidden_layers": 8,
@@ -97,27 +89,8 @@ def measure(layout: Layout, recompute: bool) -> tuple[int, int]:
 
 
 def _build(layout: Layout, recompute: bool) -> tuple[Any, Any]:
-    overrides: dict[str, Any] = {
-        "params_dtype": torch.bfloat16,
-        "pipeline_dtype": torch.bfloat16,
-        "bf16": True,
-    }
-    overrides |= {"use_cpu_initialization": False}
-    if recompute:
-        overrides |= {"recompute_granularity": "full", "recompute_method": "uniform"}
-        overrides |= {"recompute_num_layers": 1}
-    config = mcore_config(MODEL, layout, **overrides)
-    gpt = GPTModel(
-        config,
-        block_spec(config),
-        vocab_size=MODEL["vocab_size"],
-        max_sequence_length=SEQUENCE,
-        position_embedding_type="rope",
-        share_embeddings_and_output_weights=False,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
-    )
-    gpt = gpt.cuda().bfloat16()
+    (gpt,) = build_chunks(MODEL, layout, torch.bfloat16, recompute)
+    config = gpt.config
     options = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
     model = DistributedDataParallel(config, options, gpt)
     settings = OptimizerConfig(

@@ -5,7 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from grpo_devcluster.paths import CACHE, REPO
+from grpo_devcluster.paths import CACHE, REPO, content_key
 from grpo_devcluster.stages import run
 
 DEBIAN = [
@@ -79,3 +79,35 @@ def uv_environment() -> dict[str, str]:
         "VIRTUAL_ENV": "",
         "PATH": os.environ["PATH"],
     }
+
+
+ORACLES = ("verl==0.9.1", "omegaconf==2.4.0", "codetiming==1.4.0")
+
+
+def oracles() -> Path:
+    """Folder with other projects' implementations, which tests compare ours with; never a dependency.
+
+    Without their own dependencies: what they import is in ``.venv`` already.
+    """
+    target = CACHE / f"oracles-{content_key(' '.join(ORACLES).encode())}"
+    if not target.exists():
+        temporary = target.with_suffix(".installing")
+        shutil.rmtree(temporary, ignore_errors=True)
+        run(
+            [
+                uv(),
+                "pip",
+                "install",
+                "--no-deps",
+                "--python",
+                sys.executable,
+                "--target",
+                temporary,
+                *ORACLES,
+            ],
+            step=f"installing {', '.join(ORACLES)}",
+            remedy="Check that a package index is reached, then run the command again.",
+            env=uv_environment(),
+        )
+        temporary.rename(target)
+    return target

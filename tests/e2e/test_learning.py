@@ -8,7 +8,10 @@ import httpx
 from conftest import ENDED, STEPS, Start, store_of
 from faults import step_of, until, wait_step
 
+from grpo_devcluster.paths import JOB_DATA
 from grpo_devcluster.report import GAP, load, summarise
+from grpo_worker.megatron.families.known import family_of
+from grpo_worker.megatron.initialise import SafetensorsWeights, SeededWeights
 
 GAP_BOUND = 1e-4  # fp32 on both sides; measured 3e-7
 
@@ -30,7 +33,8 @@ def test_trainer_and_engines_agree_through_every_sync(undisturbed: list[dict[str
 def test_without_learning_rate_no_rise_and_suspend_and_delete(start: Start) -> None:
     """One job, four behaviours, in the order of its life."""
     profile = {"ranks": [1], "stepStart": 2, "stepEnd": 3}
-    job = start("frozen", steps=48, lr=0.0, observability={"profile": profile})
+    checkpoint = {"store": {"path": str(JOB_DATA)}, "everySteps": 5, "exportAtEnd": True}
+    job = start("frozen", steps=48, lr=0.0, observability={"profile": profile}, checkpoint=checkpoint)
     wait_step(job, 1)
     _watch_versions(job, 12)
     _suspend_and_resume(job)
@@ -41,6 +45,7 @@ def test_without_learning_rate_no_rise_and_suspend_and_delete(start: Start) -> N
     assert len({tuple(r["weights"]) for r in records}) == 48  # the expert bias still moves
     assert summarise(records)["p_value"] > 0.01
     _traced(store_of(job) / "profile" / "steps-2-3-rank-1.json")
+    _exported(store_of(job) / "export" / "step-00000048")
     _delete_leaves_nothing(job)
 
 
@@ -49,6 +54,16 @@ def _traced(file: Path) -> None:
     assert [f.name for f in file.parent.iterdir()] == [file.name]
     names = {event.get("name", "") for event in json.loads(file.read_text())["traceEvents"]}
     assert "aten::mm" in names and any("Backward" in name for name in names)
+
+
+def _exported(folder: Path) -> None:
+    """A Hugging Face directory with every tensor of the model; without a learning rate the drawn ones."""
+    hf = json.loads((folder / "config.json").read_text())
+    files, drawn = SafetensorsWeights(folder), SeededWeights(hf, seed=1)
+    for name, shape in family_of(hf).shapes(hf).items():
+        assert files.shape(name) == shape
+        if not name.endswith("e_score_correction_bias"):  # moves by a rule of its own
+            assert files.read(name, 0, 0, shape[0]).equal(drawn.read(name, 0, 0, shape[0])), name
 
 
 def _suspend_and_resume(job: Any) -> None:

@@ -62,6 +62,19 @@ def _wait_whole(api: Api, job: str, wanted: tuple[int, int]) -> None:
         raise AssertionError(f"{_count(api, job)}: {status}; pending {names}: {said}") from error
 
 
+def _wait_reported(api: Api, job: str, ranks: str) -> None:
+    """Wait until the status counts these ranks; a failure says what it counts, and what it should."""
+    try:
+        until("status", lambda: _status(api, job).get("trainReady") == ranks)
+    except AssertionError as error:
+        unready = [
+            (pod["metadata"]["name"], pod["status"])
+            for pod in _running(api, job)["trainer"]
+            if not any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"]["conditions"])
+        ]
+        raise AssertionError(f"{_status(api, job)}; not ready: {unready}") from error
+
+
 def _where(pods: list[dict[str, Any]]) -> list[str]:
     return [pod["spec"]["nodeName"] for pod in pods]
 
@@ -96,7 +109,7 @@ def test_the_gpus_are_split_and_engines_stay_in_one_leaf(
     until("the controller runs", lambda: _running(api, name)["controller"], 30)
     pools = _running(api, name)
     assert all(n.startswith("cpu-") for n in _where(pools["controller"] + pools["head"]))
-    until("status", lambda: _status(api, name).get("trainReady") == f"{trainers * 8}/{trainers * 8}")
+    _wait_reported(api, name, f"{trainers * 8}/{trainers * 8}")
     status = _status(api, name)
     assert status["rolloutReady"] == f"{engines}/{engines}"
     assert sum(status["layout"]["stages"]) == 61 and max(status["layout"]["bytesPerGpu"]) < 80e9

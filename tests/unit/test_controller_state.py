@@ -1,32 +1,31 @@
 """What survives a restart: cursor, ledger, checkpoints, records; and who gets requests."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from tensordict import TensorDict
 
 from grpo_operator.api.status import EngineState
-from grpo_worker.controller.dispatch import RankInfo, gather, scatter
 from grpo_worker.controller.ledger import SampleLedger
 from grpo_worker.controller.run_record import RunRecord
 from grpo_worker.data import checkpoints
 from grpo_worker.data.batch import make_batch
 from grpo_worker.data.build_tiny_tokenizer import build
 from grpo_worker.data.source import Prompt, PromptSource
-from grpo_worker.data.tasks import open_task
+from grpo_worker.data.tasks import open_gym
 from grpo_worker.data.tokenizer import TINY, load_tokenizer
 from grpo_worker.rollout.routing import EngineEntry, EngineTable
 from grpo_worker.rollout.sampling import Sample
 
 GCD = "reasoning-gym:gcd?min_numbers=2&max_numbers=2&min_value=1&max_value=20"
 
+ORIGIN = checkpoints.Origin("0123abcd", "TP2 PP1 CP1 EP2 DP1")
+
 
 def source() -> PromptSource:
-    return PromptSource(open_task(GCD, seed=3), load_tokenizer("preset:tiny-moe", 2, 0), 64)
+    return PromptSource(open_gym(GCD, seed=3), load_tokenizer("preset:tiny-moe", 2, 0), 64)
 
 
 def sample(index: int, number: int = 0) -> Sample:
@@ -51,7 +50,7 @@ def test_the_same_index_is_the_same_prompt_in_every_process() -> None:
 
 
 def test_a_prompt_that_is_too_long_names_the_field() -> None:
-    short = PromptSource(open_task(GCD, 3), load_tokenizer("preset:tiny-moe", 2, 0), 8)
+    short = PromptSource(open_gym(GCD, 3), load_tokenizer("preset:tiny-moe", 2, 0), 8)
     with pytest.raises(ValueError, match=r"spec\.data\.promptLength is 8"):
         short.take(1)
 
@@ -61,11 +60,11 @@ def test_a_prompt_that_is_too_long_names_the_field() -> None:
 )
 def test_unknown_tasks_and_options_are_named(uri: str, text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        open_task(uri, 0)
+        open_gym(uri, 0)
 
 
 def test_the_verifier_scores_the_text_of_the_answer() -> None:
-    task = open_task(GCD, 3)
+    task = open_gym(GCD, 3)
     answer = task.dataset[0]["answer"]
     assert task.score(0, answer) == 1.0
     assert 0 < task.score(0, answer + "xyz") < 1 and task.score(0, "") == 0.0
@@ -101,7 +100,7 @@ def _checkpoint(root: Path, step: int, complete: bool = True) -> Path:
     path.mkdir(parents=True)
     (path / "data.distcp").write_bytes(b"x" * step)
     if complete:
-        checkpoints.commit(root, step)
+        checkpoints.commit(root, step, ORIGIN)
     return path
 
 
@@ -115,35 +114,38 @@ def test_only_complete_checkpoints_count_and_the_newest_are_kept(tmp_path: Path)
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"step-{s:08d}" for s in (10, 15, 20)]
 
 
-def test_a_truncated_checkpoint_is_refused_with_the_remedy(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda marker: marker.unlink(), "never finished"),
+        (lambda marker: marker.write_text('{"format": 1, "files"'), "cannot be read"),
+        (lambda marker: _replace(marker, '"origin"', '"from"'), "cannot be read"),
+        (lambda marker: _replace(marker, '"format": 1', '"format": 2'), "has format 2, .* up to 1: use"),
+        (lambda marker: _replace(marker, "0123abcd", "ffff"), "is of another model .* set spec.model.path"),
+        (lambda marker: (marker.parent / "data.distcp").write_bytes(b"x"), "not 5 bytes long; remove"),
+    ],
+    ids=["torn", "half-marker", "no-origin", "newer", "foreign", "truncated"],
+)
+def test_a_checkpoint_that_cannot_be_loaded_says_what_to_do(
+    tmp_path: Path, change: Callable[[Path], Any], message: str
+) -> None:
     path = _checkpoint(tmp_path, 5)
-    checkpoints.verify(tmp_path, 5)
-    (path / "data.distcp").write_bytes(b"x")
-    with pytest.raises(ValueError, match=r"data\.distcp is missing or not 5 bytes.*fall back"):
-        checkpoints.verify(tmp_path, 5)
+    assert checkpoints.verify(path, ORIGIN.model) == ORIGIN
+    change(path / checkpoints.MARKER)
+    with pytest.raises(ValueError, match=message):
+        checkpoints.verify(path, ORIGIN.model)
 
 
-@given(tp=st.integers(1, 3), pp=st.integers(1, 3), dp=st.integers(1, 4), rows=st.integers(1, 5))
-def test_scatter_then_gather_is_the_identity(tp: int, pp: int, dp: int, rows: int) -> None:
-    ranks = [RankInfo(0, t, p, 0, d, pp, dp) for p in range(pp) for d in range(dp) for t in range(tp)]
-    batch = TensorDict({"x": torch.arange(rows * dp)}, batch_size=[rows * dp])
-    parts = scatter(batch, ranks)
-    assert torch.equal(gather([part["x"] for part in parts], ranks), batch["x"])
-
-
-def test_rows_that_do_not_divide_are_refused() -> None:
-    ranks = [RankInfo(r, 0, 0, 0, r, 1, 2) for r in range(2)]
-    with pytest.raises(ValueError, match="3 rows cannot be split over 2"):
-        scatter(TensorDict({"x": torch.zeros(3)}, batch_size=[3]), ranks)
+def _replace(marker: Path, old: str, new: str) -> None:
+    marker.write_text(marker.read_text().replace(old, new))
 
 
 def test_a_batch_places_every_value_at_its_token() -> None:
     prompts = [Prompt(7, (10, 11, 12))]
-    batch = make_batch(prompts, [sample(7)], [2.0], pad_id=0, multiple=8)
-    assert batch["input_ids"].tolist() == [[10, 11, 12, 5, 6, 0, 0, 0]]
-    assert batch["response_mask"].tolist() == [[0, 0, 0, 1, 1, 0, 0, 0]]
-    assert batch["rollout_log_probs"].tolist() == [[0, 0, 0, -0.5, -0.25, 0, 0, 0]]
-    assert batch["advantages"].tolist() == [[0, 0, 0, 2, 2, 0, 0, 0]]
+    batch = make_batch(prompts, [sample(7)], pad_id=0)
+    assert batch["input_ids"].tolist() == [[10, 11, 12, 5, 6]]
+    assert batch["response_mask"].tolist() == [[0, 0, 0, 1, 1]]
+    assert batch["rollout_log_probs"].tolist() == [[0, 0, 0, -0.5, -0.25]]
 
 
 def test_requests_go_only_to_engines_at_the_wanted_version() -> None:

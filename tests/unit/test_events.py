@@ -86,11 +86,13 @@ def test_the_cache_keeps_what_is_read_and_forgets_whole_owners() -> None:
     cache, owner = Cache(), Owner("GRPOJob", "default", "tiny-moe")
     made = pod("trainer")
     made["metadata"] |= {"namespace": "default", "managedFields": [{"manager": "x"}]}
-    made["spec"] = {"nodeName": "n1", "containers": [{"name": "a"}]}
+    limits = {"limits": {"nvidia.com/gpu": "8", "cpu": "1"}}
+    made["spec"] = {"nodeName": "n1", "containers": [{"name": "a"}, {"name": "b", "resources": limits}]}
     cache.store("pods", {"type": "ADDED", "object": made})
     (kept,) = cache.pods_of(owner)
-    assert kept["spec"] == {"nodeName": "n1"} and "managedFields" not in kept["metadata"]
+    assert kept["spec"] == {"nodeName": "n1", "gpus": 8} and "managedFields" not in kept["metadata"]
     assert cache.nodes_of_all_but({owner}) == set() and cache.nodes_of_all_but(set()) == {"n1"}
+    assert cache.gpus_of_all_but({owner}) == {} and cache.gpus_of_all_but(set()) == {"n1": 8}
     assert cache.keys("pods") == {("default", "tiny-moe-trainer-0")}
     cache.store("pods", {"type": "DELETED", "object": made})
     assert cache.pods_of(owner) == () and cache.keys("pods") == set()
@@ -109,3 +111,20 @@ def test_a_ray_cluster_is_kept_as_text_and_comes_back_whole() -> None:
     live = cache.live("rayclusters", ("default", "a"))
     assert live is not None and live["spec"] == made["spec"] and "managedFields" not in live["metadata"]
     assert cache.live("rayclusters", ("default", "b")) is None
+
+
+def _named(uid: str, created: str) -> dict[str, Any]:
+    metadata = {"name": "a", "namespace": "default", "uid": uid, "creationTimestamp": created}
+    return {"metadata": metadata, "spec": {"rollout": {}}}
+
+
+def test_late_events_of_a_deleted_job_do_not_touch_the_one_made_anew_under_its_name() -> None:
+    cache = Cache()
+    old, new = _named("1", "2026-01-01T00:00:00Z"), _named("2", "2026-01-01T00:00:05Z")
+    cache.store("grpojobs", {"type": "ADDED", "object": old})
+    cache.store("grpojobs", {"type": "ADDED", "object": new})
+    for late in ("MODIFIED", "DELETED"):
+        cache.store("grpojobs", {"type": late, "object": old})
+        assert cache.jobs[("default", "a")]["metadata"]["uid"] == "2"
+    cache.store("grpojobs", {"type": "DELETED", "object": new})
+    assert not cache.jobs

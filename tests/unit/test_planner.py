@@ -94,7 +94,7 @@ def test_a_dense_model_has_no_experts_to_deal_out() -> None:
         "parallelism.expert=8: a qwen3 model has no experts: use expert=1"
     ]
     found = problems(qwen, Layout(6, tensor=6, expert_tensor=6))
-    assert any("8 key-value heads are neither" in problem for problem in found)
+    assert any("key-value heads (8) is not divisible" in problem for problem in found)
 
 
 def test_batches_must_be_dealt_out_evenly() -> None:

@@ -78,4 +78,6 @@ def test_only_whole_free_nodes_count() -> None:
 
     nodes = [node("a", "8", "x"), node("b", "4", "x"), node("c", "8", None), node("d", "8", "y")]
     nodes.append(node("e", "8", "z", ready="Unknown"))
-    assert free_nodes(nodes, {"d"}, "leaf", 8) == {"x": 1}
+    assert free_nodes(nodes, {}, {"d"}, "leaf", 8) == {"x": 1}
+    assert free_nodes(nodes, {"a": 5, "d": 4}, set(), "leaf", 4) == {"x": 1, "y": 1}
+    assert free_nodes(nodes, {"a": 5, "d": 5}, set(), "leaf", 4) == {"x": 1}

@@ -25,7 +25,7 @@ from grpo_operator.api.layout import Layout  # noqa: E402
 from grpo_operator.plan.model.shape import ModelShape  # noqa: E402
 from grpo_operator.plan.training.memory import Workload, stage_memory  # noqa: E402
 from grpo_operator.plan.training.rules import problems  # noqa: E402
-from grpo_worker.megatron.model import build_gpt, initialize_parallel  # noqa: E402
+from grpo_worker.megatron.build import build_chunks, initialize_parallel  # noqa: E402
 
 
 @contextmanager
@@ -55,9 +55,9 @@ def stage_parameters(hf: dict[str, Any], layout: Layout) -> list[int]:
                 initialize_parallel(layout, seed=0)
             assert parallel_state.get_pipeline_model_parallel_rank() == stage
             with torch.device("meta"):
-                model = build_gpt(hf, layout)
-            layers += len(model.decoder.layers)
-            counts.append(sum(parameter.numel() for parameter in model.parameters()))
+                chunks = build_chunks(hf, layout)
+            layers += sum(len(chunk.decoder.layers) for chunk in chunks)
+            counts.append(sum(p.numel() for chunk in chunks for p in chunk.parameters()))
         finally:
             parallel_state.destroy_model_parallel()
             torch.distributed.destroy_process_group()
@@ -93,6 +93,7 @@ def random_case(seed: int) -> tuple[dict[str, Any], dict[str, int | None]]:
         "context": draw.choice([1, 1, 2]),
         "expert": draw.choice([1, 2, 2, 4]),
         "expert_tensor": draw.choice([1, 1, 2]),
+        "virtual_pipeline": draw.choice([1, 1, 1, 2]) if pipeline > 1 else 1,
         "layers_in_first_stage": draw.choice([None, None, 1, 2, 3]) if pipeline > 1 else None,
         "layers_in_last_stage": draw.choice([None, None, 1, 2]) if pipeline > 1 else None,
     }

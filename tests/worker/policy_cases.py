@@ -1,57 +1,99 @@
 """Functions that run on ranks (started by ranks.py): a tiny policy, its steps, its weights."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 
 from grpo_operator.api.layout import Layout
 from grpo_operator.api.trainer import OptimizerSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig, token_weights
-from grpo_worker.megatron import weights
+from grpo_worker.data.checkpoints import Origin, directory
+from grpo_worker.data.micro_batch import Batch
+from grpo_worker.megatron.build import device, initialize_parallel
 from grpo_worker.megatron.checkpoint import Checkpointer
-from grpo_worker.megatron.initialise import weight_reader
-from grpo_worker.megatron.model import Batch, PolicyModel, initialize_parallel
+from grpo_worker.megatron.initialise import SeededWeights
+from grpo_worker.megatron.policy import PolicyModel
 from grpo_worker.megatron.presets import model_config
+from grpo_worker.megatron.runner import MicroBatching
+from grpo_worker.megatron.setup import ModelSetup
+from grpo_worker.megatron.weights import Shard
 from grpo_worker.weightsync import manifest
 
 SEED = 7
 
 
 def make(layout: dict[str, int], lr: float = 1e-3, recompute: bool = False) -> PolicyModel:
-    hf = model_config("preset:tiny-moe")
+    return make_model(model_config("preset:tiny-moe"), layout, lr, recompute)
+
+
+def make_model(
+    hf: dict[str, Any],
+    layout: dict[str, int],
+    lr: float = 1e-3,
+    recompute: bool = False,
+    max_tokens: int | None = None,
+    replay_routing: bool = False,
+) -> PolicyModel:
     parallel = Layout(world=dist.get_world_size(), **layout)
     initialize_parallel(parallel, SEED)
-    read = weight_reader("preset:tiny-moe", hf, SEED)
-    return PolicyModel(hf, parallel, OptimizerSpec(lr=lr), 100, read, 8, recompute)
+    batching = MicroBatching(4, max_tokens)
+    setup = ModelSetup(hf, parallel, SeededWeights(hf, SEED), batching, recompute=recompute)
+    return PolicyModel(setup, OptimizerSpec(lr=lr), 100, replay_routing=replay_routing)
 
 
 def batch(step: int, rows: int = 8, length: int = 32) -> Batch:
     generator = torch.Generator().manual_seed(1000 + step)
     ids = torch.randint(0, 128, (rows, length), generator=generator)
-    mask = torch.zeros(rows, length)
-    mask[:, length // 2 :] = 1
+    lengths = torch.randint(length // 2 + 2, length + 1, (rows, 1), generator=generator)
+    seen = torch.arange(length).expand(rows, length) < lengths
+    mask = seen.float()
+    mask[:, : length // 2] = 0
     advantages = torch.randn(rows, 1, generator=generator).expand(rows, length).contiguous()
-    return {"input_ids": ids, "advantages": advantages * mask, "response_mask": mask,
-            "weights": token_weights(mask, "token-mean")}  # fmt: skip
+    return {"input_ids": ids, "attention_mask": seen, "advantages": advantages * mask,
+            "response_mask": mask, "weights": token_weights(mask, "token-mean", length)}  # fmt: skip
+
+
+def own_rows(data: Batch) -> Batch:
+    """What this data-parallel rank gets of a batch."""
+    ranks, rank = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
+    return {name: column.chunk(ranks)[rank] for name, column in data.items()}
+
+
+def everywhere(policy: PolicyModel, data: Batch, reference: bool = False) -> torch.Tensor:
+    """Log-probs on every pipeline stage, as the controller would hand them out."""
+    return on_every_stage(policy.log_probs(data, 1.0, reference).get("log_probs"), data)
+
+
+def on_every_stage(found: torch.Tensor | None, data: Batch) -> torch.Tensor:
+    """What the last stage found, and the others not."""
+    whole = torch.zeros(data["input_ids"].shape) if found is None else found
+    moved = whole.to(device())
+    dist.all_reduce(moved, group=parallel_state.get_pipeline_model_parallel_group())
+    return moved.cpu()
 
 
 def train(policy: PolicyModel, steps: range) -> list[dict[str, float]]:
     history = []
     for step in steps:
-        data = batch(step)
-        data["old_log_probs"] = policy.log_probs(data, 1.0)
-        data["ref_log_prob"] = policy.log_probs(data, 1.0, reference=True)
+        data = own_rows(batch(step))
+        data["old_log_probs"] = everywhere(policy, data)
+        data["ref_log_prob"] = everywhere(policy, data, reference=True)
         history.append(policy.update(data, PolicyLossConfig(), 0.01, 1.0))
     return history
 
 
 def whole_weights(policy: PolicyModel) -> dict[str, torch.Tensor]:
     """All weights under their Hugging Face names, assembled from every rank's shards."""
-    local = [
-        (s.name, s.shape, s.dim, s.offset, s.tensor.clone()) for s in weights.shards(policy.module) if s.owner
-    ]
+    return assembled(policy.shards())
+
+
+def assembled(shards: Iterable[Shard]) -> dict[str, torch.Tensor]:
+    """Whole tensors out of every rank's own shards."""
+    local = [(s.name, s.shape, s.dim, s.offset, s.tensor.cpu().clone()) for s in shards if s.owner]
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, local)
     out: dict[str, torch.Tensor] = {}
@@ -61,26 +103,41 @@ def whole_weights(policy: PolicyModel) -> dict[str, torch.Tensor]:
     return out
 
 
-def log_probs(layout: dict[str, int]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    policy = make(layout)
-    data = batch(0)
-    return policy.log_probs(data, 1.0), whole_weights(policy)
-
-
 def steps(layout: dict[str, int], count: int, recompute: bool = False) -> list[dict[str, float]]:
     return train(make(layout, recompute=recompute), range(count))
+
+
+def checkpointer(root: str, policy: PolicyModel) -> Checkpointer:
+    return Checkpointer(root, policy.parts(False), 2, Origin("tiny", str(policy.layout)))
+
+
+def save(root: str, layout: dict[str, int]) -> list[dict[str, float]]:
+    """Two steps, a checkpoint, and what the two steps after it are like."""
+    policy = make(layout)
+    saver = checkpointer(root, policy)
+    train(policy, range(2))
+    saver.save(1, {})
+    saver.poll(blocking=True)
+    return train(policy, range(2, 4))
+
+
+def resume(root: str, layout: dict[str, int]) -> list[dict[str, float]]:
+    """The two steps after a checkpoint, in whatever layout it was saved."""
+    policy = make(layout)
+    checkpointer(root, policy).load(directory(root, 1))
+    return train(policy, range(2, 4))
 
 
 def save_and_resume(root: str, layout: dict[str, int]) -> dict[str, Any]:
     """Steps 0-3 with a checkpoint after 1, and steps 2-3 again from that checkpoint."""
     policy = make(layout)
-    saver = Checkpointer(root, policy, keep=2)
+    saver = checkpointer(root, policy)
     train(policy, range(2))
     saver.save(1, {"cursor": 16})
     undisturbed = train(policy, range(2, 4))  # while the checkpoint is being written
     saver.poll(blocking=True)
     expected = whole_weights(policy)
-    saver.load(1)
+    saver.load(directory(root, 1))
     resumed = train(policy, range(2, 4))
     actual = whole_weights(policy)
     equal = all(torch.equal(expected[name], actual[name]) for name in expected)
@@ -91,7 +148,20 @@ def publish(root: str, layout: dict[str, int]) -> tuple[torch.Tensor, torch.Tens
     """Publish version 3 after one step; return log-probs and ids of a batch."""
     policy = make(layout)
     train(policy, range(1))
-    parts = [(s.name, s.shape, s.dim, s.offset, s.tensor) for s in weights.shards(policy.module) if s.owner]
+    parts = [(s.name, s.shape, s.dim, s.offset, s.tensor) for s in policy.shards()]
     manifest.publish(Path(root), 3, dist.get_rank(), dist.get_world_size(), parts)
-    data = batch(5)
-    return policy.log_probs(data, 1.0), data["input_ids"]
+    data = _full(batch(5)["input_ids"])
+    return everywhere(policy, data), data["input_ids"]
+
+
+def _full(ids: torch.Tensor) -> Batch:
+    """Rows without padding."""
+    return {"input_ids": ids, "attention_mask": torch.ones(ids.shape, dtype=torch.bool)}
+
+
+def replay(layout: dict[str, int], ids: list[list[int]], experts: list[Any]) -> torch.Tensor:
+    """Log-probs of ``publish``'s policy when its routers take these experts."""
+    policy = make_model(model_config("preset:tiny-moe"), layout, replay_routing=True)
+    train(policy, range(1))
+    data = _full(torch.tensor(ids)) | {"routed_experts": torch.tensor(experts, dtype=torch.int16)}
+    return everywhere(policy, data)

@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import ranks
 import torch
 import uvicorn
 
+from grpo_operator.api.architectures import architecture
 from grpo_operator.api.rolloutpool import EngineSpec, RolloutTemplate
 from grpo_operator.plan.names import Owner
 from grpo_operator.render.engine import CPU_ENGINE_ENV, engine_command
+from grpo_worker.megatron.families.known import expert_layers
 from grpo_worker.weightsync.agent import Agent, WriterError
 from grpo_worker.weightsync.engine import Engine, EngineError
 from grpo_worker.weightsync.pull import PullError
@@ -36,7 +39,13 @@ class Server:
 
     def __init__(self, directory: Path) -> None:
         pool = RolloutTemplate(
-            engine=EngineSpec(device="cpu", dtype="float32", context_length=256, max_total_tokens=8192)
+            engine=EngineSpec(
+                device="cpu",
+                dtype="float32",
+                context_length=256,
+                max_total_tokens=8192,
+                return_routed_experts=True,
+            )
         )
         command = engine_command(Owner("GRPOJob", "default", "tiny"), "preset:tiny-moe", pool).replace(
             "/tmp/model", str(directory / "model")
@@ -108,12 +117,13 @@ def _watch_until(agent: Agent, state: str, timeout: float = 300) -> None:
         time.sleep(0.2)
 
 
-def _generate(ids: list[int], **params: Any) -> dict[str, Any]:
+def _generate(ids: list[int], experts: bool = False, **params: Any) -> dict[str, Any]:
     body = {
         "input_ids": ids,
         "sampling_params": {"max_new_tokens": 8} | params,
         "return_logprob": True,
         "logprob_start_len": 0,
+        "return_routed_experts": experts,
     }
     return dict(httpx.post(f"{URL}/generate", json=body, timeout=60).json())
 
@@ -148,6 +158,23 @@ def test_after_a_sync_the_engine_computes_what_the_trainer_computes(
         assert meta["weight_version"] == "3"
         engine = torch.tensor([entry[0] for entry in meta["input_token_logprobs"][1:]])
         assert torch.allclose(engine, log_probs[row, 1:], atol=1e-5)
+
+
+def test_the_engine_takes_the_trainers_experts_and_says_which(
+    agent: Agent, published: tuple[Path, torch.Tensor, torch.Tensor]
+) -> None:
+    """The trainer's routers, told to take them, give the same log-probs as by their own choice."""
+    _, log_probs, ids = published
+    layers, rows, tokens = expert_layers(architecture("tiny-moe")), 4, ids.shape[1]
+    experts = np.zeros((rows, tokens, len(layers.moe), layers.topk), dtype=np.int16)
+    for row in range(rows):
+        answer = _generate(ids[row].tolist(), experts=True)
+        ran = tokens + len(answer["output_ids"]) - 1  # the last token is sampled, not computed with
+        experts[row, : tokens - 1] = layers.decode(answer["meta_info"], ran)[: tokens - 1]
+    assert len(np.unique(experts[:, : tokens - 1])) == 8, "all experts take part"
+    arguments = {"layout": LAYOUT, "ids": ids[:rows].tolist(), "experts": experts.tolist()}
+    replayed = ranks.run("policy_cases:replay", 2, **arguments)[0]
+    assert torch.allclose(replayed[:, 1:], log_probs[:rows, 1:], atol=1e-5)
 
 
 def test_a_second_sync_of_the_same_bytes_does_not_touch_the_engine(

@@ -6,23 +6,12 @@ from pydantic import Field, model_validator
 
 from grpo_operator.api.algorithm import AlgorithmSpec
 from grpo_operator.api.base import Model, Name, Path, Resources, ShortString
+from grpo_operator.api.data import GYM, DataSpec, RewardSpec
 from grpo_operator.api.model import ModelSpec, WeightSyncSpec
 from grpo_operator.api.rolloutpool import RolloutTemplate
 from grpo_operator.api.scheduling import SchedulingSpec, WithOverlay
 from grpo_operator.api.status import CheckpointStatus, Condition, LayoutStatus, PoolCount, RestartCounts
 from grpo_operator.api.trainer import TrainerSpec
-
-
-class DataSpec(Model):
-    """Prompts."""
-
-    train: ShortString = Field(
-        pattern=r"^reasoning-gym:[a-z0-9_]+(\?[a-z0-9_=&.-]+)?$",
-        description="reasoning-gym:TASK?key=value&...: a seeded, endless task with its own verifier",
-    )
-    prompt_length: int = Field(512, ge=8, le=1048576, description="longest prompt, in tokens")
-    response_length: int = Field(512, ge=1, le=1048576, description="longest response, in tokens")
-    train_batch_size: int = Field(128, ge=1, le=65536, description="prompts of one step")
 
 
 class PoolRef(Model):
@@ -47,6 +36,17 @@ class RolloutSpec(Model):
         return self
 
 
+class StalenessSpec(Model):
+    """How old the weights may be that a step's samples come from."""
+
+    max_version_lag: int = Field(
+        0,
+        ge=0,
+        le=1,
+        description="0: on-policy. 1: the next step's samples are generated while a step is trained on",
+    )
+
+
 class StoreSpec(Model):
     """Where checkpoints and logs are kept. Exactly one of path and pvc."""
 
@@ -67,6 +67,10 @@ class CheckpointSpec(Model):
     store: StoreSpec
     every_steps: int = Field(10, ge=1, le=10**6, description="steps between two checkpoints")
     keep: int = Field(2, ge=1, le=1000, description="complete checkpoints to keep")
+    export_every_steps: int | None = Field(
+        None, ge=1, le=10**6, description="steps between two Hugging Face directories; default: none"
+    )
+    export_at_end: bool = Field(False, description="write a Hugging Face directory after the last step")
 
 
 class RestartPolicySpec(Model):
@@ -118,16 +122,32 @@ class GRPOJobSpec(Model):
             "data.trainBatchSize must be a multiple of trainer.miniBatchSize",
         ),
         (
+            "!has(self.trainer.maxTokensPerGpu)"
+            " || self.data.promptLength + self.data.responseLength <= self.trainer.maxTokensPerGpu",
+            "data.promptLength + data.responseLength must fit in trainer.maxTokensPerGpu",
+        ),
+        (
             "!has(self.rollout.template) || self.data.promptLength + self.data.responseLength"
             " <= self.rollout.template.engine.contextLength",
             "data.promptLength + data.responseLength must fit in rollout.template.engine.contextLength",
         ),
         (
+            "has(self.reward) || self.data.train.startsWith('reasoning-gym:')",
+            "prompts from files need a reward: set reward.function or reward.url",
+        ),
+        (
+            "!self.algorithm.routingReplay || !has(self.rollout.template)"
+            " || self.rollout.template.engine.returnRoutedExperts",
+            "algorithm.routingReplay needs rollout.template.engine.returnRoutedExperts",
+        ),
+        (
             "oldSelf.model == self.model && oldSelf.data == self.data && oldSelf.seed == self.seed"
             " && oldSelf.trainer == self.trainer && oldSelf.algorithm == self.algorithm"
+            " && oldSelf.staleness == self.staleness && has(oldSelf.reward) == has(self.reward)"
+            " && (!has(self.reward) || oldSelf.reward == self.reward)"
             " && oldSelf.checkpoint.store == self.checkpoint.store",
-            "model, data, seed, trainer, algorithm and checkpoint.store are fixed once the job"
-            " exists: create a new job",
+            "model, data, reward, seed, trainer, algorithm, staleness and checkpoint.store are fixed once"
+            " the job exists: create a new job",
         ),
         (
             "has(oldSelf.rollout.poolRef) == has(self.rollout.poolRef)"
@@ -138,6 +158,8 @@ class GRPOJobSpec(Model):
     )
     model: ModelSpec
     data: DataSpec
+    staleness: StalenessSpec = Field(default_factory=StalenessSpec)
+    reward: RewardSpec | None = Field(None, description="default: the task's own verifier")
     algorithm: AlgorithmSpec = Field(default_factory=AlgorithmSpec)
     controller: ControllerSpec = Field(default_factory=ControllerSpec)
     trainer: TrainerSpec
@@ -172,6 +194,22 @@ class GRPOJobSpec(Model):
             raise ValueError(
                 f"data.trainBatchSize ({self.data.train_batch_size}) must be a multiple of "
                 f"trainer.miniBatchSize ({self.trainer.mini_batch_size})"
+            )
+        if self.reward is None and not self.data.train.startswith(GYM):
+            raise ValueError(
+                f"data.train={self.data.train}: prompts from files need a reward: set reward.function or "
+                "reward.url"
+            )
+        longest, room = self.data.prompt_length + self.data.response_length, self.trainer.max_tokens_per_gpu
+        if room is not None and longest > room:
+            raise ValueError(
+                f"data.promptLength + data.responseLength = {longest} exceeds "
+                f"trainer.maxTokensPerGpu ({room})"
+            )
+        template = self.rollout.template
+        if self.algorithm.routing_replay and template and not template.engine.return_routed_experts:
+            raise ValueError(
+                "algorithm.routingReplay=true needs rollout.template.engine.returnRoutedExperts=true"
             )
         if self.rollout.template:
             check_context(self.data, self.rollout.template, "rollout.template.engine.contextLength")

@@ -53,6 +53,9 @@ class EngineSpec(Model):
     memory_fraction: float = Field(
         0.85, gt=0, lt=1, description="share of GPU memory for weights and KV cache (cuda only)"
     )
+    return_routed_experts: bool = Field(
+        False, description="say which experts each token took: for algorithm.routingReplay"
+    )
     extra_args: list[Annotated[str, Field(max_length=256)]] = Field(
         default_factory=list, max_length=64, description="further arguments of sglang.launch_server"
     )

@@ -84,6 +84,7 @@ class LayoutStatus(Model):
     context: int = Field(description="context-parallel size (CP)")
     expert: int = Field(description="expert-parallel size (EP)")
     expert_tensor: int = Field(description="tensor-parallel size of experts (ETP)")
+    virtual_pipeline: int = Field(1, description="model chunks of each stage (VPP)")
     layers_in_first_stage: int | None = Field(None, description="when it differs from the others")
     layers_in_last_stage: int | None = Field(None, description="when it differs from the others")
     stages: list[int] = Field(

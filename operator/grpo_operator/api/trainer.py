@@ -31,7 +31,7 @@ class ParallelismSpec(Model):
     cel = (
         (
             "!self.auto || (self.tensor == 1 && self.pipeline == 1 && self.context == 1"
-            " && self.expert == 1 && self.expertTensor == 1"
+            " && self.expert == 1 && self.expertTensor == 1 && self.virtualPipeline == 1"
             " && !has(self.layersInFirstStage) && !has(self.layersInLastStage))",
             "auto chooses every size: remove the sizes, or set auto to false",
         ),
@@ -39,6 +39,7 @@ class ParallelismSpec(Model):
             "self.pipeline > 1 || (!has(self.layersInFirstStage) && !has(self.layersInLastStage))",
             "layersInFirstStage and layersInLastStage need pipeline > 1",
         ),
+        ("self.virtualPipeline == 1 || self.pipeline > 1", "virtualPipeline needs pipeline > 1"),
     )
     auto: bool = Field(False, description="let the operator choose, by memory and estimated step time")
     tensor: int = Field(1, ge=1, le=64, description="GPUs that share every matrix (TP)")
@@ -46,6 +47,9 @@ class ParallelismSpec(Model):
     context: int = Field(1, ge=1, le=64, description="GPUs that share a sequence (CP)")
     expert: int = Field(1, ge=1, le=512, description="GPUs over which experts are dealt out (EP)")
     expert_tensor: int = Field(1, ge=1, le=64, description="GPUs that share one expert (ETP)")
+    virtual_pipeline: int = Field(
+        1, ge=1, le=64, description="model chunks of each stage, run in turn (VPP): smaller bubbles"
+    )
     layers_in_first_stage: int | None = Field(None, ge=1, le=512, description="default: as the others")
     layers_in_last_stage: int | None = Field(None, ge=1, le=512, description="default: as the others")
 
@@ -73,6 +77,11 @@ class TrainerSpec(WithOverlay):
             "nodes x gpusPerNode must be a multiple of expert x expertTensor x pipeline:"
             " change parallelism or nodes",
         ),
+        (
+            "!has(self.maxTokensPerGpu) || self.parallelism.context == 1",
+            "maxTokensPerGpu packs sequences, which context parallelism cannot cut:"
+            " remove it or set parallelism.context to 1",
+        ),
     )
     nodes: int = Field(ge=1, le=4096, description="pods of the training pool")
     gpus_per_node: int = Field(8, ge=1, le=16, description="ranks of a pod, one GPU each on cuda")
@@ -85,6 +94,13 @@ class TrainerSpec(WithOverlay):
     optimizer: OptimizerSpec = Field(default_factory=OptimizerSpec)
     mini_batch_size: int = Field(128, ge=1, le=65536, description="prompts of one optimizer step")
     micro_batch_size_per_gpu: int = Field(1, ge=1, le=65536, description="sequences of one forward")
+    max_tokens_per_gpu: int | None = Field(
+        None,
+        ge=1,
+        le=2**24,
+        description="pack sequences without padding up to this many tokens a forward, instead of "
+        "microBatchSizePerGpu (verl: ppo_max_token_len_per_gpu)",
+    )
     resources: Resources = Field(default_factory=lambda: Resources(cpu="1", memory="4Gi"))
     node_selector: dict[str, str] = Field(
         default_factory=dict, max_length=16, description="labels of the nodes to use"
@@ -92,7 +108,12 @@ class TrainerSpec(WithOverlay):
 
     @model_validator(mode="after")
     def _check(self) -> "TrainerSpec":
-        self.parallelism.layout(self.world)  # raises when the sizes do not multiply up
+        layout = self.parallelism.layout(self.world)  # raises when the sizes do not multiply up
+        if self.max_tokens_per_gpu and layout.context > 1:
+            raise ValueError(
+                f"maxTokensPerGpu ({self.max_tokens_per_gpu}) packs sequences, which parallelism.context="
+                f"{layout.context} cannot cut: remove it or set context to 1"
+            )
         return self
 
     @property

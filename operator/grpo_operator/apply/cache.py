@@ -1,7 +1,7 @@
 """Objects as the watches last delivered them, reduced to what the operator reads."""
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
 from grpo_operator.apply.watched import WATCHED, Object, reduced
@@ -66,12 +66,27 @@ class Cache:
 
     def nodes_of_all_but(self, owners: set[Owner]) -> set[str]:
         """Names of the nodes on which pods of other owners than these run or end."""
-        pods = (pod for owner, pods in self._pods.items() if owner not in owners for pod in pods.values())
-        return {pod["spec"]["nodeName"] for pod in pods if pod["spec"].get("nodeName")}
+        return set(self.gpus_of_all_but(owners))
+
+    def gpus_of_all_but(self, owners: set[Owner]) -> Counter[str]:
+        """GPUs that pods of other owners than these take, by node; 0 where they take none."""
+        used = Counter[str]()
+        for owner, pods in self._pods.items():
+            if owner not in owners:
+                for pod in pods.values():
+                    if pod["spec"].get("nodeName"):
+                        used[pod["spec"]["nodeName"]] += pod["spec"]["gpus"]
+        return used
 
     def store(self, plural: str, event: dict[str, Any]) -> None:
-        """Take over a watch event."""
+        """Take over a watch event.
+
+        kopf hands out the events of an object in order, but those of an object and of one that was
+        made anew under its name in any order: what is older than the cached one is no news.
+        """
         key = key_of(event["object"])
+        if _of_predecessor(event, self._tables[plural].get(key)):
+            return
         if event["type"] == "DELETED":
             self.forget(plural, key)
             return
@@ -89,6 +104,17 @@ class Cache:
             self._pods[owner].pop(key[1], None)
             if not self._pods[owner]:
                 del self._pods[owner]
+
+
+def _of_predecessor(event: dict[str, Any], kept: Object | None) -> bool:
+    """Does the event tell of an object that the kept one has replaced?"""
+    told = event["object"]["metadata"]
+    if kept is None or kept["metadata"].get("uid") == told.get("uid"):
+        return False
+    if event["type"] == "DELETED":
+        return True
+    created: str = kept["metadata"].get("creationTimestamp", "")
+    return bool(created > told.get("creationTimestamp", ""))
 
 
 def key_of(obj: Object) -> Key:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_operator.api.base import GROUP, VERSION
+from grpo_operator.plan.feasibility import GPU
 from grpo_operator.plan.names import HOST_INDEX, OWNER_LABELS, POOL_LABEL
 
 Object = dict[str, Any]
@@ -43,6 +44,7 @@ WATCHED = (
     Watched("networking.k8s.io", "v1", "networkpolicies"),
     Watched("", "v1", "nodes", owned=False, namespaced=False),
 )
+_POD_METADATA = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp")
 _POD_LABELS = (*OWNER_LABELS.values(), POOL_LABEL, HOST_INDEX)
 
 
@@ -69,17 +71,23 @@ def _without_managers(obj: Object) -> Object:
 
 def _pod(obj: Object) -> Object:
     meta, status = obj["metadata"], obj.get("status") or {}
-    kept = {key: meta[key] for key in ("name", "namespace", "uid", "deletionTimestamp") if key in meta}
+    kept = {key: meta[key] for key in _POD_METADATA if key in meta}
     labels = meta.get("labels") or {}
     kept["labels"] = {key: sys.intern(labels[key]) for key in _POD_LABELS if key in labels}
-    node = (obj.get("spec") or {}).get("nodeName")
+    spec = obj.get("spec") or {}
+    node = spec.get("nodeName")
     ready = [c for c in status.get("conditions") or [] if c["type"] == "Ready"]
     return {
         "metadata": kept,
-        "spec": {"nodeName": sys.intern(node)} if node else {},
+        "spec": ({"nodeName": sys.intern(node)} if node else {}) | {"gpus": _gpus(spec)},
         "status": {key: status[key] for key in ("phase", "podIP") if key in status}
         | {"conditions": [{"type": "Ready", "status": c["status"]} for c in ready]},
     }
+
+
+def _gpus(spec: Object) -> int:
+    limits = ((c.get("resources") or {}).get("limits") or {} for c in spec.get("containers") or ())
+    return sum(int(limit.get(GPU, 0)) for limit in limits)
 
 
 def _node(obj: Object) -> Object:

@@ -78,8 +78,8 @@ class Kit:
         if not key or pool is None or on_cpu or pool.engine.device == Device.CPU:
             return Leaves()
         before = settled_leaves(self.cache.ray_clusters.get((owner.namespace, owner.name)))
-        taken = self.cache.nodes_of_all_but({owner}) | trainer_nodes
-        free = free_nodes(self.cache.nodes, taken, key, pool.engine.gpus_per_node)
+        used = self.cache.gpus_of_all_but({owner})
+        free = free_nodes(self.cache.nodes, used, trainer_nodes, key, pool.engine.gpus_per_node)
         hosts, trainers = pool.engine.nodes_per_engine, trainer.nodes if trainer else 0
         return assign(free, trainers, pool.replicas, hosts, before or Leaves())
 

@@ -62,7 +62,8 @@ class Loop:
                 kit.admissions.update()
                 await asyncio.gather(*(self._one(jobs, pools, Owner(*key)) for key in due))
             await _tried("orphans", lambda: delete_orphans(kit.cache, kit.writer))
-            await asyncio.sleep(BURST_SECONDS)  # the first change of a burst is heeded at once, then its rest
+            if due:  # the first change of a burst was heeded at once; now its rest
+                await asyncio.sleep(BURST_SECONDS)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), LOOK_SECONDS)
             self._wake.clear()

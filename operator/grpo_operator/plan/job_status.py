@@ -88,6 +88,7 @@ def layout_status(plan: JobPlan) -> LayoutStatus:
         context=layout.context,
         expert=layout.expert,
         expert_tensor=layout.expert_tensor,
+        virtual_pipeline=layout.virtual_pipeline,
         layers_in_first_stage=layout.layers_in_first_stage,
         layers_in_last_stage=layout.layers_in_last_stage,
         stages=[stage.layers for stage in plan.stages],

@@ -120,10 +120,12 @@ def training_pool(spec: GRPOJobSpec, pool: RolloutTemplate, model: ModelShape) -
         sequences=trainer.mini_batch_size * spec.algorithm.samples_per_prompt,
         sequence=spec.data.prompt_length + spec.data.response_length,
         micro_batch=trainer.micro_batch_size_per_gpu,
+        max_tokens=trainer.max_tokens_per_gpu,
         recompute=trainer.recompute == "full",
         fp8_sync=pool.engine.quantization != "none",
         sync_buffers=2 * spec.weight_sync.bucket_megabytes * 2**20 * (trainer.device == Device.CUDA),
-        reference=spec.algorithm.use_kl_loss,
+        reference=spec.algorithm.needs_reference,
+        critic=spec.algorithm.critic is not None,
         precision=BF16 if trainer.device == Device.CUDA else FP32,
     )
 

@@ -26,14 +26,23 @@ class Leaves:
 
 
 def free_nodes(
-    nodes: Sequence[dict[str, Any]], taken: Iterable[str], leaf_key: str, gpus: int
+    nodes: Sequence[dict[str, Any]],
+    used: Mapping[str, int],
+    shunned: Iterable[str],
+    leaf_key: str,
+    gpus: int,
 ) -> dict[str, int]:
-    """Number of nodes of each leaf that offer ``gpus`` and are not among the ``taken`` names."""
-    busy, count = set(taken), Counter[str]()
+    """Number of nodes of each leaf that have ``gpus`` to spare.
+
+    ``used``: GPUs of other pods by node. ``shunned``: nodes that engines may not share.
+    """
+    avoided, count = set(shunned), Counter[str]()
     for node in nodes:
         offer = room(node)
         leaf = (node["metadata"].get("labels") or {}).get(leaf_key)
-        if offer is not None and leaf and offer.gpus >= gpus and offer.name not in busy:
+        if offer is None or not leaf or offer.name in avoided:
+            continue
+        if offer.gpus - used.get(offer.name, 0) >= gpus:
             count[leaf] += 1
     return dict(count)
 

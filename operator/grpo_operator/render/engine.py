@@ -54,6 +54,8 @@ def engine_command(owner: Owner, model_path: str, pool: RolloutTemplate) -> str:
         arguments += _CPU
     else:
         arguments += ["--mem-fraction-static", str(engine.memory_fraction)]
+    if engine.return_routed_experts:
+        arguments.append("--enable-return-routed-experts")
     arguments += engine.extra_args
     prepare = f"python3 -m grpo_worker.rollout.model_directory {shlex.quote(model_path)} /tmp/model"
     server = f"python3 -m sglang.launch_server --model-path /tmp/model {shlex.join(arguments)}"

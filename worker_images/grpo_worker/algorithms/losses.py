@@ -7,13 +7,56 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class PolicyLossConfig:
-    """Clip range of PPO and weight of the KL term; names as in verl."""
+    """Objective, clip range and further terms of the loss; names as in verl."""
 
     clip_ratio_low: float = 0.2
     clip_ratio_high: float = 0.2
     clip_ratio_c: float = 3.0
     use_kl_loss: bool = True
     kl_loss_type: str = "k3"
+    policy_loss: str = "vanilla"
+    entropy_coef: float = 0.0
+
+
+def policy_loss(
+    log_prob: torch.Tensor,
+    old_log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    config: PolicyLossConfig,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(loss of each token, whether its clip was active) by the configured objective."""
+    if config.policy_loss == "gspo":
+        return sequence_policy_loss(log_prob, old_log_prob, advantages, mask, config)
+    return clipped_policy_loss(log_prob, old_log_prob, advantages, config)
+
+
+def sequence_policy_loss(
+    log_prob: torch.Tensor,
+    old_log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    config: PolicyLossConfig,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """GSPO's token form (arXiv 2507.18071, eq. 14): the geometric mean of a sequence's ratios, whose
+    gradient goes through each token's own log-probability.
+
+    mask: 1 at response tokens.
+    """
+    lengths = mask.sum(1, keepdim=True).clamp(min=1)
+    sequence = ((log_prob - old_log_prob) * mask).sum(1, keepdim=True) / lengths
+    ratio = torch.exp(torch.clamp(log_prob - log_prob.detach() + sequence.detach(), max=10.0))
+    plain = -advantages * ratio
+    low, high = 1.0 - config.clip_ratio_low, 1.0 + config.clip_ratio_high
+    bounded = -advantages * torch.clamp(ratio, low, high)
+    return torch.maximum(plain, bounded), bounded > plain
+
+
+def rollout_weights(old_log_prob: torch.Tensor, rollout_log_prob: torch.Tensor, cap: float) -> torch.Tensor:
+    """Truncated importance weights of tokens that the engines sampled with slightly other
+    probabilities than the trainer's (truncated importance sampling, TIS)."""
+    ratio = torch.exp(torch.clamp(old_log_prob - rollout_log_prob, -20.0, 20.0))
+    return torch.clamp(ratio, max=cap)
 
 
 def clipped_policy_loss(
@@ -36,31 +79,51 @@ def clipped_policy_loss(
     return loss, bounded > plain
 
 
+def value_loss(
+    values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, cliprange: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """PPO's clipped value loss (arXiv 1707.06347, as in OpenAI's baselines).
+
+    Returns (loss of each token, whether its clip was active).
+    """
+    near = torch.clamp(values, old_values - cliprange, old_values + cliprange)
+    plain, bounded = (values - returns).square(), (near - returns).square()
+    return 0.5 * torch.maximum(plain, bounded), bounded > plain
+
+
 def kl_estimate(log_prob: torch.Tensor, ref_log_prob: torch.Tensor, kind: str) -> torch.Tensor:
     """Per-token estimate of KL(policy || reference) (Schulman, "Approximating KL divergence").
 
     k1: log ratio, unbiased, may be negative. k2: half its square. k3: unbiased and >= 0.
     """
-    log_ratio = torch.clamp(log_prob - ref_log_prob, -20.0, 20.0)
+    log_ratio = log_prob - ref_log_prob
     if kind == "k1":
         return log_ratio
     if kind == "k2":
         return 0.5 * log_ratio.square()
-    if kind == "k3":
-        return torch.exp(-log_ratio) - 1.0 + log_ratio
+    if kind == "k3":  # bounded: one token that the policy has lost must not outweigh a batch
+        bounded = torch.clamp(log_ratio, -20.0, 20.0)
+        return torch.clamp(torch.exp(-bounded) - 1.0 + bounded, max=10.0)
     raise ValueError(f"kl_loss_type must be k1, k2 or k3, got {kind!r}")
 
 
-def token_weights(response_mask: torch.Tensor, mode: str) -> torch.Tensor:
-    """Weights that sum to 1 over the batch, so that loss = (weights * token_loss).sum().
+def token_weights(response_mask: torch.Tensor, mode: str, response_length: int) -> torch.Tensor:
+    """Weights of the tokens, so that loss = (weights * token_loss).sum().
 
-    response_mask: [batch, tokens], 1 at response tokens. token-mean weighs tokens equally
-    (DAPO), seq-mean-token-mean weighs sequences equally (GRPO).
+    response_mask: [batch, tokens], 1 at response tokens. token-mean weighs tokens equally (DAPO),
+    seq-mean-token-mean sequences (GRPO); the sums weigh long sequences more, -norm divides by the
+    constant ``response_length`` (Dr.GRPO). Sequences without a response token do not count.
     """
     mask = response_mask.double()
     if mode == "token-mean":
         return (mask / mask.sum().clamp(min=1)).float()
-    if mode == "seq-mean-token-mean":
-        lengths = mask.sum(1, keepdim=True).clamp(min=1)
-        return (mask / lengths / mask.shape[0]).float()
-    raise ValueError(f"loss_agg_mode must be token-mean or seq-mean-token-mean, got {mode!r}")
+    lengths = mask.sum(1, keepdim=True)
+    sequences = (lengths > 0).sum().clamp(min=1)
+    scales = {
+        "seq-mean-token-mean": lengths.clamp(min=1),
+        "seq-mean-token-sum": torch.ones_like(lengths),
+        "seq-mean-token-sum-norm": torch.full_like(lengths, response_length),
+    }
+    if mode not in scales:
+        raise ValueError(f"loss_agg_mode must be token-mean, {', '.join(scales)}, got {mode!r}")
+    return (mask / scales[mode] / sequences).float()

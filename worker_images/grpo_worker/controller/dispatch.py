@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import torch
 from tensordict import TensorDict
 
+from grpo_worker.data.balance import balanced
+
 F = TypeVar("F", bound=Callable[..., Any])
 _ATTRIBUTE = "_grpo_dispatch"
 
@@ -17,10 +19,20 @@ class Dispatch(Enum):
 
     ONE_TO_ALL = "same arguments to every rank; list of results in rank order"
     RANK_ZERO = "rank 0 alone; its result"
+    DP_COMPUTE = "a batch split over all ranks, as if each were data-parallel; all results joined"
     MEGATRON_COMPUTE = (
         "a batch split over data-parallel ranks and repeated inside each; "
-        "results of (tp 0, last pp, cp 0) concatenated"
+        "results of (tp 0, last pp, cp 0) joined"
     )
+    MEGATRON_PP_AS_DP = (
+        "a batch split over data-parallel ranks and pipeline stages, for work that needs no model "
+        "parallelism; results of (tp 0, cp 0) joined"
+    )
+
+    @property
+    def splits(self) -> bool:
+        """Is the first argument a batch that ranks share out?"""
+        return self not in (Dispatch.ONE_TO_ALL, Dispatch.RANK_ZERO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +47,20 @@ class RankInfo:
     pp_size: int
     dp_size: int
 
-    @property
-    def collects(self) -> bool:
-        """Does this rank hold a result of its data-parallel replica?"""
-        return (self.tp_rank, self.cp_rank, self.pp_rank) == (0, 0, self.pp_size - 1)
+    def slot(self, mode: Dispatch, world: int) -> tuple[int, int]:
+        """(which part of the batch this rank gets, number of parts)."""
+        if mode is Dispatch.DP_COMPUTE:
+            return self.rank, world
+        if mode is Dispatch.MEGATRON_PP_AS_DP:
+            return self.dp_rank * self.pp_size + self.pp_rank, self.dp_size * self.pp_size
+        return self.dp_rank, self.dp_size
+
+    def collects(self, mode: Dispatch) -> bool:
+        """Does this rank hold the result of its part?"""
+        if mode is Dispatch.DP_COMPUTE:
+            return True
+        first = (self.tp_rank, self.cp_rank) == (0, 0)
+        return first and (mode is Dispatch.MEGATRON_PP_AS_DP or self.pp_rank == self.pp_size - 1)
 
 
 def register(dispatch_mode: Dispatch) -> Callable[[F], F]:
@@ -57,23 +79,54 @@ def dispatch_mode(function: Callable[..., Any]) -> Dispatch | None:
     return mode if isinstance(mode, Dispatch) else None
 
 
-def scatter(batch: TensorDict, ranks: Sequence[RankInfo]) -> list[TensorDict]:
-    """One part per rank: rows split evenly over dp, the same part inside a replica.
+class Deal:
+    """One batch dealt out to ranks: equally many rows each, of about equal length in sum.
 
-    Raises ValueError when the rows do not divide: padding would change the loss.
+    Rows that are lacking for an even split are filled up with copies of the first ones, whose loss
+    ``weights`` are 0; their results are dropped.
     """
-    size, rows = ranks[0].dp_size, batch.batch_size[0]
-    if rows % size:
-        raise ValueError(f"{rows} rows cannot be split over {size} data-parallel ranks")
-    parts = batch.split(rows // size)
-    return [parts[info.dp_rank] for info in ranks]
+
+    def __init__(self, batch: TensorDict, ranks: Sequence[RankInfo], mode: Dispatch) -> None:
+        self._ranks, self._mode = ranks, mode
+        self._rows = batch.batch_size[0]
+        if self._rows == 0:
+            raise ValueError("a batch without rows cannot be dealt out")
+        size = ranks[0].slot(mode, len(ranks))[1]
+        whole = _filled_up(batch, -(-self._rows // size) * size)
+        lengths = _lengths(whole)
+        self._order = balanced(lengths, size, equal_size=True)
+        dealt = [whole[torch.tensor(rows)] for rows in self._order]
+        self.parts = [dealt[info.slot(mode, len(ranks))[0]] for info in ranks]
+
+    def join(self, results: Sequence[Any]) -> Any:
+        """Undo the deal: tensors and tensor dicts come back in the rows' order; of results of
+        another kind that of the first part is taken."""
+        chosen = sorted(
+            (
+                (info.slot(self._mode, len(self._ranks))[0], result)
+                for info, result in zip(self._ranks, results, strict=True)
+                if info.collects(self._mode)
+            ),
+            key=lambda item: item[0],
+        )
+        parts = [result for _, result in chosen]
+        if not isinstance(parts[0], torch.Tensor | TensorDict):
+            return parts[0]
+        place = torch.tensor([row for rows in self._order for row in rows]).argsort()
+        return torch.cat(parts)[place[: self._rows]]
 
 
-def gather(results: Sequence[Any], ranks: Sequence[RankInfo]) -> Any:
-    """Undo ``scatter``: tensors are concatenated in dp order, other results come from dp 0."""
-    chosen = sorted(
-        ((info.dp_rank, r) for info, r in zip(ranks, results, strict=True) if info.collects),
-        key=lambda item: item[0],
-    )
-    parts = [result for _, result in chosen]
-    return torch.cat(parts) if isinstance(parts[0], torch.Tensor) else parts[0]
+def _filled_up(batch: TensorDict, rows: int) -> TensorDict:
+    missing = rows - batch.batch_size[0]
+    if missing == 0:
+        return batch
+    copies = batch[torch.arange(missing) % batch.batch_size[0]]
+    if "weights" in copies.keys():  # noqa: SIM118 - a TensorDict iterates over rows
+        copies["weights"] = torch.zeros_like(copies["weights"])
+    whole: TensorDict = torch.cat([batch, copies])
+    return whole
+
+
+def _lengths(batch: TensorDict) -> list[int]:
+    mask = batch.get("attention_mask", None)
+    return [1] * batch.batch_size[0] if mask is None else [int(n) for n in mask.sum(1)]

@@ -14,13 +14,15 @@ class SampleLedger:
         self._path = path
         path.touch()
 
-    def append(self, step: int, attempt: int, samples: Sequence[Sample]) -> None:
-        """Record that ``step`` consumed these samples; one write, flushed."""
+    def append(
+        self, step: int, attempt: int, samples: Sequence[Sample], left_out: Sequence[Sample] = ()
+    ) -> None:
+        """Record that ``step`` consumed these samples, and left those out; one write, flushed."""
+        common = {"step": step, "attempt": attempt}
         lines = [
-            json.dumps(
-                {"step": step, "attempt": attempt, "uid": s.uid, "version": s.version, "engine": s.engine}
-            )
-            for s in samples
+            json.dumps(common | {"uid": s.uid, "version": s.version, "engine": s.engine} | more)
+            for group, more in ((samples, {}), (left_out, {"leftOut": True}))
+            for s in group
         ]
         with self._path.open("a") as handle:
             handle.write("\n".join(lines) + "\n")

@@ -10,26 +10,30 @@ from tensordict import TensorDict
 
 from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_operator.api.status import Phase
-from grpo_worker.algorithms.advantages import group_normalised
+from grpo_worker.algorithms.batch_advantages import add_advantages
 from grpo_worker.algorithms.kl import KlController
 from grpo_worker.algorithms.losses import token_weights
 from grpo_worker.controller.ledger import SampleLedger
+from grpo_worker.controller.parity import ParityError, check_log_probs
+from grpo_worker.controller.producer import OneStepAhead, OnPolicy, Producer
 from grpo_worker.controller.progress import Board
 from grpo_worker.controller.run_record import Cause, RunRecord
+from grpo_worker.controller.sampler import StepSampler
 from grpo_worker.controller.trainers import TrainerGang
 from grpo_worker.controller.worker_group import GangError
 from grpo_worker.data.batch import make_batch
+from grpo_worker.data.checkpoints import directory
 from grpo_worker.data.source import PromptSource
 from grpo_worker.data.tokenizer import TextTokenizer
 from grpo_worker.metrics.step import step_metrics
 from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.metrics.writer import MetricsWriter
-from grpo_worker.roles.reward import RewardManager
+from grpo_worker.rewards.manager import RewardManager
+from grpo_worker.rewards.verifiers import RewardError
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.pool import RolloutPool, SyncError, Target
 
 log = logging.getLogger(__name__)
-PAD_MULTIPLE = 16  # sequence parallelism needs a multiple of the tensor-parallel size
 MAX_BACKOFF = 300.0
 
 
@@ -38,16 +42,18 @@ class GrpoLoop:
 
     def __init__(
         self, spec: GRPOJobSpec, store: Path, board: Board, trainers: TrainerGang, pool: RolloutPool,
-        client: RolloutClient, source: PromptSource, tokenizer: TextTokenizer,
+        client: RolloutClient, source: PromptSource, tokenizer: TextTokenizer, reward: RewardManager,
     ) -> None:  # fmt: skip
         self._spec = spec
         self._board = board
         self._trainers = trainers
         self._pool = pool
-        self._client = client
         self._source = source
         self._tokenizer = tokenizer
-        self._reward = RewardManager(source.task, tokenizer)
+        sampler = StepSampler(spec, source, client, reward)
+        ahead = OneStepAhead(sampler, store / "pending", spec.checkpoint.keep)
+        self._producer: Producer = ahead if spec.staleness.max_version_lag else OnPolicy(sampler)
+        self._reward = reward
         self._kl = KlController(spec.algorithm.kl_ctrl)
         self._record = RunRecord.load(store / "run.json")
         self._ledger = SampleLedger(store / "ledger.jsonl")
@@ -69,6 +75,9 @@ class GrpoLoop:
                 return
             except GangError as error:
                 self._restart(error)
+            except (ParityError, RewardError) as error:
+                self._record.fail(str(error)[:1000])
+                self._trainers.stop()
             except (SyncError, TimeoutError) as error:
                 # The rollout pool is short of engines; the trainers are well, but the step
                 # cannot go on. Start the attempt again: engines may be back by then.
@@ -80,8 +89,10 @@ class GrpoLoop:
     def _begin(self) -> None:
         """Start the gang, restore, and bring the engines to the restored weights."""
         self._record.begin_attempt()
+        self._compared = self._fresh = False
         self._report(message="waiting for the training pool")
         restored = self._trainers.start()
+        self._producer.restore(restored.step)  # first: what is under way still takes prompts
         self._load_state(restored.controller_state or self._initial)
         self._step = restored.step
         self._ledger.truncate(self._step)
@@ -93,22 +104,20 @@ class GrpoLoop:
 
     def _one_step(self) -> None:
         step, timer = self._step + 1, StepTimer()
-        prompts = self._source.take(self._spec.data.train_batch_size)
-        with timer.phase("gen"):
-            samples = self._client.generate(prompts, self._step)
-        with timer.phase("reward"):
-            rewards = self._reward.score(samples)
-        n, by_std = self._spec.algorithm.samples_per_prompt, self._spec.algorithm.norm_adv_by_std
-        scores = np.array(rewards, dtype=np.float64).reshape(-1, n)
-        advantages = group_normalised(scores, by_std).reshape(-1)
-        batch = make_batch(prompts, samples, list(advantages), self._tokenizer.pad_id, PAD_MULTIPLE)
-        metrics = self._traced(step, batch, timer)
+        found = self._producer.take(self._step, timer)
+        if step < self._spec.total_steps:
+            self._producer.go_ahead(self._step)
+        self._fresh = all(sample.version == self._step for sample in found.samples)
+        batch = make_batch(found.prompts, found.samples, self._tokenizer.pad_id)
+        metrics = self._traced(step, batch, found.scores, timer)
+        self._producer.settle(timer)
         self._step = step
         metrics |= self._sync(timer)
-        self._source.consumed(prompts)
-        self._ledger.append(step, self._record.attempt, samples)
+        self._source.consumed(found.taken)
+        self._ledger.append(step, self._record.attempt, found.samples, found.left_out)
         seconds = timer.total()
-        metrics |= step_metrics(batch, rewards, seconds, self._trainers.world) | timer.seconds
+        metrics["reward/failures"] = float(self._reward.failures)
+        metrics |= step_metrics(batch, found.scores, seconds, self._trainers.world) | timer.seconds
         self._checkpoint()
         self._metrics.write(step, metrics, weights=self._digests, wall_time=time.time())
         self._report(
@@ -116,30 +125,62 @@ class GrpoLoop:
             tokens_per_second_per_gpu=metrics["perf/throughput"],
         )
 
-    def _traced(self, step: int, batch: TensorDict, timer: StepTimer) -> dict[str, float]:
+    def _traced(
+        self, step: int, batch: TensorDict, scores: list[float], timer: StepTimer
+    ) -> dict[str, float]:
         """Train; the ranks are told of the steps that somebody wants traced, and of no other."""
         profile = self._spec.observability.profile
         if profile is None or not profile.step_start <= step <= profile.step_end:
-            return self._train(batch, timer)
+            return self._train(batch, scores, timer)
         self._trainers.call("begin_step", step)
-        metrics = self._train(batch, timer)
+        metrics = self._train(batch, scores, timer)
         self._trainers.call("end_step", step)
         return metrics
 
-    def _train(self, batch: TensorDict, timer: StepTimer) -> dict[str, float]:
+    def _train(self, batch: TensorDict, scores: list[float], timer: StepTimer) -> dict[str, float]:
+        algorithm = self._spec.algorithm
         with timer.phase("old_log_prob"):
-            batch["old_log_probs"] = self._trainers.call("log_probs", batch, False)
-        with timer.phase("ref"):
-            batch["ref_log_prob"] = self._trainers.call("log_probs", batch, True)
-        rows = self._spec.trainer.mini_batch_size * self._spec.algorithm.samples_per_prompt
-        history: list[dict[str, float]] = []
-        with timer.phase("update_actor"):
-            for mini in batch.split(rows):
-                mini["weights"] = token_weights(mini["response_mask"], self._spec.algorithm.loss_agg_mode)
-                history.append(self._trainers.call("update_actor", mini, self._kl.value))
-        metrics = {k: float(np.mean([h[k] for h in history])) for k in history[0]}
+            found = self._trainers.call("log_probs", batch, False)
+            batch["old_log_probs"] = found["log_probs"]
+        if not self._compared and self._fresh:
+            check_log_probs(batch, algorithm.max_log_prob_gap)
+            self._compared = True
+        if algorithm.needs_reference:
+            with timer.phase("ref"):
+                batch["ref_log_prob"] = self._trainers.call("log_probs", batch, True)["log_probs"]
+        if algorithm.critic:
+            with timer.phase("values"):
+                batch["values"] = self._trainers.call("values", batch)["values"]
+        with timer.phase("adv"):
+            shaped = add_advantages(batch, scores, self._spec, self._kl.value)
+        metrics = self._update(batch, timer) | shaped
         metrics["actor/kl_coef"] = self._kl.value
-        self._kl.update(metrics["actor/kl_loss"], batch.batch_size[0])
+        metrics["actor/entropy"] = float(found["entropy"][batch["response_mask"].bool()].mean())
+        kl = shaped.get("actor/reward_kl_penalty", metrics.get("actor/kl_loss", 0.0))
+        self._kl.update(kl, batch.batch_size[0])
+        return metrics
+
+    def _update(self, batch: TensorDict, timer: StepTimer) -> dict[str, float]:
+        """One optimizer step for each mini-batch: of the critic, and of the policy unless the critic
+        is still warming up."""
+        algorithm = self._spec.algorithm
+        rows = self._spec.trainer.mini_batch_size * algorithm.samples_per_prompt
+        minis = batch.split(rows)
+        for mini in minis:
+            mini["weights"] = token_weights(
+                mini["response_mask"], algorithm.loss_agg_mode, self._spec.data.response_length
+            )
+        metrics: dict[str, float] = {}
+        if algorithm.critic:
+            with timer.phase("update_critic"):
+                metrics |= _mean([self._trainers.call("update_critic", mini) for mini in minis])
+        if algorithm.critic is None or self._step >= algorithm.critic.warmup_steps:
+            with timer.phase("update_actor"):
+                kl = self._kl.value
+                metrics |= _mean([self._trainers.call("update_actor", mini, kl) for mini in minis])
+        every = algorithm.refresh_reference_steps
+        if every and (self._step + 1) % every == 0:
+            self._trainers.call("refresh_reference")
         return metrics
 
     def _sync(self, timer: StepTimer) -> dict[str, float]:
@@ -156,18 +197,28 @@ class GrpoLoop:
         self._note_complete(self._trainers.call("poll_checkpoint", False))
         if self._step % self._spec.checkpoint.every_steps == 0:
             self._save()
+        every = self._spec.checkpoint.export_every_steps
+        if every and self._step % every == 0:
+            self._export()
 
     def _save(self) -> None:
         # One at a time: the files of two would compete, and keep counts complete ones.
         self._note_complete(self._trainers.call("poll_checkpoint", True))
+        self._producer.save(self._step)
         self._trainers.call("save_checkpoint", self._step, self._state())
 
     def _save_now(self) -> None:
         if self._board.get().last_checkpoint != self._step:
             self._note_complete(self._trainers.call("poll_checkpoint", True))
         if self._board.get().last_checkpoint != self._step:
-            self._trainers.call("save_checkpoint", self._step, self._state())
+            self._save()
             self._note_complete(self._trainers.call("poll_checkpoint", True))
+
+    def _export(self) -> None:
+        """Write the weights of this step as a Hugging Face directory, unless they are there."""
+        path = directory(self._store / "export", self._step)
+        if not path.is_dir():
+            self._trainers.call("export_weights", str(path))
 
     def _note_complete(self, by_rank: list[list[int]]) -> None:
         for step in by_rank[0]:
@@ -184,6 +235,8 @@ class GrpoLoop:
 
     def _finish(self) -> None:
         self._save_now()
+        if self._spec.checkpoint.export_at_end:
+            self._export()
         self._trainers.stop()
         self._report(phase=Phase.SUCCEEDED, message=f"{self._step} steps done", trainers=[])
 
@@ -219,3 +272,8 @@ class GrpoLoop:
             "infrastructure": self._record.infrastructure_restarts,
         }
         self._board.update(step=self._step, attempt=self._record.attempt, restarts=restarts, **changes)
+
+
+def _mean(history: list[dict[str, float]]) -> dict[str, float]:
+    """Mean of each metric over the optimizer steps of a batch."""
+    return {name: float(np.mean([metrics[name] for metrics in history])) for name in history[0]}

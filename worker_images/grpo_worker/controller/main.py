@@ -2,18 +2,24 @@
 
 import logging
 import signal
+from pathlib import Path
 
 import ray
 
+from grpo_operator.api.data import DataSpec
+from grpo_operator.api.status import Phase
 from grpo_worker.controller.config import JobConfig, load_job_config
 from grpo_worker.controller.loop import GrpoLoop
 from grpo_worker.controller.progress import Board
 from grpo_worker.controller.server import application, serve_in_background
 from grpo_worker.controller.trainers import TrainerGang
 from grpo_worker.data.source import PromptSource
-from grpo_worker.data.tasks import open_task
-from grpo_worker.data.tokenizer import load_tokenizer
+from grpo_worker.data.tasks import SCHEME, Task, open_gym
+from grpo_worker.data.tokenizer import TextTokenizer, load_tokenizer
+from grpo_worker.megatron.families.known import expert_layers
 from grpo_worker.megatron.presets import model_config
+from grpo_worker.rewards.manager import RewardManager
+from grpo_worker.rewards.verifiers import verifier_of
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.pool import RolloutPool
 
@@ -34,7 +40,12 @@ def main() -> None:
     )
     serve_in_background(application(board, pool.table.entries))
     ray.init(address="auto", namespace=config.name, log_to_driver=True)
-    build_loop(config, board, pool).run()
+    try:
+        loop = build_loop(config, board, pool)
+    except (ValueError, OSError) as error:  # what the job names is not there, or not what it should be
+        board.update(phase=Phase.FAILED, message=str(error)[:1000])
+    else:
+        loop.run()
     log.info("job ended: %s", board.get().phase)
     signal.pause()
 
@@ -47,7 +58,9 @@ def build_loop(config: JobConfig, board: Board, pool: RolloutPool) -> GrpoLoop:
     checkpoints = config.store / "checkpoints"
     board.update(checkpoint_location=str(checkpoints))
     tokenizer = load_tokenizer(spec.model.path, hf["eos_token_id"], hf["pad_token_id"])
-    source = PromptSource(open_task(spec.data.train, spec.seed), tokenizer, spec.data.prompt_length)
+    task = open_task(spec.data, tokenizer, spec.seed, config.store / "datasets")
+    source = PromptSource(task, tokenizer, spec.data.prompt_length)
+    reward = RewardManager(task, tokenizer, verifier_of(task, spec.reward))
     client = RolloutClient(
         pool.table,
         seed=spec.seed,
@@ -56,9 +69,19 @@ def build_loop(config: JobConfig, board: Board, pool: RolloutPool) -> GrpoLoop:
         max_tokens=spec.data.response_length,
         eos_id=hf["eos_token_id"],
         timeout=spec.weight_sync.timeout_seconds * 4,
+        experts=expert_layers(hf) if spec.algorithm.routing_replay else None,
     )
     trainers = TrainerGang(spec, hf, checkpoints)
-    return GrpoLoop(spec, config.store, board, trainers, pool, client, source, tokenizer)
+    return GrpoLoop(spec, config.store, board, trainers, pool, client, source, tokenizer, reward)
+
+
+def open_task(spec: DataSpec, tokenizer: TextTokenizer, seed: int, cache: Path) -> Task:
+    """What ``data.train`` names. Raises ValueError that says what is wrong with it."""
+    if spec.train.startswith(SCHEME):
+        return open_gym(spec.train, seed)
+    from grpo_worker.data.files import open_files  # imports pandas, which few jobs need
+
+    return open_files(spec, tokenizer, seed, cache)
 
 
 if __name__ == "__main__":

@@ -52,8 +52,9 @@ class TrainerGang:
             return Restored(0, None)
         step = steps[-1]
         log.info("loading the checkpoint of step %d", step)
-        self._group.call("load_checkpoint", step)
-        file = directory(self._checkpoints, step) / CONTROLLER_STATE
+        path = directory(self._checkpoints, step)
+        self._group.call("load_checkpoint", str(path))
+        file = path / CONTROLLER_STATE
         return Restored(step, json.loads(file.read_text()))
 
     def stop(self) -> None:

@@ -7,7 +7,7 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from grpo_worker.controller.dispatch import Dispatch, RankInfo, dispatch_mode, gather, scatter
+from grpo_worker.controller.dispatch import Deal, Dispatch, RankInfo, dispatch_mode
 
 log = logging.getLogger(__name__)
 
@@ -72,9 +72,9 @@ class WorkerGroup:
         if mode is Dispatch.ONE_TO_ALL:
             calls = [self._remote(r, method, *args, **kwargs) for r in range(len(self._actors))]
             return self._wait(calls, method)
-        parts = scatter(args[0], self.ranks)
-        calls = [self._remote(r, method, p, *args[1:], **kwargs) for r, p in enumerate(parts)]
-        return gather(self._wait(calls, method), self.ranks)
+        deal = Deal(args[0], self.ranks, mode)
+        calls = [self._remote(r, method, p, *args[1:], **kwargs) for r, p in enumerate(deal.parts)]
+        return deal.join(self._wait(calls, method))
 
     def kill(self) -> None:
         """End every rank; those that are gone already are fine."""

@@ -4,13 +4,33 @@ A checkpoint is a directory ``step-00000010``. It is complete when ``COMMITTED``
 written last; anything else is ignored on load and removed by the next ``prune``.
 """
 
+import hashlib
 import json
 import os
 import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 MARKER = "COMMITTED"
 CONTROLLER_STATE = "controller.json"
+_NO_SHAPE = ("transformers_version", "torch_dtype", "dtype")
+FORMAT = 1  # of the marker and of what it vouches for; raised when older code could not load it
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a checkpoint is of. ``model``: digest of the architecture; ``layout``: as it was saved."""
+
+    model: str
+    layout: str
+
+
+def model_digest(hf: Mapping[str, Any]) -> str:
+    """Digest of what decides over the shapes and the meaning of a model's weights."""
+    own = {key: value for key, value in hf.items() if key not in _NO_SHAPE}
+    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def directory(root: str | Path, step: int) -> Path:
@@ -24,29 +44,47 @@ def complete_steps(root: str | Path) -> list[int]:
     return sorted(int(marker.parent.name.removeprefix("step-")) for marker in markers)
 
 
-def commit(root: str | Path, step: int) -> None:
+def commit(root: str | Path, step: int, origin: Origin) -> None:
     """Declare a checkpoint complete: the marker lists its files and is renamed into place."""
     path = directory(root, step)
     files = {f.name: f.stat().st_size for f in sorted(path.iterdir())}
     temporary = path / f".{MARKER}"
     with temporary.open("w") as handle:
-        json.dump({"step": step, "files": files}, handle)
+        json.dump({"format": FORMAT, "step": step, "origin": asdict(origin), "files": files}, handle)
         handle.flush()
         os.fsync(handle.fileno())
     temporary.rename(path / MARKER)
 
 
-def verify(root: str | Path, step: int) -> None:
-    """Raises ValueError when a file is missing or has another size than the marker says."""
-    path = directory(root, step)
-    expected: dict[str, int] = json.loads((path / MARKER).read_text())["files"]
-    for name, size in expected.items():
+def verify(path: Path, model: str) -> Origin:
+    """What a complete checkpoint is of.
+
+    Raises ValueError, with the remedy, when it is torn, truncated, of another model, or written by a
+    newer version.
+    """
+    remedy = f"remove {path / MARKER} to fall back to an older checkpoint"
+    try:
+        marker = json.loads((path / MARKER).read_text())
+        version, files, origin = marker["format"], marker["files"], Origin(**marker["origin"])
+    except FileNotFoundError as error:
+        raise ValueError(f"checkpoint {path} has no {MARKER}: it was never finished; use another") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"checkpoint {path}: {MARKER} cannot be read ({error!r}); {remedy}") from error
+    if version > FORMAT:
+        raise ValueError(
+            f"checkpoint {path} has format {version}, this image knows up to {FORMAT}: use the image that "
+            "wrote it, or a newer one"
+        )
+    if origin.model != model:
+        raise ValueError(
+            f"checkpoint {path} is of another model (digest {origin.model}, this job's is {model}): set "
+            "spec.model.path to the model that it was trained from, or use another checkpoint"
+        )
+    for name, size in files.items():
         file = path / name
         if not file.is_file() or file.stat().st_size != size:
-            raise ValueError(
-                f"checkpoint {path}: {name} is missing or not {size} bytes long; "
-                f"remove {path / MARKER} to fall back to an older checkpoint"
-            )
+            raise ValueError(f"checkpoint {path}: {name} is missing or not {size} bytes long; {remedy}")
+    return origin
 
 
 def prune(root: str | Path, keep: int) -> None:

@@ -19,18 +19,20 @@ class PromptSource:
     """Hands out each index once; indices taken but not consumed survive a restart."""
 
     def __init__(self, task: Task, tokenizer: TextTokenizer, prompt_length: int) -> None:
-        self.task = task
+        self._task = task
         self._tokenizer = tokenizer
         self._prompt_length = prompt_length
         self._cursor = 0
         self._in_flight: list[int] = []
 
-    def take(self, count: int) -> list[Prompt]:
+    def take(self, count: int, after: int = 0) -> list[Prompt]:
         """The next ``count`` prompts; those in flight at the last checkpoint come first.
+
+        ``after``: how many of this step's prompts were taken before.
 
         Raises ValueError for a prompt longer than ``promptLength``.
         """
-        again = self._in_flight[:count]
+        again = self._in_flight[after : after + count]
         fresh = range(self._cursor, self._cursor + count - len(again))
         prompts = [self._prompt(index) for index in (*again, *fresh)]
         self._cursor += len(fresh)
@@ -50,7 +52,7 @@ class PromptSource:
         self._in_flight = [int(index) for index in state["in_flight"]]
 
     def _prompt(self, index: int) -> Prompt:
-        ids = self._tokenizer.encode(self.task.question(index) + "\n")
+        ids = self._task.prompt(index, self._tokenizer)
         if len(ids) > self._prompt_length:
             raise ValueError(
                 f"prompt {index} has {len(ids)} tokens, spec.data.promptLength is "

@@ -1,30 +1,56 @@
-"""Prompts and verifiers from reasoning-gym, addressed by ``reasoning-gym:TASK?key=value&...``."""
+"""What a job trains on: an endless source of prompts, each with what its answer is judged by."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
 import reasoning_gym
+
+from grpo_worker.data.tokenizer import TextTokenizer
 
 SCHEME = "reasoning-gym:"
 _SIZE = 2**31 - 1  # items are drawn from (seed, index); the size only bounds the index
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """One endless, seeded task. Item ``index`` is the same in every run."""
+class Record:
+    """What a reward function is told of an item, under verl's names."""
 
+    data_source: str
+    ground_truth: Any
+    extra_info: dict[str, Any]
+
+
+class Task(Protocol):
+    """Items by index: the same item in every run with the same seed."""
+
+    def prompt(self, index: int, tokenizer: TextTokenizer) -> list[int]:
+        """Token ids of the prompt."""
+
+    def record(self, index: int) -> Record:
+        """What the answer is judged by."""
+
+
+@dataclass(frozen=True, slots=True)
+class GymTask:
+    """A task of reasoning-gym, addressed by ``reasoning-gym:TASK?key=value&...``, with its verifier."""
+
+    name: str
     dataset: Any
 
-    def question(self, index: int) -> str:
-        return str(self.dataset[index]["question"])
+    def prompt(self, index: int, tokenizer: TextTokenizer) -> list[int]:
+        return tokenizer.encode(str(self.dataset[index]["question"]) + "\n")
+
+    def record(self, index: int) -> Record:
+        item = self.dataset[index]
+        return Record(self.name, item["answer"], {"index": index})
 
     def score(self, index: int, answer: str) -> float:
         """The verifier's reward of an answer to item ``index``, in [0, 1]."""
         return float(self.dataset.score_answer(answer, self.dataset[index]))
 
 
-def open_task(uri: str, seed: int) -> Task:
+def open_gym(uri: str, seed: int) -> GymTask:
     """Open a task. Raises ValueError that names the key for what reasoning-gym refuses."""
     name, _, query = uri.removeprefix(SCHEME).partition("?")
     options = {key: _value(text) for key, text in parse_qsl(query)}
@@ -32,7 +58,7 @@ def open_task(uri: str, seed: int) -> Task:
         dataset = reasoning_gym.create_dataset(name, seed=seed, size=_SIZE, **options)
     except (ValueError, TypeError, AssertionError) as error:
         raise ValueError(f"spec.data.train: {uri!r}: {error}") from error
-    return Task(dataset)
+    return GymTask(name, dataset)
 
 
 def _value(text: str) -> int | float | bool | str:

@@ -4,6 +4,8 @@ import json
 import random
 import shutil
 import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,21 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.async_utils import (
     AsyncCaller,
     AsyncCallsQueue,
     AsyncRequest,
 )
+from megatron.core.optimizer import distrib_optimizer
 
-from grpo_worker.data.checkpoints import CONTROLLER_STATE, commit, directory, prune, verify
-from grpo_worker.megatron.model import PolicyModel
+from grpo_worker.data.checkpoints import CONTROLLER_STATE, Origin, commit, directory, prune, verify
+from grpo_worker.megatron.checkpoint_fixes import keep_step_of_torchs_adam, write_in_threads
+from grpo_worker.megatron.optimizer import Trainable
+from grpo_worker.megatron.reshard import adapted
+
+keep_step_of_torchs_adam(distrib_optimizer)
+write_in_threads(filesystem_async)
 
 _CONTENT = {
     "distrib_optim_sharding_type": "fully_reshardable",
@@ -65,12 +74,56 @@ class _ThreadQueue(AsyncCallsQueue):  # type: ignore[misc]
         return _ThreadCaller()
 
 
-class Checkpointer:
-    """Saves and loads one PolicyModel. Every method is collective: call it on all ranks."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Model chunks of one role, and what trains them; ``prefix`` keeps its tensors apart."""
 
-    def __init__(self, root: str, policy: PolicyModel, keep: int) -> None:
+    prefix: str
+    chunks: Sequence[Any]
+    trainable: Trainable | None = None
+
+    def named_chunks(self) -> list[tuple[str, Any]]:
+        """Names that Megatron-Core's optimizer expects: model, or model0, model1, ..."""
+        if len(self.chunks) == 1:
+            return [("model", self.chunks[0])]
+        return [(f"model{number}", chunk) for number, chunk in enumerate(self.chunks)]
+
+    def state(self, loading: bool, metadata: dict[str, Any]) -> dict[str, Any]:
+        """What is saved, or the template of what is loaded."""
+        state: dict[str, Any] = {
+            name: chunk.sharded_state_dict(prefix=self.prefix, metadata=metadata)
+            for name, chunk in self.named_chunks()
+        }
+        if self.trainable is not None:
+            _step_without_parameters(_inner_optimizers(self.trainable.optimizer))
+            state["optimizer"] = self.trainable.optimizer.sharded_state_dict(
+                dict(state), is_loading=loading, metadata=metadata
+            )
+            state["schedule"] = self.trainable.schedule.state_dict()
+        return state
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what was loaded into the template."""
+        for name, chunk in self.named_chunks():
+            weights = {key.removeprefix(self.prefix): value for key, value in state[name].items()}
+            chunk.load_state_dict(weights, strict=True)
+        if self.trainable is None:
+            return
+        with torch.no_grad():
+            optimizer = self.trainable.optimizer
+            optimizer.load_state_dict(adapted(state["optimizer"], optimizer))
+        for inner in _inner_optimizers(self.trainable.optimizer):
+            _unshare_adam_step(inner)
+        self.trainable.schedule.load_state_dict(state["schedule"])
+
+
+class Checkpointer:
+    """Saves and loads the parts of a rank. Every method is collective: call it on all ranks."""
+
+    def __init__(self, root: str, parts: Sequence[Part], keep: int, origin: Origin) -> None:
         self.root = Path(root)
-        self._policy = policy
+        self._parts = parts
+        self._origin = origin
         self._keep = keep
         self._queue = _ThreadQueue()
         self._pending: list[int] = []
@@ -104,37 +157,34 @@ class Checkpointer:
         dist.barrier()
         if dist.get_rank() != 0:
             return
-        commit(self.root, step)
+        commit(self.root, step, self._origin)
         prune(self.root, self._keep)
 
-    def load(self, step: int) -> None:
-        """Restore model, optimizer, schedule and this rank's generators.
+    def load(self, path: Path) -> None:
+        """Restore models, optimizers and schedules, and in the layout that saved them this rank's
+        generators.
 
-        Raises ValueError when a file is missing or has another size than the marker says.
+        Raises ValueError when the checkpoint is torn, truncated, of another model or too new.
         """
-        path = directory(self.root, step)
-        verify(self.root, step)
-        for inner in _inner_optimizers(self._policy.optimizer):
-            _init_adam_state(inner)
-        state = dist_checkpointing.load(self._state(loading=True), str(path))
-        self._policy.module.load_state_dict(state["model"], strict=True)
-        with torch.no_grad():
-            self._policy.optimizer.load_state_dict(state["optimizer"])
-        for inner in _inner_optimizers(self._policy.optimizer):
-            _unshare_adam_step(inner)
-        self._policy.schedule.load_state_dict(state["schedule"])
-        _restore_rng(state["rng"][0])
+        same_layout = verify(path, self._origin.model).layout == self._origin.layout
+        for part in self._parts:
+            if part.trainable is not None:
+                for inner in _inner_optimizers(part.trainable.optimizer):
+                    _init_adam_state(inner)
+        template = self._state(loading=True)
+        if not same_layout:
+            template.pop("rng")  # each rank's own; nothing in training draws from it
+        state = dist_checkpointing.load(template, str(path))
+        for part in self._parts:
+            part.restore(state[part.prefix or "policy."])
+        if same_layout:
+            _restore_rng(state["rng"][0])
 
     def _state(self, loading: bool) -> dict[str, Any]:
         metadata: dict[str, Any] = dict(_CONTENT)
         metadata["dp_cp_group"] = parallel_state.get_data_parallel_group(with_context_parallel=True)
-        state: dict[str, Any] = {"model": self._policy.module.sharded_state_dict(metadata=metadata)}
-        state["optimizer"] = self._policy.optimizer.sharded_state_dict(
-            dict(state), is_loading=loading, metadata=metadata
-        )
-        state["schedule"] = self._policy.schedule.state_dict()
-        state["rng"] = _rng_object()
-        return state
+        state = {part.prefix or "policy.": part.state(loading, metadata) for part in self._parts}
+        return state | {"rng": _rng_object()}
 
 
 def _rng_object() -> ShardedObject:
@@ -170,6 +220,15 @@ def _init_adam_state(optimizer: torch.optim.Optimizer) -> None:
                     exp_avg=torch.zeros_like(param),
                     exp_avg_sq=torch.zeros_like(param),
                 )
+
+
+def _step_without_parameters(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Megatron reads Adam's step from its parameters, and a stage without experts has none for them:
+    lend such an optimizer the step of its sibling. What rank 0 says holds for all ranks."""
+    steps = [state["step"] for inner in optimizers for state in inner.state.values()]
+    for inner in optimizers:
+        if not any(group["params"] for group in inner.param_groups) and steps:
+            inner.state["no parameters"] = {"step": steps[0].detach().clone()}  # type: ignore[index]
 
 
 def _unshare_adam_step(optimizer: torch.optim.Optimizer) -> None:

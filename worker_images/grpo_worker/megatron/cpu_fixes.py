@@ -6,8 +6,6 @@ megatron-core leaves one without its target.
 """
 
 import logging
-import queue
-import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -35,16 +33,6 @@ def _random(module: Any) -> None:
     logging.getLogger(module.__name__).addFilter(lambda r: noise not in r.getMessage())
 
 
-def _mla(module: Any) -> None:
-    """Without Transformer Engine it imports mocks without an error; isinstance() on them fails."""
-    module.HAVE_TE = False
-
-
-def _moe_utils(module: Any) -> None:
-    """The name is bound only when Transformer Engine is there, but always read."""
-    module.__dict__.setdefault("te_general_gemm", None)
-
-
 def _mappings(module: Any) -> None:
     """gloo's all_gather wants equal sizes: pad, gather, cut (expert TP > 1 reaches this)."""
     original = module._gather_along_first_dim
@@ -69,62 +57,7 @@ def _mappings(module: Any) -> None:
     module._gather_along_first_dim = gather
 
 
-def _distrib_optimizer(module: Any) -> None:
-    """torch's Adam keeps ``step`` per parameter, Megatron's checkpoint keeps it per group."""
-    cls = module.DistributedOptimizer
-    original = cls._set_main_param_and_optimizer_states
-
-    def set_states(self: Any, model_param: Any, tensors: dict[str, torch.Tensor]) -> None:
-        group, order = self.model_param_group_index_map[model_param]
-        state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
-        if "step" in state:
-            tensors = {**tensors, "step": state["step"]}
-        original(self, model_param, tensors)
-
-    cls._set_main_param_and_optimizer_states = set_states
-
-
-def _filesystem_async(module: Any) -> None:
-    """Write with threads, not forked processes, from a snapshot.
-
-    A Ray actor runs many threads, and a fork of it can inherit a held lock; the stock results
-    queue spawns a manager process (5-9 s at the first save). ``tensor.to("cpu")`` copies
-    nothing on a CPU, so the snapshot must be a clone or training overwrites it meanwhile.
-    """
-    writer = module.FileSystemWriterAsync
-
-    def preload(buckets: list[Any], non_blocking: bool = True) -> list[Any]:
-        return [
-            (path, key, (raw, [(item, t.detach().clone()) for item, t in tensors]))
-            for path, key, (raw, tensors) in buckets
-        ]
-
-    def write(transforms: Any, _msc: bool, _rank: int, buckets: list[Any], results: Any) -> None:
-        done: queue.Queue[Any] = queue.Queue()
-        slots: queue.Queue[Any] = queue.Queue()
-        threads = []
-        for index, bucket in enumerate(buckets):
-            slots.put(index)
-            args = (transforms, index, bucket, done, slots, True)
-            threads.append(threading.Thread(target=writer.write_preloaded_data, args=args))
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        written = dict(done.get() for _ in buckets)
-        errors = [value for value in written.values() if isinstance(value, Exception)]
-        results.put(errors[0] if errors else written)
-
-    module._get_write_results_queue = queue.Queue
-    writer.preload_tensors = staticmethod(preload)
-    writer.write_preloaded_data_multiproc = staticmethod(write)
-
-
 FIXES: dict[str, Callable[[Any], None]] = {
     "tensor_parallel.random": _random,
-    "transformer.multi_latent_attention": _mla,
-    "transformer.moe.moe_utils": _moe_utils,
     "tensor_parallel.mappings": _mappings,
-    "optimizer.distrib_optimizer": _distrib_optimizer,
-    "dist_checkpointing.strategies.filesystem_async": _filesystem_async,
 }

@@ -2,108 +2,112 @@
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from grpo_worker.megatron.families.known import family_of
 
-def weight_reader(path: str, hf: dict[str, Any], seed: int) -> Callable[[str], torch.Tensor]:
-    """Return a function from a Hugging Face tensor name to the whole tensor (fp32).
+FP8_BLOCK = 128
 
-    Presets have no files: each tensor is drawn from its own generator, seeded by the job's
-    seed and the tensor's name, so every layout starts from the same weights.
+
+class WeightReader(Protocol):
+    """Boxes of whole Hugging Face tensors, read one at a time."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of the whole tensor. Raises KeyError for a name that is not there."""
+
+    def read(self, name: str, dim: int, offset: int, length: int) -> torch.Tensor:
+        """``length`` entries from ``offset`` on along ``dim``, everything along the others."""
+
+
+def weight_reader(path: str, hf: dict[str, Any], seed: int) -> WeightReader:
+    """Reader of a preset's seeded weights, or of a Hugging Face directory."""
+    return SeededWeights(hf, seed) if path.startswith("preset:") else SafetensorsWeights(Path(path))
+
+
+class SeededWeights:
+    """Random weights: each tensor has its own generator, seeded by the job's seed and the tensor's
+    name, so every layout starts from the same weights."""
+
+    def __init__(self, hf: dict[str, Any], seed: int) -> None:
+        self._shapes = family_of(hf).shapes(hf)
+        self._std = float(hf["initializer_range"])
+        self._seed = seed
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def read(self, name: str, dim: int, offset: int, length: int) -> torch.Tensor:
+        return self._draw(name).narrow(dim, offset, length)
+
+    def _draw(self, name: str) -> torch.Tensor:
+        shape = self._shapes[name]
+        if name.endswith("norm.weight"):
+            return torch.ones(shape)
+        if name.endswith("e_score_correction_bias"):
+            return torch.zeros(shape)
+        digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+        return torch.randn(shape, generator=generator) * self._std
+
+
+class SafetensorsWeights:
+    """The files of a Hugging Face directory; only the bytes of a box are read.
+
+    FP8 tensors with block scales (``NAME_scale_inv``, 128 x 128) come out dequantised in fp32.
+    Raises FileNotFoundError when the directory has no safetensors.
     """
-    if path.startswith("preset:"):
-        shapes = tensor_shapes(hf)
-        std = float(hf["initializer_range"])
-        return lambda name: _draw(name, shapes[name], seed, std)
-    return _from_safetensors(Path(path))
+
+    def __init__(self, directory: Path) -> None:
+        from safetensors import safe_open
+
+        self._directory = directory
+        self._open = safe_open
+        index = directory / "model.safetensors.index.json"
+        single = directory / "model.safetensors"
+        if index.is_file():
+            self._files: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        elif single.is_file():
+            with safe_open(single, "pt") as handle:
+                self._files = dict.fromkeys(handle.keys(), single.name)
+        else:
+            raise FileNotFoundError(f"spec.model.path: no safetensors files in {directory}")
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        with self._open(self._file(name), "pt") as handle:
+            return tuple(handle.get_slice(name).get_shape())
+
+    def read(self, name: str, dim: int, offset: int, length: int) -> torch.Tensor:
+        scales = f"{name}_scale_inv"
+        if scales not in self._files:
+            return self._box(name, dim, offset, length)
+        # Whole blocks along the cut, then what was asked for of them.
+        first, last = offset // FP8_BLOCK, -(-(offset + length) // FP8_BLOCK)
+        start = first * FP8_BLOCK
+        end = min(last * FP8_BLOCK, self.shape(name)[dim])
+        values = self._box(name, dim, start, end - start).float()
+        scale = self._box(scales, dim, first, last - first).float()
+        return _dequantised(values, scale).narrow(dim, offset - start, length)
+
+    def _box(self, name: str, dim: int, offset: int, length: int) -> torch.Tensor:
+        with self._open(self._file(name), "pt") as handle:
+            whole = handle.get_slice(name)
+            if not whole.get_shape():
+                return handle.get_tensor(name)  # type: ignore[no-any-return]
+            index = [slice(None)] * len(whole.get_shape())
+            index[dim] = slice(offset, offset + length)
+            return whole[tuple(index)]  # type: ignore[no-any-return]
+
+    def _file(self, name: str) -> Path:
+        if name not in self._files:
+            raise KeyError(f"{name} is in none of the safetensors files of {self._directory}")
+        return self._directory / self._files[name]
 
 
-def _draw(name: str, shape: tuple[int, ...], seed: int, std: float) -> torch.Tensor:
-    if name.endswith("norm.weight"):
-        return torch.ones(shape)
-    if name.endswith("e_score_correction_bias"):
-        return torch.zeros(shape)
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-    return torch.randn(shape, generator=generator) * std
-
-
-def _from_safetensors(directory: Path) -> Callable[[str], torch.Tensor]:
-    from safetensors import safe_open
-
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        files: dict[str, str] = json.loads(index.read_text())["weight_map"]
-    else:
-        with safe_open(directory / "model.safetensors", "pt") as handle:
-            files = dict.fromkeys(handle.keys(), "model.safetensors")
-
-    def read(name: str) -> torch.Tensor:
-        if name not in files:
-            raise KeyError(f"{name} is in none of the safetensors files of {directory}")
-        with safe_open(directory / files[name], "pt") as handle:
-            tensor: torch.Tensor = handle.get_tensor(name)
-        return tensor.float()
-
-    return read
-
-
-def tensor_shapes(hf: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Name and shape of each tensor of a DeepSeek-V3 model as its checkpoint stores them."""
-    hidden, vocab = hf["hidden_size"], hf["vocab_size"]
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (vocab, hidden),
-        "model.norm.weight": (hidden,),
-        "lm_head.weight": (vocab, hidden),
-    }
-    for layer in range(hf["num_hidden_layers"]):
-        prefix = f"model.layers.{layer}."
-        parts = _attention_shapes(hf) | _mlp_shapes(hf, layer)
-        shapes |= {prefix + name: shape for name, shape in parts.items()}
-    return shapes
-
-
-def _attention_shapes(hf: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    hidden, heads = hf["hidden_size"], hf["num_attention_heads"]
-    nope, rope, value = hf["qk_nope_head_dim"], hf["qk_rope_head_dim"], hf["v_head_dim"]
-    q_rank, kv_rank = hf["q_lora_rank"], hf["kv_lora_rank"]
-    shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
-        "self_attn.kv_a_proj_with_mqa.weight": (kv_rank + rope, hidden),
-        "self_attn.kv_a_layernorm.weight": (kv_rank,),
-        "self_attn.kv_b_proj.weight": (heads * (nope + value), kv_rank),
-        "self_attn.o_proj.weight": (hidden, heads * value),
-    }
-    if q_rank is None:
-        return shapes | {"self_attn.q_proj.weight": (heads * (nope + rope), hidden)}
-    return shapes | {
-        "self_attn.q_a_proj.weight": (q_rank, hidden),
-        "self_attn.q_a_layernorm.weight": (q_rank,),
-        "self_attn.q_b_proj.weight": (heads * (nope + rope), q_rank),
-    }
-
-
-def _mlp_shapes(hf: dict[str, Any], layer: int) -> dict[str, tuple[int, ...]]:
-    hidden, experts = hf["hidden_size"], hf["n_routed_experts"]
-    if layer < hf["first_k_dense_replace"]:
-        return _gated("mlp.", hidden, hf["intermediate_size"])
-    width = hf["moe_intermediate_size"]
-    shapes = _gated("mlp.shared_experts.", hidden, width * hf["n_shared_experts"])
-    shapes["mlp.gate.weight"] = (experts, hidden)
-    shapes["mlp.gate.e_score_correction_bias"] = (experts,)
-    for expert in range(experts):
-        shapes |= _gated(f"mlp.experts.{expert}.", hidden, width)
-    return shapes
-
-
-def _gated(prefix: str, hidden: int, width: int) -> dict[str, tuple[int, ...]]:
-    return {
-        prefix + "gate_proj.weight": (width, hidden),
-        prefix + "up_proj.weight": (width, hidden),
-        prefix + "down_proj.weight": (hidden, width),
-    }
+def _dequantised(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """values: [m, n] fp32, scale: [ceil(m / 128), ceil(n / 128)] -> values x their block's scale."""
+    for dim in (0, 1):
+        scale = scale.repeat_interleave(FP8_BLOCK, dim).narrow(dim, 0, values.shape[dim])
+    return values * scale

@@ -16,7 +16,7 @@ def step_metrics(batch: TensorDict, rewards: Sequence[float], seconds: float, gp
     trainer, engine = batch["old_log_probs"][mask], batch["rollout_log_probs"][mask]
     gap = (trainer - engine).abs()
     lengths = batch["response_mask"].sum(1)
-    tokens = int((batch["input_ids"] != 0).sum())
+    tokens = int(batch["attention_mask"].sum())
     return {
         "critic/score/mean": float(np.mean(rewards)),
         "critic/score/max": float(np.max(rewards)),

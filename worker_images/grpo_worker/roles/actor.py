@@ -50,26 +50,43 @@ class TrainerWorker:
     def _build(self, rank: int, world: int, config: dict[str, Any]) -> RankInfo:
         from megatron.core import parallel_state as ps
 
-        from grpo_worker.megatron.checkpoint import Checkpointer
+        from grpo_worker.data.checkpoints import Origin, model_digest
+        from grpo_worker.megatron.build import initialize_parallel
+        from grpo_worker.megatron.checkpoint import Checkpointer, Part
+        from grpo_worker.megatron.critic import CriticModel
         from grpo_worker.megatron.initialise import weight_reader
-        from grpo_worker.megatron.model import PolicyModel, initialize_parallel
+        from grpo_worker.megatron.policy import PolicyModel
+        from grpo_worker.megatron.runner import MicroBatching
+        from grpo_worker.megatron.setup import ModelSetup
         from grpo_worker.profiling.trace import StepTrace
 
         spec = GRPOJobSpec.model_validate(config["spec"])
-        self._spec = spec
+        self._spec, self._hf = spec, config["hf"]
         layout = spec.trainer.parallelism.layout(world)
         initialize_parallel(layout, spec.seed)
-        read = weight_reader(spec.model.path, config["hf"], spec.seed)
-        self._policy = PolicyModel(
+        trainer, algorithm = spec.trainer, spec.algorithm
+        setup = ModelSetup(
             config["hf"],
             layout,
-            spec.trainer.optimizer,
-            spec.total_steps,
-            read,
-            spec.trainer.micro_batch_size_per_gpu,
-            recompute=spec.trainer.recompute == "full",
+            weight_reader(spec.model.path, config["hf"], spec.seed),
+            MicroBatching(trainer.micro_batch_size_per_gpu, trainer.max_tokens_per_gpu),
+            torch.bfloat16 if torch.cuda.is_available() else torch.float32,
+            recompute=trainer.recompute == "full",
         )
-        self._checkpointer = Checkpointer(config["checkpoints"], self._policy, spec.checkpoint.keep)
+        self._policy = PolicyModel(
+            setup,
+            trainer.optimizer,
+            spec.total_steps,
+            with_reference=algorithm.needs_reference,
+            replay_routing=algorithm.routing_replay,
+        )
+        critic = algorithm.critic
+        self._critic = CriticModel(setup, critic.optimizer, spec.total_steps) if critic else None
+        parts = self._policy.parts(algorithm.refresh_reference_steps is not None)
+        if self._critic is not None:
+            parts.append(Part("critic.", self._critic.trainable.chunks, self._critic.trainable))
+        origin = Origin(model_digest(config["hf"]), str(layout))
+        self._checkpointer = Checkpointer(config["checkpoints"], parts, spec.checkpoint.keep, origin)
         self._rank, self._world = rank, world
         folder = Path(config["checkpoints"]).parent / "profile"
         self._trace = StepTrace(spec.observability.profile, rank, folder)
@@ -84,10 +101,31 @@ class TrainerWorker:
         )
 
     @register(Dispatch.MEGATRON_COMPUTE)
-    def log_probs(self, batch: TensorDict, reference: bool) -> torch.Tensor:
-        """Per-token log-probabilities [rows, tokens] of the policy or the reference."""
+    def values(self, batch: TensorDict) -> TensorDict:
+        """values [rows, tokens]: the critic's expectation before each token."""
+        assert self._critic is not None, "the job has no critic"
+        found = self._critic.values(dict(batch.items()))
+        return TensorDict(found, batch_size=[len(batch) if found else 0])
+
+    @register(Dispatch.MEGATRON_COMPUTE)
+    def update_critic(self, batch: TensorDict) -> dict[str, float]:
+        """One optimizer step of the critic on a mini-batch; metrics of the whole mini-batch."""
+        critic = self._spec.algorithm.critic
+        assert self._critic is not None and critic is not None, "the job has no critic"
+        metrics: dict[str, float] = self._critic.update(dict(batch.items()), critic.cliprange_value)
+        return metrics
+
+    @register(Dispatch.ONE_TO_ALL)
+    def refresh_reference(self) -> None:
+        """Make the policy of this moment the reference."""
+        self._policy.refresh_reference()
+
+    @register(Dispatch.MEGATRON_COMPUTE)
+    def log_probs(self, batch: TensorDict, reference: bool) -> TensorDict:
+        """log_probs [rows, tokens] of the policy, with its entropy, or of the reference."""
         temperature = self._spec.algorithm.temperature
-        return self._policy.log_probs(dict(batch.items()), temperature, reference)
+        found = self._policy.log_probs(dict(batch.items()), temperature, reference, not reference)
+        return TensorDict(found, batch_size=[len(batch) if found else 0])
 
     @register(Dispatch.MEGATRON_COMPUTE)
     def update_actor(self, batch: TensorDict, kl_coef: float) -> dict[str, float]:
@@ -99,6 +137,8 @@ class TrainerWorker:
             algorithm.clip_ratio_c,
             algorithm.use_kl_loss,
             algorithm.kl_loss_type,
+            algorithm.policy_loss,
+            algorithm.entropy_coef,
         )
         return self._policy.update(dict(batch.items()), loss, kl_coef, algorithm.temperature)
 
@@ -113,10 +153,9 @@ class TrainerWorker:
     @register(Dispatch.ONE_TO_ALL)
     def publish_weights(self, version: int) -> str:
         """Leave this rank's slices in the pod's shared memory; returns their digest."""
-        from grpo_worker.megatron.weights import shards
         from grpo_worker.weightsync.manifest import publish
 
-        parts = [(s.name, s.shape, s.dim, s.offset, s.tensor) for s in shards(self._policy.module) if s.owner]
+        parts = [(s.name, s.shape, s.dim, s.offset, s.tensor) for s in self._policy.shards()]
         return publish(WEIGHTS, version, self._rank, self._world, parts).digest
 
     @register(Dispatch.ONE_TO_ALL)
@@ -130,5 +169,14 @@ class TrainerWorker:
         return self._checkpointer.poll(blocking)
 
     @register(Dispatch.ONE_TO_ALL)
-    def load_checkpoint(self, step: int) -> None:
-        self._checkpointer.load(step)
+    def export_weights(self, path: str) -> None:
+        """Write the policy as a Hugging Face directory."""
+        from grpo_worker.megatron.export import export
+
+        source = None if self._spec.model.path.startswith("preset:") else Path(self._spec.model.path)
+        export(Path(path), self._hf, self._policy.chunks, self._policy.family, source)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, path: str) -> None:
+        """Go on from a complete checkpoint, saved in whatever layout."""
+        self._checkpointer.load(Path(path))

@@ -1,18 +1,22 @@
 """Generates the samples of one step over all engines; failed requests move to another engine."""
 
 import logging
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import httpx
 
+from grpo_worker.data.routed import ExpertLayers
 from grpo_worker.data.source import Prompt
-from grpo_worker.rollout.routing import EngineTable
+from grpo_worker.rollout.routing import EngineEntry, EngineTable
 from grpo_worker.rollout.sampling import Sample, sampling_seed
 
 log = logging.getLogger(__name__)
 ENGINE_PORT = 30000
+LEASE_SECONDS = 1.0  # how long a request that was given up may still wait for an engine
 
 
 class RolloutClient:
@@ -20,8 +24,9 @@ class RolloutClient:
 
     def __init__(
         self, table: EngineTable, *, seed: int, n: int, temperature: float, max_tokens: int,
-        eos_id: int, timeout: float,
+        eos_id: int, timeout: float, experts: ExpertLayers | None = None,
     ) -> None:  # fmt: skip
+        """``experts``: ask for the experts that the engine takes in these layers."""
         self._table = table
         self._seed = seed
         self._n = n
@@ -31,28 +36,46 @@ class RolloutClient:
             "temperature": temperature,
             "stop_token_ids": [eos_id],
         }
+        self._experts = experts
         self._http = httpx.Client(timeout=timeout)
         self._threads = ThreadPoolExecutor(32, thread_name_prefix="generate")
         self.retries = 0
 
-    def generate(self, prompts: list[Prompt], version: int) -> list[Sample]:
+    def generate(
+        self, prompts: list[Prompt], version: int, cancelled: threading.Event | None = None
+    ) -> list[Sample]:
         """``n`` samples of each prompt at exactly ``version``, in the prompts' order.
 
-        Raises TimeoutError when no engine served the version for ``timeout`` seconds.
+        Raises TimeoutError when no engine served the version for ``timeout`` seconds, and
+        CancelledError when ``cancelled`` is set before the end.
         """
-        groups = self._threads.map(lambda prompt: self._group(prompt, version), prompts)
+        stop = cancelled or threading.Event()
+        groups = self._threads.map(lambda prompt: self._group(prompt, version, stop), prompts)
         return [sample for group in groups for sample in group]
 
-    def _group(self, prompt: Prompt, version: int) -> list[Sample]:
+    def _group(self, prompt: Prompt, version: int, cancelled: threading.Event) -> list[Sample]:
         deadline = time.monotonic() + self._timeout
-        while True:
-            with self._table.lease(version, max(deadline - time.monotonic(), 0.0)) as engine:
-                try:
-                    return self._request(engine.name, engine.address, prompt, version)
-                except (httpx.HTTPError, ValueError) as error:
-                    log.warning("prompt %d on %s: %r; trying elsewhere", prompt.index, engine.name, error)
-                    self._table.suspect(engine.name, f"request failed: {error!r}")
-                    self.retries += 1
+        while not cancelled.is_set():
+            try:
+                with self._table.lease(version, LEASE_SECONDS) as engine:
+                    found = self._on(engine, prompt, version)
+            except TimeoutError:
+                if time.monotonic() > deadline:
+                    raise
+                continue
+            if found is not None:
+                return found
+        raise CancelledError
+
+    def _on(self, engine: EngineEntry, prompt: Prompt, version: int) -> list[Sample] | None:
+        """Samples of one engine; None when it failed."""
+        try:
+            return self._request(engine.name, engine.address, prompt, version)
+        except (httpx.HTTPError, ValueError) as error:
+            log.warning("prompt %d on %s: %r; trying elsewhere", prompt.index, engine.name, error)
+            self._table.suspect(engine.name, f"request failed: {error!r}")
+            self.retries += 1
+            return None
 
     def _request(self, name: str, address: str, prompt: Prompt, version: int) -> list[Sample]:
         seeds = [sampling_seed(self._seed, prompt.index, number) for number in range(self._n)]
@@ -62,11 +85,21 @@ class RolloutClient:
                 "input_ids": [list(prompt.ids)] * self._n,
                 "sampling_params": [self._params | {"sampling_seed": seed} for seed in seeds],
                 "return_logprob": True,
-            },
+            }
+            | ({"return_routed_experts": True} if self._experts else {}),
         )
         response.raise_for_status()
         outputs = response.json()
-        return [_sample(name, prompt, k, output, version) for k, output in enumerate(outputs)]
+        return [self._sample(name, prompt, k, output, version) for k, output in enumerate(outputs)]
+
+    def _sample(
+        self, engine: str, prompt: Prompt, number: int, output: dict[str, Any], version: int
+    ) -> Sample:
+        sample = _sample(engine, prompt, number, output, version)
+        if self._experts is None:
+            return sample
+        tokens = len(prompt.ids) + len(sample.ids) - 1
+        return replace(sample, routed=self._experts.decode(output["meta_info"], tokens))
 
 
 def _sample(engine: str, prompt: Prompt, number: int, output: dict[str, Any], version: int) -> Sample:

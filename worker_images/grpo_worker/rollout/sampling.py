@@ -1,12 +1,17 @@
 """What a rollout produces, and the seeds that make it reproducible."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One response: token ids and the engine's own log-probability of each."""
+    """One response: token ids and the engine's own log-probability of each.
+
+    ``routed``: [prompt + response tokens - 1, expert layers, k], the experts that the engine took.
+    """
 
     prompt_index: int
     number: int
@@ -14,6 +19,7 @@ class Sample:
     log_probs: tuple[float, ...]
     version: int
     engine: str
+    routed: np.ndarray | None = field(default=None, repr=False, compare=False)
 
     @property
     def uid(self) -> str:

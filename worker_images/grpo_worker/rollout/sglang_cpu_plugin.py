@@ -2,14 +2,15 @@
 
 SGLang loads it in each of its processes through the entry point group
 ``sglang.srt.plugins``. It acts only where ``SGLANG_USE_CPU_ENGINE=1``; on a GPU it
-does nothing. Three facts make it necessary (SGLang 0.5.23):
+does nothing. Four facts make it necessary (SGLang 0.5.23):
 
 * the ``torch_native`` attention backend implements MLA in its absorbed form only, but
   prefill is dispatched to the unabsorbed one, and the first forward fails on shapes;
 * seeded sampling is refused for backends that are not on SGLang's list of deterministic
   ones. ``torch_native`` attends to one sequence at a time, so it belongs there;
 * the batch-invariant kernels and the hash that come with seeded sampling are compiled for
-  accelerators only.
+  accelerators only;
+* the buffer of routed experts is registered with CUDA as pinned memory.
 """
 
 import os
@@ -20,6 +21,7 @@ import torch
 
 _BATCH_INVARIANT = "sglang.srt.model_executor.model_runner.ModelRunner.maybe_enable_batch_invariant_mode"
 _SEEDED_SAMPLING = "sglang.srt.layers.sampler.multinomial_with_seed"
+_HOST_MEMORY = "sglang.srt.mem_cache.pool_host.common.alloc_with_host_register"
 _ATTENTION = "sglang.srt.models.deepseek_v2.DeepseekV2AttentionMLA.dispatch_attn_forward_method"
 
 
@@ -36,6 +38,7 @@ def register() -> None:
     HookRegistry.register(_ATTENTION, _absorbed_mla, HookType.AROUND)
     HookRegistry.register(_BATCH_INVARIANT, _no_accelerator_kernels, HookType.REPLACE)
     HookRegistry.register(_SEEDED_SAMPLING, gumbel_max, HookType.REPLACE)
+    HookRegistry.register(_HOST_MEMORY, _unpinned, HookType.AROUND)
     add_deterministic_attention_backend_choices(["torch_native"])
     add_radix_supported_deterministic_attention_backend_choices(["torch_native"])
 
@@ -49,6 +52,11 @@ def _absorbed_mla(original: Callable[..., Any], module: Any, *args: Any, **kwarg
 
     original(module, *args, **kwargs)  # records module.current_attention_backend
     return AttnForwardMethod.MLA
+
+
+def _unpinned(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """There is no device to pin memory for."""
+    return original(*args, **(kwargs | {"pin_memory": False}))
 
 
 def _no_accelerator_kernels(_runner: Any) -> None:

@@ -76,25 +76,28 @@ def stage_memory(
     offload: Offload | None = None,
     sync_buffers: int = 0,
     reference: bool = False,
+    critic: bool = False,
     snapshots: int = 0,
     fused_optimizer: bool = True,
 ) -> tuple[StageMemory, ...]:
     """Memory of each stage.
 
     ``sync_buffers``: bytes that the weight sync holds on the GPU. ``reference``: the frozen
-    reference's weights are there too. ``snapshots``: copies of the
-    rank's checkpoint shard that stay in host memory. ``fused_optimizer``: Adam of Transformer
-    Engine or Apex; PyTorch's own needs an fp32 copy of the shard while it steps.
+    reference's weights are there too; ``critic``: so is a critic with all its state. ``snapshots``:
+    copies of the rank's checkpoint shard that stay in host memory. ``fused_optimizer``: Adam of
+    Transformer Engine or Apex; PyTorch's own needs an fp32 copy of the shard while it steps.
     Raises ValueError when the layers cannot be cut into the stages.
     """
     offload = offload or Offload()
     stages = stage_layers(model.layers, layout)
+    models = 2 if critic else 1
     result = []
     for index, layers in enumerate(stages):
         count = _stage_count(model, layers, index, layout.pipeline)
-        weights = _local(count, layout) * precision.weights
-        gradients = _local(count, layout) * precision.gradients
-        shard = _sharded(count, layout)
+        one = _local(count, layout) * precision.weights
+        weights = models * one
+        gradients = models * _local(count, layout) * precision.gradients
+        shard = models * _sharded(count, layout)
         optimizer = shard * precision.optimizer
         checkpoint = shard * (precision.weights + precision.optimizer)
         kept, working = _activations(model, layout, workload, layers, index)
@@ -108,7 +111,7 @@ def stage_memory(
                 optimizer=0 if offload.optimizer else optimizer,
                 activations=kept,
                 working=max(working, 0 if fused_optimizer else _STEP * shard - kept),
-                reference=weights if reference else 0,
+                reference=one if reference else 0,
                 sync=sync_buffers,
                 host=moved + snapshots * checkpoint,
             )

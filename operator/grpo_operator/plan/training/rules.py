@@ -4,6 +4,7 @@ Every function returns messages that name the field, its value and the remedy; n
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from grpo_operator.api.layout import Layout
 from grpo_operator.plan.model.shape import GqaShape, ModelShape
@@ -35,11 +36,8 @@ def _dense(model: ModelShape, layout: Layout) -> Iterator[str]:
     yield from _indivisible("tensor", size, "the vocabulary", model.vocabulary)
     yield from _indivisible("tensor", size, "the dense feed-forward width", model.ffn)
     shape = model.attention
-    if isinstance(shape, GqaShape) and shape.kv_heads % size and size % shape.kv_heads:
-        yield (
-            f"parallelism.tensor={size}: {shape.kv_heads} key-value heads are neither a multiple nor a "
-            "divisor of it"
-        )
+    if isinstance(shape, GqaShape):
+        yield from _indivisible("tensor", size, "key-value heads", shape.kv_heads)
 
 
 def _experts(model: ModelShape, layout: Layout) -> Iterator[str]:
@@ -75,6 +73,16 @@ def batch_problems(layout: Layout, sequences: int, micro_batch: int) -> list[str
             f"multiple of pipeline {layout.pipeline}: change miniBatchSize or microBatchSizePerGpu"
         ]
     return []
+
+
+def packing_problems(layout: Layout, sequences: int) -> list[str]:
+    """Why ``sequences`` of one optimizer step cannot be packed."""
+    if layout.context > 1:
+        return [
+            f"parallelism.context={layout.context}: packed sequences cannot be cut over context-parallel "
+            "ranks: remove maxTokensPerGpu or set context to 1"
+        ]
+    return batch_problems(replace(layout, virtual_pipeline=1), sequences, 1)
 
 
 def fp8_problems(model: ModelShape, layout: Layout) -> list[str]:

@@ -10,7 +10,7 @@ from grpo_operator.plan.model.shape import ModelShape
 from grpo_operator.plan.training.activations import Workload
 from grpo_operator.plan.training.cost import StepCost, step_cost
 from grpo_operator.plan.training.memory import BF16, Precision, StageMemory, stage_memory
-from grpo_operator.plan.training.rules import batch_problems, fp8_problems, problems
+from grpo_operator.plan.training.rules import batch_problems, fp8_problems, packing_problems, problems
 from grpo_operator.plan.training.stages import uneven
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -21,7 +21,9 @@ class TrainingPool:
     """What a layout has to serve. ``sequences``: of one optimizer step, over all replicas.
 
     ``sequence``: tokens of prompt and response. ``sync_buffers``: bytes held for weight sync.
-    ``reference``: a frozen copy of the weights lies beside them.
+    ``reference``: a frozen copy of the weights lies beside them; ``critic``: so does a critic.
+    ``max_tokens``: sequences are packed up to so many tokens a forward, instead of ``micro_batch``
+    padded ones.
     """
 
     model: ModelShape
@@ -31,13 +33,18 @@ class TrainingPool:
     sequences: int
     sequence: int
     micro_batch: int
+    max_tokens: int | None = None
     recompute: bool = True
     fp8_sync: bool = False
     sync_buffers: int = 0
     reference: bool = False
+    critic: bool = False
     precision: Precision = BF16
 
     def workload(self, layout: Layout) -> Workload:
+        if self.max_tokens:
+            count = max(self.sequences * self.sequence // (layout.data * self.max_tokens), 1)
+            return Workload(self.max_tokens, 1, count, self.recompute)
         count = max(self.sequences // (layout.data * self.micro_batch), 1)
         return Workload(self.sequence, self.micro_batch, count, self.recompute)
 
@@ -49,6 +56,7 @@ class TrainingPool:
             precision=self.precision,
             sync_buffers=self.sync_buffers,
             reference=self.reference,
+            critic=self.critic,
         )
 
     def cost(self, layout: Layout) -> StepCost:
@@ -56,7 +64,11 @@ class TrainingPool:
 
     def problems(self, layout: Layout) -> list[str]:
         """Every reason but memory why the layout cannot run."""
-        found = problems(self.model, layout) + batch_problems(layout, self.sequences, self.micro_batch)
+        found = problems(self.model, layout)
+        if self.max_tokens:
+            found += packing_problems(layout, self.sequences)
+        else:
+            found += batch_problems(layout, self.sequences, self.micro_batch)
         return found + (fp8_problems(self.model, layout) if self.fp8_sync else [])
 
 

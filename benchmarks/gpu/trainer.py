@@ -1,0 +1,276 @@
+"""The trainer's speed on GPUs, each figure a ratio measured in one run.
+
+    torchrun --nproc-per-node 4 benchmarks/gpu/trainer.py update RESULT.json
+    torchrun --nproc-per-node 4 benchmarks/gpu/trainer.py packing RESULT.json
+    torchrun --nproc-per-node 1 benchmarks/gpu/trainer.py rounding RESULT.json
+
+update: our actor update beside a bare Megatron-Core loop with the same model, layout and batch.
+packing: packed beside padded sequences on a long-tailed distribution of lengths.
+rounding: log-probabilities in bf16 beside those of transformers, both against fp32.
+Needs megatron-core 0.16.1 and torch with CUDA on PYTHONPATH beside this repository's sources.
+"""
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from grpo_operator.api.architectures import architecture
+from grpo_operator.api.layout import Layout
+from grpo_operator.api.trainer import OptimizerSpec
+from grpo_worker.algorithms.losses import PolicyLossConfig, token_weights
+from grpo_worker.data.micro_batch import Batch
+from grpo_worker.megatron import weights
+from grpo_worker.megatron.build import build_chunks, device, initialize_parallel
+from grpo_worker.megatron.export import export
+from grpo_worker.megatron.families.known import family_of
+from grpo_worker.megatron.policy import PolicyModel
+from grpo_worker.megatron.runner import MicroBatching
+from grpo_worker.megatron.setup import ModelSetup
+
+MODEL = architecture("deepseek-v3") | {
+    "num_hidden_layers": 8,
+    "first_k_dense_replace": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "moe_intermediate_size": 1024,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "q_lora_rank": 768,
+    "n_routed_experts": 32,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_experts_per_tok": 4,
+    "vocab_size": 65536,
+    "max_position_embeddings": 8192,
+    "num_nextn_predict_layers": 0,
+}
+SEQUENCE, ROWS = 4096, 8  # rows: of one data-parallel rank
+ROUNDS, WARM_UP = 5, 2
+
+
+class DeviceWeights:
+    """Seeded weights, drawn where they are used: a CPU would take minutes."""
+
+    def __init__(self, hf: dict[str, Any]) -> None:
+        self._shapes = family_of(hf).shapes(hf)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def read(self, name: str, dim: int, offset: int, length: int) -> torch.Tensor:
+        shape = self._shapes[name]
+        if name.endswith("norm.weight"):
+            return torch.ones(length)
+        if name.endswith("bias"):
+            return torch.zeros(length)
+        seed = sum(ord(c) * 31**i for i, c in enumerate(name)) % 2**31
+        generator = torch.Generator(device()).manual_seed(seed)
+        return (torch.randn(shape, device=device(), generator=generator) * 0.02).narrow(dim, offset, length)
+
+
+def rows_of(lengths: list[int], seed: int) -> Batch:
+    """A batch of these lengths, half prompt and half response."""
+    generator = torch.Generator().manual_seed(seed)
+    width = max(lengths)
+    ids = torch.randint(0, MODEL["vocab_size"], (len(lengths), width), generator=generator)
+    limit = torch.tensor(lengths)[:, None]
+    places = torch.arange(width).expand(len(lengths), width)
+    seen, mask = places < limit, ((places < limit) & (places >= limit // 2)).float()
+    zeros = torch.full(ids.shape, -11.0) * mask
+    advantages = torch.randn(len(lengths), 1, generator=generator) * mask
+    return {
+        "input_ids": ids,
+        "attention_mask": seen,
+        "response_mask": mask,
+        "old_log_probs": zeros,
+        "ref_log_prob": zeros,
+        "advantages": advantages,
+        "weights": token_weights(mask, "token-mean", width),
+    }
+
+
+def policy(layout: Layout, batching: MicroBatching, hf: dict[str, Any] = MODEL) -> PolicyModel:
+    setup = ModelSetup(hf, layout, DeviceWeights(hf), batching, torch.bfloat16)
+    return PolicyModel(setup, OptimizerSpec(lr=1e-6), 100, with_reference=False)
+
+
+def bare_loop(layout: Layout, batch: Batch) -> Callable[[], None]:
+    """One step of a language model with Megatron-Core's own calls and nothing of ours around it."""
+    (model,) = build_chunks(MODEL, layout, torch.bfloat16)
+    weights.load([model], family_of(MODEL), DeviceWeights(MODEL))
+    config = model.config
+    options = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
+    ddp = DistributedDataParallel(config, options, model)
+    settings = OptimizerConfig(
+        optimizer="adam",
+        lr=1e-6,
+        bf16=True,
+        params_dtype=torch.bfloat16,
+        use_distributed_optimizer=True,
+        clip_grad=1.0,
+    )
+    optimizer = get_megatron_optimizer(settings, [ddp])
+    config.finalize_model_grads_func = finalize_model_grads
+    config.grad_scale_func = optimizer.scale_loss
+    ids, mask = batch["input_ids"].cuda(), batch["response_mask"].cuda()
+    positions = torch.arange(ids.shape[1], device="cuda").expand_as(ids).contiguous()
+
+    def forward(data: Iterator[int], stage: Any) -> tuple[torch.Tensor, Any]:
+        row = next(data)
+        part = slice(row, row + 1)
+        losses = stage(ids[part], positions[part], None, labels=ids[part].roll(-1, 1))
+
+        def loss(output: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+            return (output * mask[part]).sum() / mask[part].sum(), {}
+
+        return losses, loss
+
+    def step() -> None:
+        ddp.zero_grad_buffer()
+        optimizer.zero_grad()
+        get_forward_backward_func()(
+            forward_step_func=forward,
+            data_iterator=iter(range(len(ids))),
+            model=ddp,
+            num_microbatches=len(ids),
+            seq_length=ids.shape[1],
+            micro_batch_size=1,
+            forward_only=False,
+        )
+        optimizer.step()
+
+    return step
+
+
+def timed(calls: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
+    """Seconds of each call, in turn, after a warm-up."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(WARM_UP + ROUNDS):
+        for name, call in calls.items():
+            dist.barrier()
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            call()
+            torch.cuda.synchronize()
+            if number >= WARM_UP:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def update() -> dict[str, Any]:
+    rows = []
+    for sizes in ({"expert": 4}, {"tensor": 2, "expert": 2}):
+        layout = Layout(world=dist.get_world_size(), **sizes)
+        initialize_parallel(layout, 1)
+        batch = rows_of([SEQUENCE] * ROWS, parallel_state.get_data_parallel_rank())
+        ours = policy(layout, MicroBatching(1))
+        step = bare_loop(layout, batch)
+        found = timed({"ours": partial(ours.update, batch, PolicyLossConfig(), 0.001, 1.0), "bare": step})
+        medians = {name: statistics.median(values) for name, values in found.items()}
+        tokens = ROWS * SEQUENCE * layout.data / layout.world
+        rows.append(
+            {
+                "layout": str(layout),
+                "seconds": {name: [round(v, 4) for v in values] for name, values in found.items()},
+                "tokens_per_second_per_gpu": {name: round(tokens / m, 1) for name, m in medians.items()},
+                "ratio": round(medians["bare"] / medians["ours"], 4),
+            }
+        )
+        del ours, step
+        _clean()
+    return {"update_ratio_vs_megatron": min(row["ratio"] for row in rows), "rows": rows}
+
+
+def packing() -> dict[str, Any]:
+    layout = Layout(world=dist.get_world_size(), expert=dist.get_world_size())
+    initialize_parallel(layout, 1)
+    generator = torch.Generator().manual_seed(3)
+    draws = torch.randn(64 * layout.data, generator=generator) * 0.9 + 6.0
+    lengths = [int(n) for n in draws.exp().clamp(64, SEQUENCE)]
+    lengths[:: len(lengths) // layout.data] = [SEQUENCE] * layout.data  # each rank has a longest one
+    rank = parallel_state.get_data_parallel_rank()
+    mine = lengths[rank * 64 : (rank + 1) * 64]
+    batch, loss = rows_of(mine, rank), PolicyLossConfig()
+    models = {
+        "padded": policy(layout, MicroBatching(2)),
+        "packed": policy(layout, MicroBatching(max_tokens=2 * SEQUENCE)),
+    }
+    found = timed({name: partial(model.update, batch, loss, 0.001, 1.0) for name, model in models.items()})
+    medians = {name: statistics.median(values) for name, values in found.items()}
+    return {
+        "packing_ratio": round(medians["padded"] / medians["packed"], 3),
+        "mean_length": sum(lengths) / len(lengths),
+        "longest": max(lengths),
+        "layout": str(layout),
+        "seconds": {name: [round(v, 4) for v in values] for name, values in found.items()},
+    }
+
+
+def rounding() -> dict[str, Any]:
+    from transformers import AutoModelForCausalLM
+
+    layout = Layout(world=1)
+    initialize_parallel(layout, 1)
+    hf = MODEL | {"num_hidden_layers": 4}
+    ids = torch.randint(0, hf["vocab_size"], (4, 512), generator=torch.Generator().manual_seed(1))
+    batch = {"input_ids": ids, "attention_mask": torch.ones(4, 512, dtype=torch.bool)}
+    ours = policy(layout, MicroBatching(4), hf)
+    found = {"ours_bf16": ours.log_probs(batch, 1.0)["log_probs"]}
+    with tempfile.TemporaryDirectory() as folder:
+        export(Path(folder) / "hf", hf, ours.chunks, family_of(hf))
+        for name, dtype in (("fp32", torch.float32), ("transformers_bf16", torch.bfloat16)):
+            model = AutoModelForCausalLM.from_pretrained(Path(folder) / "hf", dtype=dtype).cuda().eval()
+            with torch.no_grad():
+                logits = model(ids.cuda()).logits.float()
+            picked = logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None].cuda())[..., 0]
+            found[name] = torch.nn.functional.pad(picked, (1, 0)).cpu()
+            del model, logits
+            _clean(groups=False)
+    gaps = {name: (found[name] - found["fp32"]).abs() for name in ("ours_bf16", "transformers_bf16")}
+    return {
+        name: {"mean": float(gap.mean()), "max": float(gap.max()), "p99": float(gap.quantile(0.99))}
+        for name, gap in gaps.items()
+    }
+
+
+def _clean(groups: bool = True) -> None:
+    import gc
+
+    gc.collect()
+    torch.cuda.empty_cache()
+    if groups:
+        parallel_state.destroy_model_parallel()
+
+
+def main() -> None:
+    case, target = sys.argv[1:]
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl")
+    result = {"update": update, "packing": packing, "rounding": rounding}[case]()
+    result["gpus"] = f"{dist.get_world_size()} x {torch.cuda.get_device_name()}"
+    if dist.get_rank() == 0:
+        Path(target).write_text(json.dumps(result, indent=1))
+        print(json.dumps(result))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""What a job trains on, and what judges the answers."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from grpo_operator.api.base import Model, ShortString
+
+GYM = "reasoning-gym:"
+Function = Annotated[
+    str,
+    Field(
+        min_length=3, max_length=253, pattern=r"^(/[^:]+\.py|[A-Za-z_][A-Za-z0-9_.]*):[A-Za-z_][A-Za-z0-9_]*$"
+    ),
+]
+
+
+class DataSpec(Model):
+    """Prompts."""
+
+    train: str = Field(
+        min_length=1,
+        max_length=1024,
+        pattern=r"^(reasoning-gym:[a-z0-9_]+(\?[a-z0-9_=&.-]+)?|(/|[a-z][a-z0-9+]*://).+\.(parquet|jsonl|json))$",
+        description="reasoning-gym:TASK?key=value&...: a seeded, endless task with its own verifier; or "
+        "Parquet or JSON-lines files by path, pattern or URL (as fsspec has them), which need spec.reward",
+    )
+    prompt_key: ShortString = Field("prompt", description="column of the prompts: text, or chat messages")
+    answer_key: ShortString = Field("answer", description="column that the reward function is handed")
+    filter: Function | None = Field(
+        None, description="Python function row -> bool: which to keep (module:function or file.py:function)"
+    )
+    order: Function | None = Field(
+        None,
+        description="Python function (rows, epoch, seed) -> order of the rows, for a curriculum; default: "
+        "shuffled",
+    )
+    prompt_length: int = Field(
+        512, ge=8, le=1048576, description="longest prompt, in tokens; longer ones of files are left out"
+    )
+    response_length: int = Field(512, ge=1, le=1048576, description="longest response, in tokens")
+    train_batch_size: int = Field(128, ge=1, le=65536, description="prompts of one step")
+
+
+class RewardSpec(Model):
+    """What judges answers instead of a task's own verifier. Exactly one of function and url."""
+
+    cel = (("has(self.function) != has(self.url)", "set exactly one of function and url"),)
+    function: Function | None = Field(
+        None,
+        description="Python function compute_score(data_source, solution_str, ground_truth, extra_info), as "
+        "in verl; runs in processes of its own",
+    )
+    url: str | None = Field(
+        None,
+        max_length=1024,
+        pattern=r"^https?://.+$",
+        description="verifier: the same by POST as JSON {items: [...]}; it answers {scores: [...]}",
+    )
+    timeout_seconds: int = Field(
+        30, ge=1, le=3600, description="longest judging of one answer; a function that takes longer gives 0"
+    )
+    memory_megabytes: int = Field(
+        2048, ge=64, le=1048576, description="memory of a process that runs the function; more gives 0"
+    )
+    workers: int = Field(4, ge=1, le=1024, description="answers judged at once")
+    on_failure: Literal["zero", "stop"] = Field(
+        "zero", description="a function that raises, hangs or dies: reward 0, or the step does not go on"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "RewardSpec":
+        if (self.function is None) == (self.url is None):
+            raise ValueError("set exactly one of function and url")
+        return self

@@ -1,0 +1,89 @@
+"""Other ways to train, whole: PPO on files with a reward function, packed, with routing replay."""
+
+import copy
+import json
+from typing import Any
+
+import pytest
+import yaml
+from conftest import ENDED, Start, store_of
+from faults import report, step_of, until, wait_step
+
+from grpo_devcluster.paths import JOB_DATA, REPO
+from grpo_devcluster.report import GAP, load
+
+STEPS, SAMPLES = 6, 16
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    if extra_info["index"] % 8 == 0:
+        raise RuntimeError("one prompt of each step cannot be judged")
+    return float(len(solution_str)) / 8
+"""
+
+
+@pytest.fixture
+def ppo() -> dict[str, Any]:
+    """Changes to the tiny job; its files lie where the pods see the store."""
+    rows = [{"question": f"{a} and {a + 3}:\n", "answer": str(a)} for a in range(1, 33)]
+    JOB_DATA.mkdir(parents=True, exist_ok=True)
+    (JOB_DATA / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (JOB_DATA / "reward.py").write_text(REWARD)
+    spec = yaml.safe_load((REPO / "manifests" / "tiny-moe.yaml").read_text())["spec"]
+    rollout = copy.deepcopy(spec["rollout"])
+    rollout["template"]["engine"]["returnRoutedExperts"] = True
+    return {
+        "data": spec["data"] | {"train": "/store/prompts.jsonl", "promptKey": "question"},
+        "reward": {"function": "/store/reward.py:compute_score", "memoryMegabytes": 512, "workers": 2},
+        "algorithm": {
+            "advEstimator": "gae",
+            "critic": {"lam": 0.95, "warmupSteps": 1, "optimizer": {"lr": 0.001}},
+            "samplesPerPrompt": SAMPLES,
+            "useKlLoss": False,
+            "useKlInReward": True,
+            "entropyCoef": 0.001,
+            "routingReplay": True,
+        },
+        "trainer": spec["trainer"] | {"maxTokensPerGpu": 1024},
+        "rollout": rollout,
+    }
+
+
+def test_ppo_on_files_packed_and_with_the_engines_experts(start: Start, ppo: dict[str, Any]) -> None:
+    job = start("ppo", steps=STEPS, **ppo)
+    status = job.wait(ENDED, 600)
+    assert status["phase"] == "Succeeded", status
+    records = load(store_of(job))
+    assert [r["step"] for r in records] == list(range(1, STEPS + 1))
+    assert "actor/pg_loss" not in records[0], "the first step warms up the critic alone"
+    assert all("actor/pg_loss" in r and r["actor/entropy"] > 0 for r in records[1:])
+    expected = [r["critic/vpred_mean"] for r in records]
+    assert expected[0] == 0 and expected == sorted(expected), "the critic learns that answers are rewarded"
+    assert [r["reward/failures"] for r in records] == [SAMPLES * step for step in range(1, STEPS + 1)]
+    assert max(r[GAP] for r in records) < 1e-4
+    assert all(r["moe/load_ratio/max"] >= 1 for r in records[1:])
+    job.kubectl("delete", "grpojob", job.name, "--cascade=foreground")
+
+
+def test_a_job_whose_engines_compute_something_else_is_refused(start: Start) -> None:
+    job = start("apart", steps=5, algorithm={"samplesPerPrompt": SAMPLES, "maxLogProbGap": 1e-12})
+    status = job.wait(ENDED, 400)
+    (message,) = [c["message"] for c in status["conditions"] if c["type"] == "Failed"]
+    assert status["phase"] == "Failed" and (status.get("step") or 0) == 0
+    assert "trainer and engines disagree" in message and "maxLogProbGap" in message
+    job.kubectl("delete", "grpojob", job.name, "--cascade=foreground")
+
+
+def test_one_step_ahead_loses_no_sample_through_a_restart(start: Start) -> None:
+    job = start("ahead", steps=14, staleness={"maxVersionLag": 1})
+    wait_step(job, 7)
+    attempt = report(job)["attempt"]
+    job.kubectl("delete", "pod", "-l", f"rl.grpo.dev/job={job.name},rl.grpo.dev/pool=controller", "--wait")
+    until("a new attempt", lambda: step_of(job) >= 0 and report(job)["attempt"] > attempt, 240)
+    assert job.wait(ENDED, 600)["phase"] == "Succeeded"
+    rows = [json.loads(line) for line in (store_of(job) / "ledger.jsonl").read_text().splitlines()]
+    uids = [row["uid"] for row in rows]
+    assert len(set(uids)) == len(uids) == 14 * 8 * SAMPLES
+    assert {(row["step"], row["version"]) for row in rows} == {(s, max(s - 2, 0)) for s in range(1, 15)}
+    prompts = sorted({int(uid.split(".")[0]) for uid in uids})
+    assert prompts == list(range(14 * 8)), "no prompt was skipped"
+    job.kubectl("delete", "grpojob", job.name, "--cascade=foreground")

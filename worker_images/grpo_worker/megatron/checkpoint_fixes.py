@@ -1,0 +1,60 @@
+"""What Megatron-Core 0.16.1's checkpoints lack for Ray actors without Transformer Engine or Apex."""
+
+import queue
+import threading
+from typing import Any
+
+import torch
+
+
+def keep_step_of_torchs_adam(module: Any) -> None:
+    """torch's Adam keeps ``step`` per parameter, Megatron's checkpoint keeps it per group."""
+    cls = module.DistributedOptimizer
+    original = cls._set_main_param_and_optimizer_states
+
+    def set_states(self: Any, model_param: Any, tensors: dict[str, torch.Tensor]) -> None:
+        group, order = self.model_param_group_index_map[model_param]
+        state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
+        if "step" in state:
+            tensors = {**tensors, "step": state["step"]}
+        original(self, model_param, tensors)
+
+    cls._set_main_param_and_optimizer_states = set_states
+
+
+def write_in_threads(module: Any) -> None:
+    """Write with threads, not forked processes, from a snapshot.
+
+    A Ray actor runs many threads, and a fork of it can inherit a held lock; the stock results
+    queue spawns a manager process (5-9 s at the first save). The snapshot must be a copy also where
+    ``tensor.to("cpu")`` makes none, or training overwrites it meanwhile.
+    """
+    writer = module.FileSystemWriterAsync
+    for name in ("preload_tensors", "write_preloaded_data_multiproc", "write_preloaded_data"):
+        assert hasattr(writer, name), f"megatron-core has no FileSystemWriterAsync.{name} any more"
+
+    def preload(buckets: list[Any], non_blocking: bool = True) -> list[Any]:
+        return [
+            (path, key, (raw, [(item, t.detach().to("cpu", copy=True)) for item, t in tensors]))
+            for path, key, (raw, tensors) in buckets
+        ]
+
+    def write(transforms: Any, _msc: bool, _rank: int, buckets: list[Any], results: Any) -> None:
+        done: queue.Queue[Any] = queue.Queue()
+        slots: queue.Queue[Any] = queue.Queue()
+        threads = []
+        for index, bucket in enumerate(buckets):
+            slots.put(index)
+            args = (transforms, index, bucket, done, slots, True)
+            threads.append(threading.Thread(target=writer.write_preloaded_data, args=args))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        written = dict(done.get() for _ in buckets)
+        errors = [value for value in written.values() if isinstance(value, Exception)]
+        results.put(errors[0] if errors else written)
+
+    module._get_write_results_queue = queue.Queue
+    writer.preload_tensors = staticmethod(preload)
+    writer.write_preloaded_data_multiproc = staticmethod(write)

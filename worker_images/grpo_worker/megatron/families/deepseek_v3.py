@@ -1,0 +1,139 @@
+"""DeepSeek-V3: ``config.json`` -> fields of ``MLATransformerConfig``, tensors and names.
+
+Values are checked against transformers on logits (tests/worker/test_fidelity.py). Where
+Megatron-Core's default differs from DeepSeek-V3, the comment says so.
+"""
+
+from typing import Any
+
+from grpo_worker.megatron.families.family import COMMON_NAMES, Family, Shapes, gated
+
+
+def _fields(hf: dict[str, Any]) -> dict[str, Any]:
+    _refuse_inexpressible(hf)
+    return _attention(hf) | _rope(hf) | _experts(hf)
+
+
+def _refuse_inexpressible(hf: dict[str, Any]) -> None:
+    groups, limit, topk = hf["n_group"], hf["topk_group"], hf["num_experts_per_tok"]
+    # transformers and SGLang score a group by its best 2 experts, Megatron by its best
+    # topk // topk_group.
+    if groups > 1 and topk // limit != 2:
+        raise ValueError(
+            f"num_experts_per_tok ({topk}) must be 2 x topk_group ({limit}): "
+            "Megatron-Core would score the expert groups differently"
+        )
+    if not hf.get("norm_topk_prob", True):
+        raise ValueError("norm_topk_prob=false cannot be expressed in Megatron-Core")
+    if hf.get("scoring_func", "sigmoid") != "sigmoid":
+        raise ValueError(f"scoring_func {hf['scoring_func']!r}: DeepSeek-V3 scores experts by sigmoid")
+
+
+def _attention(hf: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "multi_latent_attention": True,
+        "q_lora_rank": hf["q_lora_rank"],
+        "kv_lora_rank": hf["kv_lora_rank"],
+        "qk_head_dim": hf["qk_nope_head_dim"],
+        "qk_pos_emb_head_dim": hf["qk_rope_head_dim"],
+        "v_head_dim": hf["v_head_dim"],
+    }
+
+
+def _rope(hf: dict[str, Any]) -> dict[str, Any]:
+    scaling = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
+    yarn = scaling.get("rope_type", scaling.get("type")) == "yarn"
+    mscale, mscale_all_dim = scaling.get("mscale", 1.0), scaling.get("mscale_all_dim", 0.0)
+    return {
+        "rope_type": "yarn" if yarn else "rope",
+        "rotary_base": hf.get("rope_theta") or scaling["rope_theta"],
+        # MLA applies mscale whatever the rope type: without YaRN the factor must be 1.
+        "rotary_scaling_factor": scaling["factor"] if yarn else 1.0,
+        "original_max_position_embeddings": scaling.get(
+            "original_max_position_embeddings", hf["max_position_embeddings"]
+        ),
+        "beta_fast": scaling.get("beta_fast", 32),
+        "beta_slow": scaling.get("beta_slow", 1),
+        # With either absent transformers falls back to the factor-only mscale, that is 1.
+        "mscale": mscale if mscale and mscale_all_dim else 1.0,
+        # Megatron-Core's default is 0.
+        "mscale_all_dim": mscale_all_dim,
+    }
+
+
+def _experts(hf: dict[str, Any]) -> dict[str, Any]:
+    dense = hf["first_k_dense_replace"]
+    return {
+        "num_moe_experts": hf["n_routed_experts"],
+        "moe_ffn_hidden_size": hf["moe_intermediate_size"],
+        "moe_shared_expert_intermediate_size": hf["moe_intermediate_size"] * hf["n_shared_experts"],
+        "moe_layer_freq": [0] * dense + [1] * (hf["num_hidden_layers"] - dense),
+        "moe_router_topk": hf["num_experts_per_tok"],
+        "moe_router_num_groups": hf["n_group"],
+        "moe_router_group_topk": hf["topk_group"],
+        "moe_router_score_function": "sigmoid",
+        "moe_router_topk_scaling_factor": hf["routed_scaling_factor"],
+        "moe_router_enable_expert_bias": True,
+        "moe_router_bias_update_rate": 1e-3,
+    }
+
+
+def _layer_shapes(hf: dict[str, Any], layer: int) -> Shapes:
+    return _attention_shapes(hf) | _mlp_shapes(hf, layer)
+
+
+def _attention_shapes(hf: dict[str, Any]) -> Shapes:
+    hidden, heads = hf["hidden_size"], hf["num_attention_heads"]
+    nope, rope, value = hf["qk_nope_head_dim"], hf["qk_rope_head_dim"], hf["v_head_dim"]
+    q_rank, kv_rank = hf["q_lora_rank"], hf["kv_lora_rank"]
+    shapes: Shapes = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+        "self_attn.kv_a_proj_with_mqa.weight": (kv_rank + rope, hidden),
+        "self_attn.kv_a_layernorm.weight": (kv_rank,),
+        "self_attn.kv_b_proj.weight": (heads * (nope + value), kv_rank),
+        "self_attn.o_proj.weight": (hidden, heads * value),
+    }
+    if q_rank is None:
+        return shapes | {"self_attn.q_proj.weight": (heads * (nope + rope), hidden)}
+    return shapes | {
+        "self_attn.q_a_proj.weight": (q_rank, hidden),
+        "self_attn.q_a_layernorm.weight": (q_rank,),
+        "self_attn.q_b_proj.weight": (heads * (nope + rope), q_rank),
+    }
+
+
+def _mlp_shapes(hf: dict[str, Any], layer: int) -> Shapes:
+    hidden, experts = hf["hidden_size"], hf["n_routed_experts"]
+    if layer < hf["first_k_dense_replace"]:
+        return gated("mlp.", hidden, hf["intermediate_size"])
+    width = hf["moe_intermediate_size"]
+    shapes = gated("mlp.shared_experts.", hidden, width * hf["n_shared_experts"])
+    shapes["mlp.gate.weight"] = (experts, hidden)
+    shapes["mlp.gate.e_score_correction_bias"] = (experts,)
+    for expert in range(experts):
+        shapes |= gated(f"mlp.experts.{expert}.", hidden, width)
+    return shapes
+
+
+DEEPSEEK_V3 = Family(
+    "deepseek_v3",
+    _fields,
+    _layer_shapes,
+    COMMON_NAMES
+    | {
+        "self_attention.linear_q_proj.weight": ("self_attn.q_proj.weight",),
+        "self_attention.linear_q_down_proj.weight": ("self_attn.q_a_proj.weight",),
+        "self_attention.q_layernorm.weight": ("self_attn.q_a_layernorm.weight",),
+        "self_attention.linear_q_up_proj.weight": ("self_attn.q_b_proj.weight",),
+        "self_attention.linear_kv_down_proj.weight": ("self_attn.kv_a_proj_with_mqa.weight",),
+        "self_attention.kv_layernorm.weight": ("self_attn.kv_a_layernorm.weight",),
+        "self_attention.linear_kv_up_proj.weight": ("self_attn.kv_b_proj.weight",),
+        "mlp.router.expert_bias": ("mlp.gate.e_score_correction_bias",),
+        "mlp.shared_experts.linear_fc1.weight": (
+            "mlp.shared_experts.gate_proj.weight",
+            "mlp.shared_experts.up_proj.weight",
+        ),
+        "mlp.shared_experts.linear_fc2.weight": ("mlp.shared_experts.down_proj.weight",),
+    },
+)

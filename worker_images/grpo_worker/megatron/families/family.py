@@ -1,0 +1,54 @@
+"""What the ranks must know of a model family: its configuration, its tensors, their names."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One architecture of Hugging Face as Megatron-Core runs it.
+
+    ``fields``: config.json -> fields of Megatron-Core's configuration.
+    ``layer_shapes``: (config.json, layer) -> names below ``model.layers.N.`` and their shapes.
+    ``layer_names``: a local Megatron tensor of a layer -> the Hugging Face tensors that it holds,
+    in order. Experts and ``linear_qkv`` have rules of their own (weights.py).
+    """
+
+    model_type: str
+    fields: Callable[[dict[str, Any]], dict[str, Any]]
+    layer_shapes: Callable[[dict[str, Any], int], Shapes]
+    layer_names: Mapping[str, tuple[str, ...]]
+
+    def shapes(self, hf: dict[str, Any]) -> Shapes:
+        """Name and shape of each tensor as a checkpoint of this family stores them."""
+        hidden, vocab = hf["hidden_size"], hf["vocab_size"]
+        shapes: Shapes = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
+        if not hf.get("tie_word_embeddings"):
+            shapes["lm_head.weight"] = (vocab, hidden)
+        for layer in range(hf["num_hidden_layers"]):
+            parts = self.layer_shapes(hf, layer)
+            shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in parts.items()}
+        return shapes
+
+
+def gated(prefix: str, hidden: int, width: int) -> Shapes:
+    """The three matrices of a gated MLP."""
+    return {
+        prefix + "gate_proj.weight": (width, hidden),
+        prefix + "up_proj.weight": (width, hidden),
+        prefix + "down_proj.weight": (hidden, width),
+    }
+
+
+# Names that the families share.
+COMMON_NAMES: dict[str, tuple[str, ...]] = {
+    "input_layernorm.weight": ("input_layernorm.weight",),
+    "pre_mlp_layernorm.weight": ("post_attention_layernorm.weight",),
+    "self_attention.linear_proj.weight": ("self_attn.o_proj.weight",),
+    "mlp.linear_fc1.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "mlp.linear_fc2.weight": ("mlp.down_proj.weight",),
+    "mlp.router.weight": ("mlp.gate.weight",),
+}

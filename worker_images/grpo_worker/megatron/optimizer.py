@@ -1,0 +1,83 @@
+"""Megatron-Core's distributed Adam and its learning-rate schedule, from the job's fields."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+from grpo_operator.api.trainer import OptimizerSpec
+
+
+class Trainable:
+    """Model chunks with what it takes to change them: gradient buffers, optimizer, schedule."""
+
+    def __init__(self, chunks: Sequence[Any], spec: OptimizerSpec, total_steps: int) -> None:
+        self.chunks = list(chunks)
+        config = self.chunks[0].config
+        self.ddp = [_wrap(chunk) for chunk in self.chunks]
+        dtype = config.params_dtype
+        self.optimizer = get_megatron_optimizer(_optimizer_config(spec, dtype), self.ddp)
+        config.finalize_model_grads_func = finalize_model_grads
+        config.grad_scale_func = self.optimizer.scale_loss
+        self.schedule = _schedule(self.optimizer, spec, total_steps)
+
+    def begin(self) -> None:
+        """Before the backward passes of an optimizer step."""
+        for ddp in self.ddp:
+            ddp.train()
+            ddp.zero_grad_buffer()
+        self.optimizer.zero_grad()
+
+    def step(self) -> dict[str, float]:
+        """Change the weights; the norm of the gradients and the learning rate that was used."""
+        lr = float(self.optimizer.param_groups[0]["lr"])
+        _, grad_norm, _ = self.optimizer.step()
+        self.schedule.step(increment=1)
+        return {"grad_norm": float(grad_norm), "lr": lr}
+
+
+def _wrap(chunk: Any) -> DistributedDataParallel:
+    config = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True, use_distributed_optimizer=True, check_for_nan_in_grad=True
+    )
+    ddp = DistributedDataParallel(chunk.config, config, chunk)
+    ddp.broadcast_params()
+    return ddp
+
+
+def _optimizer_config(spec: OptimizerSpec, dtype: torch.dtype) -> OptimizerConfig:
+    return OptimizerConfig(
+        optimizer="adam",
+        lr=spec.lr,
+        min_lr=spec.min_lr,
+        weight_decay=spec.weight_decay,
+        adam_beta1=spec.adam_beta1,
+        adam_beta2=spec.adam_beta2,
+        clip_grad=spec.clip_grad,
+        use_distributed_optimizer=True,
+        params_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
+    )
+
+
+def _schedule(optimizer: Any, spec: OptimizerSpec, total_steps: int) -> OptimizerParamScheduler:
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=spec.lr,
+        min_lr=spec.min_lr,
+        lr_warmup_steps=spec.lr_warmup_steps,
+        lr_decay_steps=max(total_steps, spec.lr_warmup_steps + 1),
+        lr_decay_style=spec.lr_decay_style,
+        start_wd=spec.weight_decay,
+        end_wd=spec.weight_decay,
+        wd_incr_steps=total_steps,
+        wd_incr_style="constant",
+    )

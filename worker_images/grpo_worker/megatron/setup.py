@@ -1,0 +1,33 @@
+"""What every model on a rank is made from."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from grpo_operator.api.layout import Layout
+from grpo_worker.megatron.families.family import Family
+from grpo_worker.megatron.families.known import family_of
+from grpo_worker.megatron.initialise import WeightReader
+from grpo_worker.megatron.runner import MicroBatching
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSetup:
+    """``hf``: config.json. ``reader``: where the initial weights come from.
+
+    ``dtype``: of weights and activations; gradients and the optimizer's state are fp32.
+    ``recompute``: keep only each layer's input for the backward pass.
+    """
+
+    hf: dict[str, Any]
+    layout: Layout
+    reader: WeightReader
+    batching: MicroBatching = MicroBatching()
+    dtype: torch.dtype = torch.float32
+    recompute: bool = False
+
+    @property
+    def family(self) -> Family:
+        """The model's family. Raises ValueError for an unknown one."""
+        return family_of(self.hf)

@@ -1,0 +1,18 @@
+"""Figures of micro-batches -> figures of the global mini-batch."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from grpo_worker.megatron.build import device
+
+
+def summed(parts: Sequence[torch.Tensor], names: Sequence[str]) -> dict[str, float]:
+    """Sum [names] figures over micro-batches and data-parallel ranks, the same on every rank."""
+    total = torch.stack(list(parts)).sum(0) if parts else torch.zeros(len(names), device=device())
+    dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
+    # Only the last stage computed a loss; the others contribute zeros.
+    dist.all_reduce(total, group=parallel_state.get_pipeline_model_parallel_group())
+    return dict(zip(names, total.tolist(), strict=True))
