@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import pickle
+import shutil
 import socket
 import subprocess
 import sys
@@ -56,7 +57,7 @@ class Gang:
         while not all(file.exists() for file in files):
             codes = [process.poll() for process in self._processes]
             assert codes == [None] * self.world, f"exit codes of the ranks: {codes}"
-            assert time.monotonic() < deadline, f"{name}: no answer in {timeout:.0f} s"
+            assert time.monotonic() < deadline, f"{name}: no answer in {timeout:.0f} s; {_machine()}"
             time.sleep(0.02)
         return [pickle.loads(file.read_bytes()) for file in files]
 
@@ -67,10 +68,17 @@ class Gang:
         self._folder.cleanup()
 
 
+def _machine() -> str:
+    """What a slow machine looks like; without it a silent rank is a riddle."""
+    free = shutil.disk_usage(tempfile.gettempdir()).free >> 30
+    memory = next(line for line in Path("/proc/meminfo").read_text().splitlines() if "Available" in line)
+    return f"load {os.getloadavg()}, {memory}, {free} GiB of disk free"
+
+
 _gangs: dict[int, Gang] = {}
 
 
-def run(function: str, world: int, timeout: float = 240, **arguments: Any) -> list[Any]:
+def run(function: str, world: int, timeout: float = 480, **arguments: Any) -> list[Any]:
     """Run ``module.function(**arguments)`` on ``world`` ranks; return their results by rank."""
     module, name = function.split(":")
     gang = _gangs.get(world) or _gangs.setdefault(world, Gang(world))

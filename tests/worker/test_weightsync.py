@@ -57,14 +57,18 @@ class Server:
         self._env = os.environ | CPU_ENGINE_ENV
         self._env |= {"LD_LIBRARY_PATH": str(directory), "OMP_NUM_THREADS": "1", "PATH": path}
         self._command = command.replace("python3", sys.executable)
+        self._log = directory / "log"
         self.start()
 
     def start(self) -> None:
         command = ["/bin/bash", "-c", self._command]
-        self.process = subprocess.Popen(
-            command, env=self._env, start_new_session=True,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, env=self._env, start_new_session=True, stdout=log, stderr=log
+            )
+
+    def last_words(self) -> str:
+        return f"exit code {self.process.poll()}\n{self._log.read_text()[-4000:]}"
 
     def kill(self) -> None:
         """SIGKILL every process of the engine, as the end of its container does."""
@@ -105,14 +109,14 @@ def sources(published: tuple[Path, torch.Tensor, torch.Tensor]) -> dict[int, str
 @pytest.fixture(scope="module")
 def agent(server: Server) -> Agent:
     agent = Agent("engine-0", Engine(URL, 30), 1, bucket_bytes=64 << 10, timeout=30, writer=JOB)
-    _watch_until(agent, "STALE")
+    _watch_until(agent, "STALE", server)
     return agent
 
 
-def _watch_until(agent: Agent, state: str, timeout: float = 300) -> None:
+def _watch_until(agent: Agent, state: str, server: Server, timeout: float = 480) -> None:
     deadline = time.monotonic() + timeout
     while agent.status()["state"] != state:
-        assert time.monotonic() < deadline, agent.status()
+        assert time.monotonic() < deadline, f"{agent.status()}: {server.last_words()}"
         agent.watch()
         time.sleep(0.2)
 

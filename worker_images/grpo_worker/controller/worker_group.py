@@ -1,6 +1,7 @@
 """A gang of Ray actors, one per rank, called as if it were one worker."""
 
 import logging
+import time
 from typing import Any
 
 import ray
@@ -8,8 +9,11 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from grpo_worker.controller.dispatch import Deal, Dispatch, RankInfo, dispatch_mode
+from grpo_worker.profiling.stuck import Position, report, stuck_ranks
 
 log = logging.getLogger(__name__)
+_WATCH = "watch"  # threads of an actor that answer while another one works
+_ANSWER = 10.0  # seconds within which they do
 
 
 class GangError(RuntimeError):
@@ -24,13 +28,15 @@ class WorkerGroup:
     """Ranks on the bundles of one placement group.
 
     Every call waits at most ``timeout`` seconds. A failure of any rank fails the call: the
-    others may be stuck in a collective and cannot be used again.
+    others may be stuck in a collective and cannot be used again. A call in which some ranks wait for
+    others without any progress for ``hang`` seconds fails too, and its error names who is stuck.
     """
 
-    def __init__(self, cls: type, pool: PlacementGroup, timeout: float) -> None:
+    def __init__(self, cls: type, pool: PlacementGroup, timeout: float, hang: float = 240.0) -> None:
         self._cls = cls
         self._timeout = timeout
-        remote = ray.remote(num_cpus=0, max_restarts=0)(cls)
+        self._hang = hang
+        remote = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={_WATCH: 1})(cls)
         unordered = [
             remote.options(
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
@@ -87,28 +93,55 @@ class WorkerGroup:
     def _wait(self, calls: list[Any], what: str) -> list[Any]:
         pending = list(calls)
         failure: Exception | None = None
+        watch = _Watch(self._timeout, self._hang)
         while pending and failure is None:
-            done, pending = ray.wait(pending, num_returns=1, timeout=self._timeout)
+            done, pending = ray.wait(pending, num_returns=1, timeout=self._hang / 4)
+            failure = next((error for error in map(_error, done) if error), None)
             if not done:
-                failure = TimeoutError(f"no answer in {self._timeout:.0f} s")
-            for call in done:
-                failure = failure or _error(call)
+                failure = watch.look(self._positions())
         if failure is None:
             return list(ray.get(calls))
-        lost = self._lost()
-        raise GangError(f"{what}: {failure}", lost) from failure
+        raise GangError(f"{what}: {failure}", self._lost()) from failure
+
+    def _positions(self) -> list[Position | None]:
+        """Where each rank is; None for those that do not say."""
+        calls = [actor.position.options(concurrency_group=_WATCH).remote() for actor in self._actors]
+        ready, _ = ray.wait(calls, num_returns=len(calls), timeout=_ANSWER)
+        return [ray.get(call) if call in ready and not _error(call) else None for call in calls]
 
     def _lost(self) -> list[int]:
         """Ranks whose process is gone. Ray needs a moment to notice, so ask with a short wait."""
         lost = []
         for rank, actor in enumerate(self._actors):
             try:
-                ray.get(actor.node.remote(), timeout=5)
+                ray.get(actor.node.options(concurrency_group=_WATCH).remote(), timeout=5)
             except ray.exceptions.RayActorError:
                 lost.append(rank)
             except ray.exceptions.RayError:
-                continue  # busy in a collective: alive
+                continue  # frozen, but there
         return lost
+
+
+class _Watch:
+    """Looks at a call that takes long."""
+
+    def __init__(self, timeout: float, hang: float) -> None:
+        self._timeout, self._hang = timeout, hang
+        self._began = self._moved = time.monotonic()
+        self._last: list[dict[str, int] | None] = []
+
+    def look(self, positions: list[Position | None]) -> Exception | None:
+        """What is wrong by now, if anything."""
+        now = time.monotonic()
+        begun = [found and found.begun for found in positions]
+        if begun != self._last:
+            self._last, self._moved = begun, now
+        # Without a rank that others wait for, it may be a long computation.
+        if stuck_ranks(positions) and now - self._moved >= self._hang:
+            return TimeoutError(f"no progress in {now - self._moved:.0f} s: {report(positions)}")
+        if now - self._began > self._timeout:
+            return TimeoutError(f"no answer in {self._timeout:.0f} s: {report(positions)}")
+        return None
 
 
 def _error(call: Any) -> Exception | None:

@@ -51,7 +51,9 @@ def write_in_threads(module: Any) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        written = dict(done.get() for _ in buckets)
+        written = dict(done.get_nowait() for _ in range(done.qsize()))
+        if len(written) < len(buckets):
+            written[-1] = RuntimeError("a thread that writes the checkpoint died")
         errors = [value for value in written.values() if isinstance(value, Exception)]
         results.put(errors[0] if errors else written)
 

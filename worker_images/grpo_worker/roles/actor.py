@@ -2,6 +2,7 @@
 
 import os
 import socket
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tensordict import TensorDict
 from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig
 from grpo_worker.controller.dispatch import Dispatch, RankInfo, register
+from grpo_worker.profiling.stuck import Position, position
 
 WEIGHTS = Path(os.environ.get("GRPO_WEIGHTS_DIR", "/weights"))
 COLLECTIVE_TIMEOUT = timedelta(minutes=5)
@@ -35,6 +37,7 @@ class TrainerWorker:
         """Join the process group and build the model. ``config``: spec, hf, checkpoint root."""
         from grpo_worker.megatron import cpu_platform
 
+        self._thread = threading.get_ident()
         cpu_platform.install()
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
@@ -45,7 +48,12 @@ class TrainerWorker:
             world_size=world,
             timeout=COLLECTIVE_TIMEOUT,
         )
+        self._rank, self._world = rank, world
         return self._build(rank, world, config)
+
+    def position(self) -> Position:
+        """How far this rank is; answered in a thread of its own, for the case of a hang."""
+        return position(self._rank, self._thread)
 
     def _build(self, rank: int, world: int, config: dict[str, Any]) -> RankInfo:
         from megatron.core import parallel_state as ps
@@ -87,7 +95,6 @@ class TrainerWorker:
             parts.append(Part("critic.", self._critic.trainable.chunks, self._critic.trainable))
         origin = Origin(model_digest(config["hf"]), str(layout))
         self._checkpointer = Checkpointer(config["checkpoints"], parts, spec.checkpoint.keep, origin)
-        self._rank, self._world = rank, world
         folder = Path(config["checkpoints"]).parent / "profile"
         self._trace = StepTrace(spec.observability.profile, rank, folder)
         return RankInfo(

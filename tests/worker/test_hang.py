@@ -1,0 +1,67 @@
+"""A rank that never joins a collective, and a frozen one: the gang says which, before its timeout."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray
+import torch
+from ray.util.placement_group import placement_group
+
+from grpo_worker.controller.dispatch import Dispatch, RankInfo, register
+from grpo_worker.controller.worker_group import GangError, WorkerGroup
+from grpo_worker.roles.actor import TrainerWorker
+
+HANG = 4.0
+
+
+class Sums(TrainerWorker):
+    """A real rank of a real gang that only sums."""
+
+    def _build(self, rank: int, world: int, config: dict[str, Any]) -> RankInfo:
+        return RankInfo(rank, 0, 0, 0, rank, 1, world)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def total(self, idle: int | None) -> float:
+        if self._rank == idle:
+            self.look_for_something()
+        value = torch.ones(())
+        torch.distributed.all_reduce(value)
+        return float(value)
+
+    def look_for_something(self) -> None:
+        time.sleep(600)
+
+
+@pytest.fixture
+def gang(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerGroup]:
+    here = os.path.dirname(__file__)
+    monkeypatch.setenv("PYTHONPATH", f"{here}:{os.environ.get('PYTHONPATH', '')}")
+    ray.init(num_cpus=2, resources={"trainer": 2}, include_dashboard=False, log_to_driver=False)
+    pool = placement_group([{"CPU": 1, "trainer": 1}] * 2)
+    group = WorkerGroup(Sums, pool, 120, HANG)
+    group.start({})
+    yield group
+    ray.shutdown()
+
+
+def test_who_hangs_is_named(gang: WorkerGroup) -> None:
+    assert gang.call("total", None) == [2.0, 2.0]
+    with pytest.raises(GangError) as caught:
+        gang.call("total", 1)
+    assert caught.value.lost == []
+    said = str(caught.value)
+    assert "rank 1 is stuck in" in said and "look_for_something" in said
+    assert "rank 0" not in said
+
+
+def test_a_frozen_rank_is_named(gang: WorkerGroup) -> None:
+    os.kill(gang.pids[0], signal.SIGSTOP)
+    try:
+        with pytest.raises(GangError, match="rank 0 answers nothing"):
+            gang.call("total", None)
+    finally:
+        os.kill(gang.pids[0], signal.SIGCONT)
