@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_operator.api.grpojob import ProfileSpec
-from grpo_worker.profiling.trace import StepTrace
+from grpo_operator.api.observability import ProfileSpec
+from grpo_worker.profiling.trace import StepTrace, communication, runtime_env
 
 SPEC = ProfileSpec(ranks=[1], step_start=2, step_end=3)
 
@@ -36,3 +36,24 @@ def test_others_write_nothing(tmp_path: Path, spec: ProfileSpec | None, rank: in
 def test_the_order_of_steps_is_checked() -> None:
     with pytest.raises(ValueError, match=r"stepStart \(3\) must not exceed stepEnd \(2\)"):
         ProfileSpec(step_start=3, step_end=2)
+
+
+def test_communication_is_measured_once_where_collectives_overlap() -> None:
+    events = [
+        ("aten::mm", 0.0, 4000.0),
+        ("ncclDevKernel_AllGather_RING".lower(), 1000.0, 3000.0),
+        ("nccldevkernel_reducescatter_sum", 2000.0, 4000.0),
+        ("aten::add", 4000.0, 10000.0),
+    ]
+    found = communication(events)
+    assert found["profile/communication_share"] == pytest.approx(0.3)
+    assert found["profile/all_gather_ms"] == pytest.approx(2.0)
+    assert found["profile/gradient_sync_ms"] == pytest.approx(2.0)
+
+
+def test_ranks_run_under_nsight_only_when_asked() -> None:
+    assert runtime_env(SPEC, "/store/job/profile") == {}
+    wanted = ProfileSpec(tool="nsight", step_start=2, step_end=3)
+    options = runtime_env(wanted, "/store/job/profile")["nsight"]
+    assert options["o"] == "/store/job/profile/nsight-%h-%p"
+    assert options["capture-range"] == "cudaProfilerApi"

@@ -1,5 +1,6 @@
 """The 512-GPU job's manifests: engines of several hosts, devices, topology, policies, overlays."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,12 @@ def test_a_drain_may_not_break_the_gang_and_strangers_stay_out() -> None:
     assert policy["ingress"][1]["from"][0]["namespaceSelector"]["matchLabels"] == {
         "kubernetes.io/metadata.name": "ops"
     }
+    assert len(policy["ingress"]) == 2
+    watched = network_policy(job(), replace(SETTINGS, scrape_namespace="monitoring"))["spec"]["ingress"][2]
+    assert watched["from"][0]["namespaceSelector"]["matchLabels"] == {
+        "kubernetes.io/metadata.name": "monitoring"
+    }
+    assert [port["port"] for port in watched["ports"]] == [8090]
 
 
 def test_overlays_merge_as_kubectl_would() -> None:

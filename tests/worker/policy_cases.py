@@ -16,6 +16,7 @@ from grpo_worker.data.micro_batch import Batch
 from grpo_worker.megatron.build import device, initialize_parallel
 from grpo_worker.megatron.checkpoint import Checkpointer
 from grpo_worker.megatron.initialise import SeededWeights
+from grpo_worker.megatron.parameter_count import active_parameters
 from grpo_worker.megatron.policy import PolicyModel
 from grpo_worker.megatron.presets import model_config
 from grpo_worker.megatron.runner import MicroBatching
@@ -43,6 +44,17 @@ def make_model(
     batching = MicroBatching(4, max_tokens)
     setup = ModelSetup(hf, parallel, SeededWeights(hf, SEED), batching, recompute=recompute)
     return PolicyModel(setup, OptimizerSpec(lr=lr), 100, replay_routing=replay_routing)
+
+
+def figures(layout: dict[str, int]) -> tuple[int, dict[str, float]]:
+    """Active parameters, and what the routers did in one step (padding would be routed too)."""
+    policy = make(layout)
+    data = own_rows(batch(0))
+    data["attention_mask"] = torch.ones_like(data["attention_mask"])
+    data["old_log_probs"] = data["ref_log_prob"] = everywhere(policy, data)
+    metrics = policy.update(data, PolicyLossConfig(), 0.01, 1.0)
+    found = active_parameters(policy.chunks, policy.family)
+    return found, {name: value for name, value in metrics.items() if name.startswith("moe/")}
 
 
 def batch(step: int, rows: int = 8, length: int = 32) -> Batch:

@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 import ranks
 
+from grpo_operator.api.architectures import architecture
+from grpo_operator.plan.model import parameters
+from grpo_operator.plan.model.shape import ModelShape
+
 TP2_EP2 = {"tensor": 2, "expert": 2, "expert_tensor": 1}
 
 
@@ -29,6 +33,28 @@ def test_resume_from_an_asynchronous_checkpoint_is_bitwise(tmp_path: Path) -> No
         assert rank["resumed"] == rank["undisturbed"]
         assert rank["weights_equal"]
     assert (tmp_path / "step-00000001" / "COMMITTED").is_file()
+
+
+@pytest.mark.parametrize("layout", [TP2_EP2, {"pipeline": 2, "layers_in_first_stage": 1}, {"context": 2}])
+def test_figures_of_the_model_and_its_routers_are_those_of_all_ranks(layout: dict[str, int]) -> None:
+    ((active, expected),) = ranks.run("policy_cases:figures", 1, layout={})
+    assert active == _active(architecture("tiny-moe"))
+    for found, routers in ranks.run("policy_cases:figures", 2, layout=layout):
+        assert found == active
+        assert routers == pytest.approx(expected, rel=1e-4)
+    assert {name: value for name, value in expected.items() if "dropped" in name} == pytest.approx(
+        {f"moe/dropped_tokens/layer_{layer}": 0.0 for layer in (1, 2)}
+    )
+    assert all(1 <= value < 4 for name, value in expected.items() if "aux_loss" in name)
+
+
+def _active(hf: dict[str, Any]) -> int:
+    """By the planner's count: everything but the embedding, and of the experts the chosen ones."""
+    model = ModelShape.from_hf(hf)
+    whole = parameters.total(model)
+    chosen = whole.expert * hf["num_experts_per_tok"] // hf["n_routed_experts"]
+    biases = hf["n_routed_experts"] * (hf["num_hidden_layers"] - hf["first_k_dense_replace"])
+    return whole.split + whole.whole + chosen - parameters.embedding(model).total + biases
 
 
 TP2 = (2, {"tensor": 2, "expert_tensor": 2})

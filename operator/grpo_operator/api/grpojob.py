@@ -1,6 +1,6 @@
 """GRPOJob: one GRPO post-training run over a training pool and a rollout pool."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -8,6 +8,7 @@ from grpo_operator.api.algorithm import AlgorithmSpec
 from grpo_operator.api.base import Model, Name, Path, Resources, ShortString
 from grpo_operator.api.data import GYM, DataSpec, RewardSpec
 from grpo_operator.api.model import ModelSpec, WeightSyncSpec
+from grpo_operator.api.observability import ObservabilitySpec
 from grpo_operator.api.rolloutpool import RolloutTemplate
 from grpo_operator.api.scheduling import SchedulingSpec, WithOverlay
 from grpo_operator.api.status import CheckpointStatus, Condition, LayoutStatus, PoolCount, RestartCounts
@@ -87,30 +88,6 @@ class ControllerSpec(WithOverlay):
     node_selector: dict[str, str] = Field(
         default_factory=dict, max_length=16, description="labels of the nodes to use"
     )
-
-
-class ProfileSpec(Model):
-    """Traces of torch's profiler, written to the store's ``profile`` folder."""
-
-    cel = (("self.stepStart <= self.stepEnd", "stepStart must not exceed stepEnd"),)
-    ranks: list[Annotated[int, Field(ge=0, le=65535)]] = Field(
-        default_factory=lambda: [0], min_length=1, max_length=64, description="trainer ranks to trace"
-    )
-    step_start: int = Field(ge=1, le=10**7, description="first step to trace")
-    step_end: int = Field(ge=1, le=10**7, description="last step to trace")
-
-    @model_validator(mode="after")
-    def _check(self) -> "ProfileSpec":
-        if self.step_start > self.step_end:
-            raise ValueError(f"stepStart ({self.step_start}) must not exceed stepEnd ({self.step_end})")
-        return self
-
-
-class ObservabilitySpec(Model):
-    """Where metrics go besides status."""
-
-    tensorboard: bool = Field(True, description="write TensorBoard files beside the job's metrics.jsonl")
-    profile: ProfileSpec | None = None
 
 
 class GRPOJobSpec(Model):

@@ -38,14 +38,13 @@ def _budget(owner: dict[str, Any], pool: str, available: int) -> dict[str, Any]:
 def network_policy(
     owner: dict[str, Any], settings: OperatorSettings, friends: Selector | None = None
 ) -> dict[str, Any]:
-    """The owner's pods talk to each other; of the rest of the cluster only the operator gets in, and
-    the pods of ``friends``: a job's standing pool, or the jobs of such a pool.
+    """The owner's pods talk to each other; of the rest of the cluster only the operator gets in,
+    Prometheus for metrics, and the pods of ``friends``: a job's standing pool, or its jobs.
 
     Nothing is said of what goes out, so DNS, stores and verifiers stay in reach.
     """
     selector = {"matchLabels": owner_of(owner).label}
-    operator = {"matchLabels": {"kubernetes.io/metadata.name": settings.namespace}}
-    ports = [{"port": port, "protocol": "TCP"} for port in (CONTROLLER_PORT, AGENT_PORT)]
+    scraper = settings.scrape_namespace
     peers = [{"podSelector": selector}, *([{"podSelector": friends}] if friends else [])]
     return {
         "apiVersion": "networking.k8s.io/v1",
@@ -56,7 +55,16 @@ def network_policy(
             "policyTypes": ["Ingress"],
             "ingress": [
                 {"from": peers},
-                {"from": [{"namespaceSelector": operator}], "ports": ports},
+                _from_namespace(settings.namespace, CONTROLLER_PORT, AGENT_PORT),
+                *([_from_namespace(scraper, CONTROLLER_PORT)] if scraper else []),
             ],
         },
+    }
+
+
+def _from_namespace(name: str, *ports: int) -> dict[str, Any]:
+    selector = {"matchLabels": {"kubernetes.io/metadata.name": name}}
+    return {
+        "from": [{"namespaceSelector": selector}],
+        "ports": [{"port": port, "protocol": "TCP"} for port in ports],
     }

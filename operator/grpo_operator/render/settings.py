@@ -9,7 +9,8 @@ from typing import Any
 @dataclass(frozen=True, slots=True)
 class OperatorSettings:
     """Set by the Helm chart. ``namespace``: the operator's own. ``pod_overlay``: volumes,
-    volumeMounts and env added to every pod. ``watch_namespaces``: empty means all."""
+    volumeMounts and env added to every pod. ``watch_namespaces``: empty means all.
+    ``scrape_namespace``: where Prometheus runs, which may read the controllers' metrics."""
 
     trainer_image: str
     rollout_image: str
@@ -17,6 +18,7 @@ class OperatorSettings:
     namespace: str = "grpo-system"
     pod_overlay: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     watch_namespaces: tuple[str, ...] = ()
+    scrape_namespace: str | None = None
 
 
 def load_settings(path: Path) -> OperatorSettings:
@@ -29,4 +31,5 @@ def load_settings(path: Path) -> OperatorSettings:
         namespace=data.get("namespace", "grpo-system"),
         pod_overlay=data.get("podOverlay") or {},
         watch_namespaces=tuple(data.get("watchNamespaces") or ()),
+        scrape_namespace=data.get("scrapeNamespace") or None,
     )

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from tensordict import TensorDict
 
+from grpo_operator.api.base import Device
+from grpo_operator.api.gpus import GPUS
 from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_operator.api.status import Phase
 from grpo_worker.algorithms.batch_advantages import add_advantages
@@ -25,6 +27,8 @@ from grpo_worker.data.batch import make_batch
 from grpo_worker.data.checkpoints import directory
 from grpo_worker.data.source import PromptSource
 from grpo_worker.data.tokenizer import TextTokenizer
+from grpo_worker.metrics.flops import utilisation
+from grpo_worker.metrics.sinks import sinks_of
 from grpo_worker.metrics.step import step_metrics
 from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.metrics.writer import MetricsWriter
@@ -57,7 +61,8 @@ class GrpoLoop:
         self._kl = KlController(spec.algorithm.kl_ctrl)
         self._record = RunRecord.load(store / "run.json")
         self._ledger = SampleLedger(store / "ledger.jsonl")
-        self._metrics = MetricsWriter(store, spec.observability.tensorboard)
+        shown = spec.observability
+        self._metrics = MetricsWriter(store, sinks_of(shown, store.name, store), shown.thresholds)
         self._store = store
         self._step = 0
         self._initial = self._state()
@@ -97,6 +102,7 @@ class GrpoLoop:
         self._step = restored.step
         self._ledger.truncate(self._step)
         self._metrics.truncate(self._step)
+        self._flops = self._trainers.call("flops")
         self._report(message="sending the first weights", trainers=self._trainers.processes())
         self._sync(StepTimer())
         checkpoint = {"last_checkpoint": self._step} if restored.controller_state else {}
@@ -118,12 +124,19 @@ class GrpoLoop:
         seconds = timer.total()
         metrics["reward/failures"] = float(self._reward.failures)
         metrics |= step_metrics(batch, found.scores, seconds, self._trainers.world) | timer.seconds
+        metrics |= self._utilisation(batch, timer)
         self._checkpoint()
         self._metrics.write(step, metrics, weights=self._digests, wall_time=time.time())
         self._report(
             reward_mean=metrics["critic/score/mean"],
             tokens_per_second_per_gpu=metrics["perf/throughput"],
         )
+
+    def _utilisation(self, batch: TensorDict, timer: StepTimer) -> dict[str, float]:
+        trainer = self._spec.trainer
+        peak = GPUS[trainer.gpu_type].flops if trainer.device is Device.CUDA else None
+        lengths = batch["attention_mask"].sum(1).tolist()
+        return utilisation(self._flops, lengths, timer.seconds, self._trainers.world, peak)
 
     def _traced(
         self, step: int, batch: TensorDict, scores: list[float], timer: StepTimer
@@ -134,7 +147,8 @@ class GrpoLoop:
             return self._train(batch, scores, timer)
         self._trainers.call("begin_step", step)
         metrics = self._train(batch, scores, timer)
-        self._trainers.call("end_step", step)
+        for figures in self._trainers.call("end_step", step):
+            metrics |= figures
         return metrics
 
     def _train(self, batch: TensorDict, scores: list[float], timer: StepTimer) -> dict[str, float]:
@@ -238,6 +252,7 @@ class GrpoLoop:
         if self._spec.checkpoint.export_at_end:
             self._export()
         self._trainers.stop()
+        self._metrics.end()
         self._report(phase=Phase.SUCCEEDED, message=f"{self._step} steps done", trainers=[])
 
     def _restart(self, error: GangError) -> None:

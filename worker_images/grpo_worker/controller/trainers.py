@@ -10,6 +10,7 @@ from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_worker.controller.pools import ResourcePoolManager
 from grpo_worker.controller.worker_group import WorkerGroup
 from grpo_worker.data.checkpoints import CONTROLLER_STATE, complete_steps, directory
+from grpo_worker.profiling.trace import runtime_env
 from grpo_worker.roles.actor import TrainerWorker
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,9 @@ class TrainerGang:
     def start(self) -> Restored:
         """Wait for the pool, start every rank, load the newest complete checkpoint."""
         pool = self._pools.acquire(RESOURCE, self.world, POOL_TIMEOUT)
-        self._group = WorkerGroup(TrainerWorker, pool, CALL_TIMEOUT)
+        profile = str(self._checkpoints.parent / "profile")
+        env = runtime_env(self._spec.observability.profile, profile)
+        self._group = WorkerGroup(TrainerWorker, pool, CALL_TIMEOUT, runtime_env=env or None)
         self._group.start(self._config)
         steps = complete_steps(self._checkpoints)
         if not steps:

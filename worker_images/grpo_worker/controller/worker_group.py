@@ -32,7 +32,14 @@ class WorkerGroup:
     others without any progress for ``hang`` seconds fails too, and its error names who is stuck.
     """
 
-    def __init__(self, cls: type, pool: PlacementGroup, timeout: float, hang: float = 240.0) -> None:
+    def __init__(
+        self,
+        cls: type,
+        pool: PlacementGroup,
+        timeout: float,
+        hang: float = 240.0,
+        runtime_env: dict[str, Any] | None = None,
+    ) -> None:
         self._cls = cls
         self._timeout = timeout
         self._hang = hang
@@ -43,6 +50,7 @@ class WorkerGroup:
                     placement_group=pool, placement_group_bundle_index=index
                 ),
                 resources={"trainer": 1},
+                runtime_env=runtime_env,
             ).remote()
             for index in range(pool.bundle_count)
         ]
@@ -133,7 +141,7 @@ class _Watch:
     def look(self, positions: list[Position | None]) -> Exception | None:
         """What is wrong by now, if anything."""
         now = time.monotonic()
-        begun = [found and found.begun for found in positions]
+        begun = [None if found is None else found.begun for found in positions]
         if begun != self._last:
             self._last, self._moved = begun, now
         # Without a rank that others wait for, it may be a long computation.

@@ -1,33 +1,44 @@
-"""Metrics of each step: JSON lines (the record), TensorBoard and Prometheus (the views)."""
+"""Metrics of each step: JSON lines (the record), Prometheus and the job's sinks (the views)."""
 
 import json
+import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import Gauge
 
+from grpo_operator.api.observability import ThresholdSpec
 from grpo_worker.controller.ledger import truncate_lines
+from grpo_worker.metrics.sinks import Sink
 
+log = logging.getLogger(__name__)
 _GAUGE = Gauge("grpo_metric", "Value of a training metric at the last step", ["name"])
+_MINIMUM = Gauge("grpo_metric_minimum", "Lowest value that the job calls normal", ["name"])
+_MAXIMUM = Gauge("grpo_metric_maximum", "Highest value that the job calls normal", ["name"])
 _STEP = Gauge("grpo_step", "Completed training steps")
 
 
 class MetricsWriter:
-    """Writes each step once; ``truncate`` forgets replayed steps in the record."""
+    """Writes each step once; ``truncate`` forgets replayed steps in the record.
 
-    def __init__(self, directory: Path, tensorboard: bool) -> None:
+    A sink that fails is said once and left out: nobody's dashboard may stop a job.
+    """
+
+    def __init__(self, directory: Path, sinks: Sequence[Sink], thresholds: Sequence[ThresholdSpec]) -> None:
         self.file = directory / "metrics.jsonl"
         self.file.touch()
-        self._logdir = directory / "tensorboard" if tensorboard else None
-        self._board: Any = None
+        self._sinks = list(sinks)
+        for bound in thresholds:
+            if bound.minimum is not None:
+                _MINIMUM.labels(bound.metric).set(bound.minimum)
+            if bound.maximum is not None:
+                _MAXIMUM.labels(bound.metric).set(bound.maximum)
 
     def truncate(self, step: int) -> None:
-        """Drop the records after ``step`` and let TensorBoard overwrite its points."""
+        """Drop the records after ``step`` and let the sinks show them anew."""
         truncate_lines(self.file, step)
-        if self._logdir is not None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._board = SummaryWriter(str(self._logdir), purge_step=step + 1)
+        self._each(lambda sink: sink.begin(step))
 
     def write(self, step: int, metrics: dict[str, float], **extra: Any) -> None:
         """Record one step; ``extra`` goes to the JSON lines only."""
@@ -36,7 +47,16 @@ class MetricsWriter:
         _STEP.set(step)
         for name, value in metrics.items():
             _GAUGE.labels(name).set(value)
-            if self._board is not None:
-                self._board.add_scalar(name, value, step)
-        if self._board is not None:
-            self._board.flush()
+        self._each(lambda sink: sink.write(step, metrics))
+
+    def end(self) -> None:
+        """The job is done."""
+        self._each(lambda sink: sink.end())
+
+    def _each(self, call: Callable[[Sink], None]) -> None:
+        for sink in list(self._sinks):
+            try:
+                call(sink)
+            except Exception:  # whatever a service's client raises
+                log.exception("no more metrics to %s", type(sink).__name__)
+                self._sinks.remove(sink)

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -28,9 +29,10 @@ def position(rank: int, thread: int) -> Position:
     """This rank's; safe while another thread (its identifier: ``thread``) is inside a collective."""
     from torch.distributed import distributed_c10d as c10d
 
+    groups: list[tuple[Any, str]] = list(c10d._world.pg_names.items())
     begun = {
         f"{name} {dist.get_process_group_ranks(group)}": group._get_sequence_number_for_group()
-        for group, name in list(c10d._world.pg_names.items())
+        for group, name in groups
     }
     frame = sys._current_frames().get(thread)
     stack = traceback.extract_stack(frame)[-_FRAMES:] if frame else []

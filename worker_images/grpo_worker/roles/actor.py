@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig
 from grpo_worker.controller.dispatch import Dispatch, RankInfo, register
+from grpo_worker.metrics.flops import ModelFlops, attention_width
 from grpo_worker.profiling.stuck import Position, position
 
 WEIGHTS = Path(os.environ.get("GRPO_WEIGHTS_DIR", "/weights"))
@@ -63,6 +64,7 @@ class TrainerWorker:
         from grpo_worker.megatron.checkpoint import Checkpointer, Part
         from grpo_worker.megatron.critic import CriticModel
         from grpo_worker.megatron.initialise import weight_reader
+        from grpo_worker.megatron.parameter_count import active_parameters
         from grpo_worker.megatron.policy import PolicyModel
         from grpo_worker.megatron.runner import MicroBatching
         from grpo_worker.megatron.setup import ModelSetup
@@ -93,6 +95,8 @@ class TrainerWorker:
         parts = self._policy.parts(algorithm.refresh_reference_steps is not None)
         if self._critic is not None:
             parts.append(Part("critic.", self._critic.trainable.chunks, self._critic.trainable))
+        active = active_parameters(self._policy.chunks, self._policy.family)
+        self._flops = ModelFlops(active, attention_width(config["hf"]))
         origin = Origin(model_digest(config["hf"]), str(layout))
         self._checkpointer = Checkpointer(config["checkpoints"], parts, spec.checkpoint.keep, origin)
         folder = Path(config["checkpoints"]).parent / "profile"
@@ -137,6 +141,8 @@ class TrainerWorker:
     @register(Dispatch.MEGATRON_COMPUTE)
     def update_actor(self, batch: TensorDict, kl_coef: float) -> dict[str, float]:
         """One optimizer step on a mini-batch; metrics of the whole mini-batch."""
+        from grpo_worker.megatron.sums import largest_memory
+
         algorithm = self._spec.algorithm
         loss = PolicyLossConfig(
             algorithm.clip_ratio_low,
@@ -147,15 +153,22 @@ class TrainerWorker:
             algorithm.policy_loss,
             algorithm.entropy_coef,
         )
-        return self._policy.update(dict(batch.items()), loss, kl_coef, algorithm.temperature)
+        metrics = self._policy.update(dict(batch.items()), loss, kl_coef, algorithm.temperature)
+        return metrics | largest_memory()
 
     @register(Dispatch.ONE_TO_ALL)
     def begin_step(self, step: int) -> None:
         self._trace.begin(step)
 
     @register(Dispatch.ONE_TO_ALL)
-    def end_step(self, step: int) -> None:
-        self._trace.end(step)
+    def end_step(self, step: int) -> dict[str, float]:
+        """Figures of the trace, when this rank has just written one."""
+        return self._trace.end(step)
+
+    @register(Dispatch.RANK_ZERO)
+    def flops(self) -> ModelFlops:
+        """What a token costs in this model."""
+        return self._flops
 
     @register(Dispatch.ONE_TO_ALL)
     def publish_weights(self, version: int) -> str:

@@ -1,0 +1,92 @@
+"""What a step's metrics become: figures, a record, dashboards, thresholds."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from prometheus_client import REGISTRY
+
+from grpo_operator.api.architectures import architecture
+from grpo_operator.api.observability import MlflowSpec, ObservabilitySpec, ThresholdSpec, WandbSpec
+from grpo_worker.metrics.flops import ModelFlops, attention_width, utilisation
+from grpo_worker.metrics.sinks import Mlflow, Sink, sinks_of
+from grpo_worker.metrics.writer import MetricsWriter
+
+
+def test_flops_of_a_forward_are_two_a_parameter_and_the_causal_half_of_attention() -> None:
+    flops = ModelFlops(parameters=1000, attention=16)
+    assert flops.forward([10]) == 2 * 1000 * 10 + 16 * 100
+    assert flops.forward([10, 10]) == 2 * flops.forward([10])
+
+
+def test_width_of_deepseek_v3s_attention() -> None:
+    assert attention_width(architecture("deepseek-v3")) == 61 * 128 * (128 + 64 + 128)
+
+
+def test_mfu_is_the_share_of_the_peak_that_update_and_log_probs_reach() -> None:
+    seconds = {"timing_s/update_actor": 3.0, "timing_s/old_log_prob": 2.0}
+    found = utilisation(ModelFlops(10**9, 0), [500, 500], seconds, gpus=2, peak=1e12)
+    assert found["perf/mfu/actor"] == pytest.approx(2e12 * 3 / 3 / 2 / 1e12)
+    assert found["perf/mfu/actor_infer"] == pytest.approx(2e12 / 2 / 2 / 1e12)
+    assert "perf/mfu/actor" not in utilisation(ModelFlops(1, 0), [1], seconds, 2, None)
+
+
+class Broken:
+    def begin(self, after: int) -> None: ...
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        raise ConnectionError("the service is away")
+
+    def end(self) -> None: ...
+
+
+def test_a_sink_that_fails_is_left_out_and_the_record_goes_on(tmp_path: Path) -> None:
+    sinks: list[Sink] = [Broken(), *sinks_of(ObservabilitySpec(), "job", tmp_path)]
+    bound = ThresholdSpec(metric="actor/kl_loss", maximum=0.1)
+    writer = MetricsWriter(tmp_path, sinks, [bound])
+    writer.truncate(0)
+    for step in (1, 2):
+        writer.write(step, {"actor/kl_loss": 0.5})
+    writer.end()
+    lines = [json.loads(line) for line in writer.file.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert list((tmp_path / "tensorboard").iterdir())
+    name = {"name": "actor/kl_loss"}
+    assert REGISTRY.get_sample_value("grpo_metric", name) == 0.5
+    assert REGISTRY.get_sample_value("grpo_metric_maximum", name) == 0.1
+
+
+def test_mlflow_keeps_one_run_over_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a server's client is the same
+    spec = MlflowSpec(tracking_uri=f"file://{tmp_path}/mlruns")
+    first = Mlflow(spec, "job", tmp_path)
+    first.write(1, {"actor/loss": 0.5})
+    second = Mlflow(spec, "job", tmp_path)
+    second.write(2, {"actor/loss": 0.25})
+    second.end()
+    history = second._client.get_metric_history(second._run, "actor/loss")
+    assert [(entry.step, entry.value) for entry in history] == [(1, 0.5), (2, 0.25)]
+    assert second._client.get_run(second._run).info.status == "FINISHED"
+
+
+def test_wandb_writes_a_run_without_a_network(tmp_path: Path) -> None:
+    # A process of its own: W&B starts a service and hooks into the interpreter's end.
+    code = (
+        "from pathlib import Path; from grpo_operator.api.observability import ObservabilitySpec, WandbSpec\n"
+        "from grpo_worker.metrics.sinks import sinks_of\n"
+        "spec = ObservabilitySpec(tensorboard=False, wandb=WandbSpec(project='p', offline=True))\n"
+        f"(sink,) = sinks_of(spec, 'job', Path({str(tmp_path)!r}))\n"
+        "sink.begin(0); sink.write(3, {'loss': 0.5}); sink.begin(1); sink.write(2, {'loss': 1.0})\n"
+        "sink.end()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    (run,) = (tmp_path / "wandb").glob("offline-run-*")
+    assert list(run.glob("*.wandb"))
+
+
+def test_a_threshold_needs_a_bound() -> None:
+    with pytest.raises(ValueError, match="metric x: set minimum or maximum"):
+        ThresholdSpec(metric="x")
+    assert WandbSpec(project="p").offline is False
