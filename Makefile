@@ -4,7 +4,7 @@ DEV := PYTHONPATH=devcluster $(PYTHON) -m grpo_devcluster
 VENV := .venv/bin
 PYTEST := PYTHONPATH=devcluster $(VENV)/python -m pytest
 
-.PHONY: help demo down up test lint unit worker integration e2e bench-operator bench-planner bench-trainer crds env clean
+.PHONY: help demo down up test lint unit worker integration e2e bench-operator bench-planner bench-trainer bench-controller crds env clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -51,6 +51,9 @@ bench-planner: env  ## the planner's figures; writes benchmarks/results/planner.
 
 bench-trainer: env  ## fidelity and speed of the trainer; writes benchmarks/results/trainer.json
 	PYTHONPATH=devcluster $(VENV)/python benchmarks/trainer.py
+
+bench-controller: env  ## the controller's cost at 256 ranks; adds to benchmarks/results/trainer.json
+	PYTHONPATH=devcluster $(VENV)/python benchmarks/controller.py
 
 crds: env  ## generate crds/ from the API models
 	$(VENV)/python -m grpo_operator.api.crd crds

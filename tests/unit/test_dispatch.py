@@ -38,38 +38,53 @@ def test_what_is_dealt_out_comes_back_in_order(
     sizes: tuple[int, int, int, int], lengths: list[int], mode: Dispatch
 ) -> None:
     ranks = ranks_of(*sizes)
-    deal = Deal(batch_of(lengths), ranks, mode)
-    assert len({part.batch_size[0] for part in deal.parts}) == 1
-    # Ranks that do not collect answer nonsense, which must not arrive.
-    pairs = zip(deal.parts, ranks, strict=True)
-    answers = [p["row"] if rank.collects(mode) else p["row"] * 0 - 1 for p, rank in pairs]
-    assert torch.equal(deal.join(answers), torch.arange(len(lengths)))
-    joined = deal.join([TensorDict({"x": a}, batch_size=[len(a)]) for a in answers])
-    assert torch.equal(joined["x"], torch.arange(len(lengths)))
+    batch = batch_of(lengths)
+    deal = Deal(batch, ranks, mode)
+    assert len({part.rows for part in deal.parts}) == 1
+
+    class Worker:
+        def __init__(self, place: RankInfo) -> None:
+            self.place = place
+
+        @register(mode)
+        def echo(self, part: TensorDict, negative: bool) -> TensorDict:
+            return TensorDict({"x": -part["row"] if negative else part["row"]}, batch_size=part.batch_size)
+
+        @register(mode)
+        def count(self, part: TensorDict) -> int:
+            return len(part)
+
+    workers = [(Worker(place), deal.parts[number]) for place, number in zip(ranks, deal.part_of, strict=True)]
+    answers = [worker.echo(part, True) for worker, part in workers]
+    assert all(
+        (answer is not None) == place.collects(mode) for answer, place in zip(answers, ranks, strict=True)
+    )
+    assert torch.equal(-deal.join(answers)["x"], batch["row"])
+    assert deal.join([worker.count(part) for worker, part in workers]) == deal.parts[0].rows
 
 
 @given(dp=st.integers(1, 5), lengths=lengths_strategy)
 def test_rows_that_fill_up_weigh_nothing(dp: int, lengths: list[int]) -> None:
     deal = Deal(batch_of(lengths), ranks_of(1, 1, dp, 1), Dispatch.MEGATRON_COMPUTE)
-    weight = sum(float(part["weights"][:, 0].sum()) for part in deal.parts)
+    weight = sum(float(part.columns["weights"][:, 0].sum()) for part in deal.parts)
     assert weight == len(lengths)
-    counted = sorted(int(row) for part in deal.parts for row in part["row"][part["weights"][:, 0] > 0])
+    columns = [part.columns for part in deal.parts]
+    counted = sorted(int(row) for part in columns for row in part["row"][part["weights"][:, 0] > 0])
     assert counted == list(range(len(lengths)))
 
 
 def test_long_rows_are_spread_over_data_parallel_ranks() -> None:
     lengths = [100] * 4 + [10] * 12
     deal = Deal(batch_of(lengths), ranks_of(2, 1, 4, 1), Dispatch.MEGATRON_COMPUTE)
-    assert [int(part["attention_mask"].sum()) for part in deal.parts] == [130] * 8
+    assert [int(part.columns["attention_mask"].sum()) for part in deal.parts] == [130] * 4
 
 
 def test_ranks_of_a_replica_get_the_same_rows_and_pipeline_stages_only_when_they_share() -> None:
     ranks = ranks_of(2, 1, 2, 2)
     same = Deal(batch_of([3] * 8), ranks, Dispatch.MEGATRON_COMPUTE)
-    rows = [part["row"].tolist() for part in same.parts]
-    assert rows[:4] == rows[4:]
+    assert same.part_of[:4] == same.part_of[4:] == [0, 0, 1, 1]
     shared = Deal(batch_of([3] * 8), ranks, Dispatch.MEGATRON_PP_AS_DP)
-    assert {part.batch_size[0] for part in shared.parts} == {2}
+    assert {part.rows for part in shared.parts} == {2} and len(set(shared.part_of)) == 4
 
 
 def test_an_empty_batch_is_refused() -> None:

@@ -204,12 +204,12 @@ def test_seeds_make_samples_reproducible_in_any_company(agent: Agent) -> None:
 
 
 def test_a_session_left_open_by_a_dead_agent_does_not_block_the_next(
-    agent: Agent, sources: dict[int, str]
+    agent: Agent, server: Server, sources: dict[int, str]
 ) -> None:
     Engine(URL, 30).begin_update()
     fresh = Agent("engine-0", Engine(URL, 30), 1, 1 << 20, 30, JOB)
     fresh._groups = 50
-    _watch_until(fresh, "STALE")
+    _watch_until(fresh, "STALE", server)
     with pytest.raises(EngineError, match="begin_weight_update"):
         fresh.sync(JOB, 3, sources)
     assert fresh.status()["state"] == "STALE"
@@ -237,10 +237,10 @@ def test_a_killed_engine_is_reloaded_from_the_agents_memory(
 ) -> None:
     before = agent.status()
     server.kill()
-    _watch_until(agent, "RESTARTING")
+    _watch_until(agent, "RESTARTING", server)
     assert agent.status()["weightVersion"] is None
     server.start()
-    _watch_until(agent, "SERVING")
+    _watch_until(agent, "SERVING", server)
     after = agent.status()
     assert after["weightVersion"] == 3 and after["restarts"] == before["restarts"] + 1
     assert after["checksum"] == before["checksum"]

@@ -3,8 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import wraps
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 
@@ -63,12 +65,42 @@ class RankInfo:
         return first and (mode is Dispatch.MEGATRON_PP_AS_DP or self.pp_rank == self.pp_size - 1)
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A TensorDict on its way between processes: Ray moves numpy arrays without copying them into a
+    pickle, tensors not."""
+
+    columns: dict[str, np.ndarray]
+    rows: int
+
+    @classmethod
+    def of(cls, batch: TensorDict) -> "Packed":
+        return cls({name: column.numpy() for name, column in batch.items()}, len(batch))
+
+    def open(self) -> TensorDict:
+        """A copy: what lies in Ray's store must not be written to."""
+        columns = {name: torch.tensor(column) for name, column in self.columns.items()}
+        return TensorDict(columns, batch_size=[self.rows])
+
+
 def register(dispatch_mode: Dispatch) -> Callable[[F], F]:
-    """Mark a worker method as callable from the controller."""
+    """Mark a worker method as callable from the controller.
+
+    A method that gets part of a batch answers only on ranks whose answer counts; ``self.place`` is
+    the rank's RankInfo.
+    """
 
     def mark(function: F) -> F:
-        setattr(function, _ATTRIBUTE, dispatch_mode)
-        return function
+        @wraps(function)
+        def on_rank(self: Any, batch: Packed, *args: Any, **kwargs: Any) -> Any:
+            found = function(self, batch.open(), *args, **kwargs)
+            if not self.place.collects(dispatch_mode):
+                return None
+            return Packed.of(found) if isinstance(found, TensorDict) else found
+
+        marked: Any = on_rank if dispatch_mode.splits else function
+        setattr(marked, _ATTRIBUTE, dispatch_mode)
+        return marked  # type: ignore[no-any-return]
 
     return mark
 
@@ -83,7 +115,7 @@ class Deal:
     """One batch dealt out to ranks: equally many rows each, of about equal length in sum.
 
     Rows that are lacking for an even split are filled up with copies of the first ones, whose loss
-    ``weights`` are 0; their results are dropped.
+    ``weights`` are 0; their results are dropped. ``part_of``: number of each rank's part.
     """
 
     def __init__(self, batch: TensorDict, ranks: Sequence[RankInfo], mode: Dispatch) -> None:
@@ -95,12 +127,12 @@ class Deal:
         whole = _filled_up(batch, -(-self._rows // size) * size)
         lengths = _lengths(whole)
         self._order = balanced(lengths, size, equal_size=True)
-        dealt = [whole[torch.tensor(rows)] for rows in self._order]
-        self.parts = [dealt[info.slot(mode, len(ranks))[0]] for info in ranks]
+        self.parts = [Packed.of(whole[torch.tensor(rows)]) for rows in self._order]
+        self.part_of = [info.slot(mode, len(ranks))[0] for info in ranks]
 
     def join(self, results: Sequence[Any]) -> Any:
-        """Undo the deal: tensors and tensor dicts come back in the rows' order; of results of
-        another kind that of the first part is taken."""
+        """Undo the deal: batches come back in the rows' order; of results of another kind that of the
+        first part is taken."""
         chosen = sorted(
             (
                 (info.slot(self._mode, len(self._ranks))[0], result)
@@ -110,10 +142,15 @@ class Deal:
             key=lambda item: item[0],
         )
         parts = [result for _, result in chosen]
-        if not isinstance(parts[0], torch.Tensor | TensorDict):
+        if not isinstance(parts[0], Packed):
             return parts[0]
-        place = torch.tensor([row for rows in self._order for row in rows]).argsort()
-        return torch.cat(parts)[place[: self._rows]]
+        order = np.array([row for rows in self._order for row in rows])
+        columns = {name: np.concatenate([p.columns[name] for p in parts]) for name in parts[0].columns}
+        place = order.argsort()[: self._rows]
+        return TensorDict(
+            {name: torch.from_numpy(column[place]) for name, column in columns.items()},
+            batch_size=[self._rows],
+        )
 
 
 def _filled_up(batch: TensorDict, rows: int) -> TensorDict:
@@ -129,4 +166,4 @@ def _filled_up(batch: TensorDict, rows: int) -> TensorDict:
 
 def _lengths(batch: TensorDict) -> list[int]:
     mask = batch.get("attention_mask", None)
-    return [1] * batch.batch_size[0] if mask is None else [int(n) for n in mask.sum(1)]
+    return [1] * batch.batch_size[0] if mask is None else [int(n) for n in mask.sum(1).tolist()]

@@ -87,7 +87,8 @@ class WorkerGroup:
             calls = [self._remote(r, method, *args, **kwargs) for r in range(len(self._actors))]
             return self._wait(calls, method)
         deal = Deal(args[0], self.ranks, mode)
-        calls = [self._remote(r, method, p, *args[1:], **kwargs) for r, p in enumerate(deal.parts)]
+        stored = [ray.put(part) for part in deal.parts]  # once, however many ranks get it
+        calls = [self._remote(r, method, stored[n], *args[1:], **kwargs) for r, n in enumerate(deal.part_of)]
         return deal.join(self._wait(calls, method))
 
     def kill(self) -> None:

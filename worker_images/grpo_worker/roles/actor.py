@@ -50,7 +50,8 @@ class TrainerWorker:
             timeout=COLLECTIVE_TIMEOUT,
         )
         self._rank, self._world = rank, world
-        return self._build(rank, world, config)
+        self.place = self._build(rank, world, config)
+        return self.place
 
     def position(self) -> Position:
         """How far this rank is; answered in a thread of its own, for the case of a hang."""
@@ -116,7 +117,7 @@ class TrainerWorker:
         """values [rows, tokens]: the critic's expectation before each token."""
         assert self._critic is not None, "the job has no critic"
         found = self._critic.values(dict(batch.items()))
-        return TensorDict(found, batch_size=[len(batch) if found else 0])
+        return TensorDict(found, batch_size=batch.batch_size)
 
     @register(Dispatch.MEGATRON_COMPUTE)
     def update_critic(self, batch: TensorDict) -> dict[str, float]:
@@ -136,7 +137,7 @@ class TrainerWorker:
         """log_probs [rows, tokens] of the policy, with its entropy, or of the reference."""
         temperature = self._spec.algorithm.temperature
         found = self._policy.log_probs(dict(batch.items()), temperature, reference, not reference)
-        return TensorDict(found, batch_size=[len(batch) if found else 0])
+        return TensorDict(found, batch_size=batch.batch_size)
 
     @register(Dispatch.MEGATRON_COMPUTE)
     def update_actor(self, batch: TensorDict, kl_coef: float) -> dict[str, float]:

@@ -1,0 +1,88 @@
+"""``make bench-controller``: what one controller costs at 256 ranks.
+
+Deals a batch of 512 x 16 samples out to TP8 x PP8 x DP4 and collects log-probabilities, through real
+Ray actors that compute nothing. The ranks that answer have a process each; one process stands for
+many of the others, which only receive. Writes two figures into benchmarks/results/trainer.json.
+"""
+
+import statistics
+import time
+from typing import Any
+
+import ray
+import torch
+from tensordict import TensorDict
+
+from grpo_devcluster.results import record
+from grpo_worker.controller.dispatch import Dispatch, Packed, RankInfo, register
+from grpo_worker.controller.worker_group import WorkerGroup
+
+PROMPTS, SAMPLES, TOKENS = 512, 16, 1024
+TP, PP, DP = 8, 8, 4
+SHARED = 4  # processes that stand for the ranks without an answer
+ROUNDS = 5
+
+
+class Idle:
+    """A rank that answers at once."""
+
+    def stand_at(self, place: RankInfo) -> None:
+        self.place = place
+
+    @register(Dispatch.MEGATRON_COMPUTE)
+    def log_probs(self, batch: TensorDict) -> TensorDict:
+        found = torch.zeros(batch["input_ids"].shape)
+        return TensorDict({"log_probs": found, "entropy": found}, batch_size=batch.batch_size)
+
+
+class Receiver:
+    """Stands for many ranks whose answer does not count."""
+
+    def log_probs(self, batch: Packed) -> None: ...
+
+
+class Simulated(WorkerGroup):
+    """A worker group over actors that are there already."""
+
+    def __init__(self, ranks: list[RankInfo]) -> None:
+        self._cls, self._timeout, self._hang = Idle, 120.0, 240.0
+        self.ranks = ranks
+        remote = ray.remote(num_cpus=0)
+        shared = [remote(Receiver).remote() for _ in range(SHARED)]
+        self._actors = [shared[info.rank % SHARED] for info in ranks]
+        for info in ranks:
+            if info.collects(Dispatch.MEGATRON_COMPUTE):
+                self._actors[info.rank] = remote(Idle).remote()
+                ray.get(self._actors[info.rank].stand_at.remote(info))
+
+
+def ranks_of() -> list[RankInfo]:
+    places = [(t, p, d) for p in range(PP) for d in range(DP) for t in range(TP)]
+    return [RankInfo(rank, t, p, 0, d, PP, DP) for rank, (t, p, d) in enumerate(places)]
+
+
+def batch_of() -> TensorDict:
+    rows = PROMPTS * SAMPLES
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(TOKENS // 4, TOKENS + 1, (rows, 1), generator=generator)
+    ids = torch.randint(0, 129280, (rows, TOKENS), generator=generator)
+    seen = torch.arange(TOKENS).expand(rows, TOKENS) < lengths
+    return TensorDict({"input_ids": ids, "attention_mask": seen}, batch_size=[rows])
+
+
+def main() -> None:
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    group, batch = Simulated(ranks_of()), batch_of()
+    seconds: list[float] = []
+    for _ in range(ROUNDS + 1):  # the first one starts the processes' imports
+        started = time.monotonic()
+        found: Any = group.call("log_probs", batch)
+        seconds.append(time.monotonic() - started)
+        assert found["log_probs"].shape == batch["input_ids"].shape
+    ray.shutdown()
+    print([round(value, 3) for value in seconds])
+    print(record("trainer", {"dispatch_seconds_256_ranks": statistics.median(seconds[1:])}).read_text())
+
+
+if __name__ == "__main__":
+    main()
