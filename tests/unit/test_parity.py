@@ -4,7 +4,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from grpo_worker.controller.parity import ParityError, check_log_probs
+from grpo_worker.controller.parity import ParityError, check_configs, check_log_probs, check_routers
 
 
 def _batch(gap: float) -> TensorDict:
@@ -25,3 +25,27 @@ def test_a_small_gap_passes() -> None:
 def test_a_large_one_is_refused(gap: float) -> None:
     with pytest.raises(ParityError, match=r"maxLogProbGap=0\.1 .* at sample 0, token 2"):
         check_log_probs(_batch(gap), 0.1)
+
+
+CONFIG = {"model_type": "deepseek_v3", "rope_theta": 10000.0, "torch_dtype": "bfloat16"}
+
+
+def test_equal_configurations_pass_whatever_their_dtype_says() -> None:
+    check_configs(CONFIG, {"engine-0": CONFIG, "engine-1": CONFIG | {"torch_dtype": "float32"}})
+
+
+def test_a_configuration_that_differs_is_refused_by_field_and_engine() -> None:
+    other = {"model_type": "deepseek_v3", "rope_theta": 50000.0, "n_group": 8}
+    with pytest.raises(ParityError) as caught:
+        check_configs(CONFIG, {"engine-0": CONFIG, "engine-1": other})
+    said = str(caught.value)
+    assert "engine-1 runs another model" in said
+    assert "rope_theta: trainer 10000.0, engine 50000.0" in said
+    assert "n_group: trainer None, engine 8" in said
+
+
+def test_routers_that_disagree_are_refused() -> None:
+    check_routers(0.95, 0.9)
+    for agreement in (0.5, float("nan")):
+        with pytest.raises(ParityError, match=r"minRouterAgreement=0\.9"):
+            check_routers(agreement, 0.9)

@@ -190,8 +190,18 @@ def _random_experts(hf: dict[str, Any], rows: int, length: int) -> torch.Tensor:
     return noise.topk(layers.topk).indices.to(torch.int16)
 
 
-def own_choice_replayed(model: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Log-probs with the routers' own choice, with that choice replayed, and with a random one."""
+def agreement(layout: dict[str, int], packed: bool = False) -> float:
+    """Share of experts drawn at random that the routers would choose too."""
+    hf = tiny_model("deepseek_v3")
+    policy = make_model(hf, layout, max_tokens=80 if packed else None, replay_routing=True)
+    data = batch(0)
+    data["routed_experts"] = _random_experts(hf, *data["input_ids"].shape)
+    return policy.router_agreement(own_rows(data))
+
+
+def own_choice_replayed(model: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
+    """Log-probs with the routers' own choice, with that choice replayed, and with a random one; how far
+    the routers agree with their own choice."""
     hf = tiny_model(model)
     policy = make_model(hf, {}, replay_routing=True)
     data = batch(0)
@@ -212,4 +222,5 @@ def own_choice_replayed(model: str) -> tuple[torch.Tensor, torch.Tensor, torch.T
         policy.log_probs(data | {"routed_experts": experts}, 1.0)["log_probs"]
         for experts in (torch.cat(halves).to(torch.int16), _random_experts(hf, 8, length))
     )
-    return own, same, other
+    agreed = policy.router_agreement(data | {"routed_experts": torch.cat(halves).to(torch.int16)})
+    return own, same, other, agreed

@@ -36,6 +36,16 @@ def test_gradients_under_replay_are_equal_in_every_layout(
 
 @pytest.mark.parametrize("model", ["deepseek_v3", "qwen3_moe"])
 def test_the_routers_own_choice_replayed_changes_nothing_and_another_does(model: str) -> None:
-    own, same, other = ranks.run("fidelity_cases:own_choice_replayed", 1, model=model)[0]
+    own, same, other, agreed = ranks.run("fidelity_cases:own_choice_replayed", 1, model=model)[0]
     assert torch.allclose(own, same, atol=1e-6)  # the experts' outputs are summed in another order
     assert (own - other).abs().max() > 1e-3
+    assert agreed == 1.0
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_agreement_of_routers_is_the_same_in_every_layout(name: str) -> None:
+    world, layout, how = LAYOUTS[name]
+    (expected,) = ranks.run("fidelity_cases:agreement", 1, layout={})
+    assert 0.3 < expected < 0.7, "drawn at random, about half of them agree by chance"
+    found = ranks.run("fidelity_cases:agreement", world, layout=layout, packed=how.get("packed", False))
+    assert found == pytest.approx([expected] * world, abs=1e-3)

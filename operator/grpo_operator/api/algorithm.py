@@ -105,6 +105,13 @@ class AlgorithmSpec(Model):
         description="mean difference (nats) of the trainer's and the engines' log-probabilities on an "
         "attempt's first samples, above which the job refuses to train",
     )
+    min_router_agreement: float = Field(
+        0.9,
+        ge=0,
+        le=1,
+        description="share of the engines' choices of experts that the trainer's routers must make too on "
+        "an attempt's first samples (asked with routingReplay)",
+    )
     routing_replay: bool = Field(
         False,
         description="the trainer takes the experts that the engines took (R3); needs engines with "

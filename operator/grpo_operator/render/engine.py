@@ -15,6 +15,7 @@ _CPU = [
     "--disable-overlap-schedule",
     "--sleep-on-idle",  # an idle scheduler polls without a pause, and the trainers need the cores
 ]
+MODEL_DIRECTORY = "/tmp/model"  # the engine's config.json; its agent reads it too
 CPU_ENGINE_ENV = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "SGLANG_PLUGINS": "grpo_cpu",
@@ -57,8 +58,8 @@ def engine_command(owner: Owner, model_path: str, pool: RolloutTemplate) -> str:
     if engine.return_routed_experts:
         arguments.append("--enable-return-routed-experts")
     arguments += engine.extra_args
-    prepare = f"python3 -m grpo_worker.rollout.model_directory {shlex.quote(model_path)} /tmp/model"
-    server = f"python3 -m sglang.launch_server --model-path /tmp/model {shlex.join(arguments)}"
+    prepare = f"python3 -m grpo_worker.rollout.model_directory {shlex.quote(model_path)} {MODEL_DIRECTORY}"
+    server = f"python3 -m sglang.launch_server --model-path {MODEL_DIRECTORY} {shlex.join(arguments)}"
     if engine.nodes_per_engine > 1:
         server += _several_hosts(owner, engine.nodes_per_engine)
     return f"{prepare} && exec {server}"

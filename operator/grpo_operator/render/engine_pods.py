@@ -8,7 +8,7 @@ from grpo_operator.api.model import WeightSyncSpec
 from grpo_operator.api.rolloutpool import RolloutTemplate
 from grpo_operator.plan import names
 from grpo_operator.plan.names import AGENT_PORT, ENGINE_PORT
-from grpo_operator.render.engine import CPU_ENGINE_ENV, engine_command
+from grpo_operator.render.engine import CPU_ENGINE_ENV, MODEL_DIRECTORY, engine_command
 from grpo_operator.render.placement import apart_from, bind_to_leaf, packed
 from grpo_operator.render.pods import PodParts, overlaid, probe
 
@@ -38,7 +38,8 @@ class EnginePods:
             for container in containers:
                 container["env"] += _host_env()
         pod = parts.pod(names.ROLLOUT, containers, pool, self._affinity(pool, gpus), gpus)
-        for volume, mount in self.mounts:
+        shared = ({"name": "model", "emptyDir": {}}, {"name": "model", "mountPath": MODEL_DIRECTORY})
+        for volume, mount in (shared, *self.mounts):
             pod["spec"].setdefault("volumes", []).append(volume)
             for container in containers:
                 container["volumeMounts"].append(mount)
@@ -72,6 +73,7 @@ class EnginePods:
             f"rollout --engine-ranks {pool.engine.tensor_parallel}"
             f" --bucket-megabytes {self.weight_sync.bucket_megabytes}"
             f" --timeout {self.weight_sync.timeout_seconds}"
+            f" --model-config {MODEL_DIRECTORY}/config.json"
         )
         if self.writer:
             arguments += f" --writer {self.writer}"

@@ -5,29 +5,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from tensordict import TensorDict
-
-from grpo_operator.api.base import Device
-from grpo_operator.api.gpus import GPUS
 from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_operator.api.status import Phase
-from grpo_worker.algorithms.batch_advantages import add_advantages
-from grpo_worker.algorithms.kl import KlController
-from grpo_worker.algorithms.losses import token_weights
 from grpo_worker.controller.ledger import SampleLedger
-from grpo_worker.controller.parity import ParityError, check_log_probs
+from grpo_worker.controller.parity import ParityError, check_configs
 from grpo_worker.controller.producer import OneStepAhead, OnPolicy, Producer
 from grpo_worker.controller.progress import Board
 from grpo_worker.controller.run_record import Cause, RunRecord
 from grpo_worker.controller.sampler import StepSampler
 from grpo_worker.controller.trainers import TrainerGang
+from grpo_worker.controller.training import BatchTrainer
 from grpo_worker.controller.worker_group import GangError
 from grpo_worker.data.batch import make_batch
 from grpo_worker.data.checkpoints import directory
 from grpo_worker.data.source import PromptSource
 from grpo_worker.data.tokenizer import TextTokenizer
-from grpo_worker.metrics.flops import utilisation
 from grpo_worker.metrics.sinks import sinks_of
 from grpo_worker.metrics.step import step_metrics
 from grpo_worker.metrics.timing import StepTimer
@@ -58,7 +50,7 @@ class GrpoLoop:
         ahead = OneStepAhead(sampler, store / "pending", spec.checkpoint.keep)
         self._producer: Producer = ahead if spec.staleness.max_version_lag else OnPolicy(sampler)
         self._reward = reward
-        self._kl = KlController(spec.algorithm.kl_ctrl)
+        self._training = BatchTrainer(spec, trainers)
         self._record = RunRecord.load(store / "run.json")
         self._ledger = SampleLedger(store / "ledger.jsonl")
         shown = spec.observability
@@ -94,7 +86,6 @@ class GrpoLoop:
     def _begin(self) -> None:
         """Start the gang, restore, and bring the engines to the restored weights."""
         self._record.begin_attempt()
-        self._compared = self._fresh = False
         self._report(message="waiting for the training pool")
         restored = self._trainers.start()
         self._producer.restore(restored.step)  # first: what is under way still takes prompts
@@ -102,9 +93,10 @@ class GrpoLoop:
         self._step = restored.step
         self._ledger.truncate(self._step)
         self._metrics.truncate(self._step)
-        self._flops = self._trainers.call("flops")
+        self._training.begin_attempt()
         self._report(message="sending the first weights", trainers=self._trainers.processes())
         self._sync(StepTimer())
+        check_configs(self._trainers.hf, self._pool.model_configs(self._step))
         checkpoint = {"last_checkpoint": self._step} if restored.controller_state else {}
         self._report(phase=Phase.TRAINING, message="", **checkpoint)
 
@@ -113,9 +105,9 @@ class GrpoLoop:
         found = self._producer.take(self._step, timer)
         if step < self._spec.total_steps:
             self._producer.go_ahead(self._step)
-        self._fresh = all(sample.version == self._step for sample in found.samples)
+        fresh = all(sample.version == self._step for sample in found.samples)
         batch = make_batch(found.prompts, found.samples, self._tokenizer.pad_id)
-        metrics = self._traced(step, batch, found.scores, timer)
+        metrics = self._training.train(step, batch, found.scores, timer, fresh)
         self._producer.settle(timer)
         self._step = step
         metrics |= self._sync(timer)
@@ -124,78 +116,12 @@ class GrpoLoop:
         seconds = timer.total()
         metrics["reward/failures"] = float(self._reward.failures)
         metrics |= step_metrics(batch, found.scores, seconds, self._trainers.world) | timer.seconds
-        metrics |= self._utilisation(batch, timer)
         self._checkpoint()
         self._metrics.write(step, metrics, weights=self._digests, wall_time=time.time())
         self._report(
             reward_mean=metrics["critic/score/mean"],
             tokens_per_second_per_gpu=metrics["perf/throughput"],
         )
-
-    def _utilisation(self, batch: TensorDict, timer: StepTimer) -> dict[str, float]:
-        trainer = self._spec.trainer
-        peak = GPUS[trainer.gpu_type].flops if trainer.device is Device.CUDA else None
-        lengths = batch["attention_mask"].sum(1).tolist()
-        return utilisation(self._flops, lengths, timer.seconds, self._trainers.world, peak)
-
-    def _traced(
-        self, step: int, batch: TensorDict, scores: list[float], timer: StepTimer
-    ) -> dict[str, float]:
-        """Train; the ranks are told of the steps that somebody wants traced, and of no other."""
-        profile = self._spec.observability.profile
-        if profile is None or not profile.step_start <= step <= profile.step_end:
-            return self._train(batch, scores, timer)
-        self._trainers.call("begin_step", step)
-        metrics = self._train(batch, scores, timer)
-        for figures in self._trainers.call("end_step", step):
-            metrics |= figures
-        return metrics
-
-    def _train(self, batch: TensorDict, scores: list[float], timer: StepTimer) -> dict[str, float]:
-        algorithm = self._spec.algorithm
-        with timer.phase("old_log_prob"):
-            found = self._trainers.call("log_probs", batch, False)
-            batch["old_log_probs"] = found["log_probs"]
-        if not self._compared and self._fresh:
-            check_log_probs(batch, algorithm.max_log_prob_gap)
-            self._compared = True
-        if algorithm.needs_reference:
-            with timer.phase("ref"):
-                batch["ref_log_prob"] = self._trainers.call("log_probs", batch, True)["log_probs"]
-        if algorithm.critic:
-            with timer.phase("values"):
-                batch["values"] = self._trainers.call("values", batch)["values"]
-        with timer.phase("adv"):
-            shaped = add_advantages(batch, scores, self._spec, self._kl.value)
-        metrics = self._update(batch, timer) | shaped
-        metrics["actor/kl_coef"] = self._kl.value
-        metrics["actor/entropy"] = float(found["entropy"][batch["response_mask"].bool()].mean())
-        kl = shaped.get("actor/reward_kl_penalty", metrics.get("actor/kl_loss", 0.0))
-        self._kl.update(kl, batch.batch_size[0])
-        return metrics
-
-    def _update(self, batch: TensorDict, timer: StepTimer) -> dict[str, float]:
-        """One optimizer step for each mini-batch: of the critic, and of the policy unless the critic
-        is still warming up."""
-        algorithm = self._spec.algorithm
-        rows = self._spec.trainer.mini_batch_size * algorithm.samples_per_prompt
-        minis = batch.split(rows)
-        for mini in minis:
-            mini["weights"] = token_weights(
-                mini["response_mask"], algorithm.loss_agg_mode, self._spec.data.response_length
-            )
-        metrics: dict[str, float] = {}
-        if algorithm.critic:
-            with timer.phase("update_critic"):
-                metrics |= _mean([self._trainers.call("update_critic", mini) for mini in minis])
-        if algorithm.critic is None or self._step >= algorithm.critic.warmup_steps:
-            with timer.phase("update_actor"):
-                kl = self._kl.value
-                metrics |= _mean([self._trainers.call("update_actor", mini, kl) for mini in minis])
-        every = algorithm.refresh_reference_steps
-        if every and (self._step + 1) % every == 0:
-            self._trainers.call("refresh_reference")
-        return metrics
 
     def _sync(self, timer: StepTimer) -> dict[str, float]:
         """Publish the current weights as version ``step`` and move the engines to it."""
@@ -273,12 +199,12 @@ class GrpoLoop:
         return {
             "step": self._step,
             "weight_version": self._step,
-            "kl": self._kl.state_dict(),
+            "kl": self._training.kl.state_dict(),
             "source": self._source.state_dict(),
         }
 
     def _load_state(self, state: dict[str, Any]) -> None:
-        self._kl.load_state_dict(state["kl"])
+        self._training.kl.load_state_dict(state["kl"])
         self._source.load_state_dict(state["source"])
 
     def _report(self, **changes: Any) -> None:
@@ -287,8 +213,3 @@ class GrpoLoop:
             "infrastructure": self._record.infrastructure_restarts,
         }
         self._board.update(step=self._step, attempt=self._record.attempt, restarts=restarts, **changes)
-
-
-def _mean(history: list[dict[str, float]]) -> dict[str, float]:
-    """Mean of each metric over the optimizer steps of a batch."""
-    return {name: float(np.mean([metrics[name] for metrics in history])) for name in history[0]}

@@ -1,7 +1,13 @@
-"""Do trainer and engines compute the same function? Asked on the first samples of every attempt."""
+"""Do trainer and engines compute the same function? Asked at the start of every attempt, of their
+configurations, of the first samples' log-probabilities and of the experts that they take."""
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from tensordict import TensorDict
+
+from grpo_worker.data.checkpoints import NO_SHAPE
 
 
 class ParityError(RuntimeError):
@@ -26,3 +32,34 @@ def check_log_probs(batch: TensorDict, bound: float) -> None:
         f"maxLogProbGap={bound:g} (largest {float(gaps[worst]):.3g} at sample {row}, token {token}): "
         "compare model, dtype and quantization of both; raise maxLogProbGap only if they differ on purpose"
     )
+
+
+def check_configs(trainer: Mapping[str, Any], engines: Mapping[str, Mapping[str, Any]]) -> None:
+    """Compare the trainer's config.json with each engine's.
+
+    Raises ParityError that names the fields that differ, and the first engine where they do.
+    """
+    for name, config in engines.items():
+        fields = sorted((trainer.keys() | config.keys()) - set(NO_SHAPE))
+        differing = [
+            f"{field}: trainer {trainer.get(field)!r}, engine {config.get(field)!r}"
+            for field in fields
+            if trainer.get(field) != config.get(field)
+        ]
+        if differing:
+            raise ParityError(
+                f"{name} runs another model than the trainer: {'; '.join(differing)}: give both the same "
+                "spec.model.path"
+            )
+
+
+def check_routers(agreement: float, bound: float) -> None:
+    """agreement: share of the engines' choices of experts that the trainer's routers make too.
+
+    Raises ParityError when it is below ``bound``.
+    """
+    if not agreement >= bound:
+        raise ParityError(
+            f"the trainer's routers agree with {agreement:.3f} of the engines' choices of experts, less than "
+            f"algorithm.minRouterAgreement={bound:g}: compare dtype and quantization of both"
+        )

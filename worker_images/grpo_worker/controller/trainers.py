@@ -33,6 +33,7 @@ class TrainerGang:
 
     def __init__(self, spec: GRPOJobSpec, hf: dict[str, Any], checkpoints: Path) -> None:
         self._spec = spec
+        self.hf = hf
         self._config = {
             "spec": spec.wire(),
             "hf": hf,

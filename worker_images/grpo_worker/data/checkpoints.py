@@ -15,7 +15,8 @@ from typing import Any
 
 MARKER = "COMMITTED"
 CONTROLLER_STATE = "controller.json"
-_NO_SHAPE = ("transformers_version", "torch_dtype", "dtype")
+# Fields of a config.json that say nothing of the function that a model computes.
+NO_SHAPE = ("transformers_version", "torch_dtype", "dtype")
 FORMAT = 1  # of the marker and of what it vouches for; raised when older code could not load it
 
 
@@ -29,7 +30,7 @@ class Origin:
 
 def model_digest(hf: Mapping[str, Any]) -> str:
     """Digest of what decides over the shapes and the meaning of a model's weights."""
-    own = {key: value for key, value in hf.items() if key not in _NO_SHAPE}
+    own = {key: value for key, value in hf.items() if key not in NO_SHAPE}
     return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -103,6 +103,14 @@ class PolicyModel:
         wanted = {"log_probs": log_probs} | ({"entropy": entropy} if with_entropy else {})
         return self._replayed(lambda around: self._runner.rows(models, batch, wanted, around), not reference)
 
+    def router_agreement(self, batch: Batch) -> float:
+        """Share of the engines' choices of experts (``routed_experts``) that the routers make too."""
+        assert self._replay is not None, "the policy does not know what the engines chose"
+        for model in self.chunks:
+            model.eval()
+        self._runner.rows(self.chunks, batch, {}, self._replay.compared)
+        return self._replay.agreement()
+
     def _replayed(self, call: Callable[[Around], T], wanted: bool = True) -> T:
         """Call with what replays the engines' choice of experts, if the job wants it."""
         if self._replay is None or not wanted:

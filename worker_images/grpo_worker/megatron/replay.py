@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
 
 from grpo_worker.data.micro_batch import MicroBatch
+from grpo_worker.megatron.build import device
 from grpo_worker.megatron.runner import context_slice
 
 COLUMN = "routed_experts"
@@ -30,6 +32,7 @@ class RoutingReplay:
         self._order = {layer: i for i, layer in enumerate(i for i, moe in enumerate(frequency) if moe)}
         self._experts, self._topk = config.num_moe_experts, config.moe_router_topk
         self._sequence_parallel = config.sequence_parallel
+        self._seen = torch.zeros(2, dtype=torch.float64, device=device())  # equal choices, choices
         self._routers = {id(chunk): list(_routers(chunk)) for chunk in chunks}
 
     @contextmanager
@@ -47,6 +50,34 @@ class RoutingReplay:
         for _, router in self._routers[id(chunk)]:
             router.set_router_replay_action(RouterReplayAction.REPLAY_BACKWARD)
 
+    @contextmanager
+    def compared(self, model: Any, micro: MicroBatch) -> Iterator[None]:
+        """Let the routers choose for themselves in the forward inside, and count how often they choose
+        what the engines chose."""
+        chosen = self._local(micro, fill=False)
+        known = chosen[:, 0, 0] >= 0
+        hooks = []
+
+        def count(router: Any, _inputs: Any, outputs: Any) -> None:
+            wanted = chosen[known, self._order[router.layer_number - 1]]
+            self._seen += torch.stack([outputs[1][known].gather(1, wanted).sum(), _count(wanted)])
+
+        chunk = model if id(model) in self._routers else model.module
+        for layer in chunk.decoder.layers:
+            router = getattr(layer.mlp, "router", None)
+            if isinstance(router, TopKRouter):
+                hooks.append(router.register_forward_hook(count))
+        yield
+        for hook in hooks:
+            hook.remove()
+
+    def agreement(self) -> float:
+        """Share of equal choices since the last call, over all ranks. Collective."""
+        dist.all_reduce(self._seen)
+        equal, choices = self._seen.tolist()
+        self._seen.zero_()
+        return float(equal / max(choices, 1.0))
+
     def clear(self) -> None:
         """Back to the routers' own choice."""
         for routers in self._routers.values():
@@ -54,20 +85,25 @@ class RoutingReplay:
                 router.clear_indices()
                 router.clear_router_replay_action()
 
-    def _local(self, micro: MicroBatch) -> torch.Tensor:
-        """[tokens of this rank, expert layers, k] int64, in the order in which routers see tokens."""
+    def _local(self, micro: MicroBatch, fill: bool = True) -> torch.Tensor:
+        """[tokens of this rank, expert layers, k] int64, in the order in which routers see tokens. Tokens
+        that no engine ran, at the end of a row and in the padding: spread evenly, or else -1."""
         rows = micro.columns[COLUMN].long()
         shape = micro.input_ids.shape
-        # Tokens that no engine ran, at the end of a row and in the padding: spread them evenly.
         places = torch.arange(shape[1], device=rows.device)[:, None] * self._topk
-        fill = (places + torch.arange(self._topk, device=rows.device)) % self._experts
-        whole = fill[None, :, None, :].repeat(shape[0], 1, len(self._order), 1)
+        even = (places + torch.arange(self._topk, device=rows.device)) % self._experts
+        even = even if fill else torch.full_like(even, -1)
+        whole = even[None, :, None, :].repeat(shape[0], 1, len(self._order), 1)
         micro.spread(rows, whole)
         tokens = context_slice(whole).transpose(0, 1)  # [s, b, layers, k]
         if self._sequence_parallel:
             size = parallel_state.get_tensor_model_parallel_world_size()
             tokens = tokens.chunk(size)[parallel_state.get_tensor_model_parallel_rank()]
         return tokens.flatten(0, 1)
+
+
+def _count(values: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(float(values.numel()), device=values.device)
 
 
 def _routers(chunk: Any) -> Iterator[tuple[int, Any]]:

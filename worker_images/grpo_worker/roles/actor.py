@@ -140,6 +140,11 @@ class TrainerWorker:
         return TensorDict(found, batch_size=batch.batch_size)
 
     @register(Dispatch.MEGATRON_COMPUTE)
+    def router_agreement(self, batch: TensorDict) -> float:
+        """Share of the engines' choices of experts that the trainer's routers make too."""
+        return self._policy.router_agreement(dict(batch.items()))
+
+    @register(Dispatch.MEGATRON_COMPUTE)
     def update_actor(self, batch: TensorDict, kl_coef: float) -> dict[str, float]:
         """One optimizer step on a mini-batch; metrics of the whole mini-batch."""
         from grpo_worker.megatron.sums import largest_memory

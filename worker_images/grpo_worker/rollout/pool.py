@@ -69,6 +69,24 @@ class RolloutPool:
             for phase in ("pull", "load")
         }
 
+    def model_configs(self, version: int) -> dict[str, dict[str, Any]]:
+        """config.json of the engines that serve ``version``, but for those that are just going down.
+
+        Raises SyncError when none says it.
+        """
+        configs, problem = {}, "no engine found"
+        for engine in self.table.serving(version):
+            try:
+                response = self._http.get(f"http://{engine.address}:{AGENT_PORT}/v1/model")
+                response.raise_for_status()
+                configs[engine.name] = dict(response.json())
+            except (httpx.HTTPError, ValueError) as error:
+                problem = repr(error)
+                log.warning("%s does not say which model it runs: %s", engine.name, problem)
+        if not configs:
+            raise SyncError(f"no engine says which model it runs: {problem}")
+        return configs
+
     def _compare_checksums(self, version: int) -> None:
         sums = {e.name: e.checksum for e in self.table.serving(version)}
         if len(set(sums.values())) > 1:

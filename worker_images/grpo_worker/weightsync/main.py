@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--engine", default="http://127.0.0.1:30000")
     parser.add_argument("--engine-ranks", type=int, default=1)
     parser.add_argument("--bucket-megabytes", type=int, default=512)
+    parser.add_argument("--model-config", type=Path, help="the engine's config.json")
     parser.add_argument("--writer", help="the job that may sync; default: wait to be told")
     parser.add_argument("--timeout", type=float, default=120, help="seconds of one call")
     args = parser.parse_args()
@@ -59,7 +60,7 @@ def _rollout(args: argparse.Namespace) -> Starlette:
     bucket = args.bucket_megabytes << 20
     agent = Agent(args.name, engine, args.engine_ranks, bucket, args.timeout, args.writer)
     threading.Thread(target=_watch_forever, args=(agent,), daemon=True).start()
-    return rollout_application(agent)
+    return rollout_application(agent, args.model_config)
 
 
 def _further_host() -> Starlette:
@@ -77,8 +78,8 @@ def _watch_forever(agent: "Agent") -> None:
         time.sleep(WATCH_SECONDS)
 
 
-def rollout_application(agent: "Agent") -> Starlette:
-    """HTTP application of a rollout agent."""
+def rollout_application(agent: "Agent", model_config: Path | None = None) -> Starlette:
+    """HTTP application of a rollout agent. ``model_config``: what its engine was started with."""
     from grpo_worker.weightsync.agent import WriterError
 
     def status(_: Request) -> Response:
@@ -99,6 +100,11 @@ def rollout_application(agent: "Agent") -> Starlette:
         except Exception as error:
             return JSONResponse(agent.status() | {"error": str(error)}, 500)
 
+    def model(_: Request) -> Response:
+        if model_config is None or not model_config.is_file():
+            return JSONResponse({"error": "the engine has no config.json yet"}, 404)
+        return Response(model_config.read_bytes(), media_type="application/json")
+
     async def bind(request: Request) -> Response:
         await run_in_threadpool(agent.bind, (await request.json())["writer"])
         return JSONResponse(agent.status())
@@ -109,6 +115,7 @@ def rollout_application(agent: "Agent") -> Starlette:
             Route("/readyz", ready),
             Route("/v1/writer", bind, methods=["POST"]),
             Route("/v1/status", status),
+            Route("/v1/model", model),
             Route("/v1/sync", sync, methods=["POST"]),
         ]
     )
