@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from grpo_operator.api.base import Model, ShortString
+from grpo_operator.api.base import Model, Path, ShortString
 
 GYM = "reasoning-gym:"
 Function = Annotated[
@@ -42,10 +42,23 @@ class DataSpec(Model):
     train_batch_size: int = Field(128, ge=1, le=65536, description="prompts of one step")
 
 
-class RewardSpec(Model):
-    """What judges answers instead of a task's own verifier. Exactly one of function and url."""
+class RewardModelSpec(Model):
+    """A sequence classifier with one label, of a known architecture and with the policy's vocabulary,
+    that runs frozen on the trainer's ranks."""
 
-    cel = (("has(self.function) != has(self.url)", "set exactly one of function and url"),)
+    path: Path = Field(description="Hugging Face directory with the weights, score.weight among them")
+    weight: float = Field(1.0, gt=0, le=1000, description="factor of its score in the reward")
+
+
+class RewardSpec(Model):
+    """What judges answers instead of a task's own verifier: function or url, or a model, or the sum of
+    one of the two and a model."""
+
+    cel = (
+        ("!(has(self.function) && has(self.url))", "set at most one of function and url"),
+        ("has(self.function) || has(self.url) || has(self.model)", "set function, url or model"),
+    )
+    model: RewardModelSpec | None = None
     function: Function | None = Field(
         None,
         description="Python function compute_score(data_source, solution_str, ground_truth, extra_info), as "
@@ -70,6 +83,8 @@ class RewardSpec(Model):
 
     @model_validator(mode="after")
     def _check(self) -> "RewardSpec":
-        if (self.function is None) == (self.url is None):
-            raise ValueError("set exactly one of function and url")
+        if self.function is not None and self.url is not None:
+            raise ValueError("set at most one of function and url")
+        if self.function is None and self.url is None and self.model is None:
+            raise ValueError("set function, url or model")
         return self

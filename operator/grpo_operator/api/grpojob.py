@@ -110,7 +110,11 @@ class GRPOJobSpec(Model):
         ),
         (
             "has(self.reward) || self.data.train.startsWith('reasoning-gym:')",
-            "prompts from files need a reward: set reward.function or reward.url",
+            "prompts from files need a reward: set reward.function, reward.url or reward.model",
+        ),
+        (
+            "!has(self.reward) || !has(self.reward.model) || !has(self.algorithm.filterGroups)",
+            "reward.model judges whole batches: remove algorithm.filterGroups, which needs scores before",
         ),
         (
             "!self.algorithm.routingReplay || !has(self.rollout.template)"
@@ -174,14 +178,18 @@ class GRPOJobSpec(Model):
             )
         if self.reward is None and not self.data.train.startswith(GYM):
             raise ValueError(
-                f"data.train={self.data.train}: prompts from files need a reward: set reward.function or "
-                "reward.url"
+                f"data.train={self.data.train}: prompts from files need a reward: set reward.function, "
+                "reward.url or reward.model"
             )
         longest, room = self.data.prompt_length + self.data.response_length, self.trainer.max_tokens_per_gpu
         if room is not None and longest > room:
             raise ValueError(
                 f"data.promptLength + data.responseLength = {longest} exceeds "
                 f"trainer.maxTokensPerGpu ({room})"
+            )
+        if self.reward and self.reward.model and self.algorithm.filter_groups:
+            raise ValueError(
+                "reward.model judges whole batches: remove algorithm.filterGroups, which needs scores before"
             )
         template = self.rollout.template
         if self.algorithm.routing_replay and template and not template.engine.return_routed_experts:

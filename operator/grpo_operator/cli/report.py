@@ -27,7 +27,7 @@ def as_data(spec: GRPOJobSpec, pool: RolloutTemplate, plan: JobPlan, store_speed
             "gradients": stage.gradients,
             "optimizer": stage.optimizer,
             "activations": stage.activations + stage.working,
-            "other": stage.reference + stage.sync,
+            "other": stage.frozen + stage.sync,
             "total": stage.total,
         }
         for stage in plan.stages

@@ -124,7 +124,7 @@ def training_pool(spec: GRPOJobSpec, pool: RolloutTemplate, model: ModelShape) -
         recompute=trainer.recompute == "full",
         fp8_sync=pool.engine.quantization != "none",
         sync_buffers=2 * spec.weight_sync.bucket_megabytes * 2**20 * (trainer.device == Device.CUDA),
-        reference=spec.algorithm.needs_reference,
+        frozen=spec.algorithm.needs_reference + bool(spec.reward and spec.reward.model),
         critic=spec.algorithm.critic is not None,
         precision=BF16 if trainer.device == Device.CUDA else FP32,
     )

@@ -107,7 +107,8 @@ class GrpoLoop:
             self._producer.go_ahead(self._step)
         fresh = all(sample.version == self._step for sample in found.samples)
         batch = make_batch(found.prompts, found.samples, self._tokenizer.pad_id)
-        metrics = self._training.train(step, batch, found.scores, timer, fresh)
+        scores = self._training.judged(batch, found.scores, timer)
+        metrics = self._training.train(step, batch, scores, timer, fresh)
         self._producer.settle(timer)
         self._step = step
         metrics |= self._sync(timer)
@@ -115,7 +116,7 @@ class GrpoLoop:
         self._ledger.append(step, self._record.attempt, found.samples, found.left_out)
         seconds = timer.total()
         metrics["reward/failures"] = float(self._reward.failures)
-        metrics |= step_metrics(batch, found.scores, seconds, self._trainers.world) | timer.seconds
+        metrics |= step_metrics(batch, scores, seconds, self._trainers.world) | timer.seconds
         self._checkpoint()
         self._metrics.write(step, metrics, weights=self._digests, wall_time=time.time())
         self._report(

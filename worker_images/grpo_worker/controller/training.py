@@ -73,6 +73,15 @@ class BatchTrainer:
         self.kl.update(kl, batch.batch_size[0])
         return metrics
 
+    def judged(self, batch: TensorDict, scores: list[float], timer: StepTimer) -> list[float]:
+        """The scores that rules gave, with the reward model's added."""
+        model = self._spec.reward.model if self._spec.reward else None
+        if model is None:
+            return scores
+        with timer.phase("reward_model"):
+            found = self._trainers.call("reward_scores", _inputs(batch))["scores"][:, 0].tolist()
+        return [rule + model.weight * value for rule, value in zip(scores, found, strict=True)]
+
     def _compare(self, batch: TensorDict) -> None:
         algorithm = self._spec.algorithm
         check_log_probs(batch, algorithm.max_log_prob_gap)

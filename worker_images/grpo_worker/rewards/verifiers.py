@@ -103,13 +103,24 @@ def _scores(answer: dict[str, Any], count: int) -> list[float]:
     return scores
 
 
+class NoVerifier:
+    """A reward model alone judges, later and on the trainer's ranks."""
+
+    failures = 0
+
+    def score(self, items: Sequence[Item]) -> list[float]:
+        return [0.0] * len(items)
+
+
 def verifier_of(task: Task, spec: RewardSpec | None) -> Verifier:
     """What the job judges answers by.
 
     Raises ValueError for a task without a rule of its own when the job names none.
     """
     if spec is not None:
+        if spec.function is None and spec.url is None:
+            return NoVerifier()
         return FunctionVerifier(spec) if spec.function else HttpVerifier(spec)
     if not isinstance(task, GymTask):
-        raise ValueError("spec.reward: prompts from files need a reward: set function or url")
+        raise ValueError("spec.reward: prompts from files need a reward: set function, url or model")
     return TaskVerifier(task)

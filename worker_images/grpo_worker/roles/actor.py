@@ -67,6 +67,7 @@ class TrainerWorker:
         from grpo_worker.megatron.initialise import weight_reader
         from grpo_worker.megatron.parameter_count import active_parameters
         from grpo_worker.megatron.policy import PolicyModel
+        from grpo_worker.megatron.reward_model import RewardModel
         from grpo_worker.megatron.runner import MicroBatching
         from grpo_worker.megatron.setup import ModelSetup
         from grpo_worker.profiling.trace import StepTrace
@@ -93,6 +94,8 @@ class TrainerWorker:
         )
         critic = algorithm.critic
         self._critic = CriticModel(setup, critic.optimizer, spec.total_steps) if critic else None
+        model = spec.reward.model if spec.reward else None
+        self._reward_model = RewardModel(model.path, setup) if model else None
         parts = self._policy.parts(algorithm.refresh_reference_steps is not None)
         if self._critic is not None:
             parts.append(Part("critic.", self._critic.trainable.chunks, self._critic.trainable))
@@ -118,6 +121,12 @@ class TrainerWorker:
         assert self._critic is not None, "the job has no critic"
         found = self._critic.values(dict(batch.items()))
         return TensorDict(found, batch_size=batch.batch_size)
+
+    @register(Dispatch.MEGATRON_COMPUTE)
+    def reward_scores(self, batch: TensorDict) -> TensorDict:
+        """scores [rows, 1]: what the reward model says of each whole answer."""
+        assert self._reward_model is not None, "the job has no reward model"
+        return TensorDict(self._reward_model.scores(dict(batch.items())), batch_size=batch.batch_size)
 
     @register(Dispatch.MEGATRON_COMPUTE)
     def update_critic(self, batch: TensorDict) -> dict[str, float]:

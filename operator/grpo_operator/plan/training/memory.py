@@ -53,7 +53,7 @@ class StageMemory:
     optimizer: int
     activations: int
     working: int
-    reference: int
+    frozen: int
     sync: int
     host: int
 
@@ -64,7 +64,7 @@ class StageMemory:
 
     @property
     def total(self) -> int:
-        return self.state + self.activations + self.working + self.reference + self.sync
+        return self.state + self.activations + self.working + self.frozen + self.sync
 
 
 def stage_memory(
@@ -75,17 +75,18 @@ def stage_memory(
     precision: Precision = BF16,
     offload: Offload | None = None,
     sync_buffers: int = 0,
-    reference: bool = False,
+    frozen: int = 0,
     critic: bool = False,
     snapshots: int = 0,
     fused_optimizer: bool = True,
 ) -> tuple[StageMemory, ...]:
     """Memory of each stage.
 
-    ``sync_buffers``: bytes that the weight sync holds on the GPU. ``reference``: the frozen
-    reference's weights are there too; ``critic``: so is a critic with all its state. ``snapshots``:
-    copies of the rank's checkpoint shard that stay in host memory. ``fused_optimizer``: Adam of
-    Transformer Engine or Apex; PyTorch's own needs an fp32 copy of the shard while it steps.
+    ``sync_buffers``: bytes that the weight sync holds on the GPU. ``frozen``: models of the
+    policy's size whose weights are there too; ``critic``: so is a critic with all its state.
+    ``snapshots``: copies of the rank's checkpoint shard that stay in host memory.
+    ``fused_optimizer``: Adam of Transformer Engine or Apex; PyTorch's own needs an fp32 copy of the
+    shard while it steps.
     Raises ValueError when the layers cannot be cut into the stages.
     """
     offload = offload or Offload()
@@ -111,7 +112,7 @@ def stage_memory(
                 optimizer=0 if offload.optimizer else optimizer,
                 activations=kept,
                 working=max(working, 0 if fused_optimizer else _STEP * shard - kept),
-                reference=one if reference else 0,
+                frozen=one * frozen,
                 sync=sync_buffers,
                 host=moved + snapshots * checkpoint,
             )

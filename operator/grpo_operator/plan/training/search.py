@@ -21,7 +21,7 @@ class TrainingPool:
     """What a layout has to serve. ``sequences``: of one optimizer step, over all replicas.
 
     ``sequence``: tokens of prompt and response. ``sync_buffers``: bytes held for weight sync.
-    ``reference``: a frozen copy of the weights lies beside them; ``critic``: so does a critic.
+    ``frozen``: models without gradients beside the policy; ``critic``: so is one with them.
     ``max_tokens``: sequences are packed up to so many tokens a forward, instead of ``micro_batch``
     padded ones.
     """
@@ -37,7 +37,7 @@ class TrainingPool:
     recompute: bool = True
     fp8_sync: bool = False
     sync_buffers: int = 0
-    reference: bool = False
+    frozen: int = 0
     critic: bool = False
     precision: Precision = BF16
 
@@ -55,7 +55,7 @@ class TrainingPool:
             self.workload(layout),
             precision=self.precision,
             sync_buffers=self.sync_buffers,
-            reference=self.reference,
+            frozen=self.frozen,
             critic=self.critic,
         )
 
