@@ -17,18 +17,23 @@ from grpo_devcluster.results import record
 
 @pytest.fixture(scope="module")
 def job(start: Start, undisturbed: list[dict[str, Any]]) -> JobView:
-    return start("disturbed")
+    # The store's checkpoints are rare: what is lost comes back from the pods' memory.
+    store = {"path": "/var/lib/grpo-devcluster/data"}
+    return start("disturbed", checkpoint={"store": store, "everySteps": 20, "memory": {"everySteps": 1}})
 
 
 def _restarted(job: JobView, count: int) -> None:
-    """The gang was restarted and has finished a step since."""
+    """The gang was restarted from the pods' memory and has finished a step since."""
     until("restart is counted", lambda: report(job)["restarts"]["infrastructure"] >= count, 120)
     step = report(job)["step"]
     wait_step(job, step + 1, 240)
+    restored = report(job)["restored"]
+    assert restored["source"] == "memory" and restored["step"] % 20 != 0, restored
 
 
 def test_a_killed_training_pod_restarts_the_gang_and_only_that_pod_is_replaced(job: JobView) -> None:
     wait_step(job, 7)
+    assert report(job)["restored"] == {"step": 0, "source": "store"}
     before, cluster = uids(job), job.kubectl("get", "raycluster", job.name, "-o", "jsonpath={.metadata.uid}")
     victim = job.pods("trainer")[1]
     started = time.monotonic()
@@ -58,6 +63,7 @@ def test_a_deleted_controller_resumes_by_itself(job: JobView) -> None:
     until("a controller answers", lambda: step_of(job) >= 0, 180)
     until("a new attempt", lambda: report(job)["attempt"] > attempt, 180)
     wait_step(job, 21, 300)
+    assert report(job)["restored"]["step"] >= 17, "the new controller found the pods' snapshots"
     assert uids(job, "trainer", "rollout", "head") == before
 
 

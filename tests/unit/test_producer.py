@@ -48,7 +48,9 @@ class Run:
         self.source = PromptSource(
             open_gym("reasoning-gym:gcd", seed=3), load_tokenizer("preset:tiny-moe", 2, 0), 4096
         )
-        self.producer = OneStepAhead(StepSampler(spec, self.source, engines, engines), folder, keep=2)
+        self.producer = OneStepAhead(
+            StepSampler(spec, self.source, engines, engines), folder, keep=2, every=1
+        )
         self.folder = folder
 
     def steps(self, first: int, last: int) -> list[Generated]:
@@ -128,3 +130,11 @@ def test_on_policy_samples_come_from_the_newest_weights() -> None:
         producer.go_ahead(step - 1)
         assert {s.version for s in found.samples} == {step - 1}
         source.consumed(found.taken)
+
+
+def test_what_the_stores_checkpoints_need_is_kept_beside_newer_snapshots(tmp_path: Path) -> None:
+    run = Run(tmp_path, Engines())
+    run.producer._every = 4
+    run.steps(1, 15)
+    kept = sorted(int(file.stem.removeprefix("step-")) for file in tmp_path.glob("step-*.npz"))
+    assert kept == [4, 8, 12, 14, 15]

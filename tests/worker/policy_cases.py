@@ -13,6 +13,7 @@ from grpo_operator.api.trainer import OptimizerSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig, token_weights
 from grpo_worker.data.checkpoints import Origin, directory
 from grpo_worker.data.micro_batch import Batch
+from grpo_worker.megatron import snapshot
 from grpo_worker.megatron.build import device, initialize_parallel
 from grpo_worker.megatron.checkpoint import Checkpointer
 from grpo_worker.megatron.initialise import SeededWeights
@@ -38,9 +39,11 @@ def make_model(
     recompute: bool = False,
     max_tokens: int | None = None,
     replay_routing: bool = False,
+    initialised: bool = False,
 ) -> PolicyModel:
     parallel = Layout(world=dist.get_world_size(), **layout)
-    initialize_parallel(parallel, SEED)
+    if not initialised:
+        initialize_parallel(parallel, SEED)
     batching = MicroBatching(4, max_tokens)
     setup = ModelSetup(hf, parallel, SeededWeights(hf, SEED), batching, recompute=recompute)
     return PolicyModel(setup, OptimizerSpec(lr=lr), 100, replay_routing=replay_routing)
@@ -152,6 +155,21 @@ def save_and_resume(root: str, layout: dict[str, int]) -> dict[str, Any]:
     saver.load(directory(root, 1))
     resumed = train(policy, range(2, 4))
     actual = whole_weights(policy)
+    equal = all(torch.equal(expected[name], actual[name]) for name in expected)
+    return {"undisturbed": undisturbed, "resumed": resumed, "weights_equal": equal}
+
+
+def snapshot_and_resume(root: str, layout: dict[str, int]) -> dict[str, Any]:
+    """Steps 0-3 with a snapshot after 1, and steps 2-3 again from that snapshot, in another model."""
+    policy = make(layout)
+    train(policy, range(2))
+    file = Path(root) / f"rank-{dist.get_rank()}.pt"
+    torch.save(snapshot.take(policy.parts(True)), file)
+    undisturbed, expected = train(policy, range(2, 4)), whole_weights(policy)
+    again = make_model(model_config("preset:tiny-moe"), layout, initialised=True)
+    train(again, range(7, 8))
+    snapshot.put(again.parts(True), torch.load(file, weights_only=False))
+    resumed, actual = train(again, range(2, 4)), whole_weights(again)
     equal = all(torch.equal(expected[name], actual[name]) for name in expected)
     return {"undisturbed": undisturbed, "resumed": resumed, "weights_equal": equal}
 

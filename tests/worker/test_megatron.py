@@ -36,6 +36,13 @@ def test_resume_from_an_asynchronous_checkpoint_is_bitwise(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("layout", [TP2_EP2, {"pipeline": 2, "layers_in_first_stage": 1}, {"context": 2}])
+def test_resume_from_a_snapshot_is_bitwise(layout: dict[str, int], tmp_path: Path) -> None:
+    for rank in ranks.run("policy_cases:snapshot_and_resume", 2, root=str(tmp_path), layout=layout):
+        assert rank["resumed"] == rank["undisturbed"]
+        assert rank["weights_equal"]
+
+
+@pytest.mark.parametrize("layout", [TP2_EP2, {"pipeline": 2, "layers_in_first_stage": 1}, {"context": 2}])
 def test_figures_of_the_model_and_its_routers_are_those_of_all_ranks(layout: dict[str, int]) -> None:
     ((active, expected),) = ranks.run("policy_cases:figures", 1, layout={})
     assert active == _active(architecture("tiny-moe"))

@@ -62,12 +62,23 @@ class StoreSpec(Model):
         return self
 
 
+class MemoryTierSpec(Model):
+    """Copies of the training state in the memory of the training pods (trainer.resources.memory must
+    hold them), for restarts that lose fewer steps than the store's checkpoints."""
+
+    every_steps: int = Field(1, ge=1, le=10**6, description="steps between two copies")
+    replicas: int = Field(
+        1, ge=0, le=3, description="other pods that hold each rank's copy: so many pods may be lost at once"
+    )
+
+
 class CheckpointSpec(Model):
     """Distributed checkpoints."""
 
     store: StoreSpec
     every_steps: int = Field(10, ge=1, le=10**6, description="steps between two checkpoints")
     keep: int = Field(2, ge=1, le=1000, description="complete checkpoints to keep")
+    memory: MemoryTierSpec | None = None
     export_every_steps: int | None = Field(
         None, ge=1, le=10**6, description="steps between two Hugging Face directories; default: none"
     )

@@ -8,12 +8,13 @@ from typing import Any
 from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_operator.api.status import Phase
 from grpo_worker.controller.ledger import SampleLedger
+from grpo_worker.controller.memory_tier import MemoryTier
 from grpo_worker.controller.parity import ParityError, check_configs
 from grpo_worker.controller.producer import OneStepAhead, OnPolicy, Producer
 from grpo_worker.controller.progress import Board
 from grpo_worker.controller.run_record import Cause, RunRecord
 from grpo_worker.controller.sampler import StepSampler
-from grpo_worker.controller.trainers import TrainerGang
+from grpo_worker.controller.trainers import CALL_TIMEOUT, Restored, TrainerGang
 from grpo_worker.controller.training import BatchTrainer
 from grpo_worker.controller.worker_group import GangError
 from grpo_worker.data.batch import make_batch
@@ -47,7 +48,7 @@ class GrpoLoop:
         self._source = source
         self._tokenizer = tokenizer
         sampler = StepSampler(spec, source, client, reward)
-        ahead = OneStepAhead(sampler, store / "pending", spec.checkpoint.keep)
+        ahead = OneStepAhead(sampler, store / "pending", spec.checkpoint.keep, spec.checkpoint.every_steps)
         self._producer: Producer = ahead if spec.staleness.max_version_lag else OnPolicy(sampler)
         self._reward = reward
         self._training = BatchTrainer(spec, trainers)
@@ -56,6 +57,11 @@ class GrpoLoop:
         shown = spec.observability
         self._metrics = MetricsWriter(store, sinks_of(shown, store.name, store), shown.thresholds)
         self._store = store
+        memory = spec.checkpoint.memory
+        self._memory: MemoryTier | None = None
+        if memory is not None:
+            file = store / "memory.json"
+            self._memory = MemoryTier(trainers, memory.every_steps, memory.replicas, file, CALL_TIMEOUT)
         self._step = 0
         self._initial = self._state()
 
@@ -87,7 +93,8 @@ class GrpoLoop:
         """Start the gang, restore, and bring the engines to the restored weights."""
         self._record.begin_attempt()
         self._report(message="waiting for the training pool")
-        restored = self._trainers.start()
+        self._trainers.start()
+        restored = self._restore()
         self._producer.restore(restored.step)  # first: what is under way still takes prompts
         self._load_state(restored.controller_state or self._initial)
         self._step = restored.step
@@ -99,6 +106,16 @@ class GrpoLoop:
         check_configs(self._trainers.hf, self._pool.model_configs(self._step))
         checkpoint = {"last_checkpoint": self._step} if restored.controller_state else {}
         self._report(phase=Phase.TRAINING, message="", **checkpoint)
+
+    def _restore(self) -> Restored:
+        """From the pods' memory, if that is newer than the store."""
+        found = None
+        if self._memory is not None:
+            self._memory.begin_attempt()
+            found = self._memory.restore(self._trainers.newest)
+        found = found or self._trainers.restore()
+        self._report(restored={"step": found.step, "source": found.source})
+        return found
 
     def _one_step(self) -> None:
         step, timer = self._step + 1, StepTimer()
@@ -136,8 +153,13 @@ class GrpoLoop:
     def _checkpoint(self) -> None:
         """Commit what is written; start the next one when it is due."""
         self._note_complete(self._trainers.call("poll_checkpoint", False))
+        if self._memory is not None:
+            self._memory.poll()
         if self._step % self._spec.checkpoint.every_steps == 0:
             self._save()
+        elif self._memory is not None and self._memory.due(self._step):
+            self._producer.save(self._step)
+            self._memory.take(self._step, self._record.attempt, self._state())
         every = self._spec.checkpoint.export_every_steps
         if every and self._step % every == 0:
             self._export()

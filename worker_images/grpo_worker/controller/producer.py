@@ -55,10 +55,11 @@ class OneStepAhead:
     beside each checkpoint, so that a replay trains on the very same samples.
     """
 
-    def __init__(self, sampler: StepSampler, folder: Path, keep: int) -> None:
+    def __init__(self, sampler: StepSampler, folder: Path, keep: int, every: int) -> None:
+        """``keep``, ``every``: checkpoints of the store that are kept, and steps between them."""
         self._sampler = sampler
         self._folder = folder
-        self._keep = keep
+        self._keep, self._every = keep, every
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
         self._running: Future[Generated] | None = None
         self._ready: Generated | None = None
@@ -87,7 +88,9 @@ class OneStepAhead:
         self.settle(StepTimer())
         if self._ready is not None:
             self._ready.write(self._file(step))
-        for old in sorted(self._folder.glob("step-*.npz"))[: -self._keep - 1]:
+        files = sorted(self._folder.glob("step-*.npz"))
+        stored = [file for file in files if _step(file) % self._every == 0]
+        for old in set(files) - set(stored[-self._keep - 1 :]) - set(files[-2:]):
             old.unlink()
 
     def restore(self, step: int) -> None:
@@ -101,3 +104,7 @@ class OneStepAhead:
 
     def _file(self, step: int) -> Path:
         return directory(self._folder, step).with_suffix(".npz")
+
+
+def _step(file: Path) -> int:
+    return int(file.stem.removeprefix("step-"))

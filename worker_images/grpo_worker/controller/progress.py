@@ -20,6 +20,7 @@ class Progress:
     tokens_per_second_per_gpu: float | None = None
     last_checkpoint: int | None = None
     checkpoint_location: str = ""
+    restored: dict[str, Any] = field(default_factory=dict)  # step and source that this attempt began with
     attempt: int = 0
     restarts: dict[str, int] = field(default_factory=lambda: {"job": 0, "infrastructure": 0})
     suspend_requested: bool = False

@@ -22,10 +22,12 @@ AGENT_PORT = 9000
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Where a gang starts: the step of its checkpoint (0: none) and the controller's state."""
+    """Where a gang starts: the step of its checkpoint (0: none) and the controller's state.
+    ``source``: store or memory."""
 
     step: int
     controller_state: dict[str, Any] | None
+    source: str = "store"
 
 
 class TrainerGang:
@@ -44,20 +46,27 @@ class TrainerGang:
         self._group: WorkerGroup | None = None
         self.world = spec.trainer.nodes * spec.trainer.gpus_per_node
 
-    def start(self) -> Restored:
-        """Wait for the pool, start every rank, load the newest complete checkpoint."""
+    def start(self) -> None:
+        """Wait for the pool and start every rank."""
         pool = self._pools.acquire(RESOURCE, self.world, POOL_TIMEOUT)
         profile = str(self._checkpoints.parent / "profile")
         env = runtime_env(self._spec.observability.profile, profile)
         self._group = WorkerGroup(TrainerWorker, pool, CALL_TIMEOUT, runtime_env=env or None)
         self._group.start(self._config)
-        steps = complete_steps(self._checkpoints)
-        if not steps:
+
+    @property
+    def newest(self) -> int:
+        """Step of the newest complete checkpoint in the store; 0: none."""
+        return max(complete_steps(self._checkpoints), default=0)
+
+    def restore(self) -> Restored:
+        """Load the newest complete checkpoint of the store."""
+        step = self.newest
+        if step == 0:
             return Restored(0, None)
-        step = steps[-1]
         log.info("loading the checkpoint of step %d", step)
         path = directory(self._checkpoints, step)
-        self._group.call("load_checkpoint", str(path))
+        self.call("load_checkpoint", str(path))
         file = path / CONTROLLER_STATE
         return Restored(step, json.loads(file.read_text()))
 

@@ -95,7 +95,7 @@ class Part:
             for name, chunk in self.named_chunks()
         }
         if self.trainable is not None:
-            _step_without_parameters(_inner_optimizers(self.trainable.optimizer))
+            _step_without_parameters(inner_optimizers(self.trainable.optimizer))
             state["optimizer"] = self.trainable.optimizer.sharded_state_dict(
                 dict(state), is_loading=loading, metadata=metadata
             )
@@ -112,7 +112,7 @@ class Part:
         with torch.no_grad():
             optimizer = self.trainable.optimizer
             optimizer.load_state_dict(adapted(state["optimizer"], optimizer))
-        for inner in _inner_optimizers(self.trainable.optimizer):
+        for inner in inner_optimizers(self.trainable.optimizer):
             _unshare_adam_step(inner)
         self.trainable.schedule.load_state_dict(state["schedule"])
 
@@ -169,7 +169,7 @@ class Checkpointer:
         same_layout = verify(path, self._origin.model).layout == self._origin.layout
         for part in self._parts:
             if part.trainable is not None:
-                for inner in _inner_optimizers(part.trainable.optimizer):
+                for inner in inner_optimizers(part.trainable.optimizer):
                     _init_adam_state(inner)
         template = self._state(loading=True)
         if not same_layout:
@@ -178,7 +178,7 @@ class Checkpointer:
         for part in self._parts:
             part.restore(state[part.prefix or "policy."])
         if same_layout:
-            _restore_rng(state["rng"][0])
+            restore_rng(state["rng"][0])
 
     def _state(self, loading: bool) -> dict[str, Any]:
         metadata: dict[str, Any] = dict(_CONTENT)
@@ -189,23 +189,28 @@ class Checkpointer:
 
 def _rng_object() -> ShardedObject:
     """Every rank's generators; one object per rank, whatever the layout."""
-    state = {
+    return ShardedObject("rng", [rng_state()], (dist.get_world_size(),), (dist.get_rank(),))
+
+
+def rng_state() -> dict[str, Any]:
+    """This rank's generators."""
+    return {
         "random": random.getstate(),
         "numpy": np.random.get_state(),
         "torch": torch.get_rng_state(),
-        "tracker": tensor_parallel.get_cuda_rng_tracker().get_states(),
+        "tracker": dict(tensor_parallel.get_cuda_rng_tracker().get_states()),
     }
-    return ShardedObject("rng", [state], (dist.get_world_size(),), (dist.get_rank(),))
 
 
-def _restore_rng(state: dict[str, Any]) -> None:
+def restore_rng(state: dict[str, Any]) -> None:
     random.setstate(state["random"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
     tensor_parallel.get_cuda_rng_tracker().set_states(state["tracker"])
 
 
-def _inner_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
+def inner_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
+    """torch's optimizers inside Megatron-Core's."""
     chained = getattr(optimizer, "chained_optimizers", [optimizer])
     return [o.optimizer for o in chained if getattr(o, "optimizer", None) is not None]
 

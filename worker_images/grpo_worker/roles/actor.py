@@ -13,10 +13,12 @@ from tensordict import TensorDict
 from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig
 from grpo_worker.controller.dispatch import Dispatch, RankInfo, register
+from grpo_worker.data.snapshots import file_of, seal
 from grpo_worker.metrics.flops import ModelFlops, attention_width
 from grpo_worker.profiling.stuck import Position, position
 
 WEIGHTS = Path(os.environ.get("GRPO_WEIGHTS_DIR", "/weights"))
+SNAPSHOTS = WEIGHTS / "snapshots"
 COLLECTIVE_TIMEOUT = timedelta(minutes=5)
 
 
@@ -102,6 +104,7 @@ class TrainerWorker:
         active = active_parameters(self._policy.chunks, self._policy.family)
         self._flops = ModelFlops(active, attention_width(config["hf"]))
         origin = Origin(model_digest(config["hf"]), str(layout))
+        self._parts = parts
         self._checkpointer = Checkpointer(config["checkpoints"], parts, spec.checkpoint.keep, origin)
         folder = Path(config["checkpoints"]).parent / "profile"
         self._trace = StepTrace(spec.observability.profile, rank, folder)
@@ -197,6 +200,32 @@ class TrainerWorker:
     def save_checkpoint(self, step: int, controller_state: dict[str, Any]) -> None:
         """Start writing the checkpoint of ``step`` behind the training."""
         self._checkpointer.save(step, controller_state)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def take_snapshot(self, name: str) -> None:
+        """Copy this rank's state; a thread writes it into the pod's memory."""
+        from grpo_worker.megatron import snapshot
+
+        state, file = snapshot.take(self._parts), file_of(SNAPSHOTS, name, self.place.rank)
+        file.parent.mkdir(parents=True, exist_ok=True)
+
+        def write() -> None:
+            torch.save(state, file)
+            seal(file)
+
+        threading.Thread(target=write).start()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def snapshot_written(self, name: str) -> bool:
+        """Is the snapshot in the pod's memory, whole?"""
+        return file_of(SNAPSHOTS, name, self.place.rank).with_suffix(".json").is_file()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def load_snapshot(self, name: str) -> None:
+        """Go on from a snapshot, which the pod's agent has found sound."""
+        from grpo_worker.megatron import snapshot
+
+        snapshot.put(self._parts, torch.load(file_of(SNAPSHOTS, name, self.place.rank), weights_only=False))
 
     @register(Dispatch.ONE_TO_ALL)
     def poll_checkpoint(self, blocking: bool) -> list[int]:

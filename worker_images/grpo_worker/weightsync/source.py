@@ -1,19 +1,27 @@
-"""Trainer-side agent: serves the slices that the pod's ranks left in shared memory.
+"""Trainer-side agent: serves the slices that the pod's ranks left in shared memory, and keeps their
+snapshots and those of other pods' ranks.
 
 It keeps answering while the trainer process computes, restarts or is gone, so a late engine
 never waits for the trainer.
 """
 
+from functools import partial
 from pathlib import Path
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from grpo_worker.data.snapshots import file_of, pull
+
+PULL_TIMEOUT = 300.0  # seconds without a byte
+
 
 def application(root: Path) -> Starlette:
-    """HTTP application over ``root/vN/rank-R.{json,bin}``."""
+    """HTTP application over ``root/vN/rank-R.{json,bin}`` and ``root/snapshots``."""
+    snapshots = root / "snapshots"
 
     def versions(_: Request) -> Response:
         found: dict[str, list[int]] = {}
@@ -29,10 +37,31 @@ def application(root: Path) -> Starlette:
             return JSONResponse({"error": f"version {version} of rank {rank} is not here"}, 404)
         return FileResponse(path)
 
+    def snapshot(request: Request) -> Response:
+        of = request.path_params
+        try:
+            path = file_of(snapshots, of["name"], of["rank"]).with_suffix(f".{of['suffix']}")
+        except ValueError as error:
+            return JSONResponse({"error": str(error)}, 400)
+        if of["suffix"] not in ("pt", "json") or not path.is_file():
+            return JSONResponse({"error": f"no snapshot {of['name']} of rank {of['rank']}"}, 404)
+        return FileResponse(path)
+
+    async def keep(request: Request) -> Response:
+        body = await request.json()
+        call = partial(pull, snapshots, body["name"], body["rank"], body["holders"], PULL_TIMEOUT)
+        try:
+            found = await run_in_threadpool(call)
+        except ValueError as error:
+            return JSONResponse({"error": str(error)}, 400)
+        return JSONResponse({}, 200) if found else JSONResponse({"error": "no holder has it"}, 404)
+
     return Starlette(
         routes=[
             Route("/healthz", lambda _: PlainTextResponse("ok")),
             Route("/v1/versions", versions),
+            Route("/v1/snapshots", keep, methods=["POST"]),
+            Route("/v1/snapshots/{name:str}/{rank:int}.{suffix:str}", snapshot),
             Route("/v1/weights/{version:int}/{rank:int}.{suffix:str}", file),
         ]
     )

@@ -1,0 +1,182 @@
+"""Snapshots in pods' memory: replicas, losses, damage, and which attempt they are of."""
+
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from grpo_worker.controller.memory_tier import MemoryTier, next_pods
+from grpo_worker.data.snapshots import file_of, pull, seal, sound
+from grpo_worker.weightsync.source import application
+
+RANKS = 4  # two on each of two pods
+
+
+class Pod:
+    """The agent of a training pod and its memory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.snapshots = root / "snapshots"
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            port = sock.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self._server = uvicorn.Server(uvicorn.Config(application(root), port=port, log_level="error"))
+        threading.Thread(target=self._server.run, daemon=True).start()
+        _until(lambda: self._server.started)
+
+    def wipe(self) -> None:
+        """Another pod takes its place."""
+        shutil.rmtree(self.snapshots)
+
+    def end(self) -> None:
+        self._server.should_exit = True
+
+
+class Gang:
+    """Ranks whose state is one number."""
+
+    def __init__(self, pods: list[Pod]) -> None:
+        self.pods = pods
+        self.state = [0] * RANKS
+
+    def sources(self) -> dict[int, str]:
+        return {rank: self.pods[rank // 2].url for rank in range(RANKS)}
+
+    def call(self, method: str, name: str) -> Any:
+        return [getattr(self, method)(rank, name) for rank in range(RANKS)]
+
+    def take_snapshot(self, rank: int, name: str) -> None:
+        file = file_of(self.pods[rank // 2].snapshots, name, rank)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(str(self.state[rank]))
+        seal(file)
+
+    def snapshot_written(self, rank: int, name: str) -> bool:
+        return file_of(self.pods[rank // 2].snapshots, name, rank).with_suffix(".json").is_file()
+
+    def load_snapshot(self, rank: int, name: str) -> None:
+        self.state[rank] = int(file_of(self.pods[rank // 2].snapshots, name, rank).read_text())
+
+
+def _until(check: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not check():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[list[Pod]]:
+    found = [Pod(tmp_path / name) for name in ("a", "b")]
+    yield found
+    for pod in found:
+        pod.end()
+
+
+@pytest.fixture
+def gang(pods: list[Pod]) -> Gang:
+    return Gang(pods)
+
+
+@pytest.fixture
+def tier(gang: Gang, tmp_path: Path) -> MemoryTier:
+    return _tier(gang, tmp_path)
+
+
+def _tier(gang: Gang, folder: Path) -> MemoryTier:
+    return MemoryTier(gang, 1, 1, folder / "memory.json", 30)  # type: ignore[arg-type]
+
+
+def _snapshot(tier: MemoryTier, gang: Gang, step: int, attempt: int = 1) -> None:
+    gang.state = [100 * step + 10 * attempt + rank for rank in range(RANKS)]
+    assert tier.due(step)
+    tier.take(step, attempt, {"step": step})
+    assert not tier.due(step + 1), "one at a time"
+
+    def settled() -> bool:
+        tier.poll()
+        return tier.due(step + 1)
+
+    _until(settled)
+
+
+def test_a_new_controller_brings_the_gang_back(tier: MemoryTier, gang: Gang, tmp_path: Path) -> None:
+    _snapshot(tier, gang, 3)
+    expected, gang.state = gang.state, [0] * RANKS
+    restored = _tier(gang, tmp_path).restore(after=2)
+    assert restored is not None and (restored.step, restored.source) == (3, "memory")
+    assert restored.controller_state == {"step": 3} and gang.state == expected
+
+
+def test_a_lost_pod_gets_its_ranks_from_the_other(tier: MemoryTier, gang: Gang, pods: list[Pod]) -> None:
+    _snapshot(tier, gang, 3)
+    expected, gang.state = gang.state, [0] * RANKS
+    pods[0].wipe()
+    assert tier.restore(after=2) is not None
+    assert gang.state == expected
+
+
+def test_ranks_that_change_places_find_their_snapshots(tier: MemoryTier, gang: Gang, pods: list[Pod]) -> None:
+    _snapshot(tier, gang, 3)
+    expected, gang.state = gang.state, [0] * RANKS
+    gang.pods = pods[::-1]
+    assert tier.restore(after=2) is not None
+    assert gang.state == expected
+
+
+def test_nothing_is_restored_when_both_copies_are_gone_or_the_store_is_newer(
+    tier: MemoryTier, gang: Gang, pods: list[Pod]
+) -> None:
+    _snapshot(tier, gang, 3)
+    assert tier.restore(after=3) is None
+    for pod in pods:
+        pod.wipe()
+    assert tier.restore(after=2) is None
+
+
+def test_a_damaged_copy_is_not_used_but_its_replica_is(tier: MemoryTier, gang: Gang, pods: list[Pod]) -> None:
+    _snapshot(tier, gang, 3)
+    expected, gang.state = gang.state, [0] * RANKS
+    file = file_of(pods[0].snapshots, "3.1", 0)
+    file.write_text(str(int(file.read_text()) + 1))  # as long as before
+    assert not sound(pods[0].snapshots, "3.1", 0)
+    assert tier.restore(after=2) is not None
+    assert gang.state == expected
+
+
+def test_attempts_at_one_step_do_not_mix(tier: MemoryTier, gang: Gang, pods: list[Pod]) -> None:
+    _snapshot(tier, gang, 3, attempt=1)
+    expected = gang.state
+    gang.state = [7] * RANKS
+    tier.take(3, 2, {"step": 3})  # written, but the controller dies before the replicas are there
+    tier.begin_attempt()
+    pods[1].wipe()
+    assert tier.restore(after=2) is not None
+    assert gang.state == expected
+
+
+def test_a_pod_keeps_two_of_each_rank_and_gives_nothing_else(
+    tier: MemoryTier, gang: Gang, pods: list[Pod], tmp_path: Path
+) -> None:
+    for step in range(1, 6):
+        _snapshot(tier, gang, step)
+    assert sorted(p.parent.name for p in pods[0].snapshots.glob("*/rank-0.pt")) == ["4.1", "5.1"]
+    for name in ("../secret", "5", "%2e%2e"):
+        assert httpx.get(f"{pods[0].url}/v1/snapshots/{name}/0.pt").status_code in (400, 404)
+        body = {"name": name, "rank": 0, "holders": [pods[0].url]}
+        assert httpx.post(f"{pods[1].url}/v1/snapshots", json=body).status_code in (400, 404)
+    assert not pull(tmp_path / "c", "9.1", 0, [pods[0].url, "http://127.0.0.1:1"], 5)
+
+
+def test_replicas_go_to_the_next_pod_and_one_pod_has_none() -> None:
+    assert next_pods({0: "a", 1: "a", 2: "b", 3: "c"}, 1) == {0: ["b"], 1: ["b"], 2: ["c"], 3: ["a"]}
+    assert next_pods({0: "a", 1: "a"}, 1) == {0: [], 1: []}
