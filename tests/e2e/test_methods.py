@@ -87,3 +87,23 @@ def test_one_step_ahead_loses_no_sample_through_a_restart(start: Start) -> None:
     prompts = sorted({int(uid.split(".")[0]) for uid in uids})
     assert prompts == list(range(14 * 8)), "no prompt was skipped"
     job.kubectl("delete", "grpojob", job.name, "--cascade=foreground")
+
+
+def test_answers_go_on_with_new_weights_and_none_is_lost(start: Start) -> None:
+    steps = 8
+    manifest = yaml.safe_load((REPO / "manifests" / "tiny-moe.yaml").read_text())["spec"]
+    data = manifest["data"] | {"responseLength": 64}
+    job = start("partial", steps=steps, data=data, staleness={"maxVersionLag": 1, "partialRollouts": True})
+    status = job.wait(ENDED, 600)
+    assert status["phase"] == "Succeeded", status
+    rows = [json.loads(line) for line in (store_of(job) / "ledger.jsonl").read_text().splitlines()]
+    uids = [row["uid"] for row in rows]
+    assert len(set(uids)) == len(uids) == steps * 8 * SAMPLES
+    assert {int(uid.split(".")[0]) for uid in uids} == set(range(steps * 8)), "short ones were not favoured"
+    for row in rows:
+        versions = [version for version, _ in row.get("spans", [(row["version"], row["tokens"])])]
+        assert versions == sorted(set(versions)), row
+        assert set(versions) <= {max(row["step"] - 2, 0), row["step"] - 1}, row
+        assert "spans" not in row or row["spans"][-1][1] == row["tokens"], row
+    assert sum("spans" in row for row in rows) > 0, "the weights changed under no answer"
+    job.kubectl("delete", "grpojob", job.name, "--cascade=foreground")

@@ -13,6 +13,7 @@ from grpo_worker.controller.run_record import RunRecord
 from grpo_worker.data import checkpoints
 from grpo_worker.data.batch import make_batch
 from grpo_worker.data.build_tiny_tokenizer import build
+from grpo_worker.data.generated import Generated
 from grpo_worker.data.source import Prompt, PromptSource
 from grpo_worker.data.tasks import open_gym
 from grpo_worker.data.tokenizer import TINY, load_tokenizer
@@ -169,3 +170,27 @@ def test_load_is_spread() -> None:
     table.replace([EngineEntry(n, n, EngineState.SERVING, 1) for n in "ab"])
     with table.lease(1, 0.1) as first, table.lease(1, 0.1) as second:
         assert {first.name, second.name} == {"a", "b"}
+
+
+def test_a_sample_of_two_versions_keeps_its_spans(tmp_path: Path) -> None:
+    mixed = Sample(0, 0, (5, 6, 7), (-0.5, -0.25, -0.1), 3, "e0", ((3, 1), (4, 3)))
+    prompt = Prompt(0, (1, 2))
+    generated = Generated([prompt], [mixed, sample(0, 1)], [1.0, 0.0], [prompt])
+    generated.write(tmp_path / "step.npz")
+    assert Generated.read(tmp_path / "step.npz") == generated
+    ledger = SampleLedger(tmp_path / "ledger.jsonl")
+    ledger.append(5, 1, generated.samples)
+    first, second = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    assert first["spans"] == [[3, 1], [4, 3]] and first["version"] == 3 and first["tokens"] == 3
+    assert "spans" not in second
+
+
+def test_only_answers_that_may_go_on_lease_a_newer_engine() -> None:
+    table = EngineTable()
+    table.replace([EngineEntry("e0", "a", EngineState.SERVING, 4)])
+    with table.lease(3, 0.1, newer=True) as engine:
+        assert engine.name == "e0"
+    with pytest.raises(TimeoutError, match="no engine serves version 3"), table.lease(3, 0.1):
+        pass
+    with pytest.raises(TimeoutError), table.lease(5, 0.1, newer=True):
+        pass

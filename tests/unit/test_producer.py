@@ -36,7 +36,7 @@ class Engines(Even):
     def _answer(self, prompt: Prompt, number: int, version: int) -> Sample:
         ids = tuple(range(1 + (prompt.index + number) % 5))
         routed = np.full((len(prompt.ids) + len(ids) - 1, 2, 4), version, dtype=np.uint16)
-        return Sample(prompt.index, number, ids, (-0.1 * version,) * len(ids), version, "e", routed)
+        return Sample(prompt.index, number, ids, (-0.1 * version,) * len(ids), version, "e", routed=routed)
 
 
 class Run:
@@ -111,6 +111,19 @@ def test_a_restart_waits_for_what_is_under_way_and_forgets_it(tmp_path: Path) ->
     found = run.steps(3, 3)[0]
     assert [p.index for p in found.prompts] == list(range(2 * WANTED, 3 * WANTED))
     assert {s.version for s in found.samples} == {1}
+
+
+def test_what_is_under_way_holds_up_no_change_of_weights_when_it_may_go_on(tmp_path: Path) -> None:
+    engines = Engines()
+    run = Run(tmp_path, engines)
+    run.producer._partial = True
+    run.producer.take(0, StepTimer())
+    engines.gate.clear()
+    run.producer.go_ahead(0)
+    run.producer.settle(StepTimer())  # returns, although nothing is generated yet
+    engines.gate.set()
+    run.producer.save(1)  # a checkpoint waits for it
+    assert run.producer.take(1, StepTimer()).prompts
 
 
 def test_files_of_old_checkpoints_go(tmp_path: Path) -> None:

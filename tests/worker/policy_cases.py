@@ -174,12 +174,14 @@ def snapshot_and_resume(root: str, layout: dict[str, int]) -> dict[str, Any]:
     return {"undisturbed": undisturbed, "resumed": resumed, "weights_equal": equal}
 
 
-def publish(root: str, layout: dict[str, int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Publish version 3 after one step; return log-probs and ids of a batch."""
+def publish(
+    root: str, layout: dict[str, int], version: int = 3, steps: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Publish a version after some steps; return log-probs and ids of a batch."""
     policy = make(layout)
-    train(policy, range(1))
+    train(policy, range(steps))
     parts = [(s.name, s.shape, s.dim, s.offset, s.tensor) for s in policy.shards()]
-    manifest.publish(Path(root), 3, dist.get_rank(), dist.get_world_size(), parts)
+    manifest.publish(Path(root), version, dist.get_rank(), dist.get_world_size(), parts)
     data = _full(batch(5)["input_ids"])
     return everywhere(policy, data), data["input_ids"]
 

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,10 @@ from grpo_operator.api.architectures import architecture
 from grpo_operator.api.rolloutpool import EngineSpec, RolloutTemplate
 from grpo_operator.plan.names import Owner
 from grpo_operator.render.engine import CPU_ENGINE_ENV, engine_command
+from grpo_worker.data.source import Prompt
 from grpo_worker.megatron.families.known import expert_layers
+from grpo_worker.rollout.client import RolloutClient
+from grpo_worker.rollout.routing import EngineTable
 from grpo_worker.weightsync.agent import Agent, WriterError
 from grpo_worker.weightsync.engine import Engine, EngineError
 from grpo_worker.weightsync.pull import PullError
@@ -93,10 +97,15 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Ten
 
 @pytest.fixture(scope="module")
 def sources(published: tuple[Path, torch.Tensor, torch.Tensor]) -> dict[int, str]:
+    return _serve(published[0])
+
+
+def _serve(root: Path) -> dict[int, str]:
+    """The trainer-side agent over what was published in ``root``."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    config = uvicorn.Config(application(published[0]), port=port, log_level="error")
+    config = uvicorn.Config(application(root), port=port, log_level="error")
     server = uvicorn.Server(config)
     threading.Thread(target=server.run, daemon=True).start()
     deadline = time.monotonic() + 30
@@ -201,6 +210,35 @@ def test_seeds_make_samples_reproducible_in_any_company(agent: Agent) -> None:
     }
     together = httpx.post(f"{URL}/generate", json=body, timeout=60).json()
     assert together[2]["output_ids"] == alone != together[0]["output_ids"]
+
+
+def test_an_answer_under_way_goes_on_with_new_weights_and_says_which_token_is_whose(
+    agent: Agent, sources: dict[int, str], tmp_path: Path
+) -> None:
+    agent.sync(JOB, 3, sources)
+    ranks.run("policy_cases:publish", 2, root=str(tmp_path), layout=LAYOUT, version=4, steps=3)
+    newer = _serve(tmp_path)
+    prompt, length = list(range(10, 26)), 200
+    how = {"max_new_tokens": length, "ignore_eos": True, "sampling_seed": 11, "temperature": 1.0}
+    alone = _generate(prompt, **how)["output_ids"]
+    with ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(_generate, prompt, **how)
+        time.sleep(0.4)
+        agent.sync(JOB, 4, newer)
+        mixed = answer.result(120)
+    spans = mixed["meta_info"]["weight_versions"]
+    assert [span["version"] for span in spans] == ["3", "4"], "the weights did not change on the way"
+    cut = spans[0]["end"]
+    assert 0 < cut < length == spans[1]["end"]
+    assert mixed["output_ids"][:cut] == alone[:cut] and mixed["output_ids"] != alone
+    client = RolloutClient(EngineTable(), seed=0, n=1, temperature=1.0, max_tokens=length, eos_id=2,
+                           timeout=10, partial=True)  # fmt: skip
+    sample = client._sample("engine-0", Prompt(0, tuple(prompt)), 0, mixed, 3)
+    assert sample.version == 3 and sample.spans == ((3, cut), (4, length))
+    client._partial = False
+    with pytest.raises(ValueError, match="wanted 3"):
+        client._sample("engine-0", Prompt(0, tuple(prompt)), 0, mixed, 3)
+    agent.sync(JOB, 3, sources)
 
 
 def test_a_session_left_open_by_a_dead_agent_does_not_block_the_next(

@@ -40,12 +40,24 @@ class RolloutSpec(Model):
 class StalenessSpec(Model):
     """How old the weights may be that a step's samples come from."""
 
+    cel = (("!self.partialRollouts || self.maxVersionLag > 0", "partialRollouts needs maxVersionLag 1"),)
     max_version_lag: int = Field(
         0,
         ge=0,
         le=1,
         description="0: on-policy. 1: the next step's samples are generated while a step is trained on",
     )
+    partial_rollouts: bool = Field(
+        False,
+        description="answers under way when the weights change go on with the new ones instead of holding "
+        "the change up; the ledger says which tokens come from which version",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "StalenessSpec":
+        if self.partial_rollouts and self.max_version_lag == 0:
+            raise ValueError("partialRollouts needs maxVersionLag 1")
+        return self
 
 
 class StoreSpec(Model):
@@ -124,6 +136,11 @@ class GRPOJobSpec(Model):
             "prompts from files need a reward: set reward.function, reward.url or reward.model",
         ),
         (
+            "!self.staleness.partialRollouts || !self.algorithm.routingReplay",
+            "partialRollouts and routingReplay exclude each other: an answer that goes on says its experts "
+            "anew",
+        ),
+        (
             "!has(self.reward) || !has(self.reward.model) || !has(self.algorithm.filterGroups)",
             "reward.model judges whole batches: remove algorithm.filterGroups, which needs scores before",
         ),
@@ -197,6 +214,11 @@ class GRPOJobSpec(Model):
             raise ValueError(
                 f"data.promptLength + data.responseLength = {longest} exceeds "
                 f"trainer.maxTokensPerGpu ({room})"
+            )
+        if self.staleness.partial_rollouts and self.algorithm.routing_replay:
+            raise ValueError(
+                "staleness.partialRollouts and algorithm.routingReplay exclude each other: an answer that "
+                "goes on says its experts anew"
             )
         if self.reward and self.reward.model and self.algorithm.filter_groups:
             raise ValueError(

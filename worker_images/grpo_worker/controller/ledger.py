@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from grpo_worker.rollout.sampling import Sample
 
@@ -20,7 +21,7 @@ class SampleLedger:
         """Record that ``step`` consumed these samples, and left those out; one write, flushed."""
         common = {"step": step, "attempt": attempt}
         lines = [
-            json.dumps(common | {"uid": s.uid, "version": s.version, "engine": s.engine} | more)
+            json.dumps(common | _record(s) | more)
             for group, more in ((samples, {}), (left_out, {"leftOut": True}))
             for s in group
         ]
@@ -30,6 +31,12 @@ class SampleLedger:
     def truncate(self, step: int) -> None:
         """Forget everything after ``step``: those samples' update was lost and is replayed."""
         truncate_lines(self._path, step)
+
+
+def _record(sample: Sample) -> dict[str, Any]:
+    record = {"uid": sample.uid, "version": sample.version, "engine": sample.engine}
+    # Whether the lengths of what was consumed are those of what was generated can be seen from here.
+    return record | {"tokens": len(sample.ids)} | ({"spans": sample.spans} if sample.spans else {})
 
 
 def truncate_lines(path: Path, step: int) -> None:

@@ -48,7 +48,8 @@ class GrpoLoop:
         self._source = source
         self._tokenizer = tokenizer
         sampler = StepSampler(spec, source, client, reward)
-        ahead = OneStepAhead(sampler, store / "pending", spec.checkpoint.keep, spec.checkpoint.every_steps)
+        keep, every = spec.checkpoint.keep, spec.checkpoint.every_steps
+        ahead = OneStepAhead(sampler, store / "pending", keep, every, spec.staleness.partial_rollouts)
         self._producer: Producer = ahead if spec.staleness.max_version_lag else OnPolicy(sampler)
         self._reward = reward
         self._training = BatchTrainer(spec, trainers)
@@ -122,7 +123,7 @@ class GrpoLoop:
         found = self._producer.take(self._step, timer)
         if step < self._spec.total_steps:
             self._producer.go_ahead(self._step)
-        fresh = all(sample.version == self._step for sample in found.samples)
+        fresh = all(sample.version == self._step and not sample.spans for sample in found.samples)
         batch = make_batch(found.prompts, found.samples, self._tokenizer.pad_id)
         scores = self._training.judged(batch, found.scores, timer)
         metrics = self._training.train(step, batch, scores, timer, fresh)

@@ -70,6 +70,7 @@ def build_loop(config: JobConfig, board: Board, pool: RolloutPool) -> GrpoLoop:
         eos_id=hf["eos_token_id"],
         timeout=spec.weight_sync.timeout_seconds * 4,
         experts=expert_layers(hf) if spec.algorithm.routing_replay else None,
+        partial=spec.staleness.partial_rollouts,
     )
     trainers = TrainerGang(spec, hf, checkpoints)
     return GrpoLoop(spec, config.store, board, trainers, pool, client, source, tokenizer, reward)

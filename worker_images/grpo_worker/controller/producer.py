@@ -21,7 +21,8 @@ class Producer(Protocol):
         """The step just taken is being trained on; engines serve ``version`` meanwhile."""
 
     def settle(self, timer: StepTimer) -> None:
-        """The engines are about to get other weights: nothing may be under way."""
+        """The engines are about to get other weights: nothing may be under way, unless it may go on
+        with those."""
 
     def save(self, step: int) -> None:
         """Before the checkpoint of ``step``: keep what was generated ahead of it."""
@@ -55,11 +56,15 @@ class OneStepAhead:
     beside each checkpoint, so that a replay trains on the very same samples.
     """
 
-    def __init__(self, sampler: StepSampler, folder: Path, keep: int, every: int) -> None:
-        """``keep``, ``every``: checkpoints of the store that are kept, and steps between them."""
+    def __init__(
+        self, sampler: StepSampler, folder: Path, keep: int, every: int, partial: bool = False
+    ) -> None:
+        """``keep``, ``every``: checkpoints of the store that are kept, and steps between them.
+        ``partial``: what is under way when the weights change goes on with the new ones."""
         self._sampler = sampler
         self._folder = folder
         self._keep, self._every = keep, every
+        self._partial = partial
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
         self._running: Future[Generated] | None = None
         self._ready: Generated | None = None
@@ -67,7 +72,7 @@ class OneStepAhead:
         self._cancelled = threading.Event()
 
     def take(self, version: int, timer: StepTimer) -> Generated:
-        self.settle(timer)
+        self._wait(timer)
         found, self._ready = self._ready, None
         if found is None:
             found = self._sampler.sample(version, timer)
@@ -79,13 +84,17 @@ class OneStepAhead:
         self._running = self._thread.submit(self._sampler.sample, version, StepTimer(), skip, cancelled)
 
     def settle(self, timer: StepTimer) -> None:
+        if not self._partial:
+            self._wait(timer)
+
+    def _wait(self, timer: StepTimer) -> None:
         if self._running is not None:
             with timer.phase("gen_wait"):
                 self._ready = self._running.result()
             self._running = None
 
     def save(self, step: int) -> None:
-        self.settle(StepTimer())
+        self._wait(StepTimer())
         if self._ready is not None:
             self._ready.write(self._file(step))
         files = sorted(self._folder.glob("step-*.npz"))

@@ -72,6 +72,8 @@ def _columns(samples: Sequence[Sample]) -> dict[str, np.ndarray]:
         "lengths": np.array([len(s.ids) for s in samples], dtype=np.int64),
         "ids": _flat([s.ids for s in samples], np.int32),
         "log_probs": _flat([s.log_probs for s in samples], np.float64),
+        "spans": np.array([span for s in samples for span in s.spans], dtype=np.int64).reshape(-1, 2),
+        "span_counts": np.array([len(s.spans) for s in samples], dtype=np.int64),
     }
     routed = [s.routed for s in samples if s.routed is not None]
     if routed:
@@ -87,6 +89,7 @@ def _samples(arrays: dict[str, np.ndarray], name: str) -> list[Sample]:
         return []
     cuts = np.cumsum(column["lengths"])[:-1]
     ids, log_probs = np.split(column["ids"], cuts), np.split(column["log_probs"], cuts)
+    spans = np.split(column["spans"], np.cumsum(column["span_counts"])[:-1])
     routed: list[np.ndarray | None] = [None] * count
     if "routed" in column:
         routed = list(np.split(column["routed"], np.cumsum(column["routed_lengths"])[:-1]))
@@ -98,6 +101,7 @@ def _samples(arrays: dict[str, np.ndarray], name: str) -> list[Sample]:
             tuple(float(value) for value in log_probs[i]),
             int(column["version"][i]),
             str(column["engine"][i]),
+            tuple((int(version), int(end)) for version, end in spans[i]),
             routed[i],
         )
         for i in range(count)

@@ -24,9 +24,10 @@ class RolloutClient:
 
     def __init__(
         self, table: EngineTable, *, seed: int, n: int, temperature: float, max_tokens: int,
-        eos_id: int, timeout: float, experts: ExpertLayers | None = None,
+        eos_id: int, timeout: float, experts: ExpertLayers | None = None, partial: bool = False,
     ) -> None:  # fmt: skip
-        """``experts``: ask for the experts that the engine takes in these layers."""
+        """``experts``: ask for the experts that the engine takes in these layers. ``partial``: samples
+        may go on with newer weights than they began with."""
         self._table = table
         self._seed = seed
         self._n = n
@@ -37,6 +38,7 @@ class RolloutClient:
             "stop_token_ids": [eos_id],
         }
         self._experts = experts
+        self._partial = partial
         self._http = httpx.Client(timeout=timeout)
         self._threads = ThreadPoolExecutor(32, thread_name_prefix="generate")
         self.retries = 0
@@ -44,7 +46,8 @@ class RolloutClient:
     def generate(
         self, prompts: list[Prompt], version: int, cancelled: threading.Event | None = None
     ) -> list[Sample]:
-        """``n`` samples of each prompt at exactly ``version``, in the prompts' order.
+        """``n`` samples of each prompt at exactly ``version`` (``partial``: or later ones), in the
+        prompts' order.
 
         Raises TimeoutError when no engine served the version for ``timeout`` seconds, and
         CancelledError when ``cancelled`` is set before the end.
@@ -57,7 +60,7 @@ class RolloutClient:
         deadline = time.monotonic() + self._timeout
         while not cancelled.is_set():
             try:
-                with self._table.lease(version, LEASE_SECONDS) as engine:
+                with self._table.lease(version, LEASE_SECONDS, self._partial) as engine:
                     found = self._on(engine, prompt, version)
             except TimeoutError:
                 if time.monotonic() > deadline:
@@ -95,19 +98,21 @@ class RolloutClient:
     def _sample(
         self, engine: str, prompt: Prompt, number: int, output: dict[str, Any], version: int
     ) -> Sample:
-        sample = _sample(engine, prompt, number, output, version)
+        sample = _sample(engine, prompt, number, output)
+        if sample.version < version or (not self._partial and (sample.spans or sample.version != version)):
+            raise ValueError(f"answered with version {sample.spans or sample.version}, wanted {version}")
         if self._experts is None:
             return sample
         tokens = len(prompt.ids) + len(sample.ids) - 1
         return replace(sample, routed=self._experts.decode(output["meta_info"], tokens))
 
 
-def _sample(engine: str, prompt: Prompt, number: int, output: dict[str, Any], version: int) -> Sample:
+def _sample(engine: str, prompt: Prompt, number: int, output: dict[str, Any]) -> Sample:
     meta = output["meta_info"]
-    if meta["weight_version"] != str(version):
-        raise ValueError(f"answered with version {meta['weight_version']}, wanted {version}")
     if meta["finish_reason"]["type"] == "abort":
         raise ValueError(f"aborted: {meta['finish_reason'].get('message')}")
     log_probs = tuple(float(entry[0]) for entry in meta["output_token_logprobs"])
     ids = tuple(int(token) for token in output["output_ids"])
-    return Sample(prompt.index, number, ids, log_probs, version, engine)
+    spans = tuple((int(span["version"]), int(span["end"])) for span in meta["weight_versions"])
+    oldest = min(version for version, _ in spans)
+    return Sample(prompt.index, number, ids, log_probs, oldest, engine, spans if len(spans) > 1 else ())

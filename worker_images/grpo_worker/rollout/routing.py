@@ -64,15 +64,15 @@ class EngineTable:
             return self._lock.wait_for(lambda: len(self._serving(version)) >= count, timeout)
 
     @contextmanager
-    def lease(self, version: int, timeout: float) -> Iterator[EngineEntry]:
-        """The least loaded engine that serves ``version``.
+    def lease(self, version: int, timeout: float, newer: bool = False) -> Iterator[EngineEntry]:
+        """The least loaded engine that serves ``version``, or with ``newer`` a later one.
 
         Raises TimeoutError when none serves it within ``timeout`` seconds.
         """
         with self._lock:
-            if not self._lock.wait_for(lambda: self._serving(version), timeout):
+            if not self._lock.wait_for(lambda: self._serving(version, newer), timeout):
                 raise TimeoutError(f"no engine serves version {version} after {timeout:.0f} s")
-            entry = min(self._serving(version), key=lambda e: (self._load.get(e.name, 0), e.name))
+            entry = min(self._serving(version, newer), key=lambda e: (self._load.get(e.name, 0), e.name))
             self._load[entry.name] = self._load.get(entry.name, 0) + 1
         try:
             yield entry
@@ -80,5 +80,7 @@ class EngineTable:
             with self._lock:
                 self._load[entry.name] -= 1
 
-    def _serving(self, version: int) -> list[EngineEntry]:
-        return [e for e in self._engines.values() if e.state == EngineState.SERVING and e.version == version]
+    def _serving(self, version: int, newer: bool = False) -> list[EngineEntry]:
+        serving = [e for e in self._engines.values() if e.state == EngineState.SERVING]
+        last = float("inf") if newer else version
+        return [e for e in serving if e.version is not None and version <= e.version <= last]

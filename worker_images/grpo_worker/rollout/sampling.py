@@ -10,7 +10,9 @@ import numpy as np
 class Sample:
     """One response: token ids and the engine's own log-probability of each.
 
-    ``routed``: [prompt + response tokens - 1, expert layers, k], the experts that the engine took.
+    ``version``: the oldest weights that a token comes from. ``spans``: (version, end) of consecutive
+    tokens, when the weights changed on the way. ``routed``: [prompt + response tokens - 1, expert
+    layers, k], the experts that the engine took.
     """
 
     prompt_index: int
@@ -19,6 +21,7 @@ class Sample:
     log_probs: tuple[float, ...]
     version: int
     engine: str
+    spans: tuple[tuple[int, int], ...] = ()
     routed: np.ndarray | None = field(default=None, repr=False, compare=False)
 
     @property
