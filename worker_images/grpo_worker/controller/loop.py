@@ -133,6 +133,7 @@ class GrpoLoop:
         self._source.consumed(found.taken)
         self._ledger.append(step, self._record.attempt, found.samples, found.left_out)
         seconds = timer.total()
+        metrics["timing_s/controller_cpu"] = timer.cpu()
         metrics["reward/failures"] = float(self._reward.failures)
         metrics |= step_metrics(batch, scores, seconds, self._trainers.world) | timer.seconds
         self._checkpoint()

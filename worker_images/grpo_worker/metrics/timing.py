@@ -10,7 +10,7 @@ class StepTimer:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._start = time.monotonic()
+        self._start, self._cpu = time.monotonic(), time.process_time()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -23,3 +23,7 @@ class StepTimer:
 
     def total(self) -> float:
         return time.monotonic() - self._start
+
+    def cpu(self) -> float:
+        """Seconds of processor time of this process, all its threads together, since the beginning."""
+        return time.process_time() - self._cpu
