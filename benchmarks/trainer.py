@@ -17,6 +17,7 @@ from grpo_devcluster.results import RESULTS, record
 sys.path.insert(0, str(REPO / "tests" / "worker"))
 
 import ranks
+from compare import largest_gap
 from test_fidelity import LAYOUTS
 
 
@@ -53,10 +54,7 @@ def _gradients() -> float:
         if model not in one:
             one[model] = ranks.run("fidelity_cases:gradients", 1, model=model, layout={})[0]
         for found in ranks.run("fidelity_cases:gradients", world, model=model, layout=layout):
-            for name, expected in one[model].items():
-                if not name.endswith("e_score_correction_bias"):
-                    gap = (found[name] - expected).abs().max() / expected.abs().max().clamp(min=1e-12)
-                    worst = max(worst, float(gap))
+            worst = max(worst, largest_gap(found, one[model])[0])
     return worst
 
 

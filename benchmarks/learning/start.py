@@ -1,0 +1,27 @@
+"""The tiny job's first weights as a Hugging Face directory."""
+
+import json
+import shutil
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from grpo_worker.data.tokenizer import TINY
+from grpo_worker.megatron.families.known import family_of
+from grpo_worker.megatron.initialise import SeededWeights
+from grpo_worker.megatron.presets import model_config
+
+
+def write(folder: Path, preset: str, seed: int) -> Path:
+    """Write what a job with this seed starts from; transformers loads it."""
+    hf = model_config(preset)
+    weights = SeededWeights(hf, seed)
+    tensors = {
+        name: weights.read(name, 0, 0, shape[0]).contiguous()
+        for name, shape in family_of(hf).shapes(hf).items()
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(hf))
+    shutil.copy(TINY, folder / "tokenizer.json")
+    return folder
