@@ -34,6 +34,11 @@ def test_the_manifest_is_valid_and_survives_the_wire() -> None:
         (("data", "promptLength"), 1000, "exceeds rollout.template.engine.contextLength"),
         (("checkpoint", "store"), {}, "exactly one of path and pvc"),
         (("rollout", "template", "minAvailable"), 3, "exceeds replicas"),
+        (("reward",), {}, "set function, url or model"),
+        (("reward",), {"function": "m:f", "url": "http://v"}, "at most one of function and url"),
+        (("reward",), {"model": {"path": "judge"}}, "should match pattern"),
+        (("staleness",), {"partialRollouts": True}, "partialRollouts needs maxVersionLag 1"),
+        (("observability",), {"thresholds": [{"metric": "x"}]}, "set minimum or maximum"),
     ],
 )
 def test_bad_values_are_refused_with_a_reason(path: tuple[str, ...], value: Any, text: str) -> None:

@@ -46,7 +46,9 @@ class RewardModelSpec(Model):
     """A sequence classifier with one label, of a known architecture and with the policy's vocabulary,
     that runs frozen on the trainer's ranks."""
 
-    path: Path = Field(description="Hugging Face directory with the weights, score.weight among them")
+    path: Path = Field(
+        pattern=r"^/.+$", description="Hugging Face directory with the weights, score.weight among them"
+    )
     weight: float = Field(1.0, gt=0, le=1000, description="factor of its score in the reward")
 
 

@@ -132,11 +132,12 @@ class GrpoLoop:
         metrics |= self._sync(timer)
         self._source.consumed(found.taken)
         self._ledger.append(step, self._record.attempt, found.samples, found.left_out)
+        with timer.phase("save_checkpoint"):
+            self._checkpoint()
         seconds = timer.total()
         metrics["timing_s/controller_cpu"] = timer.cpu()
         metrics["reward/failures"] = float(self._reward.failures)
         metrics |= step_metrics(batch, scores, seconds, self._trainers.world) | timer.seconds
-        self._checkpoint()
         self._metrics.write(step, metrics, weights=self._digests, wall_time=time.time())
         self._report(
             reward_mean=metrics["critic/score/mean"],
