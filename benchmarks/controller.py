@@ -45,7 +45,7 @@ class Simulated(WorkerGroup):
     """A worker group over actors that are there already."""
 
     def __init__(self, ranks: list[RankInfo]) -> None:
-        self._cls, self._timeout, self._hang = Idle, 120.0, 240.0
+        self._cls, self._timeout, self._hang, self._flight_records = Idle, 120.0, 240.0, ""
         self.ranks = ranks
         remote = ray.remote(num_cpus=0)
         shared = [remote(Receiver).remote() for _ in range(SHARED)]

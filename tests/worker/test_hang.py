@@ -1,9 +1,11 @@
 """A rank that never joins a collective, and a frozen one: the gang says which, before its timeout."""
 
 import os
+import pickle
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,18 +39,18 @@ class Sums(TrainerWorker):
 
 
 @pytest.fixture
-def gang(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerGroup]:
+def gang(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[WorkerGroup]:
     here = os.path.dirname(__file__)
     monkeypatch.setenv("PYTHONPATH", f"{here}:{os.environ.get('PYTHONPATH', '')}")
     ray.init(num_cpus=2, resources={"trainer": 2}, include_dashboard=False, log_to_driver=False)
     pool = placement_group([{"CPU": 1, "trainer": 1}] * 2)
-    group = WorkerGroup(Sums, pool, 120, HANG)
+    group = WorkerGroup(Sums, pool, 120, HANG, flight_records=str(tmp_path / "hang"))
     group.start({})
     yield group
     ray.shutdown()
 
 
-def test_who_hangs_is_named(gang: WorkerGroup) -> None:
+def test_who_hangs_is_named(gang: WorkerGroup, tmp_path: Path) -> None:
     assert gang.call("total", None) == [2.0, 2.0]
     with pytest.raises(GangError) as caught:
         gang.call("total", 1)
@@ -56,6 +58,13 @@ def test_who_hangs_is_named(gang: WorkerGroup) -> None:
     said = str(caught.value)
     assert "rank 1 is stuck in" in said and "look_for_something" in said
     assert "rank 0" not in said
+    begun = [_all_reduces(tmp_path / "hang" / f"rank_{rank}") for rank in range(2)]
+    assert begun == [2, 1], "the flight recorders show what rank 1 never began"
+
+
+def _all_reduces(file: Path) -> int:
+    entries = pickle.loads(file.read_bytes())["entries"]
+    return sum(entry["profiling_name"] == "gloo:all_reduce" for entry in entries)
 
 
 def test_a_frozen_rank_is_named(gang: WorkerGroup) -> None:

@@ -51,7 +51,9 @@ class TrainerGang:
         pool = self._pools.acquire(RESOURCE, self.world, POOL_TIMEOUT)
         profile = str(self._checkpoints.parent / "profile")
         env = runtime_env(self._spec.observability.profile, profile)
-        self._group = WorkerGroup(TrainerWorker, pool, CALL_TIMEOUT, runtime_env=env or None)
+        self._group = WorkerGroup(
+            TrainerWorker, pool, CALL_TIMEOUT, runtime_env=env or None, flight_records=f"{profile}/hang"
+        )
         self._group.start(self._config)
 
     @property

@@ -39,10 +39,13 @@ class WorkerGroup:
         timeout: float,
         hang: float = 240.0,
         runtime_env: dict[str, Any] | None = None,
+        flight_records: str = "",
     ) -> None:
+        """``flight_records``: folder for the ranks' flight recorders when they hang."""
         self._cls = cls
         self._timeout = timeout
         self._hang = hang
+        self._flight_records = flight_records
         remote = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={_WATCH: 1})(cls)
         unordered = [
             remote.options(
@@ -108,13 +111,21 @@ class WorkerGroup:
             failure = next((error for error in map(_error, done) if error), None)
             if not done:
                 failure = watch.look(self._positions())
+                if failure is not None and self._flight_records:
+                    self._ask_all("write_flight_record", self._flight_records)
         if failure is None:
             return list(ray.get(calls))
         raise GangError(f"{what}: {failure}", self._lost()) from failure
 
     def _positions(self) -> list[Position | None]:
         """Where each rank is; None for those that do not say."""
-        calls = [actor.position.options(concurrency_group=_WATCH).remote() for actor in self._actors]
+        return self._ask_all("position")
+
+    def _ask_all(self, method: str, *args: Any) -> list[Any]:
+        """Answers of the threads that watch; None of ranks that do not answer."""
+        calls = [
+            getattr(actor, method).options(concurrency_group=_WATCH).remote(*args) for actor in self._actors
+        ]
         ready, _ = ray.wait(calls, num_returns=len(calls), timeout=_ANSWER)
         return [ray.get(call) if call in ready and not _error(call) else None for call in calls]
 

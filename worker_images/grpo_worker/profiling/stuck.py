@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 _FRAMES = 4  # innermost calls that a report shows
@@ -38,6 +39,15 @@ def position(rank: int, thread: int) -> Position:
     stack = traceback.extract_stack(frame)[-_FRAMES:] if frame else []
     where = tuple(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in reversed(stack))
     return Position(rank, begun, where)
+
+
+def write_flight_record(folder: Path, rank: int) -> None:
+    """Write torch's flight recorder, the last collectives with their stacks, for torchfrtrace; ranks
+    record when TORCH_FR_BUFFER_SIZE is set before their first collective."""
+    c10d: Any = torch._C._distributed_c10d
+    dump = c10d._dump_nccl_trace if dist.get_backend() == "nccl" else c10d._dump_fr_trace
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"rank_{rank}").write_bytes(dump())
 
 
 def stuck_ranks(positions: Sequence[Position | None]) -> list[int]:

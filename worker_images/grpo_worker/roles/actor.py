@@ -15,7 +15,7 @@ from grpo_worker.algorithms.losses import PolicyLossConfig
 from grpo_worker.controller.dispatch import Dispatch, RankInfo, register
 from grpo_worker.data.snapshots import file_of, seal
 from grpo_worker.metrics.flops import ModelFlops, attention_width
-from grpo_worker.profiling.stuck import Position, position
+from grpo_worker.profiling.stuck import Position, position, write_flight_record
 
 WEIGHTS = Path(os.environ.get("GRPO_WEIGHTS_DIR", "/weights"))
 SNAPSHOTS = WEIGHTS / "snapshots"
@@ -43,6 +43,7 @@ class TrainerWorker:
         self._thread = threading.get_ident()
         cpu_platform.install()
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
         torch.distributed.init_process_group(
             "nccl" if torch.cuda.is_available() else "gloo",
@@ -58,6 +59,10 @@ class TrainerWorker:
     def position(self) -> Position:
         """How far this rank is; answered in a thread of its own, for the case of a hang."""
         return position(self._rank, self._thread)
+
+    def write_flight_record(self, folder: str) -> None:
+        """Leave torch's flight recorder of this rank in a folder; answered like ``position``."""
+        write_flight_record(Path(folder), self._rank)
 
     def _build(self, rank: int, world: int, config: dict[str, Any]) -> RankInfo:
         from megatron.core import parallel_state as ps
