@@ -1,7 +1,5 @@
 """One rank's share of PPO's critic: values of tokens and optimizer steps on them."""
 
-from collections.abc import Sequence
-
 import torch
 
 from grpo_operator.api.trainer import OptimizerSpec
@@ -10,9 +8,8 @@ from grpo_worker.data.micro_batch import Batch, MicroBatch
 from grpo_worker.megatron import weights
 from grpo_worker.megatron.build import build_chunks
 from grpo_worker.megatron.optimizer import Trainable
-from grpo_worker.megatron.runner import Runner, context_whole, to_device
+from grpo_worker.megatron.runner import Runner, context_whole
 from grpo_worker.megatron.setup import ModelSetup
-from grpo_worker.megatron.sums import summed
 from grpo_worker.megatron.value_head import ValueHeadWeights, with_value_heads
 
 
@@ -43,25 +40,17 @@ class CriticModel:
         batch [b, s]: input_ids, attention_mask, response_mask, values (when sampled), returns,
         weights (of the *global* mini-batch). Returns metrics of the global mini-batch.
         """
-        self.trainable.begin()
-        width = batch["input_ids"].shape[1]
-        micro = self._runner.micro_batches(to_device(batch))
-        scale = len(micro) * self.layout.data
-        sums: list[torch.Tensor] = []
 
-        def losses(output: torch.Tensor, part: MicroBatch) -> torch.Tensor:
-            rows = part.columns
-            found = _value_rows(output, part, width)
+        def losses(output: torch.Tensor, part: MicroBatch, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+            rows, found = part.columns, _value_rows(output, part, width)
             tokens, clipped = value_loss(found, rows["values"], rows["returns"], cliprange)
             weight = rows["weights"]
             loss = (weight * tokens).sum()
-            parts: Sequence[torch.Tensor] = (loss, (weight * clipped).sum(), (weight * found).sum())
-            sums.append(torch.stack([p.detach() for p in parts]))
-            return loss * scale
+            figures = (loss, (weight * clipped).sum(), (weight * found).sum())
+            return loss, torch.stack([figure.detach() for figure in figures])
 
-        self._runner.run(self.trainable.ddp, micro, losses, forward_only=False)
-        step = {f"critic/{name}": value for name, value in self.trainable.step().items()}
-        return summed(sums, ("critic/vf_loss", "critic/vf_clipfrac", "critic/vpred_mean")) | step
+        found = self._runner.update(self.trainable, batch, losses, ("vf_loss", "vf_clipfrac", "vpred_mean"))
+        return {f"critic/{name}": value for name, value in found.items()}
 
 
 def _value_rows(output: torch.Tensor, micro: MicroBatch, width: int) -> torch.Tensor:

@@ -20,10 +20,8 @@ from grpo_worker.megatron.runner import (
     context_slice,
     context_whole,
     nothing_around,
-    to_device,
 )
 from grpo_worker.megatron.setup import ModelSetup
-from grpo_worker.megatron.sums import summed
 
 T = TypeVar("T")
 
@@ -130,23 +128,16 @@ class PolicyModel:
         loss ref_log_prob; with a rollout correction rollout_is_weights.
         Returns metrics summed over the global mini-batch, the same on every rank.
         """
-        self.trainable.begin()
-        width = batch["input_ids"].shape[1]
-        micro = self._runner.micro_batches(to_device(batch))
-        # The schedule divides by the micro-batches, DDP averages over data-parallel ranks.
-        scale = len(micro) * self.layout.data
-        sums: list[torch.Tensor] = []
 
-        def losses(logits: torch.Tensor, part: MicroBatch) -> torch.Tensor:
+        def losses(logits: torch.Tensor, part: MicroBatch, width: int) -> tuple[torch.Tensor, torch.Tensor]:
             log_prob = _log_prob_rows(logits, part, temperature, width)
             entropy = _entropy_rows(logits, part, temperature, width) if loss.entropy_coef else None
-            total, metrics = _loss(log_prob, entropy, part.columns, loss, kl_coef)
-            sums.append(metrics)
-            return total * scale
+            return _loss(log_prob, entropy, part.columns, loss, kl_coef)
 
-        self._replayed(lambda around: self._runner.run(self.trainable.ddp, micro, losses, False, around))
-        step = {f"actor/{name}": value for name, value in self.trainable.step().items()}
-        return summed(sums, _NAMES) | step | self._expert_load.take()
+        found = self._replayed(
+            lambda around: self._runner.update(self.trainable, batch, losses, _NAMES, around)
+        )
+        return {f"actor/{name}": value for name, value in found.items()} | self._expert_load.take()
 
 
 def _log_prob_rows(logits: torch.Tensor, micro: MicroBatch, temperature: float, width: int) -> torch.Tensor:
@@ -182,4 +173,4 @@ def _loss(
     return loss, torch.stack([part.detach() for part in parts])
 
 
-_NAMES = ("actor/loss", "actor/pg_loss", "actor/kl_loss", "actor/pg_clipfrac", "actor/ppo_kl")
+_NAMES = ("loss", "pg_loss", "kl_loss", "pg_clipfrac", "ppo_kl")

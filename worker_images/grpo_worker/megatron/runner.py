@@ -17,11 +17,15 @@ from grpo_worker.data.balance import within_budget
 from grpo_worker.data.micro_batch import Batch, MicroBatch, Shape, groups_for, lengths_of, split
 from grpo_worker.megatron.build import device
 from grpo_worker.megatron.core_attention import zigzag_chunks
+from grpo_worker.megatron.optimizer import Trainable
+from grpo_worker.megatron.sums import summed
 
 # (logits [b, s, vocab / tp] of this CP rank, its micro-batch) -> loss of the micro-batch
 OnLogits = Callable[[torch.Tensor, MicroBatch], torch.Tensor]
 # (output of this CP rank, its micro-batch, width) -> [rows, width]
 OnRows = Callable[[torch.Tensor, MicroBatch, int], torch.Tensor]
+# (output of this CP rank, its micro-batch, width) -> (loss, its figures)
+OnOutput = Callable[[torch.Tensor, MicroBatch, int], tuple[torch.Tensor, torch.Tensor]]
 # (model chunk, micro-batch) -> context
 Around = Callable[[Any, MicroBatch], AbstractContextManager[None]]
 
@@ -96,6 +100,35 @@ class Runner:
         place = torch.tensor(order).argsort()
         seen = batch["attention_mask"]
         return {name: torch.cat(parts).cpu()[place] * seen for name, parts in found.items()}
+
+    def update(
+        self,
+        trainable: Trainable,
+        batch: Batch,
+        on_output: OnOutput,
+        names: Sequence[str],
+        around: Around = nothing_around,
+    ) -> dict[str, float]:
+        """One optimizer step on this data-parallel rank's rows. Collective.
+
+        ``on_output`` says the loss of a micro-batch and, detached, the figures ``names``; both are sums
+        over its tokens, whose weights are those of the global mini-batch. Returns the figures of the
+        global mini-batch, and grad_norm and lr.
+        """
+        trainable.begin()
+        width = batch["input_ids"].shape[1]
+        micro = self.micro_batches(to_device(batch))
+        # The schedule divides by the micro-batches, DDP averages over data-parallel ranks.
+        scale = len(micro) * self.layout.data
+        sums: list[torch.Tensor] = []
+
+        def losses(output: torch.Tensor, part: MicroBatch) -> torch.Tensor:
+            loss, figures = on_output(output, part, width)
+            sums.append(figures)
+            return loss * scale
+
+        self.run(trainable.ddp, micro, losses, False, around)
+        return summed(sums, names) | trainable.step()
 
     def run(
         self,
