@@ -102,6 +102,9 @@ def _loose(schema: dict[str, Any], path: str, given: bool) -> Iterator[str]:
             yield f"{here}: no maxItems"
         if given and kind in ("integer", "number") and "maximum" not in field:
             yield f"{here}: no maximum"
+        # The API server reads bounds as 64-bit integers, and larger ones as the smallest of all.
+        if any(abs(field.get(bound, 0)) >= 2**63 for bound in ("minimum", "maximum")):
+            yield f"{here}: a bound that does not fit in 64 bits"
         yield from _loose(field, here, given)
     if "items" in schema:
         yield from _loose(schema["items"], f"{path}[]", given)

@@ -56,8 +56,8 @@ class ThresholdSpec(Model):
 
     cel = (("has(self.minimum) || has(self.maximum)", "set minimum or maximum"),)
     metric: ShortString = Field(description="name as in metrics.jsonl")
-    minimum: float | None = Field(None, ge=-1e30, le=1e30, description="lowest normal value")
-    maximum: float | None = Field(None, ge=-1e30, le=1e30, description="highest normal value")
+    minimum: float | None = Field(None, ge=-1e15, le=1e15, description="lowest normal value")
+    maximum: float | None = Field(None, ge=-1e15, le=1e15, description="highest normal value")
 
     @model_validator(mode="after")
     def _check(self) -> "ThresholdSpec":
