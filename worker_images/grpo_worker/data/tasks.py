@@ -1,6 +1,8 @@
 """What a job trains on: an endless source of prompts, each with what its answer is judged by."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
@@ -9,6 +11,7 @@ import reasoning_gym
 from grpo_worker.data.tokenizer import TextTokenizer
 
 SCHEME = "reasoning-gym:"
+_KEPT = 4096  # items in memory: those of a step or two
 _SIZE = 2**31 - 1  # items are drawn from (seed, index); the size only bounds the index
 
 
@@ -33,21 +36,24 @@ class Task(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GymTask:
-    """A task of reasoning-gym, addressed by ``reasoning-gym:TASK?key=value&...``, with its verifier."""
+    """A task of reasoning-gym, addressed by ``reasoning-gym:TASK?key=value&...``, with its verifier.
+
+    ``item``: the dataset's items by index; each is drawn once for all the answers to it.
+    """
 
     name: str
     dataset: Any
+    item: Callable[[int], dict[str, Any]]
 
     def prompt(self, index: int, tokenizer: TextTokenizer) -> list[int]:
-        return tokenizer.encode(str(self.dataset[index]["question"]) + "\n")
+        return tokenizer.encode(str(self.item(index)["question"]) + "\n")
 
     def record(self, index: int) -> Record:
-        item = self.dataset[index]
-        return Record(self.name, item["answer"], {"index": index})
+        return Record(self.name, self.item(index)["answer"], {"index": index})
 
     def score(self, index: int, answer: str) -> float:
         """The verifier's reward of an answer to item ``index``, in [0, 1]."""
-        return float(self.dataset.score_answer(answer, self.dataset[index]))
+        return float(self.dataset.score_answer(answer, self.item(index)))
 
 
 def open_gym(uri: str, seed: int) -> GymTask:
@@ -58,7 +64,7 @@ def open_gym(uri: str, seed: int) -> GymTask:
         dataset = reasoning_gym.create_dataset(name, seed=seed, size=_SIZE, **options)
     except (ValueError, TypeError, AssertionError) as error:
         raise ValueError(f"spec.data.train: {uri!r}: {error}") from error
-    return GymTask(name, dataset)
+    return GymTask(name, dataset, lru_cache(_KEPT)(dataset.__getitem__))
 
 
 def _value(text: str) -> int | float | bool | str:
