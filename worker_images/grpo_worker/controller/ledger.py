@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo_worker.data.atomic import write_text
 from grpo_worker.rollout.sampling import Sample
 
 
@@ -49,6 +50,4 @@ def truncate_lines(path: Path, step: int) -> None:
             continue  # a line cut off by a crash belongs to a lost step
         if record["step"] <= step:
             kept.append(line)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(line + "\n" for line in kept))
-    temporary.rename(path)
+    write_text(path, "".join(line + "\n" for line in kept))

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 
 from grpo_worker.controller.trainers import Restored, TrainerGang
+from grpo_worker.data.atomic import write_text
 from grpo_worker.data.snapshots import name_of
 
 log = logging.getLogger(__name__)
@@ -102,9 +103,7 @@ class MemoryTier:
         return json.loads(self._file.read_text()) if self._file.is_file() else None
 
     def _write(self, record: dict[str, Any]) -> None:
-        temporary = self._file.with_suffix(".tmp")
-        temporary.write_text(json.dumps(record))
-        temporary.rename(self._file)
+        write_text(self._file, json.dumps(record))
 
 
 def next_pods(sources: dict[int, str], distance: int) -> dict[int, list[str]]:

@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from grpo_worker.data.atomic import write_text
+
 Cause = Literal["job", "infrastructure"]
 
 
@@ -28,9 +30,7 @@ class RunRecord:
     def save(self) -> None:
         data = asdict(self)
         del data["path"]
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(data))
-        temporary.rename(self.path)
+        write_text(self.path, json.dumps(data))
 
     def begin_attempt(self) -> None:
         """A controller process or a training gang starts."""

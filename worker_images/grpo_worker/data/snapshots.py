@@ -10,6 +10,8 @@ from pathlib import Path
 
 import httpx
 
+from grpo_worker.data.atomic import write_text
+
 KEEP = 2  # of each rank: the newest may still be on its way to other pods
 CHUNK = 16 << 20
 
@@ -29,9 +31,7 @@ def file_of(root: Path, name: str, rank: int) -> Path:
 def seal(file: Path) -> None:
     """Say that a snapshot is whole, by its digest; forget the rank's older ones."""
     note = {"bytes": file.stat().st_size, "digest": _digest(file)}
-    temporary = file.with_suffix(".sealing")
-    temporary.write_text(json.dumps(note))
-    temporary.rename(file.with_suffix(".json"))
+    write_text(file.with_suffix(".json"), json.dumps(note))
     _forget(file)
 
 

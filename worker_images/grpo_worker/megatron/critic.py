@@ -32,7 +32,7 @@ class CriticModel:
         """
         for chunk in self.trainable.chunks:
             chunk.eval()
-        return self._runner.rows(self.trainable.chunks, batch, {"values": _value_rows})
+        return self._runner.rows(self.trainable.chunks, batch, {"values": value_rows})
 
     def update(self, batch: Batch, cliprange: float) -> dict[str, float]:
         """One optimizer step on this data-parallel rank's share of a mini-batch.
@@ -42,7 +42,7 @@ class CriticModel:
         """
 
         def losses(output: torch.Tensor, part: MicroBatch, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-            rows, found = part.columns, _value_rows(output, part, width)
+            rows, found = part.columns, value_rows(output, part, width)
             tokens, clipped = value_loss(found, rows["values"], rows["returns"], cliprange)
             weight = rows["weights"]
             loss = (weight * tokens).sum()
@@ -53,5 +53,6 @@ class CriticModel:
         return {f"critic/{name}": value for name, value in found.items()}
 
 
-def _value_rows(output: torch.Tensor, micro: MicroBatch, width: int) -> torch.Tensor:
+def value_rows(output: torch.Tensor, micro: MicroBatch, width: int) -> torch.Tensor:
+    """What a value head says before each token, as rows."""
     return micro.to_rows(context_whole(output[..., 0]), width)

@@ -60,7 +60,8 @@ class RoutingReplay:
 
         def count(router: Any, _inputs: Any, outputs: Any) -> None:
             wanted = chosen[known, self._order[router.layer_number - 1]]
-            self._seen += torch.stack([outputs[1][known].gather(1, wanted).sum(), _count(wanted)])
+            self._seen[0] += outputs[1][known].gather(1, wanted).sum()
+            self._seen[1] += wanted.numel()
 
         chunk = model if id(model) in self._routers else model.module
         for layer in chunk.decoder.layers:
@@ -100,10 +101,6 @@ class RoutingReplay:
             size = parallel_state.get_tensor_model_parallel_world_size()
             tokens = tokens.chunk(size)[parallel_state.get_tensor_model_parallel_rank()]
         return tokens.flatten(0, 1)
-
-
-def _count(values: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(float(values.numel()), device=values.device)
 
 
 def _routers(chunk: Any) -> Iterator[tuple[int, Any]]:

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import torch
 
-from grpo_worker.data.micro_batch import Batch, MicroBatch
+from grpo_worker.data.micro_batch import Batch
 from grpo_worker.megatron import weights
 from grpo_worker.megatron.build import build_chunks
+from grpo_worker.megatron.critic import value_rows
 from grpo_worker.megatron.initialise import SafetensorsWeights
 from grpo_worker.megatron.presets import model_config
-from grpo_worker.megatron.runner import Runner, context_whole
+from grpo_worker.megatron.runner import Runner
 from grpo_worker.megatron.setup import ModelSetup
 from grpo_worker.megatron.value_head import NAME, with_value_heads
 
@@ -49,9 +50,5 @@ class RewardModel:
         lengths = batch["attention_mask"].sum(1)
         seen = torch.arange(ids.shape[1], device=ids.device) <= lengths[:, None]
         rows = {"input_ids": ids, "attention_mask": seen}
-        found = self._runner.rows(self._chunks, rows, {"scores": _last_rows})
+        found = self._runner.rows(self._chunks, rows, {"scores": value_rows})
         return {name: column.gather(1, lengths[:, None].cpu()) for name, column in found.items()}
-
-
-def _last_rows(output: torch.Tensor, micro: MicroBatch, width: int) -> torch.Tensor:
-    return micro.to_rows(context_whole(output[..., 0]), width)
