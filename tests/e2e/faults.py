@@ -66,7 +66,7 @@ def agent(pod: dict[str, Any]) -> dict[str, Any]:
 
 def main_process(pod: dict[str, Any], container: str) -> int:
     """Host process id of a container's first process."""
-    states = pod["status"]["containerStatuses"]
+    states = pod["status"]["containerStatuses"] + pod["status"].get("initContainerStatuses", [])
     (found,) = [s["containerID"].removeprefix("containerd://") for s in states if s["name"] == container]
     for line in ctr("tasks", "list")[1].splitlines()[1:]:
         name, pid, _ = line.split()

@@ -80,6 +80,15 @@ def test_a_killed_engine_comes_back_through_stale_while_training_goes_on(job: Jo
     assert uids(job) == before, "an engine is repaired in its pod"
 
 
+def test_a_killed_agent_of_the_trainers_comes_back_and_costs_nothing_else(job: JobView) -> None:
+    before, restarts = uids(job), report(job)["restarts"]
+    pod = job.pods("trainer")[0]
+    kill_container(pod, "agent")
+    step = step_of(job)
+    wait_step(job, step + 2, 120)  # nobody gets the weights of a step without both agents
+    assert uids(job) == before and report(job)["restarts"] == restarts
+
+
 def test_an_engine_killed_during_a_sync_is_left_out_and_comes_back(job: JobView) -> None:
     until("both engines serve", lambda: _serving(job) == 2, 120)
     pod = job.pods("rollout")[1]

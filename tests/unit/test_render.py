@@ -49,6 +49,8 @@ def test_every_pod_is_owned_labelled_and_evicted_soon() -> None:
 def test_only_trainer_pods_carry_the_pool_resource_and_are_replaced_when_they_die() -> None:
     assert group("trainer")["rayStartParams"]["resources"] == '"{\\"trainer\\": 1}"'
     assert group("trainer")["template"]["spec"]["restartPolicy"] == "Never"
+    (agent,) = group("trainer")["template"]["spec"]["initContainers"]
+    assert (agent["name"], agent["restartPolicy"]) == ("agent", "Always"), "a dead agent costs no pod"
     for other in ("controller", "rollout"):
         assert "resources" not in group(other)["rayStartParams"]
         assert "restartPolicy" not in group(other)["template"]["spec"]

@@ -141,7 +141,7 @@ def test_overlays_merge_as_kubectl_would() -> None:
     assert made["spec"]["hostNetwork"] is True and made["metadata"]["annotations"]["team"] == "rl"
     assert {"name": "NCCL_IB_HCA", "value": "=mlx5_0"} in ranks["env"] and "args" in ranks
     assert {v["name"] for v in made["spec"]["volumes"]} >= {"models", "shm", "weights", "store"}
-    assert len(made["spec"]["containers"]) == 2
+    assert len(made["spec"]["containers"]) == 1
 
 
 def test_merge_changes_neither_side_and_null_removes() -> None:

@@ -53,11 +53,13 @@ class JobPods:
         agent = self.parts.agent(self._image(), "trainer")
         for container in (ranks, agent):
             container["volumeMounts"].append({"name": "weights", "mountPath": "/weights"})
-        pod = self.parts.pod(names.TRAINER, [ranks, agent], trainer, self._trainer_affinity(gpus), gpus)
+        pod = self.parts.pod(names.TRAINER, [ranks], trainer, self._trainer_affinity(gpus), gpus)
         self._with_files(pod)
         pod["spec"]["volumes"].append({"name": "weights", "emptyDir": {"medium": "Memory"}})
-        # A dead training pod is replaced, not repaired: its ranks restart as a gang anyway.
+        # Dead ranks cost the pod, since they restart as a gang anyway. A dead agent is repaired in its
+        # place, which of a pod that is never restarted holds for sidecars alone.
         pod["spec"]["restartPolicy"] = "Never"
+        pod["spec"]["initContainers"] = [agent | {"restartPolicy": "Always"}]
         return overlaid(pod, trainer)
 
     def engines(self) -> EnginePods:
