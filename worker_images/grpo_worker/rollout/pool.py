@@ -63,10 +63,11 @@ class RolloutPool:
                 f"{target.version} in {timeout:.0f} s: {states or 'no engine found'}"
             )
         self._compare_checksums(target.version)
-        phases = [r["seconds"] for r in results if r and "seconds" in r]
+        told = [r["seconds"] for r in results if r and "seconds" in r]
+        phases = sorted({phase for seconds in told for phase in seconds})
         return {
-            f"timing_s/update_weights_{phase}": max((p[phase] for p in phases), default=0.0)
-            for phase in ("pull", "load")
+            f"timing_s/update_weights_{phase}": max(seconds.get(phase, 0.0) for seconds in told)
+            for phase in phases
         }
 
     def model_configs(self, version: int) -> dict[str, dict[str, Any]]:

@@ -7,16 +7,15 @@ the pool's version here, without the trainer.
 import logging
 import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 from grpo_operator.api.status import EngineState
-from grpo_worker.weightsync.dtypes import dtype_name
 from grpo_worker.weightsync.engine import Engine, EngineError
-from grpo_worker.weightsync.group import UpdateGroup, flatten
-from grpo_worker.weightsync.plan import Plan, buckets, make_plan
+from grpo_worker.weightsync.group import UpdateGroup
+from grpo_worker.weightsync.host_copy import HostCopy, assemble
+from grpo_worker.weightsync.plan import make_plan
 from grpo_worker.weightsync.pull import Puller
 from grpo_worker.weightsync.transaction import EngineView
 
@@ -25,15 +24,6 @@ log = logging.getLogger(__name__)
 
 class WriterError(RuntimeError):
     """A job that is not bound to the pool tried to write."""
-
-
-@dataclass(slots=True)
-class HostCopy:
-    """The pool's current version, whole, in this pod's memory."""
-
-    plan: Plan
-    digests: list[str]
-    tensors: dict[str, torch.Tensor] = field(repr=False)
 
 
 class Agent:
@@ -52,6 +42,9 @@ class Agent:
         self._group: UpdateGroup | None = None
         self._groups = 0
         self._copy: HostCopy | None = None
+        self._spare: HostCopy | None = None  # memory of the version before
+        self._puller = Puller(timeout)
+        self._seconds: dict[str, float] = {}
         self._checksum = ""
         self._writer = writer
         self.view = EngineView()
@@ -89,21 +82,28 @@ class Agent:
         phase raised, after marking the engine STALE or RESTARTING; WriterError for another job.
         """
         self._check_writer(writer)
-        started = time.monotonic()
-        puller = Puller(sources, version, self._timeout)
-        manifests = puller.manifests()
-        plan, digests = make_plan(manifests), [m.digest for m in manifests]
         with self._lock:
-            self._check_writer(writer)  # it may have changed during the pull of the manifests
+            self._check_writer(writer)  # it may have changed during the wait for the lock
+            self._seconds = {}
+            with self._phase("pull"):
+                manifests = self._puller.manifests(sources, version)
+            plan, digests = make_plan(manifests), [m.digest for m in manifests]
             if not self._serves(version, digests):
-                copy = HostCopy(plan, digests, puller.tensors(plan, manifests))
-                pulled = time.monotonic()
-                self._copy = copy
+                with self._phase("pull"):
+                    blobs = self._puller.blobs(sources, manifests)
+                with self._phase("assemble"):
+                    copy = assemble(plan, digests, blobs, self._bucket_bytes, self._spare)
+                self._copy, self._spare = copy, self._copy
                 self._load()
-            else:
-                pulled = time.monotonic()
-        seconds = {"pull": pulled - started, "load": time.monotonic() - pulled}
-        return self.status() | {"seconds": seconds, "planId": plan.plan_id}
+        return self.status() | {"seconds": self._seconds, "planId": plan.plan_id}
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - started
 
     def _check_writer(self, writer: str) -> None:
         if writer != self._writer:
@@ -154,37 +154,34 @@ class Agent:
 
     def _transfer(self, copy: HostCopy) -> None:
         if self._group is None:
-            self._groups += 1
-            name = f"grpo-weights-{self._groups}"
-            self._group = UpdateGroup(self._engine, name, self._engine_ranks, self._timeout)
-        self.view = self.view.stale(f"loading version {copy.plan.version}")
-        self._engine.pause()
-        self._engine.begin_update()
-        version = str(copy.plan.version)
-        self._send(self._group, copy, version)
-        self._engine.end_update()
-        reported = self._engine.weight_version()
-        if reported != version:
-            raise RuntimeError(f"engine reports version {reported} after loading {version}")
-        self._checksum = self._engine.checksum()
-        self._engine.resume()
+            with self._phase("join"):
+                self._join()
+        group, version = self._group, str(copy.plan.version)
+        assert group is not None
+        self.view = self.view.stale(f"loading version {version}")
+        with self._phase("send"):
+            self._engine.pause()
+            self._engine.begin_update()
+            self._send(group, copy, version)
+            self._engine.end_update()
+        with self._phase("verify"):
+            reported = self._engine.weight_version()
+            if reported != version:
+                raise RuntimeError(f"engine reports version {reported} after loading {version}")
+            self._checksum = self._engine.checksum()
+            self._engine.resume()
+
+    def _join(self) -> None:
+        self._groups += 1
+        name = f"grpo-weights-{self._groups}"
+        self._group = UpdateGroup(self._engine, name, self._engine_ranks, self._timeout)
 
     def _send(self, group: UpdateGroup, copy: HostCopy, version: str) -> None:
-        sizes = {n: t.numel() * t.element_size() for n, t in copy.tensors.items()}
-        plan = buckets(copy.plan.tensors, sizes, self._bucket_bytes)
-        for index, names in enumerate(plan):
-            tensors = [copy.tensors[name] for name in names]
-            flat = flatten(tensors)
-            last = index == len(plan) - 1
-            sender = threading.Thread(target=group.send, args=(flat,), daemon=True)
+        for index, bucket in enumerate(copy.buckets):
+            last = index == len(copy.buckets) - 1
+            sender = threading.Thread(target=group.send, args=(bucket.flat,), daemon=True)
             sender.start()
-            self._engine.receive(
-                group.name,
-                names,
-                [dtype_name(t.dtype) for t in tensors],
-                [list(t.shape) for t in tensors],
-                version if last else None,
-            )
+            self._engine.receive(group.name, bucket.tensors, version if last else None)
             sender.join(self._timeout)
 
     def _abort(self, error: Exception) -> None:

@@ -1,11 +1,13 @@
-"""Control client of one SGLang server (0.5.23): liveness, version, and the update session."""
+"""Control client of one SGLang server (0.5.16 to 0.5.23): liveness, version, and the update session."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
 
 from grpo_worker.weightsync.manifest import digest
+from grpo_worker.weightsync.plan import TensorPlan
 
 
 class EngineError(RuntimeError):
@@ -54,19 +56,18 @@ class Engine:
         self._call("POST", "/continue_generation")
 
     def begin_update(self) -> None:
-        self._call("POST", "/begin_weight_update")
+        """Open an update session, if the engine knows such; those before 0.5.23 do not."""
+        self._call("POST", "/begin_weight_update", may_be_absent=True)
 
     def end_update(self) -> None:
-        self._call("POST", "/end_weight_update")
+        self._call("POST", "/end_weight_update", may_be_absent=True)
 
-    def receive(
-        self, group: str, names: list[str], dtypes: list[str], shapes: list[list[int]], version: str | None
-    ) -> None:
+    def receive(self, group: str, tensors: Sequence[TensorPlan], version: str | None) -> None:
         """Receive one flattened bucket by broadcast; ``version`` is set with the last one."""
         body: dict[str, Any] = {
-            "names": names,
-            "dtypes": dtypes,
-            "shapes": shapes,
+            "names": [tensor.name for tensor in tensors],
+            "dtypes": [tensor.dtype for tensor in tensors],
+            "shapes": [list(tensor.shape) for tensor in tensors],
             "group_name": group,
             "load_format": "flattened_bucket",
             "flush_cache": version is not None,
@@ -80,11 +81,13 @@ class Engine:
         report = self._call("POST", "/weights_checker", action="checksum")
         return digest(json.dumps(report["ranks"], sort_keys=True).encode())
 
-    def _call(self, method: str, path: str, **body: Any) -> Any:
+    def _call(self, method: str, path: str, may_be_absent: bool = False, **body: Any) -> Any:
         try:
             response = self._client.request(method, path, json=body if method == "POST" else None)
         except httpx.HTTPError as error:
             raise EngineError(f"{path}: {error!r}") from error
+        if response.status_code == 404 and may_be_absent:
+            return {}
         if response.status_code != 200:
             raise EngineError(f"{path}: HTTP {response.status_code}: {response.text[:256]}")
         data = response.json() if response.headers["content-type"].startswith("application/json") else {}

@@ -14,7 +14,6 @@ from torch.distributed.distributed_c10d import (
     _world,
 )
 
-from grpo_worker.weightsync.dtypes import dtype_name
 from grpo_worker.weightsync.engine import Engine
 
 
@@ -65,16 +64,3 @@ def _join(store: PrefixStore, name: str, world: int, timeout: timedelta) -> Any:
     )
     _world.pg_group_ranks[group] = {rank: rank for rank in range(world)}
     return group
-
-
-def flatten(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Concatenate tensors as bytes, in order.
-
-    Raises ValueError when an offset would not be aligned to its tensor's element size.
-    """
-    offset = 0
-    for tensor in tensors:
-        if offset % tensor.element_size():
-            raise ValueError(f"offset {offset} is not aligned to {dtype_name(tensor.dtype)}")
-        offset += tensor.numel() * tensor.element_size()
-    return torch.cat([tensor.contiguous().flatten().view(torch.uint8) for tensor in tensors])

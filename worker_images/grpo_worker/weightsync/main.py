@@ -30,6 +30,7 @@ def main() -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("role", choices=["trainer", "rollout"])
+    parser.add_argument("--host", default="0.0.0.0", help="address to listen on")
     parser.add_argument("--port", type=int, default=9000)
     parser.add_argument("--name", default=os.environ.get("POD_NAME", socket.gethostname()))
     parser.add_argument("--weights", type=Path, default=Path("/weights"), help="shared memory")
@@ -41,7 +42,7 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=120, help="seconds of one call")
     args = parser.parse_args()
     app = _trainer(args.weights) if args.role == "trainer" else _rollout(args)
-    uvicorn.run(app, host="0.0.0.0", port=args.port, log_level="warning")
+    uvicorn.run(app, host=args.host, port=args.port, log_level="warning")
 
 
 def _trainer(weights: Path) -> Starlette:

@@ -2,12 +2,18 @@
 
 import hashlib
 import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
 from grpo_worker.weightsync.dtypes import dtype_name
+
+_PIECE = 16 << 20  # bytes that one thread digests at a time
+_ALIGNED = 64  # a slice's place in the blob fits every dtype, so that receivers need no copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +52,18 @@ class Manifest:
 
 
 def digest(data: bytes | memoryview) -> str:
-    """Digest of a blob, hex."""
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+    """Digest of a blob, hex: over the digests of its pieces, which threads take side by side."""
+    view = memoryview(data)
+    pieces = [view[start : start + _PIECE] for start in range(0, len(view), _PIECE)]
+    with ThreadPoolExecutor(min(len(pieces), os.cpu_count() or 1) or 1) as threads:
+        parts = threads.map(lambda piece: hashlib.blake2b(piece, digest_size=16).digest(), pieces)
+    return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
 
 
 Part = tuple[str, tuple[int, ...], int, int, torch.Tensor]  # name, whole shape, dim, offset, slice
 
 
-def publish(root: Path, version: int, rank: int, world: int, parts: list[Part]) -> Manifest:
+def publish(root: Path, version: int, rank: int, world: int, parts: Sequence[Part]) -> Manifest:
     """Write blob and manifest of one rank below ``root/vN``; the manifest comes last.
 
     parts: (name, whole shape, dim, offset, slice). ``root`` is memory (tmpfs) shared with the
@@ -61,20 +71,40 @@ def publish(root: Path, version: int, rank: int, world: int, parts: list[Part]) 
     """
     directory = root / f"v{version}"
     directory.mkdir(parents=True, exist_ok=True)
-    slices, chunks, start = [], [], 0
-    for name, shape, dim, offset, tensor in parts:
-        data = tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
-        slices.append(
-            Slice(name, shape, dtype_name(tensor.dtype), dim, offset, tensor.shape[dim], start, len(data))
-        )
-        chunks.append(data)
-        start += len(data)
-    blob = b"".join(chunks)
-    manifest = Manifest(version, rank, world, len(blob), digest(blob), tuple(slices))
-    _write(directory / f"rank-{rank}.bin", blob)
+    slices = _places(parts)
+    size = slices[-1].start + slices[-1].nbytes if slices else 0
+    blob = directory / f"rank-{rank}.bin"
+    temporary = blob.with_suffix(".tmp")
+    _forget(root, version, rank, temporary)
+    found = _write_blob(temporary, size, slices, [part[-1] for part in parts])
+    temporary.rename(blob)
+    manifest = Manifest(version, rank, world, size, found, slices)
     _write(directory / f"rank-{rank}.json", manifest.to_json().encode())
-    _forget(root, version, rank)
     return manifest
+
+
+def _places(parts: Sequence[Part]) -> tuple[Slice, ...]:
+    slices, start = [], 0
+    for name, shape, dim, offset, tensor in parts:
+        nbytes = tensor.numel() * tensor.element_size()
+        dtype = dtype_name(tensor.dtype)
+        slices.append(Slice(name, shape, dtype, dim, offset, tensor.shape[dim], start, nbytes))
+        start += -(-nbytes // _ALIGNED) * _ALIGNED
+    return tuple(slices)
+
+
+def _write_blob(path: Path, size: int, slices: Sequence[Slice], tensors: Sequence[torch.Tensor]) -> str:
+    """Copy the tensors straight into the file's memory; the digest of the blob."""
+    if path.is_file() and path.stat().st_size != size:
+        path.unlink()
+    if size == 0:
+        path.touch()
+        return digest(b"")
+    blob = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
+    for part, tensor in zip(slices, tensors, strict=True):
+        to = blob[part.start : part.start + part.nbytes].view(tensor.dtype).view(tensor.shape)
+        to.copy_(tensor.detach())
+    return digest(blob.numpy().data)
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -83,13 +113,20 @@ def _write(path: Path, data: bytes) -> None:
     temporary.rename(path)
 
 
-def _forget(root: Path, version: int, rank: int) -> None:
-    """Keep this version and the one before: a late joiner may still be reading that."""
+def _forget(root: Path, version: int, rank: int, reused: Path) -> None:
+    """Keep the version before ``version``, which a late joiner may still be reading, and no older one.
+
+    The memory of the last blob that goes is used again as ``reused``: the first touch of fresh memory
+    takes longer than the copying. Who still reads it notices by the digest.
+    """
     for directory in root.glob("v*"):
-        if int(directory.name[1:]) not in (version, version - 1):
-            for name in (f"rank-{rank}.json", f"rank-{rank}.bin"):
-                (directory / name).unlink(missing_ok=True)
-            try:
-                directory.rmdir()
-            except OSError:
-                continue  # another rank of this pod still has files there
+        if int(directory.name[1:]) in (version, version - 1):
+            continue
+        (directory / f"rank-{rank}.json").unlink(missing_ok=True)
+        blob = directory / f"rank-{rank}.bin"
+        if blob.is_file():
+            blob.replace(reused)
+        try:
+            directory.rmdir()
+        except OSError:
+            continue  # another rank of this pod still has files there

@@ -1,13 +1,18 @@
-"""Rollout-side receive: pull the trainer ranks' slices and assemble whole tensors in memory."""
+"""Rollout-side receive: pull the manifests and blobs of the trainer ranks."""
 
-import math
+import http.client
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+from urllib.parse import urlsplit
 
-import httpx
 import torch
 
-from grpo_worker.weightsync.dtypes import dtype_of
 from grpo_worker.weightsync.manifest import Manifest, digest
-from grpo_worker.weightsync.plan import Plan, TensorPlan
+
+T = TypeVar("T")
+R = TypeVar("R")
+_AT_ONCE = 8  # sources that are read side by side
 
 
 class PullError(RuntimeError):
@@ -15,53 +20,93 @@ class PullError(RuntimeError):
 
 
 class Puller:
-    """Reads one version from the trainer-side agents at ``sources`` (rank -> base URL)."""
+    """Reads versions from the trainer-side agents, into the same memory each time: the first touch of
+    fresh memory takes longer than receiving into it. ``timeout``: seconds without a byte."""
 
-    def __init__(self, sources: dict[int, str], version: int, timeout: float) -> None:
-        self._sources = sources
-        self._version = version
-        self._client = httpx.Client(timeout=timeout)
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._blobs: dict[int, torch.Tensor] = {}
 
-    def manifests(self) -> list[Manifest]:
-        """All ranks' manifests. Raises PullError when one cannot be had."""
-        return [self._manifest(rank) for rank in sorted(self._sources)]
+    def manifests(self, sources: dict[int, str], version: int) -> list[Manifest]:
+        """All ranks' manifests; ``sources``: rank -> base URL. Raises PullError when one cannot be had."""
 
-    def tensors(self, plan: Plan, manifests: list[Manifest]) -> dict[str, torch.Tensor]:
-        """All whole tensors; every blob's digest is checked before a byte is used."""
-        blobs = {m.rank: self._blob(m) for m in manifests}
-        return {t.name: _assemble(t, blobs) for t in plan.tensors}
+        def one(rank: int) -> Manifest:
+            url = _url(sources, version, rank, "json")
+            with _Response(url, self._timeout) as response:
+                return Manifest.from_json(response.read())
 
-    def _url(self, rank: int, suffix: str) -> str:
-        return f"{self._sources[rank]}/v1/weights/{self._version}/{rank}.{suffix}"
+        return _each(one, sorted(sources))
 
-    def _manifest(self, rank: int) -> Manifest:
-        return Manifest.from_json(_get(self._client, self._url(rank, "json")))
+    def blobs(self, sources: dict[int, str], manifests: Sequence[Manifest]) -> dict[int, torch.Tensor]:
+        """The ranks' blobs, uint8 [blob_bytes], until the next call. The digest of each is checked.
 
-    def _blob(self, manifest: Manifest) -> bytes:
-        url = self._url(manifest.rank, "bin")
-        data = _get(self._client, url)
-        if len(data) != manifest.blob_bytes or digest(data) != manifest.digest:
-            raise PullError(f"{url}: {len(data)} bytes with another digest than the manifest's")
+        Raises PullError.
+        """
+
+        def one(manifest: Manifest) -> tuple[int, torch.Tensor]:
+            return manifest.rank, self._blob(_url(sources, manifest.version, manifest.rank, "bin"), manifest)
+
+        self._blobs = dict(_each(one, manifests))
+        return self._blobs
+
+    def _blob(self, url: str, manifest: Manifest) -> torch.Tensor:
+        old = self._blobs.get(manifest.rank)
+        size = manifest.blob_bytes
+        data = old if old is not None and len(old) == size else torch.empty(size, dtype=torch.uint8)
+        view = data.numpy().data
+        with _Response(url, self._timeout) as response:
+            length = response.read_into(view)
+        if length != size or digest(view) != manifest.digest:
+            raise PullError(f"{url}: {length} bytes with another digest than the manifest's")
         return data
 
 
-def _get(client: httpx.Client, url: str) -> bytes:
-    try:
-        response = client.get(url)
-        response.raise_for_status()
-    except httpx.HTTPError as error:
-        raise PullError(f"{url}: {error!r}") from error
-    return response.content
+def _each(call: Callable[[T], R], over: Iterable[T]) -> list[R]:
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        return list(threads.map(call, over))
 
 
-def _assemble(tensor: TensorPlan, blobs: dict[int, bytes]) -> torch.Tensor:
-    whole = torch.empty(tensor.shape, dtype=dtype_of(tensor.dtype))
-    for rank, part in tensor.pieces:
-        shape = list(tensor.shape)
-        shape[part.dim] = part.length
-        view = torch.frombuffer(
-            bytearray(blobs[rank][part.start : part.start + part.nbytes]), dtype=whole.dtype
-        )
-        assert view.numel() == math.prod(shape)
-        whole.narrow(part.dim, part.offset, part.length).copy_(view.view(shape))
-    return whole
+def _url(sources: dict[int, str], version: int, rank: int, suffix: str) -> str:
+    return f"{sources[rank]}/v1/weights/{version}/{rank}.{suffix}"
+
+
+class _Response:
+    """An open GET. http.client, unlike httpx, can receive into memory that is there."""
+
+    def __init__(self, url: str, timeout: float) -> None:
+        self._url, parts = url, urlsplit(url)
+        self._path = parts.path
+        self._connection = http.client.HTTPConnection(parts.netloc, timeout=timeout)
+
+    def __enter__(self) -> "_Response":
+        try:
+            self._connection.request("GET", self._path)
+            self._response = self._connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()
+            raise PullError(f"{self._url}: {error!r}") from error
+        if self._response.status != 200:
+            status = self._response.status
+            self._connection.close()
+            raise PullError(f"{self._url}: HTTP {status}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def read(self) -> bytes:
+        """The whole body."""
+        try:
+            return self._response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise PullError(f"{self._url}: {error!r}") from error
+
+    def read_into(self, to: memoryview) -> int:
+        """Receive the body in place, as far as there is room; how many bytes came."""
+        length = 0
+        try:
+            while length < len(to) and (got := self._response.readinto(to[length:])):
+                length += got
+            return length + len(self._response.read(1))
+        except (OSError, http.client.HTTPException) as error:
+            raise PullError(f"{self._url}: {error!r}") from error

@@ -19,6 +19,12 @@ from grpo_worker.data.snapshots import file_of, pull
 PULL_TIMEOUT = 300.0  # seconds without a byte
 
 
+class LargeFile(FileResponse):
+    """A file in pieces that are worth a system call."""
+
+    chunk_size = 4 << 20
+
+
 def application(root: Path) -> Starlette:
     """HTTP application over ``root/vN/rank-R.{json,bin}`` and ``root/snapshots``."""
     snapshots = root / "snapshots"
@@ -35,7 +41,7 @@ def application(root: Path) -> Starlette:
         path = root / f"v{version}" / f"rank-{rank}.{suffix}"
         if suffix not in ("json", "bin") or not path.is_file():
             return JSONResponse({"error": f"version {version} of rank {rank} is not here"}, 404)
-        return FileResponse(path)
+        return LargeFile(path)
 
     def snapshot(request: Request) -> Response:
         of = request.path_params
@@ -45,7 +51,7 @@ def application(root: Path) -> Starlette:
             return JSONResponse({"error": str(error)}, 400)
         if of["suffix"] not in ("pt", "json") or not path.is_file():
             return JSONResponse({"error": f"no snapshot {of['name']} of rank {of['rank']}"}, 404)
-        return FileResponse(path)
+        return LargeFile(path)
 
     async def keep(request: Request) -> Response:
         body = await request.json()

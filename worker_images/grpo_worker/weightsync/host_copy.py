@@ -1,0 +1,72 @@
+"""One version, whole, in a pod's memory, laid out as it is sent into the engine."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from grpo_worker.weightsync.dtypes import dtype_of
+from grpo_worker.weightsync.plan import Plan, TensorPlan, buckets
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Tensors of one request. ``flat``: their bytes in order, uint8 [bytes]."""
+
+    tensors: tuple[TensorPlan, ...]
+    flat: torch.Tensor = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """The pool's current version. ``digests``: of the ranks' blobs that it was made of."""
+
+    plan: Plan
+    digests: list[str]
+    buckets: tuple[Bucket, ...]
+
+
+def assemble(
+    plan: Plan,
+    digests: list[str],
+    blobs: Mapping[int, torch.Tensor],
+    limit: int,
+    spare: HostCopy | None = None,
+) -> HostCopy:
+    """Put the slices of the ranks' blobs (uint8) in their places.
+
+    ``limit``: bytes of a bucket. ``spare``: a copy that nobody needs any more; its memory is used
+    again, because the first touch of fresh memory takes longer than the copying.
+    Raises ValueError when a tensor's place would not be aligned to its elements.
+    """
+    by_name = {tensor.name: tensor for tensor in plan.tensors}
+    sizes = {name: _nbytes(tensor) for name, tensor in by_name.items()}
+    groups = buckets(plan.tensors, sizes, limit)
+    reused = spare is not None and spare.plan.plan_id == plan.plan_id
+    found = []
+    for index, names in enumerate(groups):
+        size = sum(sizes[name] for name in names)
+        old = spare.buckets[index].flat if spare is not None and reused else None
+        flat = old if old is not None and len(old) == size else torch.empty(size, dtype=torch.uint8)
+        tensors = tuple(by_name[name] for name in names)
+        _fill(flat, tensors, blobs)
+        found.append(Bucket(tensors, flat))
+    return HostCopy(plan, digests, tuple(found))
+
+
+def _fill(flat: torch.Tensor, tensors: Sequence[TensorPlan], blobs: Mapping[int, torch.Tensor]) -> None:
+    start = 0
+    for tensor in tensors:
+        dtype, size = dtype_of(tensor.dtype), _nbytes(tensor)
+        if start % dtype.itemsize:
+            raise ValueError(f"{tensor.name}: offset {start} is not aligned to {tensor.dtype}")
+        whole = flat[start : start + size].view(dtype).view(tensor.shape)
+        for rank, part in tensor.pieces:
+            to = whole.narrow(part.dim, part.offset, part.length)
+            to.copy_(blobs[rank][part.start : part.start + part.nbytes].view(dtype).view(to.shape))
+        start += size
+
+
+def _nbytes(tensor: TensorPlan) -> int:
+    return math.prod(tensor.shape) * dtype_of(tensor.dtype).itemsize
