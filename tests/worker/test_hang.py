@@ -42,7 +42,8 @@ class Sums(TrainerWorker):
 def gang(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[WorkerGroup]:
     here = os.path.dirname(__file__)
     monkeypatch.setenv("PYTHONPATH", f"{here}:{os.environ.get('PYTHONPATH', '')}")
-    ray.init(num_cpus=2, resources={"trainer": 2}, include_dashboard=False, log_to_driver=False)
+    resources = {"trainer": 2}
+    ray.init(address="local", num_cpus=2, resources=resources, include_dashboard=False, log_to_driver=False)
     pool = placement_group([{"CPU": 1, "trainer": 1}] * 2)
     group = WorkerGroup(Sums, pool, 120, HANG, flight_records=str(tmp_path / "hang"))
     group.start({})

@@ -29,6 +29,7 @@ from grpo_worker.rewards.manager import RewardManager
 from grpo_worker.rewards.verifiers import RewardError
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.pool import RolloutPool, SyncError, Target
+from grpo_worker.rollout.sampling import UnfitEngineError
 
 log = logging.getLogger(__name__)
 MAX_BACKOFF = 300.0
@@ -79,7 +80,7 @@ class GrpoLoop:
                 return
             except GangError as error:
                 self._restart(error)
-            except (ParityError, RewardError) as error:
+            except (ParityError, RewardError, UnfitEngineError) as error:
                 self._record.fail(str(error)[:1000])
                 self._trainers.stop()
             except (SyncError, TimeoutError) as error:

@@ -16,12 +16,15 @@ class ResourcePoolManager:
     def __init__(self) -> None:
         self._groups: dict[str, PlacementGroup] = {}
 
-    def acquire(self, resource: str, ranks: int, timeout: float) -> PlacementGroup:
+    def acquire(self, resource: str, ranks: int, timeout: float, gpus: int = 0) -> PlacementGroup:
         """Reserve one bundle a rank, all or nothing; waits for replaced pods to register.
+
+        ``gpus``: of each rank.
 
         Raises TimeoutError with what Ray has when the pool is not whole in ``timeout`` seconds.
         """
-        group = placement_group([{resource: 1}] * ranks, strategy="PACK")
+        bundle = {resource: 1.0} | ({"GPU": float(gpus)} if gpus else {})
+        group = placement_group([bundle] * ranks, strategy="PACK")
         started = time.monotonic()
         while not group.wait(timeout_seconds=WAIT_LOG_SECONDS):
             waited = time.monotonic() - started

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_operator.api.base import Device
 from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_worker.controller.pools import ResourcePoolManager
 from grpo_worker.controller.worker_group import WorkerGroup
@@ -48,11 +49,17 @@ class TrainerGang:
 
     def start(self) -> None:
         """Wait for the pool and start every rank."""
-        pool = self._pools.acquire(RESOURCE, self.world, POOL_TIMEOUT)
+        gpus = int(self._spec.trainer.device is Device.CUDA)
+        pool = self._pools.acquire(RESOURCE, self.world, POOL_TIMEOUT, gpus)
         profile = str(self._checkpoints.parent / "profile")
         env = runtime_env(self._spec.observability.profile, profile)
         self._group = WorkerGroup(
-            TrainerWorker, pool, CALL_TIMEOUT, runtime_env=env or None, flight_records=f"{profile}/hang"
+            TrainerWorker,
+            pool,
+            CALL_TIMEOUT,
+            gpus=gpus,
+            runtime_env=env or None,
+            flight_records=f"{profile}/hang",
         )
         self._group.start(self._config)
 

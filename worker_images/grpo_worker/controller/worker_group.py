@@ -38,10 +38,12 @@ class WorkerGroup:
         pool: PlacementGroup,
         timeout: float,
         hang: float = 240.0,
+        gpus: int = 0,
         runtime_env: dict[str, Any] | None = None,
         flight_records: str = "",
     ) -> None:
-        """``flight_records``: folder for the ranks' flight recorders when they hang."""
+        """``gpus``: of each rank, which sees no other. ``flight_records``: folder for the ranks' flight
+        recorders when they hang."""
         self._cls = cls
         self._timeout = timeout
         self._hang = hang
@@ -53,6 +55,7 @@ class WorkerGroup:
                     placement_group=pool, placement_group_bundle_index=index
                 ),
                 resources={"trainer": 1},
+                num_gpus=gpus,
                 runtime_env=runtime_env,
             ).remote()
             for index in range(pool.bundle_count)

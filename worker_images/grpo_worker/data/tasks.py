@@ -6,8 +6,6 @@ from functools import lru_cache
 from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
-import reasoning_gym
-
 from grpo_worker.data.tokenizer import TextTokenizer
 
 SCHEME = "reasoning-gym:"
@@ -58,6 +56,8 @@ class GymTask:
 
 def open_gym(uri: str, seed: int) -> GymTask:
     """Open a task. Raises ValueError that names the key for what reasoning-gym refuses."""
+    import reasoning_gym  # with its many needs: only where a job asks for it
+
     name, _, query = uri.removeprefix(SCHEME).partition("?")
     options = {key: _value(text) for key, text in parse_qsl(query)}
     try:

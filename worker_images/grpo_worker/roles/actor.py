@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from grpo_operator.api.base import Device
 from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig
 from grpo_worker.controller.dispatch import Dispatch, RankInfo, register
@@ -80,6 +81,10 @@ class TrainerWorker:
         from grpo_worker.profiling.trace import StepTrace
 
         spec = GRPOJobSpec.model_validate(config["spec"])
+        if spec.trainer.device is Device.CUDA and not torch.cuda.is_available():
+            raise RuntimeError(
+                "spec.trainer.device is cuda, but this rank sees no GPU: check its pod's limits"
+            )
         self._spec, self._hf = spec, config["hf"]
         layout = spec.trainer.parallelism.layout(world)
         initialize_parallel(layout, spec.seed)

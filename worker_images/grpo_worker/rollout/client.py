@@ -12,7 +12,7 @@ import httpx
 from grpo_worker.data.routed import ExpertLayers
 from grpo_worker.data.source import Prompt
 from grpo_worker.rollout.routing import EngineEntry, EngineTable
-from grpo_worker.rollout.sampling import Sample, sampling_seed
+from grpo_worker.rollout.sampling import Sample, UnfitEngineError, sampling_seed
 
 log = logging.getLogger(__name__)
 ENGINE_PORT = 30000
@@ -98,6 +98,11 @@ class RolloutClient:
     def _sample(
         self, engine: str, prompt: Prompt, number: int, output: dict[str, Any], version: int
     ) -> Sample:
+        if self._partial and "weight_versions" not in output["meta_info"]:
+            raise UnfitEngineError(
+                f"staleness.partialRollouts: {engine} does not tell the version of each token; it needs "
+                "SGLang 0.5.23 or later"
+            )
         sample = _sample(engine, prompt, number, output)
         if sample.version < version or (not self._partial and (sample.spans or sample.version != version)):
             raise ValueError(f"answered with version {sample.spans or sample.version}, wanted {version}")
@@ -113,6 +118,13 @@ def _sample(engine: str, prompt: Prompt, number: int, output: dict[str, Any]) ->
         raise ValueError(f"aborted: {meta['finish_reason'].get('message')}")
     log_probs = tuple(float(entry[0]) for entry in meta["output_token_logprobs"])
     ids = tuple(int(token) for token in output["output_ids"])
-    spans = tuple((int(span["version"]), int(span["end"])) for span in meta["weight_versions"])
+    spans = _spans(meta, len(ids))
     oldest = min(version for version, _ in spans)
     return Sample(prompt.index, number, ids, log_probs, oldest, engine, spans if len(spans) > 1 else ())
+
+
+def _spans(meta: dict[str, Any], tokens: int) -> tuple[tuple[int, int], ...]:
+    """(version, end) of consecutive tokens. Engines before 0.5.23 tell one version an answer: the last."""
+    if "weight_versions" not in meta:
+        return ((int(meta["weight_version"]), tokens),)
+    return tuple((int(span["version"]), int(span["end"])) for span in meta["weight_versions"])

@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 
+class UnfitEngineError(RuntimeError):
+    """The engine lacks what the job needs of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One response: token ids and the engine's own log-probability of each.

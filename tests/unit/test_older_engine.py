@@ -1,0 +1,67 @@
+"""SGLang before 0.5.23: no update sessions, one version an answer."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from grpo_worker.data.source import Prompt
+from grpo_worker.rollout.client import RolloutClient
+from grpo_worker.rollout.routing import EngineTable
+from grpo_worker.rollout.sampling import UnfitEngineError
+from grpo_worker.weightsync.engine import Engine, EngineError
+
+ANSWER = {
+    "output_ids": [5, 6],
+    "meta_info": {
+        "finish_reason": {"type": "length"},
+        "output_token_logprobs": [[-0.5, 5, None], [-0.25, 6, None]],
+        "weight_version": "3",
+    },
+}
+
+
+class _NotThere(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.send_response(404)
+        self.send_header("content-type", "application/json")
+        self.end_headers()
+        self.wfile.write(b'{"detail":"Not Found"}')
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    server = HTTPServer(("127.0.0.1", 0), _NotThere)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield Engine(f"http://127.0.0.1:{server.server_port}", 5)
+    server.shutdown()
+    server.server_close()
+
+
+def test_an_engine_without_sessions_needs_none_and_lacks_nothing_else(engine: Engine) -> None:
+    engine.begin_update()
+    engine.end_update()
+    with pytest.raises(EngineError, match="/pause_generation: HTTP 404"):
+        engine.pause()
+
+
+def client(partial: bool) -> RolloutClient:
+    return RolloutClient(
+        EngineTable(), seed=0, n=1, temperature=1.0, max_tokens=4, eos_id=2, timeout=1, partial=partial
+    )
+
+
+def test_one_version_holds_for_a_whole_answer() -> None:
+    sample = client(partial=False)._sample("engine-0", Prompt(0, (1,)), 0, ANSWER, 3)
+    assert sample.version == 3 and sample.spans == () and sample.log_probs == (-0.5, -0.25)
+    with pytest.raises(ValueError, match="wanted 4"):
+        client(partial=False)._sample("engine-0", Prompt(0, (1,)), 0, ANSWER, 4)
+
+
+def test_partial_rollouts_need_the_version_of_each_token() -> None:
+    with pytest.raises(UnfitEngineError, match=r"partialRollouts: engine-0 does not tell .* SGLang 0\.5\.23"):
+        client(partial=True)._sample("engine-0", Prompt(0, (1,)), 0, ANSWER, 3)
