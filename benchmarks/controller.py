@@ -71,7 +71,7 @@ def batch_of() -> TensorDict:
 
 
 def main() -> None:
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     group, batch = Simulated(ranks_of()), batch_of()
     seconds: list[float] = []
     for _ in range(ROUNDS + 1):  # the first one starts the processes' imports

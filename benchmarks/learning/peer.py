@@ -12,7 +12,8 @@ import torch
 import yaml
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
+from trl_config import trl_config
 
 from grpo_devcluster.paths import REPO
 from grpo_operator.api.grpojob import GRPOJobSpec
@@ -41,44 +42,20 @@ def main() -> None:
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
         reward_funcs=reward,
-        args=_config(spec, seed, steps, file.with_suffix(".trl")),
+        args=trl_config(
+            spec,
+            steps,
+            file.with_suffix(".trl"),
+            seed=seed,
+            per_device_train_batch_size=prompts * spec.algorithm.samples_per_prompt,
+            use_cpu=True,
+            bf16=False,
+        ),
         train_dataset=Dataset.from_dict({"prompt": questions, "index": list(range(prompts * steps))}),
         processing_class=tokenizer,
     )
     trainer.train()
     file.write_text(json.dumps([entry["reward"] for entry in trainer.state.log_history if "reward" in entry]))
-
-
-def _config(spec: GRPOJobSpec, seed: int, steps: int, folder: Path) -> GRPOConfig:
-    algorithm, optimizer = spec.algorithm, spec.trainer.optimizer
-    return GRPOConfig(
-        output_dir=str(folder),
-        seed=seed,
-        max_steps=steps,
-        per_device_train_batch_size=spec.data.train_batch_size * algorithm.samples_per_prompt,
-        num_generations=algorithm.samples_per_prompt,
-        max_completion_length=spec.data.response_length,
-        temperature=algorithm.temperature,
-        shuffle_dataset=False,
-        learning_rate=optimizer.lr,
-        lr_scheduler_type="constant",
-        adam_beta1=optimizer.adam_beta1,
-        adam_beta2=optimizer.adam_beta2,
-        weight_decay=optimizer.weight_decay,
-        max_grad_norm=optimizer.clip_grad,
-        beta=algorithm.kl_ctrl.kl_coef,
-        epsilon=algorithm.clip_ratio_low,
-        epsilon_high=algorithm.clip_ratio_high,
-        loss_type="dapo",  # mean over the batch's tokens: our token-mean
-        scale_rewards="group",
-        logging_steps=1,
-        report_to="none",
-        save_strategy="no",
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        disable_tqdm=True,
-    )
 
 
 if __name__ == "__main__":

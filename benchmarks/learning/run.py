@@ -24,6 +24,7 @@ from grpo_devcluster.packages import peers
 from grpo_devcluster.paths import JOB_DATA, KUBECONFIG, REPO
 from grpo_devcluster.report import load
 from grpo_devcluster.results import RESULTS, record
+from grpo_worker.megatron.presets import model_config
 
 STEPS, WINDOW, LAST = 120, 10, 20
 OURS, PEER = range(1, 5), range(1, 9)
@@ -75,7 +76,7 @@ def run_peer() -> None:
     here = Path(__file__).parent
     path = os.pathsep.join([str(REPO / "devcluster"), str(peers())])
     for seed in PEER:
-        model = start.write(CURVES / f"model-{seed}", "preset:tiny-moe", seed)
+        model = start.write(CURVES / f"model-{seed}", model_config("preset:tiny-moe"), seed)
         file = CURVES / f"peer-{seed}.json"
         command = [sys.executable, here / "peer.py", model, str(seed), str(STEPS), file]
         subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, check=True, stdout=subprocess.DEVNULL)

@@ -1,20 +1,19 @@
-"""The tiny job's first weights as a Hugging Face directory."""
+"""A job's first weights as a Hugging Face directory."""
 
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_file
 
 from grpo_worker.data.tokenizer import TINY
 from grpo_worker.megatron.families.known import family_of
 from grpo_worker.megatron.initialise import SeededWeights
-from grpo_worker.megatron.presets import model_config
 
 
-def write(folder: Path, preset: str, seed: int) -> Path:
-    """Write what a job with this seed starts from; transformers loads it."""
-    hf = model_config(preset)
+def write(folder: Path, hf: dict[str, Any], seed: int) -> Path:
+    """Write what a job with this config.json and seed starts from; transformers loads it."""
     weights = SeededWeights(hf, seed)
     tensors = {
         name: weights.read(name, 0, 0, shape[0]).contiguous()
