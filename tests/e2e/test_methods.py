@@ -1,4 +1,5 @@
-"""Other ways to train, whole: PPO on files with a reward function, packed, with routing replay."""
+"""Other ways to train, whole: PPO on files with a reward function, packed, offloaded, with routing
+replay."""
 
 import copy
 import json
@@ -43,7 +44,8 @@ def ppo() -> dict[str, Any]:
             "entropyCoef": 0.001,
             "routingReplay": True,
         },
-        "trainer": spec["trainer"] | {"maxTokensPerGpu": 1024},
+        "trainer": spec["trainer"]
+        | {"maxTokensPerGpu": 1024, "offload": {"parameters": True, "gradients": True, "optimizer": True}},
         "rollout": rollout,
     }
 

@@ -8,6 +8,7 @@ import pytest
 from grpo_operator.api.architectures import ARCHITECTURES, architecture
 from grpo_operator.api.gpus import GPUS, GpuType
 from grpo_operator.api.layout import Layout
+from grpo_operator.api.trainer import OffloadSpec
 from grpo_operator.plan import transfer
 from grpo_operator.plan.engines import shape as engine_rules
 from grpo_operator.plan.engines.memory import engine_memory, kv_bytes_per_token
@@ -15,7 +16,7 @@ from grpo_operator.plan.engines.shape import EngineShape
 from grpo_operator.plan.model import parameters
 from grpo_operator.plan.model.shape import ModelShape
 from grpo_operator.plan.training.activations import Workload
-from grpo_operator.plan.training.memory import stage_memory
+from grpo_operator.plan.training.memory import StageMemory, stage_memory
 from grpo_operator.plan.training.rules import batch_problems, fp8_problems, problems
 from grpo_operator.plan.training.search import TrainingPool, feasible, fits, nearest, worst
 from grpo_operator.plan.training.stages import stage_counts, stage_layers
@@ -47,6 +48,21 @@ def test_model_state_per_gpu_equals_the_known_figures_within_three_percent(
 ) -> None:
     states = [stage.state / 1e9 for stage in stage_memory(V3, layout, Workload(8192))]
     assert max(states) == pytest.approx(gigabytes, rel=0.03)
+
+
+def test_what_is_offloaded_leaves_the_gpu_but_for_its_use() -> None:
+    def first_stage(**offload: bool) -> StageMemory:
+        return stage_memory(
+            V3, TP8_PP8, Workload(8192), offload=OffloadSpec(**offload), frozen=1, critic=True
+        )[0]
+
+    plain = first_stage()
+    weights = first_stage(parameters=True)
+    assert plain.total - weights.total == plain.weights / 2 + plain.frozen
+    assert 0 < plain.total - first_stage(optimizer=True).total <= plain.optimizer
+    everything = first_stage(parameters=True, gradients=True, optimizer=True)
+    assert everything.host == plain.weights + plain.frozen + plain.optimizer
+    assert everything.weights == plain.weights / 2 and everything.gradients == plain.gradients / 2
 
 
 def test_layers_of_stages_follow_megatron_core() -> None:

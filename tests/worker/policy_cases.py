@@ -9,13 +9,13 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from grpo_operator.api.layout import Layout
-from grpo_operator.api.trainer import OptimizerSpec
+from grpo_operator.api.trainer import OffloadSpec, OptimizerSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig, token_weights
 from grpo_worker.data.checkpoints import Origin, directory
 from grpo_worker.data.micro_batch import Batch
 from grpo_worker.megatron import snapshot
 from grpo_worker.megatron.build import device, initialize_parallel
-from grpo_worker.megatron.checkpoint import Checkpointer
+from grpo_worker.megatron.checkpoint import Checkpointer, inner_optimizers
 from grpo_worker.megatron.initialise import SeededWeights
 from grpo_worker.megatron.parameter_count import active_parameters
 from grpo_worker.megatron.policy import PolicyModel
@@ -26,6 +26,8 @@ from grpo_worker.megatron.weights import Shard
 from grpo_worker.weightsync import manifest
 
 SEED = 7
+NOTHING = OffloadSpec()
+EVERYTHING = OffloadSpec(parameters=True, gradients=True, optimizer=True)
 
 
 def make(layout: dict[str, int], lr: float = 1e-3, recompute: bool = False) -> PolicyModel:
@@ -40,12 +42,13 @@ def make_model(
     max_tokens: int | None = None,
     replay_routing: bool = False,
     initialised: bool = False,
+    offload: OffloadSpec = NOTHING,
 ) -> PolicyModel:
     parallel = Layout(world=dist.get_world_size(), **layout)
     if not initialised:
         initialize_parallel(parallel, SEED)
     batching = MicroBatching(4, max_tokens)
-    setup = ModelSetup(hf, parallel, SeededWeights(hf, SEED), batching, recompute=recompute)
+    setup = ModelSetup(hf, parallel, SeededWeights(hf, SEED), batching, recompute=recompute, offload=offload)
     return PolicyModel(setup, OptimizerSpec(lr=lr), 100, replay_routing=replay_routing)
 
 
@@ -120,6 +123,48 @@ def assembled(shards: Iterable[Shard]) -> dict[str, torch.Tensor]:
 
 def steps(layout: dict[str, int], count: int, recompute: bool = False) -> list[dict[str, float]]:
     return train(make(layout, recompute=recompute), range(count))
+
+
+def steps_offloaded(root: str, layout: dict[str, int], count: int) -> dict[str, Any]:
+    """``steps``, with nothing left on the device in between, and a checkpoint and a snapshot on the way.
+    Bytes that were on the device between steps, and afterwards."""
+    policy = make_model(model_config("preset:tiny-moe"), layout, offload=EVERYTHING)
+    before = _resident(policy)
+    history = train(policy, range(count))
+    held = [before, _resident(policy)]
+    saving = checkpointer(root, policy)
+    saving.save(count, {})
+    copy = snapshot.take(policy.parts(False))
+    held.append(_resident(policy))
+    history += train(policy, range(count, count + 1))
+    saving.poll(blocking=True)
+    after = _known(policy)
+    saving.load(directory(Path(root), count))
+    found = [train(policy, range(count, count + 1))]
+    snapshot.put(policy.parts(False), copy)
+    found.append(train(policy, range(count, count + 1)))
+    return {"history": history, "again": found, "held": held, "weights": after}
+
+
+def _known(policy: PolicyModel) -> dict[str, torch.Tensor]:
+    with policy.trainable.weights.here():
+        return whole_weights(policy)
+
+
+def _resident(policy: PolicyModel) -> int:
+    """Bytes of weights, gradients and Adam's moments that are on the device."""
+    trainable = policy.trainable
+    buffers = [b for ddp in trainable.ddp for b in (*ddp.buffers, *ddp.expert_parallel_buffers)]
+    tensors = [part for b in buffers for part in (b.param_data, b.grad_data)]
+    tensors += [p for chunk in policy.reference for p in chunk.parameters()]
+    for inner in inner_optimizers(trainable.optimizer):
+        tensors += [state[name] for state in inner.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+
+def steps_and_weights(layout: dict[str, int], count: int) -> dict[str, Any]:
+    policy = make(layout)
+    return {"history": train(policy, range(count)), "weights": whole_weights(policy)}
 
 
 def checkpointer(root: str, policy: PolicyModel) -> Checkpointer:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import ranks
+import torch
 
 from grpo_operator.api.architectures import architecture
 from grpo_operator.plan.model import parameters
@@ -26,6 +27,18 @@ def test_training_steps_agree_between_layouts() -> None:
 def test_recomputing_activations_changes_no_step() -> None:
     kept = ranks.run("policy_cases:steps", 2, layout=TP2_EP2, count=2)
     assert ranks.run("policy_cases:steps", 2, layout=TP2_EP2, count=2, recompute=True) == kept
+
+
+@pytest.mark.parametrize("layout", [TP2_EP2, {"pipeline": 2, "layers_in_first_stage": 1}], ids=str)
+def test_offloading_changes_no_bit_and_leaves_nothing_on_the_device(
+    layout: dict[str, int], tmp_path: Path
+) -> None:
+    plain = ranks.run("policy_cases:steps_and_weights", 2, layout=layout, count=3)
+    away = ranks.run("policy_cases:steps_offloaded", 2, root=str(tmp_path), layout=layout, count=2)
+    for found, expected in zip(away, plain, strict=True):
+        assert found["history"] == expected["history"] and found["held"] == [0, 0, 0]
+        assert found["again"] == [expected["history"][2:]] * 2, "from a checkpoint, and from a snapshot"
+        assert all(torch.equal(found["weights"][name], t) for name, t in expected["weights"].items())
 
 
 def test_resume_from_an_asynchronous_checkpoint_is_bitwise(tmp_path: Path) -> None:

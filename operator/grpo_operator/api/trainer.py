@@ -61,6 +61,16 @@ class ParallelismSpec(Model):
         return Layout(world=world, **self.model_dump(exclude={"auto"}))
 
 
+class OffloadSpec(Model):
+    """What waits in the host's memory (trainer.resources.memory must hold it) while it is not needed."""
+
+    parameters: bool = Field(
+        False, description="weights of each role (policy, reference, critic) while another one computes"
+    )
+    gradients: bool = Field(False, description="gradient buffers, outside of an update; they keep nothing")
+    optimizer: bool = Field(False, description="Adam's state and main weights, but for the optimizer's step")
+
+
 class TrainerSpec(WithOverlay):
     """The static training pool."""
 
@@ -90,6 +100,7 @@ class TrainerSpec(WithOverlay):
     recompute: Literal["none", "full"] = Field(
         "full", description="full: keep only each layer's input for the backward pass"
     )
+    offload: OffloadSpec = Field(default_factory=OffloadSpec)
     parallelism: ParallelismSpec = Field(default_factory=ParallelismSpec)
     optimizer: OptimizerSpec = Field(default_factory=OptimizerSpec)
     mini_batch_size: int = Field(128, ge=1, le=65536, description="prompts of one optimizer step")

@@ -127,6 +127,7 @@ def training_pool(spec: GRPOJobSpec, pool: RolloutTemplate, model: ModelShape) -
         frozen=spec.algorithm.needs_reference + bool(spec.reward and spec.reward.model),
         critic=spec.algorithm.critic is not None,
         precision=BF16 if trainer.device == Device.CUDA else FP32,
+        offload=trainer.offload,
     )
 
 

@@ -4,7 +4,8 @@ import json
 import random
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from megatron.core.optimizer import distrib_optimizer
 
 from grpo_worker.data.checkpoints import CONTROLLER_STATE, Origin, commit, directory, prune, verify
 from grpo_worker.megatron.checkpoint_fixes import keep_step_of_torchs_adam, write_in_threads
+from grpo_worker.megatron.offload import Offloadable
 from grpo_worker.megatron.optimizer import Trainable
 from grpo_worker.megatron.reshard import adapted
 
@@ -76,11 +78,23 @@ class _ThreadQueue(AsyncCallsQueue):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Model chunks of one role, and what trains them; ``prefix`` keeps its tensors apart."""
+    """Model chunks of one role, and what trains them, or where weights wait that nothing trains;
+    ``prefix`` keeps its tensors apart."""
 
     prefix: str
     chunks: Sequence[Any]
     trainable: Trainable | None = None
+    frozen: Offloadable | None = None
+
+    @contextmanager
+    def here(self) -> Iterator[None]:
+        """All of it is on the device for the time being."""
+        with ExitStack() as stack:
+            if self.trainable is not None:
+                stack.enter_context(self.trainable.whole())
+            if self.frozen is not None:
+                stack.enter_context(self.frozen.here())
+            yield
 
     def named_chunks(self) -> list[tuple[str, Any]]:
         """Names that Megatron-Core's optimizer expects: model, or model0, model1, ..."""
@@ -117,6 +131,15 @@ class Part:
         self.trainable.schedule.load_state_dict(state["schedule"])
 
 
+@contextmanager
+def all_here(parts: Sequence[Part]) -> Iterator[None]:
+    """All parts are on the device for the time being."""
+    with ExitStack() as stack:
+        for part in parts:
+            stack.enter_context(part.here())
+        yield
+
+
 class Checkpointer:
     """Saves and loads the parts of a rank. Every method is collective: call it on all ranks."""
 
@@ -136,15 +159,16 @@ class Checkpointer:
             path.mkdir(parents=True)
             (path / CONTROLLER_STATE).write_text(json.dumps(controller_state))
         dist.barrier()
-        request = dist_checkpointing.save(
-            self._state(loading=False),
-            str(path),
-            get_default_save_sharded_strategy("torch_dist"),
-            async_sharded_save=True,
-            content_metadata=_CONTENT,
-        )
-        request.add_finalize_fn(lambda: self._commit(step))
-        self._queue.schedule_async_request(request)
+        with all_here(self._parts):
+            request = dist_checkpointing.save(
+                self._state(loading=False),
+                str(path),
+                get_default_save_sharded_strategy("torch_dist"),
+                async_sharded_save=True,
+                content_metadata=_CONTENT,
+            )
+            request.add_finalize_fn(lambda: self._commit(step))
+            self._queue.schedule_async_request(request)
         self._pending.append(step)
 
     def poll(self, blocking: bool = False) -> list[int]:
@@ -166,6 +190,10 @@ class Checkpointer:
 
         Raises ValueError when the checkpoint is torn, truncated, of another model or too new.
         """
+        with all_here(self._parts):
+            self._load(path)
+
+    def _load(self, path: Path) -> None:
         same_layout = verify(path, self._origin.model).layout == self._origin.layout
         for part in self._parts:
             if part.trainable is not None:

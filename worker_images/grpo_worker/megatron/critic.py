@@ -21,7 +21,7 @@ class CriticModel:
         untied = setup.hf | {"tie_word_embeddings": False}
         chunks = with_value_heads(build_chunks(untied, setup.layout, setup.dtype, setup.recompute))
         weights.load(chunks, setup.family, ValueHeadWeights(setup.reader, setup.hf["hidden_size"]))
-        self.trainable = Trainable(chunks, optimizer, total_steps)
+        self.trainable = Trainable(chunks, optimizer, total_steps, setup.offload)
         self._runner = Runner(setup.layout, setup.batching)
 
     def values(self, batch: Batch) -> Batch:
@@ -32,7 +32,8 @@ class CriticModel:
         """
         for chunk in self.trainable.chunks:
             chunk.eval()
-        return self._runner.rows(self.trainable.chunks, batch, {"values": value_rows})
+        with self.trainable.weights.here():
+            return self._runner.rows(self.trainable.chunks, batch, {"values": value_rows})
 
     def update(self, batch: Batch, cliprange: float) -> dict[str, float]:
         """One optimizer step on this data-parallel rank's share of a mini-batch.

@@ -1,6 +1,7 @@
 """Megatron-Core's distributed Adam and its learning-rate schedule, from the job's fields."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -12,13 +13,19 @@ from megatron.core.distributed import (
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from grpo_operator.api.trainer import OptimizerSpec
+from grpo_operator.api.trainer import OffloadSpec, OptimizerSpec
+from grpo_worker.megatron.offload import Offloadable
 
 
 class Trainable:
-    """Model chunks with what it takes to change them: gradient buffers, optimizer, schedule."""
+    """Model chunks with what it takes to change them: gradient buffers, optimizer, schedule.
 
-    def __init__(self, chunks: Sequence[Any], spec: OptimizerSpec, total_steps: int) -> None:
+    ``offload``: what of it is on the device only while it is used. ``weights``: the chunks' weights.
+    """
+
+    def __init__(
+        self, chunks: Sequence[Any], spec: OptimizerSpec, total_steps: int, offload: OffloadSpec
+    ) -> None:
         self.chunks = list(chunks)
         config = self.chunks[0].config
         self.ddp = [_wrap(chunk) for chunk in self.chunks]
@@ -27,9 +34,26 @@ class Trainable:
         config.finalize_model_grads_func = finalize_model_grads
         config.grad_scale_func = self.optimizer.scale_loss
         self.schedule = _schedule(self.optimizer, spec, total_steps)
+        self.weights = Offloadable(lambda: (b.param_data for b in self._buffers()), offload.parameters)
+        self._gradients = Offloadable(
+            lambda: (b.grad_data for b in self._buffers()), offload.gradients, kept=False
+        )
+        self._state = Offloadable(self._optimizer_state, offload.optimizer)
+        for part in (self.weights, self._gradients, self._state):
+            part.release()
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Weights and the optimizer's state are on the device for the time being."""
+        with ExitStack() as stack:
+            for part in (self.weights, self._state):
+                stack.enter_context(part.here())
+            yield
 
     def begin(self) -> None:
         """Before the backward passes of an optimizer step."""
+        self.weights.fetch()
+        self._gradients.fetch()
         for ddp in self.ddp:
             ddp.train()
             ddp.zero_grad_buffer()
@@ -38,9 +62,34 @@ class Trainable:
     def step(self) -> dict[str, float]:
         """Change the weights; the norm of the gradients and the learning rate that was used."""
         lr = float(self.optimizer.param_groups[0]["lr"])
-        _, grad_norm, _ = self.optimizer.step()
+        with self._state.here():
+            _, grad_norm, _ = self.optimizer.step()
         self.schedule.step(increment=1)
+        self._gradients.release()
+        self.weights.release()
         return {"grad_norm": float(grad_norm), "lr": lr}
+
+    def _buffers(self) -> Iterator[Any]:
+        """Megatron-Core's contiguous buffers of weights and gradients."""
+        for ddp in self.ddp:
+            yield from ddp.buffers
+            yield from ddp.expert_parallel_buffers
+
+    def _optimizer_state(self) -> Iterator[torch.Tensor]:
+        """Moments, and the main weights unless they are the weights themselves."""
+        for optimizer in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
+            for group in getattr(optimizer, "shard_fp32_from_float16_groups", []):
+                yield from (shard for shard in group if shard is not None)
+            inner = getattr(optimizer, "optimizer", None)
+            for state in inner.state.values() if inner is not None else ():
+                yield from (state[name] for name in ("exp_avg", "exp_avg_sq") if name in state)
+
+
+def frozen_weights(chunks: Sequence[Any], offload: OffloadSpec) -> Offloadable:
+    """The weights of chunks that nothing trains; they leave at once."""
+    found = Offloadable(lambda: (p for chunk in chunks for p in chunk.parameters()), offload.parameters)
+    found.release()
+    return found
 
 
 def _wrap(chunk: Any) -> DistributedDataParallel:

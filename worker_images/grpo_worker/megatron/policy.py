@@ -12,7 +12,7 @@ from grpo_worker.megatron import vocab_parallel, weights
 from grpo_worker.megatron.build import build_chunks
 from grpo_worker.megatron.checkpoint import Part
 from grpo_worker.megatron.expert_load import ExpertLoad
-from grpo_worker.megatron.optimizer import Trainable
+from grpo_worker.megatron.optimizer import Trainable, frozen_weights
 from grpo_worker.megatron.replay import RoutingReplay
 from grpo_worker.megatron.runner import (
     Around,
@@ -46,12 +46,14 @@ class PolicyModel:
         replay = {"moe_enable_routing_replay": True} if replay_routing else {}
         chunks = build_chunks(setup.hf, setup.layout, setup.dtype, setup.recompute, **replay)
         weights.load(chunks, self.family, setup.reader)
-        self.trainable = Trainable(chunks, optimizer, total_steps)
+        self.trainable = Trainable(chunks, optimizer, total_steps, setup.offload)
         self.reference: list[Any] = []
+        self.reference_weights = frozen_weights(self.reference, setup.offload)
         if with_reference:
             frozen = build_chunks(setup.hf, setup.layout, setup.dtype)
             self.reference = [chunk.eval().requires_grad_(False) for chunk in frozen]
             weights.load(self.reference, self.family, setup.reader)
+            self.reference_weights = frozen_weights(self.reference, setup.offload)
         self._runner = Runner(setup.layout, setup.batching)
         self._expert_load = ExpertLoad(chunks)
         self._replay = RoutingReplay(chunks) if replay_routing else None
@@ -62,22 +64,26 @@ class PolicyModel:
         return self.trainable.chunks
 
     def shards(self) -> list[weights.Shard]:
-        """Boxes of the policy's weights that this rank owns."""
+        """Boxes of the policy's weights that this rank owns; read them while those are on the device
+        (``trainable.weights``)."""
         return [shard for shard in weights.shards(self.chunks, self.family) if shard.owner]
 
     def parts(self, with_reference: bool) -> list[Part]:
         """What a checkpoint holds; the reference only when it changes in the course of the job."""
-        changing = [Part("reference.", self.reference)] if with_reference else []
+        changing = (
+            [Part("reference.", self.reference, frozen=self.reference_weights)] if with_reference else []
+        )
         return [Part("", self.chunks, self.trainable), *changing]
 
     @torch.no_grad()
     def refresh_reference(self) -> None:
         """Make the policy of this moment the reference."""
-        for new, old in zip(self.chunks, self.reference, strict=True):
-            for (_, source), (_, target) in zip(
-                weights.named_tensors(new), weights.named_tensors(old), strict=True
-            ):
-                target.copy_(source)
+        with self.trainable.weights.here(), self.reference_weights.here():
+            for new, old in zip(self.chunks, self.reference, strict=True):
+                for (_, source), (_, target) in zip(
+                    weights.named_tensors(new), weights.named_tensors(old), strict=True
+                ):
+                    target.copy_(source)
 
     def log_probs(
         self, batch: Batch, temperature: float, reference: bool = False, with_entropy: bool = False
@@ -99,14 +105,19 @@ class PolicyModel:
             return _entropy_rows(logits, micro, temperature, width)
 
         wanted = {"log_probs": log_probs} | ({"entropy": entropy} if with_entropy else {})
-        return self._replayed(lambda around: self._runner.rows(models, batch, wanted, around), not reference)
+        held = self.reference_weights if reference else self.trainable.weights
+        with held.here():
+            return self._replayed(
+                lambda around: self._runner.rows(models, batch, wanted, around), not reference
+            )
 
     def router_agreement(self, batch: Batch) -> float:
         """Share of the engines' choices of experts (``routed_experts``) that the routers make too."""
         assert self._replay is not None, "the policy does not know what the engines chose"
         for model in self.chunks:
             model.eval()
-        self._runner.rows(self.chunks, batch, {}, self._replay.compared)
+        with self.trainable.weights.here():
+            self._runner.rows(self.chunks, batch, {}, self._replay.compared)
         return self._replay.agreement()
 
     def _replayed(self, call: Callable[[Around], T], wanted: bool = True) -> T:

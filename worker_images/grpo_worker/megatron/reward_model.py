@@ -10,6 +10,7 @@ from grpo_worker.megatron import weights
 from grpo_worker.megatron.build import build_chunks
 from grpo_worker.megatron.critic import value_rows
 from grpo_worker.megatron.initialise import SafetensorsWeights
+from grpo_worker.megatron.optimizer import frozen_weights
 from grpo_worker.megatron.presets import model_config
 from grpo_worker.megatron.runner import Runner
 from grpo_worker.megatron.setup import ModelSetup
@@ -40,6 +41,7 @@ class RewardModel:
         chunks = with_value_heads(build_chunks(own.hf, own.layout, own.dtype))
         weights.load(chunks, own.family, reader)
         self._chunks = [chunk.eval().requires_grad_(False) for chunk in chunks]
+        self._weights = frozen_weights(self._chunks, own.offload)
         self._runner = Runner(own.layout, own.batching)
 
     def scores(self, batch: Batch) -> Batch:
@@ -50,5 +52,6 @@ class RewardModel:
         lengths = batch["attention_mask"].sum(1)
         seen = torch.arange(ids.shape[1], device=ids.device) <= lengths[:, None]
         rows = {"input_ids": ids, "attention_mask": seen}
-        found = self._runner.rows(self._chunks, rows, {"scores": value_rows})
+        with self._weights.here():
+            found = self._runner.rows(self._chunks, rows, {"scores": value_rows})
         return {name: column.gather(1, lengths[:, None].cpu()) for name, column in found.items()}

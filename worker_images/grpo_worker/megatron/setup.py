@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from grpo_operator.api.layout import Layout
+from grpo_operator.api.trainer import OffloadSpec
 from grpo_worker.megatron.families.family import Family
 from grpo_worker.megatron.families.known import family_of
 from grpo_worker.megatron.initialise import WeightReader
@@ -17,7 +18,8 @@ class ModelSetup:
     """``hf``: config.json. ``reader``: where the initial weights come from.
 
     ``dtype``: of weights and activations; gradients and the optimizer's state are fp32.
-    ``recompute``: keep only each layer's input for the backward pass.
+    ``recompute``: keep only each layer's input for the backward pass. ``offload``: what waits in host
+    memory while another role computes.
     """
 
     hf: dict[str, Any]
@@ -26,6 +28,7 @@ class ModelSetup:
     batching: MicroBatching = MicroBatching()
     dtype: torch.dtype = torch.float32
     recompute: bool = False
+    offload: OffloadSpec = OffloadSpec()
 
     @property
     def family(self) -> Family:

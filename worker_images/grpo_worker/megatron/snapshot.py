@@ -9,18 +9,25 @@ from typing import Any
 
 import torch
 
-from grpo_worker.megatron.checkpoint import Part, inner_optimizers, restore_rng, rng_state
+from grpo_worker.megatron.checkpoint import Part, all_here, inner_optimizers, restore_rng, rng_state
 
 
 def take(parts: Sequence[Part]) -> dict[str, Any]:
     """A copy on the host, which training may not touch."""
-    return {"parts": [_copy(part) for part in parts], "rng": rng_state()}
+    with all_here(parts):
+        return {"parts": [_copy(part) for part in parts], "rng": rng_state()}
 
 
 @torch.no_grad()
 def put(parts: Sequence[Part], state: dict[str, Any]) -> None:
     """Make the ranks what they were. Raises ValueError for a state of other parts or shapes."""
-    for part, saved in zip(parts, state["parts"], strict=True):
+    with all_here(parts):
+        _put(parts, state["parts"])
+    restore_rng(state["rng"])
+
+
+def _put(parts: Sequence[Part], state: Sequence[dict[str, Any]]) -> None:
+    for part, saved in zip(parts, state, strict=True):
         _fill(dict(_weights(part)), saved["weights"])
         if part.trainable is None:
             continue
@@ -35,7 +42,6 @@ def put(parts: Sequence[Part], state: dict[str, Any]) -> None:
                     for key, moment in moments.items()
                 }
         part.trainable.schedule.load_state_dict(saved["schedule"])
-    restore_rng(state["rng"])
 
 
 def _copy(part: Part) -> dict[str, Any]:

@@ -96,6 +96,7 @@ class TrainerWorker:
             MicroBatching(trainer.micro_batch_size_per_gpu, trainer.max_tokens_per_gpu),
             torch.bfloat16 if torch.cuda.is_available() else torch.float32,
             recompute=trainer.recompute == "full",
+            offload=trainer.offload,
         )
         self._policy = PolicyModel(
             setup,
@@ -204,7 +205,8 @@ class TrainerWorker:
         from grpo_worker.weightsync.manifest import publish
 
         parts = [(s.name, s.shape, s.dim, s.offset, s.tensor) for s in self._policy.shards()]
-        return publish(WEIGHTS, version, self._rank, self._world, parts).digest
+        with self._policy.trainable.weights.here():
+            return publish(WEIGHTS, version, self._rank, self._world, parts).digest
 
     @register(Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, step: int, controller_state: dict[str, Any]) -> None:
@@ -248,7 +250,8 @@ class TrainerWorker:
         from grpo_worker.megatron.export import export
 
         source = None if self._spec.model.path.startswith("preset:") else Path(self._spec.model.path)
-        export(Path(path), self._hf, self._policy.chunks, self._policy.family, source)
+        with self._policy.trainable.weights.here():
+            export(Path(path), self._hf, self._policy.chunks, self._policy.family, source)
 
     @register(Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, path: str) -> None:

@@ -8,6 +8,7 @@ Activations are counted by what a fused implementation keeps for the backward pa
 from dataclasses import dataclass
 
 from grpo_operator.api.layout import Layout
+from grpo_operator.api.trainer import OffloadSpec
 from grpo_operator.plan.model import parameters
 from grpo_operator.plan.model.parameters import Count
 from grpo_operator.plan.model.shape import ModelShape
@@ -27,15 +28,6 @@ class Precision:
 BF16 = Precision()
 _STEP = 4  # bytes a parameter of the shard
 FP32 = Precision(weights=4, gradients=4, optimizer=8)  # no separate main weights
-
-
-@dataclass(frozen=True, slots=True)
-class Offload:
-    """What is kept in host memory instead, between uses."""
-
-    parameters: bool = False
-    gradients: bool = False
-    optimizer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +65,7 @@ def stage_memory(
     workload: Workload,
     *,
     precision: Precision = BF16,
-    offload: Offload | None = None,
+    offload: OffloadSpec | None = None,
     sync_buffers: int = 0,
     frozen: int = 0,
     critic: bool = False,
@@ -89,30 +81,31 @@ def stage_memory(
     shard while it steps.
     Raises ValueError when the layers cannot be cut into the stages.
     """
-    offload = offload or Offload()
+    offload = offload or OffloadSpec()
     stages = stage_layers(model.layers, layout)
     models = 2 if critic else 1
     result = []
     for index, layers in enumerate(stages):
         count = _stage_count(model, layers, index, layout.pipeline)
-        one = _local(count, layout) * precision.weights
-        weights = models * one
-        gradients = models * _local(count, layout) * precision.gradients
-        shard = models * _sharded(count, layout)
-        optimizer = shard * precision.optimizer
-        checkpoint = shard * (precision.weights + precision.optimizer)
+        local, shard = _local(count, layout), _sharded(count, layout)
+        one, state = local * precision.weights, shard * precision.optimizer
+        # One role computes at a time; its update needs all of it, but Adam's state for the step alone.
+        weights = one * (1 if offload.parameters else models)
+        gradients = local * precision.gradients * (1 if offload.gradients else models)
         kept, working = _activations(model, layout, workload, layers, index)
-        moved = weights * offload.parameters + gradients * offload.gradients + optimizer * offload.optimizer
+        stepping = (state if offload.optimizer else 0) + (0 if fused_optimizer else _STEP * models * shard)
+        moved = one * (models + frozen) * offload.parameters + models * state * offload.optimizer
+        checkpoint = models * shard * (precision.weights + precision.optimizer)
         result.append(
             StageMemory(
                 stage=index,
                 layers=len(layers),
-                weights=0 if offload.parameters else weights,
-                gradients=0 if offload.gradients else gradients,
-                optimizer=0 if offload.optimizer else optimizer,
+                weights=weights,
+                gradients=gradients,
+                optimizer=0 if offload.optimizer else models * state,
                 activations=kept,
-                working=max(working, 0 if fused_optimizer else _STEP * shard - kept),
-                frozen=one * frozen,
+                working=max(working, stepping - kept),
+                frozen=0 if offload.parameters else one * frozen,
                 sync=sync_buffers,
                 host=moved + snapshots * checkpoint,
             )

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from grpo_operator.api.gpus import Gpu
 from grpo_operator.api.layout import Layout
+from grpo_operator.api.trainer import OffloadSpec
 from grpo_operator.plan.model.shape import ModelShape
 from grpo_operator.plan.training.activations import Workload
 from grpo_operator.plan.training.cost import StepCost, step_cost
@@ -40,6 +41,7 @@ class TrainingPool:
     frozen: int = 0
     critic: bool = False
     precision: Precision = BF16
+    offload: OffloadSpec = field(default_factory=OffloadSpec)
 
     def workload(self, layout: Layout) -> Workload:
         if self.max_tokens:
@@ -57,6 +59,7 @@ class TrainingPool:
             sync_buffers=self.sync_buffers,
             frozen=self.frozen,
             critic=self.critic,
+            offload=self.offload,
         )
 
     def cost(self, layout: Layout) -> StepCost:
