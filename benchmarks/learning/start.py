@@ -14,11 +14,9 @@ from grpo_worker.megatron.initialise import SeededWeights
 
 def write(folder: Path, hf: dict[str, Any], seed: int) -> Path:
     """Write what a job with this config.json and seed starts from; transformers loads it."""
-    weights = SeededWeights(hf, seed)
-    tensors = {
-        name: weights.read(name, 0, 0, shape[0]).contiguous()
-        for name, shape in family_of(hf).shapes(hf).items()
-    }
+    weights, family = SeededWeights(hf, seed), family_of(hf)
+    shapes = family.shapes(hf) | (family.next_layer(hf) if hf.get("num_nextn_predict_layers") else {})
+    tensors = {name: weights.read(name, 0, 0, shape[0]).contiguous() for name, shape in shapes.items()}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(hf))

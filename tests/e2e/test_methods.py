@@ -3,15 +3,23 @@ replay."""
 
 import copy
 import json
+import sys
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from conftest import ENDED, Start, store_of
 from faults import report, step_of, until, wait_step
+from safetensors import safe_open
 
 from grpo_devcluster.paths import JOB_DATA, REPO
 from grpo_devcluster.report import GAP, load
+from grpo_worker.megatron.presets import model_config
+
+sys.path.insert(0, str(REPO / "benchmarks" / "learning"))
+
+from start import write
 
 STEPS, SAMPLES = 6, 16
 REWARD = """
@@ -63,6 +71,28 @@ def test_ppo_on_files_packed_and_with_the_engines_experts(start: Start, ppo: dic
     assert [r["reward/failures"] for r in records] == [SAMPLES * step for step in range(1, STEPS + 1)]
     assert max(r[GAP] for r in records) < 1e-4
     assert all(r["moe/load_ratio/max"] >= 1 for r in records[1:])
+    job.kubectl("delete", "grpojob", job.name, "--cascade=foreground")
+
+
+def test_multi_token_prediction_is_trained_sent_and_exported(start: Start) -> None:
+    hf = model_config("preset:tiny-moe") | {"num_nextn_predict_layers": 1}
+    first = write(JOB_DATA / "with-next-tokens", hf, seed=1) / "model.safetensors"
+    job = start(
+        "next-tokens",
+        steps=4,
+        model={"path": "/store/with-next-tokens", "multiTokenPrediction": True},
+        checkpoint={"store": {"path": str(JOB_DATA)}, "everySteps": 100, "exportAtEnd": True},
+    )
+    assert job.wait(ENDED, 600)["phase"] == "Succeeded", job.status()
+    records = load(store_of(job))
+    assert max(r[GAP] for r in records) < 1e-4, "engines that do not draft take no notice of the layer"
+    losses = [r["actor/mtp_loss"] for r in records]
+    assert losses[-1] < losses[0]
+    name = f"model.layers.{hf['num_hidden_layers']}.eh_proj.weight"
+    (exported,) = (store_of(job) / "export").glob("step-*")
+    index = json.loads((exported / "model.safetensors.index.json").read_text())["weight_map"]
+    with safe_open(exported / index[name], "pt") as after, safe_open(first, "pt") as before:
+        assert not torch.equal(after.get_tensor(name), before.get_tensor(name))
     job.kubectl("delete", "grpojob", job.name, "--cascade=foreground")
 
 

@@ -65,6 +65,16 @@ def test_what_is_offloaded_leaves_the_gpu_but_for_its_use() -> None:
     assert everything.weights == plain.weights / 2 and everything.gradients == plain.gradients / 2
 
 
+def test_multi_token_prediction_costs_a_layer_on_the_last_stage() -> None:
+    assert parameters.next_layer(V3).total == pytest.approx(11.61e9, rel=0.01)  # 14 B with what it shares
+    plain = stage_memory(V3, TP8_PP8, Workload(8192))
+    guessing = stage_memory(V3, TP8_PP8, Workload(8192), next_tokens=True)
+    assert plain[:-1] == guessing[:-1]
+    added = guessing[-1].weights - plain[-1].weights
+    experts = parameters.next_layer(V3).expert // 32
+    assert 2 * experts < added < 2 * experts * 1.2 and guessing[-1].total > plain[-1].total + added
+
+
 def test_layers_of_stages_follow_megatron_core() -> None:
     assert stage_counts(61, TP8_PP8) == (7, 8, 8, 8, 8, 8, 8, 6)
     assert stage_layers(4, Layout(2, 1, 2)) == ((0, 1), (2, 3))

@@ -40,7 +40,7 @@ def _fake_groups() -> Iterator[None]:
         yield
 
 
-def stage_parameters(hf: dict[str, Any], layout: Layout) -> list[int]:
+def stage_parameters(hf: dict[str, Any], layout: Layout, next_tokens: bool = False) -> list[int]:
     """Parameters on the first rank of each pipeline stage.
 
     Raises whatever Megatron-Core raises for a layout that it cannot run.
@@ -55,7 +55,7 @@ def stage_parameters(hf: dict[str, Any], layout: Layout) -> list[int]:
                 initialize_parallel(layout, seed=0)
             assert parallel_state.get_pipeline_model_parallel_rank() == stage
             with torch.device("meta"):
-                chunks = build_chunks(hf, layout)
+                chunks = build_chunks(hf, layout, next_tokens=next_tokens)
             layers += sum(len(chunk.decoder.layers) for chunk in chunks)
             counts.append(sum(p.numel() for chunk in chunks for p in chunk.parameters()))
         finally:
@@ -127,10 +127,10 @@ def planned(hf: dict[str, Any], sizes: dict[str, Any]) -> list[int] | str:
         return str(error)
 
 
-def built(hf: dict[str, Any], sizes: dict[str, Any]) -> list[int] | str:
+def built(hf: dict[str, Any], sizes: dict[str, Any], next_tokens: bool = False) -> list[int] | str:
     """Megatron-Core's parameters on each stage, or what it raised."""
     try:
-        return stage_parameters(hf, Layout(**sizes))
+        return stage_parameters(hf, Layout(**sizes), next_tokens)
     except (AssertionError, ValueError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"[:300]
 

@@ -43,12 +43,16 @@ def make_model(
     replay_routing: bool = False,
     initialised: bool = False,
     offload: OffloadSpec = NOTHING,
+    next_tokens: bool = False,
 ) -> PolicyModel:
     parallel = Layout(world=dist.get_world_size(), **layout)
     if not initialised:
         initialize_parallel(parallel, SEED)
     batching = MicroBatching(4, max_tokens)
-    setup = ModelSetup(hf, parallel, SeededWeights(hf, SEED), batching, recompute=recompute, offload=offload)
+    setup = ModelSetup(
+        hf, parallel, SeededWeights(hf, SEED), batching,
+        recompute=recompute, offload=offload, next_tokens=next_tokens,
+    )  # fmt: skip
     return PolicyModel(setup, OptimizerSpec(lr=lr), 100, replay_routing=replay_routing)
 
 

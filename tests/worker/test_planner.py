@@ -35,8 +35,10 @@ def _ask(function: str, **arguments: Any) -> Any:
 )  # fmt: skip
 def test_parameters_of_deepseek_v3_on_each_stage_equal_megatrons(sizes: dict[str, int]) -> None:
     hf = architecture("deepseek-v3")
-    stages = stage_memory(ModelShape.from_hf(hf), Layout(world=256, **sizes), Workload(8192))
-    assert _ask("built", hf=hf, sizes={"world": 256} | sizes) == [stage.weights // 2 for stage in stages]
+    layout, guessing = Layout(world=256, **sizes), sizes.get("context") == 4
+    stages = stage_memory(ModelShape.from_hf(hf), layout, Workload(8192), next_tokens=guessing)
+    found = _ask("built", hf=hf, sizes={"world": 256} | sizes, next_tokens=guessing)
+    assert found == [stage.weights // 2 for stage in stages]
 
 
 def test_random_layouts_are_accepted_exactly_when_megatron_can_build_them() -> None:

@@ -22,6 +22,12 @@ class ModelSpec(Model):
         "lets the operator plan memory before any pod exists",
     )
 
+    multi_token_prediction: bool = Field(
+        False,
+        description="DeepSeek-V3's layer that guesses the token after the next: load it, train it on the "
+        "answers (it alone, the policy learns nothing from it), send and export it; else it is left out",
+    )
+
     @field_validator("path")
     @classmethod
     def _known_preset(cls, path: str) -> str:

@@ -128,6 +128,7 @@ def training_pool(spec: GRPOJobSpec, pool: RolloutTemplate, model: ModelShape) -
         critic=spec.algorithm.critic is not None,
         precision=BF16 if trainer.device == Device.CUDA else FP32,
         offload=trainer.offload,
+        next_tokens=spec.model.multi_token_prediction,
     )
 
 

@@ -12,6 +12,7 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from grpo_operator.api.layout import Layout
 from grpo_worker.megatron.config_map import mcore_config
 from grpo_worker.megatron.layer_spec import block_spec
+from grpo_worker.megatron.next_layer import add_layer
 
 _RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
@@ -46,21 +47,23 @@ def build_chunks(
     layout: Layout,
     dtype: torch.dtype = torch.float32,
     recompute: bool = False,
+    next_tokens: bool = False,
     **overrides: Any,
 ) -> list[GPTModel]:
     """The model chunks of this rank's pipeline stage, with weights that are not yet loaded.
 
     One chunk, or ``layout.virtual_pipeline`` of them. ``recompute``: keep only each layer's input,
-    and compute the layer again in the backward pass.
+    and compute the layer again in the backward pass. ``next_tokens``: with the layer of multi-token
+    prediction on the last stage.
     """
     fields = (_RECOMPUTE if recompute else {}) | overrides
     config = mcore_config(hf, layout, dtype, **fields)
     virtual = layout.virtual_pipeline
     stages = range(virtual) if virtual > 1 else [None]
-    return [_chunk(hf, config, stage) for stage in stages]
+    return [_chunk(hf, config, stage, next_tokens) for stage in stages]
 
 
-def _chunk(hf: dict[str, Any], config: Any, vp_stage: int | None) -> GPTModel:
+def _chunk(hf: dict[str, Any], config: Any, vp_stage: int | None, next_tokens: bool) -> GPTModel:
     ends: dict[str, Any] = {"ignore_virtual": vp_stage is None, "vp_stage": vp_stage}
     model = GPTModel(
         config,
@@ -74,6 +77,8 @@ def _chunk(hf: dict[str, Any], config: Any, vp_stage: int | None) -> GPTModel:
         post_process=parallel_state.is_pipeline_last_stage(**ends),
         vp_stage=vp_stage,
     )
+    if next_tokens and model.post_process:
+        add_layer(model, vp_stage)
     if torch.cuda.is_available():
         model.cuda()  # a few parts of Megatron-Core start on the host
     return model

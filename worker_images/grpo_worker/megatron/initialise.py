@@ -32,7 +32,10 @@ class SeededWeights:
     name, so every layout starts from the same weights."""
 
     def __init__(self, hf: dict[str, Any], seed: int) -> None:
-        self._shapes = family_of(hf).shapes(hf)
+        family = family_of(hf)
+        self._shapes = family.shapes(hf)
+        if hf.get("num_nextn_predict_layers"):
+            self._shapes = self._shapes | family.next_layer(hf)
         self._std = float(hf["initializer_range"])
         self._seed = seed
 

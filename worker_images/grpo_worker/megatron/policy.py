@@ -12,6 +12,7 @@ from grpo_worker.megatron import vocab_parallel, weights
 from grpo_worker.megatron.build import build_chunks
 from grpo_worker.megatron.checkpoint import Part
 from grpo_worker.megatron.expert_load import ExpertLoad
+from grpo_worker.megatron.next_tokens import FACTOR, NextTokens
 from grpo_worker.megatron.optimizer import Trainable, frozen_weights
 from grpo_worker.megatron.replay import RoutingReplay
 from grpo_worker.megatron.runner import (
@@ -44,7 +45,11 @@ class PolicyModel:
         self.layout = setup.layout
         self.family = setup.family
         replay = {"moe_enable_routing_replay": True} if replay_routing else {}
-        chunks = build_chunks(setup.hf, setup.layout, setup.dtype, setup.recompute, **replay)
+        if setup.next_tokens:
+            self.family.next_layer(setup.hf)  # raises for models without one
+        chunks = build_chunks(
+            setup.hf, setup.layout, setup.dtype, setup.recompute, setup.next_tokens, **replay
+        )
         weights.load(chunks, self.family, setup.reader)
         self.trainable = Trainable(chunks, optimizer, total_steps, setup.offload)
         self.reference: list[Any] = []
@@ -54,6 +59,7 @@ class PolicyModel:
             self.reference = [chunk.eval().requires_grad_(False) for chunk in frozen]
             weights.load(self.reference, self.family, setup.reader)
             self.reference_weights = frozen_weights(self.reference, setup.offload)
+        self._next = NextTokens(chunks, setup.hf) if setup.next_tokens else None
         self._runner = Runner(setup.layout, setup.batching)
         self._expert_load = ExpertLoad(chunks)
         self._replay = RoutingReplay(chunks) if replay_routing else None
@@ -80,10 +86,9 @@ class PolicyModel:
         """Make the policy of this moment the reference."""
         with self.trainable.weights.here(), self.reference_weights.here():
             for new, old in zip(self.chunks, self.reference, strict=True):
-                for (_, source), (_, target) in zip(
-                    weights.named_tensors(new), weights.named_tensors(old), strict=True
-                ):
-                    target.copy_(source)
+                current = dict(weights.named_tensors(new))
+                for name, target in weights.named_tensors(old):
+                    target.copy_(current[name])
 
     def log_probs(
         self, batch: Batch, temperature: float, reference: bool = False, with_entropy: bool = False
@@ -143,11 +148,19 @@ class PolicyModel:
         def losses(logits: torch.Tensor, part: MicroBatch, width: int) -> tuple[torch.Tensor, torch.Tensor]:
             log_prob = _log_prob_rows(logits, part, temperature, width)
             entropy = _entropy_rows(logits, part, temperature, width) if loss.entropy_coef else None
-            return _loss(log_prob, entropy, part.columns, loss, kl_coef)
+            total, figures = _loss(log_prob, entropy, part.columns, loss, kl_coef)
+            if self._next is None:
+                return total, figures
+            guess = self._next.loss(part, width)
+            return total + FACTOR * guess, torch.cat([figures, guess.detach()[None]])
 
-        found = self._replayed(
-            lambda around: self._runner.update(self.trainable, batch, losses, _NAMES, around)
-        )
+        names = _NAMES if self._next is None else (*_NAMES, "mtp_loss")
+        with self.trainable.weights.here():
+            if self._next is not None:
+                self._next.begin()
+            found = self._replayed(
+                lambda around: self._runner.update(self.trainable, batch, losses, names, around)
+            )
         return {f"actor/{name}": value for name, value in found.items()} | self._expert_load.take()
 
 

@@ -171,11 +171,12 @@ def to_device(batch: Batch) -> Batch:
 
 def _forward(model: Any, micro: MicroBatch) -> torch.Tensor:
     ids, positions = context_slice(micro.input_ids), context_slice(micro.position_ids)
-    output: torch.Tensor = model(ids, positions, None, packed_seq_params=_packed(micro))
+    output: torch.Tensor = model(ids, positions, None, packed_seq_params=packed_params(micro))
     return output
 
 
-def _packed(micro: MicroBatch) -> PackedSeqParams | None:
+def packed_params(micro: MicroBatch) -> PackedSeqParams | None:
+    """Where the sequences of a packed micro-batch begin and end; None when it is padded."""
     if not micro.bounds:
         return None
     # On the host: Megatron-Core reads the bounds in every layer, which would stall a GPU.

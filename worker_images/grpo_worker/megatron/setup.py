@@ -19,7 +19,7 @@ class ModelSetup:
 
     ``dtype``: of weights and activations; gradients and the optimizer's state are fp32.
     ``recompute``: keep only each layer's input for the backward pass. ``offload``: what waits in host
-    memory while another role computes.
+    memory while another role computes. ``next_tokens``: train the layer of multi-token prediction too.
     """
 
     hf: dict[str, Any]
@@ -29,6 +29,7 @@ class ModelSetup:
     dtype: torch.dtype = torch.float32
     recompute: bool = False
     offload: OffloadSpec = OffloadSpec()
+    next_tokens: bool = False
 
     @property
     def family(self) -> Family:

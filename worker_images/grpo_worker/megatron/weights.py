@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 
-from grpo_worker.megatron.families.family import Family
+from grpo_worker.megatron.families.family import NEXT_NAMES, Family
 from grpo_worker.megatron.initialise import WeightReader
+from grpo_worker.megatron.next_layer import NAME as NEXT
 from grpo_worker.megatron.value_head import NAME as VALUE_HEAD
 from grpo_worker.megatron.value_head import ValueHead
 
@@ -61,8 +62,15 @@ def hf_names(model: Any, family: Family, name: str) -> tuple[str, ...]:
     if name in _GLOBAL:
         tied = name == "output_layer.weight" and model.share_embeddings_and_output_weights
         return ("model.embed_tokens.weight" if tied else _GLOBAL[name],)
-    _, _, index, rest = name.split(".", 3)
-    layer = model.decoder.layers[int(index)]
+    if name.startswith(f"{NEXT}."):
+        rest = name.removeprefix(f"{NEXT}.")
+        layer = getattr(model, NEXT).transformer_layer
+        if rest in NEXT_NAMES:
+            return (f"model.layers.{layer.layer_number - 1}.{NEXT_NAMES[rest]}",)
+        rest = rest.removeprefix("transformer_layer.")
+    else:
+        _, _, index, rest = name.split(".", 3)
+        layer = model.decoder.layers[int(index)]
     prefix = f"model.layers.{layer.layer_number - 1}."
     if not rest.startswith(_EXPERT):
         return tuple(prefix + part for part in family.layer_names[rest])

@@ -97,6 +97,7 @@ class TrainerWorker:
             torch.bfloat16 if torch.cuda.is_available() else torch.float32,
             recompute=trainer.recompute == "full",
             offload=trainer.offload,
+            next_tokens=spec.model.multi_token_prediction,
         )
         self._policy = PolicyModel(
             setup,

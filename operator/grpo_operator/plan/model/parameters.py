@@ -75,6 +75,13 @@ def head(model: ModelShape) -> Count:
     return Count(0 if model.tied else model.vocabulary * model.hidden, model.hidden)
 
 
+def next_layer(model: ModelShape) -> Count:
+    """The multi-token-prediction layer: one more layer, three norms, and a projection of two hidden
+    states to one. Embedding and output projection are the model's."""
+    around = Count(split=2 * model.hidden * model.hidden, whole=3 * model.hidden)
+    return layer(model, model.layers) + around
+
+
 def total(model: ModelShape) -> Count:
     """The whole model, without multi-token-prediction layers."""
     count = embedding(model) + head(model)

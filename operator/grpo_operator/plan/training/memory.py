@@ -71,6 +71,7 @@ def stage_memory(
     critic: bool = False,
     snapshots: int = 0,
     fused_optimizer: bool = True,
+    next_tokens: bool = False,
 ) -> tuple[StageMemory, ...]:
     """Memory of each stage.
 
@@ -78,7 +79,7 @@ def stage_memory(
     policy's size whose weights are there too; ``critic``: so is a critic with all its state.
     ``snapshots``: copies of the rank's checkpoint shard that stay in host memory.
     ``fused_optimizer``: Adam of Transformer Engine or Apex; PyTorch's own needs an fp32 copy of the
-    shard while it steps.
+    shard while it steps. ``next_tokens``: the policy trains its multi-token-prediction layer.
     Raises ValueError when the layers cannot be cut into the stages.
     """
     offload = offload or OffloadSpec()
@@ -87,22 +88,28 @@ def stage_memory(
     result = []
     for index, layers in enumerate(stages):
         count = _stage_count(model, layers, index, layout.pipeline)
-        local, shard = _local(count, layout), _sharded(count, layout)
-        one, state = local * precision.weights, shard * precision.optimizer
+        guessing = next_tokens and index == layout.pipeline - 1
+        added = parameters.next_layer(model) if guessing else Count()
+        one, local = _local(count, layout) * precision.weights, _local(count + added, layout)
+        others = _local(count, layout) * (models - 1)  # the critic's
+        shard = _sharded(count + added, layout) + _sharded(count, layout) * (models - 1)
+        state = shard * precision.optimizer
         # One role computes at a time; its update needs all of it, but Adam's state for the step alone.
-        weights = one * (1 if offload.parameters else models)
-        gradients = local * precision.gradients * (1 if offload.gradients else models)
-        kept, working = _activations(model, layout, workload, layers, index)
-        stepping = (state if offload.optimizer else 0) + (0 if fused_optimizer else _STEP * models * shard)
-        moved = one * (models + frozen) * offload.parameters + models * state * offload.optimizer
-        checkpoint = models * shard * (precision.weights + precision.optimizer)
+        weights = (local + (0 if offload.parameters else others)) * precision.weights
+        gradients = (local + (0 if offload.gradients else others)) * precision.gradients
+        kept, working = _activations(model, layout, workload, layers, index, guessing)
+        stepping = _sharded(count + added, layout) * precision.optimizer if offload.optimizer else 0
+        stepping += 0 if fused_optimizer else _STEP * shard
+        moved = ((local + others) * precision.weights + one * frozen) * offload.parameters
+        moved += state * offload.optimizer
+        checkpoint = shard * (precision.weights + precision.optimizer)
         result.append(
             StageMemory(
                 stage=index,
                 layers=len(layers),
                 weights=weights,
                 gradients=gradients,
-                optimizer=0 if offload.optimizer else models * state,
+                optimizer=0 if offload.optimizer else state,
                 activations=kept,
                 working=max(working, stepping - kept),
                 frozen=0 if offload.parameters else one * frozen,
@@ -138,13 +145,21 @@ def _sharded(count: Count, layout: Layout) -> int:
 
 
 def _activations(
-    model: ModelShape, layout: Layout, workload: Workload, layers: tuple[int, ...], stage: int
+    model: ModelShape,
+    layout: Layout,
+    workload: Workload,
+    layers: tuple[int, ...],
+    stage: int,
+    guessing: bool,
 ) -> tuple[int, int]:
-    """Kept by the micro-batches in flight, and on top of it: the logits, or a layer's backward."""
+    """Kept by the micro-batches in flight, and on top of it: the logits, or a layer's backward.
+    ``guessing``: one more layer with logits of its own."""
+    layers = (*layers, model.layers) if guessing else layers
     each = [layer_activations(model, layout, workload, index) for index in layers]
     flight = _in_flight(layout, stage, workload.micro_batches)
     kept = sum(part.kept for part in each) * flight // layout.virtual_pipeline
     logits = logits_bytes(model, layout, workload) if stage == layout.pipeline - 1 else 0
+    logits *= 2 if guessing else 1
     return kept, max([part.working for part in each] + [logits])
 
 

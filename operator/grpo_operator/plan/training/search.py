@@ -42,6 +42,7 @@ class TrainingPool:
     critic: bool = False
     precision: Precision = BF16
     offload: OffloadSpec = field(default_factory=OffloadSpec)
+    next_tokens: bool = False
 
     def workload(self, layout: Layout) -> Workload:
         if self.max_tokens:
@@ -60,6 +61,7 @@ class TrainingPool:
             frozen=self.frozen,
             critic=self.critic,
             offload=self.offload,
+            next_tokens=self.next_tokens,
         )
 
     def cost(self, layout: Layout) -> StepCost:

@@ -116,6 +116,13 @@ def _mlp_shapes(hf: dict[str, Any], layer: int) -> Shapes:
     return shapes
 
 
+def _next_shapes(hf: dict[str, Any]) -> Shapes:
+    hidden = hf["hidden_size"]
+    own: Shapes = {"enorm.weight": (hidden,), "hnorm.weight": (hidden,), "shared_head.norm.weight": (hidden,)}
+    own["eh_proj.weight"] = (hidden, 2 * hidden)
+    return own | _layer_shapes(hf, hf["num_hidden_layers"])
+
+
 DEEPSEEK_V3 = Family(
     "deepseek_v3",
     _fields,
@@ -136,4 +143,5 @@ DEEPSEEK_V3 = Family(
         ),
         "mlp.shared_experts.linear_fc2.weight": ("mlp.shared_experts.down_proj.weight",),
     },
+    next_shapes=_next_shapes,
 )

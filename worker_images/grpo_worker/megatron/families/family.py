@@ -14,13 +14,15 @@ class Family:
     ``fields``: config.json -> fields of Megatron-Core's configuration.
     ``layer_shapes``: (config.json, layer) -> names below ``model.layers.N.`` and their shapes.
     ``layer_names``: a local Megatron tensor of a layer -> the Hugging Face tensors that it holds,
-    in order. Experts and ``linear_qkv`` have rules of their own (weights.py).
+    in order. ``next_shapes``: names below ``model.layers.N.`` of the multi-token-prediction layer, N being
+    the number of layers. Experts and ``linear_qkv`` have rules of their own (weights.py).
     """
 
     model_type: str
     fields: Callable[[dict[str, Any]], dict[str, Any]]
     layer_shapes: Callable[[dict[str, Any], int], Shapes]
     layer_names: Mapping[str, tuple[str, ...]]
+    next_shapes: Callable[[dict[str, Any]], Shapes] | None = None
 
     def shapes(self, hf: dict[str, Any]) -> Shapes:
         """Name and shape of each tensor as a checkpoint of this family stores them."""
@@ -33,6 +35,20 @@ class Family:
             shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in parts.items()}
         return shapes
 
+    def next_layer(self, hf: dict[str, Any]) -> Shapes:
+        """Name and shape of each tensor of the multi-token-prediction layer.
+
+        Raises ValueError for models without one, or with several.
+        """
+        layers = hf.get("num_nextn_predict_layers") or 0
+        if self.next_shapes is None or layers != 1 or hf.get("tie_word_embeddings"):
+            raise ValueError(
+                f"spec.model.multiTokenPrediction: needs a deepseek_v3 model with num_nextn_predict_layers=1 "
+                f"and an output projection of its own, got {self.model_type} with {layers}: set it to false"
+            )
+        prefix = f"model.layers.{hf['num_hidden_layers']}."
+        return {prefix + name: shape for name, shape in self.next_shapes(hf).items()}
+
 
 def gated(prefix: str, hidden: int, width: int) -> Shapes:
     """The three matrices of a gated MLP."""
@@ -42,6 +58,14 @@ def gated(prefix: str, hidden: int, width: int) -> Shapes:
         prefix + "down_proj.weight": (hidden, width),
     }
 
+
+# What multi-token prediction has around its layer.
+NEXT_NAMES: dict[str, str] = {
+    "enorm.weight": "enorm.weight",
+    "hnorm.weight": "hnorm.weight",
+    "eh_proj.weight": "eh_proj.weight",
+    "final_layernorm.weight": "shared_head.norm.weight",
+}
 
 # Names that the families share.
 COMMON_NAMES: dict[str, tuple[str, ...]] = {
