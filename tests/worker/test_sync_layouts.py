@@ -1,0 +1,36 @@
+"""What the sync planner takes trainer ranks to hold is what real ranks hold."""
+
+import pytest
+import ranks
+from tiny_models import tiny_model
+
+from grpo_operator.api.layout import Layout
+from grpo_operator.plan.training.stages import stage_layers
+from grpo_worker.weightsync.planner.layouts import trainer_side
+
+
+@pytest.mark.parametrize(
+    ("world", "sizes"),
+    [
+        (2, {"tensor": 2, "expert_tensor": 2}),
+        (2, {"pipeline": 2, "layers_in_first_stage": 3}),
+        (4, {"tensor": 2, "pipeline": 2, "expert": 2}),
+        (4, {"tensor": 2, "context": 2, "expert": 4}),
+        (4, {"expert": 2}),
+    ],
+    ids=str,
+)
+def test_the_trainers_side_is_what_ranks_hold(world: int, sizes: dict[str, int]) -> None:
+    hf, layout = tiny_model("deepseek_v3"), Layout(world=world, **sizes)
+    stages = {n: s for s, layers in enumerate(stage_layers(hf["num_hidden_layers"], layout)) for n in layers}
+    planned = {
+        (part.tensor, part.box.top, part.box.bottom, part.box.left, part.box.right, rank)
+        for part in trainer_side(hf, layout, stages.__getitem__)
+        for rank in part.ranks
+    }
+    real = {
+        (*part, rank)
+        for rank, parts in enumerate(ranks.run("sync_cases:held", world, layout=sizes))
+        for part in parts
+    }
+    assert planned == real

@@ -1,0 +1,108 @@
+"""What a trainer of a given layout holds, and what SGLang engines of a given shape want (pure).
+
+The rules of Megatron-Core and of SGLang for the tensors of DeepSeek-V3; for planning ahead of any rank.
+A test compares the trainer's side with what real ranks hold.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_operator.api.layout import Layout
+from grpo_worker.megatron.families.known import family_of
+from grpo_worker.weightsync.planner.regions import Box, Held, Tensor, Wanted
+
+# Which dimension tensor parallelism cuts; what is not named is whole on every rank.
+_ROWS = ("embed_tokens.weight", "lm_head.weight", "q_proj.weight", "q_b_proj.weight", "kv_b_proj.weight",
+         "gate_proj.weight", "up_proj.weight")  # fmt: skip
+_COLUMNS = ("o_proj.weight", "down_proj.weight")
+_NOT_FP8 = ("embed_tokens.weight", "lm_head.weight", "mlp.gate.weight", "norm.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineShape:
+    """``tensor``: GPUs of an engine; ``expert``: over how many of them experts are dealt out;
+    ``attention``: over how many of them the rest is cut (1: whole on each, SGLang's dp-attention)."""
+
+    tensor: int
+    expert: int
+    attention: int = 1
+
+
+def tensors_of(hf: Mapping[str, Any], fp8: bool = False) -> dict[str, Tensor]:
+    """Every tensor of the model as it travels."""
+    found = {}
+    for name, shape in family_of(dict(hf)).shapes(dict(hf)).items():
+        rows, columns = (shape[0], shape[1] if len(shape) > 1 else 1)
+        if name.endswith("e_score_correction_bias"):
+            found[name] = Tensor(rows, columns, 32)
+        elif fp8 and len(shape) == 2 and not name.endswith(_NOT_FP8):
+            found[name] = Tensor(rows, columns, 8, scaled=True)
+        else:
+            found[name] = Tensor(rows, columns)
+    return found
+
+
+def trainer_side(hf: Mapping[str, Any], layout: Layout, stage_of: Callable[[int], int]) -> Iterator[Held]:
+    """Parts with the ranks that hold them. ``stage_of``: layer -> pipeline stage.
+
+    Ranks are numbered as Megatron-Core does: tensor parallelism innermost, then context, data, pipeline;
+    of experts: expert-tensor, expert, expert-data, pipeline.
+    """
+    stage_size = layout.world // layout.pipeline
+    for name, tensor in tensors_of(hf).items():
+        base = _stage(name, layout, stage_of) * stage_size
+        expert = _expert(name)
+        if expert is None:
+            cut, copies = layout.tensor, stage_size // layout.tensor
+            ranks = [[base + copy * cut + i for copy in range(copies)] for i in range(cut)]
+        else:
+            cut = layout.expert_tensor
+            owner = expert * layout.expert // hf["n_routed_experts"]
+            first = base + owner * cut
+            stride = layout.expert * cut
+            ranks = [[first + copy * stride + i for copy in range(layout.expert_data)] for i in range(cut)]
+        yield from (Held(name, box, tuple(who)) for box, who in _cut(name, tensor, ranks))
+
+
+def engine_side(hf: Mapping[str, Any], engine: EngineShape, engines: int) -> Iterator[Wanted]:
+    """Parts with the GPUs that want them, numbered engine by engine."""
+    starts = [number * engine.tensor for number in range(engines)]
+    inside = engine.tensor // engine.expert  # GPUs that share an expert
+    for name, tensor in tensors_of(hf).items():
+        expert = _expert(name)
+        if expert is None:
+            cut = engine.attention
+            own = [[i + copy * cut for copy in range(engine.tensor // cut)] for i in range(cut)]
+        else:
+            owner = expert * engine.expert // hf["n_routed_experts"]
+            own = [[owner * inside + i] for i in range(inside)]
+        ranks = [[start + i for start in starts for i in who] for who in own]
+        yield from (Wanted(name, box, tuple(who)) for box, who in _cut(name, tensor, ranks))
+
+
+def _cut(name: str, tensor: Tensor, ranks: list[list[int]]) -> Iterator[tuple[Box, list[int]]]:
+    """Equal parts along the dimension that tensor parallelism cuts, part i for ranks[i]."""
+    parts = len(ranks)
+    if parts == 1 or not name.endswith(_ROWS + _COLUMNS):
+        yield tensor.box, sorted(rank for who in ranks for rank in who)
+        return
+    for i, who in enumerate(ranks):
+        if name.endswith(_ROWS):
+            step = tensor.rows // parts
+            yield Box(i * step, (i + 1) * step, 0, tensor.columns), who
+        else:
+            step = tensor.columns // parts
+            yield Box(0, tensor.rows, i * step, (i + 1) * step), who
+
+
+def _stage(name: str, layout: Layout, stage_of: Callable[[int], int]) -> int:
+    if name.startswith("model.layers."):
+        return stage_of(int(name.split(".")[2]))
+    return 0 if name.startswith("model.embed_tokens") else layout.pipeline - 1
+
+
+def _expert(name: str) -> int | None:
+    if ".mlp.experts." not in name:
+        return None
+    return int(name.split(".mlp.experts.")[1].split(".")[0])
