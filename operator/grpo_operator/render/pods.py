@@ -50,7 +50,8 @@ class PodParts:
         command = f"exec {PYTHON} -m grpo_worker.weightsync.main {arguments}"
         agent = self.container("agent", image, AGENT_RESOURCES, command=command)
         agent["ports"] = [{"name": "agent", "containerPort": AGENT_PORT}]
-        agent["livenessProbe"] = probe("/healthz", AGENT_PORT, period=10, failures=18)  # it imports torch first
+        # Long enough to import torch on a busy node.
+        agent["livenessProbe"] = probe("/healthz", AGENT_PORT, period=10, failures=18)
         return agent
 
     def container(
