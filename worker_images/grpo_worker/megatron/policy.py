@@ -70,8 +70,8 @@ class PolicyModel:
         return self.trainable.chunks
 
     def shards(self) -> list[weights.Shard]:
-        """Boxes of the policy's weights that this rank owns; read them while those are on the device
-        (``trainable.weights``)."""
+        """Boxes of the policy's weights that this rank owns; ask for them and read them while those are on
+        the device (``trainable.weights``)."""
         return [shard for shard in weights.shards(self.chunks, self.family) if shard.owner]
 
     def parts(self, with_reference: bool) -> list[Part]:

@@ -113,7 +113,8 @@ class TrainerWorker:
         parts = self._policy.parts(algorithm.refresh_reference_steps is not None)
         if self._critic is not None:
             parts.append(Part("critic.", self._critic.trainable.chunks, self._critic.trainable))
-        active = active_parameters(self._policy.chunks, self._policy.family)
+        with self._policy.trainable.weights.here():
+            active = active_parameters(self._policy.chunks, self._policy.family)
         self._flops = ModelFlops(active, attention_width(config["hf"]))
         origin = Origin(model_digest(config["hf"]), str(layout))
         self._parts = parts
@@ -205,8 +206,8 @@ class TrainerWorker:
         """Leave this rank's slices in the pod's shared memory; returns their digest."""
         from grpo_worker.weightsync.manifest import publish
 
-        parts = [(s.name, s.shape, s.dim, s.offset, s.tensor) for s in self._policy.shards()]
         with self._policy.trainable.weights.here():
+            parts = [(s.name, s.shape, s.dim, s.offset, s.tensor) for s in self._policy.shards()]
             return publish(WEIGHTS, version, self._rank, self._world, parts).digest
 
     @register(Dispatch.ONE_TO_ALL)
