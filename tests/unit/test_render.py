@@ -88,7 +88,8 @@ def test_pools_and_services_follow_the_job() -> None:
     spec = spec_of(manifest)
     service = rollout_service(manifest, pool_of(spec_of(manifest)))
     assert service["spec"]["publishNotReadyAddresses"] is True
-    assert owned_pool(manifest, spec, pool_of(spec))["spec"]["model"]["path"] == "preset:tiny-moe"
+    model = owned_pool(manifest, spec, pool_of(spec))["spec"]["model"]
+    assert model == {"path": "preset:tiny-moe", "multiTokenPrediction": False}
     config = yaml.safe_load(job_config_map(manifest, spec, "tiny-moe-rollout", 1)["data"]["job.json"])
     assert config["rolloutService"] == "tiny-moe-rollout.default.svc.cluster.local"
     assert config["writer"] == "tiny-moe-12345678" and config["minAvailable"] == 1

@@ -15,8 +15,9 @@ from grpo_worker.data.checkpoints import Origin, directory
 from grpo_worker.data.micro_batch import Batch
 from grpo_worker.megatron import snapshot
 from grpo_worker.megatron.build import device, initialize_parallel
-from grpo_worker.megatron.checkpoint import Checkpointer, inner_optimizers
+from grpo_worker.megatron.checkpoint import Checkpointer
 from grpo_worker.megatron.initialise import SeededWeights
+from grpo_worker.megatron.optimizer import inner_optimizers
 from grpo_worker.megatron.parameter_count import active_parameters
 from grpo_worker.megatron.policy import PolicyModel
 from grpo_worker.megatron.presets import model_config

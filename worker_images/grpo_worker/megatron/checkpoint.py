@@ -27,7 +27,7 @@ from megatron.core.optimizer import distrib_optimizer
 from grpo_worker.data.checkpoints import CONTROLLER_STATE, Origin, commit, directory, prune, verify
 from grpo_worker.megatron.checkpoint_fixes import keep_step_of_torchs_adam, write_in_threads
 from grpo_worker.megatron.offload import Offloadable
-from grpo_worker.megatron.optimizer import Trainable
+from grpo_worker.megatron.optimizer import Trainable, inner_optimizers
 from grpo_worker.megatron.reshard import adapted
 
 keep_step_of_torchs_adam(distrib_optimizer)
@@ -235,12 +235,6 @@ def restore_rng(state: dict[str, Any]) -> None:
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
     tensor_parallel.get_cuda_rng_tracker().set_states(state["tracker"])
-
-
-def inner_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
-    """torch's optimizers inside Megatron-Core's."""
-    chained = getattr(optimizer, "chained_optimizers", [optimizer])
-    return [o.optimizer for o in chained if getattr(o, "optimizer", None) is not None]
 
 
 def _init_adam_state(optimizer: torch.optim.Optimizer) -> None:

@@ -80,9 +80,15 @@ class Trainable:
         for optimizer in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
             for group in getattr(optimizer, "shard_fp32_from_float16_groups", []):
                 yield from (shard for shard in group if shard is not None)
-            inner = getattr(optimizer, "optimizer", None)
-            for state in inner.state.values() if inner is not None else ():
+        for inner in inner_optimizers(self.optimizer):
+            for state in inner.state.values():
                 yield from (state[name] for name in ("exp_avg", "exp_avg_sq") if name in state)
+
+
+def inner_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
+    """torch's optimizers inside Megatron-Core's."""
+    chained = getattr(optimizer, "chained_optimizers", [optimizer])
+    return [o.optimizer for o in chained if getattr(o, "optimizer", None) is not None]
 
 
 def frozen_weights(chunks: Sequence[Any], offload: OffloadSpec) -> Offloadable:

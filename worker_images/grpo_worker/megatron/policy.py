@@ -53,12 +53,11 @@ class PolicyModel:
         weights.load(chunks, self.family, setup.reader)
         self.trainable = Trainable(chunks, optimizer, total_steps, setup.offload)
         self.reference: list[Any] = []
-        self.reference_weights = frozen_weights(self.reference, setup.offload)
         if with_reference:
             frozen = build_chunks(setup.hf, setup.layout, setup.dtype)
             self.reference = [chunk.eval().requires_grad_(False) for chunk in frozen]
             weights.load(self.reference, self.family, setup.reader)
-            self.reference_weights = frozen_weights(self.reference, setup.offload)
+        self.reference_weights = frozen_weights(self.reference, setup.offload)
         self._next = NextTokens(chunks, setup.hf) if setup.next_tokens else None
         self._runner = Runner(setup.layout, setup.batching)
         self._expert_load = ExpertLoad(chunks)

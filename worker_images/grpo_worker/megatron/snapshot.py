@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from grpo_worker.megatron.checkpoint import Part, all_here, inner_optimizers, restore_rng, rng_state
+from grpo_worker.megatron.checkpoint import Part, all_here, restore_rng, rng_state
+from grpo_worker.megatron.optimizer import inner_optimizers
 
 
 def take(parts: Sequence[Part]) -> dict[str, Any]:

@@ -43,12 +43,11 @@ def assemble(
     by_name = {tensor.name: tensor for tensor in plan.tensors}
     sizes = {name: _nbytes(tensor) for name, tensor in by_name.items()}
     groups = buckets(plan.tensors, sizes, limit)
-    reused = spare is not None and spare.plan.plan_id == plan.plan_id
+    old = spare.buckets if spare is not None and spare.plan.plan_id == plan.plan_id else ()
     found = []
     for index, names in enumerate(groups):
         size = sum(sizes[name] for name in names)
-        old = spare.buckets[index].flat if spare is not None and reused else None
-        flat = old if old is not None and len(old) == size else torch.empty(size, dtype=torch.uint8)
+        flat = old[index].flat if old else torch.empty(size, dtype=torch.uint8)
         tensors = tuple(by_name[name] for name in names)
         _fill(flat, tensors, blobs)
         found.append(Bucket(tensors, flat))
