@@ -18,7 +18,7 @@ _CPU = [
 MODEL_DIRECTORY = "/tmp/model"  # the engine's config.json; its agent reads it too
 CPU_ENGINE_ENV = {
     "SGLANG_USE_CPU_ENGINE": "1",
-    "SGLANG_PLUGINS": "grpo_cpu",
+    "SGLANG_PLUGINS": "grpo_cpu,grpo_weights",
     "TORCHDYNAMO_DISABLE": "1",  # inductor would need a C++ compiler in the image
 }
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 
+from grpo_worker.weightsync.inside.request import MARK, DirectLoad
 from grpo_worker.weightsync.manifest import digest
 from grpo_worker.weightsync.plan import TensorPlan
 
@@ -32,9 +33,12 @@ class Engine:
         """The version that the server reports; ``default`` before the first update."""
         return str(self._call("GET", "/model_info")["weight_version"])
 
-    def join_group(self, address: str, port: int, group: str, world: int) -> None:
-        """Join the update group as rank 1 and up; returns when the group is complete."""
-        self._call(
+    def join_group(self, address: str, port: int, group: str, world: int) -> bool:
+        """Join the update group as rank 1 and up; returns when the group is complete.
+
+        True for an engine that takes direct loads.
+        """
+        answer = self._call(
             "POST",
             "/init_weights_update_group",
             master_address=address,
@@ -44,6 +48,7 @@ class Engine:
             group_name=group,
             backend="gloo",
         )
+        return MARK in str(answer.get("message", ""))
 
     def leave_group(self, group: str) -> None:
         self._call("POST", "/destroy_weights_update_group", group_name=group)
@@ -64,17 +69,34 @@ class Engine:
 
     def receive(self, group: str, tensors: Sequence[TensorPlan], version: str | None) -> None:
         """Receive one flattened bucket by broadcast; ``version`` is set with the last one."""
-        body: dict[str, Any] = {
+        body = self._tensors(group, tensors) | {
+            "load_format": "flattened_bucket", "flush_cache": version is not None
+        }  # fmt: skip
+        if version is not None:
+            body["weight_version"] = version
+        self._call("POST", "/update_weights_from_distributed", **body)
+
+    @staticmethod
+    def _tensors(group: str, tensors: Sequence[TensorPlan]) -> dict[str, Any]:
+        return {
             "names": [tensor.name for tensor in tensors],
             "dtypes": [tensor.dtype for tensor in tensors],
             "shapes": [list(tensor.shape) for tensor in tensors],
             "group_name": group,
-            "load_format": "flattened_bucket",
-            "flush_cache": version is not None,
         }
-        if version is not None:
-            body["weight_version"] = version
-        self._call("POST", "/update_weights_from_distributed", **body)
+
+    def receive_all(
+        self, group: str, tensors: Sequence[TensorPlan], version: str, load: DirectLoad
+    ) -> dict[str, Any]:
+        """Receive a whole version, bucket after bucket, straight into the parameters.
+
+        Returns what the engine did: copies, byLoader, recorded, seconds.
+        """
+        body = self._tensors(group, tensors) | {
+            "load_format": load.to_load_format(), "flush_cache": True, "weight_version": version
+        }  # fmt: skip
+        answer = self._call("POST", "/update_weights_from_distributed", **body)
+        return dict(json.loads(answer["message"]))
 
     def checksum(self) -> str:
         """Digest over the checksums of all weights inside the engine, rank by rank."""

@@ -26,6 +26,7 @@ class UpdateGroup:
 
     def __init__(self, engine: Engine, name: str, engine_ranks: int, timeout: float) -> None:
         self.name = name
+        self.direct = False  # does the engine take direct loads?
         world = engine_ranks + 1
         limit = timedelta(seconds=timeout)
         # Port 0: the store picks a free one, so a restarted agent never meets an old listener.
@@ -34,7 +35,7 @@ class UpdateGroup:
 
         def join() -> None:
             try:
-                engine.join_group("127.0.0.1", store.port, name, world)
+                self.direct = engine.join_group("127.0.0.1", store.port, name, world)
             except Exception as error:
                 failure.append(error)
 

@@ -1,5 +1,7 @@
 """One version, whole, in a pod's memory, laid out as it is sent into the engine."""
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,15 +9,19 @@ from dataclasses import dataclass, field
 import torch
 
 from grpo_worker.weightsync.dtypes import dtype_of
+from grpo_worker.weightsync.inside.fingerprint import fingerprint
+from grpo_worker.weightsync.inside.request import DirectLoad
+from grpo_worker.weightsync.manifest import digest
 from grpo_worker.weightsync.plan import Plan, TensorPlan, buckets
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Tensors of one request. ``flat``: their bytes in order, uint8 [bytes]."""
+    """Tensors of one request. ``flat``: their bytes in order, uint8 [bytes], and their fingerprint."""
 
     tensors: tuple[TensorPlan, ...]
     flat: torch.Tensor = field(repr=False)
+    fingerprint: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +31,17 @@ class HostCopy:
     plan: Plan
     digests: list[str]
     buckets: tuple[Bucket, ...]
+
+    def direct_load(self) -> DirectLoad:
+        """The announcement of these buckets."""
+        counts = tuple(len(bucket.tensors) for bucket in self.buckets)
+        limits = hashlib.sha256(json.dumps(counts).encode()).hexdigest()[:8]
+        fingerprints = tuple(bucket.fingerprint for bucket in self.buckets)
+        return DirectLoad(f"{self.plan.plan_id}-{limits}", counts, fingerprints)
+
+    def checksum(self) -> str:
+        """Of all bytes, as an engine that has taken them directly has compared them."""
+        return digest(json.dumps([bucket.fingerprint for bucket in self.buckets]).encode())
 
 
 def assemble(
@@ -50,7 +67,7 @@ def assemble(
         flat = old[index].flat if old else torch.empty(size, dtype=torch.uint8)
         tensors = tuple(by_name[name] for name in names)
         _fill(flat, tensors, blobs)
-        found.append(Bucket(tensors, flat))
+        found.append(Bucket(tensors, flat, int(fingerprint(flat))))
     return HostCopy(plan, digests, tuple(found))
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -90,7 +91,7 @@ def buckets(tensors: Sequence[TensorPlan], sizes: dict[str, int], limit: int) ->
     names = {t.name for t in tensors}
     result: list[list[str]] = []
     used = limit + 1
-    for unit in _units(sorted(names)):
+    for unit in _units(sorted(names, key=_order)):
         size = sum(sizes[name] for name in unit)
         if used + size > limit:
             result.append([])
@@ -98,6 +99,18 @@ def buckets(tensors: Sequence[TensorPlan], sizes: dict[str, int], limit: int) ->
         result[-1].extend(unit)
         used += size
     return result
+
+
+_EXPERT = re.compile(r"(.*\.experts\.)(\d+)\.(gate|up|down)_proj\.(.*)")
+
+
+def _order(name: str) -> tuple[str, str, bool, int, str]:
+    """Experts stand as in the engine's memory, so that those of a layer are copied as one piece."""
+    match = _EXPERT.fullmatch(name)
+    if match is None:
+        return name, "", False, 0, ""
+    prefix, number, half, kind = match.groups()
+    return prefix, kind, half == "down", int(number), half
 
 
 def _units(names: Sequence[str]) -> list[list[str]]:

@@ -1,0 +1,155 @@
+"""SGLang plugin: direct loads through the engine's own update route (0.5.16 to 0.5.23).
+
+An update group is joined as ever; the answer then carries a mark, by which the agent knows that this
+engine takes a whole version in one request of ``/update_weights_from_distributed``, announced by its
+``load_format``. Requests of any other form are SGLang's own business.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from grpo_worker.weightsync.inside.loader import DirectLoader, DirectLoadError, Report, Spec
+from grpo_worker.weightsync.inside.request import MARK, PREFIX, DirectLoad
+
+_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater."
+_loaders: dict[int, DirectLoader] = {}
+
+
+def register() -> None:
+    """Entry point of the group ``sglang.srt.plugins``."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    hooks: dict[str, Callable[..., Any]] = {"init_weights_update_group": _joined}
+    if tuple(int(part) for part in version("sglang").split(".")[:3]) >= (0, 5, 21):
+        hooks |= {"receive_weights_from_distributed": _receive, "load_weights_from_distributed": _load}
+    else:
+        hooks["update_weights_from_distributed"] = _update
+    for name, hook in hooks.items():
+        HookRegistry.register(_UPDATER + name, hook, HookType.AROUND)
+
+
+@dataclass(frozen=True, slots=True)
+class _Announced:
+    """A direct load that is received while it is loaded."""
+
+    request: DirectLoad
+    buckets: list[list[Spec]]
+    group: Any
+
+
+def _joined(original: Callable[..., Any], updater: Any, *args: Any, **kwargs: Any) -> Any:
+    success, message = original(updater, *args, **kwargs)
+    # A draft model takes the same weights a second time, which a stream of buckets is not there for.
+    drafts = getattr(updater.get_model_runner().server_args, "speculative_algorithm", None)
+    return success, f"{message} {MARK}" if success and not drafts else message
+
+
+def _receive(
+    original: Callable[..., Any], updater: Any, *, load_format: str | None = None, **fields: Any
+) -> Any:
+    if not (load_format or "").startswith(PREFIX):
+        return original(updater, load_format=load_format, **fields)
+    return _announced(updater, load_format or "", **fields)
+
+
+def _load(original: Callable[..., Any], updater: Any, weights: Any) -> tuple[bool, str]:
+    if not isinstance(weights, _Announced):
+        success, message = original(updater, weights)
+        return success, message
+    return _run(updater, weights)
+
+
+def _update(
+    original: Callable[..., Any], updater: Any, names: Any, dtypes: Any, shapes: Any, group_name: Any,
+    load_format: str | None = None,
+) -> Any:  # fmt: skip
+    if not (load_format or "").startswith(PREFIX):
+        return original(updater, names, dtypes, shapes, group_name, load_format)
+    fields = {"names": names, "dtypes": dtypes, "shapes": shapes, "group_name": group_name}
+    return _run(updater, _announced(updater, load_format or "", **fields))
+
+
+def _announced(
+    updater: Any, load_format: str, *, names: Sequence[str], dtypes: Sequence[Any],
+    shapes: Sequence[Sequence[int]], group_name: str,
+) -> _Announced:  # fmt: skip
+    request = DirectLoad.from_load_format(load_format)
+    if sum(request.counts) != len(names) or 0 in request.counts:
+        raise ValueError(f"buckets of {sum(request.counts)} tensors for {len(names)} names")
+    rows = iter(zip(names, dtypes, shapes, strict=True))
+    buckets = [_bucket([next(rows) for _ in range(count)]) for count in request.counts]
+    return _Announced(request, buckets, updater._model_update_group[group_name])
+
+
+def _bucket(rows: Sequence[tuple[str, Any, Sequence[int]]]) -> list[Spec]:
+    specs, start = [], 0
+    for name, dtype, shape in rows:
+        kind = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype)
+        nbytes = torch.Size(shape).numel() * kind.itemsize
+        specs.append(Spec(name, kind, tuple(shape), start, nbytes))
+        start += nbytes
+    return specs
+
+
+def _run(updater: Any, announced: _Announced) -> tuple[bool, str]:
+    model = updater.get_model()
+    loader = _loaders.setdefault(id(model), DirectLoader(model, updater.device))
+
+    def receive(flat: torch.Tensor) -> Any:
+        return dist.broadcast(flat, src=0, group=announced.group, async_op=True)
+
+    report, problem = Report(), ""
+    try:
+        report = loader.load(announced.request, announced.buckets, receive)
+    except DirectLoadError as error:
+        problem = str(error)
+    problem = _anyones(problem or None)
+    if not problem and (untaken := _untaken(model, announced, report)):
+        problem = f"no rank of the engine took {', '.join(untaken[:5])} ({len(untaken)} tensors)"
+    if problem:
+        return False, f"direct load failed: {problem}"
+    told = {
+        "copies": report.copies, "byLoader": report.by_loader, "recorded": report.recorded,
+        "seconds": report.seconds,
+    }  # fmt: skip
+    return True, json.dumps(told)
+
+
+def _gathered(mine: Any) -> list[Any]:
+    """What every rank of the engine says."""
+    from sglang.srt.distributed import get_tp_group
+
+    group = get_tp_group()
+    if group.world_size == 1:
+        return [mine]
+    everyone = [None] * group.world_size
+    dist.all_gather_object(everyone, mine, group=group.cpu_group)
+    return everyone
+
+
+def _anyones(problem: str | None) -> str:
+    """The first problem that a rank of the engine has, or an empty text: all fail or none."""
+    told = [f"rank {rank}: {text}" for rank, text in enumerate(_gathered(problem)) if text]
+    return told[0] if told else ""
+
+
+def _untaken(model: Any, announced: _Announced, report: Report) -> list[str]:
+    """Names that no rank took: a loader that drops a tensor says nothing. Layers after the last are
+    there for engines that draft."""
+    if not any(_gathered(report.recorded)):
+        return []
+    taken = set().union(*_gathered(report.taken))
+    layers = int(model.config.num_hidden_layers)
+    names = (spec.name for bucket in announced.buckets for spec in bucket)
+    return [name for name in names if name not in taken and _layer(name) < layers]
+
+
+def _layer(name: str) -> int:
+    parts = name.split(".")
+    return int(parts[2]) if name.startswith("model.layers.") and parts[2].isdigit() else -1
