@@ -19,7 +19,7 @@ import httpx
 from grpo_operator.api.base import Device
 from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_operator.plan.names import AGENT_PORT, CONTROLLER_PORT, ENGINE_PORT, GCS_PORT, Owner
-from grpo_operator.render.engine import CPU_ENGINE_ENV, MODEL_DIRECTORY, engine_command
+from grpo_operator.render.engine import ADMIN_KEY, CPU_ENGINE_ENV, MODEL_DIRECTORY, engine_command
 
 REPO = Path(__file__).resolve().parents[2]
 TRAINER_HOST, ENGINE_HOST = "127.0.0.2", "127.0.0.1"
@@ -63,6 +63,7 @@ class OneHost:
         trainer = ["trainer", "--host", TRAINER_HOST, "--weights", str(self._weights)]
         config = f"{MODEL_DIRECTORY}/config.json"
         rollout = ["rollout", "--host", ENGINE_HOST, "--name", "engine-0", "--model-config", config]
+        rollout += ["--admin-key", ADMIN_KEY]
         self._start("trainer-agent", [*agent, *trainer])
         self._start("rollout-agent", [*agent, *rollout])
         self._await(f"http://{ENGINE_HOST}:{ENGINE_PORT}/ping", 400)
@@ -86,7 +87,7 @@ class OneHost:
             json.dumps(
                 {
                     "name": name, "namespace": "default", "spec": spec.wire(), "rolloutService": ENGINE_HOST,
-                    "minAvailable": 1, "writer": name, "store": str(store),
+                    "minAvailable": 1, "fp8": False, "writer": name, "store": str(store),
                 }
             )
         )  # fmt: skip

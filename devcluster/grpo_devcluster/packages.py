@@ -55,8 +55,8 @@ def uv() -> Path:
 
 
 def sync_environment() -> None:
-    """Make ``.venv`` agree with ``uv.lock``; does nothing when it does already."""
-    lock = (REPO / "uv.lock").read_bytes()
+    """Make ``.venv`` agree with ``uv.lock`` and the entry points; does nothing when it does already."""
+    lock = (REPO / "uv.lock").read_bytes() + (REPO / "pyproject.toml").read_bytes()
     stamp = REPO / ".venv" / ".synced"
     if stamp.exists() and stamp.read_bytes() == lock:
         return

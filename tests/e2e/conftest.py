@@ -15,7 +15,7 @@ from grpo_devcluster.install import devcluster_values, install_operator
 from grpo_devcluster.paths import JOB_DATA, KUBECONFIG, REPO
 
 ENDED = frozenset({"Succeeded", "Failed"})
-STEPS = 160
+STEPS = 112
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from grpo_devcluster.gobuild import binary
 from grpo_devcluster.install import CHART, NAMESPACE
 from grpo_devcluster.paths import REPO
 
-LAST = 48
+LAST = 32
 REFERENCE = {"poolRef": {"name": "shared"}}
 
 
@@ -54,7 +54,7 @@ def _reason(job: JobView) -> str:
 def test_two_jobs_write_in_turn_and_an_upgrade_disturbs_neither(
     kubeconfig: Path, start: Start, engine: dict[str, Any]
 ) -> None:
-    first = start("first", steps=12, rollout=REFERENCE)
+    first = start("first", steps=8, rollout=REFERENCE)
     wait_step(first, 1)
     second = start("second", steps=LAST, rollout=REFERENCE)
     until("the second waits", lambda: _reason(second) == "WaitingForPool", 30)
@@ -66,7 +66,7 @@ def test_two_jobs_write_in_turn_and_an_upgrade_disturbs_neither(
     wait_step(second, step_of(second) + 2)
     assert uids(second) == before, "the upgrade replaced a pod"
     assert second.wait(ENDED, 300)["phase"] == "Succeeded"
-    for job, steps in ((first, 12), (second, LAST)):
+    for job, steps in ((first, 8), (second, LAST)):
         lines = (store_of(job) / "ledger.jsonl").read_text().splitlines()
         entries = [json.loads(line) for line in lines]
         assert len(entries) == steps * 8 * 16

@@ -94,5 +94,5 @@ def _refusal(job: dict[str, Any]) -> str | None:
     pool, spec = pool_of(spec), with_layout(spec, layout_status(plan))
     assert all(need.count > 0 for need in job_needs(spec, pool))
     cluster = job_cluster(job, spec, pool, SETTINGS, False).wire()
-    json.dumps([cluster, job_config_map(job, spec, "x", 1)], allow_nan=False)
+    json.dumps([cluster, job_config_map(job, spec, "x", pool)], allow_nan=False)
     return None

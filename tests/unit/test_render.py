@@ -90,10 +90,13 @@ def test_pools_and_services_follow_the_job() -> None:
     assert service["spec"]["publishNotReadyAddresses"] is True
     model = owned_pool(manifest, spec, pool_of(spec))["spec"]["model"]
     assert model == {"path": "preset:tiny-moe", "multiTokenPrediction": False}
-    config = yaml.safe_load(job_config_map(manifest, spec, "tiny-moe-rollout", 1)["data"]["job.json"])
+    config = yaml.safe_load(
+        job_config_map(manifest, spec, "tiny-moe-rollout", pool_of(spec))["data"]["job.json"]
+    )
     assert config["rolloutService"] == "tiny-moe-rollout.default.svc.cluster.local"
     assert config["writer"] == "tiny-moe-12345678" and config["minAvailable"] == 1
+    assert config["fp8"] is False
     assert config["store"] == "/store/default-tiny-moe-12345678"
     suspended = job(suspend=True)
-    again = job_config_map(suspended, spec_of(suspended), "tiny-moe-rollout", 1)
-    assert again == job_config_map(manifest, spec, "tiny-moe-rollout", 1)
+    again = job_config_map(suspended, spec_of(suspended), "tiny-moe-rollout", pool_of(spec))
+    assert again == job_config_map(manifest, spec, "tiny-moe-rollout", pool_of(spec))

@@ -44,7 +44,7 @@ def test_engines_live_and_die_as_one() -> None:
     command = engine["args"][0]
     for part in ("--tp-size 32", "--ep-size 32", "--dp-size 32 --enable-dp-attention", "--nnodes 4",
                  '--node-rank "$HOST_INDEX"', '"deepseek-v3-grpo-$GROUP-$REPLICA_INDEX:20000"',
-                 "--quantization fp8"):  # fmt: skip
+                 "/models/DeepSeek-V3 /tmp/model --fp8-block128"):  # fmt: skip
         assert part in command
     fields = {e["name"]: e["valueFrom"]["fieldRef"]["fieldPath"] for e in engine["env"] if "valueFrom" in e}
     assert fields["HOST_INDEX"] == "metadata.labels['ray.io/replica-host-index']"

@@ -1,90 +1,25 @@
 """The weight plane into a real SGLang server: commit, provenance, death, reload."""
 
-import os
-import signal
-import socket
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 import ranks
 import torch
-import uvicorn
+from engine_server import JOB, URL, Server, generate, serve, watch_until
 
 from grpo_operator.api.architectures import architecture
-from grpo_operator.api.rolloutpool import EngineSpec, RolloutTemplate
-from grpo_operator.plan.names import Owner
-from grpo_operator.render.engine import CPU_ENGINE_ENV, engine_command
 from grpo_worker.data.source import Prompt
 from grpo_worker.megatron.families.known import expert_layers
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.routing import EngineTable
 from grpo_worker.weightsync.agent import Agent, WriterError
-from grpo_worker.weightsync.engine import Engine, EngineError
-from grpo_worker.weightsync.pull import PullError
-from grpo_worker.weightsync.source import application
+from grpo_worker.weightsync.install import UpdateError
 
-JOB = "tiny-12345678"
-URL = "http://127.0.0.1:30000"
 LAYOUT = {"tensor": 2, "expert": 2, "expert_tensor": 1}
-STUB = "int cuPointerGetAttribute(void *d, int a, unsigned long long p) { return 100; }"
-
-
-class Server:
-    """The engine exactly as a rollout pod starts it, on this machine."""
-
-    def __init__(self, directory: Path) -> None:
-        pool = RolloutTemplate(
-            engine=EngineSpec(
-                device="cpu",
-                dtype="float32",
-                context_length=256,
-                max_total_tokens=8192,
-                return_routed_experts=True,
-            )
-        )
-        command = engine_command(Owner("GRPOJob", "default", "tiny"), "preset:tiny-moe", pool).replace(
-            "/tmp/model", str(directory / "model")
-        )
-        stub = directory / "libcuda.so.1"
-        compiler = ["cc", "-shared", "-fPIC", "-x", "c", "-o", str(stub), "-"]
-        subprocess.run(compiler, input=STUB, text=True, check=True)
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self._env = os.environ | CPU_ENGINE_ENV
-        self._env |= {"LD_LIBRARY_PATH": str(directory), "OMP_NUM_THREADS": "1", "PATH": path}
-        self._command = command.replace("python3", sys.executable)
-        self._log = directory / "log"
-        self.start()
-
-    def start(self) -> None:
-        command = ["/bin/bash", "-c", self._command]
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                command, env=self._env, start_new_session=True, stdout=log, stderr=log
-            )
-
-    def last_words(self) -> str:
-        return f"exit code {self.process.poll()}\n{self._log.read_text()[-4000:]}"
-
-    def kill(self) -> None:
-        """SIGKILL every process of the engine, as the end of its container does."""
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = Server(tmp_path_factory.mktemp("engine"))
-    yield running
-    running.kill()
 
 
 @pytest.fixture(scope="module")
@@ -97,52 +32,18 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Ten
 
 @pytest.fixture(scope="module")
 def sources(published: tuple[Path, torch.Tensor, torch.Tensor]) -> dict[int, str]:
-    return _serve(published[0])
-
-
-def _serve(root: Path) -> dict[int, str]:
-    """The trainer-side agent over what was published in ``root``."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    config = uvicorn.Config(application(root), port=port, log_level="error")
-    server = uvicorn.Server(config)
-    threading.Thread(target=server.run, daemon=True).start()
-    deadline = time.monotonic() + 30
-    while not server.started:
-        assert time.monotonic() < deadline, "the trainer-side agent did not start"
-        time.sleep(0.05)
-    return dict.fromkeys((0, 1), f"http://127.0.0.1:{port}")
+    return serve(published[0])
 
 
 @pytest.fixture(scope="module")
 def agent(server: Server) -> Agent:
-    agent = Agent("engine-0", Engine(URL, 30), 1, bucket_bytes=64 << 10, timeout=30, writer=JOB)
-    _watch_until(agent, "STALE", server)
+    agent = Agent("engine-0", server.control(), 1, bucket_bytes=64 << 10, timeout=30, writer=JOB)
+    watch_until(agent, "STALE", server)
     return agent
 
 
-def _watch_until(agent: Agent, state: str, server: Server, timeout: float = 480) -> None:
-    deadline = time.monotonic() + timeout
-    while agent.status()["state"] != state:
-        assert time.monotonic() < deadline, f"{agent.status()}: {server.last_words()}"
-        agent.watch()
-        time.sleep(0.2)
-
-
-def _generate(ids: list[int], experts: bool = False, **params: Any) -> dict[str, Any]:
-    body = {
-        "input_ids": ids,
-        "sampling_params": {"max_new_tokens": 8} | params,
-        "return_logprob": True,
-        "logprob_start_len": 0,
-        "return_routed_experts": experts,
-    }
-    return dict(httpx.post(f"{URL}/generate", json=body, timeout=60).json())
-
-
 def test_a_version_that_is_not_there_leaves_the_engine_alone(agent: Agent, sources: dict[int, str]) -> None:
-    with pytest.raises(PullError, match="404"):
+    with pytest.raises(UpdateError, match=r"engine-0: version 9, plan: .*404"):
         agent.sync(JOB, 9, sources)
     assert agent.status()["state"] == "STALE"
 
@@ -153,7 +54,7 @@ def test_flipped_bytes_are_refused_before_the_engine_is_touched(
     blob = published[0] / "v3" / "rank-1.bin"
     good = blob.read_bytes()
     blob.write_bytes(bytes([good[0] ^ 1]) + good[1:])
-    with pytest.raises(PullError, match="another digest"):
+    with pytest.raises(UpdateError, match=r"version 3, plan: .*another digest"):
         agent.sync(JOB, 3, sources)
     blob.write_bytes(good)
     assert agent.status()["state"] == "STALE"
@@ -165,9 +66,10 @@ def test_after_a_sync_the_engine_computes_what_the_trainer_computes(
     """Weights in several buckets, from a TP2 x EP2 trainer; log-probs equal to 1e-5."""
     status = agent.sync(JOB, 3, sources)
     assert (status["state"], status["weightVersion"]) == ("SERVING", 3)
+    assert "engine_receive_and_load" in status["seconds"], "the engine does not take direct loads"
     _, log_probs, ids = published
     for row in range(4):
-        meta = _generate(ids[row].tolist())["meta_info"]
+        meta = generate(ids[row].tolist())["meta_info"]
         assert meta["weight_version"] == "3"
         engine = torch.tensor([entry[0] for entry in meta["input_token_logprobs"][1:]])
         assert torch.allclose(engine, log_probs[row, 1:], atol=1e-5)
@@ -181,7 +83,7 @@ def test_the_engine_takes_the_trainers_experts_and_says_which(
     layers, rows, tokens = expert_layers(architecture("tiny-moe")), 4, ids.shape[1]
     experts = np.zeros((rows, tokens, len(layers.moe), layers.topk), dtype=np.int16)
     for row in range(rows):
-        answer = _generate(ids[row].tolist(), experts=True)
+        answer = generate(ids[row].tolist(), experts=True)
         ran = tokens + len(answer["output_ids"]) - 1  # the last token is sampled, not computed with
         experts[row, : tokens - 1] = layers.decode(answer["meta_info"], ran)[: tokens - 1]
     assert len(np.unique(experts[:, : tokens - 1])) == 8, "all experts take part"
@@ -201,7 +103,7 @@ def test_a_second_sync_of_the_same_bytes_does_not_touch_the_engine(
 def test_seeds_make_samples_reproducible_in_any_company(agent: Agent) -> None:
     """The same seed draws the same tokens alone and in a batch with others."""
     ids, params = list(range(10, 30)), {"temperature": 1.0, "sampling_seed": 11}
-    alone = _generate(ids, **params)["output_ids"]
+    alone = generate(ids, **params)["output_ids"]
     body = {
         "input_ids": [ids, list(range(40, 60)), ids],
         "sampling_params": [
@@ -217,12 +119,12 @@ def test_an_answer_under_way_goes_on_with_new_weights_and_says_which_token_is_wh
 ) -> None:
     agent.sync(JOB, 3, sources)
     ranks.run("policy_cases:publish", 2, root=str(tmp_path), layout=LAYOUT, version=4, steps=3)
-    newer = _serve(tmp_path)
+    newer = serve(tmp_path)
     prompt, length = list(range(10, 26)), 200
     how = {"max_new_tokens": length, "ignore_eos": True, "sampling_seed": 11, "temperature": 1.0}
-    alone = _generate(prompt, **how)["output_ids"]
+    alone = generate(prompt, **how)["output_ids"]
     with ThreadPoolExecutor(1) as thread:
-        answer = thread.submit(_generate, prompt, **how)
+        answer = thread.submit(generate, prompt, **how)
         time.sleep(0.4)
         agent.sync(JOB, 4, newer)
         mixed = answer.result(120)
@@ -244,14 +146,22 @@ def test_an_answer_under_way_goes_on_with_new_weights_and_says_which_token_is_wh
 def test_a_session_left_open_by_a_dead_agent_does_not_block_the_next(
     agent: Agent, server: Server, sources: dict[int, str]
 ) -> None:
-    Engine(URL, 30).begin_update()
-    fresh = Agent("engine-0", Engine(URL, 30), 1, 1 << 20, 30, JOB)
-    fresh._groups = 50
-    _watch_until(fresh, "STALE", server)
-    with pytest.raises(EngineError, match="begin_weight_update"):
+    server.control().begin_update()
+    fresh = Agent("engine-0", server.control(), 1, 1 << 20, 30, JOB)
+    watch_until(fresh, "STALE", server)
+    with pytest.raises(UpdateError, match="version 3, prepare: /begin_weight_update"):
         fresh.sync(JOB, 3, sources)
     assert fresh.status()["state"] == "STALE"
     assert fresh.sync(JOB, 3, sources)["state"] == "SERVING"
+
+
+@pytest.mark.parametrize(
+    "path", ["begin_weight_update", "pause_generation", "flush_cache", "weights_checker"]
+)
+def test_control_routes_are_closed_to_who_has_no_key(agent: Agent, path: str) -> None:
+    for headers in ({}, {"authorization": "Bearer guessed"}):
+        assert httpx.post(f"{URL}/{path}", json={}, headers=headers, timeout=10).status_code in (401, 403)
+    assert generate([5, 6, 7])["output_ids"], "what samples needs no key"
 
 
 def test_only_the_bound_job_writes_and_the_next_one_begins_stale(
@@ -275,11 +185,11 @@ def test_a_killed_engine_is_reloaded_from_the_agents_memory(
 ) -> None:
     before = agent.status()
     server.kill()
-    _watch_until(agent, "RESTARTING", server)
+    watch_until(agent, "RESTARTING", server)
     assert agent.status()["weightVersion"] is None
     server.start()
-    _watch_until(agent, "SERVING", server)
+    watch_until(agent, "SERVING", server)
     after = agent.status()
     assert after["weightVersion"] == 3 and after["restarts"] == before["restarts"] + 1
     assert after["checksum"] == before["checksum"]
-    assert _generate(published[2][0].tolist())["meta_info"]["weight_version"] == "3"
+    assert generate(published[2][0].tolist())["meta_info"]["weight_version"] == "3"

@@ -180,7 +180,7 @@ class JobReconciler:
         trainers = observed.nodes_of(names.TRAINER)
         own = engines.pool if engines.own else None
         leaves = kit.leaves(owner, spec.scheduling, own, spec.trainer, trainers)
-        service, available = engines.owner.rollout_service, engines.pool.min_available
+        service = engines.owner.rollout_service
         # First what takes longest to come up; pods wait for their ConfigMap.
         queued = spec.scheduling.queue_name is not None
         if not decision.cluster_unwanted(status, spec.cleanup_policy, suspend, queued):
@@ -188,7 +188,7 @@ class JobReconciler:
         elif kit.cache.ray_clusters.get((owner.namespace, owner.name)):
             await kit.writer.delete_ray_cluster(owner.namespace, owner.name)
         wanted = [
-            ("configmaps", children.job_config_map(job, spec, service, available)),
+            ("configmaps", children.job_config_map(job, spec, service, engines.pool)),
             ("poddisruptionbudgets", policies.trainer_budget(job, spec.trainer.nodes)),
         ]
         if spec.scheduling.network_policy:

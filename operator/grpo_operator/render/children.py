@@ -12,9 +12,9 @@ from grpo_operator.render.metadata import metadata
 
 
 def job_config_map(
-    job: dict[str, Any], spec: GRPOJobSpec, rollout_service: str, min_available: int
+    job: dict[str, Any], spec: GRPOJobSpec, rollout_service: str, pool: RolloutTemplate
 ) -> dict[str, Any]:
-    """What the pods read as /etc/grpo/job.json. ``rollout_service``: name of the pool's service."""
+    """What the pods read as /etc/grpo/job.json. ``rollout_service``: name of the service of ``pool``."""
     meta = job["metadata"]
     name, namespace = meta["name"], meta["namespace"]
     config = {
@@ -23,7 +23,8 @@ def job_config_map(
         # Suspension is told over HTTP; it must not change the files of the pods.
         "spec": spec.model_copy(update={"suspend": False}).wire(),
         "rolloutService": f"{rollout_service}.{namespace}.svc.cluster.local",
-        "minAvailable": min_available,
+        "minAvailable": pool.min_available,
+        "fp8": pool.engine.quantization == "fp8-block128",
         "writer": names.writer(job),
         # The uid keeps a new job of an old name from resuming the old one's checkpoints.
         "store": f"{STORE_MOUNT}/{namespace}-{names.writer(job)}",

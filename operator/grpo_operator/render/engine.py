@@ -16,6 +16,7 @@ _CPU = [
     "--sleep-on-idle",  # an idle scheduler polls without a pause, and the trainers need the cores
 ]
 MODEL_DIRECTORY = "/tmp/model"  # the engine's config.json; its agent reads it too
+ADMIN_KEY = f"{MODEL_DIRECTORY}/admin-key"  # without it nobody pauses the engine or writes its weights
 CPU_ENGINE_ENV = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "SGLANG_PLUGINS": "grpo_cpu,grpo_weights",
@@ -49,8 +50,6 @@ def engine_command(owner: Owner, model_path: str, pool: RolloutTemplate) -> str:
     if engine.attention_data_parallel > 1:
         arguments += ["--dp-size", str(engine.attention_data_parallel), "--enable-dp-attention"]
         arguments += ["--moe-dense-tp-size", "1"]
-    if engine.quantization == "fp8-block128":
-        arguments += ["--quantization", "fp8"]
     if engine.device == Device.CPU:
         arguments += _CPU
     else:
@@ -59,7 +58,10 @@ def engine_command(owner: Owner, model_path: str, pool: RolloutTemplate) -> str:
         arguments.append("--enable-return-routed-experts")
     arguments += engine.extra_args
     prepare = f"python3 -m grpo_worker.rollout.model_directory {shlex.quote(model_path)} {MODEL_DIRECTORY}"
+    if engine.quantization == "fp8-block128":
+        prepare += " --fp8-block128"  # config.json says so, and SGLang takes it from there
     server = f"python3 -m sglang.launch_server --model-path {MODEL_DIRECTORY} {shlex.join(arguments)}"
+    server += f' --admin-api-key "$(cat {ADMIN_KEY})"'
     if engine.nodes_per_engine > 1:
         server += _several_hosts(owner, engine.nodes_per_engine)
     return f"{prepare} && exec {server}"

@@ -8,7 +8,7 @@ from grpo_operator.api.model import WeightSyncSpec
 from grpo_operator.api.rolloutpool import RolloutTemplate
 from grpo_operator.plan import names
 from grpo_operator.plan.names import AGENT_PORT, ENGINE_PORT
-from grpo_operator.render.engine import CPU_ENGINE_ENV, MODEL_DIRECTORY, engine_command
+from grpo_operator.render.engine import ADMIN_KEY, CPU_ENGINE_ENV, MODEL_DIRECTORY, engine_command
 from grpo_operator.render.placement import apart_from, bind_to_leaf, packed
 from grpo_operator.render.pods import PodParts, overlaid, probe
 
@@ -73,7 +73,7 @@ class EnginePods:
             f"rollout --engine-ranks {pool.engine.tensor_parallel}"
             f" --bucket-megabytes {self.weight_sync.bucket_megabytes}"
             f" --timeout {self.weight_sync.timeout_seconds}"
-            f" --model-config {MODEL_DIRECTORY}/config.json"
+            f" --model-config {MODEL_DIRECTORY}/config.json --admin-key {ADMIN_KEY}"
         )
         if self.writer:
             arguments += f" --writer {self.writer}"

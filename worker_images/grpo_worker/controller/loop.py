@@ -148,7 +148,7 @@ class GrpoLoop:
     def _sync(self, timer: StepTimer) -> dict[str, float]:
         """Publish the current weights as version ``step`` and move the engines to it."""
         with timer.phase("update_weights"):
-            self._digests: list[str] = self._trainers.call("publish_weights", self._step)
+            self._digests: list[str] = self._trainers.call("publish_weights", self._step, self._pool.fp8)
             target = Target(self._step, self._trainers.sources())
             seconds = self._pool.serve(target, self._spec.weight_sync.timeout_seconds * 4)
         self._report(weight_version=self._step)

@@ -37,6 +37,7 @@ def main() -> None:
         config.min_available,
         config.spec.weight_sync.timeout_seconds,
         config.writer,
+        config.fp8,
     )
     serve_in_background(application(board, pool.table.entries))
     ray.init(address="auto", namespace=config.name, log_to_driver=True)

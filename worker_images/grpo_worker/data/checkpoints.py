@@ -16,7 +16,7 @@ from typing import Any
 MARKER = "COMMITTED"
 CONTROLLER_STATE = "controller.json"
 # Fields of a config.json that say nothing of the function that a model computes.
-NO_SHAPE = ("transformers_version", "torch_dtype", "dtype")
+NO_SHAPE = ("transformers_version", "torch_dtype", "dtype", "quantization_config")
 FORMAT = 1  # of the marker and of what it vouches for; raised when older code could not load it
 
 

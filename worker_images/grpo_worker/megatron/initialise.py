@@ -7,9 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
+from grpo_worker.data.fp8 import FP8_BLOCK, dequantise
 from grpo_worker.megatron.families.known import family_of
-
-FP8_BLOCK = 128
 
 
 class WeightReader(Protocol):
@@ -92,7 +91,7 @@ class SafetensorsWeights:
         end = min(last * FP8_BLOCK, self.shape(name)[dim])
         values = self._box(name, dim, start, end - start).float()
         scale = self._box(scales, dim, first, last - first).float()
-        return _dequantised(values, scale).narrow(dim, offset - start, length)
+        return dequantise(values, scale).narrow(dim, offset - start, length)
 
     def _box(self, name: str, dim: int, offset: int, length: int) -> torch.Tensor:
         with self._open(self._file(name), "pt") as handle:
@@ -107,10 +106,3 @@ class SafetensorsWeights:
         if name not in self._files:
             raise KeyError(f"{name} is in none of the safetensors files of {self._directory}")
         return self._directory / self._files[name]
-
-
-def _dequantised(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """values: [m, n] fp32, scale: [ceil(m / 128), ceil(n / 128)] -> values x their block's scale."""
-    for dim in (0, 1):
-        scale = scale.repeat_interleave(FP8_BLOCK, dim).narrow(dim, 0, values.shape[dim])
-    return values * scale

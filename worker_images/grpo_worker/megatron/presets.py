@@ -10,6 +10,9 @@ from grpo_operator.api.architectures import PRESETS, architecture
 def model_config(path: str) -> dict[str, Any]:
     """The ``config.json`` of a model: ``preset:NAME`` or a Hugging Face directory.
 
+    Without ``quantization_config``: how the files store the weights is no property of the model, and
+    the trainer holds them dequantised.
+
     Raises ValueError for an unknown preset, FileNotFoundError for a directory without one.
     """
     if path.startswith("preset:"):
@@ -20,4 +23,6 @@ def model_config(path: str) -> dict[str, Any]:
     file = Path(path) / "config.json"
     if not file.is_file():
         raise FileNotFoundError(f"spec.model.path: no config.json in {path}")
-    return json.loads(file.read_text())  # type: ignore[no-any-return]
+    config: dict[str, Any] = json.loads(file.read_text())
+    config.pop("quantization_config", None)
+    return config

@@ -202,12 +202,18 @@ class TrainerWorker:
         return self._flops
 
     @register(Dispatch.ONE_TO_ALL)
-    def publish_weights(self, version: int) -> str:
-        """Leave this rank's slices in the pod's shared memory; returns their digest."""
+    def publish_weights(self, version: int, fp8: bool) -> str:
+        """Leave this rank's slices in the pod's shared memory; returns their digest.
+
+        ``fp8``: in blocks of 128 x 128, as an FP8 checkpoint has them.
+        """
+        from grpo_worker.data.fp8 import quantised_parts
         from grpo_worker.weightsync.manifest import publish
 
         with self._policy.trainable.weights.here():
             parts = [(s.name, s.shape, s.dim, s.offset, s.tensor) for s in self._policy.shards()]
+            if fp8:
+                parts = list(quantised_parts(parts))
             return publish(WEIGHTS, version, self._rank, self._world, parts).digest
 
     @register(Dispatch.ONE_TO_ALL)

@@ -1,17 +1,34 @@
-"""``python -m grpo_worker.rollout.model_directory MODEL DIRECTORY``: config.json for an engine."""
+"""``python -m grpo_worker.rollout.model_directory MODEL DIRECTORY [--fp8-block128]``: config.json for an
+engine, and the key to its control routes, which never leaves the pod."""
 
 import json
+import secrets
 import sys
 from pathlib import Path
 
+from grpo_worker.data.fp8 import FP8_BLOCK
 from grpo_worker.megatron.presets import model_config
+
+# As in the config.json of DeepSeek-V3: the engine makes room for FP8 weights with block scales.
+FP8_CONFIG = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [FP8_BLOCK, FP8_BLOCK],
+}
 
 
 def main() -> None:
     """Write the configuration of the model given first into the directory given second."""
-    model, directory = sys.argv[1], Path(sys.argv[2])
+    directory, config = Path(sys.argv[2]), model_config(sys.argv[1])
+    if "--fp8-block128" in sys.argv:
+        config["quantization_config"] = FP8_CONFIG
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(model_config(model)))
+    (directory / "config.json").write_text(json.dumps(config))
+    key = directory / "admin-key"
+    if not key.exists():  # a restarted engine keeps the key that its agent knows
+        key.touch(mode=0o600)
+        key.write_text(secrets.token_hex(32))
 
 
 if __name__ == "__main__":

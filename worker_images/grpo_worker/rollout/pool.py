@@ -31,10 +31,12 @@ class Target:
 
 
 class RolloutPool:
-    """Finds engines by the pool's headless service and keeps all of them at the target."""
+    """Finds engines by the pool's headless service and keeps all of them at the target. ``fp8``: the form
+    in which they take weights."""
 
-    def __init__(self, service: str, min_available: int, sync_timeout: float, writer: str) -> None:
+    def __init__(self, service: str, min_available: int, sync_timeout: float, writer: str, fp8: bool) -> None:
         self.table = EngineTable()
+        self.fp8 = fp8
         self._service = service
         self._writer = writer
         self._min_available = min_available

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,10 +17,12 @@ class EngineError(RuntimeError):
 
 
 class Engine:
-    """One server. ``timeout`` (seconds) bounds every call."""
+    """One server. ``timeout`` (seconds) bounds every call. ``admin_key``: file with the key to the
+    control routes, which appears when the engine's container starts."""
 
-    def __init__(self, url: str, timeout: float) -> None:
+    def __init__(self, url: str, timeout: float, admin_key: Path | None = None) -> None:
         self.url = url
+        self._admin_key = admin_key
         self._client = httpx.Client(base_url=url, timeout=timeout)
 
     def alive(self) -> bool:
@@ -95,17 +98,24 @@ class Engine:
         body = self._tensors(group, tensors) | {
             "load_format": load.to_load_format(), "flush_cache": True, "weight_version": version
         }  # fmt: skip
-        answer = self._call("POST", "/update_weights_from_distributed", **body)
-        return dict(json.loads(answer["message"]))
+        message = str(self._call("POST", "/update_weights_from_distributed", **body)["message"])
+        start = message.find("{")  # SGLang adds words of its own
+        return dict(json.JSONDecoder().raw_decode(message[max(start, 0) :])[0])
 
     def checksum(self) -> str:
         """Digest over the checksums of all weights inside the engine, rank by rank."""
         report = self._call("POST", "/weights_checker", action="checksum")
         return digest(json.dumps(report["ranks"], sort_keys=True).encode())
 
+    def _headers(self) -> dict[str, str]:
+        if self._admin_key is None or not self._admin_key.is_file():
+            return {}
+        return {"authorization": f"Bearer {self._admin_key.read_text()}"}
+
     def _call(self, method: str, path: str, may_be_absent: bool = False, **body: Any) -> Any:
         try:
-            response = self._client.request(method, path, json=body if method == "POST" else None)
+            sent = body if method == "POST" else None
+            response = self._client.request(method, path, json=sent, headers=self._headers())
         except httpx.HTTPError as error:
             raise EngineError(f"{path}: {error!r}") from error
         if response.status_code == 404 and may_be_absent:

@@ -32,6 +32,10 @@ class HostCopy:
     digests: list[str]
     buckets: tuple[Bucket, ...]
 
+    @property
+    def nbytes(self) -> int:
+        return sum(len(bucket.flat) for bucket in self.buckets)
+
     def direct_load(self) -> DirectLoad:
         """The announcement of these buckets."""
         counts = tuple(len(bucket.tensors) for bucket in self.buckets)

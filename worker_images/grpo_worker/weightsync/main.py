@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -38,6 +39,7 @@ def main() -> None:
     parser.add_argument("--engine-ranks", type=int, default=1)
     parser.add_argument("--bucket-megabytes", type=int, default=512)
     parser.add_argument("--model-config", type=Path, help="the engine's config.json")
+    parser.add_argument("--admin-key", type=Path, help="file with the key to the engine's control routes")
     parser.add_argument("--writer", help="the job that may sync; default: wait to be told")
     parser.add_argument("--timeout", type=float, default=120, help="seconds of one call")
     args = parser.parse_args()
@@ -57,7 +59,7 @@ def _rollout(args: argparse.Namespace) -> Starlette:
     from grpo_worker.weightsync.agent import Agent
     from grpo_worker.weightsync.engine import Engine
 
-    engine = Engine(args.engine, args.timeout)
+    engine = Engine(args.engine, args.timeout, args.admin_key)
     bucket = args.bucket_megabytes << 20
     agent = Agent(args.name, engine, args.engine_ranks, bucket, args.timeout, args.writer)
     threading.Thread(target=_watch_forever, args=(agent,), daemon=True).start()
@@ -110,9 +112,13 @@ def rollout_application(agent: "Agent", model_config: Path | None = None) -> Sta
         await run_in_threadpool(agent.bind, (await request.json())["writer"])
         return JSONResponse(agent.status())
 
+    def metrics(_: Request) -> Response:
+        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
     return Starlette(
         routes=[
             Route("/healthz", lambda _: PlainTextResponse("ok")),
+            Route("/metrics", metrics),
             Route("/readyz", ready),
             Route("/v1/writer", bind, methods=["POST"]),
             Route("/v1/status", status),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from grpo_worker.data.fp8 import Part
 from grpo_worker.weightsync.dtypes import dtype_name
 
 _PIECE = 16 << 20  # bytes that one thread digests at a time
@@ -58,9 +59,6 @@ def digest(data: bytes | memoryview) -> str:
     with ThreadPoolExecutor(min(len(pieces), os.cpu_count() or 1) or 1) as threads:
         parts = threads.map(lambda piece: hashlib.blake2b(piece, digest_size=16).digest(), pieces)
     return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
-
-
-Part = tuple[str, tuple[int, ...], int, int, torch.Tensor]  # name, whole shape, dim, offset, slice
 
 
 def publish(root: Path, version: int, rank: int, world: int, parts: Sequence[Part]) -> Manifest:

@@ -1,6 +1,7 @@
 """Rollout-side receive: pull the manifests and blobs of the trainer ranks."""
 
 import http.client
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -21,7 +22,8 @@ class PullError(RuntimeError):
 
 class Puller:
     """Reads versions from the trainer-side agents, into the same memory each time: the first touch of
-    fresh memory takes longer than receiving into it. ``timeout``: seconds without a byte."""
+    fresh memory takes longer than receiving into it. ``timeout``: seconds for all blobs of a version,
+    however the bytes trickle."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
@@ -43,19 +45,22 @@ class Puller:
         Raises PullError.
         """
 
+        deadline = time.monotonic() + self._timeout
+
         def one(manifest: Manifest) -> tuple[int, torch.Tensor]:
-            return manifest.rank, self._blob(_url(sources, manifest.version, manifest.rank, "bin"), manifest)
+            url = _url(sources, manifest.version, manifest.rank, "bin")
+            return manifest.rank, self._blob(url, manifest, deadline)
 
         self._blobs = dict(_each(one, manifests))
         return self._blobs
 
-    def _blob(self, url: str, manifest: Manifest) -> torch.Tensor:
+    def _blob(self, url: str, manifest: Manifest, deadline: float) -> torch.Tensor:
         old = self._blobs.get(manifest.rank)
         size = manifest.blob_bytes
         data = old if old is not None and len(old) == size else torch.empty(size, dtype=torch.uint8)
         view = data.numpy().data
         with _Response(url, self._timeout) as response:
-            length = response.read_into(view)
+            length = response.read_into(view, deadline)
         if length != size or digest(view) != manifest.digest:
             raise PullError(f"{url}: {length} bytes with another digest than the manifest's")
         return data
@@ -101,12 +106,20 @@ class _Response:
         except (OSError, http.client.HTTPException) as error:
             raise PullError(f"{self._url}: {error!r}") from error
 
-    def read_into(self, to: memoryview) -> int:
-        """Receive the body in place, as far as there is room; how many bytes came."""
-        length = 0
+    def read_into(self, to: memoryview, deadline: float) -> int:
+        """Receive the body in place, if it fits exactly; how many bytes it has.
+
+        Raises PullError after ``deadline`` (of time.monotonic()), also while bytes trickle.
+        """
+        body, length = self._response.fp, 0
+        if self._response.length != len(to) or body is None:
+            return self._response.length or 0
         try:
-            while length < len(to) and (got := self._response.readinto(to[length:])):
+            # readinto1 comes back with what is there; readinto would wait until ``to`` is full.
+            while length < len(to) and (got := body.readinto1(to[length:])):
                 length += got
-            return length + len(self._response.read(1))
+                if time.monotonic() > deadline:
+                    raise PullError(f"{self._url}: {length} of {len(to)} bytes within the time limit")
         except (OSError, http.client.HTTPException) as error:
             raise PullError(f"{self._url}: {error!r}") from error
+        return length

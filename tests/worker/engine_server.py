@@ -1,0 +1,111 @@
+"""A real SGLang server as a rollout pod starts it, and what tests do with it."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from grpo_operator.api.rolloutpool import EngineSpec, RolloutTemplate
+from grpo_operator.plan.names import Owner
+from grpo_operator.render.engine import CPU_ENGINE_ENV, engine_command
+from grpo_worker.weightsync.agent import Agent
+from grpo_worker.weightsync.engine import Engine
+from grpo_worker.weightsync.source import application
+
+JOB = "tiny-12345678"
+URL = "http://127.0.0.1:30000"
+STUB = "int cuPointerGetAttribute(void *d, int a, unsigned long long p) { return 100; }"
+
+
+class Server:
+    """The engine exactly as a rollout pod starts it, on this machine."""
+
+    def __init__(self, directory: Path) -> None:
+        pool = RolloutTemplate(
+            engine=EngineSpec(
+                device="cpu",
+                dtype="float32",
+                context_length=256,
+                max_total_tokens=8192,
+                return_routed_experts=True,
+            )
+        )
+        command = engine_command(Owner("GRPOJob", "default", "tiny"), "preset:tiny-moe", pool).replace(
+            "/tmp/model", str(directory / "model")
+        )
+        self.key = directory / "model" / "admin-key"
+        stub = directory / "libcuda.so.1"
+        compiler = ["cc", "-shared", "-fPIC", "-x", "c", "-o", str(stub), "-"]
+        subprocess.run(compiler, input=STUB, text=True, check=True)
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self._env = os.environ | CPU_ENGINE_ENV
+        self._env |= {"LD_LIBRARY_PATH": str(directory), "OMP_NUM_THREADS": "1", "PATH": path}
+        self._command = command.replace("python3", sys.executable)
+        self._log = directory / "log"
+        self.start()
+
+    def start(self) -> None:
+        command = ["/bin/bash", "-c", self._command]
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, env=self._env, start_new_session=True, stdout=log, stderr=log
+            )
+
+    def control(self, timeout: float = 30) -> Engine:
+        """Its control routes, as its agent has them."""
+        return Engine(URL, timeout, self.key)
+
+    def admin(self, path: str, **body: Any) -> httpx.Response:
+        """One call to a control route."""
+        headers = {"authorization": f"Bearer {self.key.read_text()}"}
+        return httpx.post(f"{URL}{path}", json=body, headers=headers, timeout=120)
+
+    def last_words(self) -> str:
+        return f"exit code {self.process.poll()}\n{self._log.read_text()[-4000:]}"
+
+    def kill(self) -> None:
+        """SIGKILL every process of the engine, as the end of its container does."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def serve(root: Path, ranks: int = 2) -> dict[int, str]:
+    """The trainer-side agent over what was published in ``root``."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    config = uvicorn.Config(application(root), port=port, log_level="error")
+    server = uvicorn.Server(config)
+    threading.Thread(target=server.run, daemon=True).start()
+    deadline = time.monotonic() + 30
+    while not server.started:
+        assert time.monotonic() < deadline, "the trainer-side agent did not start"
+        time.sleep(0.05)
+    return dict.fromkeys(range(ranks), f"http://127.0.0.1:{port}")
+
+
+def watch_until(agent: Agent, state: str, server: Server, timeout: float = 480) -> None:
+    deadline = time.monotonic() + timeout
+    while agent.status()["state"] != state:
+        assert time.monotonic() < deadline, f"{agent.status()}: {server.last_words()}"
+        agent.watch()
+        time.sleep(0.2)
+
+
+def generate(ids: list[int], experts: bool = False, **params: Any) -> dict[str, Any]:
+    body = {
+        "input_ids": ids,
+        "sampling_params": {"max_new_tokens": 8} | params,
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "return_routed_experts": experts,
+    }
+    return dict(httpx.post(f"{URL}/generate", json=body, timeout=60).json())

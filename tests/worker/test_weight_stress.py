@@ -1,0 +1,295 @@
+"""The weight plane under stress, with a real engine: equal to the disk, damaged, stalled, repeated."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import ranks
+import torch
+from engine_server import JOB, URL, Server, generate, serve, watch_until
+
+from grpo_worker.weightsync import install
+from grpo_worker.weightsync.agent import Agent
+from grpo_worker.weightsync.group import UpdateGroup
+from grpo_worker.weightsync.inside.request import DirectLoad
+from grpo_worker.weightsync.install import UpdateError
+
+VERSIONS = 3
+LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
+    "TP2 EP2": (2, {"tensor": 2, "expert": 2, "expert_tensor": 1}),
+    "TP2 EP2 PP2": (
+        4,
+        {"tensor": 2, "expert": 2, "expert_tensor": 1, "pipeline": 2, "layers_in_first_stage": 1},
+    ),
+    "EP4": (4, {"expert": 4, "expert_tensor": 1}),
+}
+PROMPT = list(range(20, 60))
+
+
+def new_agent(server: Server, timeout: float = 30) -> Agent:
+    return Agent("engine-0", server.control(timeout), 1, bucket_bytes=64 << 10, timeout=timeout, writer=JOB)
+
+
+@pytest.fixture(scope="module")
+def agent(server: Server) -> Agent:
+    agent = new_agent(server)
+    watch_until(agent, "STALE", server)
+    return agent
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Version 1 of a TP2 x EP2 trainer."""
+    root = tmp_path_factory.mktemp("versions")
+    world, layout = LAYOUTS["TP2 EP2"]
+    ranks.run("weight_cases:publish_versions", world, root=str(root), layout=layout, versions=1)
+    return root / "update-1"
+
+
+@pytest.fixture(scope="module")
+def sources(versions: Path) -> dict[int, str]:
+    return serve(versions)
+
+
+def from_disk(server: Server, folder: Path) -> None:
+    call = "/update_weights_from_disk"
+    answer = server.admin(call, model_path=str(folder), load_format="safetensors").json()
+    assert answer["success"], answer
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_tensor_equals_the_exported_checkpoint_after_each_update(
+    agent: Agent, server: Server, tmp_path: Path, name: str
+) -> None:
+    """The first update is recorded, the second and third are repeated: none may differ from the disk."""
+    world, layout = LAYOUTS[name]
+    arguments = {"root": str(tmp_path), "layout": layout, "versions": VERSIONS}
+    ranks.run("weight_cases:publish_versions", world, **arguments)
+    seen = set()
+    for version in range(1, VERSIONS + 1):
+        sources = serve(tmp_path / f"update-{version}", world)
+        assert agent.sync(JOB, version, sources)["state"] == "SERVING"
+        ours = server.control().checksum()
+        seen.add(ours)
+        from_disk(server, tmp_path / f"hf-{version}")
+        assert server.control().checksum() == ours, (
+            f"version {version} of {name} is another inside the engine"
+        )
+    assert len(seen) == VERSIONS, "the versions do not differ"
+
+
+def test_fifty_updates_with_the_same_weights_change_nothing(
+    agent: Agent, versions: Path, sources: dict[int, str], server: Server
+) -> None:
+    """What a learning rate of 0 does: log-probs stay the same to the bit, and memory where it was."""
+    agent.sync(JOB, 1, sources)
+    before, memory = _log_probs(), 0
+    for version in range(2, 52):
+        _copy_version(versions, version - 1, version)
+        assert agent.sync(JOB, version, sources)["weightVersion"] == version
+        shutil.rmtree(versions / f"v{version - 1}")
+        if version == 11:
+            memory = _memory(server)
+        if version % 10 == 1:
+            assert _log_probs() == before, f"drift at version {version}"
+    assert _memory(server) < memory * 1.05 + (16 << 20), "the engine keeps memory of past updates"
+    (versions / "v51").rename(versions / "v1")
+    _rewrite(versions / "v1", 1)
+
+
+def _log_probs() -> list[float]:
+    meta = generate(PROMPT, temperature=0.0)["meta_info"]
+    return [entry[0] for entry in meta["input_token_logprobs"][1:] + meta["output_token_logprobs"]]
+
+
+def _memory(server: Server) -> int:
+    own = psutil.Process(server.process.pid)
+    return sum(p.memory_info().rss for p in (own, *own.children(recursive=True)))
+
+
+def _copy_version(root: Path, old: int, new: int) -> None:
+    shutil.copytree(root / f"v{old}", root / f"v{new}")
+    _rewrite(root / f"v{new}", new)
+
+
+def _rewrite(folder: Path, version: int) -> None:
+    for file in folder.glob("*.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"version": version}))
+
+
+def test_no_answer_is_built_on_the_old_weights_prefix(
+    agent: Agent, server: Server, versions: Path, sources: dict[int, str]
+) -> None:
+    """The prefix of a prompt that was computed with other weights is computed again."""
+    agent.sync(JOB, 1, sources)
+    generate(PROMPT)
+    _other_weights(versions, 60)
+    agent.sync(JOB, 60, sources)
+    body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 4, "temperature": 0.0}}
+    body["return_logprob"] = True  # of the answer alone: those of the prompt would bypass the cache
+    first = httpx.post(f"{URL}/generate", json=body, timeout=60).json()
+    server.admin("/flush_cache").raise_for_status()
+    again = httpx.post(f"{URL}/generate", json=body, timeout=60).json()
+    assert first["meta_info"]["cached_tokens"] == 0
+    assert first["meta_info"]["output_token_logprobs"] == again["meta_info"]["output_token_logprobs"]
+
+
+def _other_weights(root: Path, version: int) -> None:
+    """The same layout with every embedding of the first rank halved."""
+    from grpo_worker.weightsync.manifest import Manifest, publish
+
+    for rank in (0, 1):
+        manifest = Manifest.from_json((root / "v1" / f"rank-{rank}.json").read_text())
+        data = torch.frombuffer(bytearray((root / "v1" / f"rank-{rank}.bin").read_bytes()), dtype=torch.uint8)
+        parts: list[Any] = []
+        for part in manifest.slices:
+            size = list(part.shape)
+            size[part.dim] = part.length
+            tensor = data[part.start : part.start + part.nbytes].view(torch.float32).view(size)
+            parts.append((part.name, part.shape, part.dim, part.offset, tensor * 0.5))
+        folder = root / "other"
+        publish(folder, version, rank, 2, parts)
+    shutil.move(str(folder / f"v{version}"), str(root / f"v{version}"))
+
+
+@pytest.fixture
+def damaged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One bit of the third bucket flips on its way into the engine."""
+    original, count = UpdateGroup.send, [0]
+
+    def send(self: UpdateGroup, flat: torch.Tensor) -> None:
+        count[0] += 1
+        if count[0] == 3:
+            flat = flat.clone()
+            flat[len(flat) // 2] ^= 1
+        original(self, flat)
+
+    monkeypatch.setattr(UpdateGroup, "send", send)
+    yield
+    assert count[0] > 3, "there was no third bucket"
+
+
+def test_a_bit_that_flips_on_the_way_into_the_engine_is_noticed(
+    agent: Agent, versions: Path, sources: dict[int, str], damaged: None
+) -> None:
+    assert agent.status()["weightVersion"] == 60
+    with pytest.raises(UpdateError, match="bucket 2: its bytes are not those that were sent"):
+        agent.sync(JOB, 1, sources)
+    status = agent.status()
+    assert status["state"] == "STALE" and status["weightVersion"] is None
+    agent.watch()  # from the agent's own memory
+    assert agent.status()["weightVersion"] == 1
+
+
+def test_a_plan_that_does_not_fit_is_refused(
+    agent: Agent, sources: dict[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent.sync(JOB, 1, sources)
+    original = install.HostCopy.direct_load
+
+    def fewer(self: Any) -> DirectLoad:
+        load = original(self)
+        return DirectLoad(load.plan_id, load.counts[:-1], load.fingerprints[:-1])
+
+    monkeypatch.setattr(install.HostCopy, "direct_load", fewer)
+    with pytest.raises(UpdateError, match=r"transfer, bucket \d+ of \d+: .*buckets of \d+ tensors for"):
+        agent.sync(JOB, 60, sources)
+    assert agent.status()["state"] == "STALE"
+    monkeypatch.undo()
+    assert agent.sync(JOB, 60, sources)["state"] == "SERVING"
+
+
+def test_an_engine_that_stands_still_is_named_with_phase_and_bucket_and_comes_back(
+    server: Server, sources: dict[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frozen in the middle of a transfer: the agent gives up at its deadline, and repairs it later."""
+    agent, original, stopped = new_agent(server, timeout=5), UpdateGroup.send, []
+    watch_until(agent, "STALE", server)
+    agent.sync(JOB, 1, sources)
+    processes = [p.pid for p in psutil.Process(server.process.pid).children(recursive=True)]
+
+    def send(self: UpdateGroup, flat: torch.Tensor) -> None:
+        if not stopped:
+            stopped.extend([server.process.pid, *processes])
+            for pid in stopped:
+                os.kill(pid, signal.SIGSTOP)
+        original(self, flat)
+
+    monkeypatch.setattr(UpdateGroup, "send", send)
+    started = time.monotonic()
+    with pytest.raises(UpdateError, match=r"engine-0: version 60, transfer, bucket \d+ of \d+: .*Timeout"):
+        agent.sync(JOB, 60, sources)
+    assert time.monotonic() - started < 25
+    assert agent.status()["state"] == "RESTARTING" and agent.status()["weightVersion"] is None
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+    deadline = time.monotonic() + 90
+    while agent.status()["state"] != "SERVING":
+        assert time.monotonic() < deadline, agent.status()
+        try:
+            agent.watch()
+        except UpdateError:
+            time.sleep(0.5)  # the open session of the failed update is closed by this attempt
+        time.sleep(0.2)
+    assert agent.status()["weightVersion"] == 60
+
+
+def test_a_source_that_trickles_does_not_hold_the_engine(server: Server, versions: Path) -> None:
+    """Bytes come, but too slowly: the update ends at its deadline, and the engine serves as before."""
+    agent = new_agent(server, timeout=3)
+    watch_until(agent, "STALE", server)
+    agent.sync(JOB, 1, serve(versions))
+    with SlowSource(versions) as url:
+        started = time.monotonic()
+        with pytest.raises(UpdateError, match=r"version 60, plan: .* bytes within the time limit"):
+            agent.sync(JOB, 60, dict.fromkeys((0, 1), url))
+        assert time.monotonic() - started < 10
+    assert (agent.status()["state"], agent.status()["weightVersion"]) == ("SERVING", 1)
+
+
+class SlowSource:
+    """A trainer's agent behind a line of 2 KiB a second."""
+
+    def __init__(self, root: Path) -> None:
+        self._root, self._socket = root, socket.create_server(("127.0.0.1", 0))
+
+    def __enter__(self) -> str:
+        threading.Thread(target=self._run, daemon=True).start()
+        return f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        path = connection.recv(4096).split()[1].decode().removeprefix("/v1/weights/")
+        version, file = path.split("/")
+        data = (self._root / f"v{version}" / f"rank-{file}").read_bytes()
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(data))
+        try:
+            if file.endswith(".json"):
+                connection.sendall(data)
+            while data and file.endswith(".bin"):
+                connection.sendall(data[:512])
+                data = data[512:]
+                time.sleep(0.25)
+        except OSError:
+            pass
+        connection.close()

@@ -1,0 +1,65 @@
+"""States of one engine under weight updates (pure).
+
+RESTARTING -> STALE -> SERVING -> STALE ...; DEAD when the engine is given up. The only way to
+SERVING is a commit at the version that the pool serves.
+"""
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from grpo_operator.api.status import EngineState
+
+_EDGES: dict[EngineState, set[EngineState]] = {
+    EngineState.RESTARTING: {EngineState.STALE, EngineState.DEAD},
+    EngineState.STALE: {EngineState.SERVING, EngineState.RESTARTING, EngineState.DEAD},
+    EngineState.SERVING: {EngineState.STALE, EngineState.RESTARTING, EngineState.DEAD},
+    EngineState.DEAD: {EngineState.RESTARTING},
+}
+
+_HISTORY = 16
+
+
+class TransitionError(RuntimeError):
+    """An edge that the state machine does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """What an agent knows of its engine. ``version`` is set only while SERVING; ``history``: the
+    last states, oldest first."""
+
+    state: EngineState = EngineState.RESTARTING
+    version: int | None = None
+    since: str = ""
+    restarts: int = 0
+    reason: str = ""
+    history: tuple[EngineState, ...] = (EngineState.RESTARTING,)
+
+    def alive(self) -> "EngineView":
+        """The server answers after a (re)start; its weights are unknown."""
+        return self._to(EngineState.STALE, "engine answers; weights not loaded yet")
+
+    def lost(self, reason: str) -> "EngineView":
+        """The server is gone or was replaced."""
+        if self.state == EngineState.RESTARTING:
+            return self
+        counted = replace(self, restarts=self.restarts + 1)
+        return counted._to(EngineState.RESTARTING, reason)
+
+    def stale(self, reason: str) -> "EngineView":
+        """The weights are not (or no longer) those of the pool."""
+        if self.state == EngineState.STALE:
+            return replace(self, reason=reason)
+        return self._to(EngineState.STALE, reason)
+
+    def committed(self, version: int) -> "EngineView":
+        """Every byte of ``version`` was loaded and verified."""
+        moved = self._to(EngineState.SERVING, "")
+        return replace(moved, version=version)
+
+    def _to(self, state: EngineState, reason: str) -> "EngineView":
+        if state not in _EDGES[self.state]:
+            raise TransitionError(f"{self.state} -> {state} ({reason})")
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        history = (*self.history, state)[-_HISTORY:]
+        return replace(self, state=state, version=None, since=now, reason=reason, history=history)

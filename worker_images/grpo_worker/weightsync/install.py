@@ -1,0 +1,136 @@
+"""One version from host memory into one engine: prepare, transfer, commit, or abort."""
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from grpo_worker.weightsync import journal
+from grpo_worker.weightsync.engine import Engine, EngineError
+from grpo_worker.weightsync.group import UpdateGroup
+from grpo_worker.weightsync.host_copy import HostCopy
+from grpo_worker.weightsync.transaction import Phase, Update
+
+log = logging.getLogger(__name__)
+
+
+class UpdateError(RuntimeError):
+    """An update was aborted; the message names pod, version, phase and bucket."""
+
+
+class Installer:
+    """The way into one engine of ``ranks`` ranks. ``timeout``: seconds of each call to the engine; of a
+    direct load that is the whole transfer. One update at a time."""
+
+    def __init__(self, name: str, engine: Engine, ranks: int, timeout: float) -> None:
+        self._name = name
+        self._engine = engine
+        self._ranks = ranks
+        self._timeout = timeout
+        self._group: UpdateGroup | None = None
+        self._paused_at = 0.0
+        self.seconds: dict[str, float] = {}
+        self.update = Update(0)
+
+    @contextmanager
+    def updating(self, version: int) -> Iterator[None]:
+        """Around everything that is done for one version. Whatever is raised inside aborts the update.
+
+        Raises UpdateError. An engine that answers is left without an open session and without the group.
+        """
+        self.seconds = {}
+        self._enter(Update(version))
+        try:
+            yield
+        except Exception as error:
+            touched = self.update.phase != Phase.PLAN
+            self._enter(self.update.aborted(str(error) or repr(error)))
+            if touched:
+                self.drop_group(tidy=True)
+            raise UpdateError(f"{self._name}: {self.update.reason}") from error
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Add to the seconds of ``part``."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[part] = self.seconds.get(part, 0.0) + time.monotonic() - started
+
+    def install(self, copy: HostCopy) -> str:
+        """Everything after the plan; the digest of what the engine holds. Call it inside ``updating``."""
+        load, version = copy.direct_load(), str(copy.plan.version)
+        self._enter(self.update.prepare(load.plan_id, len(copy.buckets)))
+        group = self._joined()
+        with self.timed("pause"):
+            self._engine.pause()
+            with self.timed("send"):
+                self._engine.begin_update()
+                self._enter(self.update.transfer(load.plan_id))
+                (self._send_directly if group.direct else self._send)(group, copy, version)
+                self._enter(self.update.commit())
+                self._engine.end_update()
+            with self.timed("verify"):
+                # After a direct load every rank of the engine has compared the bytes that it wrote.
+                checksum = copy.checksum() if group.direct else self._engine.checksum()
+                self._enter(self.update.committed(self._engine.weight_version()))
+            self._engine.resume()
+        journal.took(self.seconds, copy.nbytes)
+        return checksum
+
+    def drop_group(self, tidy: bool = False) -> None:
+        """Forget the group. ``tidy``: the engine's side too, if it answers: a session left open would
+        refuse the next begin, and a group left behind would leak."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()
+        if not tidy or not self._engine.alive():
+            return
+        calls = [self._engine.end_update]
+        if group is not None:
+            name = group.name
+            calls.append(lambda: self._engine.leave_group(name))
+        for call in calls:
+            try:
+                call()
+            except EngineError as error:
+                log.info("nothing to tidy: %s", error)
+
+    def _joined(self) -> UpdateGroup:
+        if self._group is None:
+            with self.timed("join"):
+                # No name twice: the engine may still have the group of an agent that died.
+                name = f"grpo-weights-{uuid.uuid4().hex[:12]}"
+                self._group = UpdateGroup(self._engine, name, self._ranks, self._timeout)
+        return self._group
+
+    def _send_directly(self, group: UpdateGroup, copy: HostCopy, version: str) -> None:
+        """All buckets by one request; the engine writes one while the next is under way."""
+        tensors = [tensor for bucket in copy.buckets for tensor in bucket.tensors]
+        sender = threading.Thread(target=self._broadcast, args=(group, copy), daemon=True)
+        sender.start()
+        told = self._engine.receive_all(group.name, tensors, version, copy.direct_load())
+        sender.join(self._timeout)
+        self.seconds |= {f"engine_{part}": value for part, value in told.pop("seconds").items()}
+        log.info("version %s: %s", version, told)
+
+    def _broadcast(self, group: UpdateGroup, copy: HostCopy) -> None:
+        for index, bucket in enumerate(copy.buckets):
+            group.send(bucket.flat)
+            self.update = self.update.bucket(index)
+
+    def _send(self, group: UpdateGroup, copy: HostCopy, version: str) -> None:
+        for index, bucket in enumerate(copy.buckets):
+            last = index == len(copy.buckets) - 1
+            sender = threading.Thread(target=group.send, args=(bucket.flat,), daemon=True)
+            sender.start()
+            self._engine.receive(group.name, bucket.tensors, version if last else None)
+            sender.join(self._timeout)
+            self.update = self.update.bucket(index)
+
+    def _enter(self, update: Update) -> None:
+        self.update = update
+        journal.entered(update)

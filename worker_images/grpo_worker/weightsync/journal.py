@@ -1,0 +1,34 @@
+"""What became of updates: a line in the log and a count for each step that one takes."""
+
+import logging
+
+from prometheus_client import Counter, Gauge
+
+from grpo_worker.weightsync.transaction import Phase, Update
+
+log = logging.getLogger(__name__)
+_PHASES = Counter("grpo_weight_update_phases_total", "Phases that weight updates entered", ["phase"])
+_SECONDS = Counter("grpo_weight_update_seconds_total", "Seconds in each part of weight updates", ["part"])
+_BYTES = Counter("grpo_weight_update_bytes_total", "Bytes of the updates that were committed")
+_VERSION = Gauge("grpo_weight_version", "Version that the engine serves; -1: none")
+for _phase in Phase:
+    _PHASES.labels(_phase)  # a rate needs its zero
+
+
+def entered(update: Update) -> None:
+    """The update is in another phase than before."""
+    _PHASES.labels(update.phase).inc()
+    level = logging.WARNING if update.phase == Phase.ABORTED else logging.INFO
+    log.log(level, "update to version %d: %s %s", update.version, update.phase, update.reason)
+
+
+def took(seconds: dict[str, float], nbytes: int) -> None:
+    """An update was committed."""
+    for part, value in seconds.items():
+        _SECONDS.labels(part).inc(value)
+    _BYTES.inc(nbytes)
+
+
+def serves(version: int | None) -> None:
+    """What the engine serves now."""
+    _VERSION.set(-1 if version is None else version)
