@@ -1,0 +1,260 @@
+"""``make bench-sync``: one version into a real engine, ours beside a broadcast of tensor after tensor.
+
+A mixture of experts of more than 2 000 tensors lies in an agent's memory; an SGLang engine on the same
+machine takes it (a) directly, as our agents send it, (b) by SGLang's flattened buckets, (c) tensor after
+tensor, as the distributed updates of RL frameworks do it: a broadcast for each tensor and one request
+for each bucket of names. The limit is a bare gloo broadcast of the same bytes between two processes.
+Adds to benchmarks/results/sync.json, and draws which part took what.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import psutil
+import torch
+import torch.distributed as dist
+
+from grpo_devcluster.paths import REPO
+from grpo_devcluster.results import record
+from grpo_operator.api.architectures import architecture
+from grpo_operator.api.rolloutpool import EngineSpec, RolloutTemplate
+from grpo_operator.plan.names import Owner
+from grpo_operator.render.engine import ADMIN_KEY, CPU_ENGINE_ENV, engine_command
+from grpo_worker.megatron.families.known import family_of
+from grpo_worker.weightsync.engine import Engine
+from grpo_worker.weightsync.group import UpdateGroup
+from grpo_worker.weightsync.host_copy import HostCopy, assemble
+from grpo_worker.weightsync.install import Installer
+from grpo_worker.weightsync.manifest import publish
+from grpo_worker.weightsync.plan import make_plan
+
+MODEL = architecture("tiny-moe") | {
+    "num_hidden_layers": 13,
+    "first_k_dense_replace": 1,
+    "hidden_size": 512,
+    "moe_intermediate_size": 128,
+    "n_routed_experts": 64,
+    "n_group": 1,
+    "topk_group": 1,
+}
+BUCKET, ROUNDS, URL = 64 << 20, 3, "http://127.0.0.1:30000"
+STUB = "int cuPointerGetAttribute(void *d, int a, unsigned long long p) { return 100; }"
+
+
+class Server:
+    """The engine as a rollout pod starts it."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "config.json").write_text(json.dumps(MODEL))
+        engine = EngineSpec(device="cpu", dtype="float32", context_length=256, max_total_tokens=8192)
+        command = engine_command(
+            Owner("GRPOJob", "default", "bench"), str(folder), RolloutTemplate(engine=engine)
+        )
+        stub = folder / "libcuda.so.1"
+        subprocess.run(
+            ["cc", "-shared", "-fPIC", "-x", "c", "-o", str(stub), "-"], input=STUB, text=True, check=True
+        )
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        env = os.environ | CPU_ENGINE_ENV
+        env |= {"LD_LIBRARY_PATH": str(folder), "OMP_NUM_THREADS": "1", "PATH": path}
+        self._log = (folder / "log").open("wb")
+        self.process = subprocess.Popen(
+            ["/bin/bash", "-c", command], env=env, stdout=self._log, stderr=self._log, start_new_session=True
+        )
+        deadline = time.monotonic() + 300
+        while not Engine(URL, 5).alive():
+            assert self.process.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
+            time.sleep(0.5)
+
+    def scheduler(self) -> psutil.Process:
+        """The process that holds the weights."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return max(children, key=lambda p: p.memory_info().rss)
+
+    def stop(self) -> None:
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            process.kill()
+        self.process.kill()
+
+
+def host_copy(folder: Path, version: int) -> HostCopy:
+    """A version with random weights, as an agent holds it."""
+    generator = torch.Generator().manual_seed(version)
+    shapes = family_of(MODEL).shapes(MODEL)
+    parts = [
+        (name, shape, 0, 0, torch.randn(shape, generator=generator) * 0.02) for name, shape in shapes.items()
+    ]
+    manifest = publish(folder, version, 0, 1, parts)
+    blob = torch.from_file(
+        str(folder / f"v{version}" / "rank-0.bin"), size=manifest.blob_bytes, dtype=torch.uint8
+    )
+    return assemble(make_plan([manifest]), [manifest.digest], {0: blob}, BUCKET)
+
+
+def ours(engine: Engine, direct: bool) -> Callable[[HostCopy], dict[str, float]]:
+    """Updates by our agent's way into the engine."""
+    installer = Installer("engine-0", engine, 1, 600)
+
+    def update(copy: HostCopy) -> dict[str, float]:
+        with installer.updating(copy.plan.version):
+            group = installer._joined()
+            group.direct = group.direct and direct
+            installer.install(copy)
+        return dict(installer.seconds)
+
+    return update
+
+
+def per_tensor(engine: Engine) -> Callable[[HostCopy], dict[str, float]]:
+    """The plain baseline: a broadcast for each tensor, a request for each bucket of names."""
+    group = UpdateGroup(engine, "per-tensor", 1, 600)
+
+    def send(bucket: Any) -> None:
+        start = 0
+        for tensor in bucket.tensors:
+            size = torch.Size(tensor.shape).numel() * 4
+            view = bucket.flat[start : start + size].view(torch.float32)
+            dist.broadcast(view, src=0, group=group._group)
+            start += size
+
+    def update(copy: HostCopy) -> dict[str, float]:
+        started = time.monotonic()
+        engine.pause()
+        engine.begin_update()
+        for index, bucket in enumerate(copy.buckets):
+            thread = threading.Thread(target=send, args=(bucket,), daemon=True)
+            thread.start()
+            last = index == len(copy.buckets) - 1
+            body = engine._tensors("per-tensor", bucket.tensors) | {"flush_cache": last}
+            if last:
+                body["weight_version"] = str(copy.plan.version)
+            engine._call("POST", "/update_weights_from_distributed", **body)
+            thread.join()
+        engine.end_update()  # without a checksum: the updates that this stands for take none
+        engine.resume()
+        return {"pause": time.monotonic() - started}
+
+    return update
+
+
+RAW = """
+import sys, time, torch, torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), 2, False)
+dist.init_process_group("gloo", store=store, rank=1, world_size=2)
+flat = torch.zeros(int(sys.argv[2]), dtype=torch.uint8)
+for _ in range(int(sys.argv[3])):
+    dist.barrier()
+    for start in range(0, len(flat), int(sys.argv[4])):
+        dist.broadcast(flat[start : start + int(sys.argv[4])], src=0)
+    dist.barrier()
+"""
+
+
+def raw(copy: HostCopy) -> float:
+    """Seconds of a bare broadcast of the same bytes, in the same buckets, into memory that was touched."""
+    store = dist.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
+    arguments = [str(value) for value in (store.port, copy.nbytes, ROUNDS + 1, BUCKET)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    peer = subprocess.Popen([sys.executable, "-c", RAW, *arguments], env=environment)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=2)
+    flat, taken = torch.zeros(copy.nbytes, dtype=torch.uint8), []
+    for _ in range(ROUNDS + 1):
+        dist.barrier()
+        started = time.monotonic()
+        for start in range(0, len(flat), BUCKET):
+            dist.broadcast(flat[start : start + BUCKET], src=0)
+        dist.barrier()
+        taken.append(time.monotonic() - started)
+    peer.wait()
+    dist.destroy_process_group()
+    return statistics.median(taken[1:])
+
+
+def extra_memory(process: psutil.Process, update: Callable[[], Any]) -> float:
+    """Buckets by which the engine's memory rises above where it was, at most, during an update."""
+    Path(f"/proc/{process.pid}/clear_refs").write_text("5")  # the peak begins anew
+    before = process.memory_info().rss
+    update()
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    peak = int(status.split("VmHWM:")[1].split()[0]) << 10
+    return (peak - before) / BUCKET
+
+
+def measure(folder: Path) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """Figures, and the seconds of each way's parts (medians of ROUNDS updates after the first)."""
+    server = Server(folder)
+    try:
+        engine = Engine(URL, 600, Path(ADMIN_KEY))
+        copies = [host_copy(folder, version) for version in (1, 2)]
+        found: dict[str, dict[str, float]] = {}
+        sums = set()
+        ways = {
+            "ours": ours(engine, True), "flattened": ours(engine, False), "per tensor": per_tensor(engine)
+        }  # fmt: skip
+        for name, update in ways.items():
+            first = update(copies[0])
+            rounds = [update(copies[(number + 1) % 2]) for number in range(ROUNDS)]
+            found[name] = {part: statistics.median(r[part] for r in rounds) for part in rounds[0]}
+            found[name]["first"] = first["pause"]
+            sums.add(engine.checksum())
+        assert len(sums) == 1, "the ways do not end with the same weights"
+        extra = extra_memory(server.scheduler(), lambda: ways["ours"](copies[0]))
+        limit = raw(copies[0])
+    finally:
+        server.stop()
+    size = copies[0].nbytes
+    figures = {
+        "cpu_tensors": float(len(copies[0].plan.tensors)),
+        "cpu_gigabytes": size / 1e9,
+        "cpu_pause_seconds": found["ours"]["pause"],
+        "cpu_raw_copy_seconds": limit,
+        "cpu_bytes_ratio_vs_raw": limit / found["ours"]["send"],
+        "cpu_speedup_vs_per_tensor": found["per tensor"]["pause"] / found["ours"]["pause"],
+        "cpu_speedup_vs_flattened": found["flattened"]["send"] / found["ours"]["send"],
+        "cpu_first_load_seconds": found["ours"]["first"],
+        "cpu_extra_memory_buckets": extra,
+    }
+    return figures, found
+
+
+def draw(found: dict[str, dict[str, float]], raw_seconds: float) -> None:
+    """Which part of the pause took what."""
+    figure, axes = plt.subplots(figsize=(8, 2.6))
+    for row, parts in enumerate(found.values()):
+        left = 0.0
+        for part in ("send", "verify"):
+            if part in parts:
+                axes.barh(row, parts[part], left=left, label=part if row == 0 else None,
+                          color={"send": "tab:blue", "verify": "tab:orange"}[part])  # fmt: skip
+                left += parts[part]
+        axes.barh(row, parts["pause"] - left, left=left, color="tab:gray",
+                  label="other calls" if row == 0 else None)  # fmt: skip
+    axes.axvline(raw_seconds, color="black", linestyle="--", label="bare broadcast")
+    axes.set_yticks(range(len(found)), list(found))
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds in which the engine stands still")
+    axes.legend(loc="lower right")
+    figure.tight_layout()
+    figure.savefig(REPO / "benchmarks" / "results" / "sync.png", dpi=120)
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        figures, found = measure(Path(name))
+    draw(found, figures["cpu_raw_copy_seconds"])
+    print(json.dumps(figures | {"parts": found}, indent=1))
+    record("sync", {key: round(value, 3) for key, value in figures.items()})
+
+
+if __name__ == "__main__":
+    main()
