@@ -4,7 +4,7 @@ DEV := PYTHONPATH=devcluster $(PYTHON) -m grpo_devcluster
 VENV := .venv/bin
 PYTEST := PYTHONPATH=devcluster $(VENV)/python -m pytest
 
-.PHONY: help demo down up test lint unit worker integration e2e bench-operator bench-planner bench-trainer bench-controller bench-sync-planner bench-sync bench-learning crds env clean
+.PHONY: help demo down up test lint unit worker integration e2e bench-operator bench-planner bench-trainer bench-controller bench-sync-planner bench-sync bench-delta bench-job bench-learning crds env clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -60,6 +60,12 @@ bench-sync-planner: env  ## routes of a weight sync beside their bound; adds to 
 
 bench-sync: env  ## a version into a real engine beside a broadcast tensor by tensor; adds to benchmarks/results/sync.json
 	PYTHONPATH=devcluster $(VENV)/python benchmarks/sync_speed.py
+
+bench-delta: env  ## a version over 10 Gb/s, whole and by what changed; needs root; adds to benchmarks/results/sync.json
+	PYTHONPATH=devcluster $(VENV)/python benchmarks/delta.py
+
+bench-job: env  ## whole jobs with a core for the engine and one for the trainer; adds to benchmarks/results/trainer.json
+	PYTHONPATH=devcluster $(VENV)/python benchmarks/gpu/job.py ours benchmarks/results/job_cpu.json --cpu
 
 bench-learning: env  ## our curve beside TRL's; writes benchmarks/results/learning.json and .png
 	PYTHONPATH=devcluster $(VENV)/python benchmarks/learning/run.py

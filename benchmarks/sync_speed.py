@@ -24,12 +24,13 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from grpo_devcluster.cpu_engine import environment
 from grpo_devcluster.paths import REPO
 from grpo_devcluster.results import record
 from grpo_operator.api.architectures import architecture
 from grpo_operator.api.rolloutpool import EngineSpec, RolloutTemplate
 from grpo_operator.plan.names import Owner
-from grpo_operator.render.engine import ADMIN_KEY, CPU_ENGINE_ENV, engine_command
+from grpo_operator.render.engine import ADMIN_KEY, engine_command
 from grpo_worker.megatron.families.known import family_of
 from grpo_worker.weightsync.engine import Engine
 from grpo_worker.weightsync.group import UpdateGroup
@@ -48,7 +49,6 @@ MODEL = architecture("tiny-moe") | {
     "topk_group": 1,
 }
 BUCKET, ROUNDS, URL = 64 << 20, 3, "http://127.0.0.1:30000"
-STUB = "int cuPointerGetAttribute(void *d, int a, unsigned long long p) { return 100; }"
 
 
 class Server:
@@ -60,13 +60,7 @@ class Server:
         command = engine_command(
             Owner("GRPOJob", "default", "bench"), str(folder), RolloutTemplate(engine=engine)
         )
-        stub = folder / "libcuda.so.1"
-        subprocess.run(
-            ["cc", "-shared", "-fPIC", "-x", "c", "-o", str(stub), "-"], input=STUB, text=True, check=True
-        )
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        env = os.environ | CPU_ENGINE_ENV
-        env |= {"LD_LIBRARY_PATH": str(folder), "OMP_NUM_THREADS": "1", "PATH": path}
+        env = environment(folder)
         self._log = (folder / "log").open("wb")
         self.process = subprocess.Popen(
             ["/bin/bash", "-c", command], env=env, stdout=self._log, stderr=self._log, start_new_session=True

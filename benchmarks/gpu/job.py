@@ -5,7 +5,8 @@
 
 The first GPU runs an SGLang engine, the second the trainer; TRL gets both for all it does. The model is
 DeepSeek-V3-shaped, with random weights. ENGINE_PYTHONPATH: packages of the engine, when they are others
-than the trainer's; TRL_PYTHONPATH likewise. ``--cpu``: the tiny job, without TRL, to try the script.
+than the trainer's; TRL_PYTHONPATH likewise. ``--cpu``: a small model, engine and trainer with a core each,
+without TRL.
 """
 
 import json
@@ -47,7 +48,13 @@ MODEL = architecture("deepseek-v3") | {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+SMALL = architecture("tiny-moe") | {
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "moe_intermediate_size": 512,
+}
 PROMPTS, RESPONSE, GROUP = 3, 2048, 16  # about as long to generate as to train on
+CPU_PROMPTS, CPU_RESPONSE = 4, 128
 TRL_ROWS, TRL_STEPS = 8, 3
 SAVES = 4  # steps between two checkpoints
 INTERVAL = 600  # seconds between two checkpoints of a real job
@@ -69,14 +76,15 @@ def spec_of(folder: Path, cpu: bool, **own: Any) -> GRPOJobSpec:
     wanted: dict[str, Any] = {
         "model": {"path": str(folder / "model")},
         "data": {
-            "train": str(folder / "prompts.jsonl"), "promptLength": 128, "trainBatchSize": PROMPTS,
-            "responseLength": 4 if cpu else RESPONSE,
+            "train": str(folder / "prompts.jsonl"), "promptLength": 120,
+            "trainBatchSize": CPU_PROMPTS if cpu else PROMPTS,
+            "responseLength": CPU_RESPONSE if cpu else RESPONSE,
         },
         "reward": {"function": f"{REPO / 'benchmarks/gpu/reward.py'}:compute_score"},
         "algorithm": {"samplesPerPrompt": GROUP, "maxLogProbGap": 1.0},
         "trainer": {
-            "device": device, "nodes": 1, "gpusPerNode": 1, "miniBatchSize": PROMPTS, "recompute": "none",
-            "maxTokensPerGpu": 16384,
+            "device": device, "nodes": 1, "gpusPerNode": 1, "recompute": "none", "maxTokensPerGpu": 16384,
+            "miniBatchSize": CPU_PROMPTS if cpu else PROMPTS,
         },
         "rollout": {"template": {"engine": engine}},
         "checkpoint": {"store": {"path": str(folder)}, "everySteps": 1000},
@@ -88,7 +96,7 @@ def spec_of(folder: Path, cpu: bool, **own: Any) -> GRPOJobSpec:
 
 def prepare(folder: Path, cpu: bool) -> None:
     """Model and prompts."""
-    start.write(folder / "model", architecture("tiny-moe") if cpu else MODEL, 1)
+    start.write(folder / "model", SMALL if cpu else MODEL, 1)
     rows = [{"prompt": f"What is {n} times {n + 7}?\n", "answer": str(n * (n + 7))} for n in range(4096)]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
@@ -175,7 +183,12 @@ def main() -> None:
         else:
             result = peer(folder)
             print(json.dumps(result))
-    if not cpu:
+    if cpu:
+        from grpo_devcluster.results import record  # only where there is no GPU
+
+        names = ("overlap_ratio", "checkpoint_stall_pct", "controller_overhead_pct")
+        record("trainer", {name: round(result["figures"][name], 3) for name in names})
+    else:
         result["gpus"] = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     target.write_text(json.dumps(result))
 

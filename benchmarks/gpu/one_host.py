@@ -19,7 +19,7 @@ import httpx
 from grpo_operator.api.base import Device
 from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_operator.plan.names import AGENT_PORT, CONTROLLER_PORT, ENGINE_PORT, GCS_PORT, Owner
-from grpo_operator.render.engine import ADMIN_KEY, CPU_ENGINE_ENV, MODEL_DIRECTORY, engine_command
+from grpo_operator.render.engine import ADMIN_KEY, MODEL_DIRECTORY, engine_command
 
 REPO = Path(__file__).resolve().parents[2]
 TRAINER_HOST, ENGINE_HOST = "127.0.0.2", "127.0.0.1"
@@ -119,7 +119,11 @@ class OneHost:
         owner = Owner("GRPOJob", "default", "bench")
         command = engine_command(owner, self._spec.model.path, self._spec.rollout.template)
         env = {"PYTHONPATH": os.pathsep.join([self._sources, self._engine_path]), "CUDA_VISIBLE_DEVICES": "0"}
-        self._start("engine", ["bash", "-c", command], env | ({} if self._cuda else CPU_ENGINE_ENV))
+        if not self._cuda:
+            from grpo_devcluster.cpu_engine import environment  # only where there is no GPU
+
+            env = environment(self._folder) | env
+        self._start("engine", ["bash", "-c", command], env)
 
     def _start_ray(self) -> None:
         world = self._spec.trainer.nodes * self._spec.trainer.gpus_per_node

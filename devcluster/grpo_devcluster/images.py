@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from grpo_devcluster import driver_stub
 from grpo_devcluster.node import PAUSE_IMAGE, ctr
 from grpo_devcluster.packages import uv, uv_environment
 from grpo_devcluster.paths import CACHE, REPO, RUN, content_key, tree_key
@@ -12,9 +13,6 @@ from grpo_devcluster.stages import StageError, run, stage
 
 _SUITE = "bookworm"
 _BASE_PACKAGES = "python3,python3-pip,ca-certificates,wget,procps,libgomp1,libnuma1"
-# SGLang's compiled extension links against the CUDA driver. On a machine without one, a library
-# with the only symbol it needs, failing as a missing device would, lets it load.
-_DRIVER_STUB = "int cuPointerGetAttribute(void *d, int a, unsigned long long p) { return 100; }\n"
 _PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SLEEP = "/bin/sleep infinity"  # what a pod's sandbox runs
 _REMEDY = "See setup.log for the whole output; run the command again after mending the cause."
@@ -24,7 +22,7 @@ IMAGES = ("operator", "trainer", "rollout")
 def ensure_images() -> dict[str, str]:
     """Build and import what is missing; return image references by name."""
     wheel = build_wheel()
-    recipe = (_SUITE, _BASE_PACKAGES, _DRIVER_STUB, _PATH, _SLEEP)
+    recipe = (_SUITE, _BASE_PACKAGES, driver_stub.SOURCE, _PATH, _SLEEP)
     base_key = content_key(*(part.encode() for part in recipe))
     references = {name: f"localhost/grpo-{name}:{_key(name, wheel, base_key)}" for name in IMAGES}
     have = ctr("images", "list", "-q")[1].split()
@@ -88,19 +86,14 @@ def _base_image(key: str) -> str:
         run(command, step="debootstrap", remedy="Check that a Debian mirror is reachable.")
         shutil.rmtree(root / "var/cache/apt", ignore_errors=True)
         shutil.rmtree(root / "var/lib/apt/lists", ignore_errors=True)
-        _driver_stub(root / "usr/local/lib/libcuda.so.1")
+        driver_stub.build(root / "usr/local/lib/libcuda.so.1")
+        subprocess.run(["ldconfig", "-r", str(root)], check=True)
         container = _buildah("from", "scratch", step="base image").strip()
         _buildah("copy", "--quiet", container, f"{root}/.", "/", step="base image")
         _buildah("config", "--env", _PATH, "--cmd", _SLEEP, container, step="base image")
         _buildah("commit", "--quiet", "--rm", container, reference, step="base image")
         shutil.rmtree(root)
     return reference
-
-
-def _driver_stub(target: Path) -> None:
-    command = ["cc", "-shared", "-fPIC", "-x", "c", "-o", target, "-"]
-    run(command, step="compiling the driver stub", remedy="Install gcc.", stdin=_DRIVER_STUB)
-    subprocess.run(["ldconfig", "-r", str(target.parents[3])], check=True)
 
 
 def _build(name: str, base: str, reference: str) -> None:

@@ -13,16 +13,16 @@ from typing import Any
 import httpx
 import uvicorn
 
+from grpo_devcluster.cpu_engine import environment
 from grpo_operator.api.rolloutpool import EngineSpec, RolloutTemplate
 from grpo_operator.plan.names import Owner
-from grpo_operator.render.engine import CPU_ENGINE_ENV, engine_command
+from grpo_operator.render.engine import engine_command
 from grpo_worker.weightsync.agent import Agent
 from grpo_worker.weightsync.engine import Engine
 from grpo_worker.weightsync.source import application
 
 JOB = "tiny-12345678"
 URL = "http://127.0.0.1:30000"
-STUB = "int cuPointerGetAttribute(void *d, int a, unsigned long long p) { return 100; }"
 
 
 class Server:
@@ -42,12 +42,7 @@ class Server:
             "/tmp/model", str(directory / "model")
         )
         self.key = directory / "model" / "admin-key"
-        stub = directory / "libcuda.so.1"
-        compiler = ["cc", "-shared", "-fPIC", "-x", "c", "-o", str(stub), "-"]
-        subprocess.run(compiler, input=STUB, text=True, check=True)
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self._env = os.environ | CPU_ENGINE_ENV
-        self._env |= {"LD_LIBRARY_PATH": str(directory), "OMP_NUM_THREADS": "1", "PATH": path}
+        self._env = environment(directory)
         self._command = command.replace("python3", sys.executable)
         self._log = directory / "log"
         self.start()

@@ -23,6 +23,7 @@ from grpo_worker.weightsync.agent import Agent
 from grpo_worker.weightsync.group import UpdateGroup
 from grpo_worker.weightsync.inside.request import DirectLoad
 from grpo_worker.weightsync.install import UpdateError
+from grpo_worker.weightsync.manifest import Manifest, publish
 
 VERSIONS = 3
 LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
@@ -36,8 +37,9 @@ LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
 PROMPT = list(range(20, 60))
 
 
-def new_agent(server: Server, timeout: float = 30) -> Agent:
-    return Agent("engine-0", server.control(timeout), 1, bucket_bytes=64 << 10, timeout=timeout, writer=JOB)
+def new_agent(server: Server, timeout: float = 30, deltas: bool = False) -> Agent:
+    engine, bucket = server.control(timeout), 64 << 10
+    return Agent("engine-0", engine, 1, bucket_bytes=bucket, timeout=timeout, writer=JOB, deltas=deltas)
 
 
 @pytest.fixture(scope="module")
@@ -144,10 +146,9 @@ def test_no_answer_is_built_on_the_old_weights_prefix(
     assert first["meta_info"]["output_token_logprobs"] == again["meta_info"]["output_token_logprobs"]
 
 
-def _other_weights(root: Path, version: int) -> None:
-    """The same layout with every embedding of the first rank halved."""
-    from grpo_worker.weightsync.manifest import Manifest, publish
-
+def _other_weights(root: Path, version: int, share: float = 1.0) -> None:
+    """Version 1's layout with a share of all weights halved."""
+    generator = torch.Generator().manual_seed(version)
     for rank in (0, 1):
         manifest = Manifest.from_json((root / "v1" / f"rank-{rank}.json").read_text())
         data = torch.frombuffer(bytearray((root / "v1" / f"rank-{rank}.bin").read_bytes()), dtype=torch.uint8)
@@ -156,10 +157,43 @@ def _other_weights(root: Path, version: int) -> None:
             size = list(part.shape)
             size[part.dim] = part.length
             tensor = data[part.start : part.start + part.nbytes].view(torch.float32).view(size)
-            parts.append((part.name, part.shape, part.dim, part.offset, tensor * 0.5))
-        folder = root / "other"
-        publish(folder, version, rank, 2, parts)
-    shutil.move(str(folder / f"v{version}"), str(root / f"v{version}"))
+            changed = torch.rand(size, generator=generator) < share
+            parts.append((part.name, part.shape, part.dim, part.offset, tensor.where(~changed, tensor * 0.5)))
+        publish(root / "other", version, rank, 2, parts)
+    shutil.move(str(root / "other" / f"v{version}"), str(root / f"v{version}"))
+
+
+def test_what_changed_leads_to_the_same_weights_as_all_bytes(
+    server: Server, versions: Path, sources: dict[int, str]
+) -> None:
+    """Deltas are small, damage in the held copy is healed by whole blobs, and so is a base that is gone."""
+    for version in (71, 72, 73):
+        _other_weights(versions, version, share=0.02)
+    agent, whole = new_agent(server, deltas=True), new_agent(server)
+    for each in (agent, whole):
+        watch_until(each, "STALE", server)
+    agent.sync(JOB, 1, sources)
+    every = agent.received()
+    agent.sync(JOB, 71, sources)
+    assert 0 < agent.received() < every / 8
+    _same_as_with_all_bytes(agent, whole, server, sources, 71)
+    agent._puller._blobs[0][100] ^= 1
+    agent.sync(JOB, 72, sources)
+    assert every / 8 < agent.received() <= every
+    _same_as_with_all_bytes(agent, whole, server, sources, 72)
+    shutil.rmtree(versions / "v72")
+    agent.sync(JOB, 73, sources)
+    assert agent.received() == every
+    _same_as_with_all_bytes(agent, whole, server, sources, 73)
+
+
+def _same_as_with_all_bytes(
+    agent: Agent, whole: Agent, server: Server, sources: dict[int, str], version: int
+) -> None:
+    assert agent.status()["weightVersion"] == version
+    ours = server.control().checksum()
+    whole.sync(JOB, version, sources)
+    assert server.control().checksum() == ours
 
 
 @pytest.fixture

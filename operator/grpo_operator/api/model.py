@@ -53,5 +53,10 @@ class WeightSyncSpec(Model):
     """How weights reach the engines."""
 
     transport: Literal["gloo"] = Field("gloo", description="backend of the last hop into the engine")
+    mode: Literal["full", "delta"] = Field(
+        "full",
+        description="what engines fetch of a new version: all bytes, or those that changed since the last, "
+        "which pays where the network is slower than memory",
+    )
     bucket_megabytes: int = Field(512, ge=1, le=65536, description="MiB sent in one request")
     timeout_seconds: int = Field(120, ge=1, le=3600, description="deadline of one sync of one engine")

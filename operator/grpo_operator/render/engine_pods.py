@@ -75,6 +75,8 @@ class EnginePods:
             f" --timeout {self.weight_sync.timeout_seconds}"
             f" --model-config {MODEL_DIRECTORY}/config.json --admin-key {ADMIN_KEY}"
         )
+        if self.weight_sync.mode == "delta":
+            arguments += " --deltas"
         if self.writer:
             arguments += f" --writer {self.writer}"
         agent = self.parts.agent(self._image(pool), arguments)

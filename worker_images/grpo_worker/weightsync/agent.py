@@ -29,7 +29,7 @@ class Agent:
 
     def __init__(
         self, name: str, engine: Engine, engine_ranks: int, bucket_bytes: int, timeout: float,
-        writer: str | None = None,
+        writer: str | None = None, deltas: bool = False,
     ) -> None:  # fmt: skip
         self._name = name
         self._engine = engine
@@ -38,7 +38,7 @@ class Agent:
         self._lock = threading.Lock()
         self._copy: HostCopy | None = None
         self._spare: HostCopy | None = None  # memory of the version before
-        self._puller = Puller(timeout)
+        self._puller = Puller(timeout, deltas)
         self._checksum = ""
         self._writer = writer
         self.view = EngineView()
@@ -94,7 +94,13 @@ class Agent:
             except UpdateError as error:
                 self._failed(error, touched=self.view is not untouched)
                 raise
-            return self.status() | {"seconds": installer.seconds, "planId": plan.plan_id}
+            return self.status() | {
+                "seconds": installer.seconds, "planId": plan.plan_id, "receivedBytes": self.received()
+            }  # fmt: skip
+
+    def received(self) -> int:
+        """Bytes that the last version took over the network."""
+        return self._puller.received
 
     def _check_writer(self, writer: str) -> None:
         if writer != self._writer:

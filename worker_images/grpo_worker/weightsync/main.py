@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--bucket-megabytes", type=int, default=512)
     parser.add_argument("--model-config", type=Path, help="the engine's config.json")
     parser.add_argument("--admin-key", type=Path, help="file with the key to the engine's control routes")
+    parser.add_argument("--deltas", action="store_true", help="fetch what changed instead of all bytes")
     parser.add_argument("--writer", help="the job that may sync; default: wait to be told")
     parser.add_argument("--timeout", type=float, default=120, help="seconds of one call")
     args = parser.parse_args()
@@ -61,7 +62,7 @@ def _rollout(args: argparse.Namespace) -> Starlette:
 
     engine = Engine(args.engine, args.timeout, args.admin_key)
     bucket = args.bucket_megabytes << 20
-    agent = Agent(args.name, engine, args.engine_ranks, bucket, args.timeout, args.writer)
+    agent = Agent(args.name, engine, args.engine_ranks, bucket, args.timeout, args.writer, args.deltas)
     threading.Thread(target=_watch_forever, args=(agent,), daemon=True).start()
     return rollout_application(agent, args.model_config)
 

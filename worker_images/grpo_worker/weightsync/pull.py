@@ -1,6 +1,7 @@
 """Rollout-side receive: pull the manifests and blobs of the trainer ranks."""
 
 import http.client
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,10 @@ from urllib.parse import urlsplit
 
 import torch
 
+from grpo_worker.weightsync.delta import DeltaError, apply
 from grpo_worker.weightsync.manifest import Manifest, digest
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -23,11 +27,14 @@ class PullError(RuntimeError):
 class Puller:
     """Reads versions from the trainer-side agents, into the same memory each time: the first touch of
     fresh memory takes longer than receiving into it. ``timeout``: seconds for all blobs of a version,
-    however the bytes trickle."""
+    however the bytes trickle. ``deltas``: ask first for what changed since the version that is held."""
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, deltas: bool = False) -> None:
         self._timeout = timeout
+        self._deltas = deltas
         self._blobs: dict[int, torch.Tensor] = {}
+        self._held: dict[int, Manifest] = {}  # what the blobs are, as long as they are whole
+        self.received = 0  # bytes of the last version
 
     def manifests(self, sources: dict[int, str], version: int) -> list[Manifest]:
         """All ranks' manifests; ``sources``: rank -> base URL. Raises PullError when one cannot be had."""
@@ -44,15 +51,38 @@ class Puller:
 
         Raises PullError.
         """
-
         deadline = time.monotonic() + self._timeout
 
-        def one(manifest: Manifest) -> tuple[int, torch.Tensor]:
+        def one(manifest: Manifest) -> int:
             url = _url(sources, manifest.version, manifest.rank, "bin")
-            return manifest.rank, self._blob(url, manifest, deadline)
+            held = self._held.pop(manifest.rank, None)  # until it is whole again
+            received = self._changes(url, held, manifest, deadline) if held is not None else None
+            if received is None:
+                self._blobs[manifest.rank] = self._blob(url, manifest, deadline)
+                received = manifest.blob_bytes
+            self._held[manifest.rank] = manifest
+            return received
 
-        self._blobs = dict(_each(one, manifests))
+        self.received = sum(_each(one, manifests))
+        self._blobs = {m.rank: self._blobs[m.rank] for m in manifests}
         return self._blobs
+
+    def _changes(self, url: str, held: Manifest, manifest: Manifest, deadline: float) -> int | None:
+        """Bring the held blob to ``manifest`` by what changed; bytes received. None: take the whole blob."""
+        if held.digest == manifest.digest:
+            return 0
+        if not self._deltas or held.slices != manifest.slices:
+            return None
+        blob = self._blobs[manifest.rank].numpy()
+        asked = f"{url.removesuffix('bin')}delta?base={held.version}&digest={held.digest}"
+        try:
+            with _Response(asked, self._timeout) as response:
+                delta = response.read_within(deadline)
+            apply(blob, delta, held.digest)
+        except (PullError, DeltaError) as error:
+            log.info("taking the whole blob: %s", error)
+            return None
+        return len(delta) if digest(blob.data) == manifest.digest else None
 
     def _blob(self, url: str, manifest: Manifest, deadline: float) -> torch.Tensor:
         old = self._blobs.get(manifest.rank)
@@ -80,7 +110,7 @@ class _Response:
 
     def __init__(self, url: str, timeout: float) -> None:
         self._url, parts = url, urlsplit(url)
-        self._path = parts.path
+        self._path = f"{parts.path}?{parts.query}" if parts.query else parts.path
         self._connection = http.client.HTTPConnection(parts.netloc, timeout=timeout)
 
     def __enter__(self) -> "_Response":
@@ -105,6 +135,12 @@ class _Response:
             return self._response.read()
         except (OSError, http.client.HTTPException) as error:
             raise PullError(f"{self._url}: {error!r}") from error
+
+    def read_within(self, deadline: float) -> bytearray:
+        """The whole body. Raises PullError after ``deadline``."""
+        body = bytearray(self._response.length or 0)
+        self.read_into(memoryview(body), deadline)
+        return body
 
     def read_into(self, to: memoryview, deadline: float) -> int:
         """Receive the body in place, if it fits exactly; how many bytes it has.

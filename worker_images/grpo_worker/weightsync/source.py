@@ -5,9 +5,11 @@ It keeps answering while the trainer process computes, restarts or is gone, so a
 never waits for the trainer.
 """
 
+import threading
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -15,6 +17,8 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from grpo_worker.data.snapshots import file_of, pull
+from grpo_worker.weightsync.delta import encode
+from grpo_worker.weightsync.manifest import Manifest
 
 PULL_TIMEOUT = 300.0  # seconds without a byte
 
@@ -23,6 +27,40 @@ class LargeFile(FileResponse):
     """A file in pieces that are worth a system call."""
 
     chunk_size = 4 << 20
+
+
+class Deltas:
+    """What changed between two versions of a rank, computed once for all engines that ask."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._lock = threading.Lock()
+        self._kept: dict[int, tuple[tuple[int, str], bytes | None]] = {}
+
+    def get(self, version: int, rank: int, base: int, digest: str) -> bytes | None:
+        """From version ``base``, of that digest, to ``version``; None when a whole blob is better."""
+        with self._lock:
+            key, delta = self._kept.get(rank, (None, None))
+            if key != (version, digest):
+                delta = self._make(version, rank, base, digest)
+                self._kept[rank] = ((version, digest), delta)
+            return delta
+
+    def _make(self, version: int, rank: int, base: int, digest: str) -> bytes | None:
+        try:
+            new, old = (self._manifest(v, rank) for v in (version, base))
+        except FileNotFoundError:
+            return None
+        if old.digest != digest or old.slices != new.slices or not new.blob_bytes:
+            return None
+        before, after = (np.memmap(self._file(v, rank, "bin"), np.uint8, "r") for v in (base, version))
+        return encode(before, after, old.digest, new.digest)
+
+    def _manifest(self, version: int, rank: int) -> Manifest:
+        return Manifest.from_json(self._file(version, rank, "json").read_text())
+
+    def _file(self, version: int, rank: int, suffix: str) -> Path:
+        return self._root / f"v{version}" / f"rank-{rank}.{suffix}"
 
 
 def application(root: Path) -> Starlette:
@@ -42,6 +80,19 @@ def application(root: Path) -> Starlette:
         if suffix not in ("json", "bin") or not path.is_file():
             return JSONResponse({"error": f"version {version} of rank {rank} is not here"}, 404)
         return LargeFile(path)
+
+    deltas = Deltas(root)
+
+    def delta(request: Request) -> Response:
+        of, asked = request.path_params, request.query_params
+        try:
+            base = int(asked["base"])
+        except (KeyError, ValueError):
+            return JSONResponse({"error": "base must be the number of a version"}, 400)
+        found = deltas.get(of["version"], of["rank"], base, asked.get("digest", ""))
+        if found is None:
+            return JSONResponse({"error": f"no delta from version {base}"}, 404)
+        return Response(found, media_type="application/octet-stream")
 
     def snapshot(request: Request) -> Response:
         of = request.path_params
@@ -68,6 +119,7 @@ def application(root: Path) -> Starlette:
             Route("/v1/versions", versions),
             Route("/v1/snapshots", keep, methods=["POST"]),
             Route("/v1/snapshots/{name:str}/{rank:int}.{suffix:str}", snapshot),
+            Route("/v1/weights/{version:int}/{rank:int}.delta", delta),
             Route("/v1/weights/{version:int}/{rank:int}.{suffix:str}", file),
         ]
     )

@@ -1,0 +1,123 @@
+"""``make bench-delta``: a new version over a line of 10 Gb/s, all its bytes or those that changed.
+
+The trainer's agent runs in a network namespace of its own, behind a pair of interfaces that tc holds to
+10 Gb/s; the other end pulls a version of one rank whole, and by what changed when 2 % of the bytes did.
+Both ends share the cores of this machine. Needs root; adds to benchmarks/results/sync.json.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from grpo_devcluster.results import record
+from grpo_worker.weightsync.manifest import publish
+from grpo_worker.weightsync.pull import Puller, PullError
+
+NAMESPACE, NEAR, FAR = "grpo-delta", "10.231.7.1", "10.231.7.2"
+SIZE, CHANGED, ROUNDS, RATE = 1 << 30, 0.02, 4, "10gbit"
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True)
+
+
+@contextmanager
+def line() -> Iterator[None]:
+    """Two interfaces with RATE between them; one of them in a namespace of its own."""
+    subprocess.run(["ip", "netns", "delete", NAMESPACE], check=False, stderr=subprocess.DEVNULL)
+    _ip("netns", "add", NAMESPACE)
+    try:
+        _ip("link", "add", "grpo-near", "type", "veth", "peer", "name", "grpo-far", "netns", NAMESPACE)
+        _ip("address", "add", f"{NEAR}/30", "dev", "grpo-near")
+        _ip("link", "set", "grpo-near", "up")
+        for command in (
+            ["ip", "address", "add", f"{FAR}/30", "dev", "grpo-far"],
+            ["ip", "link", "set", "grpo-far", "up"],
+            ["tc", "qdisc", "add", "dev", "grpo-far", "root", "tbf", "rate", RATE,
+             "burst", "4mb", "latency", "50ms"],
+        ):  # fmt: skip
+            subprocess.run(["ip", "netns", "exec", NAMESPACE, *command], check=True)
+        yield
+    finally:
+        subprocess.run(["ip", "netns", "delete", NAMESPACE], check=False)
+
+
+@contextmanager
+def agent(weights: Path) -> Iterator[dict[int, str]]:
+    """The trainer's agent at the far end."""
+    command = [sys.executable, "-m", "grpo_worker.weightsync.main", "trainer", "--weights", str(weights)]
+    process = subprocess.Popen(["ip", "netns", "exec", NAMESPACE, *command, "--host", FAR])
+    sources = {0: f"http://{FAR}:9000"}
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                Puller(5).manifests(sources, 1)
+                break
+            except PullError:
+                assert time.monotonic() < deadline, "the agent does not answer"
+                time.sleep(0.5)
+        yield sources
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def next_version(tensor: torch.Tensor, seed: int) -> torch.Tensor:
+    """With CHANGED of the bytes changed, each in a weight of its own: the low half of a bf16."""
+    generator = torch.Generator().manual_seed(seed)
+    words = tensor.view(torch.int16).clone()
+    where = torch.randint(0, len(words), (int(SIZE * CHANGED),), generator=generator)
+    words[where] ^= 1 + torch.randint(0, 255, (len(where),), generator=generator, dtype=torch.int16)
+    return words.view(torch.bfloat16)
+
+
+def pull(puller: Puller, sources: dict[int, str], version: int) -> float:
+    """Seconds until the version is here, and checked."""
+    started = time.monotonic()
+    puller.blobs(sources, puller.manifests(sources, version))
+    return time.monotonic() - started
+
+
+def measure(weights: Path) -> dict[str, float]:
+    tensor = torch.randn(SIZE // 2).to(torch.bfloat16)
+    seconds: dict[str, list[float]] = {"full": [], "delta": []}
+    received: dict[str, int] = {}
+    publish(weights, 1, 0, 1, [("w", (SIZE // 2,), 0, 0, tensor)])
+    with line(), agent(weights) as sources:
+        pullers = {"full": Puller(300), "delta": Puller(300, deltas=True)}
+        for puller in pullers.values():
+            pull(puller, sources, 1)
+        for version in range(2, 3 + ROUNDS):
+            tensor = next_version(tensor, version)
+            publish(weights, version, 0, 1, [("w", (SIZE // 2,), 0, 0, tensor)])
+            for name, puller in pullers.items():
+                seconds[name].append(pull(puller, sources, version))
+                received[name] = puller.received
+            assert torch.equal(pullers["full"]._blobs[0], pullers["delta"]._blobs[0])
+    full, delta = (statistics.median(seconds[name][1:]) for name in ("full", "delta"))  # the first compiles
+    return {
+        "delta_speedup_10g": full / delta,
+        "delta_seconds_10g": delta,
+        "full_seconds_10g": full,
+        "delta_bytes_share": received["delta"] / received["full"],
+    }
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        figures = measure(Path(name))
+    print(json.dumps(figures, indent=1))
+    record("sync", {key: round(value, 4) for key, value in figures.items()})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""What an SGLang server needs to run on this machine's CPU, outside a pod."""
+
+import os
+import sys
+from pathlib import Path
+
+from grpo_devcluster import driver_stub
+from grpo_operator.render.engine import CPU_ENGINE_ENV
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """The environment of the server; a library that stands for the driver is built in ``folder``."""
+    driver_stub.build(folder / "libcuda.so.1")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    own = {"LD_LIBRARY_PATH": str(folder), "OMP_NUM_THREADS": "1", "PATH": path}
+    return dict(os.environ) | CPU_ENGINE_ENV | own
