@@ -5,20 +5,31 @@ words; it is of use where the network is slower than the memory of both ends.
 """
 
 import json
+import os
 import struct
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numba
 import numpy as np
 import numpy.typing as npt
 
 _CHUNK = 1 << 16  # words of which a 16-bit number can name one
+_BLOCK = 16 * _CHUNK  # words that one thread looks at; they and their marks fit its cache
 _HEAD = struct.Struct("<4sI")
 _MAGIC = b"GRD1"
 
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint16]
+
+
+def warm() -> None:
+    """Compile what follows, so that the first version does not wait for it."""
+    blob = np.zeros(2, dtype=np.uint8)
+    delta = encode(blob, blob, "", "")
+    assert delta is not None
+    apply(blob, delta, "")
 
 
 class DeltaError(ValueError):
@@ -43,18 +54,16 @@ def encode(old: Bytes, new: Bytes, base: str, digest: str, most: float = 0.5) ->
     if len(old) != len(new):
         raise DeltaError(f"blobs of {len(old)} and {len(new)} bytes have no delta")
     ours, theirs = _padded(old), _padded(new)
-    counts = np.zeros(-(-len(theirs) // _CHUNK), dtype=np.uint32)
-    _count(ours, theirs, counts)
-    words = int(counts.sum())
+    blocks = range(0, len(theirs), _BLOCK)
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        found = list(threads.map(lambda at: _block(ours[at : at + _BLOCK], theirs[at : at + _BLOCK]), blocks))
+    words = sum(len(places) for _, places, _ in found)
     if words * 4 > most * len(new):
         return None
-    starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-    places, values = np.empty(words, dtype=np.uint16), np.empty(words, dtype=np.uint16)
-    _fill(ours, theirs, starts, places, values)
     head = json.dumps(asdict(Head(base, digest, len(new), words))).encode()
     head += b" " * (-(_HEAD.size + len(head)) % 8)  # so that the numbers after it are aligned
-    parts: tuple[Any, ...] = (head, counts.data, places.data, values.data)
-    return b"".join([_HEAD.pack(_MAGIC, len(head)), *parts])
+    parts = [array.data for kind in zip(*found, strict=True) for array in kind]
+    return b"".join([_HEAD.pack(_MAGIC, len(head)), head, *parts])
 
 
 def apply(blob: Bytes, delta: bytes | bytearray, base: str) -> Head:
@@ -103,43 +112,57 @@ def _padded(blob: Bytes) -> Words:
     return np.append(blob, np.uint8(0)).view(np.uint16)
 
 
-@numba.njit(parallel=True, nogil=True, cache=False)  # type: ignore[untyped-decorator]
-def _count(old: Words, new: Words, counts: npt.NDArray[np.uint32]) -> None:  # pragma: no cover
-    for chunk in numba.prange(len(counts)):
-        first, last = chunk * _CHUNK, min((chunk + 1) * _CHUNK, len(new))
-        found = 0
-        for i in range(first, last):
-            found += old[i] != new[i]  # without a branch, so that it becomes vector instructions
-        counts[chunk] = found
+class _Scratch(threading.local):
+    """Memory of a thread, used again: the first touch of fresh memory takes longer than the comparing."""
+
+    def __init__(self) -> None:
+        self.changed = np.empty(_BLOCK, dtype=np.bool_)
+        self.places, self.values = (np.empty(_BLOCK + 1, dtype=np.uint16) for _ in range(2))
 
 
-@numba.njit(parallel=True, nogil=True, cache=False)  # type: ignore[untyped-decorator]
-def _fill(
-    old: Words, new: Words, starts: npt.NDArray[np.int64], places: Words, values: Words
-) -> None:  # pragma: no cover
-    for chunk in numba.prange(len(starts) - 1):
-        first, last = chunk * _CHUNK, min((chunk + 1) * _CHUNK, len(new))
-        at, end = starts[chunk], starts[chunk + 1]
-        for i in range(first, last):
-            if at == end:
-                break
-            # Written in any case and kept if it differs: a branch would be guessed wrong too often.
-            places[at] = i - first
-            values[at] = new[i]
-            at += old[i] != new[i]
+_scratch = _Scratch()
 
 
-@numba.njit(parallel=True, nogil=True, cache=False)  # type: ignore[untyped-decorator]
-def _write(
-    blob: Words, starts: npt.NDArray[np.int64], places: Words, values: Words, limit: int
-) -> int:  # pragma: no cover
-    beyond = np.full(len(starts) - 1, -1, dtype=np.int64)
-    for chunk in numba.prange(len(starts) - 1):
+def _block(old: Words, new: Words) -> tuple[npt.NDArray[np.uint32], Words, Words]:
+    """What changed in some chunks: how many words of each, their places, their values."""
+    changed = _scratch.changed[: -(-len(new) // 8) * 8]
+    changed[len(new) :] = False
+    np.not_equal(old, new, out=changed[: len(new)])
+    counts = np.zeros(-(-len(new) // _CHUNK), dtype=np.uint32)
+    words = _collect(changed, changed.view(np.uint64), new, counts, _scratch.places, _scratch.values)
+    return counts, _scratch.places[:words].copy(), _scratch.values[:words].copy()
+
+
+@numba.njit(nogil=True)  # type: ignore[untyped-decorator]
+def _collect(
+    changed: npt.NDArray[np.bool_], eights: npt.NDArray[np.uint64], new: Words,
+    counts: npt.NDArray[np.uint32], places: Words, values: Words,
+) -> int:  # fmt: skip
+    at = 0
+    for chunk in range(len(counts)):
+        before = at
+        for eight in range(chunk * _CHUNK // 8, min((chunk + 1) * _CHUNK // 8, len(eights))):
+            if eights[eight] == 0:
+                continue
+            for i in range(eight * 8, eight * 8 + 8):
+                # Written in any case and kept if it changed: a branch would be guessed wrong too often.
+                places[at] = i - chunk * _CHUNK
+                values[at] = new[min(i, len(new) - 1)]
+                at += changed[i]
+        counts[chunk] = at - before
+    return at
+
+
+@numba.njit(nogil=True)  # type: ignore[untyped-decorator]
+def _write(blob: Words, starts: npt.NDArray[np.int64], places: Words, values: Words, limit: int) -> int:
+    """The word beyond ``limit``, which is an odd byte; -1: it did not change."""
+    beyond = -1
+    for chunk in range(len(starts) - 1):
         first = chunk * _CHUNK
         for k in range(starts[chunk], starts[chunk + 1]):
             i = first + places[k]
             if i < limit:
                 blob[i] = values[k]
             else:
-                beyond[chunk] = values[k]
-    return beyond.max() if len(beyond) else -1
+                beyond = values[k]
+    return beyond

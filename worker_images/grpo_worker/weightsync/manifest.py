@@ -1,6 +1,5 @@
 """What a trainer rank publishes: a manifest of tensor slices and one blob of their bytes."""
 
-import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+import xxhash
 
 from grpo_worker.data.fp8 import Part
 from grpo_worker.weightsync.dtypes import dtype_name
@@ -53,12 +53,16 @@ class Manifest:
 
 
 def digest(data: bytes | memoryview) -> str:
-    """Digest of a blob, hex: over the digests of its pieces, which threads take side by side."""
+    """Digest of a blob, hex: over the digests of its pieces, which threads take side by side.
+
+    xxh3 finds damage as surely as a cryptographic hash, at ten times its speed; nobody is kept from
+    forging a blob by it.
+    """
     view = memoryview(data)
     pieces = [view[start : start + _PIECE] for start in range(0, len(view), _PIECE)]
     with ThreadPoolExecutor(min(len(pieces), os.cpu_count() or 1) or 1) as threads:
-        parts = threads.map(lambda piece: hashlib.blake2b(piece, digest_size=16).digest(), pieces)
-    return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
+        parts = threads.map(lambda piece: xxhash.xxh3_128_digest(piece), pieces)
+    return str(xxhash.xxh3_128_hexdigest(b"".join(parts)))
 
 
 def publish(root: Path, version: int, rank: int, world: int, parts: Sequence[Part]) -> Manifest:

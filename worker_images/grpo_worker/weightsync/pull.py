@@ -2,6 +2,7 @@
 
 import http.client
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ from urllib.parse import urlsplit
 
 import torch
 
-from grpo_worker.weightsync.delta import DeltaError, apply
+from grpo_worker.weightsync.delta import DeltaError, apply, warm
 from grpo_worker.weightsync.manifest import Manifest, digest
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,8 @@ class Puller:
     def __init__(self, timeout: float, deltas: bool = False) -> None:
         self._timeout = timeout
         self._deltas = deltas
+        if deltas:
+            threading.Thread(target=warm, daemon=True).start()
         self._blobs: dict[int, torch.Tensor] = {}
         self._held: dict[int, Manifest] = {}  # what the blobs are, as long as they are whole
         self.received = 0  # bytes of the last version
