@@ -123,7 +123,7 @@ def test_a_drain_may_not_break_the_gang_and_strangers_stay_out() -> None:
     assert watched["from"][0]["namespaceSelector"]["matchLabels"] == {
         "kubernetes.io/metadata.name": "monitoring"
     }
-    assert [port["port"] for port in watched["ports"]] == [8090]
+    assert [port["port"] for port in watched["ports"]] == [8090, 9000]
 
 
 def test_overlays_merge_as_kubectl_would() -> None:

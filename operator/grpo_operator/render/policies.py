@@ -56,7 +56,7 @@ def network_policy(
             "ingress": [
                 {"from": peers},
                 _from_namespace(settings.namespace, CONTROLLER_PORT, AGENT_PORT),
-                *([_from_namespace(scraper, CONTROLLER_PORT)] if scraper else []),
+                *([_from_namespace(scraper, CONTROLLER_PORT, AGENT_PORT)] if scraper else []),
             ],
         },
     }

@@ -33,6 +33,7 @@ class Installer:
         self._paused_at = 0.0
         self.seconds: dict[str, float] = {}
         self.update = Update(0)
+        self._sent = 0  # buckets that have left; written by the thread that sends them
 
     @contextmanager
     def updating(self, version: int) -> Iterator[None]:
@@ -45,6 +46,7 @@ class Installer:
         try:
             yield
         except Exception as error:
+            self._count_sent()
             touched = self.update.phase != Phase.PLAN
             self._enter(self.update.aborted(str(error) or repr(error)))
             if touched:
@@ -110,26 +112,34 @@ class Installer:
     def _send_directly(self, group: UpdateGroup, copy: HostCopy, version: str) -> None:
         """All buckets by one request; the engine writes one while the next is under way."""
         tensors = [tensor for bucket in copy.buckets for tensor in bucket.tensors]
+        self._sent = 0
         sender = threading.Thread(target=self._broadcast, args=(group, copy), daemon=True)
         sender.start()
         told = self._engine.receive_all(group.name, tensors, version, copy.direct_load())
         sender.join(self._timeout)
+        self._count_sent()
         self.seconds |= {f"engine_{part}": value for part, value in told.pop("seconds").items()}
         log.info("version %s: %s", version, told)
 
     def _broadcast(self, group: UpdateGroup, copy: HostCopy) -> None:
-        for index, bucket in enumerate(copy.buckets):
+        for bucket in copy.buckets:
             group.send(bucket.flat)
-            self.update = self.update.bucket(index)
+            self._sent += 1
+
+    def _count_sent(self) -> None:
+        while self.update.phase == Phase.TRANSFER and self.update.sent < self._sent:
+            self.update = self.update.bucket(self.update.sent)
 
     def _send(self, group: UpdateGroup, copy: HostCopy, version: str) -> None:
+        self._sent = 0
         for index, bucket in enumerate(copy.buckets):
             last = index == len(copy.buckets) - 1
             sender = threading.Thread(target=group.send, args=(bucket.flat,), daemon=True)
             sender.start()
             self._engine.receive(group.name, bucket.tensors, version if last else None)
             sender.join(self._timeout)
-            self.update = self.update.bucket(index)
+            self._sent += 1
+            self._count_sent()
 
     def _enter(self, update: Update) -> None:
         self.update = update
