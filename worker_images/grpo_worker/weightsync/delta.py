@@ -129,26 +129,28 @@ def _block(old: Words, new: Words) -> tuple[npt.NDArray[np.uint32], Words, Words
     changed[len(new) :] = False
     np.not_equal(old, new, out=changed[: len(new)])
     counts = np.zeros(-(-len(new) // _CHUNK), dtype=np.uint32)
-    words = _collect(changed, changed.view(np.uint64), new, counts, _scratch.places, _scratch.values)
+    words = _collect(changed.view(np.uint64), new, counts, _scratch.places, _scratch.values)
     return counts, _scratch.places[:words].copy(), _scratch.values[:words].copy()
 
 
 @numba.njit(nogil=True)  # type: ignore[untyped-decorator]
 def _collect(
-    changed: npt.NDArray[np.bool_], eights: npt.NDArray[np.uint64], new: Words,
+    eights: npt.NDArray[np.uint64], new: Words,
     counts: npt.NDArray[np.uint32], places: Words, values: Words,
 ) -> int:  # fmt: skip
     at = 0
     for chunk in range(len(counts)):
         before = at
         for eight in range(chunk * _CHUNK // 8, min((chunk + 1) * _CHUNK // 8, len(eights))):
-            if eights[eight] == 0:
+            marks = eights[eight]  # a byte a word; read once, because what is written might be this
+            if marks == 0:
                 continue
-            for i in range(eight * 8, eight * 8 + 8):
+            for i in range(eight * 8, min(eight * 8 + 8, len(new))):
                 # Written in any case and kept if it changed: a branch would be guessed wrong too often.
                 places[at] = i - chunk * _CHUNK
-                values[at] = new[min(i, len(new) - 1)]
-                at += changed[i]
+                values[at] = new[i]
+                at += int(marks & np.uint64(1))
+                marks >>= np.uint64(8)
         counts[chunk] = at - before
     return at
 
