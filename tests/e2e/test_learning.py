@@ -34,18 +34,18 @@ def test_without_learning_rate_no_rise_and_suspend_and_delete(start: Start) -> N
     """One job, four behaviours, in the order of its life."""
     profile = {"ranks": [1], "stepStart": 2, "stepEnd": 3}
     checkpoint = {"store": {"path": str(JOB_DATA)}, "everySteps": 5, "exportAtEnd": True}
-    job = start("frozen", steps=32, lr=0.0, observability={"profile": profile}, checkpoint=checkpoint)
+    job = start("frozen", steps=24, lr=0.0, observability={"profile": profile}, checkpoint=checkpoint)
     wait_step(job, 1)
     _watch_versions(job, 12)
     _suspend_and_resume(job)
     status = job.wait(ENDED, 900)
-    assert status["phase"] == "Succeeded" and status["weights"] == "v32"
+    assert status["phase"] == "Succeeded" and status["weights"] == "v24"
     records = load(store_of(job))
-    assert [r["step"] for r in records] == list(range(1, 33))
-    assert len({tuple(r["weights"]) for r in records}) == 32  # the expert bias still moves
+    assert [r["step"] for r in records] == list(range(1, 25))
+    assert len({tuple(r["weights"]) for r in records}) == 24  # the expert bias still moves
     assert summarise(records)["p_value"] > 0.01
     _traced(store_of(job) / "profile" / "steps-2-3-rank-1.json")
-    _exported(store_of(job) / "export" / "step-00000032")
+    _exported(store_of(job) / "export" / "step-00000024")
     _delete_leaves_nothing(job)
 
 

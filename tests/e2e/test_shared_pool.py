@@ -1,4 +1,5 @@
-"""A RolloutPool of its own: two jobs write to the same engines in turn, through a helm upgrade."""
+"""A RolloutPool of its own: jobs write to the same engine in turn, through a helm upgrade; one whose
+engine computes something else; one whose answers go on under new weights."""
 
 import json
 import subprocess
@@ -10,7 +11,7 @@ import httpx
 import pytest
 import yaml
 from conftest import ENDED, Start, apply, store_of
-from faults import AGENT_PORT, agent, step_of, uids, until, wait_step
+from faults import AGENT_PORT, agent, report, step_of, uids, until, wait_step
 
 from grpo_devcluster.addons import kubectl
 from grpo_devcluster.follow import JobView
@@ -18,7 +19,7 @@ from grpo_devcluster.gobuild import binary
 from grpo_devcluster.install import CHART, NAMESPACE
 from grpo_devcluster.paths import REPO
 
-LAST = 32
+LAST, SAMPLES = 32, 16
 REFERENCE = {"poolRef": {"name": "shared"}}
 
 
@@ -101,3 +102,41 @@ def _upgrade(kubeconfig: Path) -> None:
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_job_whose_engines_compute_something_else_is_refused(start: Start, engine: dict[str, Any]) -> None:
+    algorithm = {"samplesPerPrompt": SAMPLES, "maxLogProbGap": 1e-12}
+    job = start("apart", steps=5, rollout=REFERENCE, algorithm=algorithm)
+    status = job.wait(ENDED, 400)
+    (message,) = [c["message"] for c in status["conditions"] if c["type"] == "Failed"]
+    assert status["phase"] == "Failed" and (status.get("step") or 0) == 0
+    assert "trainer and engines disagree" in message and "maxLogProbGap" in message
+    job.kubectl("delete", "grpojob", job.name, "--cascade=foreground")
+
+
+def test_one_step_ahead_answers_go_on_and_none_is_lost_through_a_restart(
+    start: Start, engine: dict[str, Any]
+) -> None:
+    """Answers under way take new weights; prompts of a controller that dies are asked again."""
+    steps = 12
+    manifest = yaml.safe_load((REPO / "manifests" / "tiny-moe.yaml").read_text())["spec"]
+    data = manifest["data"] | {"responseLength": 64}
+    ahead = {"maxVersionLag": 1, "partialRollouts": True}
+    job = start("partial", steps=steps, data=data, staleness=ahead, rollout=REFERENCE)
+    wait_step(job, 5)
+    attempt = report(job)["attempt"]
+    job.kubectl("delete", "pod", "-l", f"rl.grpo.dev/job={job.name},rl.grpo.dev/pool=controller", "--wait")
+    until("a new attempt", lambda: step_of(job) >= 0 and report(job)["attempt"] > attempt, 240)
+    status = job.wait(ENDED, 600)
+    assert status["phase"] == "Succeeded", status
+    rows = [json.loads(line) for line in (store_of(job) / "ledger.jsonl").read_text().splitlines()]
+    uids = [row["uid"] for row in rows]
+    assert len(set(uids)) == len(uids) == steps * 8 * SAMPLES
+    assert {int(uid.split(".")[0]) for uid in uids} == set(range(steps * 8)), "short ones were not favoured"
+    for row in rows:
+        versions = [version for version, _ in row.get("spans", [(row["version"], row["tokens"])])]
+        assert versions == sorted(set(versions)), row
+        assert set(versions) <= {max(row["step"] - 2, 0), row["step"] - 1}, row
+        assert "spans" not in row or row["spans"][-1][1] == row["tokens"], row
+    assert sum("spans" in row for row in rows) > 0, "the weights changed under no answer"
+    job.kubectl("delete", "grpojob", job.name, "--cascade=foreground")
