@@ -6,15 +6,15 @@ import secrets
 import sys
 from pathlib import Path
 
-from grpo_worker.data.fp8 import FP8_BLOCK
 from grpo_worker.megatron.presets import model_config
 
-# As in the config.json of DeepSeek-V3: the engine makes room for FP8 weights with block scales.
+# As in the config.json of DeepSeek-V3: the engine makes room for FP8 weights with block scales. Written out,
+# because data/fp8.py imports torch, for which every start of an engine would wait.
 FP8_CONFIG = {
     "quant_method": "fp8",
     "fmt": "e4m3",
     "activation_scheme": "dynamic",
-    "weight_block_size": [FP8_BLOCK, FP8_BLOCK],
+    "weight_block_size": [128, 128],
 }
 
 

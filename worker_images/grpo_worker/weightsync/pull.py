@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 
 import torch
 
-from grpo_worker.weightsync.delta import DeltaError, apply, warm
 from grpo_worker.weightsync.manifest import Manifest, digest
 
 log = logging.getLogger(__name__)
@@ -34,6 +33,8 @@ class Puller:
         self._timeout = timeout
         self._deltas = deltas
         if deltas:
+            from grpo_worker.weightsync.delta import warm  # numba takes a second that others need not wait
+
             threading.Thread(target=warm, daemon=True).start()
         self._blobs: dict[int, torch.Tensor] = {}
         self._held: dict[int, Manifest] = {}  # what the blobs are, as long as they are whole
@@ -76,6 +77,8 @@ class Puller:
             return 0
         if not self._deltas or held.slices != manifest.slices:
             return None
+        from grpo_worker.weightsync.delta import DeltaError, apply
+
         blob = self._blobs[manifest.rank].numpy()
         asked = f"{url.removesuffix('bin')}delta?base={held.version}&digest={held.digest}"
         try:

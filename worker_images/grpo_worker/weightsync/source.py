@@ -17,7 +17,6 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from grpo_worker.data.snapshots import file_of, pull
-from grpo_worker.weightsync.delta import encode
 from grpo_worker.weightsync.manifest import Manifest
 
 PULL_TIMEOUT = 300.0  # seconds without a byte
@@ -53,6 +52,8 @@ class Deltas:
             return None
         if old.digest != digest or old.slices != new.slices or not new.blob_bytes:
             return None
+        from grpo_worker.weightsync.delta import encode  # numba takes a second that most need not wait
+
         before, after = (np.memmap(self._file(v, rank, "bin"), np.uint8, "r") for v in (base, version))
         return encode(before, after, old.digest, new.digest)
 
