@@ -11,6 +11,7 @@ from grpo_worker.weightsync import journal
 from grpo_worker.weightsync.engine import Engine, EngineError
 from grpo_worker.weightsync.group import UpdateGroup
 from grpo_worker.weightsync.host_copy import HostCopy
+from grpo_worker.weightsync.inside.request import DirectLoad
 from grpo_worker.weightsync.transaction import Phase, Update
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class Installer:
 
     def install(self, copy: HostCopy) -> str:
         """Everything after the plan; the digest of what the engine holds. Call it inside ``updating``."""
-        load, version = copy.direct_load(), str(copy.plan.version)
+        load = copy.direct_load()
         self._enter(self.update.prepare(load.plan_id, len(copy.buckets)))
         group = self._joined()
         with self.timed("pause"):
@@ -72,7 +73,7 @@ class Installer:
             with self.timed("send"):
                 self._engine.begin_update()
                 self._enter(self.update.transfer(load.plan_id))
-                (self._send_directly if group.direct else self._send)(group, copy, version)
+                self._send_directly(group, copy, load) if group.direct else self._send(group, copy)
                 self._enter(self.update.commit())
                 self._engine.end_update()
             with self.timed("verify"):
@@ -109,13 +110,14 @@ class Installer:
                 self._group = UpdateGroup(self._engine, name, self._ranks, self._timeout)
         return self._group
 
-    def _send_directly(self, group: UpdateGroup, copy: HostCopy, version: str) -> None:
+    def _send_directly(self, group: UpdateGroup, copy: HostCopy, load: DirectLoad) -> None:
         """All buckets by one request; the engine writes one while the next is under way."""
         tensors = [tensor for bucket in copy.buckets for tensor in bucket.tensors]
         self._sent = 0
         sender = threading.Thread(target=self._broadcast, args=(group, copy), daemon=True)
         sender.start()
-        told = self._engine.receive_all(group.name, tensors, version, copy.direct_load())
+        version = str(copy.plan.version)
+        told = self._engine.receive_all(group.name, tensors, version, load)
         sender.join(self._timeout)
         self._count_sent()
         self.seconds |= {f"engine_{part}": value for part, value in told.pop("seconds").items()}
@@ -130,13 +132,13 @@ class Installer:
         while self.update.phase == Phase.TRANSFER and self.update.sent < self._sent:
             self.update = self.update.bucket(self.update.sent)
 
-    def _send(self, group: UpdateGroup, copy: HostCopy, version: str) -> None:
+    def _send(self, group: UpdateGroup, copy: HostCopy) -> None:
         self._sent = 0
         for index, bucket in enumerate(copy.buckets):
             last = index == len(copy.buckets) - 1
             sender = threading.Thread(target=group.send, args=(bucket.flat,), daemon=True)
             sender.start()
-            self._engine.receive(group.name, bucket.tensors, version if last else None)
+            self._engine.receive(group.name, bucket.tensors, str(copy.plan.version) if last else None)
             sender.join(self._timeout)
             self._sent += 1
             self._count_sent()

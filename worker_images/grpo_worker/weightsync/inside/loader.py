@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from grpo_worker.weightsync.inside.fingerprint import fingerprint
-from grpo_worker.weightsync.inside.recipe import Recipe, RecipeError, make_recipe
+from grpo_worker.weightsync.inside.recipe import Recipe, homes, make_recipe
 from grpo_worker.weightsync.inside.recording import record
 from grpo_worker.weightsync.inside.request import DirectLoad
 
@@ -74,12 +74,13 @@ class DirectLoader:
         Raises DirectLoadError when the bytes are not those that were sent, or one could not be loaded.
         """
         report, found, problem = Report(), [], ""
+        here = homes((*self._model.parameters(), *self._model.buffers()))
         started = time.monotonic()
         for index, flat in self._received(buckets, receive):
             found.append(fingerprint(flat))
             try:
                 if not problem:
-                    self._load(request.plan_id, index, flat, buckets[index], report)
+                    self._load((request.plan_id, index), here, flat, buckets[index], report)
             except Exception as error:
                 problem = f"bucket {index}: {type(error).__name__}: {error}"
         report.seconds["receive_and_load"] = time.monotonic() - started
@@ -109,16 +110,16 @@ class DirectLoader:
                 work = following
 
     def _load(
-        self, plan: str, index: int, flat: torch.Tensor, bucket: Sequence[Spec], report: Report
+        self,
+        key: tuple[str, int],
+        here: frozenset[int],
+        flat: torch.Tensor,
+        bucket: Sequence[Spec],
+        report: Report,
     ) -> None:
-        known = self._known.get((plan, index))
-        if known is not None:
-            try:
-                known.recipe.check((*self._model.parameters(), *self._model.buffers()))
-            except RecipeError:
-                known = None
-        if known is None:
-            known = self._known[(plan, index)] = self._record(flat, bucket)
+        known = self._known.get(key)
+        if known is None or not known.recipe.homes <= here:
+            known = self._known[key] = self._record(flat, bucket)
             report.recorded += 1
         else:
             self._repeat(known, flat, bucket)

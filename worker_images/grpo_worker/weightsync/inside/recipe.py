@@ -8,10 +8,6 @@ import torch
 from grpo_worker.weightsync.inside.recording import Copy, Recording
 
 
-class RecipeError(RuntimeError):
-    """The model's parameters are not where they were when the recipe was written."""
-
-
 @dataclass(slots=True)
 class _Step:
     """``to`` takes ``size``/``stride`` elements of ``dtype`` that begin at byte ``start`` of the bucket."""
@@ -42,11 +38,10 @@ class Recipe:
             if not _alike(to, source):
                 to.copy_(source)
 
-    def check(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Raise RecipeError unless every place is still memory of one of the model's ``tensors``."""
-        here = {tensor.untyped_storage().data_ptr() for tensor in tensors}
-        if not self.homes <= here:
-            raise RecipeError("parameters were moved since their loading was recorded")
+
+def homes(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
+    """Where the memory of ``tensors`` begins. A recipe holds while its homes are among the model's."""
+    return frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors)
 
 
 def _alike(to: torch.Tensor, source: torch.Tensor) -> bool:
@@ -54,12 +49,9 @@ def _alike(to: torch.Tensor, source: torch.Tensor) -> bool:
 
 
 def _read(flat: torch.Tensor, step: _Step) -> torch.Tensor:
-    whole = flat.view(step.dtype) if len(flat) % step.dtype.itemsize == 0 else _trimmed(flat, step.dtype)
+    elements = len(flat) // step.dtype.itemsize
+    whole = flat[: elements * step.dtype.itemsize].view(step.dtype)
     return whole.as_strided(step.size, step.stride, step.start // step.dtype.itemsize)
-
-
-def _trimmed(flat: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return flat[: len(flat) // dtype.itemsize * dtype.itemsize].view(dtype)
 
 
 def make_recipe(recording: Recording, flat: torch.Tensor, partners: Iterable[Sequence[str]] = ()) -> Recipe:
@@ -76,8 +68,7 @@ def make_recipe(recording: Recording, flat: torch.Tensor, partners: Iterable[Seq
         if name not in by_loader:
             steps.extend(_step(copy, flat) for copy in copies)
     merged = _merged(steps)
-    homes = frozenset(step.to.untyped_storage().data_ptr() for step in merged)
-    return Recipe(tuple(merged), frozenset(by_loader), homes)
+    return Recipe(tuple(merged), frozenset(by_loader), homes(step.to for step in merged))
 
 
 def _step(copy: Copy, flat: torch.Tensor) -> _Step:
