@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_worker.weightsync.inside.fingerprint import fingerprint
-from grpo_worker.weightsync.inside.loader import DirectLoader, DirectLoadError, Report, Spec
+from grpo_worker.weightsync.inside.incoming import Broadcast, DirectLoadError, Spec
+from grpo_worker.weightsync.inside.loader import DirectLoader, Report
 from grpo_worker.weightsync.inside.recipe import make_recipe
 from grpo_worker.weightsync.inside.recording import record
 from grpo_worker.weightsync.inside.request import DirectLoad
@@ -98,14 +99,16 @@ def fill(bucket: list[Spec], seed: int) -> torch.Tensor:
     return flat
 
 
-class Wire:
-    """A transfer that is there at once."""
+class Wire(Broadcast):
+    """Transfers that are there at once."""
 
-    def __init__(self, flats: list[torch.Tensor]) -> None:
+    def __init__(self, request: DirectLoad, flats: list[torch.Tensor]) -> None:
+        super().__init__(request, None)
         self.flats = flats
 
-    def receive(self, into: torch.Tensor) -> "Wire":
-        into.copy_(self.flats.pop(0))
+    def receive(self, index: int, flat: torch.Tensor) -> "Wire":
+        flat.copy_(self.flats[index])
+        self._found.append(fingerprint(flat))
         return self
 
     def wait(self) -> None: ...
@@ -119,7 +122,8 @@ def load(
     if bad >= 0:
         flats[bad][3] ^= 1
     request = DirectLoad(plan, tuple(len(bucket) for bucket in buckets), tuple(prints))
-    return loader.load(DirectLoad.from_load_format(request.to_load_format()), buckets, Wire(flats).receive)
+    told = DirectLoad.from_load_format(request.to_load_format())
+    return loader.load(plan, buckets, Wire(told, flats))
 
 
 def by_itself(buckets: list[list[Spec]], seed: int, rank: int) -> Model:

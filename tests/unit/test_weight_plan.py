@@ -9,9 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_worker.weightsync.bucketing import buckets
 from grpo_worker.weightsync.host_copy import assemble
 from grpo_worker.weightsync.manifest import Manifest, Part, Slice, digest, publish
-from grpo_worker.weightsync.plan import PlanError, buckets, make_plan
+from grpo_worker.weightsync.plan import PlanError, make_plan
 
 
 def manifests(cuts: dict[str, list[int]], world: int, version: int = 1) -> list[Manifest]:

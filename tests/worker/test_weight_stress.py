@@ -17,6 +17,7 @@ import pytest
 import ranks
 import torch
 from engine_server import JOB, URL, Server, generate, serve, watch_until
+from weight_layouts import LAYOUTS, from_disk
 
 from grpo_worker.weightsync import install
 from grpo_worker.weightsync.agent import Agent
@@ -26,14 +27,6 @@ from grpo_worker.weightsync.install import UpdateError
 from grpo_worker.weightsync.manifest import Manifest, publish
 
 VERSIONS = 3
-LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
-    "TP2 EP2": (2, {"tensor": 2, "expert": 2, "expert_tensor": 1}),
-    "TP2 EP2 PP2": (
-        4,
-        {"tensor": 2, "expert": 2, "expert_tensor": 1, "pipeline": 2, "layers_in_first_stage": 1},
-    ),
-    "EP4": (4, {"expert": 4, "expert_tensor": 1}),
-}
 PROMPT = list(range(20, 60))
 
 
@@ -61,12 +54,6 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def sources(versions: Path) -> dict[int, str]:
     return serve(versions)
-
-
-def from_disk(server: Server, folder: Path) -> None:
-    call = "/update_weights_from_disk"
-    answer = server.admin(call, model_path=str(folder), load_format="safetensors").json()
-    assert answer["success"], answer
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -1,13 +1,22 @@
 """Functions that run on ranks: versions of weights, published and exported."""
 
+import json
+import os
+import signal
+import time
 from pathlib import Path
+from typing import Any
 
+import torch
 import torch.distributed as dist
 from policy_cases import make, train
 
 from grpo_worker.megatron.export import export
 from grpo_worker.megatron.presets import model_config
 from grpo_worker.weightsync import manifest
+from grpo_worker.weightsync.inside.request import LINK
+from grpo_worker.weightsync.link.agent_end import LinkOffer
+from grpo_worker.weightsync.link.trainer_end import TrainerEnd
 
 
 def publish_versions(root: str, layout: dict[str, int], versions: int) -> None:
@@ -20,3 +29,70 @@ def publish_versions(root: str, layout: dict[str, int], versions: int) -> None:
         manifest.publish(folder, version, dist.get_rank(), dist.get_world_size(), parts)
         hf = model_config("preset:tiny-moe")
         export(Path(root) / f"hf-{version}", hf, policy.chunks, policy.family)
+
+
+def send_versions(
+    root: str,
+    layout: dict[str, int],
+    versions: int,
+    bucket: int,
+    patience: float = 30,
+    dies_at: int = 0,
+    flips_at: int = 0,
+) -> list[str]:
+    """Train a step, export it and send it over a link to one engine; ``versions`` times.
+
+    The offer stands in ``root``/offer, and version N is ready when ``root``/ready-N is there. Rank 1 kills
+    itself instead of sending version ``dies_at``, and a bit of its version ``flips_at`` flips on the way.
+    Returns what went wrong with each version.
+    """
+    policy, rank, world = make(layout), dist.get_rank(), dist.get_world_size()
+    end = TrainerEnd(rank, world, torch.device("cpu"))
+
+    def parts() -> list[Any]:
+        return [(s.name, s.shape, s.dim, s.offset, s.tensor) for s in policy.shards()]
+
+    layouts: list[str] = [""] * world
+    dist.all_gather_object(layouts, end.layout(parts(), False))
+    place = [("127.0.0.1", end.listen()) if rank == 0 else None]
+    dist.broadcast_object_list(place)
+    assert place[0] is not None
+    name = f"{LINK}{world}-test{os.path.basename(root)[-8:]}"
+    if rank == 0:
+        offer = LinkOffer(name, *place[0], world + 1, world, "gloo", layouts)
+        _put(Path(root) / "offer", json.dumps(offer.to_json()))
+    found = [end.open(name, *place[0], world + 1, layouts, bucket)]
+    for version in range(1, versions + 1):
+        train(policy, range(version, version + 1))
+        export(Path(root) / f"hf-{version}", model_config("preset:tiny-moe"), policy.chunks, policy.family)
+        dist.barrier()
+        if rank == 0:
+            _put(Path(root) / f"ready-{version}", "")
+        if version == dies_at and rank == 1:
+            time.sleep(1)  # the engine waits by now
+            os.kill(os.getpid(), signal.SIGKILL)
+        if version == flips_at and rank == 1:
+            _flip_one(end)
+        found.append(end.send(parts(), patience, False))
+        manifest.publish(Path(root), version, rank, world, parts())
+    end.close()
+    return found
+
+
+def _put(file: Path, text: str) -> None:
+    partial = file.with_suffix(".partial")
+    partial.write_text(text)
+    partial.rename(file)
+
+
+def _flip_one(end: TrainerEnd) -> None:
+    """In the next message, between its fingerprint and the wire."""
+    assert end._peers is not None
+    original = end._peers.send
+
+    def send(tensors: Any, deadline: float) -> Any:
+        end._peers.send = original  # type: ignore[method-assign, union-attr]
+        tensors[0][len(tensors[0]) // 2] ^= 1
+        return original(tensors, deadline)
+
+    end._peers.send = send  # type: ignore[method-assign]

@@ -2,10 +2,10 @@
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from grpo_operator.api.architectures import PRESETS, architecture
-from grpo_operator.api.base import Model, Path, ShortString
+from grpo_operator.api.base import Device, Model, Path, ShortString
 
 
 class ModelSpec(Model):
@@ -52,7 +52,20 @@ class ModelSpec(Model):
 class WeightSyncSpec(Model):
     """How weights reach the engines."""
 
-    transport: Literal["gloo"] = Field("gloo", description="backend of the last hop into the engine")
+    cel = (
+        (
+            "self.mode != 'delta' || self.transport in ['auto', 'staged']",
+            "mode delta needs transport staged: what changed is found in the agents' memory",
+        ),
+    )
+
+    transport: Literal["auto", "nccl", "gloo", "staged"] = Field(
+        "auto",
+        description="how a version travels: over one process group of all trainer ranks and engines (nccl "
+        "between GPUs, gloo between CPUs), or staged in the agents' host memory, which is also the way for "
+        "engines that come late and after a failure of the group. auto: nccl where trainers have GPUs, else "
+        "gloo; staged with mode delta",
+    )
     mode: Literal["full", "delta"] = Field(
         "full",
         description="what engines fetch of a new version: all bytes, or those that changed since the last, "
@@ -60,3 +73,20 @@ class WeightSyncSpec(Model):
     )
     bucket_megabytes: int = Field(512, ge=1, le=65536, description="MiB sent in one request")
     timeout_seconds: int = Field(120, ge=1, le=3600, description="deadline of one sync of one engine")
+
+    @model_validator(mode="after")
+    def _delta_is_staged(self) -> "WeightSyncSpec":
+        if self.mode == "delta" and self.transport in ("nccl", "gloo"):
+            raise ValueError(
+                f"weightSync.mode delta needs transport staged, not {self.transport}: what changed is found "
+                "in the agents' memory; leave transport out"
+            )
+        return self
+
+    def link_backend(self, device: Device) -> Literal["nccl", "gloo"] | None:
+        """Of the process group of trainers on ``device`` and engines; None: everything is staged."""
+        if self.transport == "staged" or self.mode == "delta":
+            return None
+        if self.transport == "auto":
+            return "nccl" if device is Device.CUDA else "gloo"
+        return self.transport

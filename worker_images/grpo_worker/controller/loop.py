@@ -16,6 +16,7 @@ from grpo_worker.controller.run_record import Cause, RunRecord
 from grpo_worker.controller.sampler import StepSampler
 from grpo_worker.controller.trainers import CALL_TIMEOUT, Restored, TrainerGang
 from grpo_worker.controller.training import BatchTrainer
+from grpo_worker.controller.weights import WeightSender
 from grpo_worker.controller.worker_group import GangError
 from grpo_worker.data.batch import make_batch
 from grpo_worker.data.checkpoints import directory
@@ -28,7 +29,7 @@ from grpo_worker.metrics.writer import MetricsWriter
 from grpo_worker.rewards.manager import RewardManager
 from grpo_worker.rewards.verifiers import RewardError
 from grpo_worker.rollout.client import RolloutClient
-from grpo_worker.rollout.pool import RolloutPool, SyncError, Target
+from grpo_worker.rollout.pool import RolloutPool, SyncError
 from grpo_worker.rollout.sampling import UnfitEngineError
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class GrpoLoop:
         self._producer: Producer = ahead if spec.staleness.max_version_lag else OnPolicy(sampler)
         self._reward = reward
         self._training = BatchTrainer(spec, trainers)
+        self._weights = WeightSender(trainers, pool, spec)
         self._record = RunRecord.load(store / "run.json")
         self._ledger = SampleLedger(store / "ledger.jsonl")
         shown = spec.observability
@@ -103,6 +105,7 @@ class GrpoLoop:
         self._ledger.truncate(self._step)
         self._metrics.truncate(self._step)
         self._training.begin_attempt()
+        self._weights.begin_attempt()
         self._report(message="sending the first weights", trainers=self._trainers.processes())
         self._sync(StepTimer())
         check_configs(self._trainers.hf, self._pool.model_configs(self._step))
@@ -146,13 +149,12 @@ class GrpoLoop:
         )
 
     def _sync(self, timer: StepTimer) -> dict[str, float]:
-        """Publish the current weights as version ``step`` and move the engines to it."""
+        """Make the current weights version ``step`` of the engines."""
         with timer.phase("update_weights"):
-            self._digests: list[str] = self._trainers.call("publish_weights", self._step, self._pool.fp8)
-            target = Target(self._step, self._trainers.sources())
-            seconds = self._pool.serve(target, self._spec.weight_sync.timeout_seconds * 4)
+            found = self._weights.send(self._step)
+        self._digests = found.digests
         self._report(weight_version=self._step)
-        return seconds
+        return found.metrics
 
     def _checkpoint(self) -> None:
         """Commit what is written; start the next one when it is due."""

@@ -91,6 +91,17 @@ class TrainerGang:
         assert self._group is not None, "the gang is not started"
         return self._group.call(method, *args)
 
+    def tell(self, method: str) -> None:
+        """Call a method of the first rank beside what it does; it may be gone."""
+        if self._group is not None:
+            self._group.tell(method)
+
+    @property
+    def address(self) -> str:
+        """IP address of the first rank."""
+        assert self._group is not None, "the gang is not started"
+        return str(self._group.addresses[0])
+
     def sources(self) -> dict[int, str]:
         """URL of the agent that serves each rank's weights."""
         assert self._group is not None, "the gang is not started"

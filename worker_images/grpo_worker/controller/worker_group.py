@@ -90,12 +90,17 @@ class WorkerGroup:
         if mode is Dispatch.RANK_ZERO:
             return self._wait([self._remote(0, method, *args, **kwargs)], method)[0]
         if mode is Dispatch.ONE_TO_ALL:
-            calls = [self._remote(r, method, *args, **kwargs) for r in range(len(self._actors))]
+            shared = [ray.put(arg) for arg in args]  # once, however many ranks get it
+            calls = [self._remote(r, method, *shared, **kwargs) for r in range(len(self._actors))]
             return self._wait(calls, method)
         deal = Deal(args[0], self.ranks, mode)
         stored = [ray.put(part) for part in deal.parts]  # once, however many ranks get it
         calls = [self._remote(r, method, stored[n], *args[1:], **kwargs) for r, n in enumerate(deal.part_of)]
         return deal.join(self._wait(calls, method))
+
+    def tell(self, method: str) -> None:
+        """Call a method of rank 0 in its thread that watches, and do not wait for it."""
+        getattr(self._actors[0], method).options(concurrency_group=_WATCH).remote()
 
     def kill(self) -> None:
         """End every rank; those that are gone already are fine."""

@@ -30,8 +30,13 @@ def blocks(shape: Iterable[int]) -> tuple[int, ...]:
 def quantise(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """values: [m, n], any float -> e4m3 [m, n] and scales fp32 [ceil(m / 128), ceil(n / 128)].
 
-    A block's scale is its largest magnitude / 448; that of a block of zeros is 1.
+    A block's scale is its largest magnitude / 448; that of a block of zeros is 1. The same bits on every
+    device.
     """
+    if values.is_cuda and values.stride(1) == 1:
+        from grpo_worker.data import fp8_cuda  # Triton is there with CUDA only
+
+        return fp8_cuda.quantise(values, FP8_BLOCK)
     rows, columns = values.shape
     down, across = blocks(values.shape)
     padded = torch.zeros(down * FP8_BLOCK, across * FP8_BLOCK, dtype=torch.float32, device=values.device)

@@ -14,9 +14,11 @@ from grpo_operator.api.base import Device
 from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig
 from grpo_worker.controller.dispatch import Dispatch, RankInfo, register
+from grpo_worker.data.fp8 import Part
 from grpo_worker.data.snapshots import file_of, seal
 from grpo_worker.metrics.flops import ModelFlops, attention_width
 from grpo_worker.profiling.stuck import Position, position, write_flight_record
+from grpo_worker.weightsync.link.trainer_end import TrainerEnd
 
 WEIGHTS = Path(os.environ.get("GRPO_WEIGHTS_DIR", "/weights"))
 SNAPSHOTS = WEIGHTS / "snapshots"
@@ -69,7 +71,7 @@ class TrainerWorker:
         from megatron.core import parallel_state as ps
 
         from grpo_worker.data.checkpoints import Origin, model_digest
-        from grpo_worker.megatron.build import initialize_parallel
+        from grpo_worker.megatron.build import device, initialize_parallel
         from grpo_worker.megatron.checkpoint import Checkpointer, Part
         from grpo_worker.megatron.critic import CriticModel
         from grpo_worker.megatron.initialise import weight_reader
@@ -88,6 +90,7 @@ class TrainerWorker:
         self._spec, self._hf = spec, config["hf"]
         layout = spec.trainer.parallelism.layout(world)
         initialize_parallel(layout, spec.seed)
+        self._link = TrainerEnd(rank, world, device())
         trainer, algorithm = spec.trainer, spec.algorithm
         setup = ModelSetup(
             config["hf"],
@@ -211,10 +214,44 @@ class TrainerWorker:
         from grpo_worker.weightsync.manifest import publish
 
         with self._policy.trainable.weights.here():
-            parts = [(s.name, s.shape, s.dim, s.offset, s.tensor) for s in self._policy.shards()]
+            parts = self._owned()
             if fp8:
                 parts = list(quantised_parts(parts))
             return publish(WEIGHTS, version, self._rank, self._world, parts).digest
+
+    def _owned(self) -> list[Part]:
+        return [(s.name, s.shape, s.dim, s.offset, s.tensor) for s in self._policy.shards()]
+
+    @register(Dispatch.ONE_TO_ALL)
+    def weight_layout(self, fp8: bool) -> str:
+        """What this rank would send of a version: a manifest without bytes, as JSON."""
+        return self._link.layout(self._owned(), fp8)
+
+    @register(Dispatch.RANK_ZERO)
+    def listen(self) -> int:
+        """Port of the store at which the members of a new link meet."""
+        return self._link.listen()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def open_link(
+        self, name: str, address: str, port: int, world: int, layouts: list[str], bucket: int
+    ) -> str:
+        """Meet the engines; what went wrong, or an empty text."""
+        return self._link.open(name, address, port, world, layouts, bucket)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def send_weights(self, timeout: float, fp8: bool) -> str:
+        """Send the current weights over the link; what went wrong, or an empty text."""
+        with self._policy.trainable.weights.here():
+            return self._link.send(self._owned(), timeout, fp8)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def close_link(self) -> None:
+        self._link.close()
+
+    def give_up_link(self) -> None:
+        """Make a call over the link end soon; answered like ``position``."""
+        self._link.give_up()
 
     @register(Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, step: int, controller_state: dict[str, Any]) -> None:

@@ -4,7 +4,9 @@ import logging
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +30,7 @@ class Target:
 
     version: int
     sources: dict[int, str]
+    link: str = ""  # by which engines have taken it already
 
 
 class RolloutPool:
@@ -48,6 +51,10 @@ class RolloutPool:
         self._synced = 0
         self._lock = threading.Lock()
         threading.Thread(target=self._look_forever, daemon=True, name="pool-look").start()
+
+    def hold(self) -> None:
+        """Bring no engine to any version until the next ``serve``: another one is under way."""
+        self._target = None
 
     def serve(self, target: Target, timeout: float) -> dict[str, float]:
         """Bring the pool to ``target``; return once ``minAvailable`` engines serve it.
@@ -71,6 +78,35 @@ class RolloutPool:
             f"timing_s/update_weights_{phase}": max(seconds.get(phase, 0.0) for seconds in told)
             for phase in phases
         }
+
+    @contextmanager
+    def reserved(self) -> Iterator[list[EngineEntry]]:
+        """The engines that are there and take no version just now; nobody else updates them meanwhile."""
+        with self._lock:
+            there = [e for e in self.table.entries() if e.state in (EngineState.STALE, EngineState.SERVING)]
+            mine = [e for e in there if e.name not in self._syncing]
+            self._syncing |= {e.name for e in mine}
+        try:
+            yield mine
+        finally:
+            with self._lock:
+                self._syncing -= {e.name for e in mine}
+
+    def ask(self, engine: EngineEntry, what: str, timeout: float, **body: Any) -> "Future[dict[str, Any]]":
+        """POST to an engine's agent, and note what it says of the engine; its answer."""
+        return self._threads.submit(self._post, engine, what, timeout, body)
+
+    def _post(self, engine: EngineEntry, what: str, timeout: float, body: dict[str, Any]) -> dict[str, Any]:
+        url = f"http://{engine.address}:{AGENT_PORT}/v1/{what}"
+        try:
+            response = self._http.post(url, json={"writer": self._writer, **body}, timeout=timeout)
+            result: dict[str, Any] = response.json()
+            self._synced += 1
+            self.table.update(self._entry(engine.address, result))
+        except (httpx.HTTPError, ValueError) as error:
+            self.table.suspect(engine.name, f"{what} failed: {error!r}")
+            raise SyncError(f"{engine.name}: {error!r}") from error
+        return result
 
     def model_configs(self, version: int) -> dict[str, dict[str, Any]]:
         """config.json of the engines that serve ``version``, but for those that are just going down.
@@ -102,15 +138,10 @@ class RolloutPool:
                 return None
             self._syncing.add(engine.name)
         try:
-            body = {"writer": self._writer, "version": target.version, "sources": target.sources}
-            url = f"http://{engine.address}:{AGENT_PORT}/v1/sync"
-            response = self._http.post(url, json=body, timeout=self._sync_timeout)
-            result: dict[str, Any] = response.json()
-            self._synced += 1
-            self.table.update(self._entry(engine.address, result))
-        except (httpx.HTTPError, ValueError) as error:
-            log.warning("sync of %s: %r", engine.name, error)
-            self.table.suspect(engine.name, f"sync failed: {error!r}")
+            body = {"version": target.version, "sources": target.sources, "link": target.link}
+            result = self._post(engine, "sync", self._sync_timeout, body)
+        except SyncError as error:
+            log.warning("sync of %s", error)
             return None
         finally:
             with self._lock:
@@ -161,6 +192,8 @@ class RolloutPool:
             restarts=status["restarts"],
             checksum=status["checksum"],
             reason=status["reason"],
+            ranks=status["ranks"],
+            bucket_bytes=status["bucketBytes"],
         )
 
     def _addresses(self) -> list[str]:

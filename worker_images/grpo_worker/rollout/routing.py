@@ -20,6 +20,8 @@ class EngineEntry:
     restarts: int = 0
     checksum: str = ""
     reason: str = ""
+    ranks: int = 1
+    bucket_bytes: int = 0
 
 
 class EngineTable:

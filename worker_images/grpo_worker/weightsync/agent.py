@@ -6,14 +6,16 @@ the pool's version here, without the trainer.
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from grpo_operator.api.status import EngineState
 from grpo_worker.weightsync import journal
-from grpo_worker.weightsync.engine import Engine
+from grpo_worker.weightsync.engine import Engine, EngineError
 from grpo_worker.weightsync.engine_view import EngineView
 from grpo_worker.weightsync.host_copy import HostCopy, assemble
 from grpo_worker.weightsync.install import Installer, UpdateError
+from grpo_worker.weightsync.link.agent_end import AgentLink, LinkOffer, enter, leave
 from grpo_worker.weightsync.plan import make_plan
 from grpo_worker.weightsync.pull import Puller
 
@@ -33,6 +35,7 @@ class Agent:
     ) -> None:  # fmt: skip
         self._name = name
         self._engine = engine
+        self._ranks = engine_ranks
         self._installer = Installer(name, engine, engine_ranks, timeout)
         self._bucket_bytes = bucket_bytes
         self._lock = threading.Lock()
@@ -41,6 +44,8 @@ class Agent:
         self._puller = Puller(timeout, deltas)
         self._checksum = ""
         self._writer = writer
+        self._link: AgentLink | None = None
+        self._linked: str | None = None  # the link by which the version that is served has come
         self.view = EngineView()
 
     def bind(self, writer: str) -> None:
@@ -48,6 +53,7 @@ class Agent:
         with self._lock:
             if writer == self._writer:
                 return
+            self._leave()
             self._writer, self._copy, self._checksum = writer, None, ""
             if self.view.state == EngineState.SERVING:
                 self.view = self.view.stale(f"bound to {writer}")
@@ -66,18 +72,66 @@ class Agent:
             "history": self.view.history,
             "checksum": self._checksum,
             "hostCopy": copy.plan.version if copy else None,
+            "ranks": self._ranks,
+            "bucketBytes": self._bucket_bytes,
         }
 
-    def sync(self, writer: str, version: int, sources: dict[int, str]) -> dict[str, Any]:
+    def join(self, writer: str, link: LinkOffer) -> dict[str, Any]:
+        """Let the engine join a link with the ranks of the job ``writer``. Returns status().
+
+        Raises EngineError, PlanError, or WriterError for another job; the engine's weights stay as they are.
+        """
+        self._check_writer(writer)
+        with self._lock:
+            self._check_writer(writer)
+            self._leave()
+            self._link = enter(self._engine, link, self._bucket_bytes)
+            return self.status()
+
+    def take(self, writer: str, version: int, link: str) -> dict[str, Any]:
+        """Take ``version`` over the link of that name, and commit it into the engine.
+
+        Returns and raises like ``sync``. Afterwards the version stands in the memory of the trainers' agents
+        alone.
+        """
+        self._check_writer(writer)
+        with self._lock:
+            self._check_writer(writer)
+            untouched, installer = self.view, self._installer
+            try:
+                with installer.updating(version):
+                    held = self._link
+                    if held is None or held.name != link:
+                        raise EngineError(f"not in {link}, but in {held.name if held else 'no link'}")
+                    self._copy = self._spare = None
+                    self._write(version, lambda: installer.take(link, held.shipment, version))
+                    self._linked = link
+            except UpdateError as error:
+                self._leave()
+                self._failed(error, touched=self.view is not untouched)
+                raise
+            return self.status() | {"seconds": installer.seconds, "planId": held.shipment.plan_id}
+
+    def _leave(self) -> None:
+        link, self._link, self._linked = self._link, None, None
+        if link is not None:
+            leave(self._engine, link)
+
+    def sync(
+        self, writer: str, version: int, sources: dict[int, str], link: str | None = None
+    ) -> dict[str, Any]:
         """Fetch ``version`` from the agents of the job ``writer`` and commit it into the engine.
 
-        sources: trainer rank -> base URL. Returns status() and the seconds of each part.
+        sources: trainer rank -> base URL; link: the one by which the version was sent to others, and maybe
+        to this engine. Returns status() and the seconds of each part.
         An engine that serves just these bytes already is left alone. Raises UpdateError, after marking
         the engine STALE or RESTARTING if it was touched; WriterError for another job.
         """
         self._check_writer(writer)
         with self._lock:
             self._check_writer(writer)  # it may have changed during the wait for the lock
+            if link is not None and link == self._linked and self._is_at(version):
+                return self.status()
             untouched, installer = self.view, self._installer
             try:
                 with installer.updating(version):
@@ -108,8 +162,10 @@ class Agent:
             raise WriterError(f"job {writer} may not write: this engine is bound {bound}")
 
     def _serves(self, version: int, digests: list[str]) -> bool:
-        serving = self.view.state == EngineState.SERVING and self.view.version == version
-        return serving and self._copy is not None and self._copy.digests == digests
+        return self._is_at(version) and self._copy is not None and self._copy.digests == digests
+
+    def _is_at(self, version: int) -> bool:
+        return self.view.state == EngineState.SERVING and self.view.version == version
 
     def watch(self) -> None:
         """One look at the engine: notice a restart, and bring it back to the pool's version."""
@@ -149,10 +205,14 @@ class Agent:
             if not self._engine.alive():
                 return  # watch() loads the copy when the engine is back
             self.view = self.view.alive()
-        self.view = self.view.stale(f"loading version {copy.plan.version}")
-        self._checksum = self._installer.install(copy)
-        self.view = self.view.committed(copy.plan.version)
-        journal.serves(copy.plan.version)
+        self._linked = None
+        self._write(copy.plan.version, lambda: self._installer.install(copy))
+
+    def _write(self, version: int, install: Callable[[], str]) -> None:
+        self.view = self.view.stale(f"loading version {version}")
+        self._checksum = install()
+        self.view = self.view.committed(version)
+        journal.serves(version)
 
     def _failed(self, error: Exception, touched: bool) -> None:
         """Nothing half applied serves; an engine that was not touched goes on as before."""
@@ -164,6 +224,7 @@ class Agent:
 
     def _lose(self, reason: str) -> None:
         self._installer.drop_group()
+        self._link = self._linked = None
         self._checksum = ""
         journal.serves(None)
         self.view = self.view.lost(reason)

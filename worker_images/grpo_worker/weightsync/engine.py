@@ -36,8 +36,10 @@ class Engine:
         """The version that the server reports; ``default`` before the first update."""
         return str(self._call("GET", "/model_info")["weight_version"])
 
-    def join_group(self, address: str, port: int, group: str, world: int) -> bool:
-        """Join the update group as rank 1 and up; returns when the group is complete.
+    def join_group(
+        self, address: str, port: int, group: str, world: int, first: int = 1, backend: str = "gloo"
+    ) -> bool:
+        """Join the update group as rank ``first`` and up; returns when the group is complete.
 
         True for an engine that takes direct loads.
         """
@@ -46,10 +48,10 @@ class Engine:
             "/init_weights_update_group",
             master_address=address,
             master_port=port,
-            rank_offset=1,
+            rank_offset=first,
             world_size=world,
             group_name=group,
-            backend="gloo",
+            backend=backend,
         )
         return MARK in str(answer.get("message", ""))
 

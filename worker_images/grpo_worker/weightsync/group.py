@@ -42,7 +42,7 @@ class UpdateGroup:
         thread = threading.Thread(target=join, daemon=True)
         thread.start()
         try:
-            self._group = _join(PrefixStore(name, store), name, world, limit)
+            self._group = join_as_sender(PrefixStore(name, store), name, world, limit)
         finally:
             thread.join(timeout)
         if failure:
@@ -58,10 +58,13 @@ class UpdateGroup:
         dist.destroy_process_group(self._group)
 
 
-def _join(store: PrefixStore, name: str, world: int, timeout: timedelta) -> Any:
+def join_as_sender(
+    store: PrefixStore, name: str, world: int, timeout: timedelta, backend: str = "gloo"
+) -> Any:
+    """The sender's side of a group that engines join by SGLang's own ``init_weights_update_group``."""
     group: Any
     group, _ = _new_process_group_helper(
-        world, 0, [], Backend("gloo"), store, group_name=cast(Any, name), timeout=timeout
+        world, 0, [], Backend(backend), store, group_name=cast(Any, name), timeout=timeout
     )
     _world.pg_group_ranks[group] = {rank: rank for rank in range(world)}
     return group

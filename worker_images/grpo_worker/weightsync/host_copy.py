@@ -1,18 +1,18 @@
 """One version, whole, in a pod's memory, laid out as it is sent into the engine."""
 
-import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from grpo_worker.weightsync.bucketing import buckets
 from grpo_worker.weightsync.dtypes import dtype_of
 from grpo_worker.weightsync.inside.fingerprint import fingerprint
 from grpo_worker.weightsync.inside.request import DirectLoad
+from grpo_worker.weightsync.link.shipment import bucketed_id, nbytes
 from grpo_worker.weightsync.manifest import digest
-from grpo_worker.weightsync.plan import Plan, TensorPlan, buckets
+from grpo_worker.weightsync.plan import Plan, TensorPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,17 @@ class HostCopy:
     def direct_load(self) -> DirectLoad:
         """The announcement of these buckets."""
         counts = tuple(len(bucket.tensors) for bucket in self.buckets)
-        limits = hashlib.sha256(json.dumps(counts).encode()).hexdigest()[:8]
         fingerprints = tuple(bucket.fingerprint for bucket in self.buckets)
-        return DirectLoad(f"{self.plan.plan_id}-{limits}", counts, fingerprints)
+        return DirectLoad(bucketed_id(self.plan, counts), counts, fingerprints)
 
     def checksum(self) -> str:
         """Of all bytes, as an engine that has taken them directly has compared them."""
-        return digest(json.dumps([bucket.fingerprint for bucket in self.buckets]).encode())
+        return checksum_of([bucket.fingerprint for bucket in self.buckets])
+
+
+def checksum_of(fingerprints: Sequence[int]) -> str:
+    """Of a version whose buckets have these fingerprints, however they came."""
+    return digest(json.dumps(list(fingerprints)).encode())
 
 
 def assemble(
@@ -62,7 +66,7 @@ def assemble(
     Raises ValueError when a tensor's place would not be aligned to its elements.
     """
     by_name = {tensor.name: tensor for tensor in plan.tensors}
-    sizes = {name: _nbytes(tensor) for name, tensor in by_name.items()}
+    sizes = {name: nbytes(tensor) for name, tensor in by_name.items()}
     groups = buckets(plan.tensors, sizes, limit)
     old = spare.buckets if spare is not None and spare.plan.plan_id == plan.plan_id else ()
     found = []
@@ -78,7 +82,7 @@ def assemble(
 def _fill(flat: torch.Tensor, tensors: Sequence[TensorPlan], blobs: Mapping[int, torch.Tensor]) -> None:
     start = 0
     for tensor in tensors:
-        dtype, size = dtype_of(tensor.dtype), _nbytes(tensor)
+        dtype, size = dtype_of(tensor.dtype), nbytes(tensor)
         if start % dtype.itemsize:
             raise ValueError(f"{tensor.name}: offset {start} is not aligned to {tensor.dtype}")
         whole = flat[start : start + size].view(dtype).view(tensor.shape)
@@ -86,7 +90,3 @@ def _fill(flat: torch.Tensor, tensors: Sequence[TensorPlan], blobs: Mapping[int,
             to = whole.narrow(part.dim, part.offset, part.length)
             to.copy_(blobs[rank][part.start : part.start + part.nbytes].view(dtype).view(to.shape))
         start += size
-
-
-def _nbytes(tensor: TensorPlan) -> int:
-    return math.prod(tensor.shape) * dtype_of(tensor.dtype).itemsize

@@ -4,14 +4,16 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from grpo_worker.weightsync import journal
 from grpo_worker.weightsync.engine import Engine, EngineError
 from grpo_worker.weightsync.group import UpdateGroup
-from grpo_worker.weightsync.host_copy import HostCopy
-from grpo_worker.weightsync.inside.request import DirectLoad
+from grpo_worker.weightsync.host_copy import HostCopy, checksum_of
+from grpo_worker.weightsync.inside.request import DirectLoad, linked_load
+from grpo_worker.weightsync.link.shipment import Shipment
 from grpo_worker.weightsync.transaction import Phase, Update
 
 log = logging.getLogger(__name__)
@@ -31,8 +33,8 @@ class Installer:
         self._ranks = ranks
         self._timeout = timeout
         self._group: UpdateGroup | None = None
-        self._paused_at = 0.0
         self.seconds: dict[str, float] = {}
+        self.told: dict[str, Any] = {}  # by the engine, of the last direct load
         self.update = Update(0)
         self._sent = 0  # buckets that have left; written by the thread that sends them
 
@@ -68,21 +70,50 @@ class Installer:
         load = copy.direct_load()
         self._enter(self.update.prepare(load.plan_id, len(copy.buckets)))
         group = self._joined()
+
+        def transfer() -> None:
+            self._send_directly(group, copy, load) if group.direct else self._send(group, copy)
+
+        def checksum() -> str:
+            # After a direct load every rank of the engine has compared the bytes that it wrote.
+            return copy.checksum() if group.direct else self._engine.checksum()
+
+        return self._transact(load.plan_id, copy.nbytes, transfer, checksum)
+
+    def take(self, link: str, shipment: Shipment, version: int) -> str:
+        """Like ``install``, of a version that the trainer ranks send over ``link``."""
+        load = linked_load(shipment, self._timeout)
+        self._enter(self.update.prepare(load.plan_id, len(shipment.buckets)))
+        fingerprints: list[int] = []
+
+        def transfer() -> None:
+            told = self._engine.receive_all(link, shipment.tensors, str(version), load)
+            fingerprints.extend(told["fingerprints"])
+            self._sent = len(shipment.buckets)
+            self._note(version, told)
+
+        return self._transact(load.plan_id, shipment.nbytes, transfer, lambda: checksum_of(fingerprints))
+
+    def _transact(
+        self, plan_id: str, nbytes: int, transfer: Callable[[], None], checksum: Callable[[], str]
+    ) -> str:
+        """Pause, transfer, commit, go on; what ``checksum`` says of it."""
+        self._sent = 0
         with self.timed("pause"):
             self._engine.pause()
             with self.timed("send"):
                 self._engine.begin_update()
-                self._enter(self.update.transfer(load.plan_id))
-                self._send_directly(group, copy, load) if group.direct else self._send(group, copy)
+                self._enter(self.update.transfer(plan_id))
+                transfer()
+                self._count_sent()
                 self._enter(self.update.commit())
                 self._engine.end_update()
             with self.timed("verify"):
-                # After a direct load every rank of the engine has compared the bytes that it wrote.
-                checksum = copy.checksum() if group.direct else self._engine.checksum()
+                found = checksum()
                 self._enter(self.update.committed(self._engine.weight_version()))
             self._engine.resume()
-        journal.took(self.seconds, copy.nbytes)
-        return checksum
+        journal.took(self.seconds, nbytes)
+        return found
 
     def drop_group(self, tidy: bool = False) -> None:
         """Forget the group. ``tidy``: the engine's side too, if it answers: a session left open would
@@ -113,15 +144,18 @@ class Installer:
     def _send_directly(self, group: UpdateGroup, copy: HostCopy, load: DirectLoad) -> None:
         """All buckets by one request; the engine writes one while the next is under way."""
         tensors = [tensor for bucket in copy.buckets for tensor in bucket.tensors]
-        self._sent = 0
         sender = threading.Thread(target=self._broadcast, args=(group, copy), daemon=True)
         sender.start()
-        version = str(copy.plan.version)
-        told = self._engine.receive_all(group.name, tensors, version, load)
+        told = self._engine.receive_all(group.name, tensors, str(copy.plan.version), load)
         sender.join(self._timeout)
-        self._count_sent()
-        self.seconds |= {f"engine_{part}": value for part, value in told.pop("seconds").items()}
-        log.info("version %s: %s", version, told)
+        self._note(copy.plan.version, told)
+
+    def _note(self, version: int, told: dict[str, Any]) -> None:
+        """What the engine says of a direct load."""
+        self.seconds |= {f"engine_{part}": value for part, value in told["seconds"].items()}
+        names = ("copies", "byLoader", "recorded", "extraBytes")
+        self.told = {name: told[name] for name in names}
+        log.info("version %d: %s", version, self.told)
 
     def _broadcast(self, group: UpdateGroup, copy: HostCopy) -> None:
         for bucket in copy.buckets:
@@ -133,7 +167,6 @@ class Installer:
             self.update = self.update.bucket(self.update.sent)
 
     def _send(self, group: UpdateGroup, copy: HostCopy) -> None:
-        self._sent = 0
         for index, bucket in enumerate(copy.buckets):
             last = index == len(copy.buckets) - 1
             sender = threading.Thread(target=group.send, args=(bucket.flat,), daemon=True)

@@ -6,9 +6,10 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -85,6 +86,7 @@ def _watch_forever(agent: "Agent") -> None:
 def rollout_application(agent: "Agent", model_config: Path | None = None) -> Starlette:
     """HTTP application of a rollout agent. ``model_config``: what its engine was started with."""
     from grpo_worker.weightsync.agent import WriterError
+    from grpo_worker.weightsync.link.agent_end import LinkOffer
 
     def status(_: Request) -> Response:
         return JSONResponse(agent.status())
@@ -96,8 +98,18 @@ def rollout_application(agent: "Agent", model_config: Path | None = None) -> Sta
     async def sync(request: Request) -> Response:
         body = await request.json()
         sources = {int(rank): url for rank, url in body["sources"].items()}
+        return await answer(partial(agent.sync, body["writer"], body["version"], sources, body.get("link")))
+
+    async def join(request: Request) -> Response:
+        body = await request.json()
+        return await answer(partial(agent.join, body["writer"], LinkOffer.from_json(body["offer"])))
+
+    async def take(request: Request) -> Response:
+        body = await request.json()
+        return await answer(partial(agent.take, body["writer"], body["version"], body["link"]))
+
+    async def answer(call: Callable[[], dict[str, Any]]) -> Response:
         try:
-            call = partial(agent.sync, body["writer"], body["version"], sources)
             return JSONResponse(await run_in_threadpool(call))
         except WriterError as error:
             return JSONResponse(agent.status() | {"error": str(error)}, 409)
@@ -125,6 +137,8 @@ def rollout_application(agent: "Agent", model_config: Path | None = None) -> Sta
             Route("/v1/status", status),
             Route("/v1/model", model),
             Route("/v1/sync", sync, methods=["POST"]),
+            Route("/v1/link", join, methods=["POST"]),
+            Route("/v1/take", take, methods=["POST"]),
         ]
     )
 

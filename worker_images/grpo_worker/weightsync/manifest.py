@@ -65,6 +65,12 @@ def digest(data: bytes | memoryview) -> str:
     return str(xxhash.xxh3_128_hexdigest(b"".join(parts)))
 
 
+def layout(rank: int, world: int, parts: Sequence[Part]) -> Manifest:
+    """What the rank's versions look like, of none in particular. The parts may be on the device meta."""
+    slices = _places(parts)
+    return Manifest(0, rank, world, _size(slices), "", slices)
+
+
 def publish(root: Path, version: int, rank: int, world: int, parts: Sequence[Part]) -> Manifest:
     """Write blob and manifest of one rank below ``root/vN``; the manifest comes last.
 
@@ -74,7 +80,7 @@ def publish(root: Path, version: int, rank: int, world: int, parts: Sequence[Par
     directory = root / f"v{version}"
     directory.mkdir(parents=True, exist_ok=True)
     slices = _places(parts)
-    size = slices[-1].start + slices[-1].nbytes if slices else 0
+    size = _size(slices)
     blob = directory / f"rank-{rank}.bin"
     temporary = blob.with_suffix(".tmp")
     _forget(root, version, rank, temporary)
@@ -93,6 +99,10 @@ def _places(parts: Sequence[Part]) -> tuple[Slice, ...]:
         slices.append(Slice(name, shape, dtype, dim, offset, tensor.shape[dim], start, nbytes))
         start += -(-nbytes // _ALIGNED) * _ALIGNED
     return tuple(slices)
+
+
+def _size(slices: Sequence[Slice]) -> int:
+    return slices[-1].start + slices[-1].nbytes if slices else 0
 
 
 def _write_blob(path: Path, size: int, slices: Sequence[Slice], tensors: Sequence[torch.Tensor]) -> str:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -31,10 +30,6 @@ class Plan:
     version: int
     plan_id: str
     tensors: tuple[TensorPlan, ...]
-
-
-# SGLang fuses these pairs and drops a half that arrives in another request than its partner.
-_PARTNERS = {"self_attn.kv_a_proj_with_mqa.weight": "self_attn.q_a_proj.weight"}
 
 
 def make_plan(manifests: Sequence[Manifest]) -> Plan:
@@ -81,50 +76,3 @@ def _plan_id(manifests: Iterable[Manifest]) -> str:
         for s in m.slices
     ]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
-
-
-def buckets(tensors: Sequence[TensorPlan], sizes: dict[str, int], limit: int) -> list[list[str]]:
-    """Group tensor names into requests of at most ``limit`` bytes; partners stay together.
-
-    sizes: bytes of each tensor. A unit larger than the limit gets a request of its own.
-    """
-    names = {t.name for t in tensors}
-    result: list[list[str]] = []
-    used = limit + 1
-    for unit in _units(sorted(names, key=_order)):
-        size = sum(sizes[name] for name in unit)
-        if used + size > limit:
-            result.append([])
-            used = 0
-        result[-1].extend(unit)
-        used += size
-    return result
-
-
-_EXPERT = re.compile(r"(.*\.experts\.)(\d+)\.(gate|up|down)_proj\.(.*)")
-
-
-def _order(name: str) -> tuple[str, str, bool, int, str]:
-    """Experts stand as in the engine's memory, so that those of a layer are copied as one piece."""
-    match = _EXPERT.fullmatch(name)
-    if match is None:
-        return name, "", False, 0, ""
-    prefix, number, half, kind = match.groups()
-    return prefix, kind, half == "down", int(number), half
-
-
-def _units(names: Sequence[str]) -> list[list[str]]:
-    units: list[list[str]] = []
-    taken: set[str] = set()
-    present = set(names)
-    for name in names:
-        if name in taken:
-            continue
-        unit = [name]
-        for suffix, partner in _PARTNERS.items():
-            other = name.removesuffix(suffix) + partner
-            if name.endswith(suffix) and other in present:
-                unit.append(other)
-        taken.update(unit)
-        units.append(unit)
-    return units

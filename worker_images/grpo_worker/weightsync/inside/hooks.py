@@ -14,18 +14,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from grpo_worker.weightsync.inside.loader import DirectLoader, DirectLoadError, Report, Spec
-from grpo_worker.weightsync.inside.request import MARK, PREFIX, DirectLoad
+from grpo_worker.weightsync.inside.incoming import Broadcast, DirectLoadError, Incoming, Linked, Spec
+from grpo_worker.weightsync.inside.loader import DirectLoader, Report
+from grpo_worker.weightsync.inside.request import LINK, MARK, PREFIX, DirectLoad
+from grpo_worker.weightsync.link.peers import LinkError, Peers, connect
 
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater."
 _loaders: dict[int, DirectLoader] = {}
+_links: dict[str, Peers] = {}
 
 
 def register() -> None:
     """Entry point of the group ``sglang.srt.plugins``."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    hooks: dict[str, Callable[..., Any]] = {"init_weights_update_group": _joined}
+    hooks: dict[str, Callable[..., Any]] = {
+        "init_weights_update_group": _joined,
+        "destroy_weights_update_group": _left,
+    }
     if tuple(int(part) for part in version("sglang").split(".")[:3]) >= (0, 5, 21):
         hooks |= {"receive_weights_from_distributed": _receive, "load_weights_from_distributed": _load}
     else:
@@ -40,14 +46,40 @@ class _Announced:
 
     request: DirectLoad
     buckets: list[list[Spec]]
-    group: Any
+    incoming: Incoming
 
 
-def _joined(original: Callable[..., Any], updater: Any, *args: Any, **kwargs: Any) -> Any:
-    success, message = original(updater, *args, **kwargs)
+def _joined(
+    original: Callable[..., Any], updater: Any, master_address: str, master_port: int, rank_offset: int,
+    world_size: int, group_name: str, backend: str = "nccl",
+) -> Any:  # fmt: skip
+    place = master_address, master_port, rank_offset, world_size, group_name
+    if group_name.startswith(LINK):
+        success, message = _linked(updater, *place)
+    else:
+        success, message = original(updater, *place, backend)
     # A draft model takes the same weights a second time, which a stream of buckets is not there for.
     drafts = getattr(updater.get_model_runner().server_args, "speculative_algorithm", None)
     return success, f"{message} {MARK}" if success and not drafts else message
+
+
+def _linked(updater: Any, address: str, port: int, first: int, world: int, name: str) -> tuple[bool, str]:
+    """Join a link, whose trainer ranks come before the engines'. ``first``: rank of this engine's first."""
+    trainers, device = int(name.removeprefix(LINK).split("-")[0]), torch.device(updater.device)
+    try:
+        peers = Peers(connect(address, port), name, first + updater.tp_rank, world, trainers, device)
+    except LinkError as error:
+        return False, str(error)
+    _links[name] = peers
+    return True, "joined"
+
+
+def _left(original: Callable[..., Any], updater: Any, group_name: str) -> Any:
+    peers = _links.pop(group_name, None)
+    if peers is None:
+        return original(updater, group_name)
+    peers.close()
+    return True, "left"
 
 
 def _receive(
@@ -84,7 +116,9 @@ def _announced(
         raise ValueError(f"buckets of {sum(request.counts)} tensors for {len(names)} names")
     rows = iter(zip(names, dtypes, shapes, strict=True))
     buckets = [_bucket([next(rows) for _ in range(count)]) for count in request.counts]
-    return _Announced(request, buckets, updater._model_update_group[group_name])
+    if group_name in _links:
+        return _Announced(request, buckets, Linked(request, _links[group_name], buckets))
+    return _Announced(request, buckets, Broadcast(request, updater._model_update_group[group_name]))
 
 
 def _bucket(rows: Sequence[tuple[str, Any, Sequence[int]]]) -> list[Spec]:
@@ -100,14 +134,10 @@ def _bucket(rows: Sequence[tuple[str, Any, Sequence[int]]]) -> list[Spec]:
 def _run(updater: Any, announced: _Announced) -> tuple[bool, str]:
     model = updater.get_model()
     loader = _loaders.setdefault(id(model), DirectLoader(model, updater.device))
-
-    def receive(flat: torch.Tensor) -> Any:
-        return dist.broadcast(flat, src=0, group=announced.group, async_op=True)
-
     report, problem = Report(), ""
     try:
-        report = loader.load(announced.request, announced.buckets, receive)
-    except DirectLoadError as error:
+        report = loader.load(announced.request.plan_id, announced.buckets, announced.incoming)
+    except (DirectLoadError, LinkError) as error:
         problem = str(error)
     problem = _anyones(problem or None)
     if not problem and (untaken := _untaken(model, announced, report)):
@@ -116,7 +146,8 @@ def _run(updater: Any, announced: _Announced) -> tuple[bool, str]:
         return False, f"direct load failed: {problem}"
     told = {
         "copies": report.copies, "byLoader": report.by_loader, "recorded": report.recorded,
-        "seconds": report.seconds,
+        "seconds": report.seconds, "fingerprints": report.fingerprints,
+        "extraBytes": report.extra_bytes,
     }  # fmt: skip
     return True, json.dumps(told)
 

@@ -1,39 +1,15 @@
 """One version into one model: receive a bucket while the one before is written."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from grpo_worker.weightsync.inside.fingerprint import fingerprint
+from grpo_worker.weightsync.inside.incoming import DirectLoadError, Incoming, Spec, view_of
 from grpo_worker.weightsync.inside.recipe import Recipe, homes, make_recipe
 from grpo_worker.weightsync.inside.recording import record
-from grpo_worker.weightsync.inside.request import DirectLoad
-
-Named = tuple[str, torch.Tensor]
-
-
-class DirectLoadError(RuntimeError):
-    """The version is not in the model, or not whole; the message says why."""
-
-
-class Work(Protocol):
-    """A transfer under way."""
-
-    def wait(self) -> Any: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """A tensor of a bucket and its place there (bytes)."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
-    nbytes: int
 
 
 @dataclass(slots=True)
@@ -53,6 +29,8 @@ class Report:
     by_loader: int = 0
     recorded: int = 0
     taken: set[str] = field(default_factory=set)
+    fingerprints: list[int] = field(default_factory=list)
+    extra_bytes: int = 0  # of the device's memory, beyond what was taken before
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -65,45 +43,45 @@ class DirectLoader:
         self._known: dict[tuple[str, int], _Known] = {}
         self._taken: set[str] = set()
 
-    def load(
-        self, request: DirectLoad, buckets: Sequence[Sequence[Spec]], receive: Callable[[torch.Tensor], Work]
-    ) -> Report:
-        """Receive and write every bucket. ``receive``: begins to fill its argument, uint8 [bytes].
+    def load(self, plan_id: str, buckets: Sequence[Sequence[Spec]], incoming: Incoming) -> Report:
+        """Receive and write every bucket.
 
-        All buckets are received also after a failure, because others wait for this rank.
-        Raises DirectLoadError when the bytes are not those that were sent, or one could not be loaded.
+        All buckets are received also after one could not be written, because others wait for this rank.
+        Raises DirectLoadError when the bytes are not those that were sent, or one could not be loaded;
+        LinkError when bytes do not come.
         """
-        report, found, problem = Report(), [], ""
+        report, problem = Report(), ""
+        memory = _ExtraMemory(self._device)
         here = homes((*self._model.parameters(), *self._model.buffers()))
         started = time.monotonic()
-        for index, flat in self._received(buckets, receive):
-            found.append(fingerprint(flat))
-            try:
-                if not problem:
-                    self._load((request.plan_id, index), here, flat, buckets[index], report)
-            except Exception as error:
-                problem = f"bucket {index}: {type(error).__name__}: {error}"
-        report.seconds["receive_and_load"] = time.monotonic() - started
-        for index, (digest, wanted) in enumerate(zip(found, request.fingerprints, strict=True)):
-            if int(digest) != wanted:
-                problem = problem or f"bucket {index}: its bytes are not those that were sent"
-        if problem:
+        try:
+            for index, flat in self._received(buckets, incoming):
+                try:
+                    if not problem:
+                        self._load((plan_id, index), here, flat, buckets[index], report)
+                except Exception as error:
+                    problem = f"bucket {index}: {type(error).__name__}: {error}"
+            report.fingerprints = incoming.verified()
+            if problem:
+                raise DirectLoadError(problem)
+        except RuntimeError:
             self._known.clear()
-            raise DirectLoadError(problem)
-        report.taken = self._taken
+            raise
+        report.seconds["receive_and_load"] = time.monotonic() - started
+        report.taken, report.extra_bytes = self._taken, memory.bytes()
         return report
 
     def _received(
-        self, buckets: Sequence[Sequence[Spec]], receive: Callable[[torch.Tensor], Work]
+        self, buckets: Sequence[Sequence[Spec]], incoming: Incoming
     ) -> Iterator[tuple[int, torch.Tensor]]:
         """Each bucket's bytes, the next one under way. Two buffers; a device orders their reuse by itself:
         a transfer that is begun later waits for the copies that were begun before."""
         sizes = [bucket[-1].start + bucket[-1].nbytes for bucket in buckets]
         buffers = [torch.empty(max(sizes), dtype=torch.uint8, device=self._device) for _ in sizes[:2]]
         views = [buffers[index % 2][:size] for index, size in enumerate(sizes)]
-        work = receive(views[0])
+        work = incoming.receive(0, views[0])
         for index, view in enumerate(views):
-            following = receive(views[index + 1]) if index + 1 < len(views) else None
+            following = incoming.receive(index + 1, views[index + 1]) if index + 1 < len(views) else None
             work.wait()
             yield index, view
             if following is not None:
@@ -127,7 +105,7 @@ class DirectLoader:
         report.by_loader += len(known.recipe.by_loader)
 
     def _record(self, flat: torch.Tensor, bucket: Sequence[Spec]) -> _Known:
-        tensors, after = [(spec.name, _view(flat, spec)) for spec in bucket], []
+        tensors, after = [(spec.name, view_of(flat, spec)) for spec in bucket], []
         original = getattr(self._model, "post_load_weights", None)
 
         def seen(*args: Any, **kwargs: Any) -> Any:
@@ -147,14 +125,25 @@ class DirectLoader:
     def _repeat(self, known: _Known, flat: torch.Tensor, bucket: Sequence[Spec]) -> None:
         known.recipe.repeat(flat)
         if known.recipe.by_loader:
-            rest = [(spec.name, _view(flat, spec)) for spec in bucket if spec.name in known.recipe.by_loader]
+            rest = [
+                (spec.name, view_of(flat, spec)) for spec in bucket if spec.name in known.recipe.by_loader
+            ]
             self._model.load_weights(rest)
         for args, kwargs in known.after:
             self._model.post_load_weights(*args, **kwargs)
 
 
-def _view(flat: torch.Tensor, spec: Spec) -> torch.Tensor:
-    return flat[spec.start : spec.start + spec.nbytes].view(spec.dtype).view(spec.shape)
+class _ExtraMemory:
+    """By how much a GPU's memory in use rises from now on, at most."""
+
+    def __init__(self, device: str) -> None:
+        self._cuda = torch.device(device).type == "cuda"
+        if self._cuda:
+            torch.cuda.reset_peak_memory_stats()
+            self._before = torch.cuda.memory_allocated()
+
+    def bytes(self) -> int:
+        return torch.cuda.max_memory_allocated() - self._before if self._cuda else 0
 
 
 def _partners(bucket: Sequence[Spec]) -> list[list[str]]:

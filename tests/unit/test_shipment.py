@@ -1,0 +1,124 @@
+"""What trainer ranks send for each bucket: every byte once, in its place, in as few pieces as there are."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_worker.data.fp8 import Part, quantised_parts
+from grpo_worker.weightsync.bucketing import buckets
+from grpo_worker.weightsync.dtypes import dtype_of
+from grpo_worker.weightsync.inside.incoming import Spec, deal_out
+from grpo_worker.weightsync.inside.request import DirectLoad, linked_load
+from grpo_worker.weightsync.link.sender import Shards, copy_all, places
+from grpo_worker.weightsync.link.shipment import Shipment, ShippedBucket, make_shipment, nbytes
+from grpo_worker.weightsync.manifest import layout
+from grpo_worker.weightsync.plan import PlanError, make_plan
+
+RANKS = 3
+# name -> (rows of each rank's slice, dim); a tensor of one slice belongs to one rank
+cut_tensors = st.dictionaries(
+    st.text("abcdef", min_size=1, max_size=4),
+    st.tuples(st.lists(st.integers(1, 5), min_size=1, max_size=RANKS), st.integers(0, 1), st.integers(0, 2)),
+    min_size=1,
+    max_size=10,
+)
+
+
+def parts_of(cuts: dict[str, tuple[list[int], int, int]]) -> tuple[list[list[Part]], dict[str, torch.Tensor]]:
+    """Each rank's parts, and the whole tensors."""
+    found: list[list[Part]] = [[] for _ in range(RANKS)]
+    whole = {}
+    for name, (sizes, dim, first) in cuts.items():
+        shape = (sum(sizes), 4) if dim == 0 else (4, sum(sizes))
+        whole[name] = torch.randn(shape)
+        offset = 0
+        for number, piece in enumerate(whole[name].split(sizes, dim)):
+            found[(first + number) % RANKS].append((name, shape, dim, offset, piece))
+            offset += piece.shape[dim]
+    return found, whole
+
+
+def shipment(parts: list[list[Part]], limit: int) -> Shipment:
+    return make_shipment(make_plan([layout(r, RANKS, p) for r, p in enumerate(parts)]), limit)
+
+
+def specs(bucket: ShippedBucket) -> list[Spec]:
+    found, start = [], 0
+    for tensor in bucket.tensors:
+        found.append(Spec(tensor.name, dtype_of(tensor.dtype), tensor.shape, start, nbytes(tensor)))
+        start += nbytes(tensor)
+    return found
+
+
+def arrived(request: DirectLoad, sent: Shipment, parts: list[list[Part]], fp8: bool) -> list[torch.Tensor]:
+    """Each bucket as an engine puts it together."""
+    shards = [Shards(p, fp8) for p in parts]
+    flats = []
+    for told, bucket in zip(request.messages, sent.buckets, strict=True):
+        flat = torch.zeros(sum(map(nbytes, bucket.tensors)), dtype=torch.uint8)
+        for message, brief in zip(bucket.messages, told, strict=True):
+            data = torch.zeros(message.nbytes, dtype=torch.uint8)
+            into = places(data, bucket, message)
+            copy_all([place for _, place in into], [shards[message.source].get(*box) for box, _ in into])
+            if brief.start is None:
+                deal_out(data, brief, flat, specs(bucket))
+            else:
+                flat[brief.start : brief.start + brief.nbytes] = data
+        flats.append(flat)
+    return flats
+
+
+@given(cuts=cut_tensors, limit=st.integers(16, 600))
+def test_every_tensor_arrives_whole(cuts: dict[str, tuple[list[int], int, int]], limit: int) -> None:
+    parts, whole = parts_of(cuts)
+    sent = shipment(parts, limit)
+    request = DirectLoad.from_load_format(linked_load(sent, 5.0).to_load_format())
+    assert (request.plan_id, request.timeout) == (sent.plan_id, 5.0)
+    for bucket, flat in zip(sent.buckets, arrived(request, sent, parts, False), strict=True):
+        wanted = torch.cat([whole[tensor.name].flatten() for tensor in bucket.tensors])
+        assert torch.equal(flat.view(torch.float32), wanted)
+    assert sent.nbytes == sum(math.prod(t.shape) * 4 for t in whole.values())
+
+
+@given(cuts=cut_tensors, limit=st.integers(16, 600))
+def test_tensors_of_one_rank_need_no_dealing_out(
+    cuts: dict[str, tuple[list[int], int, int]], limit: int
+) -> None:
+    alone = {name: ([sum(sizes)], dim, first) for name, (sizes, dim, first) in cuts.items()}
+    sent = shipment(parts_of(alone)[0], limit)
+    assert all(message.start is not None for bucket in sent.buckets for message in bucket.messages)
+
+
+def test_several_ranks_have_a_share_in_a_bucket() -> None:
+    """So that they send side by side."""
+    parts: list[list[Part]] = [
+        [(f"r{rank}.{n}", (64, 1), 0, 0, torch.zeros(64, 1)) for n in range(8)] for rank in range(RANKS)
+    ]
+    plan = make_plan([layout(rank, RANKS, found) for rank, found in enumerate(parts)])
+    mib = 1 << 20
+    groups = buckets(plan.tensors, {t.name: 32 * mib for t in plan.tensors}, 192 * mib)
+    assert [sorted({name[:2] for name in group}) for group in groups] == [["r0", "r1", "r2"]] * 4
+
+
+def test_a_shard_in_fp8_is_quantised_when_it_is_sent() -> None:
+    name = "model.layers.0.mlp.experts.0.up_proj.weight"
+    weight = torch.randn(256, 128)
+    parts: list[list[Part]] = [[], [], []]
+    for rank in (0, 1):
+        parts[rank].append((name, (256, 128), 0, 128 * rank, weight[128 * rank : 128 * (rank + 1)]))
+    quantised = [list(quantised_parts(p)) for p in parts]
+    sent = shipment(quantised, 1 << 20)
+    assert [t.name for t in sent.tensors] == [name, f"{name}_scale_inv"]
+    flats = arrived(linked_load(sent, 1.0), sent, parts, True)
+    _, _, _, _, values = next(quantised_parts([(name, (256, 128), 0, 0, weight)]))
+    assert torch.equal(flats[0][: 256 * 128], values.view(torch.uint8).flatten())
+
+
+def test_a_piece_that_is_not_aligned_is_refused() -> None:
+    parts: list[list[Part]] = [[] for _ in range(RANKS)]
+    parts[0] = [("a", (1,), 0, 0, torch.zeros(1, dtype=torch.bfloat16)), ("b", (1,), 0, 0, torch.zeros(1))]
+    with pytest.raises(PlanError, match="b: byte 2 is not aligned to float32"):
+        shipment(parts, 1 << 20)

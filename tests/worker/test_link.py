@@ -1,0 +1,141 @@
+"""Weights from trainer ranks straight into a real engine, over one process group of both."""
+
+import json
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ranks
+from engine_server import JOB, Server, serve, watch_until
+from weight_layouts import LAYOUTS, from_disk
+
+from grpo_worker.weightsync.agent import Agent
+from grpo_worker.weightsync.install import UpdateError
+from grpo_worker.weightsync.link.agent_end import LinkOffer
+
+BUCKET = 64 << 10
+
+
+@pytest.fixture(scope="module")
+def agent(server: Server) -> Agent:
+    agent = Agent("engine-0", server.control(), 1, bucket_bytes=BUCKET, timeout=30, writer=JOB)
+    watch_until(agent, "STALE", server)
+    return agent
+
+
+class Trainers:
+    """Ranks that send versions one after the other."""
+
+    def __init__(self, root: Path, name: str, versions: int, **more: Any) -> None:
+        self._root = root
+        world, layout = LAYOUTS[name]
+        arguments = {"root": str(root), "layout": layout, "versions": versions, "bucket": BUCKET} | more
+        self._threads = ThreadPoolExecutor(1)
+        self.result: Future[list[Any]] = self._threads.submit(
+            ranks.run, "weight_cases:send_versions", world, **arguments
+        )
+        self.offer = LinkOffer.from_json(json.loads(self._await("offer")))
+
+    def ready(self, version: int) -> None:
+        self._await(f"ready-{version}")
+
+    def _await(self, name: str) -> str:
+        deadline = time.monotonic() + 240
+        while not (self._root / name).exists():
+            assert not self.result.done(), self.result.result()
+            assert time.monotonic() < deadline, f"{name} does not come"
+            time.sleep(0.05)
+        return (self._root / name).read_text()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_tensor_equals_the_exported_checkpoint_after_each_version(
+    agent: Agent, server: Server, tmp_path: Path, name: str
+) -> None:
+    """Nothing goes through an agent's memory, whatever the trainers' layout."""
+    trainers, seen = Trainers(tmp_path, name, 3), set()
+    agent.join(JOB, trainers.offer)
+    for version in (1, 2, 3):
+        trainers.ready(version)
+        status = agent.take(JOB, version, trainers.offer.name)
+        assert (status["state"], status["weightVersion"], status["hostCopy"]) == ("SERVING", version, None)
+        ours = server.control().checksum()
+        seen.add(ours)
+        from_disk(server, tmp_path / f"hf-{version}")
+        assert server.control().checksum() == ours, f"version {version} of {name} is another in the engine"
+    assert len(seen) == 3, "the versions do not differ"
+    assert trainers.result.result(60) == [[""] * 4] * LAYOUTS[name][0]
+
+
+def test_a_bit_that_flips_on_the_way_is_noticed_and_the_version_comes_by_memory(
+    agent: Agent, server: Server, tmp_path: Path
+) -> None:
+    trainers = Trainers(tmp_path, "TP2 EP2", 2, flips_at=2)
+    agent.join(JOB, trainers.offer)
+    agent.take(JOB, 1, trainers.offer.name)
+    trainers.ready(2)
+    wrong = r"version 2, transfer, .*bucket \d+: the bytes of trainer rank 1 are not those it sent"
+    with pytest.raises(UpdateError, match=wrong):
+        agent.take(JOB, 2, trainers.offer.name)
+    assert (agent.status()["state"], agent.status()["weightVersion"]) == ("STALE", None)
+    trainers.result.result(60)
+    assert agent.sync(JOB, 2, serve(tmp_path))["state"] == "SERVING"
+    ours = server.control().checksum()
+    from_disk(server, tmp_path / "hf-2")
+    assert server.control().checksum() == ours
+
+
+def test_a_trainer_rank_that_dies_leaves_a_stale_engine_and_no_hang(
+    agent: Agent, server: Server, tmp_path: Path
+) -> None:
+    trainers = Trainers(tmp_path, "TP2 EP2", 2, dies_at=2)
+    agent.join(JOB, trainers.offer)
+    agent.take(JOB, 1, trainers.offer.name)
+    trainers.ready(2)
+    started = time.monotonic()
+    with pytest.raises(UpdateError, match="version 2, transfer"):
+        agent.take(JOB, 2, trainers.offer.name)
+    assert time.monotonic() - started < 45
+    assert agent.status()["state"] == "STALE" and server.control().alive()
+    with pytest.raises(AssertionError, match="-9"):
+        trainers.result.result(120)
+    with pytest.raises(UpdateError, match=r"version 3, plan: .*no link"):
+        agent.take(JOB, 3, trainers.offer.name)
+
+
+def test_an_engine_that_stands_still_does_not_keep_the_trainers(server: Server, tmp_path: Path) -> None:
+    """They give up at their deadline, and so does its agent."""
+    agent = Agent("engine-0", server.control(8), 1, bucket_bytes=BUCKET, timeout=8, writer=JOB)
+    watch_until(agent, "STALE", server)
+    trainers = Trainers(tmp_path, "TP2 EP2", 2, patience=5)
+    agent.join(JOB, trainers.offer)
+    agent.take(JOB, 1, trainers.offer.name)
+    trainers.ready(2)
+    frozen = [
+        psutil.Process(server.process.pid),
+        *psutil.Process(server.process.pid).children(recursive=True),
+    ]
+    for process in frozen:
+        process.suspend()
+    with pytest.raises(UpdateError, match=r"version 2, .*Timeout"):
+        agent.take(JOB, 2, trainers.offer.name)
+    problems = trainers.result.result(60)
+    assert all(found[1] == "" and f"trainer rank {rank}: " in found[2] for rank, found in enumerate(problems))
+    for process in frozen:
+        process.resume()
+    watch_until(agent, "STALE", server, 90)
+    sources = serve(tmp_path)
+    deadline = time.monotonic() + 90
+    while agent.status()["state"] != "SERVING":
+        assert time.monotonic() < deadline, agent.status()
+        try:
+            agent.sync(JOB, 2, sources)
+        except UpdateError:
+            time.sleep(0.5)
+            agent.watch()
+    ours = server.control().checksum()
+    from_disk(server, tmp_path / "hf-2")
+    assert server.control().checksum() == ours

@@ -1,0 +1,141 @@
+"""The process group of a link: all trainer ranks, then all engine ranks."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.distributed_c10d import (
+    Backend,
+    PrefixStore,
+    _abort_process_group,
+    _new_process_group_helper,
+    _world,
+)
+
+JOIN_SECONDS = 60.0
+_FOREVER = timedelta(days=1)  # NCCL's own watchdog would end the process; deadlines are kept here
+_POLL, _ASK = 0.0001, 0.5  # seconds between two looks at a transfer, and at whether others gave up
+_GIVEN_UP = "given-up"
+
+
+class LinkError(RuntimeError):
+    """A member of the link is missing, or did not send or take its bytes in time."""
+
+
+class Transfer:
+    """Bytes under way. Their tensors are kept until then. ``given_up``: has a member given up?"""
+
+    def __init__(
+        self, works: Iterable[Any], tensors: Sequence[torch.Tensor], deadline: float,
+        given_up: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self._works = list(works)
+        self._tensors = tensors
+        self._deadline = deadline
+        self._given_up = given_up
+
+    def wait(self) -> None:
+        """Until the bytes are there, or have left. Raises LinkError at the deadline, or for a lost peer."""
+        try:
+            for work in self._works:
+                self._wait(work)
+        except RuntimeError as error:  # gloo's words for a peer that is gone, and NCCL's
+            raise LinkError(str(error).splitlines()[0][:200]) from error
+
+    def _wait(self, work: Any) -> None:
+        left = self._deadline - time.monotonic()
+        if not self._tensors[0].is_cuda:
+            work.wait(timedelta(seconds=max(left, 0.001)))
+            return
+        # Only what is looked at can be given up: a stream that waits for a dead peer waits for ever.
+        asked = time.monotonic()
+        while not work.is_completed():
+            now = time.monotonic()
+            if now > self._deadline:
+                raise LinkError("not done within the deadline")
+            if now > asked + _ASK:
+                asked = now
+                if self._given_up():
+                    raise LinkError("another member gave up")
+            time.sleep(_POLL)
+        work.wait()
+
+
+class Peers:
+    """This process in the group ``name`` of ``world`` members, the first ``trainers`` of which send."""
+
+    def __init__(
+        self, store: Any, name: str, rank: int, world: int, trainers: int, device: torch.device
+    ) -> None:
+        """Returns when all are there. Raises LinkError."""
+        self._device = device
+        self._store = PrefixStore(name, store)
+        self._engines = range(trainers, world)
+        cuda = device.type == "cuda"
+        limit = _FOREVER if cuda else timedelta(seconds=JOIN_SECONDS)
+        try:
+            self.group = self._join(name, rank, world, limit, "nccl" if cuda else "gloo")
+            # Later transfers are between pairs: NCCL must have met everybody before.
+            met = dist.all_reduce(torch.ones(1, device=device), group=self.group, async_op=True)
+            here = [torch.empty(0, device=device)]
+            Transfer([met], here, time.monotonic() + JOIN_SECONDS, self._given_up).wait()
+        except RuntimeError as error:
+            raise LinkError(f"the group {name} did not form: {str(error)[:200]}") from error
+
+    def _join(self, name: str, rank: int, world: int, timeout: timedelta, backend: str) -> Any:
+        group: Any
+        group, _ = _new_process_group_helper(
+            world, rank, [], Backend(backend), self._store, group_name=cast(Any, name), timeout=timeout
+        )
+        _world.pg_group_ranks[group] = {rank: rank for rank in range(world)}
+        return group
+
+    def send(self, tensors: Sequence[torch.Tensor], deadline: float) -> Transfer:
+        """Begin to send each of ``tensors`` to every engine rank."""
+        pairs = [(tensor, engine) for engine in self._engines for tensor in tensors]
+        return self._batch(dist.isend, pairs, tensors, deadline)
+
+    def receive(self, pairs: Sequence[tuple[torch.Tensor, int]], deadline: float) -> Transfer:
+        """Begin to fill each tensor by its trainer rank."""
+        return self._batch(dist.irecv, pairs, [tensor for tensor, _ in pairs], deadline)
+
+    def _batch(
+        self, what: Any, pairs: Sequence[tuple[torch.Tensor, int]], tensors: Sequence[torch.Tensor],
+        deadline: float,
+    ) -> Transfer:  # fmt: skip
+        try:
+            operations = [
+                dist.P2POp(what, tensor, group=self.group, group_peer=peer) for tensor, peer in pairs
+            ]
+            return Transfer(dist.batch_isend_irecv(operations), tensors, deadline, self._given_up)
+        except RuntimeError as error:
+            raise LinkError(str(error).splitlines()[0][:200]) from error
+
+    def give_up(self) -> None:
+        """Let every member give up what is under way. From any thread."""
+        self._store.set(_GIVEN_UP, "")
+
+    def _given_up(self) -> bool:
+        try:
+            return bool(self._store.check([_GIVEN_UP]))
+        except RuntimeError:
+            return True  # the first trainer rank is gone, and with it the store
+
+    def close(self) -> None:
+        """Leave. Others may be gone or waiting: NCCL must not wait for them."""
+        if self._device.type == "cuda":
+            _abort_process_group(self.group)
+        else:
+            dist.destroy_process_group(self.group)
+
+
+def connect(address: str, port: int) -> TCPStore:
+    """The store of a link, at its first trainer rank. Raises LinkError."""
+    try:
+        return TCPStore(address, port, None, False, timedelta(seconds=JOIN_SECONDS))
+    except RuntimeError as error:
+        raise LinkError(f"{address}:{port}: {str(error)[:200]}") from error

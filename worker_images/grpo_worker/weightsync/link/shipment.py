@@ -1,0 +1,116 @@
+"""What each trainer rank sends for each bucket, and where it belongs there (pure)."""
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from grpo_worker.weightsync.bucketing import buckets
+from grpo_worker.weightsync.dtypes import dtype_of
+from grpo_worker.weightsync.plan import Plan, PlanError, TensorPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of tensor number ``tensor`` of the bucket; it takes ``nbytes`` of the message."""
+
+    tensor: int
+    dim: int
+    offset: int
+    length: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What trainer rank ``source`` sends for one bucket: its pieces, without gaps.
+
+    ``start``: the byte of the bucket at which the whole message belongs, as it is; None when its pieces
+    must be dealt out.
+    """
+
+    source: int
+    start: int | None
+    pieces: tuple[Piece, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(piece.nbytes for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedBucket:
+    """Tensors of one bucket, which lie in it without gaps, and who sends what of it."""
+
+    tensors: tuple[TensorPlan, ...]
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shipment:
+    """All buckets of a version. Same ``plan_id``: same names, shapes, shards and buckets."""
+
+    plan_id: str
+    buckets: tuple[ShippedBucket, ...]
+
+    @property
+    def tensors(self) -> list[TensorPlan]:
+        return [tensor for bucket in self.buckets for tensor in bucket.tensors]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(message.nbytes for bucket in self.buckets for message in bucket.messages)
+
+
+def make_shipment(plan: Plan, limit: int) -> Shipment:
+    """Buckets of at most ``limit`` bytes. Raises PlanError for a piece that would not be aligned."""
+    by_name = {tensor.name: tensor for tensor in plan.tensors}
+    sizes = {name: nbytes(tensor) for name, tensor in by_name.items()}
+    found = []
+    for names in buckets(plan.tensors, sizes, limit):
+        tensors = tuple(by_name[name] for name in names)
+        found.append(ShippedBucket(tensors, _messages(tensors)))
+    counts = [len(bucket.tensors) for bucket in found]
+    return Shipment(bucketed_id(plan, counts), tuple(found))
+
+
+def bucketed_id(plan: Plan, counts: Sequence[int]) -> str:
+    """Name of the plan together with the sizes of its buckets, in tensors."""
+    return f"{plan.plan_id}-{hashlib.sha256(json.dumps(list(counts)).encode()).hexdigest()[:8]}"
+
+
+def nbytes(tensor: TensorPlan) -> int:
+    """Bytes of the whole tensor."""
+    return math.prod(tensor.shape) * dtype_of(tensor.dtype).itemsize
+
+
+def _messages(tensors: Sequence[TensorPlan]) -> tuple[Message, ...]:
+    pieces: dict[int, list[Piece]] = {}
+    for index, tensor in enumerate(tensors):
+        for rank, part in tensor.pieces:
+            piece = Piece(index, part.dim, part.offset, part.length, part.nbytes)
+            pieces.setdefault(rank, []).append(piece)
+    starts, start = [], 0
+    for tensor in tensors:
+        starts.append(start)
+        start += nbytes(tensor)
+    return tuple(_message(rank, tuple(found), tensors, starts) for rank, found in sorted(pieces.items()))
+
+
+def _message(
+    rank: int, pieces: tuple[Piece, ...], tensors: Sequence[TensorPlan], starts: Sequence[int]
+) -> Message:
+    place, at = 0, []
+    for piece in pieces:
+        tensor = tensors[piece.tensor]
+        size = dtype_of(tensor.dtype).itemsize
+        if place % size or starts[piece.tensor] % size:
+            raise PlanError(f"{tensor.name}: byte {place} is not aligned to {tensor.dtype}")
+        # Rows of a tensor are one stretch of its memory; columns are not.
+        rows = piece.dim == 0 or piece.length == tensor.shape[piece.dim]
+        row = nbytes(tensor) // tensor.shape[piece.dim] if piece.dim == 0 else 0
+        at.append(starts[piece.tensor] + piece.offset * row - place if rows else None)
+        place += piece.nbytes
+    whole = at[0] is not None and len(set(at)) == 1
+    return Message(rank, at[0] if whole else None, pieces)

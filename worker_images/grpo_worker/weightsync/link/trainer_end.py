@@ -1,0 +1,75 @@
+"""What a trainer rank knows of a link, from its layout to the last byte."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+from grpo_worker.data.fp8 import Part, quantised_parts
+from grpo_worker.weightsync.link.agent_end import shipment_of
+from grpo_worker.weightsync.link.peers import LinkError, Peers, connect
+from grpo_worker.weightsync.link.sender import Sender
+from grpo_worker.weightsync.manifest import layout
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class TrainerEnd:
+    """Rank ``rank`` of ``world``. Failures are told by words: a broken link is no broken rank."""
+
+    rank: int
+    world: int
+    device: torch.device
+    _store: TCPStore | None = None  # at the first rank
+    _peers: Peers | None = None
+    _sender: Sender | None = field(default=None, repr=False)
+
+    def layout(self, parts: Sequence[Part], fp8: bool) -> str:
+        """Manifest without bytes of what this rank sends, as JSON."""
+        shapes = [(*part[:-1], part[-1].to("meta")) for part in parts]
+        return layout(self.rank, self.world, list(quantised_parts(shapes)) if fp8 else shapes).to_json()
+
+    def listen(self) -> int:
+        """Start the store of a new link; its port."""
+        self._store = TCPStore("0.0.0.0", 0, None, True, wait_for_workers=False)
+        return int(self._store.port)
+
+    def open(
+        self, name: str, address: str, port: int, world: int, layouts: Sequence[str], bucket: int
+    ) -> str:
+        """Join the link ``name`` of ``world`` members; what went wrong, or an empty text."""
+        self.close()
+        try:
+            store = self._store if self.rank == 0 and self._store else connect(address, port)
+            self._peers = Peers(store, name, self.rank, world, self.world, self.device)
+            self._sender = Sender(self.rank, shipment_of(layouts, bucket), self._peers, self.device)
+        except (LinkError, ValueError) as error:
+            return f"trainer rank {self.rank}: {error}"
+        return ""
+
+    def send(self, parts: Sequence[Part], timeout: float, fp8: bool) -> str:
+        """One version to all engines of the link; what went wrong, or an empty text."""
+        if self._sender is None:
+            return f"trainer rank {self.rank}: it is in no link"
+        try:
+            self._sender.send(parts, timeout, fp8)
+        except LinkError as error:
+            return f"trainer rank {self.rank}: {error}"
+        return ""
+
+    def give_up(self) -> None:
+        """Make a call that is under way end soon, here and at every other member. From any thread."""
+        if self._peers is not None:
+            self._peers.give_up()
+
+    def close(self) -> None:
+        """Leave the link, if there is one."""
+        peers, self._peers, self._sender = self._peers, None, None
+        if peers is not None:
+            try:
+                peers.close()
+            except RuntimeError as error:
+                log.info("leaving a link: %s", error)
