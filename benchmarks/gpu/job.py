@@ -115,8 +115,9 @@ def ours(folder: Path, cpu: bool, target: Path) -> dict[str, Any]:
         jobs: dict[str, dict[str, Any]] = {
             "on_policy": {"totalSteps": 5},
             "ahead": {"totalSteps": 6, "staleness": lag},
-            "saving": {"totalSteps": 2 * SAVES, "checkpoint": saves},
         }
+        if cpu:  # what a save costs beside a step does not need the larger model
+            jobs["saving"] = {"totalSteps": 2 * SAVES, "checkpoint": saves}
         for name, own in jobs.items():
             found[name] = host.run(name, spec_of(folder, cpu, **own))
             target.write_text(json.dumps({"steps": found}))
@@ -129,23 +130,26 @@ def _trained(history: list[dict[str, Any]]) -> float:
 
 def figures(found: dict[str, Any]) -> dict[str, float]:
     """Ratios of one run."""
-    own, ahead, saving = (found[name] for name in ("on_policy", "ahead", "saving"))
+    own, ahead = found["on_policy"], found["ahead"]
     step, ahead_step = seconds(own, "step", 2), seconds(ahead, "step", 2)
-    # From the first save to just before the next one: what a save costs in all, also the steps beside it.
-    disturbed = [entry["timing_s/step"] for entry in saving[SAVES - 1 : 2 * SAVES - 1]]
-    cost = max(sum(disturbed) - SAVES * step, 0.0)
-    return {
+    saves = _saves(found["saving"], step) if "saving" in found else {}
+    return saves | {
         "tokens_per_step": statistics.median(entry["perf/total_num_tokens"] for entry in own),
         "tokens_per_second": _throughput(own),
         "tokens_per_second_ahead": _throughput(ahead),
         "generation_to_training": seconds(own, "gen", 2) / _trained(own[1:]),
         "update_weights_seconds": seconds(own, "update_weights", 2),
         "overlap_ratio": step / ahead_step,
-        "checkpoint_seconds": cost,
-        "checkpoint_stall_pct": 100 * cost / INTERVAL,
         "controller_overhead_pct": 100 * seconds(own, "controller_cpu", 2) / step,
         "logprob_gap_mean": statistics.median(entry["train/train_rollout_logprob_abs_diff"] for entry in own),
     }
+
+
+def _saves(saving: list[dict[str, Any]], step: float) -> dict[str, float]:
+    # From the first save to just before the next one: what a save costs in all, also the steps beside it.
+    disturbed = [entry["timing_s/step"] for entry in saving[SAVES - 1 : 2 * SAVES - 1]]
+    cost = max(sum(disturbed) - SAVES * step, 0.0)
+    return {"checkpoint_seconds": cost, "checkpoint_stall_pct": 100 * cost / INTERVAL}
 
 
 def _throughput(history: list[dict[str, Any]]) -> float:

@@ -1,6 +1,7 @@
 #!/bin/bash
 # Packs what benchmarks/gpu/job.py needs of Ray and TRL, for a GPU host without network that has Python 3.12,
-# torch and transformers:  pack.sh DIRECTORY  ->  DIRECTORY/site.txz (about 70 MB), to be unpacked onto PYTHONPATH.
+# torch, transformers, pyarrow and pandas:  pack.sh DIRECTORY  ->  DIRECTORY/site.txz (about 30 MB), to be unpacked
+# onto PYTHONPATH.
 # SGLang and megatron-core come beside it.
 set -euo pipefail
 out=$(realpath -m "$1"); work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
@@ -12,8 +13,8 @@ packages=(
   tensordict==0.15.3 pyvers orjson cloudpickle importlib_metadata zipp
   starlette==1.10.0 uvicorn==0.54.0 h11 httpx httpcore anyio sniffio
   pydantic==2.14.3 pydantic-core==2.50.4 annotated-types typing-inspection typing-extensions==4.16.0
-  datasets==5.2.0 pyarrow pandas python-dateutil six pytz multiprocess dill xxhash tqdm
-  trl==1.16.0 accelerate==1.12.0 tokenizers
+  datasets==5.2.0 multiprocess dill xxhash tqdm
+  trl==1.16.0 accelerate==1.12.0
 )
 mkdir -p "$out" "$work/wheels" "$work/site"
 for package in "${packages[@]}"; do
@@ -22,8 +23,7 @@ for package in "${packages[@]}"; do
 done
 for wheel in "$work"/wheels/*.whl; do unzip -qo "$wheel" -d "$work/site"; done
 cd "$work/site"
-rm -rf ray/cpp ray/dashboard/client ray/rllib ray/tune ray/train ray/serve ray/data ray/llm
-rm -rf pyarrow/include pyarrow/tests pyarrow/src pandas/tests
+rm -rf ray/cpp ray/jars ray/dashboard/client ray/rllib ray/tune ray/train ray/serve ray/data ray/llm
 find . -name '*.pyi' -delete
 find . -name '*.so*' -type f -size +200k -exec strip --strip-unneeded {} \; 2>/dev/null || true
 chmod +x ray/core/src/ray/raylet/raylet ray/core/src/ray/gcs/gcs_server

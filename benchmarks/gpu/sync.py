@@ -1,0 +1,293 @@
+"""Versions of weights from trainer GPUs into engines, beside the wire's limit and a tensor-wise broadcast.
+
+    python3 benchmarks/gpu/sync.py RESULT.json [--cpu]
+
+Engines (SGLang) run on the first GPU, their trainer rank on the second; with four GPUs another engine of
+two ranks takes its weights from two trainer ranks. ENGINE_PYTHONPATH: packages of the engines.
+small: a mixture of experts of more than 2 000 tensors; wide: matrices of DeepSeek-V3's size; fp8: the same
+in blocks of 128 x 128. ``--cpu``: a tiny model over gloo, to see that everything runs.
+"""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from sync_ranks import Processes
+from torch._C._distributed_c10d import TCPStore
+
+from grpo_operator.api.architectures import architecture
+from grpo_operator.api.rolloutpool import EngineSpec, RolloutTemplate
+from grpo_operator.plan.names import Owner
+from grpo_operator.render.engine import MODEL_DIRECTORY, engine_command
+from grpo_worker.weightsync.agent import Agent
+from grpo_worker.weightsync.engine import Engine
+from grpo_worker.weightsync.inside.request import LINK
+from grpo_worker.weightsync.link.agent_end import LinkOffer, shipment_of
+
+REPO = Path(__file__).resolve().parents[2]
+ROUNDS = 6
+_SHORT = {"max_position_embeddings": 4096, "num_nextn_predict_layers": 0, "vocab_size": 32768}
+SMALL = architecture("deepseek-v3") | _SHORT | {
+    "num_hidden_layers": 13, "first_k_dense_replace": 1, "hidden_size": 2048, "intermediate_size": 8192,
+    "moe_intermediate_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 16,
+    "q_lora_rank": 768, "n_routed_experts": 64, "n_group": 4, "topk_group": 2,
+}  # fmt: skip
+WIDE = architecture("deepseek-v3") | _SHORT | {
+    "num_hidden_layers": 4, "first_k_dense_replace": 1, "n_routed_experts": 32, "n_group": 4, "topk_group": 2,
+}  # fmt: skip
+TINY = architecture("tiny-moe")
+
+
+@dataclass(frozen=True)
+class Case:
+    """``engine``: its GPUs; ``trainers``: GPUs of the trainer ranks; ``baselines``: are they measured too?"""
+
+    name: str
+    model: dict[str, Any]
+    fp8: bool
+    engine: tuple[int, ...]
+    trainers: tuple[int, ...]
+    baselines: bool
+    port: int
+
+
+def cases(gpus: int) -> list[Case]:
+    """What this machine has room for."""
+    found = [
+        Case("small", SMALL, False, (0,), (1,), True, 31000),
+        Case("wide", WIDE, False, (0,), (1,), True, 32000),
+        Case("fp8", WIDE, True, (0,), (1,), False, 33000),
+    ]
+    if gpus >= 4:
+        found.append(Case("small 2 to 2", SMALL, False, (2, 3), (0, 1), False, 34000))
+    return found
+
+
+TINY_CASES = [
+    Case("tiny", TINY, False, (0,), (1,), True, 31000),
+    Case("tiny 2 to 1", TINY, False, (0,), (1, 2), False, 32000),
+]
+
+
+class Server:
+    """An engine as a rollout pod starts it, with another port and folder."""
+
+    def __init__(self, case: Case, folder: Path, cpu: bool) -> None:
+        self.folder, self.case = folder, case
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(case.model))
+        engine = EngineSpec(
+            device="cpu" if cpu else "cuda", dtype="float32" if cpu else "bfloat16", context_length=256,
+            max_total_tokens=8192, memory_fraction=0.9, tensor_parallel=len(case.engine),
+            expert_parallel=len(case.engine), quantization="fp8-block128" if case.fp8 else "none",
+            extra_args=[] if cpu else [
+                "--attention-backend", "triton", "--sampling-backend", "pytorch", "--grammar-backend", "none",
+                "--disable-cuda-graph",
+            ],
+        )  # fmt: skip
+        owner = Owner("GRPOJob", "default", "bench")
+        command = engine_command(owner, str(folder), RolloutTemplate(engine=engine))
+        command = command.replace(MODEL_DIRECTORY, str(folder / "model")).replace("30000", str(case.port))
+        sources = os.pathsep.join(str(REPO / part) for part in ("operator", "worker_images"))
+        path = os.environ.get("ENGINE_PYTHONPATH", "")
+        own = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, case.engine)), "OMP_NUM_THREADS": "1"}
+        env = dict(os.environ) | own | {"PYTHONPATH": os.pathsep.join([sources, path])}
+        if cpu:
+            from grpo_devcluster.cpu_engine import environment  # only where there is no GPU
+
+            env = environment(folder) | {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        self._log = folder / "log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                ["bash", "-c", command], env=env, stdout=log, stderr=log, start_new_session=True
+            )
+        self.url, self.key = f"http://127.0.0.1:{case.port}", folder / "model" / "admin-key"
+
+    def await_alive(self, deadline: float) -> None:
+        while not Engine(self.url, 5).alive():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"engine {self.case.name}: {self.words()}")
+            time.sleep(0.5)
+
+    def words(self) -> str:
+        lines = self._log.read_text(errors="replace").splitlines()
+        return "\n".join(line for line in lines if "GET /ping" not in line)[-5000:]
+
+    def stop(self) -> None:
+        os.killpg(self.process.pid, 9)
+
+
+def measure(server: Server, bucket: int, cpu: bool) -> dict[str, Any]:
+    """One case: our versions, and where asked for the limit and the baseline."""
+    case = server.case
+    devices = ["cpu" if cpu else f"cuda:{gpu}" for gpu in case.trainers]
+    ranks = Processes(len(case.trainers), devices, case.model, case.fp8)
+    try:
+        engine = Engine(server.url, 20, server.key)
+        agent = Agent("engine-0", engine, len(case.engine), bucket, 120, "bench")
+        agent.watch()
+        link = Link(case, agent, ranks, bucket)
+        # First, because it leaves no process group behind.
+        limit = {"raw": _raw(ranks, case, bucket, cpu)} if case.baselines else {}
+        found = limit | link.all_versions()
+        ours = engine.checksum()
+        if case.fp8:
+            found["same_quantisation"] = ranks.ask(0, "same_quantisation").result()
+        if case.baselines:
+            versions = list(range(ROUNDS, 2 * ROUNDS))
+            plain = ranks.ask(0, "per_tensor", server.url, str(server.key), bucket, versions).result()
+            found["per_tensor"] = plain
+            # Its last version has the weights of our last one.
+            found["same_weights"] = engine.checksum() == ours
+            found["stall"] = link.stall(server, 8)
+        return found
+    finally:
+        ranks.end()
+
+
+@dataclass
+class Link:
+    """Trainer ranks and the engine of a case, brought together again and again."""
+
+    case: Case
+    agent: Agent
+    ranks: Processes
+    bucket: int
+    name: str = ""
+
+    def open(self, number: int) -> float:
+        """Seconds."""
+        trainers, started = len(self.case.trainers), time.monotonic()
+        layouts, port = self.ranks.all("layout"), self.ranks.ask(0, "listen").result()
+        self.name, world = f"{LINK}{trainers}-bench{number}", trainers + len(self.case.engine)
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        offer = LinkOffer(self.name, "127.0.0.1", port, world, trainers, backend, layouts)
+        with ThreadPoolExecutor(1) as thread:
+            joining = thread.submit(self.agent.join, "bench", offer)
+            place = self.name, "127.0.0.1", port, world, layouts, self.bucket
+            problems = self.ranks.all("open", *place)
+            joining.result()
+        assert not any(problems), problems
+        return time.monotonic() - started
+
+    def version(self, version: int) -> dict[str, float]:
+        """Seconds of the parts."""
+        started = time.monotonic()
+        with ThreadPoolExecutor(1) as thread:
+            taking = thread.submit(self.agent.take, "bench", version, self.name)
+            told = self.ranks.all("send", version)
+            seconds: dict[str, float] = taking.result()["seconds"]
+        assert not any(problem for problem, _ in told), told
+        return seconds | {"whole": time.monotonic() - started, "trainer": max(s for _, s in told)}
+
+    def all_versions(self) -> dict[str, Any]:
+        """What was measured, and of what."""
+        found: dict[str, Any] = {"join": self.open(1)}
+        found["rounds"] = [self.version(version) for version in range(1, ROUNDS + 2)]
+        assert self.agent._link is not None
+        shipment = self.agent._link.shipment
+        found |= {"bytes": shipment.nbytes, "tensors": len(shipment.tensors)}
+        return found | {"told": self.agent._installer.told, "buckets": len(shipment.buckets)}
+
+    def stall(self, server: Server, patience: float) -> dict[str, Any]:
+        """The engine stands still: how long do the ranks wait, and are all well again afterwards?"""
+        os.killpg(server.process.pid, signal.SIGSTOP)
+        with ThreadPoolExecutor(1) as thread:
+            taking = thread.submit(self.agent.take, "bench", 100, self.name)
+            try:
+                told = self.ranks.all("send", 100, patience)
+                self.ranks.all("close")
+            finally:
+                os.killpg(server.process.pid, signal.SIGCONT)
+            failure = str(taking.exception())
+        deadline = time.monotonic() + 90
+        while self.agent.status()["state"] != "STALE" and time.monotonic() < deadline:
+            self.agent.watch()
+            time.sleep(0.2)
+        self.open(2)
+        self.version(101)
+        state = self.agent.status()["state"]
+        return {
+            "waited": max(s for _, s in told),
+            "told": [p for p, _ in told],
+            "agent": failure,
+            "then": state,
+        }
+
+
+def _raw(ranks: Processes, case: Case, bucket: int, cpu: bool) -> float:
+    """A bare broadcast of the same bytes between the same GPUs."""
+    nbytes = shipment_of(ranks.all("layout"), bucket).nbytes
+    world = 1 + len(case.engine)
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    peers = []
+    for rank, gpu in enumerate(case.engine, start=1):
+        device = "cpu" if cpu else f"cuda:{gpu}"
+        arguments = f"{store.port}, {rank}, {world}, {device!r}, {nbytes}, {bucket}"
+        code = f"import sync_ranks; sync_ranks.broadcast({arguments})"
+        path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        peers.append(subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}))
+    try:
+        return float(ranks.ask(0, "raw", store.port, world, nbytes, bucket).result())
+    finally:
+        for peer in peers:
+            peer.wait(60)
+
+
+def figures(found: dict[str, Any], bucket: int) -> dict[str, float]:
+    """Of one case; medians of the rounds after the first two."""
+    rounds = found["rounds"][2:]
+    middle = {part: statistics.median(r[part] for r in rounds) for part in rounds[0]}
+    result = {
+        f"{part}_seconds": middle[part] for part in ("pause", "send", "engine_receive_and_load", "whole")
+    }
+    result |= {"gigabytes": found["bytes"] / 1e9, "tensors": found["tensors"]}
+    result["gigabytes_per_second"] = result["gigabytes"] / middle["engine_receive_and_load"]
+    result["first_seconds"] = found["rounds"][0]["pause"]
+    result["extra_memory_buckets"] = found["told"]["extraBytes"] / bucket
+    if "raw" in found:
+        result["raw_seconds"] = found["raw"]
+        result["bytes_ratio_vs_nccl"] = found["raw"] / middle["engine_receive_and_load"]
+        plain = statistics.median(found["per_tensor"][1:])
+        result |= {"per_tensor_seconds": plain, "speedup_vs_per_tensor": plain / middle["pause"]}
+    return result
+
+
+def main() -> None:
+    target, cpu = Path(sys.argv[1]), "--cpu" in sys.argv
+    wanted = TINY_CASES if cpu else cases(torch.cuda.device_count())
+    bucket = (256 << 10) if cpu else (512 << 20)
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as name:
+        servers = [Server(case, Path(name) / str(case.port), cpu) for case in wanted]
+        deadline = time.monotonic() + 300
+        try:
+            for server in servers:
+                try:
+                    server.await_alive(deadline)
+                    found = measure(server, bucket, cpu)
+                    results[server.case.name] = {"figures": figures(found, bucket)} | found
+                    print(server.case.name, json.dumps(results[server.case.name]), flush=True)
+                except Exception as error:
+                    traceback.print_exc()
+                    print(f"--- {server.case.name}: {error!r}\n{server.words()}", flush=True)
+                gpus = "cpu" if cpu else f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+                target.write_text(json.dumps({"gpus": gpus, "bucket": bucket, "cases": results}))
+        finally:
+            for server in servers:
+                server.stop()
+
+
+if __name__ == "__main__":
+    main()

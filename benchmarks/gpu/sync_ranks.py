@@ -1,0 +1,210 @@
+"""Trainer ranks for benchmarks/gpu/sync.py: each a process with a GPU and the shards of two versions."""
+
+import multiprocessing
+import statistics
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.distributed_c10d import PrefixStore
+
+from grpo_worker.data.fp8 import Part, quantised_parts
+from grpo_worker.megatron.families.known import family_of
+from grpo_worker.weightsync.engine import Engine
+from grpo_worker.weightsync.group import join_as_sender
+from grpo_worker.weightsync.link.trainer_end import TrainerEnd
+from grpo_worker.weightsync.plan import TensorPlan
+
+TIMEOUT = timedelta(seconds=120)
+
+
+class Rank:
+    """What the processes do. Even versions have one set of weights, odd ones another."""
+
+    def __init__(self, rank: int, world: int, device: str, model: dict[str, Any], fp8: bool) -> None:
+        self._device, self._fp8 = torch.device(device), fp8
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        self._end = TrainerEnd(rank, world, self._device)
+        self._versions = [list(_parts(rank, world, self._device, model, seed)) for seed in (0, 1)]
+
+    def layout(self) -> str:
+        return self._end.layout(self._versions[0], self._fp8)
+
+    def listen(self) -> int:
+        return self._end.listen()
+
+    def open(self, *place: Any) -> str:
+        return self._end.open(*place)
+
+    def send(self, version: int, timeout: float = 120) -> tuple[str, float]:
+        """What went wrong, and the seconds."""
+        started = time.monotonic()
+        problem = self._end.send(self._versions[version % 2], timeout, self._fp8)
+        return problem, time.monotonic() - started
+
+    def close(self) -> None:
+        self._end.close()
+
+    def per_tensor(self, url: str, key: str, bucket: int, versions: list[int]) -> list[float]:
+        """The plain baseline, as the distributed updates of RL frameworks do it: a broadcast for each
+        tensor and a request for each bucket of names. Seconds of each version."""
+        engine = Engine(url, 600, Path(key))
+        store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        backend = "nccl" if self._device.type == "cuda" else "gloo"
+        body = {"master_address": "127.0.0.1", "master_port": store.port, "rank_offset": 1}
+        body |= {"world_size": 2, "group_name": "plain", "backend": backend}
+        joining = threading.Thread(
+            target=engine._call, args=("POST", "/init_weights_update_group"), kwargs=body
+        )
+        joining.start()
+        group = join_as_sender(PrefixStore("plain", store), "plain", 2, TIMEOUT, backend)
+        joining.join()
+        return [self._plain(engine, group, version, bucket) for version in versions]
+
+    def _plain(self, engine: Engine, group: Any, version: int, bucket: int) -> float:
+        tensors = [(part[0], part[-1]) for part in self._parts_of(version)]
+        started = time.monotonic()
+        engine.pause()
+        engine.begin_update()
+        for names in _buckets(tensors, bucket):
+            plans = [TensorPlan(n, tuple(t.shape), str(t.dtype).removeprefix("torch."), ()) for n, t in names]
+            body = engine._tensors("plain", plans) | {"flush_cache": True, "weight_version": str(version)}
+            with ThreadPoolExecutor(1) as thread:
+                path = "/update_weights_from_distributed"
+                asked = thread.submit(lambda path=path, body=body: engine._call("POST", path, **body))
+                works = [dist.broadcast(t, src=0, group=group, async_op=True) for _, t in names]
+                asked.result()
+                for work in works:
+                    work.wait()  # type: ignore[union-attr]
+        engine.end_update()
+        engine.resume()
+        return time.monotonic() - started
+
+    def _parts_of(self, version: int) -> list[Part]:
+        found = self._versions[version % 2]
+        return list(quantised_parts(found)) if self._fp8 else found
+
+    def raw(self, port: int, world: int, nbytes: int, bucket: int) -> float:
+        return broadcast(port, 0, world, str(self._device), nbytes, bucket)
+
+    def same_quantisation(self) -> bool:
+        """Does the GPU's kernel give the bits that the CPU gives?"""
+        for part in self._versions[0][:40]:
+            for mine, other in zip(
+                quantised_parts([part]), quantised_parts([(*part[:-1], part[-1].cpu())]), strict=True
+            ):
+                if not torch.equal(mine[-1].cpu().view(torch.uint8), other[-1].view(torch.uint8)):
+                    return False
+        return True
+
+
+def broadcast(port: int, rank: int, world: int, device: str, nbytes: int, bucket: int) -> float:
+    """Seconds of a bare broadcast of ``nbytes`` from rank 0, in buckets; the median of five."""
+    here = torch.device(device)
+    store = TCPStore("127.0.0.1", port, None, False)
+    cuda = here.type == "cuda"
+    if cuda:
+        torch.cuda.set_device(here)
+    dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=world)
+    flat, taken = torch.zeros(min(2 * bucket, nbytes), dtype=torch.uint8, device=here), []
+    for _ in range(6):
+        dist.all_reduce(torch.ones(1, device=here))
+        if cuda:
+            torch.cuda.synchronize()
+        started = time.monotonic()
+        for start in range(0, nbytes, bucket):
+            size = min(bucket, nbytes - start)
+            at = (start // bucket) % 2 * bucket if nbytes >= 2 * bucket else 0
+            dist.broadcast(flat[at : at + size], src=0)
+        dist.all_reduce(torch.ones(1, device=here))
+        if cuda:
+            torch.cuda.synchronize()
+        taken.append(time.monotonic() - started)
+    dist.destroy_process_group()
+    return statistics.median(taken[1:])
+
+
+def _parts(rank: int, world: int, device: torch.device, model: dict[str, Any], seed: int) -> Any:
+    """Experts whole at one rank each; other matrices cut by rows, where blocks of 128 allow it."""
+    generator = torch.Generator(device).manual_seed(seed)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    for name, shape in family_of(model).shapes(model).items():
+        kind = torch.float32 if name.endswith("e_score_correction_bias") else dtype
+        whole = (
+            torch.randn(shape, generator=generator, device=device, dtype=torch.float32).mul_(0.02).to(kind)
+        )
+        if ".mlp.experts." in name:
+            owner = int(name.split(".experts.")[1].split(".")[0]) * world // model["n_routed_experts"]
+            if owner == rank:
+                yield name, shape, 0, 0, whole
+        elif shape[0] % (128 * world) == 0:
+            rows = shape[0] // world
+            yield name, shape, 0, rank * rows, whole[rank * rows : (rank + 1) * rows].clone()
+        elif rank == 0:
+            yield name, shape, 0, 0, whole
+
+
+def _buckets(tensors: list[tuple[str, torch.Tensor]], limit: int) -> list[list[tuple[str, torch.Tensor]]]:
+    found: list[list[tuple[str, torch.Tensor]]] = [[]]
+    used = 0
+    for index, (name, tensor) in enumerate(tensors):
+        # Its loader needs these halves together.
+        half = ".q_a_proj" in name or ".kv_a_proj" in name
+        if used > limit and not half and index:
+            found.append([])
+            used = 0
+        found[-1].append((name, tensor))
+        used += tensor.nbytes
+    return found
+
+
+class Processes:
+    """Ranks in processes of their own, asked all at once."""
+
+    def __init__(self, world: int, devices: list[str], model: dict[str, Any], fp8: bool) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._threads = ThreadPoolExecutor(world)
+        self._pipes, self._processes = [], []
+        for rank in range(world):
+            mine, theirs = context.Pipe()
+            arguments = (theirs, rank, world, devices[rank], model, fp8)
+            process = context.Process(target=_serve, args=arguments, daemon=True)
+            process.start()
+            self._pipes.append(mine)
+            self._processes.append(process)
+
+    def ask(self, rank: int, method: str, *args: Any) -> "Future[Any]":
+        return self._threads.submit(self._ask, rank, method, args)
+
+    def all(self, method: str, *args: Any) -> list[Any]:
+        asked = [self.ask(rank, method, *args) for rank in range(len(self._pipes))]
+        return [future.result() for future in asked]
+
+    def _ask(self, rank: int, method: str, args: tuple[Any, ...]) -> Any:
+        self._pipes[rank].send((method, args))
+        kind, value = self._pipes[rank].recv()
+        if kind == "error":
+            raise RuntimeError(f"{method} of rank {rank}: {value}")
+        return value
+
+    def end(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+
+def _serve(pipe: Any, *args: Any) -> None:
+    rank = Rank(*args)
+    while True:
+        method, arguments = pipe.recv()
+        try:
+            pipe.send(("value", getattr(rank, method)(*arguments)))
+        except Exception as error:
+            pipe.send(("error", repr(error)))
