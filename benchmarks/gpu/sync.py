@@ -90,6 +90,7 @@ class Server:
         engine = EngineSpec(
             device="cpu" if cpu else "cuda", dtype="float32" if cpu else "bfloat16", context_length=256,
             max_total_tokens=8192, memory_fraction=0.9, tensor_parallel=len(case.engine),
+            gpus_per_node=len(case.engine),
             expert_parallel=len(case.engine), quantization="fp8-block128" if case.fp8 else "none",
             extra_args=[] if cpu else [
                 "--attention-backend", "triton", "--sampling-backend", "pytorch", "--grammar-backend", "none",
