@@ -282,7 +282,7 @@ def main() -> None:
                     print(server.case.name, json.dumps(results[server.case.name]), flush=True)
                 except Exception as error:
                     traceback.print_exc()
-                    print(f"--- {server.case.name}: {error!r}\n{server.words()}", flush=True)
+                    print(f"--- {server.case.name}: {str(error)[-500:]}\n{server.words()}", flush=True)
                 gpus = "cpu" if cpu else f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
                 target.write_text(json.dumps({"gpus": gpus, "bucket": bucket, "cases": results}))
         finally:

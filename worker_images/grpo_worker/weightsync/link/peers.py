@@ -79,8 +79,10 @@ class Peers:
         limit = _FOREVER if cuda else timedelta(seconds=JOIN_SECONDS)
         try:
             self.group = self._join(name, rank, world, limit, "nccl" if cuda else "gloo")
-            # Later transfers are between pairs: NCCL must have met everybody before.
-            met = dist.all_reduce(torch.ones(1, device=device), group=self.group, async_op=True)
+            # Later transfers are between pairs: NCCL must have met all before. By a broadcast, which has
+            # one algorithm: engines that sample reproducibly force another one of all-reduce than trainers
+            # have, and would wait for ever.
+            met = dist.broadcast(torch.ones(1, device=device), src=0, group=self.group, async_op=True)
             here = [torch.empty(0, device=device)]
             Transfer([met], here, time.monotonic() + JOIN_SECONDS, self._given_up).wait()
         except RuntimeError as error:
