@@ -92,6 +92,16 @@ def test_tensors_of_one_rank_need_no_dealing_out(
     assert all(message.start is not None for bucket in sent.buckets for message in bucket.messages)
 
 
+def test_whole_tensors_of_a_rank_stay_in_place_beside_split_ones() -> None:
+    parts: list[list[Part]] = [[], [], []]
+    for rank in (0, 1):
+        parts[rank] = [(f"whole.{rank}.{n}", (4, 4), 0, 0, torch.zeros(4, 4)) for n in range(3)]
+        parts[rank].append(("split", (4, 8), 1, 4 * rank, torch.zeros(4, 4)))
+    (bucket,) = shipment(parts, 256 << 20).buckets
+    found = {(m.source, m.start is None): len(m.pieces) for m in bucket.messages}
+    assert found == {(0, False): 3, (1, False): 3, (0, True): 1, (1, True): 1}
+
+
 def test_several_ranks_have_a_share_in_a_bucket() -> None:
     """So that they send side by side."""
     parts: list[list[Part]] = [

@@ -85,10 +85,11 @@ def test_buckets_hold_every_tensor_once_within_the_limit(cuts: dict[str, list[in
     assert all(len(g) == 1 or sum(sizes[n] for n in g) <= limit for g in groups)
 
 
-def test_halves_that_sglang_fuses_share_a_bucket() -> None:
+@pytest.mark.parametrize("kind", ["weight", "weight_scale_inv"])
+def test_halves_that_sglang_fuses_share_a_bucket(kind: str) -> None:
     """In two requests both are answered 200 and silently not written."""
     prefix = "model.layers.0.self_attn."
-    names = [prefix + "q_a_proj.weight", prefix + "kv_a_proj_with_mqa.weight", "z"]
+    names = [prefix + f"q_a_proj.{kind}", prefix + f"kv_a_proj_with_mqa.{kind}", "z"]
     plan = make_plan(manifests({name: [2] for name in names}, 1))
     groups = buckets(plan.tensors, dict.fromkeys(names, 10), limit=10)
     assert sorted(map(sorted, groups)) == [sorted(names[:2]), ["z"]]

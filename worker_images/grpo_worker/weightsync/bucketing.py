@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from grpo_worker.weightsync.plan import TensorPlan
 
 # SGLang fuses these pairs and drops a half that arrives in another request than its partner.
-_PARTNERS = {"self_attn.kv_a_proj_with_mqa.weight": "self_attn.q_a_proj.weight"}
+_PARTNERS = {
+    f"self_attn.kv_a_proj_with_mqa.{kind}": f"self_attn.q_a_proj.{kind}"
+    for kind in ("weight", "weight_scale_inv")
+}
 _SHARE = 64 << 20  # bytes of one trainer rank in a bucket; much smaller messages waste the wire
 
 _Unit = list[str]

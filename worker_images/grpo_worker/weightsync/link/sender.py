@@ -1,7 +1,7 @@
 """The trainer rank's end of a link."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -12,33 +12,54 @@ from grpo_worker.weightsync.link.peers import Peers, Transfer
 from grpo_worker.weightsync.link.shipment import Message, Shipment, ShippedBucket
 
 Box = tuple[str, int]  # name and offset of a shard
-_AHEAD = 2  # messages that are packed or under way
+_AHEAD = 2  # buckets that are packed or under way
+_ALIGNED = 64  # a message's place in the buffer fits every dtype
 
 
 class Sender:
     """Sends the shards of trainer rank ``rank``, bucket after bucket; packs one while another leaves."""
 
     def __init__(self, rank: int, shipment: Shipment, peers: Peers, device: torch.device) -> None:
-        mine = [(b, m) for b in shipment.buckets for m in b.messages if m.source == rank]
         self._peers = peers
-        size = max((message.nbytes for _, message in mine), default=0)
+        mine = [(b, [m for m in b.messages if m.source == rank]) for b in shipment.buckets]
+        mine = [(bucket, messages) for bucket, messages in mine if messages]
+        size = max((sum(_room(m) for m in messages) for _, messages in mine), default=0)
         buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(_AHEAD)]
-        data = [buffers[number % _AHEAD][: message.nbytes] for number, (_, message) in enumerate(mine)]
-        self._mine = [(to, places(to, *parts)) for to, parts in zip(data, mine, strict=True)]
+        self._batches = [
+            list(_batch(buffers[number % _AHEAD], bucket, messages))
+            for number, (bucket, messages) in enumerate(mine)
+        ]
 
     def send(self, parts: Sequence[Part], timeout: float, fp8: bool) -> None:
         """One version, ``parts`` of this rank, within ``timeout`` seconds. Raises LinkError."""
         deadline = time.monotonic() + timeout
         shards = Shards(parts, fp8)
         under_way: list[Transfer] = []
-        for number, (data, into) in enumerate(self._mine):
+        for number, batch in enumerate(self._batches):
             if number >= _AHEAD:
                 under_way.pop(0).wait()
-            copy_all([place for _, place in into], [shards.get(*box) for box, _ in into])
-            tail = fingerprint(data).reshape(1)
-            under_way.append(self._peers.send([data, tail], deadline))
+            tensors = []
+            for data, into in batch:
+                copy_all([place for _, place in into], [shards.get(*box) for box, _ in into])
+                tensors += [data, fingerprint(data).reshape(1)]
+            under_way.append(self._peers.send(tensors, deadline))
         for transfer in under_way:
             transfer.wait()
+
+
+def _room(message: Message) -> int:
+    return -(-message.nbytes // _ALIGNED) * _ALIGNED
+
+
+def _batch(
+    buffer: torch.Tensor, bucket: ShippedBucket, messages: Sequence[Message]
+) -> Iterator[tuple[torch.Tensor, list[tuple[Box, torch.Tensor]]]]:
+    """Each message's bytes in ``buffer``, and where its pieces stand."""
+    start = 0
+    for message in messages:
+        data = buffer[start : start + message.nbytes]
+        yield data, places(data, bucket, message)
+        start += _room(message)
 
 
 class Shards:

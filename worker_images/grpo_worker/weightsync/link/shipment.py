@@ -24,10 +24,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What trainer rank ``source`` sends for one bucket: its pieces, without gaps.
+    """What trainer rank ``source`` sends at once for a bucket: pieces without gaps.
 
     ``start``: the byte of the bucket at which the whole message belongs, as it is; None when its pieces
-    must be dealt out.
+    must be dealt out. A rank's whole tensors and its pieces of others are messages of their own.
     """
 
     source: int
@@ -86,16 +86,17 @@ def nbytes(tensor: TensorPlan) -> int:
 
 
 def _messages(tensors: Sequence[TensorPlan]) -> tuple[Message, ...]:
-    pieces: dict[int, list[Piece]] = {}
+    pieces: dict[tuple[int, bool], list[Piece]] = {}
     for index, tensor in enumerate(tensors):
+        split = len({rank for rank, _ in tensor.pieces}) > 1
         for rank, part in tensor.pieces:
             piece = Piece(index, part.dim, part.offset, part.length, part.nbytes)
-            pieces.setdefault(rank, []).append(piece)
+            pieces.setdefault((rank, split), []).append(piece)
     starts, start = [], 0
     for tensor in tensors:
         starts.append(start)
         start += nbytes(tensor)
-    return tuple(_message(rank, tuple(found), tensors, starts) for rank, found in sorted(pieces.items()))
+    return tuple(_message(rank, tuple(found), tensors, starts) for (rank, _), found in sorted(pieces.items()))
 
 
 def _message(
