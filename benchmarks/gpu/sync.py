@@ -140,8 +140,7 @@ def measure(server: Server, bucket: int, cpu: bool) -> dict[str, Any]:
         agent.watch()
         link = Link(case, agent, ranks, bucket)
         # First, because it leaves no process group behind.
-        limit = {"raw": _raw(ranks, case, bucket, cpu)} if case.baselines else {}
-        found = limit | link.all_versions()
+        found = {"raw": _raw(ranks, case, bucket, cpu)} | link.all_versions()
         ours = engine.checksum()
         if case.fp8:
             found["same_quantisation"] = ranks.ask(0, "same_quantisation").result()
@@ -257,9 +256,9 @@ def figures(found: dict[str, Any], bucket: int) -> dict[str, float]:
     result["gigabytes_per_second"] = result["gigabytes"] / middle["engine_receive_and_load"]
     result["first_seconds"] = found["rounds"][0]["pause"]
     result["extra_memory_buckets"] = found["told"]["extraBytes"] / bucket
-    if "raw" in found:
-        result["raw_seconds"] = found["raw"]
-        result["bytes_ratio_vs_nccl"] = found["raw"] / middle["engine_receive_and_load"]
+    result["raw_seconds"] = found["raw"]
+    result["bytes_ratio_vs_nccl"] = found["raw"] / middle["engine_receive_and_load"]
+    if "per_tensor" in found:
         plain = statistics.median(found["per_tensor"][1:])
         result |= {"per_tensor_seconds": plain, "speedup_vs_per_tensor": plain / middle["pause"]}
     return result

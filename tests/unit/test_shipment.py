@@ -12,7 +12,7 @@ from grpo_worker.weightsync.bucketing import buckets
 from grpo_worker.weightsync.dtypes import dtype_of
 from grpo_worker.weightsync.inside.incoming import Spec, deal_out
 from grpo_worker.weightsync.inside.request import DirectLoad, linked_load
-from grpo_worker.weightsync.link.sender import Shards, copy_all, places
+from grpo_worker.weightsync.link.sender import Shards, places
 from grpo_worker.weightsync.link.shipment import Shipment, ShippedBucket, make_shipment, nbytes
 from grpo_worker.weightsync.manifest import layout
 from grpo_worker.weightsync.plan import PlanError, make_plan
@@ -61,8 +61,7 @@ def arrived(request: DirectLoad, sent: Shipment, parts: list[list[Part]], fp8: b
         flat = torch.zeros(sum(map(nbytes, bucket.tensors)), dtype=torch.uint8)
         for message, brief in zip(bucket.messages, told, strict=True):
             data = torch.zeros(message.nbytes, dtype=torch.uint8)
-            into = places(data, bucket, message)
-            copy_all([place for _, place in into], [shards[message.source].get(*box) for box, _ in into])
+            shards[message.source].fill(places(data, bucket, message))
             if brief.start is None:
                 deal_out(data, brief, flat, specs(bucket))
             else:

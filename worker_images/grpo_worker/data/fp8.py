@@ -1,7 +1,7 @@
 """DeepSeek's FP8 form: e4m3 values, and one fp32 scale (``NAME_scale_inv``) for each 128 x 128 block."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
@@ -34,9 +34,8 @@ def quantise(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     device.
     """
     if values.is_cuda and values.stride(1) == 1:
-        from grpo_worker.data import fp8_cuda  # Triton is there with CUDA only
-
-        return fp8_cuda.quantise(values, FP8_BLOCK)
+        out = torch.empty(values.shape, dtype=FP8, device=values.device)
+        return out, quantise_into([(values, out)])[0]
     rows, columns = values.shape
     down, across = blocks(values.shape)
     padded = torch.zeros(down * FP8_BLOCK, across * FP8_BLOCK, dtype=torch.float32, device=values.device)
@@ -65,12 +64,35 @@ def quantised_parts(parts: Iterable[Part]) -> Iterator[Part]:
         if not is_quantised(name):
             yield name, shape, dim, offset, tensor
             continue
-        end = offset + tensor.shape[dim]
-        if offset % FP8_BLOCK or (end % FP8_BLOCK and end != shape[dim]):
-            raise BlockCutError(
-                f"{name}: rows {offset} to {end} of dimension {dim} cut through a block of {FP8_BLOCK}: use "
-                "a smaller trainer.parallelism.tensor or expertTensor, or engines without quantization"
-            )
+        check_blocks((name, shape, dim, offset, tensor))
         values, scale = quantise(tensor)
         yield name, shape, dim, offset, values
         yield f"{name}_scale_inv", blocks(shape), dim, offset // FP8_BLOCK, scale
+
+
+def quantise_into(matrices: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+    """Each matrix [m, n] into its place, e4m3 [m, n] and contiguous; its scales, as of ``quantise``."""
+    if matrices and all(values.is_cuda and values.stride(1) == 1 for values, _ in matrices):
+        from grpo_worker.data import fp8_cuda  # Triton is there with CUDA only
+
+        made = [values.new_empty(blocks(values.shape), dtype=torch.float32) for values, _ in matrices]
+        todo = [(values, place, scale) for (values, place), scale in zip(matrices, made, strict=True)]
+        fp8_cuda.quantise_all(todo, FP8_BLOCK)
+        return made
+    found = []
+    for values, place in matrices:
+        quotients, scale = quantise(values)
+        place.copy_(quotients)
+        found.append(scale)
+    return found
+
+
+def check_blocks(part: Part) -> None:
+    """Raises BlockCutError for a shard whose scales would not be those of the whole."""
+    name, shape, dim, offset, tensor = part
+    end = offset + tensor.shape[dim]
+    if offset % FP8_BLOCK or (end % FP8_BLOCK and end != shape[dim]):
+        raise BlockCutError(
+            f"{name}: rows {offset} to {end} of dimension {dim} cut through a block of {FP8_BLOCK}: use "
+            "a smaller trainer.parallelism.tensor or expertTensor, or engines without quantization"
+        )

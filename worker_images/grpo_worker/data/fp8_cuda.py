@@ -1,17 +1,26 @@
-"""FP8 quantisation in blocks of 128 x 128 as one kernel: a pass over the matrix instead of ten."""
+"""FP8 quantisation in blocks of 128 x 128 as one kernel for many matrices."""
+
+from collections import defaultdict
+from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
 
 _LARGEST = 448.0  # of e4m3
+_TYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.float16: tl.float16}
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _quantise(  # type: ignore[no-untyped-def]  # Triton evaluates annotations
-    values, out, scales, rows, columns, stride, block: tl.constexpr, largest_value: tl.constexpr
-):
-    """One program takes one block."""
+    pointers, count, rows, columns, stride,
+    kind: tl.constexpr, block: tl.constexpr, largest_value: tl.constexpr,
+):  # fmt: skip
+    """One program takes one block. pointers: int64 [3, count], of values, quotients and scales."""
+    matrix = tl.program_id(2)
+    values = tl.load(pointers + matrix).to(tl.pointer_type(kind))
+    out = tl.load(pointers + count + matrix).to(tl.pointer_type(tl.float8e4nv))
+    scales = tl.load(pointers + 2 * count + matrix).to(tl.pointer_type(tl.float32))
     down = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     across = tl.program_id(1) * block + tl.arange(0, block)
     inside = (down[:, None] < rows) & (across[None, :] < columns)
@@ -25,11 +34,17 @@ def _quantise(  # type: ignore[no-untyped-def]  # Triton evaluates annotations
     tl.store(scales + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), scale)
 
 
-def quantise(values: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """values: [m, n] on a GPU, rows contiguous -> e4m3 [m, n], fp32 [ceil(m / block), ceil(n / block)]."""
-    rows, columns = values.shape
-    down, across = -(-rows // block), -(-columns // block)
-    out = torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=values.device)
-    scales = torch.empty(down, across, dtype=torch.float32, device=values.device)
-    _quantise[(down, across)](values, out, scales, rows, columns, values.stride(0), block, _LARGEST)
-    return out, scales
+def quantise_all(matrices: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], block: int) -> None:
+    """One launch for each shape. matrices: (values [m, n], rows contiguous; out e4m3 [m, n]; scales fp32
+    [ceil(m / block), ceil(n / block)]), all on one GPU."""
+    groups = defaultdict(list)
+    for values, out, scales in matrices:
+        kind = (values.dtype, values.shape, values.stride(0))
+        groups[kind].append((values.data_ptr(), out.data_ptr(), scales.data_ptr()))
+    for (dtype, (rows, columns), stride), found in groups.items():
+        down, across = -(-rows // block), -(-columns // block)
+        pointers = torch.tensor(found, device="cpu").t().contiguous().pin_memory()
+        there = pointers.to(matrices[0][0].device, non_blocking=True)
+        _quantise[(down, across, len(found))](
+            there, len(found), rows, columns, stride, _TYPES[dtype], block, _LARGEST
+        )

@@ -55,7 +55,7 @@ class DirectLoader:
         here = homes((*self._model.parameters(), *self._model.buffers()))
         started = time.monotonic()
         try:
-            for index, flat in self._received(buckets, incoming):
+            for index, flat in self._received(buckets, incoming, report):
                 try:
                     if not problem:
                         self._load((plan_id, index), here, flat, buckets[index], report)
@@ -72,7 +72,7 @@ class DirectLoader:
         return report
 
     def _received(
-        self, buckets: Sequence[Sequence[Spec]], incoming: Incoming
+        self, buckets: Sequence[Sequence[Spec]], incoming: Incoming, report: Report
     ) -> Iterator[tuple[int, torch.Tensor]]:
         """Each bucket's bytes, the next one under way. Two buffers; a device orders their reuse by itself:
         a transfer that is begun later waits for the copies that were begun before."""
@@ -82,7 +82,9 @@ class DirectLoader:
         work = incoming.receive(0, views[0])
         for index, view in enumerate(views):
             following = incoming.receive(index + 1, views[index + 1]) if index + 1 < len(views) else None
+            began = time.monotonic()
             work.wait()
+            report.seconds["wait"] = report.seconds.get("wait", 0.0) + time.monotonic() - began
             yield index, view
             if following is not None:
                 work = following

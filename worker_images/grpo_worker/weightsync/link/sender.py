@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from grpo_worker.data.fp8 import Part, quantised_parts
+from grpo_worker.data.fp8 import FP8_BLOCK, Part, check_blocks, is_quantised, quantise_into
 from grpo_worker.weightsync.dtypes import dtype_of
 from grpo_worker.weightsync.inside.fingerprint import fingerprint
 from grpo_worker.weightsync.link.peers import Peers, Transfer
@@ -40,7 +40,7 @@ class Sender:
                 under_way.pop(0).wait()
             tensors = []
             for data, into in batch:
-                copy_all([place for _, place in into], [shards.get(*box) for box, _ in into])
+                shards.fill(into)
                 tensors += [data, fingerprint(data).reshape(1)]
             under_way.append(self._peers.send(tensors, deadline))
         for transfer in under_way:
@@ -68,16 +68,24 @@ class Shards:
     def __init__(self, parts: Sequence[Part], fp8: bool) -> None:
         self._parts = {(part[0], part[3]): part for part in parts}
         self._fp8 = fp8
-        self._waiting: dict[Box, torch.Tensor] = {}  # scales, until they are asked for
+        self._scales: dict[Box, torch.Tensor] = {}  # until they are asked for, after their values
 
-    def get(self, name: str, offset: int) -> torch.Tensor:
-        box = (name, offset)
-        if not self._fp8:
-            return self._parts[box][-1]
-        if box not in self._waiting:
-            for made, _, _, at, tensor in quantised_parts([self._parts[box]]):
-                self._waiting[made, at] = tensor
-        return self._waiting.pop(box)
+    def fill(self, into: Sequence[tuple[Box, torch.Tensor]]) -> None:
+        """Write the elements of each box into its place."""
+        plain = [(place, box) for box, place in into if not (self._fp8 and is_quantised(box[0]))]
+        if len(plain) < len(into):
+            self._quantise([(box, place) for box, place in into if is_quantised(box[0])])
+        copy_all([place for place, _ in plain], [self._get(box) for _, box in plain])
+
+    def _get(self, box: Box) -> torch.Tensor:
+        return self._scales.pop(box) if box in self._scales else self._parts[box][-1]
+
+    def _quantise(self, into: Sequence[tuple[Box, torch.Tensor]]) -> None:
+        for box, _ in into:
+            check_blocks(self._parts[box])
+        found = quantise_into([(self._parts[box][-1], place) for box, place in into])
+        for ((name, offset), _), scale in zip(into, found, strict=True):
+            self._scales[f"{name}_scale_inv", offset // FP8_BLOCK] = scale
 
 
 def places(
