@@ -1,0 +1,92 @@
+"""``python benchmarks/from_gpu.py FOLDER``: takes over what was measured on a host with GPUs.
+
+FOLDER holds the results of one session there: sync.json (benchmarks/gpu/sync.py), ours.json and trl.json
+(benchmarks/gpu/job.py). Writes sync_gpu.json, sync_gpu.png and job_gpu.json, and adds to sync.json and
+trainer.json in benchmarks/results/.
+"""
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+
+from grpo_devcluster.results import RESULTS, record
+
+_PARTS = {
+    "engine_receive_and_load": ("receive and load", "tab:blue"),
+    "request": ("the request around it", "tab:cyan"),
+    "verify": ("verify", "tab:orange"),
+    "rest": ("pause and resume", "tab:gray"),
+}
+
+
+def sync(found: dict[str, Any]) -> dict[str, float]:
+    """Figures of the ways between GPUs."""
+    (RESULTS / "sync_gpu.json").write_text(json.dumps(found, indent=1) + "\n")
+    small, wide, fp8 = (found["cases"][name]["figures"] for name in ("small", "wide", "fp8"))
+    draw(found["cases"], found["gpus"])
+    return {
+        "bytes_ratio_vs_nccl": wide["bytes_ratio_vs_nccl"],
+        "bytes_ratio_small_matrices": small["bytes_ratio_vs_nccl"],
+        "speedup_vs_per_tensor": small["speedup_vs_per_tensor"],
+        "pause_seconds": small["pause_seconds"],
+        "raw_copy_seconds": small["raw_seconds"],
+        "extra_memory_buckets": small["extra_memory_buckets"],
+        "fp8_speedup": wide["engine_receive_and_load_seconds"] / fp8["engine_receive_and_load_seconds"],
+        "bytes_ratio_2_to_2": found["cases"]["small 2 to 2"]["figures"]["bytes_ratio_vs_nccl"],
+    }
+
+
+def draw(cases: dict[str, Any], gpus: str) -> None:
+    """Which part of the pause took what, beside a bare broadcast and the baseline."""
+    figure, axes = plt.subplots(figsize=(9, 3))
+    for row, case in enumerate(cases.values()):
+        left = 0.0
+        for part, (label, colour) in _PARTS.items():
+            width = 1e3 * statistics.median(_seconds(r)[part] for r in case["rounds"][2:])
+            axes.barh(row, width, left=left, color=colour, label=label if row == 0 else None)
+            left += width
+        limit = 1e3 * case["figures"]["raw_seconds"]
+        axes.plot([limit, limit], [row - 0.4, row + 0.4], "k--", label="bare broadcast" if row == 0 else None)
+        if "per_tensor_seconds" in case["figures"]:
+            plain = f"tensor by tensor: {1e3 * case['figures']['per_tensor_seconds']:.0f} ms"
+            axes.text(left + 2, row, plain, va="center", fontsize=8)
+    axes.set_yticks(range(len(cases)), [f"{n}: {c['bytes'] / 1e9:.1f} GB" for n, c in cases.items()])
+    axes.invert_yaxis()
+    axes.set_xlabel(f"milliseconds in which the engine stands still ({gpus})")
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(RESULTS / "sync_gpu.png", dpi=120)
+
+
+def _seconds(told: dict[str, float]) -> dict[str, float]:
+    rest = told["pause"] - told["send"] - told["verify"]
+    return told | {"request": told["send"] - told["engine_receive_and_load"], "rest": rest}
+
+
+def job(ours: dict[str, Any], peer: dict[str, Any]) -> dict[str, float]:
+    """Figures of whole steps."""
+    found = ours["figures"]
+    ratios = {
+        "step_ratio_vs_trl": found["tokens_per_second"] / peer["tokens_per_second"],
+        "step_ratio_vs_trl_ahead": found["tokens_per_second_ahead"] / peer["tokens_per_second"],
+        "overlap_ratio": found["overlap_ratio"],
+    }
+    told = {"gpus": ours["gpus"], "figures": found | ratios, "steps": ours["steps"], "trl": peer}
+    (RESULTS / "job_gpu.json").write_text(json.dumps(told, indent=1) + "\n")
+    return ratios
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    found = {name: json.loads((folder / f"{name}.json").read_text()) for name in ("sync", "ours", "trl")}
+    record("sync", {name: round(value, 4) for name, value in sync(found["sync"]).items()})
+    ratios = job(found["ours"], found["trl"])
+    record("trainer", {name: round(value, 3) for name, value in ratios.items()})
+
+
+if __name__ == "__main__":
+    main()
