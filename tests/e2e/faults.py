@@ -3,8 +3,9 @@
 import contextlib
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +91,21 @@ def kill_during_sync(pod: dict[str, Any], timeout: float = 120) -> None:
         while not client.get(url).json()["reason"].startswith("loading version"):
             assert time.monotonic() < deadline, "no sync was seen"
     os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def cut_off(pod: dict[str, Any], others: list[dict[str, Any]]) -> Iterator[None]:
+    """Between a pod and others every packet is lost; it is checked that some were."""
+    inside = ["nsenter", "-t", str(main_process(pod, "engine")), "-n", "iptables"]
+    ways = [("INPUT", "-s"), ("OUTPUT", "-d")]
+    rules = [[chain, flag, other["status"]["podIP"]] for chain, flag in ways for other in others]
+    for chain, *match in rules:
+        subprocess.run([*inside, "-I", chain, *match, "-j", "DROP"], check=True)
+    try:
+        yield
+        shown = subprocess.run([*inside, "-nvxL"], check=True, capture_output=True, text=True).stdout
+        lost = [int(line.split()[0]) for line in shown.splitlines() if " DROP " in line and "*" in line]
+        assert sum(lost), f"no packet was lost: {shown}"
+    finally:
+        for chain, *match in rules:
+            subprocess.run([*inside, "-D", chain, *match, "-j", "DROP"], check=True)

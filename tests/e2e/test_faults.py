@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 from conftest import ENDED, STEPS, Start, store_of
-from faults import agent, kill_container, kill_during_sync, report, step_of, uids, until, wait_step
+from faults import (
+    agent,
+    cut_off,
+    kill_container,
+    kill_during_sync,
+    report,
+    step_of,
+    uids,
+    until,
+    wait_step,
+)  # fmt: skip
 
 from grpo_devcluster.follow import JobView
 from grpo_devcluster.install import NAMESPACE
@@ -19,7 +29,8 @@ from grpo_devcluster.results import record
 def job(start: Start, undisturbed: list[dict[str, Any]]) -> JobView:
     # The store's checkpoints are rare: what is lost comes back from the pods' memory.
     store = {"path": "/var/lib/grpo-devcluster/data"}
-    return start("disturbed", checkpoint={"store": store, "everySteps": 20, "memory": {"everySteps": 1}})
+    memory = {"store": store, "everySteps": 20, "memory": {"everySteps": 1}}
+    return start("disturbed", checkpoint=memory, weightSync={"timeoutSeconds": 20})
 
 
 def _restarted(job: JobView, count: int) -> None:
@@ -86,6 +97,31 @@ def test_a_killed_agent_of_the_trainers_comes_back_and_costs_nothing_else(job: J
     kill_container(pod, "agent")
     step = step_of(job)
     wait_step(job, step + 2, 120)  # nobody gets the weights of a step without both agents
+    assert uids(job) == before and report(job)["restarts"] == restarts
+
+
+def test_a_killed_agent_of_an_engine_comes_back_and_costs_nothing_else(job: JobView) -> None:
+    until("both engines serve", lambda: _serving(job) == 2, 120)
+    before, restarts = uids(job), report(job)["restarts"]
+    pod, step = job.pods("rollout")[0], step_of(job)
+    instance = agent(pod)["instance"]
+    kill_container(pod, "agent")
+    until("another agent answers", lambda: agent(pod)["instance"] != instance, 60)
+    until("its engine serves again", lambda: agent(pod)["state"] == "SERVING", 60)
+    wait_step(job, step + 2, 120)
+    assert uids(job) == before and report(job)["restarts"] == restarts
+
+
+def test_an_engine_cut_off_from_the_trainers_holds_them_up_no_longer_than_the_deadline(job: JobView) -> None:
+    until("both engines serve", lambda: _serving(job) == 2, 120)
+    before, restarts = uids(job), report(job)["restarts"]
+    pod, step = job.pods("rollout")[1], step_of(job)
+    with cut_off(pod, job.pods("trainer")):
+        until("it is out of service", lambda: agent(pod)["state"] != "SERVING", 90)
+        wait_step(job, step + 3, 120)
+        assert agent(pod)["state"] != "SERVING"
+    until("both engines serve", lambda: _serving(job) == 2, 120)
+    wait_step(job, step_of(job) + 2, 120)
     assert uids(job) == before and report(job)["restarts"] == restarts
 
 

@@ -86,10 +86,12 @@ def test_a_link_stays_open_while_its_members_are_the_same() -> None:
     link.send(3)
     pool.engines.append(B)
     link.send(4)
-    assert gang.calls.count("open_link") == 3
-    link.begin_attempt()
+    pool.engines[1] = replace(B, instance="another")
     link.send(5)
-    assert gang.calls.count("open_link") == 4, "the new gang is in no link"
+    assert gang.calls.count("open_link") == 4
+    link.begin_attempt()
+    link.send(6)
+    assert gang.calls.count("open_link") == 5, "the new gang is in no link"
 
 
 def test_after_failures_the_same_members_are_tried_ever_more_seldom() -> None:

@@ -15,7 +15,7 @@ from grpo_worker.weightsync.link.agent_end import LinkOffer
 from grpo_worker.weightsync.link.peers import JOIN_SECONDS, LinkError
 
 log = logging.getLogger(__name__)
-Members = dict[str, tuple[str, int]]  # name -> address and restarts of an engine
+Members = dict[str, tuple[str, str, int]]  # name -> address of an engine, its agent, its restarts
 _MOST_PATIENCE = 63
 
 
@@ -45,7 +45,7 @@ class LinkedPool:
         Raises LinkError when a member failed; engines may then be STALE. Raises GangError.
         """
         with self._pool.reserved() as engines:
-            members = {engine.name: (engine.address, engine.restarts) for engine in engines}
+            members = {e.name: (e.address, e.instance, e.restarts) for e in engines}
             self._check(members)
             try:
                 if members != self._members:

@@ -194,6 +194,7 @@ class RolloutPool:
             reason=status["reason"],
             ranks=status["ranks"],
             bucket_bytes=status["bucketBytes"],
+            instance=status["instance"],
         )
 
     def _addresses(self) -> list[str]:

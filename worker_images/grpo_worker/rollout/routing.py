@@ -22,6 +22,7 @@ class EngineEntry:
     reason: str = ""
     ranks: int = 1
     bucket_bytes: int = 0
+    instance: str = ""  # of its agent
 
 
 class EngineTable:

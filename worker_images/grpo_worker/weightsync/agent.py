@@ -6,6 +6,7 @@ the pool's version here, without the trainer.
 
 import logging
 import threading
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,7 @@ class Agent:
         writer: str | None = None, deltas: bool = False,
     ) -> None:  # fmt: skip
         self._name = name
+        self._instance = uuid.uuid4().hex[:12]  # another one after a restart, which has forgotten its link
         self._engine = engine
         self._ranks = engine_ranks
         self._installer = Installer(name, engine, engine_ranks, timeout)
@@ -63,6 +65,7 @@ class Agent:
         copy = self._copy
         return {
             "name": self._name,
+            "instance": self._instance,
             "writer": self._writer,
             "state": self.view.state,
             "weightVersion": self.view.version,
@@ -104,6 +107,7 @@ class Agent:
                     if held is None or held.name != link:
                         raise EngineError(f"not in {link}, but in {held.name if held else 'no link'}")
                     self._copy = self._spare = None
+                    self._puller.forget()
                     self._write(version, lambda: installer.take(link, held.shipment, version))
                     self._linked = link
             except UpdateError as error:

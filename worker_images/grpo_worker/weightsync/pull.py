@@ -71,6 +71,10 @@ class Puller:
         self._blobs = {m.rank: self._blobs[m.rank] for m in manifests}
         return self._blobs
 
+    def forget(self) -> None:
+        """Give the memory back: versions come another way now."""
+        self._blobs, self._held = {}, {}
+
     def _changes(self, url: str, held: Manifest, manifest: Manifest, deadline: float) -> int | None:
         """Bring the held blob to ``manifest`` by what changed; bytes received. None: take the whole blob."""
         if held.digest == manifest.digest:

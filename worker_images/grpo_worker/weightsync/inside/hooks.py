@@ -65,6 +65,8 @@ def _joined(
 
 def _linked(updater: Any, address: str, port: int, first: int, world: int, name: str) -> tuple[bool, str]:
     """Join a link, whose trainer ranks come before the engines'. ``first``: rank of this engine's first."""
+    for old in list(_links):  # of an agent that has forgotten it
+        _links.pop(old).close()
     trainers, device = int(name.removeprefix(LINK).split("-")[0]), torch.device(updater.device)
     try:
         peers = Peers(connect(address, port), name, first + updater.tp_rank, world, trainers, device)
