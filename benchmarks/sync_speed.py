@@ -24,13 +24,9 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from grpo_devcluster.cpu_engine import environment
 from grpo_devcluster.paths import REPO
 from grpo_devcluster.results import record
 from grpo_operator.api.architectures import architecture
-from grpo_operator.api.rolloutpool import EngineSpec, RolloutTemplate
-from grpo_operator.plan.names import Owner
-from grpo_operator.render.engine import ADMIN_KEY, engine_command
 from grpo_worker.megatron.families.known import family_of
 from grpo_worker.weightsync.engine import Engine
 from grpo_worker.weightsync.group import UpdateGroup
@@ -38,6 +34,10 @@ from grpo_worker.weightsync.host_copy import HostCopy, assemble
 from grpo_worker.weightsync.install import Installer
 from grpo_worker.weightsync.manifest import publish
 from grpo_worker.weightsync.plan import make_plan
+
+sys.path.insert(0, str(REPO / "benchmarks" / "gpu"))
+
+from engine_process import EngineProcess
 
 MODEL = architecture("tiny-moe") | {
     "num_hidden_layers": 13,
@@ -48,37 +48,13 @@ MODEL = architecture("tiny-moe") | {
     "n_group": 1,
     "topk_group": 1,
 }
-BUCKET, ROUNDS, URL = 64 << 20, 3, "http://127.0.0.1:30000"
+BUCKET, ROUNDS = 64 << 20, 3
 
 
-class Server:
-    """The engine as a rollout pod starts it."""
-
-    def __init__(self, folder: Path) -> None:
-        (folder / "config.json").write_text(json.dumps(MODEL))
-        engine = EngineSpec(device="cpu", dtype="float32", context_length=256, max_total_tokens=8192)
-        command = engine_command(
-            Owner("GRPOJob", "default", "bench"), str(folder), RolloutTemplate(engine=engine)
-        )
-        env = environment(folder)
-        self._log = (folder / "log").open("wb")
-        self.process = subprocess.Popen(
-            ["/bin/bash", "-c", command], env=env, stdout=self._log, stderr=self._log, start_new_session=True
-        )
-        deadline = time.monotonic() + 300
-        while not Engine(URL, 5).alive():
-            assert self.process.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
-            time.sleep(0.5)
-
-    def scheduler(self) -> psutil.Process:
-        """The process that holds the weights."""
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        return max(children, key=lambda p: p.memory_info().rss)
-
-    def stop(self) -> None:
-        for process in psutil.Process(self.process.pid).children(recursive=True):
-            process.kill()
-        self.process.kill()
+def scheduler(engine: EngineProcess) -> psutil.Process:
+    """The process that holds the weights."""
+    children = psutil.Process(engine.process.pid).children(recursive=True)
+    return max(children, key=lambda p: p.memory_info().rss)
 
 
 def host_copy(folder: Path, version: int) -> HostCopy:
@@ -186,9 +162,10 @@ def extra_memory(process: psutil.Process, update: Callable[[], Any]) -> float:
 
 def measure(folder: Path) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     """Figures, and the seconds of each way's parts (medians of ROUNDS updates after the first)."""
-    server = Server(folder)
+    server = EngineProcess(folder, MODEL, 30000)
     try:
-        engine = Engine(URL, 600, Path(ADMIN_KEY))
+        server.await_alive(time.monotonic() + 300)
+        engine = server.control(600)
         copies = [host_copy(folder, version) for version in (1, 2)]
         found: dict[str, dict[str, float]] = {}
         sums = set()
@@ -202,7 +179,7 @@ def measure(folder: Path) -> tuple[dict[str, float], dict[str, dict[str, float]]
             found[name]["first"] = first["pause"]
             sums.add(engine.checksum())
         assert len(sums) == 1, "the ways do not end with the same weights"
-        extra = extra_memory(server.scheduler(), lambda: ways["ours"](copies[0]))
+        extra = extra_memory(scheduler(server), lambda: ways["ours"](copies[0]))
         limit = raw(copies[0])
     finally:
         server.stop()

@@ -23,19 +23,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from engine_process import EngineProcess
 from sync_ranks import Processes
 from torch._C._distributed_c10d import TCPStore
 
 from grpo_operator.api.architectures import architecture
-from grpo_operator.api.rolloutpool import EngineSpec, RolloutTemplate
-from grpo_operator.plan.names import Owner
-from grpo_operator.render.engine import MODEL_DIRECTORY, engine_command
 from grpo_worker.weightsync.agent import Agent
-from grpo_worker.weightsync.engine import Engine
 from grpo_worker.weightsync.inside.request import LINK
 from grpo_worker.weightsync.link.agent_end import LinkOffer, shipment_of
 
-REPO = Path(__file__).resolve().parents[2]
 ROUNDS = 6
 _SHORT = {"max_position_embeddings": 4096, "num_nextn_predict_layers": 0, "vocab_size": 32768}
 SMALL = architecture("deepseek-v3") | _SHORT | {
@@ -80,62 +76,12 @@ TINY_CASES = [
 ]
 
 
-class Server:
-    """An engine as a rollout pod starts it, with another port and folder."""
-
-    def __init__(self, case: Case, folder: Path, cpu: bool) -> None:
-        self.folder, self.case = folder, case
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps(case.model))
-        engine = EngineSpec(
-            device="cpu" if cpu else "cuda", dtype="float32" if cpu else "bfloat16", context_length=256,
-            max_total_tokens=8192, memory_fraction=0.9, tensor_parallel=len(case.engine),
-            gpus_per_node=len(case.engine),
-            expert_parallel=len(case.engine), quantization="fp8-block128" if case.fp8 else "none",
-            extra_args=[] if cpu else [
-                "--attention-backend", "triton", "--sampling-backend", "pytorch", "--grammar-backend", "none",
-                "--disable-cuda-graph",
-            ],
-        )  # fmt: skip
-        owner = Owner("GRPOJob", "default", "bench")
-        command = engine_command(owner, str(folder), RolloutTemplate(engine=engine))
-        command = command.replace(MODEL_DIRECTORY, str(folder / "model")).replace("30000", str(case.port))
-        sources = os.pathsep.join(str(REPO / part) for part in ("operator", "worker_images"))
-        path = os.environ.get("ENGINE_PYTHONPATH", "")
-        own = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, case.engine)), "OMP_NUM_THREADS": "1"}
-        env = dict(os.environ) | own | {"PYTHONPATH": os.pathsep.join([sources, path])}
-        if cpu:
-            from grpo_devcluster.cpu_engine import environment  # only where there is no GPU
-
-            env = environment(folder) | {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-        self._log = folder / "log"
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                ["bash", "-c", command], env=env, stdout=log, stderr=log, start_new_session=True
-            )
-        self.url, self.key = f"http://127.0.0.1:{case.port}", folder / "model" / "admin-key"
-
-    def await_alive(self, deadline: float) -> None:
-        while not Engine(self.url, 5).alive():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"engine {self.case.name}: {self.words()}")
-            time.sleep(0.5)
-
-    def words(self) -> str:
-        lines = self._log.read_text(errors="replace").splitlines()
-        return "\n".join(line for line in lines if "GET /ping" not in line)[-5000:]
-
-    def stop(self) -> None:
-        os.killpg(self.process.pid, 9)
-
-
-def measure(server: Server, bucket: int, cpu: bool) -> dict[str, Any]:
+def measure(case: Case, server: EngineProcess, bucket: int, cpu: bool) -> dict[str, Any]:
     """One case: our versions, and where asked for the limit and the baseline."""
-    case = server.case
     devices = ["cpu" if cpu else f"cuda:{gpu}" for gpu in case.trainers]
     ranks = Processes(len(case.trainers), devices, case.model, case.fp8)
     try:
-        engine = Engine(server.url, 20, server.key)
+        engine = server.control(20)
         agent = Agent("engine-0", engine, len(case.engine), bucket, 120, "bench")
         agent.watch()
         link = Link(case, agent, ranks, bucket)
@@ -200,7 +146,7 @@ class Link:
         found |= {"bytes": shipment.nbytes, "tensors": len(shipment.tensors)}
         return found | {"told": self.agent._installer.told, "buckets": len(shipment.buckets)}
 
-    def stall(self, server: Server, patience: float) -> dict[str, Any]:
+    def stall(self, server: EngineProcess, patience: float) -> dict[str, Any]:
         """The engine stands still: how long do the ranks wait, and are all well again afterwards?"""
         os.killpg(server.process.pid, signal.SIGSTOP)
         with ThreadPoolExecutor(1) as thread:
@@ -270,18 +216,21 @@ def main() -> None:
     bucket = (256 << 10) if cpu else (512 << 20)
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
-        servers = [Server(case, Path(name) / str(case.port), cpu) for case in wanted]
+        servers = [
+            EngineProcess(Path(name) / str(c.port), c.model, c.port, () if cpu else c.engine, c.fp8)
+            for c in wanted
+        ]
         deadline = time.monotonic() + 300
         try:
-            for server in servers:
+            for case, server in zip(wanted, servers, strict=True):
                 try:
                     server.await_alive(deadline)
-                    found = measure(server, bucket, cpu)
-                    results[server.case.name] = {"figures": figures(found, bucket)} | found
-                    print(server.case.name, json.dumps(results[server.case.name]), flush=True)
+                    found = measure(case, server, bucket, cpu)
+                    results[case.name] = {"figures": figures(found, bucket)} | found
+                    print(case.name, json.dumps(results[case.name]), flush=True)
                 except Exception as error:
                     traceback.print_exc()
-                    print(f"--- {server.case.name}: {str(error)[-500:]}\n{server.words()}", flush=True)
+                    print(f"--- {case.name}: {str(error)[-500:]}\n{server.words()}", flush=True)
                 gpus = "cpu" if cpu else f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
                 target.write_text(json.dumps({"gpus": gpus, "bucket": bucket, "cases": results}))
         finally:

@@ -1,0 +1,78 @@
+"""An SGLang engine for benchmarks, started as a rollout pod starts it."""
+
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from grpo_operator.api.rolloutpool import EngineSpec, RolloutTemplate
+from grpo_operator.plan.names import Owner
+from grpo_operator.render.engine import MODEL_DIRECTORY, engine_command
+from grpo_worker.weightsync.engine import Engine
+
+REPO = Path(__file__).resolve().parents[2]
+_GPU = [
+    *("--attention-backend", "triton", "--sampling-backend", "pytorch", "--grammar-backend", "none"),
+    "--disable-cuda-graph",
+]
+
+
+class EngineProcess:
+    """Its weights are dummies until somebody sends it a version. ``gpus``: those that it sees; none: it runs
+    on the CPU. ENGINE_PYTHONPATH: its packages on a host with GPUs."""
+
+    def __init__(
+        self, folder: Path, model: dict[str, Any], port: int, gpus: tuple[int, ...] = (), fp8: bool = False
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(model))
+        ranks = max(len(gpus), 1)
+        engine = EngineSpec(
+            device="cuda" if gpus else "cpu", dtype="bfloat16" if gpus else "float32", context_length=256,
+            max_total_tokens=8192, memory_fraction=0.9, tensor_parallel=ranks, gpus_per_node=ranks,
+            expert_parallel=ranks, quantization="fp8-block128" if fp8 else "none",
+            extra_args=_GPU if gpus else [],
+        )  # fmt: skip
+        owner = Owner("GRPOJob", "default", "bench")
+        command = engine_command(owner, str(folder), RolloutTemplate(engine=engine))
+        command = command.replace(MODEL_DIRECTORY, str(folder / "model")).replace("30000", str(port))
+        self._log = folder / "log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                ["bash", "-c", command], env=_environment(folder, gpus), stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+        self.url, self.key = f"http://127.0.0.1:{port}", folder / "model" / "admin-key"
+
+    def control(self, timeout: float) -> Engine:
+        """Its control routes, as its agent has them."""
+        return Engine(self.url, timeout, self.key)
+
+    def await_alive(self, deadline: float) -> None:
+        """Raises RuntimeError when it ends, or does not answer by ``deadline``."""
+        while not self.control(5).alive():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"no engine: {self.words()}")
+            time.sleep(0.5)
+
+    def words(self) -> str:
+        """The end of its log."""
+        lines = self._log.read_text(errors="replace").splitlines()
+        return "\n".join(line for line in lines if "GET /ping" not in line)[-5000:]
+
+    def stop(self) -> None:
+        os.killpg(self.process.pid, 9)
+        self.process.wait()
+
+
+def _environment(folder: Path, gpus: tuple[int, ...]) -> dict[str, str]:
+    if not gpus:
+        from grpo_devcluster.cpu_engine import environment  # only where there is no GPU
+
+        return environment(folder)
+    sources = os.pathsep.join(str(REPO / part) for part in ("operator", "worker_images"))
+    path = os.pathsep.join([sources, os.environ.get("ENGINE_PYTHONPATH", "")])
+    visible = ",".join(map(str, gpus))
+    return dict(os.environ) | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": visible, "OMP_NUM_THREADS": "1"}
