@@ -118,10 +118,11 @@ class Link:
         layouts, port = self.ranks.all("layout"), self.ranks.ask(0, "listen").result()
         self.name, world = f"{LINK}{trainers}-bench{number}", trainers + len(self.case.engine)
         backend = "nccl" if torch.cuda.is_available() else "gloo"
-        offer = LinkOffer(self.name, "127.0.0.1", port, world, trainers, backend, layouts)
+        plan_id = shipment_of(layouts, self.bucket).plan_id
+        offer = LinkOffer(self.name, "127.0.0.1", port, world, trainers, backend, layouts, plan_id)
         with ThreadPoolExecutor(1) as thread:
             joining = thread.submit(self.agent.join, "bench", offer)
-            place = self.name, "127.0.0.1", port, world, layouts, self.bucket
+            place = self.name, "127.0.0.1", port, world, layouts, self.bucket, plan_id
             problems = self.ranks.all("open", *place)
             joining.result()
         assert not any(problems), problems

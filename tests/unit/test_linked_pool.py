@@ -7,18 +7,24 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from grpo_operator.api.status import EngineState
 from grpo_worker.controller.trainers import TrainerGang
+from grpo_worker.data.fp8 import Part
 from grpo_worker.rollout.linked import LinkedPool
 from grpo_worker.rollout.pool import RolloutPool, SyncError
 from grpo_worker.rollout.routing import EngineEntry
 from grpo_worker.weightsync.link.peers import LinkError
+from grpo_worker.weightsync.manifest import layout
 
 A, B = (
     EngineEntry(name, f"10.0.0.{n}", EngineState.SERVING, 1, ranks=n, bucket_bytes=64)
     for n, name in enumerate(("a", "b"), start=1)
 )
+
+
+PARTS: list[list[Part]] = [[(f"w{rank}", (4,), 0, 0, torch.zeros(4))] for rank in (0, 1)]
 
 
 class Gang:
@@ -34,6 +40,8 @@ class Gang:
         self.calls.append(method)
         if method == "listen":
             return 1234
+        if method == "weight_layout":
+            return [layout(rank, 2, PARTS[rank]).to_json() for rank in (0, 1)]
         return ["", self.problem if method == "send_weights" else ""]
 
     def tell(self, method: str) -> None:

@@ -12,6 +12,7 @@ from grpo_worker.weightsync.bucketing import buckets
 from grpo_worker.weightsync.dtypes import dtype_of
 from grpo_worker.weightsync.inside.incoming import Spec, deal_out
 from grpo_worker.weightsync.inside.request import DirectLoad, linked_load
+from grpo_worker.weightsync.link.agent_end import shipment_of
 from grpo_worker.weightsync.link.sender import Shards, places
 from grpo_worker.weightsync.link.shipment import Shipment, ShippedBucket, make_shipment, nbytes
 from grpo_worker.weightsync.manifest import layout
@@ -131,3 +132,11 @@ def test_a_piece_that_is_not_aligned_is_refused() -> None:
     parts[0] = [("a", (1,), 0, 0, torch.zeros(1, dtype=torch.bfloat16)), ("b", (1,), 0, 0, torch.zeros(1))]
     with pytest.raises(PlanError, match="b: byte 2 is not aligned to float32"):
         shipment(parts, 1 << 20)
+
+
+def test_members_that_cut_other_buckets_are_told_apart() -> None:
+    layouts = [layout(0, 1, [("a", (4,), 0, 0, torch.zeros(4)), ("b", (4,), 0, 0, torch.zeros(4))]).to_json()]
+    wanted = shipment_of(layouts, 64)
+    assert shipment_of(layouts, 64, wanted.plan_id) == wanted
+    with pytest.raises(PlanError, match=f"the controller's is {wanted.plan_id}"):
+        shipment_of(layouts, 16, wanted.plan_id)

@@ -9,12 +9,15 @@ from typing import Any
 import psutil
 import pytest
 import ranks
+import torch
 from engine_server import JOB, Server, serve, watch_until
 from weight_layouts import LAYOUTS, from_disk
 
 from grpo_worker.weightsync.agent import Agent
 from grpo_worker.weightsync.install import UpdateError
 from grpo_worker.weightsync.link.agent_end import LinkOffer
+from grpo_worker.weightsync.manifest import layout
+from grpo_worker.weightsync.plan import PlanError
 
 BUCKET = 64 << 10
 
@@ -68,6 +71,14 @@ def test_every_tensor_equals_the_exported_checkpoint_after_each_version(
         assert server.control().checksum() == ours, f"version {version} of {name} is another in the engine"
     assert len(seen) == 3, "the versions do not differ"
     assert trainers.result.result(60) == [[""] * 4] * LAYOUTS[name][0]
+
+
+def test_a_link_of_another_plan_is_not_joined(agent: Agent) -> None:
+    before = agent.status()
+    one = layout(0, 1, [("w", (4,), 0, 0, torch.zeros(4))]).to_json()
+    with pytest.raises(PlanError, match="the controller's is another"):
+        agent.join(JOB, LinkOffer("grpo-link-1-x", "127.0.0.1", 1, 2, 1, "gloo", [one], "another"))
+    assert agent.status() == before
 
 
 def test_a_bit_that_flips_on_the_way_is_noticed_and_the_version_comes_by_memory(

@@ -15,7 +15,7 @@ from grpo_worker.megatron.export import export
 from grpo_worker.megatron.presets import model_config
 from grpo_worker.weightsync import manifest
 from grpo_worker.weightsync.inside.request import LINK
-from grpo_worker.weightsync.link.agent_end import LinkOffer
+from grpo_worker.weightsync.link.agent_end import LinkOffer, shipment_of
 from grpo_worker.weightsync.link.trainer_end import TrainerEnd
 
 
@@ -58,10 +58,11 @@ def send_versions(
     dist.broadcast_object_list(place)
     assert place[0] is not None
     name = f"{LINK}{world}-test{os.path.basename(root)[-8:]}"
+    plan_id = shipment_of(layouts, bucket).plan_id
     if rank == 0:
-        offer = LinkOffer(name, *place[0], world + 1, world, "gloo", layouts)
+        offer = LinkOffer(name, *place[0], world + 1, world, "gloo", layouts, plan_id)
         _put(Path(root) / "offer", json.dumps(offer.to_json()))
-    found = [end.open(name, *place[0], world + 1, layouts, bucket)]
+    found = [end.open(name, *place[0], world + 1, layouts, bucket, plan_id)]
     for version in range(1, versions + 1):
         train(policy, range(version, version + 1))
         export(Path(root) / f"hf-{version}", model_config("preset:tiny-moe"), policy.chunks, policy.family)

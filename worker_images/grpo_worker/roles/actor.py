@@ -234,10 +234,10 @@ class TrainerWorker:
 
     @register(Dispatch.ONE_TO_ALL)
     def open_link(
-        self, name: str, address: str, port: int, world: int, layouts: list[str], bucket: int
+        self, name: str, address: str, port: int, world: int, layouts: list[str], bucket: int, plan_id: str
     ) -> str:
         """Meet the engines; what went wrong, or an empty text."""
-        return self._link.open(name, address, port, world, layouts, bucket)
+        return self._link.open(name, address, port, world, layouts, bucket, plan_id)
 
     @register(Dispatch.ONE_TO_ALL)
     def send_weights(self, timeout: float, fp8: bool) -> str:

@@ -11,8 +11,9 @@ from grpo_worker.controller.trainers import TrainerGang
 from grpo_worker.rollout.pool import RolloutPool
 from grpo_worker.rollout.routing import EngineEntry
 from grpo_worker.weightsync.inside.request import LINK
-from grpo_worker.weightsync.link.agent_end import LinkOffer
+from grpo_worker.weightsync.link.agent_end import LinkOffer, shipment_of
 from grpo_worker.weightsync.link.peers import JOIN_SECONDS, LinkError
+from grpo_worker.weightsync.plan import PlanError
 
 log = logging.getLogger(__name__)
 Members = dict[str, tuple[str, str, int]]  # name -> address of an engine, its agent, its restarts
@@ -77,18 +78,23 @@ class LinkedPool:
         limits = {engine.bucket_bytes for engine in engines}
         if len(limits) > 1:
             raise LinkError(f"engines take buckets of different sizes: {sorted(limits)} bytes")
+        bucket = limits.pop()
         self._trainers.call("close_link")
         layouts = self._trainers.call("weight_layout", self._pool.fp8)
+        try:
+            plan_id = shipment_of(layouts, bucket).plan_id
+        except PlanError as error:
+            raise LinkError(str(error)) from error
         ranks = self._trainers.world
         world = ranks + sum(engine.ranks for engine in engines)
         name = self.latest = f"{LINK}{ranks}-{uuid.uuid4().hex[:12]}"
         address, port = self._trainers.address, self._trainers.call("listen")
-        offer = LinkOffer(name, address, port, world, ranks, self._backend, layouts)
+        offer = LinkOffer(name, address, port, world, ranks, self._backend, layouts, plan_id)
         joining: list[Future[Any]] = []
         for engine in engines:
             joining.append(self._pool.ask(engine, "link", JOIN_SECONDS * 2, offer=offer.to_json()))
             offer = replace(offer, first=offer.first + engine.ranks)
-        self._together(joining, "open_link", name, address, port, world, layouts, limits.pop())
+        self._together(joining, "open_link", name, address, port, world, layouts, bucket, plan_id)
         self._name = name
         names = ", ".join(engine.name for engine in engines)
         log.info("link %s: %d trainer ranks, engines %s", name, ranks, names)

@@ -8,7 +8,7 @@ from typing import Any
 from grpo_worker.weightsync.engine import Engine, EngineError
 from grpo_worker.weightsync.link.shipment import Shipment, make_shipment
 from grpo_worker.weightsync.manifest import Manifest
-from grpo_worker.weightsync.plan import make_plan
+from grpo_worker.weightsync.plan import PlanError, make_plan
 
 log = logging.getLogger(__name__)
 
@@ -16,7 +16,8 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class LinkOffer:
     """How to join. ``address``, ``port``: of the store at the first trainer rank; ``world``: members, of
-    which this engine's first is rank ``first``; ``layouts``: manifests without bytes of the trainer ranks."""
+    which this engine's first is rank ``first``; ``layouts``: manifests without bytes of the trainer ranks;
+    ``plan_id``: of what is made of them."""
 
     name: str
     address: str
@@ -25,6 +26,7 @@ class LinkOffer:
     first: int
     backend: str
     layouts: Sequence[str]
+    plan_id: str
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -42,14 +44,21 @@ class AgentLink:
     shipment: Shipment
 
 
-def shipment_of(layouts: Sequence[str], bucket_bytes: int) -> Shipment:
-    """What the ranks of these layouts send. Raises PlanError when they do not form whole tensors."""
-    return make_shipment(make_plan([Manifest.from_json(text) for text in layouts]), bucket_bytes)
+def shipment_of(layouts: Sequence[str], bucket_bytes: int, plan_id: str | None = None) -> Shipment:
+    """What the ranks of these layouts send. ``plan_id``: what the controller has found it to be.
+
+    Raises PlanError when they do not form whole tensors, or another plan: members that cut other buckets
+    would wait for each other.
+    """
+    found = make_shipment(make_plan([Manifest.from_json(text) for text in layouts]), bucket_bytes)
+    if plan_id is not None and plan_id != found.plan_id:
+        raise PlanError(f"the plan here is {found.plan_id}, the controller's is {plan_id}: other versions?")
+    return found
 
 
 def enter(engine: Engine, offer: LinkOffer, bucket_bytes: int) -> AgentLink:
     """Bring the engine in. Raises PlanError and EngineError."""
-    shipment = shipment_of(offer.layouts, bucket_bytes)
+    shipment = shipment_of(offer.layouts, bucket_bytes, offer.plan_id)
     place = offer.address, offer.port, offer.name, offer.world, offer.first, offer.backend
     if not engine.join_group(*place):
         leave(engine, AgentLink(offer.name, shipment))

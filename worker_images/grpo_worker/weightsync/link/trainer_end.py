@@ -38,14 +38,16 @@ class TrainerEnd:
         return int(self._store.port)
 
     def open(
-        self, name: str, address: str, port: int, world: int, layouts: Sequence[str], bucket: int
-    ) -> str:
+        self, name: str, address: str, port: int, world: int, layouts: Sequence[str], bucket: int,
+        plan_id: str,
+    ) -> str:  # fmt: skip
         """Join the link ``name`` of ``world`` members; what went wrong, or an empty text."""
         self.close()
         try:
+            shipment = shipment_of(layouts, bucket, plan_id)
             store = self._store if self.rank == 0 and self._store else connect(address, port)
             self._peers = Peers(store, name, self.rank, world, self.world, self.device)
-            self._sender = Sender(self.rank, shipment_of(layouts, bucket), self._peers, self.device)
+            self._sender = Sender(self.rank, shipment, self._peers, self.device)
         except (LinkError, ValueError) as error:
             return f"trainer rank {self.rank}: {error}"
         return ""
