@@ -84,12 +84,19 @@ def kill_container(pod: dict[str, Any], container: str) -> None:
 
 
 def kill_during_sync(pod: dict[str, Any], timeout: float = 120) -> None:
-    """SIGKILL an engine while its agent is loading weights into it."""
+    """SIGKILL an engine while its agent is loading weights into it.
+
+    An update takes a tenth of a second; the agent's log, as kubelet keeps it, says at once that one begins.
+    """
     pid, deadline = main_process(pod, "engine"), time.monotonic() + timeout
-    url = f"http://{pod['status']['podIP']}:{AGENT_PORT}/v1/status"
-    with httpx.Client(timeout=2) as client:
-        while not client.get(url).json()["reason"].startswith("loading version"):
+    meta = pod["metadata"]
+    folder = Path("/var/log/pods") / f"{meta['namespace']}_{meta['name']}_{meta['uid']}" / "agent"
+    newest = max(folder.glob("*.log"), key=lambda file: int(file.stem))
+    with newest.open() as log:
+        log.seek(0, os.SEEK_END)
+        while ": prepare" not in log.readline():
             assert time.monotonic() < deadline, "no sync was seen"
+            time.sleep(0.001)
     os.kill(pid, signal.SIGKILL)
 
 

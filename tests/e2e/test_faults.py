@@ -155,6 +155,8 @@ def test_the_end_is_the_same_bit_for_bit(job: JobView, undisturbed: list[dict[st
     for mine, theirs in zip(records, undisturbed, strict=True):
         for key in ("step", "actor/loss", "actor/grad_norm", "critic/score/mean", "weights"):
             assert mine[key] == theirs[key], f"step {mine['step']}: {key}"
+    failures = [run[-1]["weight_sync/link_failures"] for run in (undisturbed, records)]
+    assert failures[0] == 0 < failures[1], "one run's versions all came over links, the other's not"
 
 
 def test_every_sample_was_consumed_exactly_once(job: JobView) -> None:
