@@ -225,7 +225,8 @@ class TrainerWorker:
     @register(Dispatch.ONE_TO_ALL)
     def weight_layout(self, fp8: bool) -> str:
         """What this rank would send of a version: a manifest without bytes, as JSON."""
-        return self._link.layout(self._owned(), fp8)
+        with self._policy.trainable.weights.here():  # offloaded weights have no shape to be cut
+            return self._link.layout(self._owned(), fp8)
 
     @register(Dispatch.RANK_ZERO)
     def listen(self) -> int:
