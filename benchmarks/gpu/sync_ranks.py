@@ -16,8 +16,8 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from grpo_worker.data.fp8 import Part, quantised_parts
 from grpo_worker.megatron.families.known import family_of
+from grpo_worker.weightsync import membership
 from grpo_worker.weightsync.engine import Engine
-from grpo_worker.weightsync.group import join_as_sender
 from grpo_worker.weightsync.link.trainer_end import TrainerEnd
 from grpo_worker.weightsync.plan import TensorPlan
 
@@ -64,7 +64,7 @@ class Rank:
             target=engine._call, args=("POST", "/init_weights_update_group"), kwargs=body
         )
         joining.start()
-        group = join_as_sender(PrefixStore("plain", store), "plain", 2, TIMEOUT, backend)
+        group = membership.join(PrefixStore("plain", store), "plain", 0, 2, TIMEOUT, backend)
         joining.join()
         return [self._plain(engine, group, version, bucket) for version in versions]
 

@@ -54,6 +54,23 @@ class Trainers:
         return (self._root / name).read_text()
 
 
+def after_version_1(agent: Agent, root: Path, **how: Any) -> Trainers:
+    """Two ranks that are about to send version 2."""
+    trainers = Trainers(root, "TP2 EP2", 2, **how)
+    agent.join(JOB, trainers.offer)
+    agent.take(JOB, 1, trainers.offer.name)
+    trainers.ready(2)
+    return trainers
+
+
+def assert_same_as_on_disk(server: Server, folder: Path) -> str:
+    """The engine holds what the exported checkpoint is when SGLang loads it; its checksum."""
+    ours = server.control().checksum()
+    from_disk(server, folder)
+    assert server.control().checksum() == ours, f"{folder.name} is another in the engine"
+    return ours
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_tensor_equals_the_exported_checkpoint_after_each_version(
     agent: Agent, server: Server, tmp_path: Path, name: str
@@ -65,10 +82,7 @@ def test_every_tensor_equals_the_exported_checkpoint_after_each_version(
         trainers.ready(version)
         status = agent.take(JOB, version, trainers.offer.name)
         assert (status["state"], status["weightVersion"], status["hostCopy"]) == ("SERVING", version, None)
-        ours = server.control().checksum()
-        seen.add(ours)
-        from_disk(server, tmp_path / f"hf-{version}")
-        assert server.control().checksum() == ours, f"version {version} of {name} is another in the engine"
+        seen.add(assert_same_as_on_disk(server, tmp_path / f"hf-{version}"))
     assert len(seen) == 3, "the versions do not differ"
     assert trainers.result.result(60) == [[""] * 4] * LAYOUTS[name][0]
 
@@ -84,28 +98,20 @@ def test_a_link_of_another_plan_is_not_joined(agent: Agent) -> None:
 def test_a_bit_that_flips_on_the_way_is_noticed_and_the_version_comes_by_memory(
     agent: Agent, server: Server, tmp_path: Path
 ) -> None:
-    trainers = Trainers(tmp_path, "TP2 EP2", 2, flips_at=2)
-    agent.join(JOB, trainers.offer)
-    agent.take(JOB, 1, trainers.offer.name)
-    trainers.ready(2)
+    trainers = after_version_1(agent, tmp_path, flips_at=2)
     wrong = r"version 2, transfer, .*bucket \d+: the bytes of trainer rank 1 are not those it sent"
     with pytest.raises(UpdateError, match=wrong):
         agent.take(JOB, 2, trainers.offer.name)
     assert (agent.status()["state"], agent.status()["weightVersion"]) == ("STALE", None)
     trainers.result.result(60)
     assert agent.sync(JOB, 2, serve(tmp_path))["state"] == "SERVING"
-    ours = server.control().checksum()
-    from_disk(server, tmp_path / "hf-2")
-    assert server.control().checksum() == ours
+    assert_same_as_on_disk(server, tmp_path / "hf-2")
 
 
 def test_a_trainer_rank_that_dies_leaves_a_stale_engine_and_no_hang(
     agent: Agent, server: Server, tmp_path: Path
 ) -> None:
-    trainers = Trainers(tmp_path, "TP2 EP2", 2, dies_at=2)
-    agent.join(JOB, trainers.offer)
-    agent.take(JOB, 1, trainers.offer.name)
-    trainers.ready(2)
+    trainers = after_version_1(agent, tmp_path, dies_at=2)
     started = time.monotonic()
     with pytest.raises(UpdateError, match="version 2, transfer"):
         agent.take(JOB, 2, trainers.offer.name)
@@ -121,10 +127,7 @@ def test_an_engine_that_stands_still_does_not_keep_the_trainers(server: Server, 
     """They give up at their deadline, and so does its agent."""
     agent = Agent("engine-0", server.control(8), 1, bucket_bytes=BUCKET, timeout=8, writer=JOB)
     watch_until(agent, "STALE", server)
-    trainers = Trainers(tmp_path, "TP2 EP2", 2, patience=5)
-    agent.join(JOB, trainers.offer)
-    agent.take(JOB, 1, trainers.offer.name)
-    trainers.ready(2)
+    trainers = after_version_1(agent, tmp_path, patience=5)
     frozen = [
         psutil.Process(server.process.pid),
         *psutil.Process(server.process.pid).children(recursive=True),
@@ -147,6 +150,4 @@ def test_an_engine_that_stands_still_does_not_keep_the_trainers(server: Server, 
         except UpdateError:
             time.sleep(0.5)
             agent.watch()
-    ours = server.control().checksum()
-    from_disk(server, tmp_path / "hf-2")
-    assert server.control().checksum() == ours
+    assert_same_as_on_disk(server, tmp_path / "hf-2")

@@ -29,7 +29,6 @@ class LinkedPool:
         self._pool = pool
         self._backend = backend
         self._timeout = timeout
-        self._name = ""
         self._members: Members = {}
         self._failed: Members = {}
         self._patience = self._skipped = 0  # versions to let pass after a failure, and that have passed
@@ -38,7 +37,7 @@ class LinkedPool:
 
     def begin_attempt(self) -> None:
         """The gang is new, and in no link."""
-        self._name, self._members, self._failed = "", {}, {}
+        self._members, self._failed = {}, {}
 
     def send(self, version: int) -> dict[str, float]:
         """Bring every engine that is there to ``version``; seconds of the slowest one's phases.
@@ -95,13 +94,12 @@ class LinkedPool:
             joining.append(self._pool.ask(engine, "link", JOIN_SECONDS * 2, offer=offer.to_json()))
             offer = replace(offer, first=offer.first + engine.ranks)
         self._together(joining, "open_link", name, address, port, world, layouts, bucket, plan_id)
-        self._name = name
         names = ", ".join(engine.name for engine in engines)
         log.info("link %s: %d trainer ranks, engines %s", name, ranks, names)
 
     def _send(self, engines: Sequence[EngineEntry], version: int) -> dict[str, float]:
         asked = [
-            self._pool.ask(engine, "take", self._timeout * 2, version=version, link=self._name)
+            self._pool.ask(engine, "take", self._timeout * 2, version=version, link=self.latest)
             for engine in engines
         ]
         told = self._together(asked, "send_weights", self._timeout, self._pool.fp8)

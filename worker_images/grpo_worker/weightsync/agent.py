@@ -1,7 +1,7 @@
 """Rollout-side agent: owns its engine's weights, version and readiness.
 
-It holds the current version in host memory, so an engine that restarts is brought back to
-the pool's version here, without the trainer.
+A version that came through its host memory stays there, so an engine that restarts is brought back to it
+here; after one that came over a link, from the trainers' agents.
 """
 
 import logging

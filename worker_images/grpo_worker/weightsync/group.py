@@ -2,18 +2,13 @@
 
 import threading
 from datetime import timedelta
-from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
-from torch.distributed.distributed_c10d import (
-    Backend,
-    PrefixStore,
-    _new_process_group_helper,
-    _world,
-)
+from torch.distributed.distributed_c10d import PrefixStore
 
+from grpo_worker.weightsync import membership
 from grpo_worker.weightsync.engine import Engine
 
 
@@ -42,7 +37,7 @@ class UpdateGroup:
         thread = threading.Thread(target=join, daemon=True)
         thread.start()
         try:
-            self._group = join_as_sender(PrefixStore(name, store), name, world, limit)
+            self._group = membership.join(PrefixStore(name, store), name, 0, world, limit, "gloo")
         finally:
             thread.join(timeout)
         if failure:
@@ -56,15 +51,3 @@ class UpdateGroup:
     def close(self) -> None:
         """Leave the group; the engine may be gone already."""
         dist.destroy_process_group(self._group)
-
-
-def join_as_sender(
-    store: PrefixStore, name: str, world: int, timeout: timedelta, backend: str = "gloo"
-) -> Any:
-    """The sender's side of a group that engines join by SGLang's own ``init_weights_update_group``."""
-    group: Any
-    group, _ = _new_process_group_helper(
-        world, 0, [], Backend(backend), store, group_name=cast(Any, name), timeout=timeout
-    )
-    _world.pg_group_ranks[group] = {rank: rank for rank in range(world)}
-    return group

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from grpo_worker.weightsync.bucketing import buckets
 from grpo_worker.weightsync.dtypes import dtype_of
 from grpo_worker.weightsync.inside.fingerprint import fingerprint
 from grpo_worker.weightsync.inside.request import DirectLoad
-from grpo_worker.weightsync.link.shipment import bucketed_id, nbytes
+from grpo_worker.weightsync.link.shipment import bucketed, bucketed_id, nbytes
 from grpo_worker.weightsync.manifest import digest
 from grpo_worker.weightsync.plan import Plan, TensorPlan
 
@@ -65,15 +64,11 @@ def assemble(
     again, because the first touch of fresh memory takes longer than the copying.
     Raises ValueError when a tensor's place would not be aligned to its elements.
     """
-    by_name = {tensor.name: tensor for tensor in plan.tensors}
-    sizes = {name: nbytes(tensor) for name, tensor in by_name.items()}
-    groups = buckets(plan.tensors, sizes, limit)
     old = spare.buckets if spare is not None and spare.plan.plan_id == plan.plan_id else ()
     found = []
-    for index, names in enumerate(groups):
-        size = sum(sizes[name] for name in names)
+    for index, tensors in enumerate(bucketed(plan, limit)):
+        size = sum(map(nbytes, tensors))
         flat = old[index].flat if old else torch.empty(size, dtype=torch.uint8)
-        tensors = tuple(by_name[name] for name in names)
         _fill(flat, tensors, blobs)
         found.append(Bucket(tensors, flat, int(fingerprint(flat))))
     return HostCopy(plan, digests, tuple(found))

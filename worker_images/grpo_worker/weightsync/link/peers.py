@@ -3,18 +3,14 @@
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
-from torch.distributed.distributed_c10d import (
-    Backend,
-    PrefixStore,
-    _abort_process_group,
-    _new_process_group_helper,
-    _world,
-)
+from torch.distributed.distributed_c10d import PrefixStore, _abort_process_group
+
+from grpo_worker.weightsync import membership
 
 JOIN_SECONDS = 60.0
 _FOREVER = timedelta(days=1)  # NCCL's own watchdog would end the process; deadlines are kept here
@@ -78,7 +74,7 @@ class Peers:
         cuda = device.type == "cuda"
         limit = _FOREVER if cuda else timedelta(seconds=JOIN_SECONDS)
         try:
-            self.group = self._join(name, rank, world, limit, "nccl" if cuda else "gloo")
+            self.group = membership.join(self._store, name, rank, world, limit, "nccl" if cuda else "gloo")
             # Later transfers are between pairs: NCCL must have met all before. By a broadcast, which has
             # one algorithm: engines that sample reproducibly force another one of all-reduce than trainers
             # have, and would wait for ever.
@@ -87,14 +83,6 @@ class Peers:
             Transfer([met], here, time.monotonic() + JOIN_SECONDS, self._given_up).wait()
         except RuntimeError as error:
             raise LinkError(f"the group {name} did not form: {str(error)[:200]}") from error
-
-    def _join(self, name: str, rank: int, world: int, timeout: timedelta, backend: str) -> Any:
-        group: Any
-        group, _ = _new_process_group_helper(
-            world, rank, [], Backend(backend), self._store, group_name=cast(Any, name), timeout=timeout
-        )
-        _world.pg_group_ranks[group] = {rank: rank for rank in range(world)}
-        return group
 
     def send(self, tensors: Sequence[torch.Tensor], deadline: float) -> Transfer:
         """Begin to send each of ``tensors`` to every engine rank."""
