@@ -1,7 +1,10 @@
 """Writes: children and status by server-side apply, only when they differ; events on changes."""
 
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any
+
+from kubernetes.client import ApiException
 
 from grpo_operator.api.base import API_VERSION, Model
 from grpo_operator.kuberay_client.client import RayClusterApi
@@ -42,7 +45,11 @@ class Writer:
             await self._kube.apply(group, plural, stamped)
 
     async def status(self, plural: str, owner: dict[str, Any], status: Model) -> bool:
-        """Apply a status when it differs from the object's; True when written."""
+        """Apply a status when it differs from the object's; True when written.
+
+        Not written when the object has changed since it was read: what was decided by an old one
+        must not replace what is newer. The change marks the object, which is then looked at again.
+        """
         new = status.wire()
         if new == (owner.get("status") or {}):
             return False
@@ -50,10 +57,15 @@ class Writer:
         manifest = {
             "apiVersion": owner["apiVersion"],
             "kind": owner["kind"],
-            "metadata": {"name": meta["name"], "namespace": meta["namespace"]},
+            "metadata": {key: meta[key] for key in ("name", "namespace", "resourceVersion")},
             "status": new,
         }
-        written = await self._kube.apply(_GROUP, plural, manifest, "/status")
+        try:
+            written = await self._kube.apply(_GROUP, plural, manifest, "/status")
+        except ApiException as error:
+            if error.status != HTTPStatus.CONFLICT:
+                raise
+            return False
         owner["status"] = written.get("status") or {}
         owner["metadata"]["resourceVersion"] = written["metadata"]["resourceVersion"]
         return True

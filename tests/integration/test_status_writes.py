@@ -1,0 +1,34 @@
+"""Status is written by what was decided on the newest object, or not at all."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from conftest import Api
+from kubernetes import config
+
+from grpo_devcluster.paths import KUBECONFIG
+from grpo_operator.api.grpojob import GRPOJobStatus
+from grpo_operator.apply.writer import Writer
+from grpo_operator.kuberay_client.kube import Kube
+
+
+@pytest.fixture(scope="module", autouse=True)
+def operator() -> None:
+    """This test writes in the operator's place."""
+
+
+def test_an_old_reading_never_replaces_a_newer_status(api: Api, tiny: dict[str, Any]) -> None:
+    writer = Writer(Kube(config.new_client_from_config(str(KUBECONFIG))))
+    assert api.apply(tiny).returncode == 0
+    old = api.get("grpo", "tiny-moe")
+    ended = json.dumps({"status": {"phase": "Succeeded", "step": 7}})
+    api.ok("patch", "grpo", "tiny-moe", "--subresource=status", "--type=merge", "-p", ended)
+    starting = GRPOJobStatus.model_validate({"phase": "Starting", "step": 0})
+    assert not asyncio.run(writer.status("grpojobs", old, starting))
+    status = api.get("grpo", "tiny-moe")["status"]
+    assert (status["phase"], status["step"]) == ("Succeeded", 7)
+    new = api.get("grpo", "tiny-moe")
+    assert asyncio.run(writer.status("grpojobs", new, starting))
+    assert api.get("grpo", "tiny-moe")["status"]["phase"] == "Starting"
