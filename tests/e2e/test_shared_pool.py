@@ -1,6 +1,7 @@
 """A RolloutPool of its own: jobs write to the same engine in turn, through a helm upgrade; one whose
 engine computes something else; one whose answers go on under new weights."""
 
+import base64
 import json
 import subprocess
 from collections.abc import Iterator
@@ -88,7 +89,11 @@ def _the_engine_served_both(kubeconfig: Path, engine: dict[str, Any]) -> None:
 def _a_job_whose_turn_is_over_cannot_write(job: JobView, engine: dict[str, Any]) -> None:
     writer = f"{job.name}-{job.get()['metadata']['uid'][:8]}"
     url = f"http://{engine['status']['podIP']}:{AGENT_PORT}/v1/sync"
-    answer = httpx.post(url, json={"writer": writer, "version": 99, "sources": {}}, timeout=5)
+    body = {"writer": writer, "version": 99, "sources": {}}
+    assert httpx.post(url, json=body, timeout=5).status_code == 401, "taken without the key"
+    encoded = job.kubectl("get", "secret", "grpo-agents", "-o", "jsonpath={.data.key}")
+    headers = {"authorization": f"Bearer {base64.b64decode(encoded).decode()}"}
+    answer = httpx.post(url, json=body, headers=headers, timeout=5)
     assert answer.status_code == 409 and "may not write" in answer.json()["error"]
     assert agent(engine)["state"] == "SERVING" and agent(engine)["weightVersion"] == LAST
 

@@ -51,11 +51,30 @@ def test_with_a_list_of_namespaces_the_rights_end_there() -> None:
     assert "--namespace=team-a" in arguments and "--all-namespaces" not in arguments
 
 
-def test_cluster_wide_rights_hold_no_wildcard_and_no_secret() -> None:
+def test_cluster_wide_rights_hold_no_wildcard_and_no_secret_but_its_own() -> None:
     (cluster,) = _of(_render(), "ClusterRole")
     for rule in cluster["rules"]:
         assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
-        assert "secrets" not in rule["resources"]
+    secrets = [(r["verbs"], r.get("resourceNames")) for r in cluster["rules"] if "secrets" in r["resources"]]
+    assert secrets == [(["get"], ["grpo-agents"]), (["create"], None)]
+
+
+def test_the_operator_reads_one_secret_of_a_namespace_alone(api: Api) -> None:
+    """Asked of the API server's own authorizer."""
+    rights = [o for o in _render() if o["kind"] in ("ClusterRole", "ClusterRoleBinding")]
+    api.ok("apply", "-f", "-", stdin=yaml.safe_dump_all(rights))
+    asked = [
+        ("get", "secrets/grpo-agents"),
+        ("create", "secrets"),
+        ("get", "secrets/other"),
+        ("list", "secrets"),
+        ("patch", "secrets/grpo-agents"),
+        ("delete", "secrets/grpo-agents"),
+    ]
+    user = "--as=system:serviceaccount:grpo-system:ops"
+    answers = [api.run("auth", "can-i", *question, user).stdout.strip() for question in asked]
+    api.ok("delete", "-f", "-", stdin=yaml.safe_dump_all(rights))
+    assert answers == ["yes", "yes", "no", "no", "no", "no"]
 
 
 def test_every_pod_of_the_chart_is_restricted() -> None:

@@ -27,6 +27,14 @@
   - apiGroups: [networking.k8s.io]
     resources: [networkpolicies]
     verbs: [get, list, watch, create, patch]
+  # The key that a namespace's pods share to move weights; no other Secret can be read.
+  - apiGroups: [""]
+    resources: [secrets]
+    resourceNames: [grpo-agents]
+    verbs: [get]
+  - apiGroups: [""]
+    resources: [secrets]
+    verbs: [create]
   # State of pods. Delete: pods on nodes that scheduling.unhealthyNodes calls sick.
   - apiGroups: [""]
     resources: [pods]

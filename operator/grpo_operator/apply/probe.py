@@ -6,6 +6,7 @@ from typing import Any
 
 import aiohttp
 
+from grpo_operator.apply.keys import Keys
 from grpo_operator.plan import names
 from grpo_operator.plan.names import AGENT_PORT, CONTROLLER_PORT
 from grpo_operator.plan.observed import first_hosts, of_pool
@@ -16,7 +17,8 @@ _TIMEOUT = aiohttp.ClientTimeout(total=3)
 class PodProbe:
     """Asks pods by address. A pod that does not answer yields None: it is starting or gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
         self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
 
     async def progress(self, pods: tuple[dict[str, Any], ...]) -> dict[str, Any] | None:
@@ -45,10 +47,13 @@ class PodProbe:
     async def _post(self, pod: dict[str, Any], port: int, path: str, body: dict[str, Any]) -> None:
         """A pod that does not answer is asked again at the next look."""
         address = _address(pod)
-        if address:
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                async with self._session.post(f"http://{address}:{port}{path}", json=body):
-                    pass
+        if not address:
+            return
+        headers = {"authorization": f"Bearer {await self._keys.of(pod['metadata']['namespace'])}"}
+        url = f"http://{address}:{port}{path}"
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            async with self._session.post(url, json=body, headers=headers):
+                pass
 
     async def _get(self, pod: dict[str, Any], port: int, path: str) -> dict[str, Any] | None:
         address = _address(pod)

@@ -13,6 +13,7 @@ from grpo_operator.api.rolloutpool import RolloutTemplate
 from grpo_operator.api.scheduling import SchedulingSpec
 from grpo_operator.api.trainer import TrainerSpec
 from grpo_operator.apply.cache import Cache, key_of
+from grpo_operator.apply.keys import Keys
 from grpo_operator.apply.probe import PodProbe
 from grpo_operator.apply.prober import Prober
 from grpo_operator.apply.watched import WATCHED
@@ -44,6 +45,7 @@ class Kit:
     prober: Prober
     settings: OperatorSettings
     admissions: Admissions
+    keys: Keys
 
     def cluster_status(self, owner: Owner) -> RayClusterStatus | None:
         cluster = self.cache.ray_clusters.get((owner.namespace, owner.name))
@@ -102,6 +104,8 @@ class Kit:
         await self.writer.child(_PATHS[plural], plural, manifest, seen)
 
     async def ray_cluster(self, cluster: RayCluster) -> None:
+        """Apply a RayCluster; its pods wait for their namespace's key."""
+        await self.keys.of(cluster.metadata["namespace"])
         seen = self.cache.live("rayclusters", (cluster.metadata["namespace"], cluster.metadata["name"]))
         await self.writer.ray_cluster(cluster, seen)
 

@@ -11,6 +11,7 @@ from kubernetes import client, config
 from prometheus_client import REGISTRY, start_http_server
 
 from grpo_operator.apply.cache import Cache, key_of
+from grpo_operator.apply.keys import Keys
 from grpo_operator.apply.listing import Listing
 from grpo_operator.apply.probe import PodProbe
 from grpo_operator.apply.prober import Prober
@@ -48,9 +49,10 @@ async def startup(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
     chart = load_settings(SETTINGS_FILE)
     kube = Kube(client.ApiClient())
     writer = Writer(kube)
-    memo.probe = PodProbe()
+    keys = Keys(kube)
+    memo.probe = PodProbe(keys)
     memo.prober = Prober(cache, memo.probe, lambda owner: loop.mark([owner]))
-    kit = Kit(cache, writer, memo.probe, memo.prober, chart, Admissions(cache))
+    kit = Kit(cache, writer, memo.probe, memo.prober, chart, Admissions(cache), keys)
     listing = Listing(kube, cache, chart.watch_namespaces)
     REGISTRY.register(JobCollector(cache))
     start_http_server(METRICS_PORT)

@@ -20,6 +20,8 @@ REPLICA_NAME = "ray.io/worker-group-replica-name"
 REPLICA_INDEX = "ray.io/worker-group-replica-index"
 HOST_INDEX = "ray.io/replica-host-index"
 
+KEY_SECRET, KEY = "grpo-agents", "key"  # what the pods of a namespace share to move weights
+
 HEAD, CONTROLLER, TRAINER, ROLLOUT = "head", "controller", "trainer", "rollout"
 
 

@@ -11,7 +11,7 @@ from grpo_operator.plan.names import CONTROLLER_PORT, GCS_PORT
 from grpo_operator.plan.topology import Leaves
 from grpo_operator.render.engine_pods import EnginePods
 from grpo_operator.render.placement import apart_from, packed, prefer_leaves
-from grpo_operator.render.pods import PYTHON, PodParts, overlaid, probe
+from grpo_operator.render.pods import PYTHON, PodParts, overlaid, probe, share_key
 
 STORE_MOUNT = "/store"
 # Ray lowers the priority of its workers by 15; the ranks are what the pod is for.
@@ -38,6 +38,7 @@ class JobPods:
         start = f"{_WAIT_FOR_HEAD}{_START_RAY} & exec {PYTHON} -m grpo_worker.controller.main"
         of = self.spec.controller
         container = self.parts.container("controller", self._image(), of.resources, command=start)
+        share_key(container)
         container["ports"] = [{"name": "status", "containerPort": CONTROLLER_PORT}]
         container["readinessProbe"] = probe("/healthz", CONTROLLER_PORT, period=2, failures=3)
         container["livenessProbe"] = probe("/healthz", CONTROLLER_PORT, period=10, failures=30)

@@ -10,13 +10,14 @@ from grpo_operator.api.scheduling import SchedulingSpec
 from grpo_operator.api.trainer import TrainerSpec
 from grpo_operator.plan import names
 from grpo_operator.plan.feasibility import GPU
-from grpo_operator.plan.names import AGENT_PORT, Owner
+from grpo_operator.plan.names import AGENT_PORT, KEY, KEY_SECRET, Owner
 from grpo_operator.plan.needs import AGENT_RESOURCES, HEAD_RESOURCES
 from grpo_operator.render.merge import merge
 from grpo_operator.render.placement import add_devices, off_gpu_nodes, shared_memory, tolerations
 from grpo_operator.render.settings import OperatorSettings
 
 PYTHON = "python3"
+_KEY_MOUNT = "/etc/grpo-key"
 _Pool = ControllerSpec | TrainerSpec | RolloutTemplate
 # GCS learns of dead nodes within seconds.
 _HEAD_ENV = {
@@ -49,6 +50,7 @@ class PodParts:
         """The sidecar that moves weights."""
         command = f"exec {PYTHON} -m grpo_worker.weightsync.main {arguments}"
         agent = self.container("agent", image, AGENT_RESOURCES, command=command)
+        share_key(agent)
         agent["ports"] = [{"name": "agent", "containerPort": AGENT_PORT}]
         # Long enough to import torch on a busy node.
         agent["livenessProbe"] = probe("/healthz", AGENT_PORT, period=10, failures=18)
@@ -81,6 +83,8 @@ class PodParts:
         """PodTemplateSpec of one pool; devices go to the first container."""
         scheduling = self.scheduling
         volumes = list(self.settings.pod_overlay.get("volumes", []))
+        if pool != names.HEAD:
+            volumes.append({"name": "key", "secret": {"secretName": KEY_SECRET}})
         spec: dict[str, Any] = {
             "containers": containers,
             "volumes": volumes,
@@ -102,6 +106,12 @@ class PodParts:
             "metadata": {"labels": self.owner.labels(pool), "annotations": overwrite},
             "spec": {key: value for key, value in spec.items() if value or value is False},
         }
+
+
+def share_key(container: dict[str, Any]) -> None:
+    """Give a container the key of its namespace's pods."""
+    container["env"].append({"name": "GRPO_KEY_FILE", "value": f"{_KEY_MOUNT}/{KEY}"})
+    container["volumeMounts"].append({"name": "key", "mountPath": _KEY_MOUNT, "readOnly": True})
 
 
 def overlaid(pod: dict[str, Any], of: _Pool) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import httpx
 
 from grpo_worker.controller.trainers import Restored, TrainerGang
 from grpo_worker.data.atomic import write_text
+from grpo_worker.data.shared_key import headers
 from grpo_worker.data.snapshots import name_of
 
 log = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ class MemoryTier:
         def pull(rank: int, url: str) -> bool:
             body = {"name": name, "rank": rank, "holders": holders[rank]}
             try:
-                return self._http.post(f"{url}/v1/snapshots", json=body).status_code == 200
+                return self._http.post(f"{url}/v1/snapshots", json=body, headers=headers()).status_code == 200
             except httpx.HTTPError as error:
                 log.warning("snapshot of rank %d to %s: %r", rank, url, error)
                 return False

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from grpo_worker.controller.progress import Board
+from grpo_worker.data.shared_key import guarded
 from grpo_worker.rollout.routing import EngineEntry
 
 PORT = 8090
@@ -33,8 +34,8 @@ def application(board: Board, engines: Callable[[], list[EngineEntry]]) -> Starl
     def metrics(_: Request) -> Response:
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
-    return Starlette(
-        routes=[
+    return guarded(
+        [
             Route("/healthz", lambda _: PlainTextResponse("ok")),
             Route("/v1/status", status),
             Route("/v1/suspend", suspend, methods=["POST"]),

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 
 from grpo_worker.data.atomic import write_text
+from grpo_worker.data.shared_key import headers
 
 KEEP = 2  # of each rank: the newest may still be on its way to other pods
 CHUNK = 16 << 20
@@ -64,7 +65,8 @@ def _fetch(url: str, file: Path, timeout: float) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     for suffix in (".pt", ".json"):
         temporary = file.with_suffix(f".pulled{suffix}")
-        with httpx.stream("GET", url + suffix, timeout=timeout) as response, temporary.open("wb") as handle:
+        request = httpx.stream("GET", url + suffix, timeout=timeout, headers=headers())
+        with request as response, temporary.open("wb") as handle:
             response.raise_for_status()
             for chunk in response.iter_bytes(CHUNK):
                 handle.write(chunk)

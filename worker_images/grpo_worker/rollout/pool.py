@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import httpx
 
 from grpo_operator.api.status import EngineState
+from grpo_worker.data.shared_key import headers
 from grpo_worker.rollout.routing import EngineEntry, EngineTable
 
 log = logging.getLogger(__name__)
@@ -99,8 +101,12 @@ class RolloutPool:
     def _post(self, engine: EngineEntry, what: str, timeout: float, body: dict[str, Any]) -> dict[str, Any]:
         url = f"http://{engine.address}:{AGENT_PORT}/v1/{what}"
         try:
-            response = self._http.post(url, json={"writer": self._writer, **body}, timeout=timeout)
+            response = self._http.post(
+                url, json={"writer": self._writer, **body}, timeout=timeout, headers=headers()
+            )
             result: dict[str, Any] = response.json()
+            if response.status_code == HTTPStatus.UNAUTHORIZED:
+                raise ValueError(result["error"])
             self._synced += 1
             self.table.update(self._entry(engine.address, result))
         except (httpx.HTTPError, ValueError) as error:
@@ -116,7 +122,7 @@ class RolloutPool:
         configs, problem = {}, "no engine found"
         for engine in self.table.serving(version):
             try:
-                response = self._http.get(f"http://{engine.address}:{AGENT_PORT}/v1/model")
+                response = self._http.get(f"http://{engine.address}:{AGENT_PORT}/v1/model", headers=headers())
                 response.raise_for_status()
                 configs[engine.name] = dict(response.json())
             except (httpx.HTTPError, ValueError) as error:

@@ -19,6 +19,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from grpo_worker.data.shared_key import guarded
+
 if TYPE_CHECKING:
     from grpo_worker.weightsync.agent import Agent
 
@@ -128,8 +130,8 @@ def rollout_application(agent: "Agent", model_config: Path | None = None) -> Sta
     def metrics(_: Request) -> Response:
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
-    return Starlette(
-        routes=[
+    return guarded(
+        [
             Route("/healthz", lambda _: PlainTextResponse("ok")),
             Route("/metrics", metrics),
             Route("/readyz", ready),

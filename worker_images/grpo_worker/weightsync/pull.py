@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import torch
 
+from grpo_worker.data.shared_key import headers
 from grpo_worker.weightsync.manifest import Manifest, digest
 
 log = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ class _Response:
 
     def __enter__(self) -> "_Response":
         try:
-            self._connection.request("GET", self._path)
+            self._connection.request("GET", self._path, headers=headers())
             self._response = self._connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from grpo_worker.data.shared_key import guarded
 from grpo_worker.data.snapshots import file_of, pull
 from grpo_worker.weightsync.manifest import Manifest
 
@@ -114,8 +115,8 @@ def application(root: Path) -> Starlette:
             return JSONResponse({"error": str(error)}, 400)
         return JSONResponse({}, 200) if found else JSONResponse({"error": "no holder has it"}, 404)
 
-    return Starlette(
-        routes=[
+    return guarded(
+        [
             Route("/healthz", lambda _: PlainTextResponse("ok")),
             Route("/v1/versions", versions),
             Route("/v1/snapshots", keep, methods=["POST"]),
