@@ -25,6 +25,7 @@ from grpo_worker.weightsync.group import UpdateGroup
 from grpo_worker.weightsync.inside.request import DirectLoad
 from grpo_worker.weightsync.install import UpdateError
 from grpo_worker.weightsync.manifest import Manifest, publish
+from grpo_worker.weightsync.pull import Puller
 
 VERSIONS = 3
 PROMPT = list(range(20, 60))
@@ -32,7 +33,8 @@ PROMPT = list(range(20, 60))
 
 def new_agent(server: Server, timeout: float = 30, deltas: bool = False) -> Agent:
     engine, bucket = server.control(timeout), 64 << 10
-    return Agent("engine-0", engine, 1, bucket_bytes=bucket, timeout=timeout, writer=JOB, deltas=deltas)
+    puller = Puller(timeout, deltas)
+    return Agent("engine-0", engine, 1, bucket_bytes=bucket, timeout=timeout, writer=JOB, puller=puller)
 
 
 @pytest.fixture(scope="module")

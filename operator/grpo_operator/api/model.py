@@ -59,12 +59,13 @@ class WeightSyncSpec(Model):
         ),
     )
 
-    transport: Literal["auto", "nccl", "gloo", "staged"] = Field(
+    transport: Literal["auto", "nccl", "gloo", "staged", "nixl"] = Field(
         "auto",
         description="how a version travels: over one process group of all trainer ranks and engines (nccl "
         "between GPUs, gloo between CPUs), or staged in the agents' host memory, which is also the way for "
-        "engines that come late and after a failure of the group. auto: nccl where trainers have GPUs, else "
-        "gloo; staged with mode delta",
+        "engines that come late and after a failure of the group. nixl: staged, and agents read each other's "
+        "memory by NIXL: over RDMA adapters that podTemplate gives the agents, else TCP. auto: nccl where "
+        "trainers have GPUs, else gloo; staged with mode delta",
     )
     mode: Literal["full", "delta"] = Field(
         "full",
@@ -76,7 +77,7 @@ class WeightSyncSpec(Model):
 
     @model_validator(mode="after")
     def _delta_is_staged(self) -> "WeightSyncSpec":
-        if self.mode == "delta" and self.transport in ("nccl", "gloo"):
+        if self.mode == "delta" and self.transport not in ("auto", "staged"):
             raise ValueError(
                 f"weightSync.mode delta needs transport staged, not {self.transport}: what changed is found "
                 "in the agents' memory; leave transport out"
@@ -85,8 +86,8 @@ class WeightSyncSpec(Model):
 
     def link_backend(self, device: Device) -> Literal["nccl", "gloo"] | None:
         """Of the process group of trainers on ``device`` and engines; None: everything is staged."""
-        if self.transport == "staged" or self.mode == "delta":
+        if self.transport == "nccl" or self.transport == "gloo":
+            return self.transport
+        if self.transport != "auto" or self.mode == "delta":
             return None
-        if self.transport == "auto":
-            return "nccl" if device is Device.CUDA else "gloo"
-        return self.transport
+        return "nccl" if device is Device.CUDA else "gloo"

@@ -77,6 +77,8 @@ class EnginePods:
         )
         if self.weight_sync.mode == "delta":
             arguments += " --deltas"
+        if self.weight_sync.transport == "nixl":
+            arguments += " --nixl"
         if self.writer:
             arguments += f" --writer {self.writer}"
         agent = self.parts.agent(self._image(pool), arguments)

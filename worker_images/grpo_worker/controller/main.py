@@ -2,6 +2,7 @@
 
 import logging
 import signal
+import time
 from pathlib import Path
 
 import ray
@@ -24,6 +25,7 @@ from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.pool import RolloutPool
 
 log = logging.getLogger(__name__)
+RAYLET_SECONDS = 600.0  # on a busy node Ray needs minutes to start
 
 
 def main() -> None:
@@ -40,7 +42,7 @@ def main() -> None:
         config.fp8,
     )
     serve_in_background(application(board, pool.table.entries))
-    ray.init(address="auto", namespace=config.name, log_to_driver=True)
+    _connect(config.name)
     try:
         loop = build_loop(config, board, pool)
     except (ValueError, OSError) as error:  # what the job names is not there, or not what it should be
@@ -49,6 +51,19 @@ def main() -> None:
         loop.run()
     log.info("job ended: %s", board.get().phase)
     signal.pause()
+
+
+def _connect(namespace: str) -> None:
+    """Join the Ray cluster, once the raylet that starts beside this process has."""
+    deadline = time.monotonic() + RAYLET_SECONDS
+    while True:
+        try:
+            ray.init(address="auto", namespace=namespace, log_to_driver=True)
+            return
+        except ConnectionError as error:
+            if time.monotonic() > deadline:
+                raise
+            log.info("not yet: %s", error)
 
 
 def build_loop(config: JobConfig, board: Board, pool: RolloutPool) -> GrpoLoop:

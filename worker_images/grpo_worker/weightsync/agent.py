@@ -32,7 +32,7 @@ class Agent:
 
     def __init__(
         self, name: str, engine: Engine, engine_ranks: int, bucket_bytes: int, timeout: float,
-        writer: str | None = None, deltas: bool = False,
+        writer: str | None = None, puller: Puller | None = None,
     ) -> None:  # fmt: skip
         self._name = name
         self._instance = uuid.uuid4().hex[:12]  # another one after a restart, which has forgotten its link
@@ -43,7 +43,7 @@ class Agent:
         self._lock = threading.Lock()
         self._copy: HostCopy | None = None
         self._spare: HostCopy | None = None  # memory of the version before
-        self._puller = Puller(timeout, deltas)
+        self._puller = puller or Puller(timeout)
         self._checksum = ""
         self._writer = writer
         self._link: AgentLink | None = None

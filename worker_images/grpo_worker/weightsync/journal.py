@@ -11,6 +11,7 @@ _PHASES = Counter("grpo_weight_update_phases_total", "Phases that weight updates
 _SECONDS = Counter("grpo_weight_update_seconds_total", "Seconds in each part of weight updates", ["part"])
 _BYTES = Counter("grpo_weight_update_bytes_total", "Bytes of the updates that were committed")
 _VERSION = Gauge("grpo_weight_version", "Version that the engine serves; -1: none")
+_NIXL_READS = Counter("grpo_weight_nixl_reads_total", "Versions read over NIXL, or not", ["outcome"])
 for _phase in Phase:
     _PHASES.labels(_phase)  # a rate needs its zero
 
@@ -27,6 +28,11 @@ def took(seconds: dict[str, float], nbytes: int) -> None:
     for part, value in seconds.items():
         _SECONDS.labels(part).inc(value)
     _BYTES.inc(nbytes)
+
+
+def read_remotely(succeeded: bool) -> None:
+    """A version's blobs were read over NIXL, or had to be taken over HTTP."""
+    _NIXL_READS.labels("success" if succeeded else "fallback").inc()
 
 
 def serves(version: int | None) -> None:

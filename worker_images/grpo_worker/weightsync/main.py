@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--model-config", type=Path, help="the engine's config.json")
     parser.add_argument("--admin-key", type=Path, help="file with the key to the engine's control routes")
     parser.add_argument("--deltas", action="store_true", help="fetch what changed instead of all bytes")
+    parser.add_argument("--nixl", action="store_true", help="read the trainers' memory by NIXL")
     parser.add_argument("--writer", help="the job that may sync; default: wait to be told")
     parser.add_argument("--timeout", type=float, default=120, help="seconds of one call")
     args = parser.parse_args()
@@ -62,10 +63,13 @@ def _rollout(args: argparse.Namespace) -> Starlette:
         return _further_host()
     from grpo_worker.weightsync.agent import Agent
     from grpo_worker.weightsync.engine import Engine
+    from grpo_worker.weightsync.importer import Importer
+    from grpo_worker.weightsync.pull import Puller
 
     engine = Engine(args.engine, args.timeout, args.admin_key)
     bucket = args.bucket_megabytes << 20
-    agent = Agent(args.name, engine, args.engine_ranks, bucket, args.timeout, args.writer, args.deltas)
+    puller = Puller(args.timeout, args.deltas, Importer() if args.nixl else None)
+    agent = Agent(args.name, engine, args.engine_ranks, bucket, args.timeout, args.writer, puller)
     threading.Thread(target=_watch_forever, args=(agent,), daemon=True).start()
     return rollout_application(agent, args.model_config)
 

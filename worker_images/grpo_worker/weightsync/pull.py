@@ -1,6 +1,7 @@
 """Rollout-side receive: pull the manifests and blobs of the trainer ranks."""
 
 import http.client
+import json
 import logging
 import threading
 import time
@@ -12,6 +13,9 @@ from urllib.parse import urlsplit
 import torch
 
 from grpo_worker.data.shared_key import headers
+from grpo_worker.weightsync import journal
+from grpo_worker.weightsync.exporter import Offer
+from grpo_worker.weightsync.importer import Importer, ReadError
 from grpo_worker.weightsync.manifest import Manifest, digest
 
 log = logging.getLogger(__name__)
@@ -28,10 +32,12 @@ class PullError(RuntimeError):
 class Puller:
     """Reads versions from the trainer-side agents, into the same memory each time: the first touch of
     fresh memory takes longer than receiving into it. ``timeout``: seconds for all blobs of a version,
-    however the bytes trickle. ``deltas``: ask first for what changed since the version that is held."""
+    however the bytes trickle. ``deltas``: ask first for what changed since the version that is held.
+    ``importer``: read the sources' memory by it, and over HTTP what it cannot."""
 
-    def __init__(self, timeout: float, deltas: bool = False) -> None:
+    def __init__(self, timeout: float, deltas: bool = False, importer: Importer | None = None) -> None:
         self._timeout = timeout
+        self._importer = importer
         self._deltas = deltas
         if deltas:
             from grpo_worker.weightsync.delta import warm  # numba takes a second that others need not wait
@@ -57,13 +63,15 @@ class Puller:
         Raises PullError.
         """
         deadline = time.monotonic() + self._timeout
+        read = self._read(sources, manifests, deadline)
 
         def one(manifest: Manifest) -> int:
             url = _url(sources, manifest.version, manifest.rank, "bin")
             held = self._held.pop(manifest.rank, None)  # until it is whole again
             received = self._changes(url, held, manifest, deadline) if held is not None else None
             if received is None:
-                self._blobs[manifest.rank] = self._blob(url, manifest, deadline)
+                if manifest.rank not in read:
+                    self._blobs[manifest.rank] = self._blob(url, manifest, deadline)
                 received = manifest.blob_bytes
             self._held[manifest.rank] = manifest
             return received
@@ -75,6 +83,42 @@ class Puller:
     def forget(self) -> None:
         """Give the memory back: versions come another way now."""
         self._blobs, self._held = {}, {}
+        if self._importer is not None:
+            self._importer.close()
+
+    def _read(self, sources: dict[int, str], manifests: Sequence[Manifest], deadline: float) -> set[int]:
+        """Ranks whose blobs the importer has brought, as the manifests say, in half of the time."""
+        held = {rank: manifest.digest for rank, manifest in self._held.items()}
+        wanted = {m.rank: m for m in manifests if m.blob_bytes and held.get(m.rank) != m.digest}
+        if self._importer is None or not wanted:
+            return set()
+        for rank in wanted:
+            self._held.pop(rank, None)
+        into = {rank: self._memory(manifest) for rank, manifest in wanted.items()}
+        now = time.monotonic()
+        try:
+            offers = _each(lambda rank: self.offer(sources, wanted[rank]), wanted)
+            self._importer.read(dict(zip(wanted, offers, strict=True)), into, now + (deadline - now) / 2)
+        except (PullError, ReadError) as error:
+            log.warning("NIXL: %s; taking the blobs over HTTP", error)
+            journal.read_remotely(succeeded=False)
+            for rank in wanted:
+                self._blobs.pop(rank, None)
+            return set()
+        journal.read_remotely(succeeded=True)
+        self._blobs |= into
+        return {rank for rank, m in wanted.items() if digest(into[rank].numpy().data) == m.digest}
+
+    def offer(self, sources: dict[int, str], manifest: Manifest) -> Offer:
+        url = _url(sources, manifest.version, manifest.rank, "nixl")
+        with _Response(url, self._timeout) as response:
+            return Offer(**json.loads(response.read()))
+
+    def _memory(self, manifest: Manifest) -> torch.Tensor:
+        """Where the rank's blob was, if the new one fits."""
+        old = self._blobs.get(manifest.rank)
+        size = manifest.blob_bytes
+        return old if old is not None and len(old) == size else torch.empty(size, dtype=torch.uint8)
 
     def _changes(self, url: str, held: Manifest, manifest: Manifest, deadline: float) -> int | None:
         """Bring the held blob to ``manifest`` by what changed; bytes received. None: take the whole blob."""
@@ -96,9 +140,7 @@ class Puller:
         return len(delta) if digest(blob.data) == manifest.digest else None
 
     def _blob(self, url: str, manifest: Manifest, deadline: float) -> torch.Tensor:
-        old = self._blobs.get(manifest.rank)
-        size = manifest.blob_bytes
-        data = old if old is not None and len(old) == size else torch.empty(size, dtype=torch.uint8)
+        data, size = self._memory(manifest), manifest.blob_bytes
         view = data.numpy().data
         with _Response(url, self._timeout) as response:
             length = response.read_into(view, deadline)

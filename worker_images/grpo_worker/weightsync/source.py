@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from grpo_worker.data.shared_key import guarded
 from grpo_worker.data.snapshots import file_of, pull
+from grpo_worker.weightsync.exporter import Exporter
 from grpo_worker.weightsync.manifest import Manifest
 
 PULL_TIMEOUT = 300.0  # seconds without a byte
@@ -83,6 +84,18 @@ def application(root: Path) -> Starlette:
             return JSONResponse({"error": f"version {version} of rank {rank} is not here"}, 404)
         return LargeFile(path)
 
+    exporter = Exporter()
+
+    def offer(request: Request) -> Response:
+        of = request.path_params
+        try:
+            found = exporter.offer(root / f"v{of['version']}" / f"rank-{of['rank']}.bin")
+        except FileNotFoundError:
+            return JSONResponse({"error": f"version {of['version']} of rank {of['rank']} is not here"}, 404)
+        except Exception as error:
+            return JSONResponse({"error": f"NIXL: {error!r}"}, 501)
+        return JSONResponse(found._asdict())
+
     deltas = Deltas(root)
 
     def delta(request: Request) -> Response:
@@ -122,6 +135,7 @@ def application(root: Path) -> Starlette:
             Route("/v1/snapshots", keep, methods=["POST"]),
             Route("/v1/snapshots/{name:str}/{rank:int}.{suffix:str}", snapshot),
             Route("/v1/weights/{version:int}/{rank:int}.delta", delta),
+            Route("/v1/weights/{version:int}/{rank:int}.nixl", offer),
             Route("/v1/weights/{version:int}/{rank:int}.{suffix:str}", file),
         ]
     )

@@ -1,0 +1,176 @@
+"""Blobs read out of another process's memory by NIXL; no adapter here, so over TCP."""
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from grpo_worker.weightsync.importer import Importer, ReadError
+from grpo_worker.weightsync.manifest import Manifest, publish
+from grpo_worker.weightsync.pull import Puller, PullError
+
+RANKS, ROWS = 2, 1024
+
+
+class Source:
+    """A trainer's agent in a process of its own, over weights in shared memory."""
+
+    def __init__(self, root: Path, **environment: str) -> None:
+        self.root = root
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            self.port = sock.getsockname()[1]
+        self._environment = os.environ | environment
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "grpo_worker.weightsync.main", "trainer"]
+        command += ["--weights", str(self.root), "--host", "127.0.0.1", "--port", str(self.port)]
+        self.process = subprocess.Popen(command, env=self._environment)
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                httpx.get(f"http://127.0.0.1:{self.port}/healthz")
+                return
+            except httpx.HTTPError:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+
+    def urls(self) -> dict[int, str]:
+        return dict.fromkeys(range(RANKS), f"http://127.0.0.1:{self.port}")
+
+    def publish(self, version: int, rows: int = ROWS) -> dict[int, Manifest]:
+        """A version with bits of its own, as the trainer leaves it."""
+        generator = torch.Generator().manual_seed(version)
+        found = {}
+        for rank in range(RANKS):
+            weight = torch.randn(rows, 1024, generator=generator).bfloat16()
+            part = (f"w{rank}", tuple(weight.shape), 0, 0, weight)
+            found[rank] = publish(self.root, version, rank, RANKS, [part])
+        return found
+
+    def deleted(self) -> int:
+        """Deleted files that the process still keeps in memory."""
+        maps = Path(f"/proc/{self.process.pid}/maps").read_text().splitlines()
+        return sum(str(self.root) in line and "(deleted)" in line for line in maps)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[Source]:
+    made = Source(tmp_path / "weights")
+    yield made
+    made.end()
+
+
+def _pull(puller: Puller, source: Source, version: int) -> dict[int, bytes]:
+    manifests = puller.manifests(source.urls(), version)
+    return {rank: bytes(blob.numpy()) for rank, blob in puller.blobs(source.urls(), manifests).items()}
+
+
+def _over_nixl(caplog: pytest.LogCaptureFixture) -> bool:
+    """Was nothing taken over HTTP since the last time?"""
+    fell_back = "over HTTP" in caplog.text
+    caplog.clear()
+    return not fell_back
+
+
+def test_version_after_version_comes_as_over_http(source: Source, caplog: pytest.LogCaptureFixture) -> None:
+    """The trainer writes the third version into the first one's memory; the fourth has another size."""
+    puller = Puller(30, importer=Importer())
+    for version, rows in ((1, ROWS), (2, ROWS), (3, ROWS), (4, ROWS // 2), (5, ROWS // 2)):
+        source.publish(version, rows)
+        blobs = _pull(puller, source, version)
+        assert _over_nixl(caplog)
+        assert blobs == _pull(Puller(30), source, version) and len(blobs) == RANKS
+        assert puller.received == sum(len(blob) for blob in blobs.values())
+
+
+def test_what_is_held_already_is_not_read_again(source: Source) -> None:
+    puller = Puller(30, importer=Importer())
+    source.publish(1)
+    first = _pull(puller, source, 1)
+    assert _pull(puller, source, 1) == first and puller.received == 0
+    puller.forget()
+    assert _pull(puller, source, 1) == first and puller.received > 0
+
+
+def test_memory_of_deleted_blobs_is_given_back(source: Source) -> None:
+    puller = Puller(30, importer=Importer())
+    for version in range(1, 7):  # each size is new, so no file is written over
+        source.publish(version, ROWS + version)
+        _pull(puller, source, version)
+    assert source.deleted() <= RANKS
+
+
+def test_a_source_that_was_replaced_is_met_anew(source: Source, caplog: pytest.LogCaptureFixture) -> None:
+    puller = Puller(30, importer=Importer())
+    source.publish(1)
+    _pull(puller, source, 1)
+    source.end()
+    source.start()
+    source.publish(2)
+    assert _pull(puller, source, 2) == _pull(Puller(30), source, 2) and _over_nixl(caplog)
+
+
+def test_without_a_common_wire_the_blobs_come_over_http(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = Source(tmp_path / "weights", UCX_TLS="self")
+    try:
+        source.publish(1)
+        assert _pull(Puller(30, importer=Importer()), source, 1) == _pull(Puller(30), source, 1)
+        assert not _over_nixl(caplog)
+    finally:
+        source.end()
+
+
+def _stop(source: Source) -> None:
+    source.process.send_signal(signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("fault", [_stop, Source.end])
+def test_a_source_that_falls_silent_ends_the_read_at_its_deadline(
+    source: Source, fault: Callable[[Source], None]
+) -> None:
+    """Everything is agreed upon; then the source's process stands still, or is gone."""
+    importer, puller = Importer(), Puller(30)
+    manifests = source.publish(1, 16 * ROWS)
+    into = {rank: torch.zeros(m.blob_bytes, dtype=torch.uint8) for rank, m in manifests.items()}
+    offers = {rank: puller.offer(source.urls(), m) for rank, m in manifests.items()}
+    fault(source)
+    started = time.monotonic()
+    with pytest.raises(ReadError):
+        importer.read(offers, into, started + 3)
+    assert time.monotonic() - started < 10
+    before = {rank: blob.clone() for rank, blob in into.items()}
+    source.process.send_signal(signal.SIGCONT)
+    time.sleep(1)
+    assert all(torch.equal(into[rank], before[rank]) for rank in into), "written after the read had ended"
+
+
+def test_a_flipped_bit_is_noticed_and_another_blob_never_taken_for_it(
+    source: Source, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    source.publish(1)
+    file = source.root / "v1" / "rank-1.bin"
+    with file.open("r+b") as handle:
+        handle.seek(100)
+        byte = handle.read(1)
+        handle.seek(100)
+        handle.write(bytes([byte[0] ^ 1]))
+    with pytest.raises(PullError, match="another digest"):
+        _pull(Puller(30, importer=Importer()), source, 1)

@@ -1,0 +1,74 @@
+"""Trainer side of NIXL: blobs in the pod's memory, for other pods to read without this one's CPU."""
+
+import base64
+import mmap
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from grpo_worker.weightsync.nixl_agent import NixlAgent, Region
+
+
+class Offer(NamedTuple):
+    """Where a blob is. ``metadata``: of the NIXL agent that has it, base64."""
+
+    metadata: str
+    address: int
+    nbytes: int
+
+    @property
+    def region(self) -> Region:
+        return Region(self.address, self.nbytes)
+
+
+@dataclass(slots=True)
+class _Held:
+    """A registered file. The trainer writes later versions into the same ones, under other names."""
+
+    file: BinaryIO
+    memory: mmap.mmap
+    region: Region
+    handle: Any
+
+
+class Exporter:
+    """Registers each file once, and lets it go when it is deleted. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._agent: NixlAgent | None = None
+        self._held: dict[int, _Held] = {}  # by inode
+
+    def offer(self, path: Path) -> Offer:
+        """How to read a file that is not empty. Raises OSError when there is none."""
+        with self._lock:
+            self._let_go()
+            if self._agent is None:
+                self._agent = NixlAgent()
+            held = self._hold(self._agent, path)
+            return Offer(base64.b64encode(self._agent.metadata()).decode(), *held.region)
+
+    def _hold(self, agent: NixlAgent, path: Path) -> _Held:
+        file = path.open("r+b")
+        inode = os.fstat(file.fileno()).st_ino
+        if inode in self._held:
+            file.close()
+            return self._held[inode]
+        memory = mmap.mmap(file.fileno(), 0)
+        region = Region(np.frombuffer(memory, np.uint8).ctypes.data, len(memory))
+        self._held[inode] = held = _Held(file, memory, region, agent.register(region))
+        return held
+
+    def _let_go(self) -> None:
+        """A file that was deleted keeps its memory until nobody maps it any more."""
+        gone = [inode for inode, held in self._held.items() if os.fstat(held.file.fileno()).st_nlink == 0]
+        for inode in gone:
+            held = self._held.pop(inode)
+            if self._agent is not None:
+                self._agent.deregister(held.handle)
+            held.memory.close()
+            held.file.close()
