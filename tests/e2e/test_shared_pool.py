@@ -3,7 +3,9 @@ engine computes something else; one whose answers go on under new weights."""
 
 import base64
 import json
+import re
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from grpo_devcluster.paths import REPO
 
 LAST, SAMPLES = 32, 16
 REFERENCE = {"poolRef": {"name": "shared"}}
+READS = {"transport": "nixl"}  # what does not come over a link; all of the last job
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +35,7 @@ def engine(kubeconfig: Path) -> Iterator[dict[str, Any]]:
         "apiVersion": "rl.grpo.dev/v1alpha1",
         "kind": "RolloutPool",
         "metadata": {"name": "shared"},
-        "spec": spec["rollout"]["template"] | {"replicas": 1, "model": spec["model"]},
+        "spec": spec["rollout"]["template"] | {"replicas": 1, "model": spec["model"], "weightSync": READS},
     }
     apply(kubeconfig, yaml.safe_dump(pool), "apply", "-f", "-")
     selector = "rl.grpo.dev/rolloutpool=shared,rl.grpo.dev/pool=rollout"
@@ -89,7 +92,7 @@ def _the_engine_served_both(kubeconfig: Path, engine: dict[str, Any]) -> None:
 def _a_job_whose_turn_is_over_cannot_write(job: JobView, engine: dict[str, Any]) -> None:
     writer = f"{job.name}-{job.get()['metadata']['uid'][:8]}"
     url = f"http://{engine['status']['podIP']}:{AGENT_PORT}/v1/sync"
-    body = {"writer": writer, "version": 99, "sources": {}}
+    body = {"writer": writer, "attempt": 99, "version": 99, "sources": {}}
     assert httpx.post(url, json=body, timeout=5).status_code == 401, "taken without the key"
     encoded = job.kubectl("get", "secret", "grpo-agents", "-o", "jsonpath={.data.key}")
     headers = {"authorization": f"Bearer {base64.b64decode(encoded).decode()}"}
@@ -119,6 +122,28 @@ def test_a_job_whose_engines_compute_something_else_is_refused(start: Start, eng
     job.kubectl("delete", "grpojob", job.name, "--cascade=foreground")
 
 
+def _reads(engine: dict[str, Any]) -> dict[str, float]:
+    """Versions that the engine's agent has read over NIXL, and that it could not."""
+    text = httpx.get(f"http://{engine['status']['podIP']}:{AGENT_PORT}/metrics", timeout=5).text
+    found = re.findall(r'grpo_weight_nixl_reads_total{outcome="(\w+)"} (\S+)', text)
+    return {outcome: float(count) for outcome, count in found}
+
+
+def _superseded(job: JobView) -> int:
+    """Another controller of the job has begun an attempt, as when a node is cut off: the one that still
+    runs touches nothing any more. The attempt."""
+    file = store_of(job) / "run.json"
+    record = json.loads(file.read_text())
+    record["attempt"] += 1
+    file.with_suffix(".new").write_text(json.dumps(record))
+    file.with_suffix(".new").rename(file)
+    until("it gives way", lambda: "begun elsewhere" in report(job)["message"], 120)
+    before = [(store_of(job) / name).read_bytes() for name in ("ledger.jsonl", "run.json")]
+    time.sleep(5)
+    assert before == [(store_of(job) / name).read_bytes() for name in ("ledger.jsonl", "run.json")]
+    return int(record["attempt"])
+
+
 def test_one_step_ahead_answers_go_on_and_none_is_lost_through_a_restart(
     start: Start, engine: dict[str, Any]
 ) -> None:
@@ -127,9 +152,10 @@ def test_one_step_ahead_answers_go_on_and_none_is_lost_through_a_restart(
     manifest = yaml.safe_load((REPO / "manifests" / "tiny-moe.yaml").read_text())["spec"]
     data = manifest["data"] | {"responseLength": 64}
     ahead = {"maxVersionLag": 1, "partialRollouts": True}
-    job = start("partial", steps=steps, data=data, staleness=ahead, rollout=REFERENCE)
+    job = start("partial", steps=steps, data=data, staleness=ahead, weightSync=READS, rollout=REFERENCE)
+    before = _reads(engine)
     wait_step(job, 5)
-    attempt = report(job)["attempt"]
+    attempt = _superseded(job)
     job.kubectl("delete", "pod", "-l", f"rl.grpo.dev/job={job.name},rl.grpo.dev/pool=controller", "--wait")
     until("a new attempt", lambda: step_of(job) >= 0 and report(job)["attempt"] > attempt, 240)
     status = job.wait(ENDED, 600)
@@ -144,4 +170,6 @@ def test_one_step_ahead_answers_go_on_and_none_is_lost_through_a_restart(
         assert set(versions) <= {max(row["step"] - 2, 0), row["step"] - 1}, row
         assert "spans" not in row or row["spans"][-1][1] == row["tokens"], row
     assert sum("spans" in row for row in rows) > 0, "the weights changed under no answer"
+    after = _reads(engine)
+    assert after["success"] >= before["success"] + steps and after["fallback"] == before["fallback"]
     job.kubectl("delete", "grpojob", job.name, "--cascade=foreground")

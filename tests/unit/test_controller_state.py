@@ -9,7 +9,7 @@ import pytest
 
 from grpo_operator.api.status import EngineState
 from grpo_worker.controller.ledger import SampleLedger
-from grpo_worker.controller.run_record import RunRecord
+from grpo_worker.controller.run_record import RunRecord, SupersededError
 from grpo_worker.data import checkpoints
 from grpo_worker.data.batch import make_batch
 from grpo_worker.data.build_tiny_tokenizer import build
@@ -94,6 +94,23 @@ def test_records_survive_and_count_by_cause(tmp_path: Path) -> None:
     record.count_restart("infrastructure")
     again = RunRecord.load(tmp_path / "run.json")
     assert (again.attempt, again.job_restarts, again.infrastructure_restarts) == (1, 0, 1)
+
+
+def test_who_was_superseded_writes_nothing_any_more(tmp_path: Path) -> None:
+    """A controller on a node that is cut off, and the one that Kubernetes started in its place."""
+    cut_off = RunRecord.load(tmp_path / "run.json")
+    cut_off.begin_attempt()
+    cut_off.check()
+    other = RunRecord.load(tmp_path / "run.json")
+    other.begin_attempt()
+    text = (tmp_path / "run.json").read_text()
+    calls: list[Callable[[], None]] = [cut_off.check, cut_off.begin_attempt, lambda: cut_off.fail("x")]
+    for call in (*calls, lambda: cut_off.count_restart("job")):
+        with pytest.raises(SupersededError, match="attempt 2 has begun elsewhere; this one is 1"):
+            call()
+    assert (tmp_path / "run.json").read_text() == text
+    other.begin_attempt()
+    assert other.attempt == 3
 
 
 def _checkpoint(root: Path, step: int, complete: bool = True) -> Path:

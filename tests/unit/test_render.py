@@ -1,7 +1,11 @@
 """Children of a job: one RayCluster with three groups, and stable digests."""
 
+import os
+import subprocess
+from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from objects import job, pool_of, spec_of
 
@@ -60,6 +64,27 @@ def test_an_engine_is_ready_only_through_its_agent() -> None:
     engine, agent = group("rollout")["template"]["spec"]["containers"]
     assert agent["readinessProbe"]["httpGet"]["path"] == "/readyz"
     assert "sglang.launch_server" in engine["args"][0] and "--device cpu" in engine["args"][0]
+
+
+@pytest.mark.parametrize("transport", ["auto", "nccl", "gloo", "staged", "nixl"])
+def test_agents_read_by_nixl_when_they_are_asked_to(transport: str) -> None:
+    made = cluster(weightSync={"transport": transport})
+    groups = {g["groupName"]: g["template"]["spec"] for g in made["spec"]["workerGroupSpecs"]}
+    assert ("--nixl" in groups["rollout"]["containers"][1]["args"][0]) == (transport == "nixl")
+
+
+def test_ray_is_started_again_on_a_node_too_busy_for_its_patience(tmp_path: Path) -> None:
+    """The command of a training pod in a real shell: Ray fails twice, or runs for long and dies."""
+    (command,) = group("trainer")["template"]["spec"]["containers"][0]["args"]
+    command = command.partition("done; ")[2]  # without the wait for Ray's head
+    fails = f"echo x >>{tmp_path}/tries; test $(wc -l <{tmp_path}/tries) -ge 3"
+    assert _shell(command, fails) == 0 and (tmp_path / "tries").read_text() == "x\n" * 3
+    assert _shell(f"SECONDS=300; {command}", "exit_code() { return 7; }; exit_code") == 7
+
+
+def _shell(command: str, ray: str) -> int:
+    environment = os.environ | {"KUBERAY_GEN_RAY_START_CMD": ray}
+    return subprocess.run(["/bin/bash", "-c", command], env=environment, check=False, timeout=30).returncode
 
 
 def test_cpu_jobs_ask_for_no_gpu_and_gpu_jobs_do() -> None:

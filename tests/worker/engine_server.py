@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+from starlette.applications import Starlette
 
 from grpo_devcluster.cpu_engine import environment
 from grpo_operator.api.rolloutpool import EngineSpec, RolloutTemplate
@@ -73,18 +74,23 @@ class Server:
 
 
 def serve(root: Path, ranks: int = 2) -> dict[int, str]:
-    """The trainer-side agent over what was published in ``root``."""
+    """The trainer-side agent over what was published in ``root``: rank -> URL."""
+    return dict.fromkeys(range(ranks), serve_app(application(root)))
+
+
+def serve_app(app: Starlette) -> str:
+    """Answer from a daemon thread; the base URL."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    config = uvicorn.Config(application(root), port=port, log_level="error")
+    config = uvicorn.Config(app, port=port, log_level="error")
     server = uvicorn.Server(config)
     threading.Thread(target=server.run, daemon=True).start()
     deadline = time.monotonic() + 30
     while not server.started:
-        assert time.monotonic() < deadline, "the trainer-side agent did not start"
+        assert time.monotonic() < deadline, "the application did not start"
         time.sleep(0.05)
-    return dict.fromkeys(range(ranks), f"http://127.0.0.1:{port}")
+    return f"http://127.0.0.1:{port}"
 
 
 def watch_until(agent: Agent, state: str, server: Server, timeout: float = 480) -> None:

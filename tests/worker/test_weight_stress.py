@@ -1,6 +1,5 @@
 """The weight plane under stress, with a real engine: equal to the disk, damaged, stalled, repeated."""
 
-import json
 import os
 import shutil
 import signal
@@ -17,7 +16,7 @@ import pytest
 import ranks
 import torch
 from engine_server import JOB, URL, Server, generate, serve, watch_until
-from weight_layouts import LAYOUTS, from_disk
+from weight_layouts import LAYOUTS, copy_version, from_disk, rewrite
 
 from grpo_worker.weightsync import install
 from grpo_worker.weightsync.agent import Agent
@@ -89,7 +88,7 @@ def test_fifty_updates_with_the_same_weights_change_nothing(
     agent.sync(JOB, 1, sources)
     before, memory = _log_probs(), 0
     for version in range(2, 52):
-        _copy_version(versions, version - 1, version)
+        copy_version(versions, version - 1, version)
         assert agent.sync(JOB, version, sources)["weightVersion"] == version
         shutil.rmtree(versions / f"v{version - 1}")
         if version == 11:
@@ -98,7 +97,7 @@ def test_fifty_updates_with_the_same_weights_change_nothing(
             assert _log_probs() == before, f"drift at version {version}"
     assert _memory(server) < memory * 1.05 + (16 << 20), "the engine keeps memory of past updates"
     (versions / "v51").rename(versions / "v1")
-    _rewrite(versions / "v1", 1)
+    rewrite(versions / "v1", 1)
 
 
 def _log_probs() -> list[float]:
@@ -109,16 +108,6 @@ def _log_probs() -> list[float]:
 def _memory(server: Server) -> int:
     own = psutil.Process(server.process.pid)
     return sum(p.memory_info().rss for p in (own, *own.children(recursive=True)))
-
-
-def _copy_version(root: Path, old: int, new: int) -> None:
-    shutil.copytree(root / f"v{old}", root / f"v{new}")
-    _rewrite(root / f"v{new}", new)
-
-
-def _rewrite(folder: Path, version: int) -> None:
-    for file in folder.glob("*.json"):
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"version": version}))
 
 
 def test_no_answer_is_built_on_the_old_weights_prefix(

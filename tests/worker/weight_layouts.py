@@ -1,5 +1,7 @@
 """Trainer layouts of which weights are sent, and the engine's own way to the same weights."""
 
+import json
+import shutil
 from pathlib import Path
 
 from engine_server import Server
@@ -12,6 +14,18 @@ LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
     ),
     "EP4": (4, {"expert": 4, "expert_tensor": 1}),
 }
+
+
+def copy_version(root: Path, old: int, new: int) -> None:
+    """The weights of a published version as another one."""
+    shutil.copytree(root / f"v{old}", root / f"v{new}")
+    rewrite(root / f"v{new}", new)
+
+
+def rewrite(folder: Path, version: int) -> None:
+    """Say that a folder's blobs are of ``version``."""
+    for file in folder.glob("*.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"version": version}))
 
 
 def from_disk(server: Server, folder: Path) -> None:

@@ -18,7 +18,11 @@ STORE_MOUNT = "/store"
 _RANK_ENV = {"GRPO_WEIGHTS_DIR": "/weights", "RAY_worker_niceness": "0"}
 # KubeRay's generated command starts Ray; waiting by hand costs no interpreter start.
 _WAIT_FOR_HEAD = f'until (exec 3<>"/dev/tcp/$FQ_RAY_IP/{GCS_PORT}") 2>/dev/null; do sleep 0.5; done; '
-_START_RAY = 'eval "$KUBERAY_GEN_RAY_START_CMD"'
+# Ray gives its own raylet 30 seconds to start, which a busy node does not always have, and gives up. A
+# raylet that dies later is another matter: it ends the pod.
+_START_RAY = (
+    'while eval "$KUBERAY_GEN_RAY_START_CMD"; rc=$?; ((rc && SECONDS < 300)); do sleep 1; done; exit $rc'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class JobPods:
 
     def controller(self) -> dict[str, Any]:
         """The single controller: a Ray node without resources that runs the GRPO loop."""
-        start = f"{_WAIT_FOR_HEAD}{_START_RAY} & exec {PYTHON} -m grpo_worker.controller.main"
+        start = f"{_WAIT_FOR_HEAD}({_START_RAY}) & exec {PYTHON} -m grpo_worker.controller.main"
         of = self.spec.controller
         container = self.parts.container("controller", self._image(), of.resources, command=start)
         share_key(container)
@@ -49,7 +53,7 @@ class JobPods:
         """One training pod: a Ray node for its ranks, and the agent that serves their weights."""
         trainer = self.spec.trainer
         gpus = trainer.gpus_per_node if trainer.device == Device.CUDA else 0
-        command = _WAIT_FOR_HEAD + "exec bash -c " + "'" + _START_RAY + "'"
+        command = _WAIT_FOR_HEAD + _START_RAY
         ranks = self.parts.container("ray-worker", self._image(), trainer.resources, gpus, _RANK_ENV, command)
         agent = self.parts.agent(self._image(), "trainer")
         for container in (ranks, agent):

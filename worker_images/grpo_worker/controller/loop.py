@@ -12,7 +12,7 @@ from grpo_worker.controller.memory_tier import MemoryTier
 from grpo_worker.controller.parity import ParityError, check_configs
 from grpo_worker.controller.producer import OneStepAhead, OnPolicy, Producer
 from grpo_worker.controller.progress import Board
-from grpo_worker.controller.run_record import Cause, RunRecord
+from grpo_worker.controller.run_record import Cause, RunRecord, SupersededError
 from grpo_worker.controller.sampler import StepSampler
 from grpo_worker.controller.trainers import CALL_TIMEOUT, Restored, TrainerGang
 from grpo_worker.controller.training import BatchTrainer
@@ -70,7 +70,15 @@ class GrpoLoop:
         self._initial = self._state()
 
     def run(self) -> None:
-        """Train until ``totalSteps`` or until the restarts are used up."""
+        """Train until ``totalSteps``, until the restarts are used up, or until another controller does."""
+        try:
+            self._run()
+        except SupersededError as error:
+            log.error("%s", error)
+            self._board.update(phase=Phase.RECOVERING, message=str(error))
+            self._trainers.stop()
+
+    def _run(self) -> None:
         self._board.update(total_steps=self._spec.total_steps)
         while not self._record.failed:
             try:
@@ -96,6 +104,7 @@ class GrpoLoop:
     def _begin(self) -> None:
         """Start the gang, restore, and bring the engines to the restored weights."""
         self._record.begin_attempt()
+        self._pool.attempt = self._record.attempt
         self._report(message="waiting for the training pool")
         self._trainers.start()
         restored = self._restore()
@@ -123,6 +132,7 @@ class GrpoLoop:
         return found
 
     def _one_step(self) -> None:
+        self._record.check()
         step, timer = self._step + 1, StepTimer()
         found = self._producer.take(self._step, timer)
         if step < self._spec.total_steps:

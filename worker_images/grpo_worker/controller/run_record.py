@@ -10,6 +10,10 @@ from grpo_worker.data.atomic import write_text
 Cause = Literal["job", "infrastructure"]
 
 
+class SupersededError(RuntimeError):
+    """Another controller of this job has begun an attempt: this one must touch nothing any more."""
+
+
 @dataclass(slots=True)
 class RunRecord:
     """Mutable record with atomic saves."""
@@ -28,14 +32,26 @@ class RunRecord:
         return cls(path, **json.loads(path.read_text()))
 
     def save(self) -> None:
+        """Raises SupersededError."""
+        self.check()
         data = asdict(self)
         del data["path"]
         write_text(self.path, json.dumps(data))
 
     def begin_attempt(self) -> None:
-        """A controller process or a training gang starts."""
+        """A controller process or a training gang starts. Raises SupersededError."""
+        self.check()  # before the number is another's
         self.attempt += 1
         self.save()
+
+    def check(self) -> None:
+        """Raises SupersededError once somebody else has begun an attempt.
+
+        A node that is cut off keeps its controller running while Kubernetes starts another elsewhere.
+        """
+        newest = RunRecord.load(self.path).attempt
+        if newest > self.attempt:
+            raise SupersededError(f"attempt {newest} has begun elsewhere; this one is {self.attempt}")
 
     def count_restart(self, cause: Cause) -> None:
         if cause == "job":

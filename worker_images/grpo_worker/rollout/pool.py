@@ -42,6 +42,7 @@ class RolloutPool:
     def __init__(self, service: str, min_available: int, sync_timeout: float, writer: str, fp8: bool) -> None:
         self.table = EngineTable()
         self.fp8 = fp8
+        self.attempt = 0  # of the job; agents refuse an older one than they have seen
         self._service = service
         self._writer = writer
         self._min_available = min_available
@@ -100,10 +101,9 @@ class RolloutPool:
 
     def _post(self, engine: EngineEntry, what: str, timeout: float, body: dict[str, Any]) -> dict[str, Any]:
         url = f"http://{engine.address}:{AGENT_PORT}/v1/{what}"
+        body = {"writer": self._writer, "attempt": self.attempt, **body}
         try:
-            response = self._http.post(
-                url, json={"writer": self._writer, **body}, timeout=timeout, headers=headers()
-            )
+            response = self._http.post(url, json=body, timeout=timeout, headers=headers())
             result: dict[str, Any] = response.json()
             if response.status_code == HTTPStatus.UNAUTHORIZED:
                 raise ValueError(result["error"])

@@ -7,7 +7,8 @@ here; after one that came over a link, from the trainers' agents.
 import logging
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from grpo_operator.api.status import EngineState
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class WriterError(RuntimeError):
-    """A job that is not bound to the pool tried to write."""
+    """A job that is not bound to the pool tried to write, or an attempt of it that is over."""
 
 
 class Agent:
@@ -46,6 +47,7 @@ class Agent:
         self._puller = puller or Puller(timeout)
         self._checksum = ""
         self._writer = writer
+        self._attempt = 0  # the newest of the writer that has written
         self._link: AgentLink | None = None
         self._linked: str | None = None  # the link by which the version that is served has come
         self.view = EngineView()
@@ -56,7 +58,7 @@ class Agent:
             if writer == self._writer:
                 return
             self._leave()
-            self._writer, self._copy, self._checksum = writer, None, ""
+            self._writer, self._attempt, self._copy, self._checksum = writer, 0, None, ""
             if self.view.state == EngineState.SERVING:
                 self.view = self.view.stale(f"bound to {writer}")
 
@@ -67,6 +69,7 @@ class Agent:
             "name": self._name,
             "instance": self._instance,
             "writer": self._writer,
+            "attempt": self._attempt,
             "state": self.view.state,
             "weightVersion": self.view.version,
             "since": self.view.since,
@@ -79,27 +82,24 @@ class Agent:
             "bucketBytes": self._bucket_bytes,
         }
 
-    def join(self, writer: str, link: LinkOffer) -> dict[str, Any]:
+    def join(self, writer: str, link: LinkOffer, attempt: int = 0) -> dict[str, Any]:
         """Let the engine join a link with the ranks of the job ``writer``. Returns status().
 
-        Raises EngineError, PlanError, or WriterError for another job; the engine's weights stay as they are.
+        Raises EngineError, PlanError, or WriterError for another job or an older ``attempt``; the engine's
+        weights stay as they are.
         """
-        self._check_writer(writer)
-        with self._lock:
-            self._check_writer(writer)
+        with self._written_by(writer, attempt):
             self._leave()
             self._link = enter(self._engine, link, self._bucket_bytes)
             return self.status()
 
-    def take(self, writer: str, version: int, link: str) -> dict[str, Any]:
+    def take(self, writer: str, version: int, link: str, attempt: int = 0) -> dict[str, Any]:
         """Take ``version`` over the link of that name, and commit it into the engine.
 
         Returns and raises like ``sync``. Afterwards the version stands in the memory of the trainers' agents
         alone.
         """
-        self._check_writer(writer)
-        with self._lock:
-            self._check_writer(writer)
+        with self._written_by(writer, attempt):
             untouched, installer = self.view, self._installer
             try:
                 with installer.updating(version):
@@ -122,18 +122,16 @@ class Agent:
             leave(self._engine, link)
 
     def sync(
-        self, writer: str, version: int, sources: dict[int, str], link: str | None = None
+        self, writer: str, version: int, sources: dict[int, str], link: str | None = None, attempt: int = 0
     ) -> dict[str, Any]:
         """Fetch ``version`` from the agents of the job ``writer`` and commit it into the engine.
 
         sources: trainer rank -> base URL; link: the one by which the version was sent to others, and maybe
         to this engine. Returns status() and the seconds of each part.
         An engine that serves just these bytes already is left alone. Raises UpdateError, after marking
-        the engine STALE or RESTARTING if it was touched; WriterError for another job.
+        the engine STALE or RESTARTING if it was touched; WriterError for another job or an older attempt.
         """
-        self._check_writer(writer)
-        with self._lock:
-            self._check_writer(writer)  # it may have changed during the wait for the lock
+        with self._written_by(writer, attempt):
             if link is not None and link == self._linked and self._is_at(version):
                 return self.status()
             untouched, installer = self.view, self._installer
@@ -160,10 +158,21 @@ class Agent:
         """Bytes that the last version took over the network."""
         return self._puller.received
 
-    def _check_writer(self, writer: str) -> None:
+    @contextmanager
+    def _written_by(self, writer: str, attempt: int) -> Iterator[None]:
+        """Around one update, alone; raises WriterError before and after the wait for that."""
+        self._check_writer(writer, attempt)
+        with self._lock:
+            self._check_writer(writer, attempt)
+            self._attempt = attempt
+            yield
+
+    def _check_writer(self, writer: str, attempt: int) -> None:
         if writer != self._writer:
             bound = f"to {self._writer}" if self._writer else "to no job yet"
             raise WriterError(f"job {writer} may not write: this engine is bound {bound}")
+        if attempt < self._attempt:
+            raise WriterError(f"attempt {attempt} of {writer} may not write: attempt {self._attempt} does")
 
     def _serves(self, version: int, digests: list[str]) -> bool:
         return self._is_at(version) and self._copy is not None and self._copy.digests == digests

@@ -14,6 +14,8 @@ _VERSION = Gauge("grpo_weight_version", "Version that the engine serves; -1: non
 _NIXL_READS = Counter("grpo_weight_nixl_reads_total", "Versions read over NIXL, or not", ["outcome"])
 for _phase in Phase:
     _PHASES.labels(_phase)  # a rate needs its zero
+for _outcome in ("success", "fallback"):
+    _NIXL_READS.labels(_outcome)
 
 
 def entered(update: Update) -> None:

@@ -104,19 +104,20 @@ def rollout_application(agent: "Agent", model_config: Path | None = None) -> Sta
     async def sync(request: Request) -> Response:
         body = await request.json()
         sources = {int(rank): url for rank, url in body["sources"].items()}
-        return await answer(partial(agent.sync, body["writer"], body["version"], sources, body.get("link")))
+        return await answer(body, agent.sync, body["version"], sources, body.get("link"))
 
     async def join(request: Request) -> Response:
         body = await request.json()
-        return await answer(partial(agent.join, body["writer"], LinkOffer.from_json(body["offer"])))
+        return await answer(body, agent.join, LinkOffer.from_json(body["offer"]))
 
     async def take(request: Request) -> Response:
         body = await request.json()
-        return await answer(partial(agent.take, body["writer"], body["version"], body["link"]))
+        return await answer(body, agent.take, body["version"], body["link"])
 
-    async def answer(call: Callable[[], dict[str, Any]]) -> Response:
+    async def answer(body: dict[str, Any], call: Callable[..., dict[str, Any]], *args: Any) -> Response:
+        written = partial(call, body["writer"], *args, attempt=body["attempt"])
         try:
-            return JSONResponse(await run_in_threadpool(call))
+            return JSONResponse(await run_in_threadpool(written))
         except WriterError as error:
             return JSONResponse(agent.status() | {"error": str(error)}, 409)
         except Exception as error:
