@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -98,6 +99,22 @@ def kill_during_sync(pod: dict[str, Any], timeout: float = 120) -> None:
             assert time.monotonic() < deadline, "no sync was seen"
             time.sleep(0.001)
     os.kill(pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def slowed(pod: dict[str, Any], rate: str) -> Iterator[None]:
+    """What a pod sends leaves it at ``rate`` (of tc); it is checked that packets had to wait."""
+    inside = ["nsenter", "-t", str(main_process(pod, "agent")), "-n", "tc"]
+    shape = ["qdisc", "add", "dev", "eth0", "root", "tbf", "rate", rate, "burst", "16kb", "latency", "2s"]
+    subprocess.run([*inside, *shape], check=True)
+    try:
+        yield
+        command = [*inside, "-s", "qdisc", "show", "dev", "eth0"]
+        shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        held = re.search(r"overlimits (\d+)", shown)
+        assert held and int(held[1]), f"no packet had to wait: {shown}"
+    finally:
+        subprocess.run([*inside, "qdisc", "delete", "dev", "eth0", "root"], check=True)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from faults import (
     kill_container,
     kill_during_sync,
     report,
+    slowed,
     step_of,
     uids,
     until,
@@ -122,6 +123,14 @@ def test_an_engine_cut_off_from_the_trainers_holds_them_up_no_longer_than_the_de
         assert agent(pod)["state"] != "SERVING"
     until("both engines serve", lambda: _serving(job) == 2, 120)
     wait_step(job, step_of(job) + 2, 120)
+    assert uids(job) == before and report(job)["restarts"] == restarts
+
+
+def test_a_slow_line_costs_time_and_nothing_else(job: JobView) -> None:
+    before, restarts = uids(job), report(job)["restarts"]
+    with slowed(job.pods("trainer")[0], "40mbit"):
+        wait_step(job, step_of(job) + 2, 120)
+        assert _serving(job) == 2
     assert uids(job) == before and report(job)["restarts"] == restarts
 
 

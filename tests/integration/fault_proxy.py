@@ -45,7 +45,13 @@ class FaultProxy:
         self._loop.call_soon_threadsafe(self._cut)
 
     def stop(self) -> None:
+        """End every request; one left open would be reported by another test's garbage collection."""
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(20)
         self._loop.call_soon_threadsafe(self._loop.stop)
+
+    async def _close(self) -> None:
+        await self._runner.cleanup()
+        await self._session.close()
 
     def _cut(self) -> None:
         for task in list(self._watches):
@@ -66,11 +72,11 @@ class FaultProxy:
         )
         app = web.Application(client_max_size=2**26)
         app.router.add_route("*", "/{path:.*}", self._handle)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        self._runner = web.AppRunner(app, shutdown_timeout=1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
-        self.port = int(runner.addresses[0][1])
+        self.port = int(self._runner.addresses[0][1])
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         self.paths.append(request.path)

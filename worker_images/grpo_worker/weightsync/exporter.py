@@ -6,23 +6,11 @@ import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from grpo_worker.weightsync.nixl_agent import NixlAgent, Region
-
-
-class Offer(NamedTuple):
-    """Where a blob is. ``metadata``: of the NIXL agent that has it, base64."""
-
-    metadata: str
-    address: int
-    nbytes: int
-
-    @property
-    def region(self) -> Region:
-        return Region(self.address, self.nbytes)
+from grpo_worker.weightsync.nixl_agent import NixlAgent, Offer, Region
 
 
 @dataclass(slots=True)

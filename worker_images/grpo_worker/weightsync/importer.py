@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from grpo_worker.weightsync.exporter import Offer
-from grpo_worker.weightsync.nixl_agent import NixlAgent, Region
+from grpo_worker.weightsync.nixl_agent import NixlAgent, Offer, Region
 
 _LOOK_SECONDS = 0.0005
 

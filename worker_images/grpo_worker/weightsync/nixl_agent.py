@@ -14,6 +14,18 @@ class Region(NamedTuple):
     nbytes: int
 
 
+class Offer(NamedTuple):
+    """Bytes that another process may read. ``metadata``: of the NIXL agent that has it, base64."""
+
+    metadata: str
+    address: int
+    nbytes: int
+
+    @property
+    def region(self) -> Region:
+        return Region(self.address, self.nbytes)
+
+
 class NixlAgent:
     """A process's part in NIXL: UCX finds the adapters, else it takes TCP. Not thread-safe.
 

@@ -14,9 +14,9 @@ import torch
 
 from grpo_worker.data.shared_key import headers
 from grpo_worker.weightsync import journal
-from grpo_worker.weightsync.exporter import Offer
 from grpo_worker.weightsync.importer import Importer, ReadError
 from grpo_worker.weightsync.manifest import Manifest, digest
+from grpo_worker.weightsync.nixl_agent import Offer
 
 log = logging.getLogger(__name__)
 
