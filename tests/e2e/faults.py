@@ -84,12 +84,12 @@ def kill_container(pod: dict[str, Any], container: str) -> None:
     until(f"process {pid} is gone", lambda: not Path(f"/proc/{pid}").exists(), 10, every=0.05)
 
 
-def kill_during_sync(pod: dict[str, Any], timeout: float = 120) -> None:
-    """SIGKILL an engine while its agent is loading weights into it.
+def kill_during_sync(pod: dict[str, Any], pid: int, timeout: float = 120) -> None:
+    """SIGKILL a process while the agent of the engine ``pod`` is loading weights.
 
     An update takes a tenth of a second; the agent's log, as kubelet keeps it, says at once that one begins.
     """
-    pid, deadline = main_process(pod, "engine"), time.monotonic() + timeout
+    deadline = time.monotonic() + timeout
     meta = pod["metadata"]
     folder = Path("/var/log/pods") / f"{meta['namespace']}_{meta['name']}_{meta['uid']}" / "agent"
     newest = max(folder.glob("*.log"), key=lambda file: int(file.stem))

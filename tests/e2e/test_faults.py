@@ -12,6 +12,7 @@ from faults import (
     cut_off,
     kill_container,
     kill_during_sync,
+    main_process,
     report,
     slowed,
     step_of,
@@ -68,9 +69,10 @@ def test_a_killed_actor_process_replaces_no_pod(job: JobView) -> None:
     assert uids(job) == before
 
 
-def test_a_deleted_controller_resumes_by_itself(job: JobView) -> None:
+def test_a_controller_that_dies_during_a_sync_and_is_deleted_resumes_by_itself(job: JobView) -> None:
     wait_step(job, 19)
     before, attempt = uids(job, "trainer", "rollout", "head"), report(job)["attempt"]
+    kill_during_sync(job.pods("rollout")[0], main_process(job.pods("controller")[0], "controller"))
     job.kubectl("delete", "pod", "-l", f"rl.grpo.dev/job={job.name},rl.grpo.dev/pool=controller", "--wait")
     until("a controller answers", lambda: step_of(job) >= 0, 180)
     until("a new attempt", lambda: report(job)["attempt"] > attempt, 180)
@@ -138,7 +140,7 @@ def test_an_engine_killed_during_a_sync_is_left_out_and_comes_back(job: JobView)
     until("both engines serve", lambda: _serving(job) == 2, 120)
     pod = job.pods("rollout")[1]
     restarts, step = agent(pod)["restarts"], step_of(job)
-    kill_during_sync(pod)
+    kill_during_sync(pod, main_process(pod, "engine"))
     until("the loss is noticed", lambda: agent(pod).get("restarts", 0) > restarts, 60, every=0.02)
     log = job.kubectl("logs", pod["metadata"]["name"], "-c", "agent", "--tail=20")
     assert "aborted version" in log, "the engine did not die inside an update"

@@ -14,18 +14,17 @@ from grpo_operator.api.base import Device
 from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig
 from grpo_worker.controller.dispatch import Dispatch, RankInfo, register
-from grpo_worker.data.fp8 import Part
 from grpo_worker.data.snapshots import file_of, seal
 from grpo_worker.metrics.flops import ModelFlops, attention_width
 from grpo_worker.profiling.stuck import Position, position, write_flight_record
+from grpo_worker.roles.weight_methods import WEIGHTS, WeightMethods
 from grpo_worker.weightsync.link.trainer_end import TrainerEnd
 
-WEIGHTS = Path(os.environ.get("GRPO_WEIGHTS_DIR", "/weights"))
 SNAPSHOTS = WEIGHTS / "snapshots"
 COLLECTIVE_TIMEOUT = timedelta(minutes=5)
 
 
-class TrainerWorker:
+class TrainerWorker(WeightMethods):
     """One rank. The constructor is light; ``start`` imports Megatron-Core and builds the model."""
 
     def node(self) -> tuple[str, int]:
@@ -203,56 +202,6 @@ class TrainerWorker:
     def flops(self) -> ModelFlops:
         """What a token costs in this model."""
         return self._flops
-
-    @register(Dispatch.ONE_TO_ALL)
-    def publish_weights(self, version: int, fp8: bool) -> str:
-        """Leave this rank's slices in the pod's shared memory; returns their digest.
-
-        ``fp8``: in blocks of 128 x 128, as an FP8 checkpoint has them.
-        """
-        from grpo_worker.data.fp8 import quantised_parts
-        from grpo_worker.weightsync.manifest import publish
-
-        with self._policy.trainable.weights.here():
-            parts = self._owned()
-            if fp8:
-                parts = list(quantised_parts(parts))
-            return publish(WEIGHTS, version, self._rank, self._world, parts).digest
-
-    def _owned(self) -> list[Part]:
-        return [(s.name, s.shape, s.dim, s.offset, s.tensor) for s in self._policy.shards()]
-
-    @register(Dispatch.ONE_TO_ALL)
-    def weight_layout(self, fp8: bool) -> str:
-        """What this rank would send of a version: a manifest without bytes, as JSON."""
-        with self._policy.trainable.weights.here():  # offloaded weights have no shape to be cut
-            return self._link.layout(self._owned(), fp8)
-
-    @register(Dispatch.RANK_ZERO)
-    def listen(self) -> int:
-        """Port of the store at which the members of a new link meet."""
-        return self._link.listen()
-
-    @register(Dispatch.ONE_TO_ALL)
-    def open_link(
-        self, name: str, address: str, port: int, world: int, layouts: list[str], bucket: int, plan_id: str
-    ) -> str:
-        """Meet the engines; what went wrong, or an empty text."""
-        return self._link.open(name, address, port, world, layouts, bucket, plan_id)
-
-    @register(Dispatch.ONE_TO_ALL)
-    def send_weights(self, timeout: float, fp8: bool) -> str:
-        """Send the current weights over the link; what went wrong, or an empty text."""
-        with self._policy.trainable.weights.here():
-            return self._link.send(self._owned(), timeout, fp8)
-
-    @register(Dispatch.ONE_TO_ALL)
-    def close_link(self) -> None:
-        self._link.close()
-
-    def give_up_link(self) -> None:
-        """Make a call over the link end soon; answered like ``position``."""
-        self._link.give_up()
 
     @register(Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, step: int, controller_state: dict[str, Any]) -> None:
