@@ -1,73 +1,15 @@
 """When a link is opened, who is in it, and what becomes of it after a failure."""
 
-from collections.abc import Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import pytest
-import torch
+from link_fakes import A, B, Gang, Pool
 
-from grpo_operator.api.status import EngineState
 from grpo_worker.controller.trainers import TrainerGang
-from grpo_worker.data.fp8 import Part
 from grpo_worker.rollout.linked import LinkedPool
 from grpo_worker.rollout.pool import RolloutPool, SyncError
-from grpo_worker.rollout.routing import EngineEntry
 from grpo_worker.weightsync.link.peers import LinkError
-from grpo_worker.weightsync.manifest import layout
-
-A, B = (
-    EngineEntry(name, f"10.0.0.{n}", EngineState.SERVING, 1, ranks=n, bucket_bytes=64)
-    for n, name in enumerate(("a", "b"), start=1)
-)
-
-
-PARTS: list[list[Part]] = [[(f"w{rank}", (4,), 0, 0, torch.zeros(4))] for rank in (0, 1)]
-
-
-class Gang:
-    """Two ranks that write down what they are asked for."""
-
-    world, address = 2, "10.0.1.1"
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.problem = ""
-
-    def call(self, method: str, *args: Any) -> Any:
-        self.calls.append(method)
-        if method == "listen":
-            return 1234
-        if method == "weight_layout":
-            return [layout(rank, 2, PARTS[rank]).to_json() for rank in (0, 1)]
-        return ["", self.problem if method == "send_weights" else ""]
-
-    def tell(self, method: str) -> None:
-        self.calls.append(method)
-
-
-class Pool:
-    """Engines whose agents answer at once."""
-
-    fp8 = False
-
-    def __init__(self, *engines: EngineEntry) -> None:
-        self.engines = list(engines)
-        self.asked: list[tuple[str, str, dict[str, Any]]] = []
-        self.answers: dict[str, Any] = {}
-
-    @contextmanager
-    def reserved(self) -> Iterator[list[EngineEntry]]:
-        yield self.engines
-
-    def ask(self, engine: EngineEntry, what: str, timeout: float, **body: Any) -> "Future[Any]":
-        self.asked.append((engine.name, what, body))
-        future: Future[Any] = Future()
-        answer = self.answers.get(engine.name, {"seconds": {"pause": float(engine.ranks)}})
-        future.set_exception(answer) if isinstance(answer, Exception) else future.set_result(answer)
-        return future
 
 
 def linked(gang: Gang, pool: Pool) -> LinkedPool:

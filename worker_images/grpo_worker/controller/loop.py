@@ -2,6 +2,7 @@
 
 import logging
 import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from grpo_worker.controller.run_record import Cause, RunRecord, SupersededError
 from grpo_worker.controller.sampler import StepSampler
 from grpo_worker.controller.trainers import CALL_TIMEOUT, Restored, TrainerGang
 from grpo_worker.controller.training import BatchTrainer
-from grpo_worker.controller.weights import WeightSender
+from grpo_worker.controller.weights import Sent, WeightSender
 from grpo_worker.controller.worker_group import GangError
 from grpo_worker.data.batch import make_batch
 from grpo_worker.data.checkpoints import directory
@@ -67,6 +68,9 @@ class GrpoLoop:
             file = store / "memory.json"
             self._memory = MemoryTier(trainers, memory.every_steps, memory.replicas, file, CALL_TIMEOUT)
         self._step = 0
+        self._saving = False  # is a checkpoint being written?
+        self._pending: list[Future[Any]] = []
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="record")
         self._initial = self._state()
 
     def run(self) -> None:
@@ -103,6 +107,8 @@ class GrpoLoop:
 
     def _begin(self) -> None:
         """Start the gang, restore, and bring the engines to the restored weights."""
+        wait(self._pending)  # of the attempt before; what became of it does not matter any more
+        self._pending, self._saving = [], False
         self._record.begin_attempt()
         self._pool.attempt = self._record.attempt
         self._report(message="waiting for the training pool")
@@ -143,7 +149,7 @@ class GrpoLoop:
         metrics = self._training.train(step, batch, scores, timer, fresh)
         self._producer.settle(timer)
         self._step = step
-        metrics |= self._sync(timer)
+        sent = self._sync(timer)
         self._source.consumed(found.taken)
         self._ledger.append(step, self._record.attempt, found.samples, found.left_out)
         with timer.phase("save_checkpoint"):
@@ -152,23 +158,36 @@ class GrpoLoop:
         metrics["timing_s/controller_cpu"] = timer.cpu()
         metrics["reward/failures"] = float(self._reward.failures)
         metrics |= step_metrics(batch, scores, seconds, self._trainers.world) | timer.seconds
-        self._metrics.write(step, metrics, weights=self._digests, wall_time=time.time())
+        self._pending.append(self._thread.submit(self._write, step, metrics, sent, time.time()))
         self._report(
             reward_mean=metrics["critic/score/mean"],
             tokens_per_second_per_gpu=metrics["perf/throughput"],
         )
 
-    def _sync(self, timer: StepTimer) -> dict[str, float]:
+    def _sync(self, timer: StepTimer) -> "Future[Sent]":
         """Make the current weights version ``step`` of the engines."""
         with timer.phase("update_weights"):
-            found = self._weights.send(self._step)
-        self._digests = found.digests
+            self._settle()
+            sent = self._weights.send(self._step)
+        self._pending.append(sent)
         self._report(weight_version=self._step)
-        return found.metrics
+        return sent
+
+    def _write(self, step: int, metrics: dict[str, float], sent: "Future[Sent]", at: float) -> None:
+        """A step's record needs the digests of its weights, which come while the next is generated."""
+        found = sent.result()
+        self._metrics.write(step, metrics | found.metrics, weights=found.digests, wall_time=at)
+
+    def _settle(self) -> None:
+        """What goes on beside the steps comes to its end; raises what it raised."""
+        pending, self._pending = self._pending, []
+        for future in pending:
+            future.result()
 
     def _checkpoint(self) -> None:
         """Commit what is written; start the next one when it is due."""
-        self._note_complete(self._trainers.call("poll_checkpoint", False))
+        if self._saving:  # asked without need, the ranks would first finish what they do beside the steps
+            self._note_complete(self._trainers.call("poll_checkpoint", False))
         if self._memory is not None:
             self._memory.poll()
         if self._step % self._spec.checkpoint.every_steps == 0:
@@ -185,8 +204,10 @@ class GrpoLoop:
         self._note_complete(self._trainers.call("poll_checkpoint", True))
         self._producer.save(self._step)
         self._trainers.call("save_checkpoint", self._step, self._state())
+        self._saving = True
 
     def _save_now(self) -> None:
+        self._settle()  # the record of a step is written before its checkpoint counts
         if self._board.get().last_checkpoint != self._step:
             self._note_complete(self._trainers.call("poll_checkpoint", True))
         if self._board.get().last_checkpoint != self._step:
@@ -202,6 +223,7 @@ class GrpoLoop:
     def _note_complete(self, by_rank: list[list[int]]) -> None:
         for step in by_rank[0]:
             self._board.update(last_checkpoint=step)
+            self._saving = False
 
     def _heed_suspend(self) -> None:
         if not self._board.get().suspend_requested:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,11 @@ class TrainerGang:
         """Call a registered method of all ranks."""
         assert self._group is not None, "the gang is not started"
         return self._group.call(method, *args)
+
+    def begin(self, method: str, *args: Any) -> Callable[[], list[Any]]:
+        """Call a method of all ranks; what is returned waits for the answers."""
+        assert self._group is not None, "the gang is not started"
+        return self._group.begin(method, *args)
 
     def tell(self, method: str) -> None:
         """Call a method of the first rank beside what it does; it may be gone."""

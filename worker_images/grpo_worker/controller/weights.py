@@ -2,7 +2,10 @@
 
 import logging
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_worker.controller.trainers import TrainerGang
@@ -31,35 +34,46 @@ class WeightSender:
         self._timeout = spec.weight_sync.timeout_seconds
         backend = spec.weight_sync.link_backend(spec.trainer.device)
         self._link = LinkedPool(trainers, pool, backend, self._timeout) if backend else None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
 
     def begin_attempt(self) -> None:
         """The gang is new."""
         if self._link is not None:
             self._link.begin_attempt()
 
-    def send(self, version: int) -> Sent:
-        """Make the gang's weights ``version``. Raises SyncError when too few engines take it, and GangError.
+    def send(self, version: int) -> "Future[Sent]":
+        """Make the gang's weights ``version``; returns once ``minAvailable`` engines serve it. The last one
+        must have come to its end.
 
-        Engines that a link has reached generate already while the agents' copy, for those that come late,
-        is made.
+        Those that a link has reached generate while the copy for engines that come late is made; its end is
+        the future's, and so are SyncError and GangError when they come after that. Raises both before.
         """
-        metrics = self._over_link(version)
-        started = time.monotonic()
-        digests: list[str] = self._trainers.call("publish_weights", version, self._pool.fp8)
-        metrics[f"{_PREFIX}publish"] = time.monotonic() - started
+        linked, metrics = self._over_link(version)
+        copied = self._trainers.begin("publish_weights", version, self._pool.fp8)
         target = Target(version, self._trainers.sources(), self._link.latest if self._link else "")
+        sent = self._thread.submit(self._serve, target, copied, metrics)
+        if not (linked and self._pool.serves(version)):
+            sent.result()
+        return sent
+
+    def _serve(self, target: Target, copied: Callable[[], list[Any]], metrics: dict[str, float]) -> Sent:
+        started = time.monotonic()
+        digests = copied()
+        metrics[f"{_PREFIX}publish"] = time.monotonic() - started
         return Sent(digests, metrics | self._pool.serve(target, self._timeout * 4))
 
-    def _over_link(self, version: int) -> dict[str, float]:
+    def _over_link(self, version: int) -> tuple[bool, dict[str, float]]:
+        """Did all members take it? And seconds of the parts."""
         if self._link is None:
-            return {}
+            return False, {}
         self._pool.hold()
-        seconds: dict[str, float] = {}
+        seconds: dict[str, float] | None = None
         started = time.monotonic()
         try:
             seconds = self._link.send(version)
         except LinkError as error:
             log.warning("version %d goes through the agents' memory: %s", version, error)
-        found = {f"{_PREFIX}{part}": value for part, value in seconds.items()}
+        found = {f"{_PREFIX}{part}": value for part, value in (seconds or {}).items()}
         found[f"{_PREFIX}link"] = time.monotonic() - started
-        return found | {"weight_sync/link_failures": float(self._link.failures)}
+        found["weight_sync/link_failures"] = float(self._link.failures)
+        return seconds is not None, found

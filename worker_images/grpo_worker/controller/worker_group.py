@@ -2,6 +2,8 @@
 
 import logging
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import ray
@@ -90,13 +92,18 @@ class WorkerGroup:
         if mode is Dispatch.RANK_ZERO:
             return self._wait([self._remote(0, method, *args, **kwargs)], method)[0]
         if mode is Dispatch.ONE_TO_ALL:
-            shared = [ray.put(arg) for arg in args]  # once, however many ranks get it
-            calls = [self._remote(r, method, *shared, **kwargs) for r in range(len(self._actors))]
-            return self._wait(calls, method)
+            return self.begin(method, *args, **kwargs)()
         deal = Deal(args[0], self.ranks, mode)
         stored = [ray.put(part) for part in deal.parts]  # once, however many ranks get it
         calls = [self._remote(r, method, stored[n], *args[1:], **kwargs) for r, n in enumerate(deal.part_of)]
         return deal.join(self._wait(calls, method))
+
+    def begin(self, method: str, *args: Any, **kwargs: Any) -> Callable[[], list[Any]]:
+        """Call a method of every rank. What is returned waits for the answers, in any thread, and raises
+        GangError like ``call``; calls that come after it wait in the ranks."""
+        shared = [ray.put(arg) for arg in args]  # once, however many ranks get it
+        calls = [self._remote(r, method, *shared, **kwargs) for r in range(len(self._actors))]
+        return partial(self._wait, calls, method)
 
     def tell(self, method: str) -> None:
         """Call a method of rank 0 in its thread that watches, and do not wait for it."""

@@ -59,6 +59,10 @@ class RolloutPool:
         """Bring no engine to any version until the next ``serve``: another one is under way."""
         self._target = None
 
+    def serves(self, version: int) -> bool:
+        """Do ``minAvailable`` engines serve the version already?"""
+        return self.table.wait_serving(version, self._min_available, 0)
+
     def serve(self, target: Target, timeout: float) -> dict[str, float]:
         """Bring the pool to ``target``; return once ``minAvailable`` engines serve it.
 
