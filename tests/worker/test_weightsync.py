@@ -3,9 +3,11 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 import ranks
 import torch
@@ -141,6 +143,23 @@ def test_an_answer_under_way_goes_on_with_new_weights_and_says_which_token_is_wh
     with pytest.raises(ValueError, match="wanted 3"):
         client._sample("engine-0", Prompt(0, tuple(prompt)), 0, mixed, 3)
     agent.sync(JOB, 3, sources)
+
+
+def test_a_paused_engine_leaves_the_cores_to_others(agent: Agent, server: Server) -> None:
+    """As one stays after an update that was aborted, until it gets a whole version."""
+    processes = [server.process, *psutil.Process(server.process.pid).children(recursive=True)]
+    server.control().pause()
+    before = _cpu_seconds(processes)
+    time.sleep(4)
+    used = _cpu_seconds(processes) - before
+    server.control().resume()
+    assert used < 2, "it polls without a rest"
+    assert generate([5, 6, 7])["output_ids"]
+
+
+def _cpu_seconds(processes: list[Any]) -> float:
+    times = [psutil.Process(process.pid).cpu_times() for process in processes]
+    return sum(time.user + time.system for time in times)
 
 
 def test_a_session_left_open_by_a_dead_agent_does_not_block_the_next(

@@ -2,7 +2,7 @@
 
 SGLang loads it in each of its processes through the entry point group
 ``sglang.srt.plugins``. It acts only where ``SGLANG_USE_CPU_ENGINE=1``; on a GPU it
-does nothing. Four facts make it necessary (SGLang 0.5.23):
+does nothing. Five facts make it necessary (SGLang 0.5.23):
 
 * the ``torch_native`` attention backend implements MLA in its absorbed form only, but
   prefill is dispatched to the unabsorbed one, and the first forward fails on shapes;
@@ -10,7 +10,9 @@ does nothing. Four facts make it necessary (SGLang 0.5.23):
   ones. ``torch_native`` attends to one sequence at a time, so it belongs there;
 * the batch-invariant kernels and the hash that come with seeded sampling are compiled for
   accelerators only;
-* the buffer of routed experts is registered with CUDA as pinned memory.
+* the buffer of routed experts is registered with CUDA as pinned memory;
+* a paused engine polls without a rest, also with ``--sleep-on-idle``. One whose update was aborted stays
+  paused until it gets a whole version, and would take a core from those who are to bring it.
 """
 
 import os
@@ -22,6 +24,7 @@ import torch
 _BATCH_INVARIANT = "sglang.srt.model_executor.model_runner.ModelRunner.maybe_enable_batch_invariant_mode"
 _SEEDED_SAMPLING = "sglang.srt.layers.sampler.multinomial_with_seed"
 _HOST_MEMORY = "sglang.srt.mem_cache.pool_host.common.alloc_with_host_register"
+_PAUSED = "sglang.srt.managers.scheduler.Scheduler._record_scheduler_state_for_paused_engine"
 _ATTENTION = "sglang.srt.models.deepseek_v2.DeepseekV2AttentionMLA.dispatch_attn_forward_method"
 
 
@@ -39,6 +42,7 @@ def register() -> None:
     HookRegistry.register(_BATCH_INVARIANT, _no_accelerator_kernels, HookType.REPLACE)
     HookRegistry.register(_SEEDED_SAMPLING, gumbel_max, HookType.REPLACE)
     HookRegistry.register(_HOST_MEMORY, _unpinned, HookType.AROUND)
+    HookRegistry.register(_PAUSED, _rest, HookType.AROUND)
     add_deterministic_attention_backend_choices(["torch_native"])
     add_radix_supported_deterministic_attention_backend_choices(["torch_native"])
 
@@ -57,6 +61,12 @@ def _absorbed_mla(original: Callable[..., Any], module: Any, *args: Any, **kwarg
 def _unpinned(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """There is no device to pin memory for."""
     return original(*args, **(kwargs | {"pin_memory": False}))
+
+
+def _rest(original: Callable[..., Any], scheduler: Any) -> None:
+    """Sleep until the next request comes, as an idle engine does."""
+    original(scheduler)
+    scheduler.maybe_sleep_on_idle()
 
 
 def _no_accelerator_kernels(_runner: Any) -> None:
