@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 import torch
 
@@ -105,6 +106,22 @@ def test_what_is_held_already_is_not_read_again(source: Source) -> None:
     assert _pull(puller, source, 1) == first and puller.received == 0
     puller.forget()
     assert _pull(puller, source, 1) == first and puller.received > 0
+
+
+def test_between_versions_both_ends_rest(source: Source) -> None:
+    """NIXL's own thread would poll without a pause, a core at each end."""
+    puller = Puller(30, importer=Importer())
+    source.publish(1)
+    _pull(puller, source, 1)
+    ends = [psutil.Process(source.process.pid), psutil.Process()]
+    before = _cpu_seconds(ends)
+    time.sleep(3)
+    assert _cpu_seconds(ends) - before < 1
+
+
+def _cpu_seconds(ends: list[psutil.Process]) -> float:
+    times = [end.cpu_times() for end in ends]
+    return sum(time.user + time.system for time in times)
 
 
 def test_memory_of_deleted_blobs_is_given_back(source: Source) -> None:

@@ -4,6 +4,7 @@ import base64
 import mmap
 import os
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -11,6 +12,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from grpo_worker.weightsync.nixl_agent import NixlAgent, Offer, Region
+
+_LONGEST_READ = 600.0  # seconds
+_REST = 0.0005  # between two looks: a hundredth of a core
 
 
 @dataclass(slots=True)
@@ -24,12 +28,17 @@ class _Held:
 
 
 class Exporter:
-    """Registers each file once, and lets it go when it is deleted. Thread-safe."""
+    """Registers each file once, and lets it go when it is deleted. Thread-safe.
+
+    Without RDMA the reads of others need a hand, which they get for a while after each offer.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._agent: NixlAgent | None = None
         self._held: dict[int, _Held] = {}  # by inode
+        self._asked = threading.Event()
+        self._until = 0.0  # of time.monotonic(): when the last read must have ended
 
     def offer(self, path: Path) -> Offer:
         """How to read a file that is not empty. Raises OSError when there is none."""
@@ -37,8 +46,19 @@ class Exporter:
             self._let_go()
             if self._agent is None:
                 self._agent = NixlAgent()
+                threading.Thread(target=self._lend_a_hand, args=(self._agent,), daemon=True).start()
+            self._until = time.monotonic() + _LONGEST_READ
+            self._asked.set()
             held = self._hold(self._agent, path)
             return Offer(base64.b64encode(self._agent.metadata()).decode(), *held.region)
+
+    def _lend_a_hand(self, agent: NixlAgent) -> None:
+        while True:
+            self._asked.wait()
+            self._asked.clear()
+            while time.monotonic() < self._until:
+                agent.progress()
+                time.sleep(_REST)
 
     def _hold(self, agent: NixlAgent, path: Path) -> _Held:
         file = path.open("r+b")

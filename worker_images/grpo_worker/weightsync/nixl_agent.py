@@ -27,16 +27,25 @@ class Offer(NamedTuple):
 
 
 class NixlAgent:
-    """A process's part in NIXL: UCX finds the adapters, else it takes TCP. Not thread-safe.
+    """A process's part in NIXL: UCX finds the adapters, else it takes TCP. Thread-safe.
 
+    NIXL's own thread for progress polls without a rest, a core for each agent, and is not used: reads go on
+    while they are asked about, and what others read over TCP while ``progress`` is called.
     Whatever NIXL raises comes out as it is: its exceptions have no common base but Exception.
     """
 
     def __init__(self) -> None:
         os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
-        from nixl_cu13._api import nixl_agent, nixl_agent_config  # takes a second that most need not wait
+        # Takes a second that most need not wait.
+        from nixl_cu13._api import nixl_agent, nixl_agent_config, nixl_thread_sync_t
 
-        self._agent = nixl_agent(uuid.uuid4().hex, nixl_agent_config(backends=["UCX"]))
+        strict = nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
+        config = nixl_agent_config(enable_prog_thread=False, backends=["UCX"], sync_mode=strict)
+        self._agent = nixl_agent(uuid.uuid4().hex, config)
+
+    def progress(self) -> None:
+        """Answer what has arrived. Adapters with RDMA need none of it."""
+        self._agent.get_new_notifs()
 
     def register(self, region: Region) -> Any:
         """Pin the bytes; what ``deregister`` takes."""
