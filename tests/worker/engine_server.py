@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import uvicorn
 from starlette.applications import Starlette
 
@@ -91,6 +93,12 @@ def serve_app(app: Starlette) -> str:
         assert time.monotonic() < deadline, "the application did not start"
         time.sleep(0.05)
     return f"http://127.0.0.1:{port}"
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """What the processes have used so far."""
+    times = [psutil.Process(pid).cpu_times() for pid in pids]
+    return sum(time.user + time.system for time in times)
 
 
 def watch_until(agent: Agent, state: str, server: Server, timeout: float = 480) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 import torch
+from engine_server import cpu_seconds
 
 from grpo_worker.weightsync.importer import Importer, ReadError
 from grpo_worker.weightsync.manifest import Manifest, publish
@@ -113,15 +113,10 @@ def test_between_versions_both_ends_rest(source: Source) -> None:
     puller = Puller(30, importer=Importer())
     source.publish(1)
     _pull(puller, source, 1)
-    ends = [psutil.Process(source.process.pid), psutil.Process()]
-    before = _cpu_seconds(ends)
+    ends = [source.process.pid, os.getpid()]
+    before = cpu_seconds(ends)
     time.sleep(3)
-    assert _cpu_seconds(ends) - before < 1
-
-
-def _cpu_seconds(ends: list[psutil.Process]) -> float:
-    times = [end.cpu_times() for end in ends]
-    return sum(time.user + time.system for time in times)
+    assert cpu_seconds(ends) - before < 1
 
 
 def test_memory_of_deleted_blobs_is_given_back(source: Source) -> None:

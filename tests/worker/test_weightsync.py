@@ -3,7 +3,6 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -11,7 +10,7 @@ import psutil
 import pytest
 import ranks
 import torch
-from engine_server import JOB, URL, Server, generate, serve, watch_until
+from engine_server import JOB, URL, Server, cpu_seconds, generate, serve, watch_until
 
 from grpo_operator.api.architectures import architecture
 from grpo_worker.data.source import Prompt
@@ -147,19 +146,15 @@ def test_an_answer_under_way_goes_on_with_new_weights_and_says_which_token_is_wh
 
 def test_a_paused_engine_leaves_the_cores_to_others(agent: Agent, server: Server) -> None:
     """As one stays after an update that was aborted, until it gets a whole version."""
-    processes = [server.process, *psutil.Process(server.process.pid).children(recursive=True)]
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    processes = [server.process.pid, *(child.pid for child in children)]
     server.control().pause()
-    before = _cpu_seconds(processes)
+    before = cpu_seconds(processes)
     time.sleep(4)
-    used = _cpu_seconds(processes) - before
+    used = cpu_seconds(processes) - before
     server.control().resume()
     assert used < 2, "it polls without a rest"
     assert generate([5, 6, 7])["output_ids"]
-
-
-def _cpu_seconds(processes: list[Any]) -> float:
-    times = [psutil.Process(process.pid).cpu_times() for process in processes]
-    return sum(time.user + time.system for time in times)
 
 
 def test_a_session_left_open_by_a_dead_agent_does_not_block_the_next(
