@@ -82,9 +82,7 @@ def serve(root: Path, ranks: int = 2) -> dict[int, str]:
 
 def serve_app(app: Starlette) -> str:
     """Answer from a daemon thread; the base URL."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+    port = free_port()
     config = uvicorn.Config(app, port=port, log_level="error")
     server = uvicorn.Server(config)
     threading.Thread(target=server.run, daemon=True).start()
@@ -93,6 +91,13 @@ def serve_app(app: Starlette) -> str:
         assert time.monotonic() < deadline, "the application did not start"
         time.sleep(0.05)
     return f"http://127.0.0.1:{port}"
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:

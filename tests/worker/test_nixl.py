@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-from engine_server import cpu_seconds
+from engine_server import cpu_seconds, free_port
 
 from grpo_worker.weightsync.importer import Importer, ReadError
 from grpo_worker.weightsync.manifest import Manifest, publish
@@ -28,9 +27,7 @@ class Source:
 
     def __init__(self, root: Path, **environment: str) -> None:
         self.root = root
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            self.port = sock.getsockname()[1]
+        self.port = free_port()
         self._environment = os.environ | environment
         self.start()
 

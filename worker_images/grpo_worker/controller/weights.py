@@ -67,13 +67,13 @@ class WeightSender:
         if self._link is None:
             return False, {}
         self._pool.hold()
-        seconds: dict[str, float] | None = None
         started = time.monotonic()
         try:
-            seconds = self._link.send(version)
+            linked, seconds = True, self._link.send(version)
         except LinkError as error:
+            linked, seconds = False, {}
             log.warning("version %d goes through the agents' memory: %s", version, error)
-        found = {f"{_PREFIX}{part}": value for part, value in (seconds or {}).items()}
+        found = {f"{_PREFIX}{part}": value for part, value in seconds.items()}
         found[f"{_PREFIX}link"] = time.monotonic() - started
         found["weight_sync/link_failures"] = float(self._link.failures)
-        return seconds is not None, found
+        return linked, found

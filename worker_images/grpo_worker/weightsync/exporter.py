@@ -43,10 +43,10 @@ class Exporter:
     def offer(self, path: Path) -> Offer:
         """How to read a file that is not empty. Raises OSError when there is none."""
         with self._lock:
-            self._let_go()
             if self._agent is None:
                 self._agent = NixlAgent()
                 threading.Thread(target=self._lend_a_hand, args=(self._agent,), daemon=True).start()
+            self._let_go(self._agent)
             self._until = time.monotonic() + _LONGEST_READ
             self._asked.set()
             held = self._hold(self._agent, path)
@@ -71,12 +71,11 @@ class Exporter:
         self._held[inode] = held = _Held(file, memory, region, agent.register(region))
         return held
 
-    def _let_go(self) -> None:
+    def _let_go(self, agent: NixlAgent) -> None:
         """A file that was deleted keeps its memory until nobody maps it any more."""
         gone = [inode for inode, held in self._held.items() if os.fstat(held.file.fileno()).st_nlink == 0]
         for inode in gone:
             held = self._held.pop(inode)
-            if self._agent is not None:
-                self._agent.deregister(held.handle)
+            agent.deregister(held.handle)
             held.memory.close()
             held.file.close()

@@ -1,4 +1,4 @@
-"""One NIXL agent, and the two or three calls that we make of it."""
+"""One NIXL agent, as both ends of a read need it."""
 
 import os
 import uuid

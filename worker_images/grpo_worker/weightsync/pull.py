@@ -88,9 +88,11 @@ class Puller:
 
     def _read(self, sources: dict[int, str], manifests: Sequence[Manifest], deadline: float) -> set[int]:
         """Ranks whose blobs the importer has brought, as the manifests say, in half of the time."""
+        if self._importer is None:
+            return set()
         held = {rank: manifest.digest for rank, manifest in self._held.items()}
         wanted = {m.rank: m for m in manifests if m.blob_bytes and held.get(m.rank) != m.digest}
-        if self._importer is None or not wanted:
+        if not wanted:
             return set()
         for rank in wanted:
             self._held.pop(rank, None)
@@ -110,6 +112,7 @@ class Puller:
         return {rank for rank, m in wanted.items() if digest(into[rank].numpy().data) == m.digest}
 
     def offer(self, sources: dict[int, str], manifest: Manifest) -> Offer:
+        """Where the rank's agent has the blob of ``manifest``. Raises PullError."""
         url = _url(sources, manifest.version, manifest.rank, "nixl")
         with _Response(url, self._timeout) as response:
             return Offer(**json.loads(response.read()))
