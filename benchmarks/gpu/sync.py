@@ -115,8 +115,8 @@ class Link:
     def open(self, number: int) -> float:
         """Seconds."""
         trainers, started = len(self.case.trainers), time.monotonic()
-        layouts, port = self.ranks.all("layout"), self.ranks.ask(0, "listen").result()
         self.name, world = f"{LINK}{trainers}-bench{number}", trainers + len(self.case.engine)
+        layouts, port = self.ranks.all("layout"), self.ranks.ask(0, "listen", self.name).result()
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         plan_id = shipment_of(layouts, self.bucket).plan_id
         offer = LinkOffer(self.name, "127.0.0.1", port, world, trainers, backend, layouts, plan_id)

@@ -37,8 +37,8 @@ class Rank:
     def layout(self) -> str:
         return self._end.layout(self._versions[0], self._fp8)
 
-    def listen(self) -> int:
-        return self._end.listen()
+    def listen(self, name: str) -> int:
+        return self._end.listen(name)
 
     def open(self, *place: Any) -> str:
         return self._end.open(*place)

@@ -120,9 +120,8 @@ def test_an_engine_cut_off_from_the_trainers_holds_them_up_no_longer_than_the_de
     before, restarts = uids(job), report(job)["restarts"]
     pod, step = job.pods("rollout")[1], step_of(job)
     with cut_off(pod, job.pods("trainer")):
-        until("it is out of service", lambda: agent(pod)["state"] != "SERVING", 90)
-        wait_step(job, step + 3, 120)
-        assert agent(pod)["state"] != "SERVING"
+        wait_step(job, step + 3, 240)
+        assert _behind(job, pod), "it took a version without a line to the trainers"
     until("both engines serve", lambda: _serving(job) == 2, 120)
     wait_step(job, step_of(job) + 2, 120)
     assert uids(job) == before and report(job)["restarts"] == restarts
@@ -132,7 +131,7 @@ def test_a_slow_line_costs_time_and_nothing_else(job: JobView) -> None:
     before, restarts = uids(job), report(job)["restarts"]
     with slowed(job.pods("trainer")[0], "40mbit"):
         wait_step(job, step_of(job) + 2, 120)
-        assert _serving(job) == 2
+        until("both engines serve", lambda: _serving(job) == 2, 20)
     assert uids(job) == before and report(job)["restarts"] == restarts
 
 
@@ -151,11 +150,13 @@ def test_the_operator_may_be_away(job: JobView) -> None:
     """Meanwhile the engine that was killed before comes back."""
     before, step = uids(job), step_of(job)
     _scale_operator(job, 0)
-    until("both engines serve", lambda: _serving(job) == 2, 240)
-    wait_step(job, min(step + 5, STEPS), 180)
-    assert uids(job) == before
-    seen = step_of(job)
-    _scale_operator(job, 1)
+    try:
+        until("both engines serve", lambda: _serving(job) == 2, 240)
+        wait_step(job, min(step + 5, STEPS), 180)
+        assert uids(job) == before
+        seen = step_of(job)
+    finally:
+        _scale_operator(job, 1)
     until("status catches up", lambda: (job.status().get("step") or 0) >= seen, 60)
 
 
@@ -178,6 +179,12 @@ def test_every_sample_was_consumed_exactly_once(job: JobView) -> None:
         f"{prompt}.{number}" for prompt in range(8 * STEPS) for number in range(16)
     )
     assert all(e["version"] == e["step"] - 1 for e in entries), "sampled with another policy"
+
+
+def _behind(job: JobView, pod: dict[str, Any]) -> bool:
+    """An engine that was not touched may go on with the weights it has, as the version says that it shows."""
+    told = agent(pod)
+    return bool(told["state"] != "SERVING" or told["weightVersion"] < step_of(job) - 1)
 
 
 def _serving(job: JobView) -> int:

@@ -31,6 +31,7 @@ class Gang:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.told: list[tuple[Any, ...]] = []
         self.problem = ""
         self.let_go = threading.Event()
         self.dies = False
@@ -57,8 +58,9 @@ class Gang:
     def sources(self) -> dict[int, str]:
         return {rank: f"http://10.0.1.{rank + 1}:9000" for rank in (0, 1)}
 
-    def tell(self, method: str) -> None:
+    def tell(self, method: str, *args: Any) -> None:
         self.calls.append(method)
+        self.told.append((method, *args))
 
 
 class Pool:

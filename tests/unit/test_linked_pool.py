@@ -72,7 +72,7 @@ def test_a_member_that_fails_ends_it_for_all_and_is_named() -> None:
     with pytest.raises(LinkError) as failure:
         link.send(2)
     assert all(part in str(failure.value) for part in ("a: version 2, prepare", "b: gone", "trainer rank 1"))
-    assert gang.calls.count("give_up_link") == 2
+    assert gang.told == [("give_up_link", link.latest)] * 2
     assert gang.calls[-1] == "close_link"
 
 

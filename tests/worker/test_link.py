@@ -11,11 +11,16 @@ import pytest
 import ranks
 import torch
 from engine_server import JOB, Server, serve, watch_until
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.distributed_c10d import PrefixStore
 from weight_layouts import LAYOUTS, from_disk
 
 from grpo_worker.weightsync.agent import Agent
+from grpo_worker.weightsync.engine import EngineError
+from grpo_worker.weightsync.inside.request import AGENT, LINK
 from grpo_worker.weightsync.install import UpdateError
-from grpo_worker.weightsync.link.agent_end import LinkOffer
+from grpo_worker.weightsync.link.agent_end import LinkOffer, shipment_of
+from grpo_worker.weightsync.link.peers import JOIN_SECONDS, LinkError, Peers, give_up
 from grpo_worker.weightsync.manifest import layout
 from grpo_worker.weightsync.plan import PlanError
 
@@ -151,3 +156,44 @@ def test_an_engine_that_stands_still_does_not_keep_the_trainers(server: Server, 
             time.sleep(0.5)
             agent.watch()
     assert_same_as_on_disk(server, tmp_path / "hf-2")
+
+
+def _engines_offer(store: TCPStore, name: str) -> LinkOffer:
+    """To a link of a trainer rank and the engine."""
+    text = layout(0, 1, [("w", (4,), 0, 0, torch.zeros(4))]).to_json()
+    plan_id = shipment_of([text], BUCKET).plan_id
+    return LinkOffer(name, "127.0.0.1", store.port, 2, 1, "gloo", [text], plan_id)
+
+
+@pytest.mark.parametrize("how", ["nobody comes", "one comes and goes"])
+def test_a_link_that_does_not_form_gives_the_engine_back(server: Server, tmp_path: Path, how: str) -> None:
+    """Its scheduler does nothing else while it waits, so nobody may keep it waiting."""
+    agent = Agent("engine-0", server.control(5), 1, bucket_bytes=BUCKET, timeout=30, writer=JOB)
+    watch_until(agent, "STALE", server)
+    store, name = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False), f"{LINK}1-{how[:3]}"
+    if how == "one comes and goes":
+        PrefixStore(name, store).set("here-0", "")
+    started = time.monotonic()
+    with pytest.raises(EngineError, match=r"/init_weights_update_group"):
+        agent.join(JOB, _engines_offer(store, name))
+    give_up(store, name)
+    server.admin("/destroy_weights_update_group", group_name="of-nobody")  # answered by the scheduler
+    assert time.monotonic() - started < JOIN_SECONDS
+
+
+def test_members_that_wait_give_up_together() -> None:
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    with ThreadPoolExecutor(1) as thread:
+        forming = thread.submit(Peers, store, f"{LINK}1-x", 0, 2, 1, torch.device("cpu"))
+        give_up(store, f"{LINK}1-x")
+        with pytest.raises(LinkError, match="another member gave up"):
+            forming.result(10)
+
+
+def test_a_request_of_an_agent_that_is_gone_ends_at_once(server: Server) -> None:
+    """An engine that was away finds such requests in its queue, and the living agent's behind them."""
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    port = store.port
+    del store
+    with pytest.raises(EngineError, match="refused"):
+        server.control(20).join_group("127.0.0.1", port, f"{AGENT}gone", 2)

@@ -54,10 +54,10 @@ def send_versions(
 
     layouts: list[str] = [""] * world
     dist.all_gather_object(layouts, end.layout(parts(), False))
-    place = [("127.0.0.1", end.listen()) if rank == 0 else None]
+    name = f"{LINK}{world}-test{os.path.basename(root)[-8:]}"
+    place = [("127.0.0.1", end.listen(name)) if rank == 0 else None]
     dist.broadcast_object_list(place)
     assert place[0] is not None
-    name = f"{LINK}{world}-test{os.path.basename(root)[-8:]}"
     plan_id = shipment_of(layouts, bucket).plan_id
     if rank == 0:
         offer = LinkOffer(name, *place[0], world + 1, world, "gloo", layouts, plan_id)

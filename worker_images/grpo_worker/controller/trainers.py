@@ -97,10 +97,10 @@ class TrainerGang:
         assert self._group is not None, "the gang is not started"
         return self._group.begin(method, *args)
 
-    def tell(self, method: str) -> None:
+    def tell(self, method: str, *args: Any) -> None:
         """Call a method of the first rank beside what it does; it may be gone."""
         if self._group is not None:
-            self._group.tell(method)
+            self._group.tell(method, *args)
 
     @property
     def address(self) -> str:

@@ -105,9 +105,9 @@ class WorkerGroup:
         calls = [self._remote(r, method, *shared, **kwargs) for r in range(len(self._actors))]
         return partial(self._wait, calls, method)
 
-    def tell(self, method: str) -> None:
+    def tell(self, method: str, *args: Any) -> None:
         """Call a method of rank 0 in its thread that watches, and do not wait for it."""
-        getattr(self._actors[0], method).options(concurrency_group=_WATCH).remote()
+        getattr(self._actors[0], method).options(concurrency_group=_WATCH).remote(*args)
 
     def kill(self) -> None:
         """End every rank; those that are gone already are fine."""

@@ -47,9 +47,9 @@ class WeightMethods:
             return self._link.layout(self._owned(), fp8)
 
     @register(Dispatch.RANK_ZERO)
-    def listen(self) -> int:
-        """Port of the store at which the members of a new link meet."""
-        return self._link.listen()
+    def listen(self, name: str) -> int:
+        """Port of the store at which the members of the new link ``name`` meet."""
+        return self._link.listen(name)
 
     @register(Dispatch.ONE_TO_ALL)
     def open_link(
@@ -68,6 +68,6 @@ class WeightMethods:
     def close_link(self) -> None:
         self._link.close()
 
-    def give_up_link(self) -> None:
-        """Make a call over the link end soon; answered like ``position``."""
-        self._link.give_up()
+    def give_up_link(self, name: str) -> None:
+        """Make a call over the link ``name`` end soon; answered like ``position``."""
+        self._link.give_up(name)

@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from grpo_worker.controller.trainers import TrainerGang
@@ -87,7 +88,7 @@ class LinkedPool:
         ranks = self._trainers.world
         world = ranks + sum(engine.ranks for engine in engines)
         name = self.latest = f"{LINK}{ranks}-{uuid.uuid4().hex[:12]}"
-        address, port = self._trainers.address, self._trainers.call("listen")
+        address, port = self._trainers.address, self._trainers.call("listen", name)
         offer = LinkOffer(name, address, port, world, ranks, self._backend, layouts, plan_id)
         joining: list[Future[Any]] = []
         for engine in engines:
@@ -108,8 +109,9 @@ class LinkedPool:
 
     def _together(self, asked: list[Future[Any]], method: str, *args: Any) -> list[dict[str, Any]]:
         """The gang's call and the engines' answers; a member that fails ends it for all."""
+        heed = partial(self._heed, self.latest)
         for future in asked:
-            future.add_done_callback(self._heed)
+            future.add_done_callback(heed)
         problems = [problem for problem in self._trainers.call(method, *args) if problem]
         done, late = wait(asked, timeout=self._timeout)
         told = [future.result() for future in done if future.exception() is None]
@@ -121,6 +123,7 @@ class LinkedPool:
             raise LinkError("; ".join(problems)[:1000])
         return told
 
-    def _heed(self, future: Future[Any]) -> None:
+    def _heed(self, link: str, future: Future[Any]) -> None:
+        """A member that fails ends it for all; late words about an older link end nothing."""
         if future.exception() is not None or "error" in future.result():
-            self._trainers.tell("give_up_link")
+            self._trainers.tell("give_up_link", link)

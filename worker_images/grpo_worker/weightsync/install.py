@@ -12,7 +12,7 @@ from grpo_worker.weightsync import journal
 from grpo_worker.weightsync.engine import Engine, EngineError
 from grpo_worker.weightsync.group import UpdateGroup
 from grpo_worker.weightsync.host_copy import HostCopy, checksum_of
-from grpo_worker.weightsync.inside.request import DirectLoad, linked_load
+from grpo_worker.weightsync.inside.request import AGENT, DirectLoad, linked_load
 from grpo_worker.weightsync.link.shipment import Shipment
 from grpo_worker.weightsync.transaction import Phase, Update
 
@@ -137,7 +137,7 @@ class Installer:
         if self._group is None:
             with self.timed("join"):
                 # No name twice: the engine may still have the group of an agent that died.
-                name = f"grpo-weights-{uuid.uuid4().hex[:12]}"
+                name = f"{AGENT}{uuid.uuid4().hex[:12]}"
                 self._group = UpdateGroup(self._engine, name, self._ranks, self._timeout)
         return self._group
 

@@ -8,16 +8,19 @@ engine takes a whole version in one request of ``/update_weights_from_distribute
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from importlib.metadata import version
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 
+from grpo_worker.weightsync import membership
 from grpo_worker.weightsync.inside.incoming import Broadcast, DirectLoadError, Incoming, Linked, Spec
 from grpo_worker.weightsync.inside.loader import DirectLoader, Report
-from grpo_worker.weightsync.inside.request import LINK, MARK, PREFIX, DirectLoad
-from grpo_worker.weightsync.link.peers import LinkError, Peers, connect
+from grpo_worker.weightsync.inside.request import AGENT, LINK, MARK, PREFIX, DirectLoad
+from grpo_worker.weightsync.link.peers import JOIN_SECONDS, LinkError, Peers, connect
 
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater."
 _loaders: dict[int, DirectLoader] = {}
@@ -56,6 +59,8 @@ def _joined(
     place = master_address, master_port, rank_offset, world_size, group_name
     if group_name.startswith(LINK):
         success, message = _linked(updater, *place)
+    elif group_name.startswith(AGENT):
+        success, message = _of_agent(updater, *place)
     else:
         success, message = original(updater, *place, backend)
     # A draft model takes the same weights a second time, which a stream of buckets is not there for.
@@ -73,6 +78,19 @@ def _linked(updater: Any, address: str, port: int, first: int, world: int, name:
     except LinkError as error:
         return False, str(error)
     _links[name] = peers
+    return True, "joined"
+
+
+def _of_agent(updater: Any, address: str, port: int, first: int, world: int, name: str) -> tuple[bool, str]:
+    """Join an agent's group as SGLang does, but not for half an hour: an agent that has given up or died has
+    left such requests behind, and every later one waits for them."""
+    limit = timedelta(seconds=JOIN_SECONDS)
+    try:
+        store = PrefixStore(name, connect(address, port))
+        group = membership.join(store, name, first + updater.tp_rank, world, limit, "gloo")
+    except RuntimeError as error:
+        return False, str(error)
+    updater._model_update_group[name] = group
     return True, "joined"
 
 

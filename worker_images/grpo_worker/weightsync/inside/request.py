@@ -9,6 +9,7 @@ from grpo_worker.weightsync.link.shipment import Message, Piece, Shipment
 PREFIX = "grpo:"
 MARK = "[grpo direct loading]"
 LINK = "grpo-link-"  # groups of this name are links between trainer ranks and engines
+AGENT = "grpo-weights-"  # and of this one, an agent and its engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """The process group of a link: all trainer ranks, then all engine ranks."""
 
+import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
@@ -14,7 +15,10 @@ from grpo_worker.weightsync import membership
 
 JOIN_SECONDS = 60.0
 _FOREVER = timedelta(days=1)  # NCCL's own watchdog would end the process; deadlines are kept here
+# gloo waits five times as long for a connection as for anything else, and nothing can interrupt it.
+_GLOO = timedelta(seconds=8)
 _POLL, _ASK = 0.0001, 0.5  # seconds between two looks at a transfer, and at whether others gave up
+_LOOK = 0.02  # seconds between two looks at who has come
 _GIVEN_UP = "given-up"
 
 
@@ -72,8 +76,9 @@ class Peers:
         self._store = PrefixStore(name, store)
         self._engines = range(trainers, world)
         cuda = device.type == "cuda"
-        limit = _FOREVER if cuda else timedelta(seconds=JOIN_SECONDS)
+        limit = _FOREVER if cuda else _GLOO
         try:
+            self._assemble(rank, world)
             self.group = membership.join(self._store, name, rank, world, limit, "nccl" if cuda else "gloo")
             # Later transfers are between pairs: NCCL must have met all before. By a broadcast, which has
             # one algorithm: engines that sample reproducibly force another one of all-reduce than trainers
@@ -83,6 +88,20 @@ class Peers:
             Transfer([met], here, time.monotonic() + JOIN_SECONDS, self._given_up).wait()
         except RuntimeError as error:
             raise LinkError(f"the group {name} did not form: {str(error)[:200]}") from error
+
+    def _assemble(self, rank: int, world: int) -> None:
+        """Until every member has come: only from here on do they wait for each other in a way that cannot be
+        given up. Raises LinkError."""
+        deadline = time.monotonic() + JOIN_SECONDS
+        self._store.set(f"here-{rank}", "")
+        missing = list(range(world))
+        while missing:
+            missing = [member for member in missing if not self._store.check([f"here-{member}"])]
+            if missing and time.monotonic() > deadline:
+                raise LinkError(f"ranks {missing} did not come in {JOIN_SECONDS:.0f} s")
+            if missing and self._given_up():
+                raise LinkError("another member gave up")
+            time.sleep(_LOOK if missing else 0)
 
     def send(self, tensors: Sequence[torch.Tensor], deadline: float) -> Transfer:
         """Begin to send each of ``tensors`` to every engine rank."""
@@ -105,10 +124,6 @@ class Peers:
         except RuntimeError as error:
             raise LinkError(str(error).splitlines()[0][:200]) from error
 
-    def give_up(self) -> None:
-        """Let every member give up what is under way. From any thread."""
-        self._store.set(_GIVEN_UP, "")
-
     def _given_up(self) -> bool:
         try:
             return bool(self._store.check([_GIVEN_UP]))
@@ -123,9 +138,16 @@ class Peers:
             dist.destroy_process_group(self.group)
 
 
+def give_up(store: Any, name: str) -> None:
+    """Let every member of the group ``name`` give up what is under way. From any thread."""
+    PrefixStore(name, store).set(_GIVEN_UP, "")
+
+
 def connect(address: str, port: int) -> TCPStore:
-    """The store of a link, at its first trainer rank. Raises LinkError."""
+    """The store of a group that is to be joined. Raises LinkError, at once for one that is gone."""
     try:
+        # The store's own client would try a closed port again and again until its time is up.
+        socket.create_connection((address, port), JOIN_SECONDS).close()
         return TCPStore(address, port, None, False, timedelta(seconds=JOIN_SECONDS))
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise LinkError(f"{address}:{port}: {str(error)[:200]}") from error

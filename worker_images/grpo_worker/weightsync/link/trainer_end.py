@@ -9,7 +9,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from grpo_worker.data.fp8 import Part, quantised_parts
 from grpo_worker.weightsync.link.agent_end import shipment_of
-from grpo_worker.weightsync.link.peers import LinkError, Peers, connect
+from grpo_worker.weightsync.link.peers import LinkError, Peers, connect, give_up
 from grpo_worker.weightsync.link.sender import Sender
 from grpo_worker.weightsync.manifest import layout
 
@@ -23,7 +23,7 @@ class TrainerEnd:
     rank: int
     world: int
     device: torch.device
-    _store: TCPStore | None = None  # at the first rank
+    _store: tuple[str, TCPStore] | None = None  # at the first rank: name and store of the latest link
     _peers: Peers | None = None
     _sender: Sender | None = field(default=None, repr=False)
 
@@ -32,10 +32,11 @@ class TrainerEnd:
         shapes = [(*part[:-1], part[-1].to("meta")) for part in parts]
         return layout(self.rank, self.world, list(quantised_parts(shapes)) if fp8 else shapes).to_json()
 
-    def listen(self) -> int:
-        """Start the store of a new link; its port."""
-        self._store = TCPStore("0.0.0.0", 0, None, True, wait_for_workers=False)
-        return int(self._store.port)
+    def listen(self, name: str) -> int:
+        """Start the store of the new link ``name``, at the first rank; its port."""
+        store = TCPStore("0.0.0.0", 0, None, True, wait_for_workers=False)
+        self._store = name, store
+        return int(store.port)
 
     def open(
         self, name: str, address: str, port: int, world: int, layouts: Sequence[str], bucket: int,
@@ -45,7 +46,7 @@ class TrainerEnd:
         self.close()
         try:
             shipment = shipment_of(layouts, bucket, plan_id)
-            store = self._store if self.rank == 0 and self._store else connect(address, port)
+            store = self._store[1] if self.rank == 0 and self._store else connect(address, port)
             self._peers = Peers(store, name, self.rank, world, self.world, self.device)
             self._sender = Sender(self.rank, shipment, self._peers, self.device)
         except (LinkError, ValueError) as error:
@@ -62,10 +63,11 @@ class TrainerEnd:
             return f"trainer rank {self.rank}: {error}"
         return ""
 
-    def give_up(self) -> None:
-        """Make a call that is under way end soon, here and at every other member. From any thread."""
-        if self._peers is not None:
-            self._peers.give_up()
+    def give_up(self, name: str) -> None:
+        """Make the members of the link ``name`` give up, also while it forms. Told to the first rank, from
+        any thread; an older link's name changes nothing."""
+        if self._store is not None and self._store[0] == name:
+            give_up(self._store[1], name)
 
     def close(self) -> None:
         """Leave the link, if there is one."""
