@@ -184,3 +184,16 @@ def test_a_flipped_bit_is_noticed_and_another_blob_never_taken_for_it(
         handle.write(bytes([byte[0] ^ 1]))
     with pytest.raises(PullError, match="another digest"):
         _pull(Puller(30, importer=Importer()), source, 1)
+
+
+def test_a_process_with_an_agent_ends_well(tmp_path: Path) -> None:
+    """Its thread must not be inside of NIXL when the interpreter goes."""
+    (tmp_path / "blob").write_bytes(b"x" * 4096)
+    code = (
+        "import pathlib, sys, time; from grpo_worker.weightsync.exporter import Exporter;"
+        "exporter = Exporter(); exporter.offer(pathlib.Path(sys.argv[1])); time.sleep(0.1)"
+    )
+    for _ in range(3):
+        command = [sys.executable, "-c", code, str(tmp_path / "blob")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]

@@ -1,5 +1,6 @@
 """Trainer side of NIXL: blobs in the pod's memory, for other pods to read without this one's CPU."""
 
+import atexit
 import base64
 import mmap
 import os
@@ -38,25 +39,39 @@ class Exporter:
         self._agent: NixlAgent | None = None
         self._held: dict[int, _Held] = {}  # by inode
         self._asked = threading.Event()
+        self._ended = threading.Event()
         self._until = 0.0  # of time.monotonic(): when the last read must have ended
 
     def offer(self, path: Path) -> Offer:
         """How to read a file that is not empty. Raises OSError when there is none."""
+        path.stat()  # raises: nobody needs NIXL for a file that is not there
         with self._lock:
-            if self._agent is None:
-                self._agent = NixlAgent()
-                threading.Thread(target=self._lend_a_hand, args=(self._agent,), daemon=True).start()
-            self._let_go(self._agent)
+            agent = self._agent or self._start()
+            self._let_go(agent)
             self._until = time.monotonic() + _LONGEST_READ
             self._asked.set()
-            held = self._hold(self._agent, path)
-            return Offer(base64.b64encode(self._agent.metadata()).decode(), *held.region)
+            held = self._hold(agent, path)
+            return Offer(base64.b64encode(agent.metadata()).decode(), *held.region)
+
+    def _start(self) -> NixlAgent:
+        self._agent = NixlAgent()
+        helper = threading.Thread(target=self._lend_a_hand, args=(self._agent,), daemon=True)
+        helper.start()
+
+        def end() -> None:
+            self._ended.set()
+            self._asked.set()
+            helper.join()
+
+        # A thread that the interpreter ends inside of NIXL takes the whole process with it.
+        atexit.register(end)
+        return self._agent
 
     def _lend_a_hand(self, agent: NixlAgent) -> None:
-        while True:
+        while not self._ended.is_set():
             self._asked.wait()
             self._asked.clear()
-            while time.monotonic() < self._until:
+            while time.monotonic() < self._until and not self._ended.is_set():
                 agent.progress()
                 time.sleep(_REST)
 
