@@ -65,7 +65,9 @@ class EnginePods:
         server["ports"] = [{"name": "http", "containerPort": ENGINE_PORT}]
         server["startupProbe"] = probe("/ping", ENGINE_PORT, period=2, failures=900)
         server["readinessProbe"] = probe("/ping", ENGINE_PORT, period=5, failures=3)
-        server["livenessProbe"] = probe("/ping", ENGINE_PORT, period=10, failures=12)
+        # The agent's word: a scheduler that hangs does not keep the server from answering. Long enough for an
+        # agent that is restarted.
+        server["livenessProbe"] = probe("/enginez", AGENT_PORT, period=10, failures=12)
         return server
 
     def _agent(self, pool: RolloutTemplate) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 FILE = "GRPO_KEY_FILE"  # variable with the key's file; without it, outside of pods, nothing is asked for
-OPEN = frozenset({"/healthz", "/readyz", "/metrics", "/v1/status"})  # probes, Prometheus, and people
+# For probes, Prometheus, and people.
+OPEN = frozenset({"/healthz", "/readyz", "/enginez", "/metrics", "/v1/status"})
 _SCHEME = "Bearer "
 
 

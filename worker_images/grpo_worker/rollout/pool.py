@@ -88,10 +88,10 @@ class RolloutPool:
 
     @contextmanager
     def reserved(self) -> Iterator[list[EngineEntry]]:
-        """The engines that are there and take no version just now; nobody else updates them meanwhile."""
+        """The engines that are there, answer, and take no version just now; nobody else updates them
+        meanwhile."""
         with self._lock:
-            there = [e for e in self.table.entries() if e.state in (EngineState.STALE, EngineState.SERVING)]
-            mine = [e for e in there if e.name not in self._syncing]
+            mine = [e for e in self.table.reachable() if e.name not in self._syncing]
             self._syncing |= {e.name for e in mine}
         try:
             yield mine
@@ -205,6 +205,7 @@ class RolloutPool:
             ranks=status["ranks"],
             bucket_bytes=status["bucketBytes"],
             instance=status["instance"],
+            silent=status["silent"],
         )
 
     def _addresses(self) -> list[str]:

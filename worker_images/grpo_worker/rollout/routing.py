@@ -23,6 +23,7 @@ class EngineEntry:
     ranks: int = 1
     bucket_bytes: int = 0
     instance: str = ""  # of its agent
+    silent: bool = False  # its scheduler leaves calls unanswered
 
 
 class EngineTable:
@@ -56,6 +57,11 @@ class EngineTable:
     def entries(self) -> list[EngineEntry]:
         with self._lock:
             return sorted(self._engines.values(), key=lambda entry: entry.name)
+
+    def reachable(self) -> list[EngineEntry]:
+        """Those that can take a version: the server is there and its scheduler answers."""
+        there = (EngineState.STALE, EngineState.SERVING)
+        return [entry for entry in self.entries() if entry.state in there and not entry.silent]
 
     def serving(self, version: int) -> list[EngineEntry]:
         with self._lock:

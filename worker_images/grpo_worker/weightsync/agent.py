@@ -22,6 +22,9 @@ from grpo_worker.weightsync.plan import make_plan
 from grpo_worker.weightsync.pull import Puller
 
 log = logging.getLogger(__name__)
+# A scheduler that has been silent for this long, beyond the deadline of a call, does not come back by itself.
+# SGLang gives one that does not get on with a batch as long.
+SILENCE_SECONDS = 300.0
 
 
 class WriterError(RuntimeError):
@@ -40,6 +43,7 @@ class Agent:
         self._engine = engine
         self._ranks = engine_ranks
         self._installer = Installer(name, engine, engine_ranks, timeout)
+        self._patience = SILENCE_SECONDS + timeout
         self._bucket_bytes = bucket_bytes
         self._lock = threading.Lock()
         self._copy: HostCopy | None = None
@@ -75,12 +79,17 @@ class Agent:
             "since": self.view.since,
             "restarts": self.view.restarts,
             "reason": self.view.reason,
+            "silent": self._engine.silence() > 0,
             "history": self.view.history,
             "checksum": self._checksum,
             "hostCopy": copy.plan.version if copy else None,
             "ranks": self._ranks,
             "bucketBytes": self._bucket_bytes,
         }
+
+    def engine_lives(self) -> bool:
+        """What the liveness probe of the engine's container asks: does it answer, and its scheduler too?"""
+        return self._engine.alive() and self._engine.silence() < self._patience
 
     def join(self, writer: str, link: LinkOffer, attempt: int = 0) -> dict[str, Any]:
         """Let the engine join a link with the ranks of the job ``writer``. Returns status().
@@ -200,6 +209,7 @@ class Agent:
             if actual != str(self.view.version):  # it died and came back between two looks
                 self._lose(f"engine reports version {actual}, not {self.view.version}")
                 self.view = self.view.alive()
+        self._engine.listen()
         if self.view.state == EngineState.STALE and self._copy:
             self._reload(self._copy)
 
@@ -237,6 +247,7 @@ class Agent:
 
     def _lose(self, reason: str) -> None:
         self._installer.drop_group()
+        self._engine.forget()
         self._link = self._linked = None
         self._checksum = ""
         journal.serves(None)

@@ -1,6 +1,7 @@
 """Control client of one SGLang server (0.5.16 to 0.5.23): liveness, version, and the update session."""
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,10 @@ import httpx
 from grpo_worker.weightsync.inside.request import MARK, DirectLoad
 from grpo_worker.weightsync.manifest import digest
 from grpo_worker.weightsync.plan import TensorPlan
+
+# What the server answers by itself, whatever its scheduler does.
+_WITHOUT_SCHEDULER = frozenset({"/model_info", "/pause_generation", "/continue_generation"})
+_SHORT = 5.0  # seconds
 
 
 class EngineError(RuntimeError):
@@ -24,13 +29,30 @@ class Engine:
         self.url = url
         self._admin_key = admin_key
         self._client = httpx.Client(base_url=url, timeout=timeout)
+        self._timeout = timeout
+        self._silent_since: float | None = None
 
     def alive(self) -> bool:
         """Does the server answer? Cheap, and safe while it generates."""
         try:
-            return self._client.get("/ping", timeout=5).status_code == 200
+            return self._client.get("/ping", timeout=_SHORT).status_code == 200
         except httpx.HTTPError:
             return False
+
+    def silence(self) -> float:
+        """Seconds since the first call that the scheduler has left unanswered; 0 after any answer."""
+        since = self._silent_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def forget(self) -> None:
+        """The server is another one now."""
+        self._silent_since = None
+
+    def listen(self) -> None:
+        """Raises EngineError while the scheduler is silent: what is asked of it meanwhile is not undone by
+        giving up, but stands in its queue before all that comes later."""
+        if self._silent_since is not None:
+            self._call("GET", "/server_info", timeout=_SHORT)
 
     def weight_version(self) -> str:
         """The version that the server reports; ``default`` before the first update."""
@@ -114,12 +136,19 @@ class Engine:
             return {}
         return {"authorization": f"Bearer {self._admin_key.read_text()}"}
 
-    def _call(self, method: str, path: str, may_be_absent: bool = False, **body: Any) -> Any:
+    def _call(
+        self, method: str, path: str, may_be_absent: bool = False, timeout: float | None = None, **body: Any
+    ) -> Any:
+        started, limit = time.monotonic(), timeout or self._timeout
         try:
             sent = body if method == "POST" else None
-            response = self._client.request(method, path, json=sent, headers=self._headers())
+            response = self._client.request(method, path, json=sent, headers=self._headers(), timeout=limit)
         except httpx.HTTPError as error:
+            if isinstance(error, httpx.ReadTimeout):
+                self._silent_since = self._silent_since or started
             raise EngineError(f"{path}: {error!r}") from error
+        if path not in _WITHOUT_SCHEDULER:
+            self._silent_since = None
         if response.status_code == 404 and may_be_absent:
             return {}
         if response.status_code != 200:

@@ -47,6 +47,7 @@ class Installer:
         self.seconds = {}
         self._enter(Update(version))
         try:
+            self._engine.listen()
             yield
         except Exception as error:
             self._count_sent()

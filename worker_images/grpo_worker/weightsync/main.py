@@ -23,6 +23,7 @@ from grpo_worker.data.shared_key import guarded
 
 if TYPE_CHECKING:
     from grpo_worker.weightsync.agent import Agent
+    from grpo_worker.weightsync.engine import Engine
 
 log = logging.getLogger(__name__)
 WATCH_SECONDS = 1.0
@@ -59,14 +60,15 @@ def _trainer(weights: Path) -> Starlette:
 
 
 def _rollout(args: argparse.Namespace) -> Starlette:
-    if os.environ.get("HOST_INDEX", "0") != "0":
-        return _further_host()
-    from grpo_worker.weightsync.agent import Agent
     from grpo_worker.weightsync.engine import Engine
+
+    engine = Engine(args.engine, args.timeout, args.admin_key)
+    if os.environ.get("HOST_INDEX", "0") != "0":
+        return _further_host(engine)
+    from grpo_worker.weightsync.agent import Agent
     from grpo_worker.weightsync.importer import Importer
     from grpo_worker.weightsync.pull import Puller
 
-    engine = Engine(args.engine, args.timeout, args.admin_key)
     bucket = args.bucket_megabytes << 20
     puller = Puller(args.timeout, args.deltas, Importer() if args.nixl else None)
     agent = Agent(args.name, engine, args.engine_ranks, bucket, args.timeout, args.writer, puller)
@@ -74,16 +76,30 @@ def _rollout(args: argparse.Namespace) -> Starlette:
     return rollout_application(agent, args.model_config)
 
 
-def _further_host() -> Starlette:
+def _further_host(engine: "Engine") -> Starlette:
     """An engine of several hosts is spoken for by the agent of its first."""
     ok = [Route(path, lambda _: PlainTextResponse("ok")) for path in ("/healthz", "/readyz")]
-    return Starlette(routes=ok)
+    return Starlette(routes=[*ok, Route("/enginez", _engine_route(engine.alive))])
+
+
+def _engine_route(lives: Callable[[], bool]) -> Callable[[Request], Response]:
+    """What the liveness probe of the engine's container is told."""
+
+    def answer(_: Request) -> Response:
+        return PlainTextResponse("ok") if lives() else PlainTextResponse("the engine does not answer", 503)
+
+    return answer
 
 
 def _watch_forever(agent: "Agent") -> None:
+    from grpo_worker.weightsync.engine import EngineError
+    from grpo_worker.weightsync.install import UpdateError
+
     while True:
         try:
             agent.watch()
+        except (EngineError, UpdateError) as error:
+            log.warning("watch: %s", error)
         except Exception:
             log.exception("watch failed")
         time.sleep(WATCH_SECONDS)
@@ -140,6 +156,7 @@ def rollout_application(agent: "Agent", model_config: Path | None = None) -> Sta
             Route("/healthz", lambda _: PlainTextResponse("ok")),
             Route("/metrics", metrics),
             Route("/readyz", ready),
+            Route("/enginez", _engine_route(agent.engine_lives)),
             Route("/v1/writer", bind, methods=["POST"]),
             Route("/v1/status", status),
             Route("/v1/model", model),

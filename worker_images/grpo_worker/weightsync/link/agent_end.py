@@ -59,6 +59,7 @@ def shipment_of(layouts: Sequence[str], bucket_bytes: int, plan_id: str | None =
 def enter(engine: Engine, offer: LinkOffer, bucket_bytes: int) -> AgentLink:
     """Bring the engine in. Raises PlanError and EngineError."""
     shipment = shipment_of(offer.layouts, bucket_bytes, offer.plan_id)
+    engine.listen()
     place = offer.address, offer.port, offer.name, offer.world, offer.first, offer.backend
     if not engine.join_group(*place):
         leave(engine, AgentLink(offer.name, shipment))
