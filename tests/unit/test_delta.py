@@ -1,11 +1,16 @@
 """Deltas: what they lead to is the new blob to the byte, and what does not belong is refused."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
+import torch
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from grpo_worker.weightsync.delta import DeltaError, apply, encode
+from grpo_worker.weightsync.delta import DeltaError, apply, encode, reader
+from grpo_worker.weightsync.manifest import PIECE, delta_file, digest, publish
 
 
 def pair(size: int, changed: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -17,45 +22,91 @@ def pair(size: int, changed: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return old, new
 
 
+def delta_of(old: np.ndarray, new: np.ndarray) -> bytes:
+    found, parts = encode(old, new, "a")
+    assert found == digest(new.data)
+    assume(parts is not None)  # of a few bytes, one is many
+    assert parts is not None
+    return b"".join(parts)
+
+
 @settings(deadline=None, max_examples=60)
-@given(size=st.integers(0, 400_000), changed=st.sampled_from([0.0, 0.02, 0.2]), seed=st.integers(0, 99))
+@given(
+    size=st.integers(0, 800_000), changed=st.sampled_from([0.0, 0.0001, 0.01, 0.04]), seed=st.integers(0, 99)
+)
 def test_a_delta_leads_to_the_new_blob(size: int, changed: float, seed: int) -> None:
     old, new = pair(size, changed, seed)
-    delta = encode(old, new, "old", "new", most=9)
-    assert delta is not None
-    head = apply(old, delta, "old")
-    assert np.array_equal(old, new) and head.digest == "new"
-    assert len(delta) < 300 + size // 32 + 4 * head.words
+    delta, changes = delta_of(old, new), int((old != new).sum())
+    found, length = apply(old, "a", reader(delta))
+    assert np.array_equal(old, new) and found == digest(new.data) and length == len(delta)
+    assert len(delta) < 300 + size // (2 * 255) + 3 * changes
+
+
+@pytest.mark.parametrize("size", [PIECE, PIECE + 1, 2 * PIECE - 1, 2 * PIECE + 3])
+def test_pieces_meet(size: int) -> None:
+    old, new = pair(size, 0.01, size)
+    new[-1] ^= 1
+    assert apply(old, "a", reader(delta_of(old, new)))[0] == digest(new.data)
+    assert np.array_equal(old, new)
 
 
 def test_too_many_changes_are_no_delta() -> None:
     old, new = pair(100_000, 0.6, 1)
-    assert encode(old, new, "a", "b") is None
+    assert encode(old, new, "a") == (digest(new.data), None)
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda d: d[:-1], "bytes, expected"),
-        (lambda d: b"XXXX" + d[4:], "no delta"),
-        (lambda d: d[:3], "no delta"),
-        (lambda d: d.replace(b'"words": ', b'"wordz": '), "no delta"),
+        (lambda d: b"XXXX" + d[4:], "no delta: it begins with"),
+        (lambda d: d[:3], "no delta: a delta of 3 bytes"),
+        (lambda d: d.replace(b'"words": ', b'"wordz": '), "no delta: 'words'"),
+        (lambda d: d.replace(b'"words": [', b'"words":[-'), "of the pieces"),
+        (lambda d: d.replace(b'"words": [', b'"words":[9'), "of the pieces"),
+        (lambda d: d[:-1], "expected more"),
+        (lambda d: d.replace(b'"nbytes": 70000', b'"nbytes": 70002'), "70002 bytes"),
     ],
 )
 def test_a_damaged_delta_is_refused_before_it_writes(damage: object, message: str) -> None:
     old, new = pair(70_000, 0.01, 2)
     before = old.copy()
-    delta = encode(old, new, "a", "b")
     with pytest.raises(DeltaError, match=message):
-        apply(old, damage(delta), "a")  # type: ignore[operator]
+        apply(old, "a", reader(damage(delta_of(old, new))))  # type: ignore[operator]
     assert np.array_equal(old, before)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "message"), [(0, 255, "words with places"), (-1, 254, "a place for")]
+)
+def test_places_that_are_not_those_of_the_words_are_refused(at: int, value: int, message: str) -> None:
+    old, new = pair(70_000, 0.01, 2)
+    delta = bytearray(delta_of(old, new))
+    first = delta.index(b"}") + 1
+    count = json.loads(delta[8:first])["gaps"][0]
+    delta[first + at % count] = value
+    with pytest.raises(DeltaError, match=message):
+        apply(old, "a", reader(bytes(delta)))
 
 
 def test_a_delta_of_another_base_is_refused() -> None:
     old, new = pair(1000, 0.01, 3)
-    delta = encode(old, new, "a", "b")
-    assert delta is not None
     with pytest.raises(DeltaError, match=r"a delta of a .* not of c"):
-        apply(old, delta, "c")
+        apply(old, "c", reader(delta_of(old, new)))
     with pytest.raises(DeltaError, match="have no delta"):
-        encode(old, new[:-1], "a", "b")
+        encode(old, new[:-1], "a")
+
+
+def test_what_is_published_names_what_it_changes(tmp_path: Path) -> None:
+    """The last version's delta alone is kept, and none is made where it would not help."""
+    tensor = torch.arange(4000, dtype=torch.float32)
+    found = []
+    for version in (1, 2, 3, 4):
+        tensor[version] += 1
+        part = ("w", (4000,), 0, 0, tensor if version < 4 else tensor * 1.1)
+        found.append(publish(tmp_path, version, 0, 1, [part], deltas=True))
+    assert [list(tmp_path.glob(f"v{v}/*delta*")) for v in (1, 2, 3, 4)] == [[], [], [], []]
+    publish(tmp_path, 5, 0, 1, [("w", (4000,), 0, 0, tensor * 1.1)], deltas=True)
+    file = delta_file(tmp_path, 5, 0, found[3].digest)
+    assert list(tmp_path.glob("v*/*delta*")) == [file] and len(file.read_bytes()) < 300
+    publish(tmp_path, 6, 0, 1, [("w", (4000,), 0, 0, tensor)])
+    assert not list(tmp_path.glob("v*/*delta*")), "nobody asked for it"

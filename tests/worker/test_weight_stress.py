@@ -1,5 +1,6 @@
 """The weight plane under stress, with a real engine: equal to the disk, damaged, stalled, repeated."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -20,6 +21,7 @@ from weight_layouts import LAYOUTS, copy_version, from_disk, rewrite
 
 from grpo_worker.weightsync import install
 from grpo_worker.weightsync.agent import Agent
+from grpo_worker.weightsync.engine import EngineError
 from grpo_worker.weightsync.group import UpdateGroup
 from grpo_worker.weightsync.inside.request import DirectLoad
 from grpo_worker.weightsync.install import UpdateError
@@ -127,45 +129,59 @@ def test_no_answer_is_built_on_the_old_weights_prefix(
     assert first["meta_info"]["output_token_logprobs"] == again["meta_info"]["output_token_logprobs"]
 
 
-def _other_weights(root: Path, version: int, share: float = 1.0) -> None:
-    """Version 1's layout with a share of all weights halved."""
-    generator = torch.Generator().manual_seed(version)
+def _other_weights(root: Path, version: int) -> None:
+    """Version 1's layout with all weights halved."""
     for rank in (0, 1):
-        manifest = Manifest.from_json((root / "v1" / f"rank-{rank}.json").read_text())
-        data = torch.frombuffer(bytearray((root / "v1" / f"rank-{rank}.bin").read_bytes()), dtype=torch.uint8)
-        parts: list[Any] = []
-        for part in manifest.slices:
-            size = list(part.shape)
-            size[part.dim] = part.length
-            tensor = data[part.start : part.start + part.nbytes].view(torch.float32).view(size)
-            changed = torch.rand(size, generator=generator) < share
-            parts.append((part.name, part.shape, part.dim, part.offset, tensor.where(~changed, tensor * 0.5)))
-        publish(root / "other", version, rank, 2, parts)
+        publish(root / "other", version, rank, 2, _halved(root / "v1", rank))
     shutil.move(str(root / "other" / f"v{version}"), str(root / f"v{version}"))
 
 
+def _halved(folder: Path, rank: int, share: float = 1.0) -> list[Any]:
+    """A published rank's parts with a share of all weights halved."""
+    generator = torch.Generator().manual_seed(rank)
+    manifest = Manifest.from_json((folder / f"rank-{rank}.json").read_text())
+    data = torch.frombuffer(bytearray((folder / f"rank-{rank}.bin").read_bytes()), dtype=torch.uint8)
+    parts: list[Any] = []
+    for part in manifest.slices:
+        size = list(part.shape)
+        size[part.dim] = part.length
+        tensor = data[part.start : part.start + part.nbytes].view(torch.float32).view(size)
+        changed = torch.rand(size, generator=generator) < share
+        parts.append((part.name, part.shape, part.dim, part.offset, tensor.where(~changed, tensor * 0.5)))
+    return parts
+
+
 def test_what_changed_leads_to_the_same_weights_as_all_bytes(
-    server: Server, versions: Path, sources: dict[int, str]
+    server: Server, versions: Path, tmp_path: Path
 ) -> None:
-    """Deltas are small, damage in the held copy is healed by whole blobs, and so is a base that is gone."""
-    for version in (71, 72, 73):
-        _other_weights(versions, version, share=0.02)
+    """Deltas are small, damage in the held copy is healed by whole blobs, and so is a version left out."""
+    shutil.copytree(versions / "v1", tmp_path / "v1")
+    sources = serve(tmp_path)
     agent, whole = new_agent(server, deltas=True), new_agent(server)
     for each in (agent, whole):
         watch_until(each, "STALE", server)
+
+    def next_version(version: int) -> None:
+        for rank in (0, 1):
+            parts = _halved(tmp_path / f"v{version - 1}", rank, 0.02)
+            publish(tmp_path, version, rank, 2, parts, deltas=True)
+
     agent.sync(JOB, 1, sources)
     every = agent.received()
-    agent.sync(JOB, 71, sources)
+    next_version(2)
+    agent.sync(JOB, 2, sources)
     assert 0 < agent.received() < every / 8
-    _same_as_with_all_bytes(agent, whole, server, sources, 71)
+    _same_as_with_all_bytes(agent, whole, server, sources, 2)
     agent._puller._blobs[0][100] ^= 1
-    agent.sync(JOB, 72, sources)
+    next_version(3)
+    agent.sync(JOB, 3, sources)
     assert every / 8 < agent.received() <= every
-    _same_as_with_all_bytes(agent, whole, server, sources, 72)
-    shutil.rmtree(versions / "v72")
-    agent.sync(JOB, 73, sources)
+    _same_as_with_all_bytes(agent, whole, server, sources, 3)
+    next_version(4)
+    next_version(5)
+    agent.sync(JOB, 5, sources)
     assert agent.received() == every
-    _same_as_with_all_bytes(agent, whole, server, sources, 73)
+    _same_as_with_all_bytes(agent, whole, server, sources, 5)
 
 
 def _same_as_with_all_bytes(
@@ -308,3 +324,33 @@ class SlowSource:
         except OSError:
             pass
         connection.close()
+
+
+def test_a_scheduler_that_stands_still_is_asked_nothing_more_and_goes_on_later(
+    server: Server, sources: dict[int, str]
+) -> None:
+    """Its server answers all the while. What was given up must not stand before what comes later."""
+    agent = new_agent(server, timeout=3)
+    watch_until(agent, "STALE", server)
+    agent.sync(JOB, 1, sources)
+    (scheduler,) = [
+        p for p in psutil.Process(server.process.pid).children(recursive=True) if "scheduler" in p.name()
+    ]
+    scheduler.suspend()
+    with pytest.raises(UpdateError, match=r"version 60, prepare: /begin_weight_update: ReadTimeout"):
+        agent.sync(JOB, 60, sources)
+    with pytest.raises(UpdateError, match=r"version 60, plan: /server_info: ReadTimeout"):
+        agent.sync(JOB, 60, sources)
+    assert agent.status()["silent"] and server.control().alive() and agent.engine_lives()
+    scheduler.resume()
+    watch_until_heard(agent)
+    assert agent.sync(JOB, 60, sources)["state"] == "SERVING"
+
+
+def watch_until_heard(agent: Agent) -> None:
+    deadline = time.monotonic() + 30
+    while agent.status()["silent"] or agent.status()["state"] != "SERVING":
+        assert time.monotonic() < deadline, agent.status()
+        with contextlib.suppress(UpdateError, EngineError):
+            agent.watch()
+        time.sleep(0.2)

@@ -32,6 +32,7 @@ class WeightSender:
         self._trainers = trainers
         self._pool = pool
         self._timeout = spec.weight_sync.timeout_seconds
+        self._deltas = spec.weight_sync.mode == "delta"
         backend = spec.weight_sync.link_backend(spec.trainer.device)
         self._link = LinkedPool(trainers, pool, backend, self._timeout) if backend else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
@@ -49,7 +50,7 @@ class WeightSender:
         the future's, and so are SyncError and GangError when they come after that. Raises both before.
         """
         linked, metrics = self._over_link(version)
-        copied = self._trainers.begin("publish_weights", version, self._pool.fp8)
+        copied = self._trainers.begin("publish_weights", version, self._pool.fp8, self._deltas)
         target = Target(version, self._trainers.sources(), self._link.latest if self._link else "")
         sent = self._thread.submit(self._serve, target, copied, metrics)
         if not (linked and self._pool.serves(version)):

@@ -23,10 +23,10 @@ class WeightMethods:
     _link: TrainerEnd
 
     @register(Dispatch.ONE_TO_ALL)
-    def publish_weights(self, version: int, fp8: bool) -> str:
+    def publish_weights(self, version: int, fp8: bool, deltas: bool) -> str:
         """Leave this rank's slices in the pod's shared memory; returns their digest.
 
-        ``fp8``: in blocks of 128 x 128, as an FP8 checkpoint has them.
+        ``fp8``: in blocks of 128 x 128, as an FP8 checkpoint has them. ``deltas``: what changed as well.
         """
         from grpo_worker.data.fp8 import quantised_parts
         from grpo_worker.weightsync.manifest import publish
@@ -35,7 +35,7 @@ class WeightMethods:
             parts = self._owned()
             if fp8:
                 parts = list(quantised_parts(parts))
-            return publish(WEIGHTS, version, self._rank, self._world, parts).digest
+            return publish(WEIGHTS, version, self._rank, self._world, parts, deltas).digest
 
     def _owned(self) -> list[Part]:
         return [(s.name, s.shape, s.dim, s.offset, s.tensor) for s in self._policy.shards()]

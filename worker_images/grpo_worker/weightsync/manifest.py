@@ -2,18 +2,20 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import xxhash
 
 from grpo_worker.data.fp8 import Part
 from grpo_worker.weightsync.dtypes import dtype_name
 
-_PIECE = 16 << 20  # bytes that one thread digests at a time
+PIECE = 16 << 20  # bytes that one thread digests at a time
 _ALIGNED = 64  # a slice's place in the blob fits every dtype, so that receivers need no copy
 
 
@@ -59,10 +61,14 @@ def digest(data: bytes | memoryview) -> str:
     forging a blob by it.
     """
     view = memoryview(data)
-    pieces = [view[start : start + _PIECE] for start in range(0, len(view), _PIECE)]
+    pieces = [view[start : start + PIECE] for start in range(0, len(view), PIECE)]
     with ThreadPoolExecutor(min(len(pieces), os.cpu_count() or 1) or 1) as threads:
-        parts = threads.map(lambda piece: xxhash.xxh3_128_digest(piece), pieces)
-    return str(xxhash.xxh3_128_hexdigest(b"".join(parts)))
+        return digest_of(threads.map(lambda piece: xxhash.xxh3_128_digest(piece), pieces))
+
+
+def digest_of(pieces: Iterable[bytes]) -> str:
+    """Digest of a blob whose pieces of PIECE bytes have these."""
+    return str(xxhash.xxh3_128_hexdigest(b"".join(pieces)))
 
 
 def layout(rank: int, world: int, parts: Sequence[Part]) -> Manifest:
@@ -71,11 +77,14 @@ def layout(rank: int, world: int, parts: Sequence[Part]) -> Manifest:
     return Manifest(0, rank, world, _size(slices), "", slices)
 
 
-def publish(root: Path, version: int, rank: int, world: int, parts: Sequence[Part]) -> Manifest:
+def publish(
+    root: Path, version: int, rank: int, world: int, parts: Sequence[Part], deltas: bool = False
+) -> Manifest:
     """Write blob and manifest of one rank below ``root/vN``; the manifest comes last.
 
     parts: (name, whole shape, dim, offset, slice). ``root`` is memory (tmpfs) shared with the
-    agent of the same pod. Versions older than the previous one are removed.
+    agent of the same pod. Versions older than the previous one are removed. ``deltas``: leave what changed
+    since the previous one too, if that is little, as ``delta_file`` says.
     """
     directory = root / f"v{version}"
     directory.mkdir(parents=True, exist_ok=True)
@@ -84,11 +93,41 @@ def publish(root: Path, version: int, rank: int, world: int, parts: Sequence[Par
     blob = directory / f"rank-{rank}.bin"
     temporary = blob.with_suffix(".tmp")
     _forget(root, version, rank, temporary)
-    found = _write_blob(temporary, size, slices, [part[-1] for part in parts])
+    data = _write_blob(temporary, size, slices, [part[-1] for part in parts])
+    base = _read(root, version - 1, rank) if deltas and size else None
+    if base is not None and base.slices == slices:
+        found = _compare(root, version, base, data)
+    else:
+        found = digest(data.data)
     temporary.rename(blob)
     manifest = Manifest(version, rank, world, size, found, slices)
     _write(directory / f"rank-{rank}.json", manifest.to_json().encode())
     return manifest
+
+
+def delta_file(root: Path, version: int, rank: int, base: str) -> Path:
+    """What changed since the blob of digest ``base``."""
+    return root / f"v{version}" / f"rank-{rank}.{base}.delta"
+
+
+def _read(root: Path, version: int, rank: int) -> Manifest | None:
+    path = root / f"v{version}" / f"rank-{rank}.json"
+    return Manifest.from_json(path.read_text()) if path.is_file() else None
+
+
+def _compare(root: Path, version: int, base: Manifest, blob: npt.NDArray[np.uint8]) -> str:
+    """Leave the delta from ``base``; the digest of ``blob``."""
+    from grpo_worker.weightsync.delta import encode  # numba takes a second that most need not wait
+
+    old = np.memmap(root / f"v{base.version}" / f"rank-{base.rank}.bin", np.uint8, "r")
+    found, delta = encode(old, blob, base.digest)
+    if delta is not None:
+        path = delta_file(root, version, base.rank, base.digest)
+        temporary = path.with_suffix(".delta.tmp")
+        with temporary.open("wb") as file:
+            file.writelines(delta)
+        temporary.rename(path)
+    return found
 
 
 def _places(parts: Sequence[Part]) -> tuple[Slice, ...]:
@@ -105,18 +144,20 @@ def _size(slices: Sequence[Slice]) -> int:
     return slices[-1].start + slices[-1].nbytes if slices else 0
 
 
-def _write_blob(path: Path, size: int, slices: Sequence[Slice], tensors: Sequence[torch.Tensor]) -> str:
-    """Copy the tensors straight into the file's memory; the digest of the blob."""
+def _write_blob(
+    path: Path, size: int, slices: Sequence[Slice], tensors: Sequence[torch.Tensor]
+) -> npt.NDArray[np.uint8]:
+    """Copy the tensors straight into the file's memory, uint8 [size]."""
     if path.is_file() and path.stat().st_size != size:
         path.unlink()
     if size == 0:
         path.touch()
-        return digest(b"")
+        return np.empty(0, dtype=np.uint8)
     blob = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
     for part, tensor in zip(slices, tensors, strict=True):
         to = blob[part.start : part.start + part.nbytes].view(tensor.dtype).view(tensor.shape)
         to.copy_(tensor.detach())
-    return digest(blob.numpy().data)
+    return blob.numpy()
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -132,6 +173,8 @@ def _forget(root: Path, version: int, rank: int, reused: Path) -> None:
     takes longer than the copying. Who still reads it notices by the digest.
     """
     for directory in root.glob("v*"):
+        for delta in directory.glob(f"rank-{rank}.*.delta*"):
+            delta.unlink()  # from a version that few hold by now
         if int(directory.name[1:]) in (version, version - 1):
             continue
         (directory / f"rank-{rank}.json").unlink(missing_ok=True)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -132,15 +133,14 @@ class Puller:
         from grpo_worker.weightsync.delta import DeltaError, apply
 
         blob = self._blobs[manifest.rank].numpy()
-        asked = f"{url.removesuffix('bin')}delta?base={held.version}&digest={held.digest}"
+        asked = f"{url.removesuffix('bin')}delta?base={held.digest}"
         try:
             with _Response(asked, self._timeout) as response:
-                delta = response.read_within(deadline)
-            apply(blob, delta, held.digest)
+                found, size = apply(blob, held.digest, partial(response.fill, deadline=deadline))
         except (PullError, DeltaError) as error:
             log.info("taking the whole blob: %s", error)
             return None
-        return len(delta) if digest(blob.data) == manifest.digest else None
+        return size if found == manifest.digest else None
 
     def _blob(self, url: str, manifest: Manifest, deadline: float) -> torch.Tensor:
         data, size = self._memory(manifest), manifest.blob_bytes
@@ -192,20 +192,24 @@ class _Response:
         except (OSError, http.client.HTTPException) as error:
             raise PullError(f"{self._url}: {error!r}") from error
 
-    def read_within(self, deadline: float) -> bytearray:
-        """The whole body. Raises PullError after ``deadline``."""
-        body = bytearray(self._response.length or 0)
-        self.read_into(memoryview(body), deadline)
-        return body
+    def fill(self, to: memoryview, deadline: float) -> None:
+        """Receive the next bytes of the body. Raises PullError after ``deadline``, and at the body's end."""
+        if (length := self._receive(to, deadline)) < len(to):
+            raise PullError(f"{self._url}: {length} more bytes, expected {len(to)}")
 
     def read_into(self, to: memoryview, deadline: float) -> int:
         """Receive the body in place, if it fits exactly; how many bytes it has.
 
         Raises PullError after ``deadline`` (of time.monotonic()), also while bytes trickle.
         """
-        body, length = self._response.fp, 0
-        if self._response.length != len(to) or body is None:
+        if self._response.length != len(to):
             return self._response.length or 0
+        return self._receive(to, deadline)
+
+    def _receive(self, to: memoryview, deadline: float) -> int:
+        body, length = self._response.fp, 0
+        if body is None:
+            return 0
         try:
             # readinto1 comes back with what is there; readinto would wait until ``to`` is full.
             while length < len(to) and (got := body.readinto1(to[length:])):

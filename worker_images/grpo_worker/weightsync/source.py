@@ -5,11 +5,9 @@ It keeps answering while the trainer process computes, restarts or is gone, so a
 never waits for the trainer.
 """
 
-import threading
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -19,7 +17,7 @@ from starlette.routing import Route
 from grpo_worker.data.shared_key import guarded
 from grpo_worker.data.snapshots import file_of, pull
 from grpo_worker.weightsync.exporter import Exporter
-from grpo_worker.weightsync.manifest import Manifest
+from grpo_worker.weightsync.manifest import delta_file
 
 PULL_TIMEOUT = 300.0  # seconds without a byte
 
@@ -28,42 +26,6 @@ class LargeFile(FileResponse):
     """A file in pieces that are worth a system call."""
 
     chunk_size = 4 << 20
-
-
-class Deltas:
-    """What changed between two versions of a rank, computed once for all engines that ask."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._lock = threading.Lock()
-        self._kept: dict[int, tuple[tuple[int, str], bytes | None]] = {}
-
-    def get(self, version: int, rank: int, base: int, digest: str) -> bytes | None:
-        """From version ``base``, of that digest, to ``version``; None when a whole blob is better."""
-        with self._lock:
-            key, delta = self._kept.get(rank, (None, None))
-            if key != (version, digest):
-                delta = self._make(version, rank, base, digest)
-                self._kept[rank] = ((version, digest), delta)
-            return delta
-
-    def _make(self, version: int, rank: int, base: int, digest: str) -> bytes | None:
-        try:
-            new, old = (self._manifest(v, rank) for v in (version, base))
-        except FileNotFoundError:
-            return None
-        if old.digest != digest or old.slices != new.slices or not new.blob_bytes:
-            return None
-        from grpo_worker.weightsync.delta import encode  # numba takes a second that most need not wait
-
-        before, after = (np.memmap(self._file(v, rank, "bin"), np.uint8, "r") for v in (base, version))
-        return encode(before, after, old.digest, new.digest)
-
-    def _manifest(self, version: int, rank: int) -> Manifest:
-        return Manifest.from_json(self._file(version, rank, "json").read_text())
-
-    def _file(self, version: int, rank: int, suffix: str) -> Path:
-        return self._root / f"v{version}" / f"rank-{rank}.{suffix}"
 
 
 def application(root: Path) -> Starlette:
@@ -96,18 +58,12 @@ def application(root: Path) -> Starlette:
             return JSONResponse({"error": f"NIXL: {error!r}"}, 501)
         return JSONResponse(found._asdict())
 
-    deltas = Deltas(root)
-
     def delta(request: Request) -> Response:
-        of, asked = request.path_params, request.query_params
-        try:
-            base = int(asked["base"])
-        except (KeyError, ValueError):
-            return JSONResponse({"error": "base must be the number of a version"}, 400)
-        found = deltas.get(of["version"], of["rank"], base, asked.get("digest", ""))
-        if found is None:
-            return JSONResponse({"error": f"no delta from version {base}"}, 404)
-        return Response(found, media_type="application/octet-stream")
+        of, base = request.path_params, request.query_params.get("base", "")
+        path = delta_file(root, of["version"], of["rank"], base)
+        if not base.isalnum() or not path.is_file():
+            return JSONResponse({"error": f"no delta from the blob of digest {base!r}"}, 404)
+        return LargeFile(path)
 
     def snapshot(request: Request) -> Response:
         of = request.path_params
