@@ -19,6 +19,7 @@ from grpo_worker.weightsync.agent import Agent
 from grpo_worker.weightsync.engine import EngineError
 from grpo_worker.weightsync.inside.request import AGENT, LINK
 from grpo_worker.weightsync.install import UpdateError
+from grpo_worker.weightsync.link import peers
 from grpo_worker.weightsync.link.agent_end import LinkOffer, shipment_of
 from grpo_worker.weightsync.link.peers import JOIN_SECONDS, LinkError, Peers, give_up
 from grpo_worker.weightsync.manifest import layout
@@ -172,7 +173,7 @@ def test_a_link_that_does_not_form_gives_the_engine_back(server: Server, tmp_pat
     watch_until(agent, "STALE", server)
     store, name = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False), f"{LINK}1-{how[:3]}"
     if how == "one comes and goes":
-        PrefixStore(name, store).set("here-0", "")
+        PrefixStore(name, store).add("here", 1)
     started = time.monotonic()
     with pytest.raises(EngineError, match=r"/init_weights_update_group"):
         agent.join(JOB, _engines_offer(store, name))
@@ -181,13 +182,16 @@ def test_a_link_that_does_not_form_gives_the_engine_back(server: Server, tmp_pat
     assert time.monotonic() - started < JOIN_SECONDS
 
 
-def test_members_that_wait_give_up_together() -> None:
+def test_members_that_wait_give_up_together(monkeypatch: pytest.MonkeyPatch) -> None:
     store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     with ThreadPoolExecutor(1) as thread:
         forming = thread.submit(Peers, store, f"{LINK}1-x", 0, 2, 1, torch.device("cpu"))
         give_up(store, f"{LINK}1-x")
         with pytest.raises(LinkError, match="another member gave up"):
             forming.result(10)
+    monkeypatch.setattr(peers, "JOIN_SECONDS", 0.1)
+    with pytest.raises(LinkError, match=r"ranks \[1, 2\] did not come"):
+        Peers(store, f"{LINK}1-y", 0, 3, 1, torch.device("cpu"))
 
 
 def test_a_request_of_an_agent_that_is_gone_ends_at_once(server: Server) -> None:

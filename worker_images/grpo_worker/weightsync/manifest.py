@@ -84,13 +84,12 @@ def publish(
 
     parts: (name, whole shape, dim, offset, slice). ``root`` is memory (tmpfs) shared with the
     agent of the same pod. Versions older than the previous one are removed. ``deltas``: leave what changed
-    since the previous one too, if that is little, as ``delta_file`` says.
+    since the previous one too, if that is little.
     """
-    directory = root / f"v{version}"
-    directory.mkdir(parents=True, exist_ok=True)
     slices = _places(parts)
     size = _size(slices)
-    blob = directory / f"rank-{rank}.bin"
+    blob = rank_file(root, version, rank, "bin")
+    blob.parent.mkdir(parents=True, exist_ok=True)
     temporary = blob.with_suffix(".tmp")
     _forget(root, version, rank, temporary)
     data = _write_blob(temporary, size, slices, [part[-1] for part in parts])
@@ -101,17 +100,18 @@ def publish(
         found = digest(data.data)
     temporary.rename(blob)
     manifest = Manifest(version, rank, world, size, found, slices)
-    _write(directory / f"rank-{rank}.json", manifest.to_json().encode())
+    _write(rank_file(root, version, rank, "json"), manifest.to_json().encode())
     return manifest
 
 
-def delta_file(root: Path, version: int, rank: int, base: str) -> Path:
-    """What changed since the blob of digest ``base``."""
-    return root / f"v{version}" / f"rank-{rank}.{base}.delta"
+def rank_file(root: Path, version: int, rank: int, kind: str) -> Path:
+    """Where a rank leaves its version below ``root``. ``kind``: json, bin, or DIGEST.delta for what changed
+    since the blob of that digest."""
+    return root / f"v{version}" / f"rank-{rank}.{kind}"
 
 
 def _read(root: Path, version: int, rank: int) -> Manifest | None:
-    path = root / f"v{version}" / f"rank-{rank}.json"
+    path = rank_file(root, version, rank, "json")
     return Manifest.from_json(path.read_text()) if path.is_file() else None
 
 
@@ -119,10 +119,10 @@ def _compare(root: Path, version: int, base: Manifest, blob: npt.NDArray[np.uint
     """Leave the delta from ``base``; the digest of ``blob``."""
     from grpo_worker.weightsync.delta import encode  # numba takes a second that most need not wait
 
-    old = np.memmap(root / f"v{base.version}" / f"rank-{base.rank}.bin", np.uint8, "r")
+    old = np.memmap(rank_file(root, base.version, base.rank, "bin"), np.uint8, "r")
     found, delta = encode(old, blob, base.digest)
     if delta is not None:
-        path = delta_file(root, version, base.rank, base.digest)
+        path = rank_file(root, version, base.rank, f"{base.digest}.delta")
         temporary = path.with_suffix(".delta.tmp")
         with temporary.open("wb") as file:
             file.writelines(delta)

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from grpo_worker.data.shared_key import guarded
 from grpo_worker.data.snapshots import file_of, pull
 from grpo_worker.weightsync.exporter import Exporter
-from grpo_worker.weightsync.manifest import delta_file
+from grpo_worker.weightsync.manifest import rank_file
 
 PULL_TIMEOUT = 300.0  # seconds without a byte
 
@@ -41,7 +41,7 @@ def application(root: Path) -> Starlette:
     def file(request: Request) -> Response:
         version, rank = request.path_params["version"], request.path_params["rank"]
         suffix = request.path_params["suffix"]
-        path = root / f"v{version}" / f"rank-{rank}.{suffix}"
+        path = rank_file(root, version, rank, suffix)
         if suffix not in ("json", "bin") or not path.is_file():
             return JSONResponse({"error": f"version {version} of rank {rank} is not here"}, 404)
         return LargeFile(path)
@@ -51,7 +51,7 @@ def application(root: Path) -> Starlette:
     def offer(request: Request) -> Response:
         of = request.path_params
         try:
-            found = exporter.offer(root / f"v{of['version']}" / f"rank-{of['rank']}.bin")
+            found = exporter.offer(rank_file(root, of["version"], of["rank"], "bin"))
         except FileNotFoundError:
             return JSONResponse({"error": f"version {of['version']} of rank {of['rank']} is not here"}, 404)
         except Exception as error:
@@ -60,7 +60,7 @@ def application(root: Path) -> Starlette:
 
     def delta(request: Request) -> Response:
         of, base = request.path_params, request.query_params.get("base", "")
-        path = delta_file(root, of["version"], of["rank"], base)
+        path = rank_file(root, of["version"], of["rank"], f"{base}.delta")
         if not base.isalnum() or not path.is_file():
             return JSONResponse({"error": f"no delta from the blob of digest {base!r}"}, 404)
         return LargeFile(path)

@@ -18,7 +18,7 @@ _FOREVER = timedelta(days=1)  # NCCL's own watchdog would end the process; deadl
 # gloo waits five times as long for a connection as for anything else, and nothing can interrupt it.
 _GLOO = timedelta(seconds=8)
 _POLL, _ASK = 0.0001, 0.5  # seconds between two looks at a transfer, and at whether others gave up
-_LOOK = 0.02  # seconds between two looks at who has come
+_LOOK = 0.05  # seconds between two looks at whether all have come: hundreds look
 _GIVEN_UP = "given-up"
 
 
@@ -94,14 +94,15 @@ class Peers:
         given up. Raises LinkError."""
         deadline = time.monotonic() + JOIN_SECONDS
         self._store.set(f"here-{rank}", "")
-        missing = list(range(world))
-        while missing:
-            missing = [member for member in missing if not self._store.check([f"here-{member}"])]
-            if missing and time.monotonic() > deadline:
-                raise LinkError(f"ranks {missing} did not come in {JOIN_SECONDS:.0f} s")
-            if missing and self._given_up():
+        if self._store.add("here", 1) == world:
+            self._store.set("complete", "")
+        while not self._store.check(["complete"]):
+            if self._given_up():
                 raise LinkError("another member gave up")
-            time.sleep(_LOOK if missing else 0)
+            if time.monotonic() > deadline:
+                missing = [member for member in range(world) if not self._store.check([f"here-{member}"])]
+                raise LinkError(f"ranks {missing} did not come in {JOIN_SECONDS:.0f} s")
+            time.sleep(_LOOK)
 
     def send(self, tensors: Sequence[torch.Tensor], deadline: float) -> Transfer:
         """Begin to send each of ``tensors`` to every engine rank."""
