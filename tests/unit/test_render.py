@@ -60,9 +60,10 @@ def test_only_trainer_pods_carry_the_pool_resource_and_are_replaced_when_they_di
         assert "restartPolicy" not in group(other)["template"]["spec"]
 
 
-def test_an_engine_is_ready_only_through_its_agent() -> None:
+def test_an_engine_is_ready_and_alive_only_through_its_agent() -> None:
     engine, agent = group("rollout")["template"]["spec"]["containers"]
     assert agent["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    assert engine["livenessProbe"]["httpGet"] == {"path": "/enginez", "port": 9000}
     assert "sglang.launch_server" in engine["args"][0] and "--device cpu" in engine["args"][0]
 
 

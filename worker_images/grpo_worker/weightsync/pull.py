@@ -78,6 +78,7 @@ class Puller:
             return received
 
         self.received = sum(_each(one, manifests))
+        journal.received(self.received)
         self._blobs = {m.rank: self._blobs[m.rank] for m in manifests}
         return self._blobs
 
