@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 from conftest import ENDED, STEPS, Start, store_of
 from faults import step_of, until, wait_step
+from prometheus_client.parser import text_string_to_metric_families
 
 from grpo_devcluster.paths import JOB_DATA
 from grpo_devcluster.report import GAP, load, summarise
@@ -31,12 +32,14 @@ def test_trainer_and_engines_agree_through_every_sync(undisturbed: list[dict[str
 
 
 def test_without_learning_rate_no_rise_and_suspend_and_delete(start: Start) -> None:
-    """One job, four behaviours, in the order of its life."""
+    """One job, five behaviours, in the order of its life."""
     profile = {"ranks": [1], "stepStart": 2, "stepEnd": 3}
     checkpoint = {"store": {"path": str(JOB_DATA)}, "everySteps": 5, "exportAtEnd": True}
-    job = start("frozen", steps=24, lr=0.0, observability={"profile": profile}, checkpoint=checkpoint)
+    more = {"checkpoint": checkpoint, "weightSync": {"mode": "delta"}}
+    job = start("frozen", steps=24, lr=0.0, observability={"profile": profile}, **more)
     wait_step(job, 1)
     _watch_versions(job, 12)
+    _only_what_changed(job)
     _suspend_and_resume(job)
     status = job.wait(ENDED, 900)
     assert status["phase"] == "Succeeded" and status["weights"] == "v24"
@@ -47,6 +50,16 @@ def test_without_learning_rate_no_rise_and_suspend_and_delete(start: Start) -> N
     _traced(store_of(job) / "profile" / "steps-2-3-rank-1.json")
     _exported(store_of(job) / "export" / "step-00000024")
     _delete_leaves_nothing(job)
+
+
+def _only_what_changed(job: Any) -> None:
+    """After the first version, the expert bias alone."""
+    for pod in job.pods("rollout"):
+        told = httpx.get(f"http://{pod['status']['podIP']}:9000/metrics", timeout=5).text
+        families = text_string_to_metric_families(told)
+        figures = {family.name: family.samples[0].value for family in families if family.samples}
+        versions, taken = figures["grpo_weight_update_bytes"], figures["grpo_weight_received_bytes"]
+        assert 0 < taken < versions / 5, figures
 
 
 def _traced(file: Path) -> None:
