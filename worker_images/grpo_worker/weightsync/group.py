@@ -15,8 +15,8 @@ from grpo_worker.weightsync.engine import Engine
 class UpdateGroup:
     """Process group over which one engine receives weights.
 
-    The engine builds its side with SGLang's ``init_custom_process_group``; this is the other
-    side of that rendezvous, so the store prefix and the group name must agree with it.
+    Both sides join by ``membership.join``; an engine without our plugin does by SGLang's
+    ``init_custom_process_group``, with which the store prefix and the group name must agree.
     """
 
     def __init__(self, engine: Engine, name: str, engine_ranks: int, timeout: float) -> None:

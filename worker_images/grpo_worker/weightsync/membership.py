@@ -9,8 +9,8 @@ from torch.distributed.distributed_c10d import Backend, PrefixStore, _new_proces
 def join(store: PrefixStore, name: str, rank: int, world: int, timeout: timedelta, backend: str) -> Any:
     """The group ``name`` of ``world`` members, apart from every other group of this process.
 
-    Engines join in the same way by SGLang's own ``init_weights_update_group``, so the store's prefix and the
-    group's name must agree with theirs.
+    An engine without our plugin joins in the same way by SGLang's own ``init_weights_update_group``, so the
+    store's prefix and the group's name must agree with it.
     """
     group: Any
     group, _ = _new_process_group_helper(
