@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from grpo_worker.data.fp8 import Part, quantised_parts
 from grpo_worker.weightsync.bucketing import buckets
 from grpo_worker.weightsync.dtypes import dtype_of
-from grpo_worker.weightsync.inside.incoming import Spec, deal_out
+from grpo_worker.weightsync.inside.incoming import Spec
+from grpo_worker.weightsync.inside.linked import deal_out
 from grpo_worker.weightsync.inside.request import DirectLoad, linked_load
 from grpo_worker.weightsync.link.agent_end import shipment_of
 from grpo_worker.weightsync.link.sender import Shards, places
@@ -64,7 +65,7 @@ def arrived(request: DirectLoad, sent: Shipment, parts: list[list[Part]], fp8: b
             data = torch.zeros(message.nbytes, dtype=torch.uint8)
             shards[message.source].fill(places(data, bucket, message))
             if brief.start is None:
-                deal_out(data, brief, flat, specs(bucket))
+                deal_out(data, brief, flat, specs(bucket), [(0, brief.nbytes)])
             else:
                 flat[brief.start : brief.start + brief.nbytes] = data
         flats.append(flat)

@@ -6,6 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import partial_cases
 import psutil
 import pytest
 import ranks
@@ -201,3 +202,19 @@ def test_a_request_of_an_agent_that_is_gone_ends_at_once(server: Server) -> None
     del store
     with pytest.raises(EngineError, match="refused"):
         server.control(20).join_group("127.0.0.1", port, f"{AGENT}gone", 2)
+
+
+def test_an_engine_of_two_ranks_gets_only_what_each_keeps(tmp_path: Path) -> None:
+    """Of the first version every byte, by which a rank learns what it takes; later its own experts alone."""
+    arguments = {"root": str(tmp_path), "count": 4, "moves_at": 4}
+    *trainers, first, second = ranks.run("partial_cases:versions", partial_cases.WORLD, 120, **arguments)
+    assert trainers == [[""] * 5] * 2
+    whole = sum(tensor.nbytes for tensor in partial_cases.tensors(1).values())
+    for engine in (first, second):
+        assert [held for _, held, _ in engine[:3]] == [True] * 3
+        received = [nbytes for nbytes, *_ in engine]
+        assert received[0] == whole and received[1:] == received[1:2] * 3
+        # Half of the experts and of the rows, all columns; dealt out in whole pieces.
+        assert received[1] == whole - (2 * 128 * 64 + 32 * 32) * 4
+    assert "elsewhere" in first[3][2], "a load that would have to be watched again is refused"
+    assert second[3][1:] == (True, "")

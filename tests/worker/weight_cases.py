@@ -91,9 +91,9 @@ def _flip_one(end: TrainerEnd) -> None:
     assert end._peers is not None
     original = end._peers.send
 
-    def send(tensors: Any, deadline: float) -> Any:
+    def send(pairs: Any, deadline: float) -> Any:
         end._peers.send = original  # type: ignore[method-assign, union-attr]
-        tensors[0][len(tensors[0]) // 2] ^= 1
-        return original(tensors, deadline)
+        pairs[0][0][len(pairs[0][0]) // 2] ^= 1
+        return original(pairs, deadline)
 
     end._peers.send = send  # type: ignore[method-assign]

@@ -3,24 +3,27 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 
 from grpo_worker.weightsync.dtypes import dtype_of
 from grpo_worker.weightsync.inside.fingerprint import fingerprint
 from grpo_worker.weightsync.inside.request import DirectLoad
-from grpo_worker.weightsync.link.shipment import bucketed, bucketed_id, nbytes
+from grpo_worker.weightsync.link.shipment import Message, ShippedBucket, bucketed_id, make_shipment, nbytes
 from grpo_worker.weightsync.manifest import digest
 from grpo_worker.weightsync.plan import Plan, TensorPlan
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Tensors of one request. ``flat``: their bytes in order, uint8 [bytes], and their fingerprint."""
+    """Tensors of one request. ``flat``: their bytes in order, uint8 [bytes], and their fingerprint.
+    ``messages``: those of what each rank would send of it over a link."""
 
     tensors: tuple[TensorPlan, ...]
     flat: torch.Tensor = field(repr=False)
     fingerprint: int
+    messages: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +45,12 @@ class HostCopy:
         return DirectLoad(bucketed_id(self.plan, counts), counts, fingerprints)
 
     def checksum(self) -> str:
-        """Of all bytes, as an engine that has taken them directly has compared them."""
-        return checksum_of([bucket.fingerprint for bucket in self.buckets])
+        """Of all bytes; the same as of an engine that has taken them over a link."""
+        return checksum_of([value for bucket in self.buckets for value in bucket.messages])
 
 
 def checksum_of(fingerprints: Sequence[int]) -> str:
-    """Of a version whose buckets have these fingerprints, however they came."""
+    """Of a version whose messages have these fingerprints, however they came."""
     return digest(json.dumps(list(fingerprints)).encode())
 
 
@@ -66,11 +69,16 @@ def assemble(
     """
     old = spare.buckets if spare is not None and spare.plan.plan_id == plan.plan_id else ()
     found = []
-    for index, tensors in enumerate(bucketed(plan, limit)):
-        size = sum(map(nbytes, tensors))
+    for index, bucket in enumerate(make_shipment(plan, limit).buckets):
+        size = sum(map(nbytes, bucket.tensors))
         flat = old[index].flat if old else torch.empty(size, dtype=torch.uint8)
-        _fill(flat, tensors, blobs)
-        found.append(Bucket(tensors, flat, int(fingerprint(flat))))
+        _fill(flat, bucket.tensors, blobs)
+        whole = int(fingerprint(flat))
+        messages = [
+            whole if message.nbytes == size else int(fingerprint(_message(flat, bucket, message)))
+            for message in bucket.messages
+        ]
+        found.append(Bucket(bucket.tensors, flat, whole, tuple(messages)))
     return HostCopy(plan, digests, tuple(found))
 
 
@@ -85,3 +93,17 @@ def _fill(flat: torch.Tensor, tensors: Sequence[TensorPlan], blobs: Mapping[int,
             to = whole.narrow(part.dim, part.offset, part.length)
             to.copy_(blobs[rank][part.start : part.start + part.nbytes].view(dtype).view(to.shape))
         start += size
+
+
+def _message(flat: torch.Tensor, bucket: ShippedBucket, message: Message) -> torch.Tensor:
+    """What a rank would send of a bucket, uint8 [bytes of the message]."""
+    if message.start is not None:
+        return flat[message.start : message.start + message.nbytes]
+    starts = [0, *accumulate(map(nbytes, bucket.tensors))]
+    pieces = []
+    for piece in message.pieces:
+        tensor, start = bucket.tensors[piece.tensor], starts[piece.tensor]
+        whole = flat[start : start + nbytes(tensor)].view(dtype_of(tensor.dtype)).view(tensor.shape)
+        box = whole.narrow(piece.dim, piece.offset, piece.length)
+        pieces.append(box.contiguous().flatten().view(torch.uint8))
+    return torch.cat(pieces)

@@ -154,7 +154,7 @@ class Installer:
     def _note(self, version: int, told: dict[str, Any]) -> None:
         """What the engine says of a direct load."""
         self.seconds |= {f"engine_{part}": value for part, value in told["seconds"].items()}
-        names = ("copies", "byLoader", "recorded", "extraBytes")
+        names = ("copies", "byLoader", "recorded", "extraBytes", "received")
         self.told = {name: told[name] for name in names}
         log.info("version %d: %s", version, self.told)
 

@@ -12,6 +12,8 @@ def fingerprint(data: torch.Tensor) -> torch.Tensor:
     Any change of one 8-byte word changes it, and so does a row that stands elsewhere; it is no
     defence against somebody who wants to deceive.
     """
+    if data.storage_offset() % 8:
+        data = data.clone()  # words must stand where words can
     whole = len(data) // 8 * 8
     words = data[:whole].view(torch.int64)
     rows = len(words) // _ROW

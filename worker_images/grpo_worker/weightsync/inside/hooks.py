@@ -17,14 +17,15 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from grpo_worker.weightsync import membership
-from grpo_worker.weightsync.inside.incoming import Broadcast, DirectLoadError, Incoming, Linked, Spec
+from grpo_worker.weightsync.inside.incoming import Broadcast, DirectLoadError, Spec
+from grpo_worker.weightsync.inside.linked import Link, Linked
 from grpo_worker.weightsync.inside.loader import DirectLoader, Report
 from grpo_worker.weightsync.inside.request import AGENT, LINK, MARK, PREFIX, DirectLoad
 from grpo_worker.weightsync.link.peers import JOIN_SECONDS, LinkError, Peers, connect
 
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater."
 _loaders: dict[int, DirectLoader] = {}
-_links: dict[str, Peers] = {}
+_links: dict[str, Link] = {}
 
 
 def register() -> None:
@@ -49,7 +50,7 @@ class _Announced:
 
     request: DirectLoad
     buckets: list[list[Spec]]
-    incoming: Incoming
+    incoming: Broadcast | Linked
 
 
 def _joined(
@@ -71,13 +72,13 @@ def _joined(
 def _linked(updater: Any, address: str, port: int, first: int, world: int, name: str) -> tuple[bool, str]:
     """Join a link, whose trainer ranks come before the engines'. ``first``: rank of this engine's first."""
     for old in list(_links):  # of an agent that has forgotten it
-        _links.pop(old).close()
+        _links.pop(old).peers.close()
     trainers, device = int(name.removeprefix(LINK).split("-")[0]), torch.device(updater.device)
     try:
         peers = Peers(connect(address, port), name, first + updater.tp_rank, world, trainers, device)
     except LinkError as error:
         return False, str(error)
-    _links[name] = peers
+    _links[name] = Link(peers)
     return True, "joined"
 
 
@@ -95,10 +96,10 @@ def _of_agent(updater: Any, address: str, port: int, first: int, world: int, nam
 
 
 def _left(original: Callable[..., Any], updater: Any, group_name: str) -> Any:
-    peers = _links.pop(group_name, None)
-    if peers is None:
+    link = _links.pop(group_name, None)
+    if link is None:
         return original(updater, group_name)
-    peers.close()
+    link.peers.close()
     return True, "left"
 
 
@@ -157,6 +158,7 @@ def _run(updater: Any, announced: _Announced) -> tuple[bool, str]:
     report, problem = Report(), ""
     try:
         report = loader.load(announced.request.plan_id, announced.buckets, announced.incoming)
+        _tell(loader, announced)
     except (DirectLoadError, LinkError) as error:
         problem = str(error)
     problem = _anyones(problem or None)
@@ -167,9 +169,19 @@ def _run(updater: Any, announced: _Announced) -> tuple[bool, str]:
     told = {
         "copies": report.copies, "byLoader": report.by_loader, "recorded": report.recorded,
         "seconds": report.seconds, "fingerprints": report.fingerprints,
-        "extraBytes": report.extra_bytes,
+        "extraBytes": report.extra_bytes, "received": announced.incoming.nbytes,
     }  # fmt: skip
     return True, json.dumps(told)
+
+
+def _tell(loader: DirectLoader, announced: _Announced) -> None:
+    """Let the trainer ranks of a link know what this rank keeps, once. Raises LinkError."""
+    incoming = announced.incoming
+    if not isinstance(incoming, Linked) or incoming.partial:
+        return
+    kept = loader.kept(announced.request.plan_id, announced.buckets)
+    if kept is not None:
+        incoming.keep(kept)
 
 
 def _gathered(mine: Any) -> list[Any]:

@@ -1,7 +1,5 @@
 """The ways in which a version's bytes come to an engine's rank."""
 
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,9 +8,6 @@ import torch.distributed as dist
 
 from grpo_worker.weightsync.inside.fingerprint import fingerprint
 from grpo_worker.weightsync.inside.request import DirectLoad
-from grpo_worker.weightsync.link.peers import Peers
-from grpo_worker.weightsync.link.sender import copy_all
-from grpo_worker.weightsync.link.shipment import Message
 
 
 class DirectLoadError(RuntimeError):
@@ -42,29 +37,37 @@ class Work(Protocol):
 
 
 class Incoming(Protocol):
-    """One version under way to this rank."""
+    """One version under way to this rank. ``partial``: only the bytes come that it has said it keeps;
+    ``nbytes``: those that have been asked for."""
+
+    partial: bool
+    nbytes: int
 
     def receive(self, index: int, flat: torch.Tensor) -> Work:
         """Begin to fill ``flat``, uint8 [bytes of bucket ``index``]."""
         ...
 
     def verified(self) -> list[int]:
-        """Fingerprints of the buckets, when all are there. Raises DirectLoadError when one is not what
-        was sent."""
+        """Fingerprints of all messages of the version, when all are there. Raises DirectLoadError when
+        something is not what was sent."""
         ...
 
 
 class Broadcast:
-    """From an agent's memory; the agent is rank 0 of the group."""
+    """From an agent's memory; the agent is rank 0 of the group. Each bucket is one message."""
+
+    partial = False
 
     def __init__(self, request: DirectLoad, group: Any) -> None:
+        self.nbytes = 0
         self._wanted = request.fingerprints
         self._group = group
         self._found: list[torch.Tensor] = []
 
     def receive(self, index: int, flat: torch.Tensor) -> Work:
+        self.nbytes += len(flat)
         work: Any = dist.broadcast(flat, src=0, group=self._group, async_op=True)
-        return _Then(work, lambda: self._found.append(fingerprint(flat)))
+        return Then(work, lambda: self._found.append(fingerprint(flat)))
 
     def verified(self) -> list[int]:
         found = [int(value) for value in self._found]
@@ -74,46 +77,8 @@ class Broadcast:
         return found
 
 
-class Linked:
-    """From the trainer ranks themselves; each message is followed by its fingerprint."""
-
-    def __init__(self, request: DirectLoad, peers: Peers, buckets: Sequence[Sequence[Spec]]) -> None:
-        self._messages = request.messages
-        self._buckets = buckets
-        self._peers = peers
-        self._deadline = time.monotonic() + request.timeout
-        self._checks: list[tuple[int, int, torch.Tensor, torch.Tensor]] = []
-        self._found: list[torch.Tensor] = []
-
-    def receive(self, index: int, flat: torch.Tensor) -> Work:
-        parts = [(message, _landing(message, flat), flat.new_empty(8)) for message in self._messages[index]]
-        pairs = [(part, m.source) for m, data, tail in parts for part in (data, tail.view(torch.int64))]
-        transfer = self._peers.receive(pairs, self._deadline)
-        return _Then(transfer, lambda: self._arrived(index, flat, parts))
-
-    def _arrived(
-        self, index: int, flat: torch.Tensor, parts: Sequence[tuple[Message, torch.Tensor, torch.Tensor]]
-    ) -> None:
-        for message, data, tail in parts:
-            self._checks.append((index, message.source, fingerprint(data), tail.view(torch.int64)))
-            if message.start is None:
-                deal_out(data, message, flat, self._buckets[index])
-        alone = len(parts) == 1 and parts[0][0].start is not None
-        self._found.append(self._checks[-1][2] if alone else fingerprint(flat))
-
-    def verified(self) -> list[int]:
-        mine = torch.stack([check[2] for check in self._checks]).tolist()  # one wait for all
-        wanted = torch.cat([check[3] for check in self._checks]).tolist()
-        for (index, source, *_), found, told in zip(self._checks, mine, wanted, strict=True):
-            if found != told:
-                raise DirectLoadError(
-                    f"bucket {index}: the bytes of trainer rank {source} are not those it sent"
-                )
-        return [int(value) for value in torch.stack(self._found).tolist()]
-
-
 @dataclass(frozen=True, slots=True)
-class _Then:
+class Then:
     """A transfer, and what is done when it is over."""
 
     work: Work
@@ -122,21 +87,3 @@ class _Then:
     def wait(self) -> None:
         self.work.wait()
         self.then()
-
-
-def _landing(message: Message, flat: torch.Tensor) -> torch.Tensor:
-    if message.start is None:
-        return flat.new_empty(message.nbytes)
-    return flat[message.start : message.start + message.nbytes]
-
-
-def deal_out(data: torch.Tensor, message: Message, flat: torch.Tensor, specs: Sequence[Spec]) -> None:
-    """Put the pieces of ``message``, whose bytes are ``data``, into the tensors of the bucket ``flat``."""
-    start, places, boxes = 0, [], []
-    for piece in message.pieces:
-        spec = specs[piece.tensor]
-        place = view_of(flat, spec).narrow(piece.dim, piece.offset, piece.length)
-        boxes.append(data[start : start + piece.nbytes].view(spec.dtype).view(place.shape))
-        places.append(place)
-        start += piece.nbytes
-    copy_all(places, boxes)

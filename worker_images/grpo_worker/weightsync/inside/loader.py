@@ -10,6 +10,7 @@ import torch
 from grpo_worker.weightsync.inside.incoming import DirectLoadError, Incoming, Spec, view_of
 from grpo_worker.weightsync.inside.recipe import Recipe, homes, make_recipe
 from grpo_worker.weightsync.inside.recording import record
+from grpo_worker.weightsync.link.wanted import Stretch, merged
 
 
 @dataclass(slots=True)
@@ -58,7 +59,7 @@ class DirectLoader:
             for index, flat in self._received(buckets, incoming, report):
                 try:
                     if not problem:
-                        self._load((plan_id, index), here, flat, buckets[index], report)
+                        self._load((plan_id, index), here, flat, buckets[index], report, incoming.partial)
                 except Exception as error:
                     problem = f"bucket {index}: {type(error).__name__}: {error}"
             report.fingerprints = incoming.verified()
@@ -70,6 +71,14 @@ class DirectLoader:
         report.seconds["receive_and_load"] = time.monotonic() - started
         report.taken, report.extra_bytes = self._taken, memory.bytes()
         return report
+
+    def kept(self, plan_id: str, buckets: Sequence[Sequence[Spec]]) -> list[list[Stretch]] | None:
+        """The bytes of each bucket that loads of this plan take from it; None if that is not known."""
+        known = [self._known.get((plan_id, index)) for index in range(len(buckets))]
+        recipes = [each.recipe for each in known if each is not None]
+        if len(recipes) < len(buckets):
+            return None
+        return [_kept(recipe, bucket) for recipe, bucket in zip(recipes, buckets, strict=True)]
 
     def _received(
         self, buckets: Sequence[Sequence[Spec]], incoming: Incoming, report: Report
@@ -96,9 +105,14 @@ class DirectLoader:
         flat: torch.Tensor,
         bucket: Sequence[Spec],
         report: Report,
+        partial: bool,
     ) -> None:
         known = self._known.get(key)
         if known is None or not known.recipe.homes <= here:
+            if partial:  # what the model's own loader would look for has not come
+                raise DirectLoadError(
+                    "the parameters are elsewhere than when this link was told what is kept"
+                )
             known = self._known[key] = self._record(flat, bucket)
             report.recorded += 1
         else:
@@ -133,6 +147,11 @@ class DirectLoader:
             self._model.load_weights(rest)
         for args, kwargs in known.after:
             self._model.post_load_weights(*args, **kwargs)
+
+
+def _kept(recipe: Recipe, bucket: Sequence[Spec]) -> list[Stretch]:
+    by_loader = [(s.start, s.start + s.nbytes) for s in bucket if s.name in recipe.by_loader]
+    return merged([*recipe.reads, *by_loader])
 
 
 class _ExtraMemory:

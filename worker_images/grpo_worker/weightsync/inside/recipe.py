@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from grpo_worker.weightsync.inside.recording import Copy, Recording
+from grpo_worker.weightsync.link.wanted import Stretch, merged
 
 
 @dataclass(slots=True)
@@ -21,11 +22,13 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Copies of one bucket. ``by_loader``: names that the model's own loader must take."""
+    """Copies of one bucket. ``by_loader``: names that the model's own loader must take. ``reads``: the bytes
+    of the bucket that the copies take."""
 
     steps: tuple[_Step, ...]
     by_loader: frozenset[str]
     homes: frozenset[int]
+    reads: tuple[Stretch, ...]
 
     def repeat(self, flat: torch.Tensor) -> None:
         """Write the bytes of ``flat`` (uint8 [bytes of the bucket]) into the parameters."""
@@ -67,8 +70,15 @@ def make_recipe(recording: Recording, flat: torch.Tensor, partners: Iterable[Seq
     for name, copies in recording.copies.items():
         if name not in by_loader:
             steps.extend(_step(copy, flat) for copy in copies)
-    merged = _merged(steps)
-    return Recipe(tuple(merged), frozenset(by_loader), homes(step.to for step in merged))
+    fewer = _merged(steps)
+    reads = merged(_reads(step) for step in fewer)
+    return Recipe(tuple(fewer), frozenset(by_loader), homes(step.to for step in fewer), tuple(reads))
+
+
+def _reads(step: _Step) -> Stretch:
+    """From the first byte that a step reads to its last."""
+    last = sum((size - 1) * stride for size, stride in zip(step.size, step.stride, strict=True))
+    return step.start, step.start + (last + 1) * step.dtype.itemsize
 
 
 def _step(copy: Copy, flat: torch.Tensor) -> _Step:

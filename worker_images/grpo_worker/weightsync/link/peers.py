@@ -74,7 +74,8 @@ class Peers:
         """Returns when all are there. Raises LinkError."""
         self._device = device
         self._store = PrefixStore(name, store)
-        self._engines = range(trainers, world)
+        self._rank = rank
+        self.engines = range(trainers, world)
         cuda = device.type == "cuda"
         limit = _FOREVER if cuda else _GLOO
         try:
@@ -104,19 +105,31 @@ class Peers:
                 raise LinkError(f"ranks {missing} did not come in {JOIN_SECONDS:.0f} s")
             time.sleep(_LOOK)
 
-    def send(self, tensors: Sequence[torch.Tensor], deadline: float) -> Transfer:
-        """Begin to send each of ``tensors`` to every engine rank."""
-        pairs = [(tensor, engine) for engine in self._engines for tensor in tensors]
-        return self._batch(dist.isend, pairs, tensors, deadline)
+    def tell(self, trainer: int, text: str) -> None:
+        """Leave a word of this rank for a trainer rank. Raises LinkError."""
+        try:
+            self._store.set(f"told-{self._rank}-{trainer}", text)
+        except RuntimeError as error:
+            raise LinkError(f"the store is gone: {str(error)[:200]}") from error
+
+    def told(self, engine: int) -> str | None:
+        """What an engine's rank has left for this one. Raises LinkError."""
+        key = f"told-{engine}-{self._rank}"
+        try:
+            return self._store.get(key).decode() if self._store.check([key]) else None
+        except RuntimeError as error:
+            raise LinkError(f"the store is gone: {str(error)[:200]}") from error
+
+    def send(self, pairs: Sequence[tuple[torch.Tensor, int]], deadline: float) -> Transfer:
+        """Begin to send each tensor to its engine rank."""
+        return self._batch(dist.isend, pairs, deadline)
 
     def receive(self, pairs: Sequence[tuple[torch.Tensor, int]], deadline: float) -> Transfer:
         """Begin to fill each tensor by its trainer rank."""
-        return self._batch(dist.irecv, pairs, [tensor for tensor, _ in pairs], deadline)
+        return self._batch(dist.irecv, pairs, deadline)
 
-    def _batch(
-        self, what: Any, pairs: Sequence[tuple[torch.Tensor, int]], tensors: Sequence[torch.Tensor],
-        deadline: float,
-    ) -> Transfer:  # fmt: skip
+    def _batch(self, what: Any, pairs: Sequence[tuple[torch.Tensor, int]], deadline: float) -> Transfer:
+        tensors = [tensor for tensor, _ in pairs]
         try:
             operations = [
                 dist.P2POp(what, tensor, group=self.group, group_peer=peer) for tensor, peer in pairs

@@ -10,6 +10,7 @@ from grpo_worker.weightsync.dtypes import dtype_of
 from grpo_worker.weightsync.inside.fingerprint import fingerprint
 from grpo_worker.weightsync.link.peers import Peers, Transfer
 from grpo_worker.weightsync.link.shipment import Message, Shipment, ShippedBucket
+from grpo_worker.weightsync.link.wanted import Stretch, Wanted, from_json
 
 Box = tuple[str, int]  # name and offset of a shard
 _AHEAD = 2  # buckets that are packed or under way
@@ -29,22 +30,58 @@ class Sender:
             list(_batch(buffers[number % _AHEAD], bucket, messages))
             for number, (bucket, messages) in enumerate(mine)
         ]
+        self._wanted: dict[int, Wanted] = {}  # by engine rank, once it has told
 
     def send(self, parts: Sequence[Part], timeout: float, fp8: bool) -> None:
         """One version, ``parts`` of this rank, within ``timeout`` seconds. Raises LinkError."""
         deadline = time.monotonic() + timeout
         shards = Shards(parts, fp8)
+        self._hear()
         under_way: list[Transfer] = []
         for number, batch in enumerate(self._batches):
             if number >= _AHEAD:
                 under_way.pop(0).wait()
-            tensors = []
-            for data, into in batch:
+            for _, into in batch:
                 shards.fill(into)
-                tensors += [data, fingerprint(data).reshape(1)]
-            under_way.append(self._peers.send(tensors, deadline))
+            messages = [_Cut(data) for data, _ in batch]
+            under_way.append(self._peers.send(list(self._addressed(number, messages)), deadline))
         for transfer in under_way:
             transfer.wait()
+
+    def _hear(self) -> None:
+        """Which engine ranks have said what they keep. Raises LinkError."""
+        for engine in self._peers.engines:
+            if engine not in self._wanted and (told := self._peers.told(engine)):
+                self._wanted[engine] = from_json(told)
+
+    def _addressed(self, number: int, messages: Sequence["_Cut"]) -> Iterator[tuple[torch.Tensor, int]]:
+        """What each engine rank gets of this rank's ``messages`` of a bucket."""
+        for engine in self._peers.engines:
+            for place, message in enumerate(messages):
+                told = self._wanted.get(engine)
+                for tensor in message.cut(None if told is None else told[number][place]):
+                    yield tensor, engine
+
+
+class _Cut:
+    """A message, uint8 [bytes], in the stretches that somebody wants of it."""
+
+    def __init__(self, data: torch.Tensor) -> None:
+        self._data = data
+        self._whole = fingerprint(data)
+        self._known: dict[tuple[Stretch, ...], list[torch.Tensor]] = {}
+
+    def cut(self, stretches: Sequence[Stretch] | None) -> list[torch.Tensor]:
+        """The stretches (None: all bytes as one), and the fingerprints of the whole and of each:
+        int64 [1 + stretches]."""
+        key = tuple(stretches) if stretches is not None else ((0, len(self._data)),)
+        if key not in self._known:
+            found = [self._data[first:last] for first, last in key]
+            prints = [self._whole] + [
+                self._whole if len(part) == len(self._data) else fingerprint(part) for part in found
+            ]
+            self._known[key] = [*found, torch.stack(prints)]
+        return self._known[key]
 
 
 def _room(message: Message) -> int:

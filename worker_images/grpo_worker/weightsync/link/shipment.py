@@ -64,14 +64,16 @@ class Shipment:
 
 
 def make_shipment(plan: Plan, limit: int) -> Shipment:
-    """Buckets of at most ``limit`` bytes. Raises PlanError for a piece that would not be aligned."""
-    found = [ShippedBucket(tensors, _messages(tensors)) for tensors in bucketed(plan, limit)]
+    """Buckets of at most ``limit`` bytes, whichever way they travel.
+
+    Raises PlanError for a piece that would not be aligned.
+    """
+    found = [ShippedBucket(tensors, _messages(tensors)) for tensors in _bucketed(plan, limit)]
     counts = [len(bucket.tensors) for bucket in found]
     return Shipment(bucketed_id(plan, counts), tuple(found))
 
 
-def bucketed(plan: Plan, limit: int) -> list[tuple[TensorPlan, ...]]:
-    """The plan's tensors in buckets of at most ``limit`` bytes, whichever way they travel."""
+def _bucketed(plan: Plan, limit: int) -> list[tuple[TensorPlan, ...]]:
     by_name = {tensor.name: tensor for tensor in plan.tensors}
     sizes = {name: nbytes(tensor) for name, tensor in by_name.items()}
     return [tuple(by_name[name] for name in names) for names in buckets(plan.tensors, sizes, limit)]
