@@ -1,12 +1,13 @@
 """Whole GRPO steps on GPUs: ours beside TRL's, one step ahead beside on-policy, with and without saves.
 
     python3 benchmarks/gpu/job.py ours RESULT.json [--cpu]
+    python3 benchmarks/gpu/job.py colocated RESULT.json
     python3 benchmarks/gpu/job.py trl RESULT.json
 
 The first GPU runs an SGLang engine, the second the trainer; TRL gets both for all it does. The model is
 DeepSeek-V3-shaped, with random weights. ENGINE_PYTHONPATH: packages of the engine, when they are others
 than the trainer's; TRL_PYTHONPATH likewise. ``--cpu``: a small model, engine and trainer with a core each,
-without TRL.
+without TRL. colocated: trainer and engine take turns on one GPU.
 """
 
 import json
@@ -15,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +126,51 @@ def ours(folder: Path, cpu: bool, target: Path) -> dict[str, Any]:
     return found
 
 
+def colocated(folder: Path) -> dict[str, Any]:
+    """A job on one GPU, which cannot hold what engine and trainer take at once."""
+    offload = dict.fromkeys(("parameters", "gradients", "optimizer"), True)
+    static = spec_of(folder, False)
+    own = {"mode": "colocated", "totalSteps": 4, "trainer": static.trainer.wire() | {"offload": offload}}
+    spec = spec_of(folder, False, **own)
+    with OneHost(folder, spec, os.environ.get("ENGINE_PYTHONPATH", "")) as host, GpuMemory() as memory:
+        history = host.run("colocated", spec)
+    phases = ("gen", "to_trainers", "update_actor", "update_weights", "to_engines", "step")
+    told = {f"{phase}_seconds": seconds(history, phase) for phase in phases}
+    gap = statistics.median(entry["train/train_rollout_logprob_abs_diff"] for entry in history)
+    figures = told | {"logprob_gap_mean": gap, "peak_gigabytes": max(memory.used) / 1e3}
+    return {"figures": figures, "steps": history, "megabytes_used": memory.used}
+
+
+class GpuMemory:
+    """Megabytes in use on the first GPU, each half a second."""
+
+    def __init__(self) -> None:
+        self.used: list[int] = []
+
+    def __enter__(self) -> "GpuMemory":
+        command = [
+            "nvidia-smi",
+            "--id=0",
+            "--query-gpu=memory.used",
+            "--format=csv,noheader,nounits",
+            "-lms",
+            "500",
+        ]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        return self
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        self.used.extend(int(line) for line in self._process.stdout)
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait()
+        self._reader.join()
+
+
 def _trained(history: list[dict[str, Any]]) -> float:
     return sum(seconds(history, phase) for phase in ("old_log_prob", "ref", "update_actor"))
 
@@ -183,6 +230,9 @@ def main() -> None:
         if case == "ours":
             found = ours(folder, cpu, target)
             result: dict[str, Any] = {"figures": figures(found), "steps": found}
+            print(json.dumps(result["figures"], indent=1))
+        elif case == "colocated":
+            result = colocated(folder)
             print(json.dumps(result["figures"], indent=1))
         else:
             result = peer(folder)

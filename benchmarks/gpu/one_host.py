@@ -19,7 +19,7 @@ import httpx
 from grpo_operator.api.base import Device
 from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_operator.plan.names import AGENT_PORT, CONTROLLER_PORT, ENGINE_PORT, GCS_PORT, Owner
-from grpo_operator.render.engine import ADMIN_KEY, MODEL_DIRECTORY, engine_command
+from grpo_operator.render.engine import ADMIN_KEY, MODEL_DIRECTORY, TURNS, engine_command
 
 REPO = Path(__file__).resolve().parents[2]
 TRAINER_HOST, ENGINE_HOST = "127.0.0.2", "127.0.0.1"
@@ -65,8 +65,10 @@ class OneHost:
         rollout = ["rollout", "--host", ENGINE_HOST, "--name", "engine-0", "--model-config", config]
         rollout += ["--admin-key", ADMIN_KEY]
         self._start("trainer-agent", [*agent, *trainer])
-        self._start("rollout-agent", [*agent, *rollout])
-        self._await(f"http://{ENGINE_HOST}:{ENGINE_PORT}/ping", 400)
+        shared = self._spec.shares_gpus
+        self._start("rollout-agent", [*agent, *rollout, *(["--turns", TURNS] if shared else [])])
+        if not shared:  # else it starts when the controller gives it the GPUs
+            self._await(f"http://{ENGINE_HOST}:{ENGINE_PORT}/ping", 400)
         self._await(f"http://{ENGINE_HOST}:{AGENT_PORT}/healthz", 60)
 
     def __exit__(
@@ -117,7 +119,8 @@ class OneHost:
 
     def _start_engine(self) -> None:
         owner = Owner("GRPOJob", "default", "bench")
-        command = engine_command(owner, self._spec.model.path, self._spec.rollout.template)
+        turns = self._spec.shares_gpus
+        command = engine_command(owner, self._spec.model.path, self._spec.rollout.template, turns)
         env = {"PYTHONPATH": os.pathsep.join([self._sources, self._engine_path]), "CUDA_VISIBLE_DEVICES": "0"}
         if not self._cuda:
             from grpo_devcluster.cpu_engine import environment  # only where there is no GPU
@@ -134,7 +137,8 @@ class OneHost:
             "--num-cpus=8", f"--num-gpus={world if self._cuda else 0}",
             f"--resources={json.dumps({'trainer': world})}",
         ]  # fmt: skip
-        visible = {"CUDA_VISIBLE_DEVICES": ",".join(str(1 + gpu) for gpu in range(world))}
+        first = 0 if self._spec.shares_gpus else 1
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(str(first + gpu) for gpu in range(world))}
         env = _RAY | {"GRPO_WEIGHTS_DIR": str(self._weights)} | (visible if self._cuda else {})
         self._start("ray", command, env)
         time.sleep(8)

@@ -4,8 +4,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from grpo_operator.api import sharing
 from grpo_operator.api.algorithm import AlgorithmSpec
-from grpo_operator.api.base import Model, Name, Path, Resources, ShortString
+from grpo_operator.api.base import Device, Model, Name, Path, Resources, ShortString
 from grpo_operator.api.data import GYM, DataSpec, RewardSpec
 from grpo_operator.api.model import ModelSpec, WeightSyncSpec
 from grpo_operator.api.observability import ObservabilitySpec
@@ -163,7 +164,9 @@ class GRPOJobSpec(Model):
             " && (!has(self.rollout.poolRef) || oldSelf.rollout.poolRef == self.rollout.poolRef)",
             "rollout.poolRef is fixed once the job exists: create a new job",
         ),
+        ("oldSelf.mode == self.mode", "mode is fixed once the job exists: create a new job"),
         ("oldSelf.managedBy == self.managedBy", "managedBy is fixed once the job exists"),
+        *sharing.CEL,
     )
     model: ModelSpec
     data: DataSpec
@@ -173,6 +176,11 @@ class GRPOJobSpec(Model):
     controller: ControllerSpec = Field(default_factory=ControllerSpec)
     trainer: TrainerSpec
     rollout: RolloutSpec
+    mode: Literal["static", "colocated"] = Field(
+        "static",
+        description="static: trainers and engines have GPUs of their own. colocated: each engine takes turns "
+        "with a training pod on that pod's GPUs, which must be all of its node's",
+    )
     weight_sync: WeightSyncSpec = Field(default_factory=WeightSyncSpec)
     checkpoint: CheckpointSpec
     restart_policy: RestartPolicySpec = Field(default_factory=RestartPolicySpec)
@@ -231,7 +239,13 @@ class GRPOJobSpec(Model):
             )
         if self.rollout.template:
             check_context(self.data, self.rollout.template, "rollout.template.engine.contextLength")
+        sharing.check(self)
         return self
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Do trainers and engines take turns on GPUs? On CPUs they are only placed side by side."""
+        return self.mode == "colocated" and self.trainer.device is Device.CUDA
 
 
 def check_context(data: DataSpec, pool: RolloutTemplate, field: str) -> None:

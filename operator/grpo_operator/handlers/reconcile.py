@@ -15,7 +15,7 @@ from grpo_operator.handlers.admissions import MANAGER
 from grpo_operator.handlers.common import Kit, now
 from grpo_operator.plan import decision, names
 from grpo_operator.plan.events import job_event
-from grpo_operator.plan.feasibility import infeasible
+from grpo_operator.plan.feasibility import infeasible, partly_taken
 from grpo_operator.plan.job_status import job_status, layout_status, refused_status, settled_layout
 from grpo_operator.plan.kuberay import shortcoming
 from grpo_operator.plan.names import Owner, owner_in_labels, owner_of
@@ -132,7 +132,10 @@ class JobReconciler:
         if isinstance(engines.pool, RolloutPoolSpec) and not engines.own:
             check_reference(spec, engines.pool)
         plan = resolve(spec, engines.pool)
-        crowded = infeasible(job_needs(spec, engines.pool if engines.own else None), self._kit.cache.nodes)
+        nodes, trainer = self._kit.cache.nodes, spec.trainer
+        crowded = infeasible(job_needs(spec, engines.pool if engines.own else None), nodes)
+        if spec.shares_gpus:
+            crowded = crowded or partly_taken(trainer.gpus_per_node, trainer.node_selector, nodes)
         if crowded:
             raise RefusedError(crowded, "Infeasible")
         return layout_status(plan)
@@ -179,7 +182,8 @@ class JobReconciler:
         suspend = decision.pods_suspended(status, spec.suspend, observed, spec.cleanup_policy)
         trainers = observed.nodes_of(names.TRAINER)
         own = engines.pool if engines.own else None
-        leaves = kit.leaves(owner, spec.scheduling, own, spec.trainer, trainers)
+        alone = None if spec.mode == "colocated" else own  # engines that need nodes of their own
+        leaves = kit.leaves(owner, spec.scheduling, alone, spec.trainer, trainers)
         service = engines.owner.rollout_service
         # First what takes longest to come up; pods wait for their ConfigMap.
         queued = spec.scheduling.queue_name is not None

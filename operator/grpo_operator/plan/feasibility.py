@@ -115,6 +115,20 @@ def place(needs: Sequence[PodNeed], free: list[NodeRoom]) -> Missing | None:
     return None
 
 
+def partly_taken(per_node: int, selector: dict[str, str], nodes: Sequence[dict[str, Any]]) -> str | None:
+    """Message when a training pod of ``per_node`` GPUs could leave some of a node free: an engine that
+    shares them sees all."""
+    matching = [r for r in rooms(nodes) if selector.items() <= r.labels.items()]
+    larger = next((r for r in matching if r.gpus > per_node), None)
+    if larger is None:
+        return None
+    return (
+        f"spec.mode=colocated: node {larger.name} has {larger.gpus} GPUs, and an engine there would see all, "
+        f"not only the {per_node} of trainer.gpusPerNode: set trainer.gpusPerNode to {larger.gpus}, or "
+        "choose other nodes by trainer.nodeSelector"
+    )
+
+
 def infeasible(needs: Sequence[PodNeed], nodes: Sequence[dict[str, Any]]) -> str | None:
     """Message with field, value and remedy when the pods can never fit, or None when they can."""
     missing = place(needs, rooms(nodes))

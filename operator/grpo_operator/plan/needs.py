@@ -19,7 +19,9 @@ def job_needs(spec: GRPOJobSpec, own_pool: RolloutTemplate | None) -> list[PodNe
         _need("controller", "spec.controller", 1, [controller.resources], 0, controller.node_selector),
         _need("trainer", "spec.trainer.nodes", trainer.nodes, parts, gpus, trainer.node_selector),
     ]
-    return needs + ([_engines(own_pool, "spec.rollout.template.replicas")] if own_pool else [])
+    if own_pool is None:
+        return needs
+    return [*needs, _engines(own_pool, "spec.rollout.template.replicas", spec.shares_gpus)]
 
 
 def pool_needs(spec: RolloutPoolSpec) -> list[PodNeed]:
@@ -30,8 +32,9 @@ def pool_needs(spec: RolloutPoolSpec) -> list[PodNeed]:
     ]
 
 
-def _engines(pool: RolloutTemplate, field_name: str) -> PodNeed:
-    gpus = pool.engine.gpus_per_node if pool.engine.device == Device.CUDA else 0
+def _engines(pool: RolloutTemplate, field_name: str, shares_gpus: bool = False) -> PodNeed:
+    own = pool.engine.device == Device.CUDA and not shares_gpus
+    gpus = pool.engine.gpus_per_node if own else 0
     pods = pool.replicas * pool.engine.nodes_per_engine
     return _need("rollout", field_name, pods, [pool.resources, AGENT_RESOURCES], gpus, pool.node_selector)
 

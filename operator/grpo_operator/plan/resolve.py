@@ -1,9 +1,9 @@
 """From a job's spec to its plan: layout, memory of both pools, or the reason for a refusal (pure)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from grpo_operator.api.base import Device
-from grpo_operator.api.gpus import GPUS, Gpu
+from grpo_operator.api.gpus import GPUS, RESERVED, Gpu
 from grpo_operator.api.grpojob import GRPOJobSpec, check_context
 from grpo_operator.api.layout import Layout
 from grpo_operator.api.rolloutpool import EngineSpec, RolloutPoolSpec, RolloutTemplate
@@ -60,6 +60,8 @@ def resolve(spec: GRPOJobSpec, pool: RolloutTemplate) -> JobPlan:
         return JobPlan(layout, None, None, (), engine, None, "given; model not known to the operator")
     model = ModelShape.from_hf(config)
     training = training_pool(spec, pool, model)
+    if spec.shares_gpus:
+        _check_shared(pool.engine)
     layout, reason = _choose(spec, training)
     stages = training.memory(layout)
     if spec.trainer.device == Device.CUDA:
@@ -112,9 +114,12 @@ def engine_shape(engine: EngineSpec) -> EngineShape:
 def training_pool(spec: GRPOJobSpec, pool: RolloutTemplate, model: ModelShape) -> TrainingPool:
     """The training pool's figures. A CPU pool is ranked as if it had the named GPUs."""
     trainer = spec.trainer
+    gpu = GPUS[trainer.gpu_type]
+    if spec.shares_gpus:  # what an engine that waits keeps
+        gpu = replace(gpu, memory=gpu.memory - RESERVED)
     return TrainingPool(
         model=model,
-        gpu=GPUS[trainer.gpu_type],
+        gpu=gpu,
         world=trainer.world,
         gpus_per_node=trainer.gpus_per_node,
         sequences=trainer.mini_batch_size * spec.algorithm.samples_per_prompt,
@@ -182,6 +187,18 @@ def _check_memory(
         f"{_gigabytes(training.gpu.usable)} usable on {spec.trainer.gpu_type}: {remedy}",
         "Infeasible",
     )
+
+
+def _check_shared(engine: EngineSpec) -> None:
+    """Beside weights and cache there must be room for what the engine and the ranks that wait keep."""
+    gpu = GPUS[engine.gpu_type]
+    most = int(100 * (1 - 2 * RESERVED / gpu.memory)) / 100
+    if engine.memory_fraction > most:
+        raise RefusedError(
+            f"{_ENGINE}.memoryFraction={engine.memory_fraction}: on GPUs that are shared with trainers "
+            f"{_gigabytes(2 * RESERVED)} must stay free on each {engine.gpu_type}: set it to {most} or less",
+            "Infeasible",
+        )
 
 
 def _engine(model: ModelShape, shape: EngineShape, spec: EngineSpec, field: str) -> EngineMemory | None:

@@ -4,7 +4,7 @@ import shlex
 
 from grpo_operator.api.base import Device
 from grpo_operator.api.rolloutpool import RolloutTemplate
-from grpo_operator.plan.names import ENGINE_PORT, RENDEZVOUS_PORT, Owner
+from grpo_operator.plan.names import AGENT_PORT, ENGINE_PORT, RENDEZVOUS_PORT, Owner
 
 # The plain backends that run without compiled CPU kernels; seeds make samples reproducible.
 _CPU = [
@@ -16,6 +16,7 @@ _CPU = [
     "--sleep-on-idle",  # an idle scheduler polls without a pause, and the trainers need the cores
 ]
 MODEL_DIRECTORY = "/tmp/model"  # the engine's config.json; its agent reads it too
+TURNS = f"{MODEL_DIRECTORY}/turns.json"  # what an agent that restarts must know of its engine's memory
 ADMIN_KEY = f"{MODEL_DIRECTORY}/admin-key"  # without it nobody pauses the engine or writes its weights
 CPU_ENGINE_ENV = {
     "SGLANG_USE_CPU_ENGINE": "1",
@@ -24,8 +25,9 @@ CPU_ENGINE_ENV = {
 }
 
 
-def engine_command(owner: Owner, model_path: str, pool: RolloutTemplate) -> str:
-    """Shell command that writes the model's configuration and becomes the server.
+def engine_command(owner: Owner, model_path: str, pool: RolloutTemplate, turns: bool = False) -> str:
+    """Shell command that writes the model's configuration and becomes the server. ``turns``: it
+    starts when its agent says that the GPUs, shared with trainers, are its own, and can give memory back.
 
     Weights are not read: the server starts with dummy ones and serves nothing until its agent
     has loaded the pool's version.
@@ -54,12 +56,16 @@ def engine_command(owner: Owner, model_path: str, pool: RolloutTemplate) -> str:
         arguments += _CPU
     else:
         arguments += ["--mem-fraction-static", str(engine.memory_fraction)]
+    if turns:
+        arguments.append("--enable-memory-saver")
     if engine.return_routed_experts:
         arguments.append("--enable-return-routed-experts")
     arguments += engine.extra_args
     prepare = f"python3 -m grpo_worker.rollout.model_directory {shlex.quote(model_path)} {MODEL_DIRECTORY}"
     if engine.quantization == "fp8-block128":
         prepare += " --fp8-block128"  # config.json says so, and SGLang takes it from there
+    if turns:
+        prepare += f" --turn http://127.0.0.1:{AGENT_PORT}/turnz"
     server = f"python3 -m sglang.launch_server --model-path {MODEL_DIRECTORY} {shlex.join(arguments)}"
     server += f' --admin-api-key "$(cat {ADMIN_KEY})"'
     if engine.nodes_per_engine > 1:

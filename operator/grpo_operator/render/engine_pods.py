@@ -8,8 +8,8 @@ from grpo_operator.api.model import WeightSyncSpec
 from grpo_operator.api.rolloutpool import RolloutTemplate
 from grpo_operator.plan import names
 from grpo_operator.plan.names import AGENT_PORT, ENGINE_PORT
-from grpo_operator.render.engine import ADMIN_KEY, CPU_ENGINE_ENV, MODEL_DIRECTORY, engine_command
-from grpo_operator.render.placement import apart_from, bind_to_leaf, packed
+from grpo_operator.render.engine import ADMIN_KEY, CPU_ENGINE_ENV, MODEL_DIRECTORY, TURNS, engine_command
+from grpo_operator.render.placement import apart_from, beside, bind_to_leaf, packed, see_all_devices
 from grpo_operator.render.pods import PodParts, overlaid, probe
 
 
@@ -17,7 +17,8 @@ from grpo_operator.render.pods import PodParts, overlaid, probe
 class EnginePods:
     """Engines of one owner. ``writer``: the one job that may sync; None: the operator tells the agents.
 
-    ``mounts``: volumes with their mounts that every container gets.
+    ``mounts``: volumes with their mounts that every container gets. ``colocated``: beside the job's training
+    pods, whose GPUs they share.
     """
 
     parts: PodParts
@@ -25,6 +26,7 @@ class EnginePods:
     weight_sync: WeightSyncSpec
     writer: str | None = None
     mounts: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = ()
+    colocated: bool = False
 
     def pod(self, pool: RolloutTemplate, leaf: str | None = None) -> dict[str, Any]:
         """One pod of an engine: a stock SGLang server, restarted in place, and its weight agent.
@@ -38,6 +40,8 @@ class EnginePods:
             for container in containers:
                 container["env"] += _host_env()
         pod = parts.pod(names.ROLLOUT, containers, pool, self._affinity(pool, gpus), gpus)
+        if self.colocated and gpus:
+            see_all_devices(containers[0], parts.scheduling)
         shared = ({"name": "model", "emptyDir": {}}, {"name": "model", "mountPath": MODEL_DIRECTORY})
         for volume, mount in (shared, *self.mounts):
             pod["spec"].setdefault("volumes", []).append(volume)
@@ -50,16 +54,18 @@ class EnginePods:
 
     def _affinity(self, pool: RolloutTemplate, gpus: int) -> dict[str, Any]:
         """Off the trainers' nodes, packed leaf by leaf; the pods of one engine in one leaf."""
+        owner, key = self.parts.owner, self.parts.scheduling.topology_key
+        if self.colocated:
+            return beside(owner.labels(names.TRAINER), owner.labels(names.ROLLOUT) if gpus else None)
         if not gpus:
             return self.parts.off_gpus()
-        owner, key = self.parts.owner, self.parts.scheduling.topology_key
         result = apart_from(owner.labels(names.TRAINER)) if owner.kind == "GRPOJob" else {}
         if not key:
             return result
         return result | packed(owner.labels(names.ROLLOUT), key, pool.engine.nodes_per_engine)
 
     def _server(self, pool: RolloutTemplate, gpus: int) -> dict[str, Any]:
-        command = engine_command(self.parts.owner, self.model_path, pool)
+        command = engine_command(self.parts.owner, self.model_path, pool, self.colocated and gpus > 0)
         env = CPU_ENGINE_ENV if not gpus else {}
         server = self.parts.container("engine", self._image(pool), pool.resources, gpus, env, command)
         server["ports"] = [{"name": "http", "containerPort": ENGINE_PORT}]
@@ -81,6 +87,8 @@ class EnginePods:
             arguments += " --deltas"
         if self.weight_sync.transport == "nixl":
             arguments += " --nixl"
+        if self.colocated and pool.engine.device == Device.CUDA:
+            arguments += f" --turns {TURNS}"
         if self.writer:
             arguments += f" --writer {self.writer}"
         agent = self.parts.agent(self._image(pool), arguments)

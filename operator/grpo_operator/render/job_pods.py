@@ -70,14 +70,17 @@ class JobPods:
     def engines(self) -> EnginePods:
         """The engines of the job's own pool; models may lie in the job's store."""
         mounts = ((self._store(), {"name": "store", "mountPath": STORE_MOUNT}),)
-        return EnginePods(self.parts, self.spec.model.path, self.spec.weight_sync, self.writer, mounts)
+        colocated = self.spec.mode == "colocated"
+        return EnginePods(
+            self.parts, self.spec.model.path, self.spec.weight_sync, self.writer, mounts, colocated
+        )
 
     def _trainer_affinity(self, gpus: int) -> dict[str, Any]:
         """Off the engines' nodes, packed leaf by leaf, out of the leaves that engines need whole."""
         if not gpus:
             return self.parts.off_gpus()
         owner, key = self.parts.owner, self.parts.scheduling.topology_key
-        result = apart_from(owner.labels(names.ROLLOUT))
+        result = {} if self.spec.mode == "colocated" else apart_from(owner.labels(names.ROLLOUT))
         if key:
             result |= packed(owner.labels(names.TRAINER), key, hosts=1)
             result |= prefer_leaves(key, self.leaves)

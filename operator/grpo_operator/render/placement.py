@@ -5,6 +5,7 @@ from typing import Any
 
 from grpo_operator.api.scheduling import SchedulingSpec
 from grpo_operator.plan import names
+from grpo_operator.plan.feasibility import GPU
 from grpo_operator.plan.topology import Leaves
 
 GPU_NODE = "nvidia.com/gpu.present"  # label that NVIDIA's feature discovery puts on GPU nodes
@@ -30,6 +31,14 @@ def apart_from(labels: dict[str, str]) -> dict[str, Any]:
     """Affinity: on no node that has a pod with these labels."""
     term = {"labelSelector": {"matchLabels": labels}, "topologyKey": "kubernetes.io/hostname"}
     return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+
+
+def beside(labels: dict[str, str], alone: dict[str, str] | None) -> dict[str, Any]:
+    """Affinity: on a node that has a pod with these labels; with ``alone`` on none that has one of those."""
+    host = "kubernetes.io/hostname"
+    term = {"labelSelector": {"matchLabels": labels}, "topologyKey": host}
+    together = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    return together | (apart_from(alone) if alone else {})
 
 
 def packed(labels: dict[str, str], key: str, hosts: int) -> dict[str, Any]:
@@ -85,6 +94,15 @@ def add_devices(container: dict[str, Any], scheduling: SchedulingSpec) -> None:
         {"name": name, "value": value} for name, value in scheduling.nccl_env.items() if name not in have
     ]
     container["volumeMounts"].append({"name": "shm", "mountPath": "/dev/shm"})
+
+
+def see_all_devices(container: dict[str, Any], scheduling: SchedulingSpec) -> None:
+    """All GPUs of the node without asking for one: another pod has them, and takes turns with this one."""
+    taken = {GPU} | ({scheduling.rdma.resource} if scheduling.rdma else set())
+    resources = container["resources"]
+    for kind in ("requests", "limits"):
+        resources[kind] = {name: value for name, value in resources[kind].items() if name not in taken}
+    container["env"].append({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"})
 
 
 def shared_memory(scheduling: SchedulingSpec) -> dict[str, Any]:

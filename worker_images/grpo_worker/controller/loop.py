@@ -17,6 +17,7 @@ from grpo_worker.controller.run_record import Cause, RunRecord, SupersededError
 from grpo_worker.controller.sampler import StepSampler
 from grpo_worker.controller.trainers import CALL_TIMEOUT, Restored, TrainerGang
 from grpo_worker.controller.training import BatchTrainer
+from grpo_worker.controller.turns import Turns
 from grpo_worker.controller.weights import Sent, WeightSender
 from grpo_worker.controller.worker_group import GangError
 from grpo_worker.data.batch import make_batch
@@ -57,6 +58,7 @@ class GrpoLoop:
         self._reward = reward
         self._training = BatchTrainer(spec, trainers)
         self._weights = WeightSender(trainers, pool, spec)
+        self._turns = Turns(spec, trainers, pool, self._weights)
         self._record = RunRecord.load(store / "run.json")
         self._ledger = SampleLedger(store / "ledger.jsonl")
         shown = spec.observability
@@ -111,6 +113,7 @@ class GrpoLoop:
         self._pending, self._saving = [], False
         self._record.begin_attempt()
         self._pool.attempt = self._record.attempt
+        self._turns.begin_attempt()
         self._report(message="waiting for the training pool")
         self._trainers.start()
         restored = self._restore()
@@ -123,6 +126,7 @@ class GrpoLoop:
         self._weights.begin_attempt()
         self._report(message="sending the first weights", trainers=self._trainers.processes())
         self._sync(StepTimer())
+        self._engines_turn(StepTimer())
         check_configs(self._trainers.hf, self._pool.model_configs(self._step))
         checkpoint = {"last_checkpoint": self._step} if restored.controller_state else {}
         self._report(phase=Phase.TRAINING, message="", **checkpoint)
@@ -140,7 +144,9 @@ class GrpoLoop:
     def _one_step(self) -> None:
         self._record.check()
         step, timer = self._step + 1, StepTimer()
+        self._engines_turn(timer)
         found = self._producer.take(self._step, timer)
+        self._turns.to_trainers(timer)
         if step < self._spec.total_steps:
             self._producer.go_ahead(self._step)
         fresh = all(sample.version == self._step and not sample.spans for sample in found.samples)
@@ -170,8 +176,13 @@ class GrpoLoop:
             self._settle()
             sent = self._weights.send(self._step)
         self._pending.append(sent)
-        self._report(weight_version=self._step)
+        if not self._spec.shares_gpus:
+            self._report(weight_version=self._step)
         return sent
+
+    def _engines_turn(self, timer: StepTimer) -> None:
+        self._turns.to_engines(timer)
+        self._report(weight_version=self._step)
 
     def _write(self, step: int, metrics: dict[str, float], sent: "Future[Sent]", at: float) -> None:
         """A step's record needs the digests of its weights, which come while the next is generated."""
@@ -207,6 +218,7 @@ class GrpoLoop:
         self._saving = True
 
     def _save_now(self) -> None:
+        self._turns.to_trainers(StepTimer())
         self._settle()  # the record of a step is written before its checkpoint counts
         if self._board.get().last_checkpoint != self._step:
             self._note_complete(self._trainers.call("poll_checkpoint", True))

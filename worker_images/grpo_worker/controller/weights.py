@@ -33,12 +33,15 @@ class WeightSender:
         self._pool = pool
         self._timeout = spec.weight_sync.timeout_seconds
         self._deltas = spec.weight_sync.mode == "delta"
-        backend = spec.weight_sync.link_backend(spec.trainer.device)
+        self._shared = spec.shares_gpus
+        backend = None if self._shared else spec.weight_sync.link_backend(spec.trainer.device)
         self._link = LinkedPool(trainers, pool, backend, self._timeout) if backend else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
+        self._published: Target | None = None  # what engines are to take when the GPUs are theirs
 
     def begin_attempt(self) -> None:
         """The gang is new."""
+        self._published = None
         if self._link is not None:
             self._link.begin_attempt()
 
@@ -49,6 +52,8 @@ class WeightSender:
         Those that a link has reached generate while the copy for engines that come late is made; its end is
         the future's, and so are SyncError and GangError when they come after that. Raises both before.
         """
+        if self._shared:
+            return self._publish(version)
         linked, metrics = self._over_link(version)
         copied = self._trainers.begin("publish_weights", version, self._pool.fp8, self._deltas)
         target = Target(version, self._trainers.sources(), self._link.latest if self._link else "")
@@ -56,6 +61,23 @@ class WeightSender:
         if not (linked and self._pool.serves(version)):
             sent.result()
         return sent
+
+    def _publish(self, version: int) -> "Future[Sent]":
+        """Leave the version in the agents' memory, for engines that have no memory of their own just now."""
+        started = time.monotonic()
+        digests = self._trainers.call("publish_weights", version, self._pool.fp8, self._deltas)
+        self._published = Target(version, self._trainers.sources())
+        done: Future[Sent] = Future()
+        done.set_result(Sent(digests, {f"{_PREFIX}publish": time.monotonic() - started}))
+        return done
+
+    def hand_over(self) -> dict[str, float]:
+        """Bring the engines, whose turn it is, to what was published; seconds of the parts.
+
+        Raises SyncError.
+        """
+        assert self._published is not None, "nothing is published"
+        return self._pool.serve(self._published, self._timeout * 4)
 
     def _serve(self, target: Target, copied: Callable[[], list[Any]], metrics: dict[str, float]) -> Sent:
         started = time.monotonic()

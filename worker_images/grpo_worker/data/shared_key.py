@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 FILE = "GRPO_KEY_FILE"  # variable with the key's file; without it, outside of pods, nothing is asked for
 # For probes, Prometheus, and people.
-OPEN = frozenset({"/healthz", "/readyz", "/enginez", "/metrics", "/v1/status"})
+OPEN = frozenset({"/healthz", "/readyz", "/enginez", "/turnz", "/metrics", "/v1/status"})
 _SCHEME = "Bearer "
 
 

@@ -1,5 +1,6 @@
 """The actor role: one Ray actor per trainer rank, holding policy, reference and optimizer."""
 
+import gc
 import os
 import socket
 import threading
@@ -61,6 +62,12 @@ class TrainerWorker(WeightMethods):
     def position(self) -> Position:
         """How far this rank is; answered in a thread of its own, for the case of a hang."""
         return position(self._rank, self._thread)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def empty_cache(self) -> None:
+        """Give back the GPU memory that nothing of this rank uses just now."""
+        gc.collect()
+        torch.cuda.empty_cache()
 
     def write_flight_record(self, folder: str) -> None:
         """Leave torch's flight recorder of this rank in a folder; answered like ``position``."""

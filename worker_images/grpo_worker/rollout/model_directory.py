@@ -1,9 +1,13 @@
-"""``python -m grpo_worker.rollout.model_directory MODEL DIRECTORY [--fp8-block128]``: config.json for an
-engine, and the key to its control routes, which never leaves the pod."""
+"""``python -m grpo_worker.rollout.model_directory MODEL DIRECTORY [--fp8-block128] [--turn URL]``:
+config.json for an engine, and the key to its control routes, which never leaves the pod. With ``--turn`` it
+ends when URL says that the GPUs are the engines'."""
 
 import json
 import secrets
 import sys
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 from grpo_worker.megatron.presets import model_config
@@ -29,6 +33,18 @@ def main() -> None:
     if not key.exists():  # a restarted engine keeps the key that its agent knows
         key.touch(mode=0o600)
         key.write_text(secrets.token_hex(32))
+    if "--turn" in sys.argv:
+        await_turn(sys.argv[sys.argv.index("--turn") + 1])
+
+
+def await_turn(url: str, pause: float = 0.5) -> None:
+    """Ask every ``pause`` seconds until the answer is 200."""
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, OSError):  # not yet, or the agent is not there yet
+            time.sleep(pause)
 
 
 if __name__ == "__main__":

@@ -59,6 +59,37 @@ class RolloutPool:
         """Bring no engine to any version until the next ``serve``: another one is under way."""
         self._target = None
 
+    def turn(self, engines: bool, timeout: float) -> None:
+        """Give all GPUs to the engines, or to the trainers, where both use the same ones.
+
+        Returns once ``minAvailable`` engines hold theirs, or none holds any. Raises SyncError after
+        ``timeout`` seconds.
+        """
+        self.hold()
+        deadline = time.monotonic() + timeout
+        while True:
+            entries = self.table.entries()
+            told = list(self._threads.map(lambda entry: self._turned(entry, engines, timeout), entries))
+            settled = sum(told)
+            enough = settled >= self._min_available if engines else settled == len(entries)
+            if enough and entries:
+                return
+            if time.monotonic() > deadline:
+                late = [entry.name for entry, there in zip(entries, told, strict=True) if not there]
+                whose = "take their" if engines else "leave the"
+                raise SyncError(
+                    f"engines do not {whose} GPUs in {timeout:.0f} s: {late or 'no engine found'}"
+                )
+            time.sleep(LOOK_SECONDS)
+
+    def _turned(self, engine: EngineEntry, engines: bool, timeout: float) -> bool:
+        try:
+            told = self._post(engine, "turn", timeout, {"engines": engines})
+        except SyncError as error:
+            log.warning("%s", error)
+            return False
+        return bool(told.get("settled")) and "error" not in told
+
     def serves(self, version: int) -> bool:
         """Do ``minAvailable`` engines serve the version already?"""
         return self.table.wait_serving(version, self._min_available, 0)

@@ -9,12 +9,14 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from grpo_operator.api.status import EngineState
 from grpo_worker.weightsync import journal
 from grpo_worker.weightsync.engine import Engine, EngineError
 from grpo_worker.weightsync.engine_view import EngineView
+from grpo_worker.weightsync.gpu_memory import GpuMemory
 from grpo_worker.weightsync.host_copy import HostCopy, assemble
 from grpo_worker.weightsync.install import Installer, UpdateError
 from grpo_worker.weightsync.link.agent_end import AgentLink, LinkOffer, enter, leave
@@ -36,7 +38,7 @@ class Agent:
 
     def __init__(
         self, name: str, engine: Engine, engine_ranks: int, bucket_bytes: int, timeout: float,
-        writer: str | None = None, puller: Puller | None = None,
+        writer: str | None = None, puller: Puller | None = None, turns: Path | None = None,
     ) -> None:  # fmt: skip
         self._name = name
         self._instance = uuid.uuid4().hex[:12]  # another one after a restart, which has forgotten its link
@@ -54,6 +56,8 @@ class Agent:
         self._attempt = 0  # the newest of the writer that has written
         self._link: AgentLink | None = None
         self._linked: str | None = None  # the link by which the version that is served has come
+        self._memory = GpuMemory(engine, turns)
+        self._expecting = False  # is a new version on its way, so that the copy of the old one is of no use?
         self.view = EngineView()
 
     def bind(self, writer: str) -> None:
@@ -85,7 +89,33 @@ class Agent:
             "hostCopy": copy.plan.version if copy else None,
             "ranks": self._ranks,
             "bucketBytes": self._bucket_bytes,
+            "settled": self._memory.settled,
         }
+
+    def may_start(self) -> bool:
+        """What the engine's container asks before it starts the server."""
+        return self._memory.may_start()
+
+    def turn(self, writer: str, engines: bool, attempt: int = 0) -> dict[str, Any]:
+        """From now on the GPUs are the ``engines``', or the trainers'. Returns status().
+
+        Raises EngineError, or WriterError like ``sync``. Without its memory an engine has lost its weights.
+        """
+        with self._written_by(writer, attempt):
+            self._memory.grant(engines)
+            if self.view.state != EngineState.RESTARTING:
+                self._settle()
+            return self.status()
+
+    def _settle(self) -> None:
+        if self._memory.settled:
+            return
+        self._expecting = True
+        self._linked, self._checksum = None, ""
+        journal.serves(None)
+        if self.view.state == EngineState.SERVING:
+            self.view = self.view.stale("the GPUs are the trainers' for now")
+        self._memory.settle()
 
     def engine_lives(self) -> bool:
         """What the liveness probe of the engine's container asks: does it answer, and its scheduler too?"""
@@ -203,15 +233,21 @@ class Agent:
             self._lose("engine does not answer")
             return
         if self.view.state == EngineState.RESTARTING:
-            self.view = self.view.alive()
+            self._up()
+            self._settle()
         if self.view.state == EngineState.SERVING:
             actual = self._engine.weight_version()
             if actual != str(self.view.version):  # it died and came back between two looks
                 self._lose(f"engine reports version {actual}, not {self.view.version}")
-                self.view = self.view.alive()
+                self._up()
         self._engine.listen()
-        if self.view.state == EngineState.STALE and self._copy:
+        stale = self.view.state == EngineState.STALE and self._memory.held and not self._expecting
+        if stale and self._copy:
             self._reload(self._copy)
+
+    def _up(self) -> None:
+        self.view = self.view.alive()
+        self._memory.came_up()
 
     def _reload(self, copy: HostCopy) -> None:
         log.info("reloading version %d from host memory", copy.plan.version)
@@ -227,8 +263,10 @@ class Agent:
         if self.view.state == EngineState.RESTARTING:
             if not self._engine.alive():
                 return  # watch() loads the copy when the engine is back
-            self.view = self.view.alive()
-        self._linked = None
+            self._up()
+        if not self._memory.held:
+            raise EngineError("the GPUs are the trainers' for now")
+        self._linked, self._expecting = None, False
         self._write(copy.plan.version, lambda: self._installer.install(copy))
 
     def _write(self, version: int, install: Callable[[], str]) -> None:

@@ -15,6 +15,7 @@ from grpo_worker.weightsync.plan import TensorPlan
 # What the server answers by itself, whatever its scheduler does.
 _WITHOUT_SCHEDULER = frozenset({"/model_info", "/pause_generation", "/continue_generation"})
 _SHORT = 5.0  # seconds
+_MEMORY = ["kv_cache", "weights"]
 
 
 class EngineError(RuntimeError):
@@ -86,6 +87,16 @@ class Engine:
 
     def resume(self) -> None:
         self._call("POST", "/continue_generation")
+
+    def release_memory(self) -> None:
+        """Give the GPUs' memory back, but for what CUDA and the server itself need: the weights are lost, and
+        requests that still run are ended."""
+        self._call("POST", "/pause_generation", mode="abort")
+        self._call("POST", "/release_memory_occupation", tags=_MEMORY)
+
+    def take_memory_back(self) -> None:
+        """Make room for weights and KV cache again, at the same addresses; both are undefined."""
+        self._call("POST", "/resume_memory_occupation", tags=_MEMORY)
 
     def begin_update(self) -> None:
         """Open an update session, if the engine knows such; those before 0.5.23 do not."""

@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--admin-key", type=Path, help="file with the key to the engine's control routes")
     parser.add_argument("--deltas", action="store_true", help="fetch what changed instead of all bytes")
     parser.add_argument("--nixl", action="store_true", help="read the trainers' memory by NIXL")
+    parser.add_argument("--turns", type=Path, help="file: trainers and engine take turns on the same GPUs")
     parser.add_argument("--writer", help="the job that may sync; default: wait to be told")
     parser.add_argument("--timeout", type=float, default=120, help="seconds of one call")
     args = parser.parse_args()
@@ -71,7 +72,7 @@ def _rollout(args: argparse.Namespace) -> Starlette:
 
     bucket = args.bucket_megabytes << 20
     puller = Puller(args.timeout, args.deltas, Importer() if args.nixl else None)
-    agent = Agent(args.name, engine, args.engine_ranks, bucket, args.timeout, args.writer, puller)
+    agent = Agent(args.name, engine, args.engine_ranks, bucket, args.timeout, args.writer, puller, args.turns)
     threading.Thread(target=_watch_forever, args=(agent,), daemon=True).start()
     return rollout_application(agent, args.model_config)
 
@@ -139,6 +140,13 @@ def rollout_application(agent: "Agent", model_config: Path | None = None) -> Sta
         except Exception as error:
             return JSONResponse(agent.status() | {"error": str(error)}, 500)
 
+    async def turn(request: Request) -> Response:
+        body = await request.json()
+        return await answer(body, agent.turn, body["engines"])
+
+    def may_start(_: Request) -> Response:
+        return PlainTextResponse("ok") if agent.may_start() else PlainTextResponse("not yet", 503)
+
     def model(_: Request) -> Response:
         if model_config is None or not model_config.is_file():
             return JSONResponse({"error": "the engine has no config.json yet"}, 404)
@@ -157,6 +165,8 @@ def rollout_application(agent: "Agent", model_config: Path | None = None) -> Sta
             Route("/metrics", metrics),
             Route("/readyz", ready),
             Route("/enginez", _engine_route(agent.engine_lives)),
+            Route("/turnz", may_start),
+            Route("/v1/turn", turn, methods=["POST"]),
             Route("/v1/writer", bind, methods=["POST"]),
             Route("/v1/status", status),
             Route("/v1/model", model),
