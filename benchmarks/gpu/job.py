@@ -126,19 +126,35 @@ def ours(folder: Path, cpu: bool, target: Path) -> dict[str, Any]:
     return found
 
 
-def colocated(folder: Path) -> dict[str, Any]:
-    """A job on one GPU, which cannot hold what engine and trainer take at once."""
+def colocated(folder: Path, target: Path) -> dict[str, Any]:
+    """Jobs on one GPU, which cannot hold what engine and trainer take at once."""
     offload = dict.fromkeys(("parameters", "gradients", "optimizer"), True)
-    static = spec_of(folder, False)
-    own = {"mode": "colocated", "totalSteps": 4, "trainer": static.trainer.wire() | {"offload": offload}}
-    spec = spec_of(folder, False, **own)
-    with OneHost(folder, spec, os.environ.get("ENGINE_PYTHONPATH", "")) as host, GpuMemory() as memory:
-        history = host.run("colocated", spec)
+    static = spec_of(folder, False).wire()
+    static["rollout"]["template"]["engine"]["memoryFraction"] = 0.82
+    own = {"mode": "colocated", "totalSteps": 4, "trainer": static["trainer"] | {"offload": offload}}
+    specs = {
+        transport: spec_of(
+            folder, False, **own, rollout=static["rollout"], weightSync={"transport": transport}
+        )
+        for transport in ("cuda-ipc", "staged")
+    }
+    found: dict[str, Any] = {}
+    with OneHost(folder, specs["staged"], os.environ.get("ENGINE_PYTHONPATH", "")) as host:
+        for name, spec in specs.items():
+            with GpuMemory() as memory:
+                history = host.run(name, spec)
+            found[name] = {"steps": history, "megabytes_used": memory.used}
+            target.write_text(json.dumps(found))
+    return {"figures": {name: _turns(each) for name, each in found.items()}} | found
+
+
+def _turns(found: dict[str, Any]) -> dict[str, float]:
+    """Seconds of a step's parts, and how much of the GPU was in use at once."""
+    history = found["steps"]
     phases = ("gen", "to_trainers", "update_actor", "update_weights", "to_engines", "step")
     told = {f"{phase}_seconds": seconds(history, phase) for phase in phases}
     gap = statistics.median(entry["train/train_rollout_logprob_abs_diff"] for entry in history)
-    figures = told | {"logprob_gap_mean": gap, "peak_gigabytes": max(memory.used) / 1e3}
-    return {"figures": figures, "steps": history, "megabytes_used": memory.used}
+    return told | {"logprob_gap_mean": gap, "peak_gigabytes": max(found["megabytes_used"]) / 1e3}
 
 
 class GpuMemory:
@@ -232,7 +248,7 @@ def main() -> None:
             result: dict[str, Any] = {"figures": figures(found), "steps": found}
             print(json.dumps(result["figures"], indent=1))
         elif case == "colocated":
-            result = colocated(folder)
+            result = colocated(folder, target)
             print(json.dumps(result["figures"], indent=1))
         else:
             result = peer(folder)

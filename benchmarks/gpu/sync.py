@@ -122,7 +122,7 @@ class Link:
         offer = LinkOffer(self.name, "127.0.0.1", port, world, trainers, backend, layouts, plan_id)
         with ThreadPoolExecutor(1) as thread:
             joining = thread.submit(self.agent.join, "bench", offer)
-            place = self.name, "127.0.0.1", port, world, layouts, self.bucket, plan_id
+            place = self.name, "127.0.0.1", port, world, layouts, self.bucket, plan_id, backend
             problems = self.ranks.all("open", *place)
             joining.result()
         assert not any(problems), problems

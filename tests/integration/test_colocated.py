@@ -33,6 +33,11 @@ def colocated(tiny: dict[str, Any], gpus: int = 8) -> dict[str, Any]:
         ("trainer.offload.gradients", False, "needs trainer.offload"),
         ("staleness", {"maxVersionLag": 1}, "excludes staleness.maxVersionLag"),
         ("weightSync", {"transport": "nccl"}, "excludes weightSync.transport nccl"),
+        (
+            "weightSync",
+            {"transport": "cuda-ipc"},
+            "cuda-ipc needs mode colocated on cuda and trainer.nodes 1",
+        ),
     ],
 )
 def test_refused_at_apply(api: Api, tiny: dict[str, Any], path: str, value: Any, text: str) -> None:

@@ -9,7 +9,7 @@ from link_fakes import A, B, Gang, Pool
 from grpo_worker.controller.trainers import TrainerGang
 from grpo_worker.rollout.linked import LinkedPool
 from grpo_worker.rollout.pool import RolloutPool, SyncError
-from grpo_worker.weightsync.link.peers import LinkError
+from grpo_worker.weightsync.link.meeting import LinkError
 
 
 def linked(gang: Gang, pool: Pool) -> LinkedPool:

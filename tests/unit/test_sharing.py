@@ -1,7 +1,7 @@
 """Trainers and engines on the same GPUs: whose turn it is, what is rendered, what is refused."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, cast
@@ -30,6 +30,8 @@ from grpo_worker.weightsync.engine import Engine, EngineError
 from grpo_worker.weightsync.main import rollout_application
 
 JOB = "default/tiny"
+ALL, BOTH = ["weights", "kv_cache"], "kv_cache weights"
+RELEASED, TAKEN = f"released {BOTH}", f"taken {BOTH}"
 OFFLOAD = dict.fromkeys(("parameters", "gradients", "optimizer"), True)
 
 
@@ -60,6 +62,10 @@ def colocated(**changes: Any) -> dict[str, Any]:
         ({"trainer__gpusPerNode": 8}, "gpusPerNode like trainer.gpusPerNode"),
         ({"staleness": {"maxVersionLag": 1}}, "excludes staleness"),
         ({"weightSync": {"transport": "nccl"}}, "excludes weightSync.transport nccl"),
+        (
+            {"weightSync": {"transport": "cuda-ipc"}},
+            "cuda-ipc needs mode colocated on cuda and trainer.nodes 1",
+        ),
     ],
 )
 def test_what_cannot_share_is_refused(change: dict[str, Any], told: str) -> None:
@@ -118,6 +124,21 @@ def test_an_engine_is_bound_to_a_training_pods_node_and_asks_for_no_device() -> 
     assert pods["trainer"]["containers"][0]["resources"]["limits"][GPU] == "4"
 
 
+def test_only_cuda_ipc_opens_pods_to_their_nodes_other_processes() -> None:
+    one = {"trainer__nodes": 1, "rollout__template__replicas": 1, "rollout__template__minAvailable": 1}
+    for transport, opened in (("cuda-ipc", True), ("auto", None)):
+        manifest = colocated(**one, weightSync={"transport": transport})
+        spec = spec_of(manifest)
+        cluster = job_cluster(manifest, spec, pool_of(spec), OperatorSettings("t:1", "r:1"), False).wire()
+        pods = {g["groupName"]: g["template"]["spec"] for g in cluster["spec"]["workerGroupSpecs"]}
+        for pool in ("trainer", "rollout"):
+            assert pods[pool].get("hostIPC") is pods[pool].get("hostPID") is opened
+            volumes = {volume["name"] for volume in pods[pool]["volumes"]}
+            mounts = {m["name"] for c in pods[pool]["containers"] for m in c["volumeMounts"]}
+            assert ("shm" in volumes) == ("shm" in mounts) == (opened is None)
+        assert "hostIPC" not in pods["controller"]
+
+
 class Server(Engine):
     """Writes down what is asked of its memory. ``up``: does it answer?"""
 
@@ -131,13 +152,13 @@ class Server(Engine):
     def weight_version(self) -> str:
         return "default"
 
-    def release_memory(self) -> None:
+    def release_memory(self, parts: Sequence[str]) -> None:
         if self.broken:
             raise EngineError("/release_memory_occupation: HTTP 500")
-        self.memory.append("released")
+        self.memory.append("released " + " ".join(parts))
 
-    def take_memory_back(self) -> None:
-        self.memory.append("taken")
+    def take_memory(self, parts: Sequence[str]) -> None:
+        self.memory.append("taken " + " ".join(parts))
 
 
 def agent_of(server: Server, folder: Path) -> Agent:
@@ -148,65 +169,65 @@ def test_an_engine_starts_in_its_turn_and_makes_room_for_the_trainers(tmp_path: 
     server = Server()
     agent = agent_of(server, tmp_path)
     assert not agent.may_start() and agent.status()["settled"], "until the controller speaks it waits"
-    assert not agent.turn(JOB, True)["settled"]
-    assert agent.may_start() and not agent.turn(JOB, False)["settled"], "it may be half way up"
+    assert not agent.turn(JOB, ALL)["settled"]
+    assert agent.may_start() and not agent.turn(JOB, [])["settled"], "it may be half way up"
     server.up = True
     agent.watch()
-    assert server.memory == ["released"] and agent.status()["settled"]
+    assert server.memory == [RELEASED] and agent.status()["settled"]
     for _ in range(2):  # twice is once
-        assert agent.turn(JOB, True)["settled"]
-        assert agent.turn(JOB, False)["settled"]
-    assert server.memory == ["released"] + ["taken", "released"] * 2
+        assert agent.turn(JOB, ALL)["settled"]
+        assert agent.turn(JOB, [])["settled"]
+    assert server.memory == [RELEASED] + [TAKEN, RELEASED] * 2
 
 
 def test_an_agent_that_restarts_knows_what_its_engine_holds(tmp_path: Path) -> None:
     server = Server()
     first = agent_of(server, tmp_path)
-    first.turn(JOB, True)
+    first.turn(JOB, ALL)
     first.may_start()
     server.up = True
     first.watch()
-    first.turn(JOB, False)
+    first.turn(JOB, [])
     second = agent_of(server, tmp_path)
     second.watch()
-    assert server.memory == ["released"], "SGLang does not take a second release"
-    second.turn(JOB, True)
+    assert server.memory == [RELEASED], "SGLang does not take a second release"
+    second.turn(JOB, ALL)
     third = agent_of(server, tmp_path)
     third.watch()
-    assert third.status()["settled"] and server.memory == ["released", "taken"]
+    assert third.status()["settled"] and server.memory == [RELEASED, TAKEN]
 
 
 def test_an_engine_that_died_in_the_trainers_turn_waits_for_its_own(tmp_path: Path) -> None:
     server = Server()
     agent = agent_of(server, tmp_path)
-    agent.turn(JOB, True)
+    agent.turn(JOB, ALL)
     agent.may_start()
     server.up = True
     agent.watch()
-    agent.turn(JOB, False)
+    agent.turn(JOB, [])
     server.up = False
     agent.watch()
     assert agent.status()["state"] == EngineState.RESTARTING and not agent.may_start()
-    agent.turn(JOB, True)
+    agent.turn(JOB, ALL)
     assert agent.may_start()
     server.up = True
     agent.watch()
-    assert server.memory == ["released"] and agent.status()["settled"], "a new server has taken everything"
+    assert server.memory == [RELEASED] and agent.status()["settled"], "a new server has taken everything"
 
 
 def test_a_release_that_fails_is_not_taken_for_one(tmp_path: Path) -> None:
     server = Server()
     agent = agent_of(server, tmp_path)
-    agent.turn(JOB, True)
+    agent.turn(JOB, ALL)
     agent.may_start()
     server.up = server.broken = True
     agent.watch()
     with TestClient(rollout_application(agent)) as client:
-        told = client.post("/v1/turn", json={"writer": JOB, "attempt": 0, "engines": False})
+        told = client.post("/v1/turn", json={"writer": JOB, "attempt": 0, "parts": []})
         assert told.status_code == 500 and "HTTP 500" in told.json()["error"] and not told.json()["settled"]
         assert client.get("/turnz").status_code == 503
         server.broken = False
-        assert client.post("/v1/turn", json={"writer": JOB, "attempt": 0, "engines": False}).json()["settled"]
+        assert client.post("/v1/turn", json={"writer": JOB, "attempt": 0, "parts": []}).json()["settled"]
 
 
 def test_an_engine_with_gpus_of_its_own_is_never_asked_for_its_memory() -> None:
@@ -238,7 +259,7 @@ def test_the_engines_container_waits_for_its_turn() -> None:
 class Pool(RolloutPool):
     """Agents that answer as they are told, without a network."""
 
-    def __init__(self, *answers: Callable[[bool], Any]) -> None:
+    def __init__(self, *answers: Callable[[list[str]], Any]) -> None:
         super().__init__("localhost.invalid", len(answers), 1, JOB, False)
         self.answers = dict(zip("abc", answers, strict=False))
         self.table.replace([EngineEntry(n, n, EngineState.STALE, None) for n in self.answers])
@@ -247,22 +268,22 @@ class Pool(RolloutPool):
 
     def _post(self, engine: EngineEntry, what: str, timeout: float, body: dict[str, Any]) -> dict[str, Any]:
         assert what == "turn"
-        return dict(self.answers[engine.name](body["engines"]))
+        return dict(self.answers[engine.name](body["parts"]))
 
 
 def test_the_pool_waits_until_every_engine_has_left() -> None:
     looks = iter([False, False, True])
     pool = Pool(lambda _: {"settled": True}, lambda _: {"settled": next(looks)})
-    pool.turn(False, 10)
+    pool.turn([], 10)
     assert next(looks, None) is None
     stuck = Pool(lambda _: {"settled": True}, lambda _: {"settled": True, "error": "/release: HTTP 500"})
     with pytest.raises(SyncError, match=r"do not leave the GPUs in 0 s: \['b'\]"):
-        stuck.turn(False, 0.2)
+        stuck.turn([], 0.2)
 
 
 def test_no_engine_at_all_is_not_taken_for_room() -> None:
     with pytest.raises(SyncError, match="no engine found"):
-        Pool().turn(False, 0.1)
+        Pool().turn([], 0.1)
 
 
 class Script:
@@ -274,11 +295,11 @@ class Script:
     def call(self, method: str) -> None:
         self.done.append(method)
 
-    def turn(self, engines: bool, timeout: float) -> None:
-        self.done.append("engines" if engines else "trainers")
+    def turn(self, parts: Sequence[str], timeout: float) -> None:
+        self.done.append(" ".join(parts) or "trainers")
 
     def hand_over(self) -> dict[str, float]:
-        self.done.append("weights")
+        self.done.append("version")
         return {"timing_s/update_weights_pull": 1.0}
 
 
@@ -291,20 +312,20 @@ def test_the_gpus_go_round() -> None:
     script, timer = Script(), StepTimer()
     turns = turns_of(spec_of(colocated()), script)
     turns.begin_attempt()
-    assert script.done == ["engines", "trainers"], "engines start with nobody beside them"
+    assert script.done == [BOTH, "trainers"], "engines start with nobody beside them"
     for _ in range(2):
         turns.to_engines(timer)
-    assert script.done[2:] == ["empty_cache", "engines", "weights"]
+    assert script.done[2:] == ["empty_cache", "weights", "version", "empty_cache", BOTH]
     for _ in range(2):
         turns.to_trainers(timer)
-    assert script.done[5:] == ["trainers"]
+    assert script.done[7:] == ["trainers"]
     assert {
         "timing_s/to_engines",
         "timing_s/to_trainers",
         "timing_s/update_weights_pull",
     } <= timer.seconds.keys()
     turns.begin_attempt()
-    assert script.done[6:] == ["engines", "trainers"], "an attempt knows nothing of the one before"
+    assert script.done[8:] == [BOTH, "trainers"], "an attempt knows nothing of the one before"
 
 
 def test_with_gpus_of_their_own_nobody_waits() -> None:

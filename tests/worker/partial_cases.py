@@ -14,9 +14,10 @@ from grpo_worker.weightsync.inside.linked import Link, Linked
 from grpo_worker.weightsync.inside.loader import DirectLoader
 from grpo_worker.weightsync.inside.request import LINK, linked_load
 from grpo_worker.weightsync.link.agent_end import shipment_of
-from grpo_worker.weightsync.link.peers import Peers, connect
+from grpo_worker.weightsync.link.meeting import connect
 from grpo_worker.weightsync.link.shipment import nbytes
 from grpo_worker.weightsync.link.trainer_end import TrainerEnd
+from grpo_worker.weightsync.link.transport import join
 
 TRAINERS, WORLD, EXPERTS, BUCKET = 2, 4, 4, 160 << 10
 _CPU = torch.device("cpu")
@@ -75,7 +76,7 @@ class Half(nn.Module):
         return all(torch.equal(ours, theirs) for ours, theirs in pairs)
 
 
-def versions(root: str, count: int, moves_at: int) -> list[Any]:
+def versions(root: str, backend: str, count: int, moves_at: int) -> list[Any]:
     """Send ``count`` versions. Engine rank 0's parameters are elsewhere from version ``moves_at`` on.
 
     Of a trainer rank: what went wrong with each. Of an engine rank: bytes received, whether it then held
@@ -89,21 +90,19 @@ def versions(root: str, count: int, moves_at: int) -> list[Any]:
     dist.broadcast_object_list(place)
     assert place[0] is not None
     if rank < TRAINERS:
-        found: list[Any] = [end.open(name, *place[0], WORLD, layouts, BUCKET, plan_id)]
+        found: list[Any] = [end.open(name, *place[0], WORLD, layouts, BUCKET, plan_id, backend)]
         for version in range(1, count + 1):
             found.append(end.send(parts(rank, version), 20, False))
             dist.barrier()
     else:
-        found = _receive(rank, name, place[0], layouts, count, moves_at)
+        members = join(backend, connect(*place[0]), name, rank, WORLD, TRAINERS, _CPU)
+        found = _receive(rank, Link(members), layouts, count, moves_at)
     (Path(root) / f"done-{rank}").write_text(json.dumps(found))
     dist.barrier()
     return found
 
 
-def _receive(
-    rank: int, name: str, place: tuple[str, int], layouts: list[str], count: int, moves_at: int
-) -> list[Any]:
-    link = Link(Peers(connect(*place), name, rank, WORLD, TRAINERS, _CPU))
+def _receive(rank: int, link: Link, layouts: list[str], count: int, moves_at: int) -> list[Any]:
     model = Half(rank - TRAINERS)
     loader, shipment, found = DirectLoader(model, "cpu"), shipment_of(layouts, BUCKET), []
     load = linked_load(shipment, 20)

@@ -20,9 +20,11 @@ from grpo_worker.weightsync.agent import Agent
 from grpo_worker.weightsync.engine import EngineError
 from grpo_worker.weightsync.inside.request import AGENT, LINK
 from grpo_worker.weightsync.install import UpdateError
-from grpo_worker.weightsync.link import peers
+from grpo_worker.weightsync.link import meeting
 from grpo_worker.weightsync.link.agent_end import LinkOffer, shipment_of
-from grpo_worker.weightsync.link.peers import JOIN_SECONDS, LinkError, Peers, give_up
+from grpo_worker.weightsync.link.meeting import JOIN_SECONDS, LinkError, give_up
+from grpo_worker.weightsync.link.peers import Peers
+from grpo_worker.weightsync.link.transport import IPC
 from grpo_worker.weightsync.manifest import layout
 from grpo_worker.weightsync.plan import PlanError
 
@@ -190,7 +192,7 @@ def test_members_that_wait_give_up_together(monkeypatch: pytest.MonkeyPatch) -> 
         give_up(store, f"{LINK}1-x")
         with pytest.raises(LinkError, match="another member gave up"):
             forming.result(10)
-    monkeypatch.setattr(peers, "JOIN_SECONDS", 0.1)
+    monkeypatch.setattr(meeting, "JOIN_SECONDS", 0.1)
     with pytest.raises(LinkError, match=r"ranks \[1, 2\] did not come"):
         Peers(store, f"{LINK}1-y", 0, 3, 1, torch.device("cpu"))
 
@@ -204,9 +206,10 @@ def test_a_request_of_an_agent_that_is_gone_ends_at_once(server: Server) -> None
         server.control(20).join_group("127.0.0.1", port, f"{AGENT}gone", 2)
 
 
-def test_an_engine_of_two_ranks_gets_only_what_each_keeps(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["gloo", IPC])
+def test_an_engine_of_two_ranks_gets_only_what_each_keeps(tmp_path: Path, backend: str) -> None:
     """Of the first version every byte, by which a rank learns what it takes; later its own experts alone."""
-    arguments = {"root": str(tmp_path), "count": 4, "moves_at": 4}
+    arguments = {"root": str(tmp_path), "backend": backend, "count": 4, "moves_at": 4}
     *trainers, first, second = ranks.run("partial_cases:versions", partial_cases.WORLD, 120, **arguments)
     assert trainers == [[""] * 5] * 2
     whole = sum(tensor.nbytes for tensor in partial_cases.tensors(1).values())

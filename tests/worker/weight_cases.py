@@ -39,6 +39,7 @@ def send_versions(
     patience: float = 30,
     dies_at: int = 0,
     flips_at: int = 0,
+    backend: str = "gloo",
 ) -> list[str]:
     """Train a step, export it and send it over a link to one engine; ``versions`` times.
 
@@ -60,9 +61,9 @@ def send_versions(
     assert place[0] is not None
     plan_id = shipment_of(layouts, bucket).plan_id
     if rank == 0:
-        offer = LinkOffer(name, *place[0], world + 1, world, "gloo", layouts, plan_id)
+        offer = LinkOffer(name, *place[0], world + 1, world, backend, layouts, plan_id)
         _put(Path(root) / "offer", json.dumps(offer.to_json()))
-    found = [end.open(name, *place[0], world + 1, layouts, bucket, plan_id)]
+    found = [end.open(name, *place[0], world + 1, layouts, bucket, plan_id, backend)]
     for version in range(1, versions + 1):
         train(policy, range(version, version + 1))
         export(Path(root) / f"hf-{version}", model_config("preset:tiny-moe"), policy.chunks, policy.family)
@@ -88,12 +89,12 @@ def _put(file: Path, text: str) -> None:
 
 def _flip_one(end: TrainerEnd) -> None:
     """In the next message, between its fingerprint and the wire."""
-    assert end._peers is not None
-    original = end._peers.send
+    assert end._members is not None
+    original = end._members.send
 
     def send(pairs: Any, deadline: float) -> Any:
-        end._peers.send = original  # type: ignore[method-assign, union-attr]
+        end._members.send = original  # type: ignore[method-assign, union-attr]
         pairs[0][0][len(pairs[0][0]) // 2] ^= 1
         return original(pairs, deadline)
 
-    end._peers.send = send  # type: ignore[method-assign]
+    end._members.send = send  # type: ignore[method-assign]

@@ -59,13 +59,14 @@ class WeightSyncSpec(Model):
         ),
     )
 
-    transport: Literal["auto", "nccl", "gloo", "staged", "nixl"] = Field(
+    transport: Literal["auto", "nccl", "gloo", "staged", "nixl", "cuda-ipc"] = Field(
         "auto",
         description="how a version travels: over one process group of all trainer ranks and engines (nccl "
         "between GPUs, gloo between CPUs), or staged in the agents' host memory, which is also the way for "
         "engines that come late and after a failure of the group. nixl: staged, and agents read each other's "
-        "memory by NIXL: over RDMA adapters that podTemplate gives the agents, else TCP. auto: nccl where "
-        "trainers have GPUs, else gloo; staged with mode delta",
+        "memory by NIXL: over RDMA adapters that podTemplate gives the agents, else TCP. cuda-ipc: engines "
+        "read the memory of the ranks whose GPUs they share, for which both pods get hostIPC and hostPID. "
+        "auto: nccl where trainers have GPUs, else gloo; staged with mode delta and for colocated engines",
     )
     mode: Literal["full", "delta"] = Field(
         "full",
@@ -84,10 +85,12 @@ class WeightSyncSpec(Model):
             )
         return self
 
-    def link_backend(self, device: Device) -> Literal["nccl", "gloo"] | None:
-        """Of the process group of trainers on ``device`` and engines; None: everything is staged."""
-        if self.transport == "nccl" or self.transport == "gloo":
+    def link_backend(
+        self, device: Device, shares_gpus: bool = False
+    ) -> Literal["nccl", "gloo", "cuda-ipc"] | None:
+        """Of the link between trainers on ``device`` and engines; None: everything is staged."""
+        if self.transport == "nccl" or self.transport == "gloo" or self.transport == "cuda-ipc":
             return self.transport
-        if self.transport != "auto" or self.mode == "delta":
+        if self.transport != "auto" or self.mode == "delta" or shares_gpus:
             return None
         return "nccl" if device is Device.CUDA else "gloo"

@@ -23,31 +23,41 @@ _AHEAD = "mode colocated excludes staleness.maxVersionLag: nobody generates whil
 _NCCL = (
     "mode colocated excludes weightSync.transport nccl, which takes one process for each GPU: leave it out"
 )
+_IPC = (
+    "weightSync.transport cuda-ipc needs mode colocated on cuda and trainer.nodes 1: it reaches no other host"
+)
 
-CEL = tuple(
-    (f"self.mode != 'colocated' || {rule}", message)
-    for rule, message in (
-        ("has(self.rollout.template)", _STANDING),
-        (
-            "!has(self.rollout.template) || (self.rollout.template.engine.device == self.trainer.device"
-            " && self.rollout.template.engine.nodesPerEngine == 1 && (self.trainer.device == 'cpu'"
-            " || self.rollout.template.engine.gpusPerNode == self.trainer.gpusPerNode))",
-            _ENGINE,
-        ),
-        ("!has(self.rollout.template) || self.rollout.template.replicas <= self.trainer.nodes", _REPLICAS),
-        (
-            "self.trainer.device == 'cpu' || (self.trainer.offload.parameters"
-            " && self.trainer.offload.gradients && self.trainer.offload.optimizer)",
-            _OFFLOAD,
-        ),
-        ("self.staleness.maxVersionLag == 0", _AHEAD),
-        ("self.weightSync.transport != 'nccl'", _NCCL),
-    )
+_COLOCATED = (
+    ("has(self.rollout.template)", _STANDING),
+    (
+        "!has(self.rollout.template) || (self.rollout.template.engine.device == self.trainer.device"
+        " && self.rollout.template.engine.nodesPerEngine == 1 && (self.trainer.device == 'cpu'"
+        " || self.rollout.template.engine.gpusPerNode == self.trainer.gpusPerNode))",
+        _ENGINE,
+    ),
+    ("!has(self.rollout.template) || self.rollout.template.replicas <= self.trainer.nodes", _REPLICAS),
+    (
+        "self.trainer.device == 'cpu' || (self.trainer.offload.parameters"
+        " && self.trainer.offload.gradients && self.trainer.offload.optimizer)",
+        _OFFLOAD,
+    ),
+    ("self.staleness.maxVersionLag == 0", _AHEAD),
+    ("self.weightSync.transport != 'nccl'", _NCCL),
+)
+CEL = (
+    *((f"self.mode != 'colocated' || {rule}", message) for rule, message in _COLOCATED),
+    (
+        "self.weightSync.transport != 'cuda-ipc'"
+        " || (self.mode == 'colocated' && self.trainer.device == 'cuda' && self.trainer.nodes == 1)",
+        _IPC,
+    ),
 )
 
 
 def check(spec: "GRPOJobSpec") -> None:
     """The same as CEL says. Raises ValueError."""
+    if spec.weight_sync.transport == "cuda-ipc" and not (spec.shares_gpus and spec.trainer.nodes == 1):
+        raise ValueError(_IPC)
     if spec.mode != "colocated":
         return
     template, trainer = spec.rollout.template, spec.trainer

@@ -50,6 +50,7 @@ class EngineStatus(Model):
     endpoint: str | None = Field(None, max_length=253, description="URL inside the cluster")
     last_transition: str | None = Field(None, max_length=32, description="of the state; RFC 3339, UTC")
     restarts: int | None = Field(None, description="times that the server was lost, seen by this sidecar")
+    waits: bool | None = Field(None, description="its GPUs are the trainers' for now (mode colocated)")
 
 
 class CheckpointStatus(Model):

@@ -57,6 +57,7 @@ class Observed:
             endpoint=endpoint,
             last_transition=report["since"] or None,
             restarts=report["restarts"],
+            waits=report.get("waits") or None,
         )
 
 

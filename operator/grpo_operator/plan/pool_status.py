@@ -27,9 +27,10 @@ def pool_status(
     serving = [e for e in engines if e.state == EngineState.SERVING]
     version = max((e.weight_version or 0 for e in serving), default=None)
     conditions = _conditions(pool, now)
-    enough, whole = len(serving) >= spec.min_available, len(serving) >= spec.replicas
-    idle = writer is None and not serving
-    text = f"{len(serving)} of {spec.replicas} engines serve"
+    there = len(serving) + sum(bool(e.waits) for e in engines)  # who waits for its turn lacks nothing
+    enough, whole = there >= spec.min_available, there >= spec.replicas
+    idle = writer is None and not there
+    text = f"{there} of {spec.replicas} engines serve"
     conditions.set(
         "Ready", enough, "EnginesServing" if enough else "TooFewEngines", _NO_WEIGHTS if idle else text
     )
@@ -43,7 +44,7 @@ def pool_status(
         observed_generation=pool["metadata"]["generation"],
         phase="Serving" if whole else ("Degraded" if enough else "Starting"),
         replicas=len(engines),
-        ready_replicas=len(serving),
+        ready_replicas=there,
         weight_version=version,
         bound_to=writer,
         selector=selector,

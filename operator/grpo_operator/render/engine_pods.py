@@ -9,7 +9,14 @@ from grpo_operator.api.rolloutpool import RolloutTemplate
 from grpo_operator.plan import names
 from grpo_operator.plan.names import AGENT_PORT, ENGINE_PORT
 from grpo_operator.render.engine import ADMIN_KEY, CPU_ENGINE_ENV, MODEL_DIRECTORY, TURNS, engine_command
-from grpo_operator.render.placement import apart_from, beside, bind_to_leaf, packed, see_all_devices
+from grpo_operator.render.placement import (
+    apart_from,
+    beside,
+    bind_to_leaf,
+    open_to_neighbours,
+    packed,
+    see_all_devices,
+)
 from grpo_operator.render.pods import PodParts, overlaid, probe
 
 
@@ -42,6 +49,8 @@ class EnginePods:
         pod = parts.pod(names.ROLLOUT, containers, pool, self._affinity(pool, gpus), gpus)
         if self.colocated and gpus:
             see_all_devices(containers[0], parts.scheduling)
+        if self.weight_sync.transport == "cuda-ipc":
+            open_to_neighbours(pod["spec"])
         shared = ({"name": "model", "emptyDir": {}}, {"name": "model", "mountPath": MODEL_DIRECTORY})
         for volume, mount in (shared, *self.mounts):
             pod["spec"].setdefault("volumes", []).append(volume)

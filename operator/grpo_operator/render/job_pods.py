@@ -10,7 +10,7 @@ from grpo_operator.plan import names
 from grpo_operator.plan.names import CONTROLLER_PORT, GCS_PORT
 from grpo_operator.plan.topology import Leaves
 from grpo_operator.render.engine_pods import EnginePods
-from grpo_operator.render.placement import apart_from, packed, prefer_leaves
+from grpo_operator.render.placement import apart_from, open_to_neighbours, packed, prefer_leaves
 from grpo_operator.render.pods import PYTHON, PodParts, overlaid, probe, share_key
 
 STORE_MOUNT = "/store"
@@ -60,6 +60,8 @@ class JobPods:
             container["volumeMounts"].append({"name": "weights", "mountPath": "/weights"})
         pod = self.parts.pod(names.TRAINER, [ranks], trainer, self._trainer_affinity(gpus), gpus)
         self._with_files(pod)
+        if self.spec.weight_sync.transport == "cuda-ipc":
+            open_to_neighbours(pod["spec"])
         pod["spec"]["volumes"].append({"name": "weights", "emptyDir": {"medium": "Memory"}})
         # Dead ranks cost the pod, since they restart as a gang anyway. A dead agent is repaired in its
         # place, which of a pod that is never restarted holds for sidecars alone.

@@ -105,6 +105,15 @@ def see_all_devices(container: dict[str, Any], scheduling: SchedulingSpec) -> No
     container["env"].append({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"})
 
 
+def open_to_neighbours(spec: dict[str, Any]) -> None:
+    """Let processes of other pods of the node read this pod's GPU memory: CUDA IPC asks for common process
+    numbers and a common /dev/shm."""
+    spec |= {"hostIPC": True, "hostPID": True}
+    spec["volumes"] = [volume for volume in spec["volumes"] if volume["name"] != "shm"]
+    for container in spec["containers"]:
+        container["volumeMounts"] = [m for m in container["volumeMounts"] if m["name"] != "shm"]
+
+
 def shared_memory(scheduling: SchedulingSpec) -> dict[str, Any]:
     return {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": scheduling.shared_memory}}
 

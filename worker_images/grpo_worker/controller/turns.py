@@ -1,10 +1,13 @@
 """Whose turn it is on GPUs that trainers and engines share (``mode: colocated``)."""
 
+from collections.abc import Sequence
+
 from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_worker.controller.trainers import TrainerGang
 from grpo_worker.controller.weights import WeightSender
 from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.rollout.pool import RolloutPool
+from grpo_worker.weightsync.gpu_memory import EVERYTHING, WEIGHTS
 
 _START = 1800.0  # seconds for engines to start; kubelet gives up on them after as long
 
@@ -19,32 +22,35 @@ class Turns:
         self._trainers = trainers
         self._pool = pool
         self._weights = weights
-        self._engines: bool | None = None  # unknown: an attempt before may have left them anywhere
+        # What engines hold; unknown at first: an attempt before may have left them anywhere.
+        self._parts: Sequence[str] | None = None
 
     def begin_attempt(self) -> None:
         """Before the trainers start: the engines do, with nobody beside them, and make room."""
-        self._engines = None
-        self._give(True)
+        self._parts = None
+        self._give(EVERYTHING)
         self.to_trainers(StepTimer())
 
     def to_trainers(self, timer: StepTimer) -> None:
         """Engines lose their weights. Raises SyncError."""
         if self._shared:
             with timer.phase("to_trainers"):
-                self._give(False)
+                self._give(())
 
     def to_engines(self, timer: StepTimer) -> None:
         """Engines take the published weights; trainers keep in GPU memory only what their offloading leaves
         there. Raises SyncError and GangError."""
-        if not self._shared or self._engines:
+        if not self._shared or self._parts == EVERYTHING:
             return
         with timer.phase("to_engines"):
             self._trainers.call("empty_cache")
-            self._give(True)
+            self._give((WEIGHTS,))
             timer.seconds.update(self._weights.hand_over())
+            self._trainers.call("empty_cache")  # of what they sent from
+            self._give(EVERYTHING)
 
-    def _give(self, engines: bool) -> None:
-        if self._shared and self._engines is not engines:
-            self._engines = None
-            self._pool.turn(engines, _START)
-            self._engines = engines
+    def _give(self, parts: Sequence[str]) -> None:
+        if self._shared and self._parts != parts:
+            self._parts = None
+            self._pool.turn(parts, _START)
+            self._parts = parts

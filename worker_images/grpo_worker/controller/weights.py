@@ -4,14 +4,14 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_worker.controller.trainers import TrainerGang
 from grpo_worker.rollout.linked import LinkedPool
 from grpo_worker.rollout.pool import RolloutPool, Target
-from grpo_worker.weightsync.link.peers import LinkError
+from grpo_worker.weightsync.link.meeting import LinkError
 
 log = logging.getLogger(__name__)
 _PREFIX = "timing_s/update_weights_"
@@ -34,7 +34,7 @@ class WeightSender:
         self._timeout = spec.weight_sync.timeout_seconds
         self._deltas = spec.weight_sync.mode == "delta"
         self._shared = spec.shares_gpus
-        backend = None if self._shared else spec.weight_sync.link_backend(spec.trainer.device)
+        backend = spec.weight_sync.link_backend(spec.trainer.device, self._shared)
         self._link = LinkedPool(trainers, pool, backend, self._timeout) if backend else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
         self._published: Target | None = None  # what engines are to take when the GPUs are theirs
@@ -77,7 +77,9 @@ class WeightSender:
         Raises SyncError.
         """
         assert self._published is not None, "nothing is published"
-        return self._pool.serve(self._published, self._timeout * 4)
+        linked, metrics = self._over_link(self._published.version)
+        name = self._link.latest if linked and self._link else ""
+        return metrics | self._pool.serve(replace(self._published, link=name), self._timeout * 4)
 
     def _serve(self, target: Target, copied: Callable[[], list[Any]], metrics: dict[str, float]) -> Sent:
         started = time.monotonic()

@@ -53,10 +53,11 @@ class WeightMethods:
 
     @register(Dispatch.ONE_TO_ALL)
     def open_link(
-        self, name: str, address: str, port: int, world: int, layouts: list[str], bucket: int, plan_id: str
-    ) -> str:
+        self, name: str, address: str, port: int, world: int, layouts: list[str], bucket: int, plan_id: str,
+        backend: str,
+    ) -> str:  # fmt: skip
         """Meet the engines; what went wrong, or an empty text."""
-        return self._link.open(name, address, port, world, layouts, bucket, plan_id)
+        return self._link.open(name, address, port, world, layouts, bucket, plan_id, backend)
 
     @register(Dispatch.ONE_TO_ALL)
     def send_weights(self, timeout: float, fp8: bool) -> str:

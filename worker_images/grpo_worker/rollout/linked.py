@@ -13,7 +13,7 @@ from grpo_worker.rollout.pool import RolloutPool
 from grpo_worker.rollout.routing import EngineEntry
 from grpo_worker.weightsync.inside.request import LINK
 from grpo_worker.weightsync.link.agent_end import LinkOffer, shipment_of
-from grpo_worker.weightsync.link.peers import JOIN_SECONDS, LinkError
+from grpo_worker.weightsync.link.meeting import JOIN_SECONDS, LinkError
 from grpo_worker.weightsync.plan import PlanError
 
 log = logging.getLogger(__name__)
@@ -22,8 +22,8 @@ _MOST_PATIENCE = 63
 
 
 class LinkedPool:
-    """The link between a gang and the engines of a pool. ``backend``: nccl or gloo; ``timeout``: seconds
-    for a version."""
+    """The link between a gang and the engines of a pool. ``backend``: nccl, gloo or cuda-ipc; ``timeout``:
+    seconds for a version."""
 
     def __init__(self, trainers: TrainerGang, pool: RolloutPool, backend: str, timeout: float) -> None:
         self._trainers = trainers
@@ -94,7 +94,8 @@ class LinkedPool:
         for engine in engines:
             joining.append(self._pool.ask(engine, "link", JOIN_SECONDS * 2, offer=offer.to_json()))
             offer = replace(offer, first=offer.first + engine.ranks)
-        self._together(joining, "open_link", name, address, port, world, layouts, bucket, plan_id)
+        place = name, address, port, world, layouts, bucket, plan_id, self._backend
+        self._together(joining, "open_link", *place)
         names = ", ".join(engine.name for engine in engines)
         log.info("link %s: %d trainer ranks, engines %s", name, ranks, names)
 

@@ -4,7 +4,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,32 +59,30 @@ class RolloutPool:
         """Bring no engine to any version until the next ``serve``: another one is under way."""
         self._target = None
 
-    def turn(self, engines: bool, timeout: float) -> None:
-        """Give all GPUs to the engines, or to the trainers, where both use the same ones.
+    def turn(self, parts: Sequence[str], timeout: float) -> None:
+        """Let engines hold these ``parts`` of the memory of GPUs that they share with trainers.
 
-        Returns once ``minAvailable`` engines hold theirs, or none holds any. Raises SyncError after
-        ``timeout`` seconds.
+        Returns once ``minAvailable`` engines hold them; without any: once no engine holds any. Raises
+        SyncError after ``timeout`` seconds.
         """
         self.hold()
         deadline = time.monotonic() + timeout
         while True:
             entries = self.table.entries()
-            told = list(self._threads.map(lambda entry: self._turned(entry, engines, timeout), entries))
+            told = list(self._threads.map(lambda entry: self._turned(entry, parts, timeout), entries))
             settled = sum(told)
-            enough = settled >= self._min_available if engines else settled == len(entries)
+            enough = settled >= self._min_available if parts else settled == len(entries)
             if enough and entries:
                 return
             if time.monotonic() > deadline:
                 late = [entry.name for entry, there in zip(entries, told, strict=True) if not there]
-                whose = "take their" if engines else "leave the"
-                raise SyncError(
-                    f"engines do not {whose} GPUs in {timeout:.0f} s: {late or 'no engine found'}"
-                )
+                what = "take their" if parts else "leave the"
+                raise SyncError(f"engines do not {what} GPUs in {timeout:.0f} s: {late or 'no engine found'}")
             time.sleep(LOOK_SECONDS)
 
-    def _turned(self, engine: EngineEntry, engines: bool, timeout: float) -> bool:
+    def _turned(self, engine: EngineEntry, parts: Sequence[str], timeout: float) -> bool:
         try:
-            told = self._post(engine, "turn", timeout, {"engines": engines})
+            told = self._post(engine, "turn", timeout, {"parts": list(parts)})
         except SyncError as error:
             log.warning("%s", error)
             return False

@@ -90,32 +90,35 @@ class Agent:
             "ranks": self._ranks,
             "bucketBytes": self._bucket_bytes,
             "settled": self._memory.settled,
+            "waits": self._memory.waits,
         }
 
     def may_start(self) -> bool:
         """What the engine's container asks before it starts the server."""
         return self._memory.may_start()
 
-    def turn(self, writer: str, engines: bool, attempt: int = 0) -> dict[str, Any]:
-        """From now on the GPUs are the ``engines``', or the trainers'. Returns status().
+    def turn(self, writer: str, parts: list[str], attempt: int = 0) -> dict[str, Any]:
+        """From now on the engine may hold these ``parts`` of its GPUs' memory; none: the trainers have them.
 
-        Raises EngineError, or WriterError like ``sync``. Without its memory an engine has lost its weights.
+        Returns status(). Raises EngineError, ValueError, or WriterError like ``sync``. An engine that gives
+        its weights' memory back has lost them.
         """
         with self._written_by(writer, attempt):
-            self._memory.grant(engines)
+            self._memory.grant(parts)
             if self.view.state != EngineState.RESTARTING:
                 self._settle()
             return self.status()
 
     def _settle(self) -> None:
-        if self._memory.settled:
-            return
-        self._expecting = True
-        self._linked, self._checksum = None, ""
-        journal.serves(None)
-        if self.view.state == EngineState.SERVING:
-            self.view = self.view.stale("the GPUs are the trainers' for now")
-        self._memory.settle()
+        had, settled = self._memory.has_weights, self._memory.settled
+        if not settled:
+            self._memory.settle()
+        if had and not self._memory.has_weights:
+            self._expecting = True
+            self._linked, self._checksum = None, ""
+            journal.serves(None)
+            if self.view.state == EngineState.SERVING:
+                self.view = self.view.stale("the GPUs are the trainers' for now")
 
     def engine_lives(self) -> bool:
         """What the liveness probe of the engine's container asks: does it answer, and its scheduler too?"""
@@ -241,7 +244,7 @@ class Agent:
                 self._lose(f"engine reports version {actual}, not {self.view.version}")
                 self._up()
         self._engine.listen()
-        stale = self.view.state == EngineState.STALE and self._memory.held and not self._expecting
+        stale = self.view.state == EngineState.STALE and self._memory.has_weights and not self._expecting
         if stale and self._copy:
             self._reload(self._copy)
 
@@ -264,7 +267,7 @@ class Agent:
             if not self._engine.alive():
                 return  # watch() loads the copy when the engine is back
             self._up()
-        if not self._memory.held:
+        if not self._memory.has_weights:
             raise EngineError("the GPUs are the trainers' for now")
         self._linked, self._expecting = None, False
         self._write(copy.plan.version, lambda: self._installer.install(copy))

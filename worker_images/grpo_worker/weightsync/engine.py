@@ -15,7 +15,6 @@ from grpo_worker.weightsync.plan import TensorPlan
 # What the server answers by itself, whatever its scheduler does.
 _WITHOUT_SCHEDULER = frozenset({"/model_info", "/pause_generation", "/continue_generation"})
 _SHORT = 5.0  # seconds
-_MEMORY = ["kv_cache", "weights"]
 
 
 class EngineError(RuntimeError):
@@ -88,15 +87,15 @@ class Engine:
     def resume(self) -> None:
         self._call("POST", "/continue_generation")
 
-    def release_memory(self) -> None:
-        """Give the GPUs' memory back, but for what CUDA and the server itself need: the weights are lost, and
-        requests that still run are ended."""
+    def release_memory(self, parts: Sequence[str]) -> None:
+        """Give the GPUs' memory of ``parts`` (weights, kv_cache) back: what was in it is lost, and requests
+        that still run are ended."""
         self._call("POST", "/pause_generation", mode="abort")
-        self._call("POST", "/release_memory_occupation", tags=_MEMORY)
+        self._call("POST", "/release_memory_occupation", tags=list(parts))
 
-    def take_memory_back(self) -> None:
-        """Make room for weights and KV cache again, at the same addresses; both are undefined."""
-        self._call("POST", "/resume_memory_occupation", tags=_MEMORY)
+    def take_memory(self, parts: Sequence[str]) -> None:
+        """Make room for ``parts`` again, at the same addresses; what is in it is undefined."""
+        self._call("POST", "/resume_memory_occupation", tags=list(parts))
 
     def begin_update(self) -> None:
         """Open an update session, if the engine knows such; those before 0.5.23 do not."""

@@ -116,7 +116,7 @@ def rollout_application(agent: "Agent", model_config: Path | None = None) -> Sta
 
     def ready(_: Request) -> Response:
         state = agent.status()
-        return JSONResponse(state, 200 if state["state"] == "SERVING" else 503)
+        return JSONResponse(state, 200 if state["state"] == "SERVING" or state["waits"] else 503)
 
     async def sync(request: Request) -> Response:
         body = await request.json()
@@ -142,7 +142,7 @@ def rollout_application(agent: "Agent", model_config: Path | None = None) -> Sta
 
     async def turn(request: Request) -> Response:
         body = await request.json()
-        return await answer(body, agent.turn, body["engines"])
+        return await answer(body, agent.turn, body["parts"])
 
     def may_start(_: Request) -> Response:
         return PlainTextResponse("ok") if agent.may_start() else PlainTextResponse("not yet", 503)

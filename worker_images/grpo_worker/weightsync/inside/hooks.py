@@ -21,7 +21,8 @@ from grpo_worker.weightsync.inside.incoming import Broadcast, DirectLoadError, S
 from grpo_worker.weightsync.inside.linked import Link, Linked
 from grpo_worker.weightsync.inside.loader import DirectLoader, Report
 from grpo_worker.weightsync.inside.request import AGENT, LINK, MARK, PREFIX, DirectLoad
-from grpo_worker.weightsync.link.peers import JOIN_SECONDS, LinkError, Peers, connect
+from grpo_worker.weightsync.link.meeting import JOIN_SECONDS, LinkError, connect
+from grpo_worker.weightsync.link.transport import join
 
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater."
 _loaders: dict[int, DirectLoader] = {}
@@ -59,7 +60,7 @@ def _joined(
 ) -> Any:  # fmt: skip
     place = master_address, master_port, rank_offset, world_size, group_name
     if group_name.startswith(LINK):
-        success, message = _linked(updater, *place)
+        success, message = _linked(updater, backend, *place)
     elif group_name.startswith(AGENT):
         success, message = _of_agent(updater, *place)
     else:
@@ -69,16 +70,19 @@ def _joined(
     return success, f"{message} {MARK}" if success and not drafts else message
 
 
-def _linked(updater: Any, address: str, port: int, first: int, world: int, name: str) -> tuple[bool, str]:
+def _linked(
+    updater: Any, backend: str, address: str, port: int, first: int, world: int, name: str
+) -> tuple[bool, str]:
     """Join a link, whose trainer ranks come before the engines'. ``first``: rank of this engine's first."""
     for old in list(_links):  # of an agent that has forgotten it
-        _links.pop(old).peers.close()
+        _links.pop(old).members.close()
     trainers, device = int(name.removeprefix(LINK).split("-")[0]), torch.device(updater.device)
     try:
-        peers = Peers(connect(address, port), name, first + updater.tp_rank, world, trainers, device)
+        store, rank = connect(address, port), first + updater.tp_rank
+        members = join(backend, store, name, rank, world, trainers, device)
     except LinkError as error:
         return False, str(error)
-    _links[name] = Link(peers)
+    _links[name] = Link(members)
     return True, "joined"
 
 
@@ -99,7 +103,7 @@ def _left(original: Callable[..., Any], updater: Any, group_name: str) -> Any:
     link = _links.pop(group_name, None)
     if link is None:
         return original(updater, group_name)
-    link.peers.close()
+    link.members.close()
     return True, "left"
 
 

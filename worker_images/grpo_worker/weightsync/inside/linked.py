@@ -9,7 +9,7 @@ import torch
 from grpo_worker.weightsync.inside.fingerprint import fingerprint
 from grpo_worker.weightsync.inside.incoming import DirectLoadError, Spec, Then, Work, view_of
 from grpo_worker.weightsync.inside.request import DirectLoad
-from grpo_worker.weightsync.link.peers import Peers
+from grpo_worker.weightsync.link.meeting import Members
 from grpo_worker.weightsync.link.sender import copy_all
 from grpo_worker.weightsync.link.shipment import Message
 from grpo_worker.weightsync.link.wanted import Extent, Stretch, came, to_json, wanted
@@ -19,8 +19,8 @@ class Link:
     """The link that this rank is a member of. ``wanted``: by bucket and message, the stretches that this
     rank has said it keeps; None before."""
 
-    def __init__(self, peers: Peers) -> None:
-        self.peers = peers
+    def __init__(self, members: Members) -> None:
+        self.members = members
         self.wanted: list[list[list[Stretch]]] | None = None
 
     def tell(self, load: DirectLoad, buckets: Sequence[Sequence[Spec]], kept: list[list[Stretch]]) -> None:
@@ -34,7 +34,7 @@ class Link:
                 [cut for message, cut in zip(messages, cuts, strict=True) if message.source == source]
                 for messages, cuts in zip(load.messages, found, strict=True)
             ]
-            self.peers.tell(source, to_json([bucket for bucket in told if bucket]))
+            self.members.tell(source, to_json([bucket for bucket in told if bucket]))
         self.wanted = found
 
 
@@ -66,7 +66,7 @@ class Linked:
     def receive(self, index: int, flat: torch.Tensor) -> Work:
         arriving = list(self._arriving(index, flat))
         pairs = [(tensor, a.message.source) for a in arriving for tensor in (*a.parts, a.tail)]
-        transfer = self._link.peers.receive(pairs, self._deadline)
+        transfer = self._link.members.receive(pairs, self._deadline)
         return Then(transfer, lambda: self._arrived(index, flat, arriving))
 
     def _arriving(self, index: int, flat: torch.Tensor) -> Iterator[_Arriving]:

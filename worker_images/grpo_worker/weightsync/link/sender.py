@@ -8,7 +8,7 @@ import torch
 from grpo_worker.data.fp8 import FP8_BLOCK, Part, check_blocks, is_quantised, quantise_into
 from grpo_worker.weightsync.dtypes import dtype_of
 from grpo_worker.weightsync.inside.fingerprint import fingerprint
-from grpo_worker.weightsync.link.peers import Peers, Transfer
+from grpo_worker.weightsync.link.meeting import Members, Transfer
 from grpo_worker.weightsync.link.shipment import Message, Shipment, ShippedBucket
 from grpo_worker.weightsync.link.wanted import Stretch, Wanted, from_json
 
@@ -20,8 +20,8 @@ _ALIGNED = 64  # a message's place in the buffer fits every dtype
 class Sender:
     """Sends the shards of trainer rank ``rank``, bucket after bucket; packs one while another leaves."""
 
-    def __init__(self, rank: int, shipment: Shipment, peers: Peers, device: torch.device) -> None:
-        self._peers = peers
+    def __init__(self, rank: int, shipment: Shipment, members: Members, device: torch.device) -> None:
+        self._members = members
         mine = [(b, [m for m in b.messages if m.source == rank]) for b in shipment.buckets]
         mine = [(bucket, messages) for bucket, messages in mine if messages]
         size = max((sum(_room(m) for m in messages) for _, messages in mine), default=0)
@@ -44,19 +44,19 @@ class Sender:
             for _, into in batch:
                 shards.fill(into)
             messages = [_Cut(data) for data, _ in batch]
-            under_way.append(self._peers.send(list(self._addressed(number, messages)), deadline))
+            under_way.append(self._members.send(list(self._addressed(number, messages)), deadline))
         for transfer in under_way:
             transfer.wait()
 
     def _hear(self) -> None:
         """Which engine ranks have said what they keep. Raises LinkError."""
-        for engine in self._peers.engines:
-            if engine not in self._wanted and (told := self._peers.told(engine)):
+        for engine in self._members.engines:
+            if engine not in self._wanted and (told := self._members.told(engine)):
                 self._wanted[engine] = from_json(told)
 
     def _addressed(self, number: int, messages: Sequence["_Cut"]) -> Iterator[tuple[torch.Tensor, int]]:
         """What each engine rank gets of this rank's ``messages`` of a bucket."""
-        for engine in self._peers.engines:
+        for engine in self._members.engines:
             for place, message in enumerate(messages):
                 told = self._wanted.get(engine)
                 for tensor in message.cut(None if told is None else told[number][place]):

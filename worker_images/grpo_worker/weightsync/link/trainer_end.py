@@ -9,8 +9,9 @@ from torch._C._distributed_c10d import TCPStore
 
 from grpo_worker.data.fp8 import Part, quantised_parts
 from grpo_worker.weightsync.link.agent_end import shipment_of
-from grpo_worker.weightsync.link.peers import LinkError, Peers, connect, give_up
+from grpo_worker.weightsync.link.meeting import LinkError, Members, connect, give_up
 from grpo_worker.weightsync.link.sender import Sender
+from grpo_worker.weightsync.link.transport import join
 from grpo_worker.weightsync.manifest import layout
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ class TrainerEnd:
     world: int
     device: torch.device
     _store: tuple[str, TCPStore] | None = None  # at the first rank: name and store of the latest link
-    _peers: Peers | None = None
+    _members: Members | None = None
     _sender: Sender | None = field(default=None, repr=False)
 
     def layout(self, parts: Sequence[Part], fp8: bool) -> str:
@@ -40,15 +41,15 @@ class TrainerEnd:
 
     def open(
         self, name: str, address: str, port: int, world: int, layouts: Sequence[str], bucket: int,
-        plan_id: str,
+        plan_id: str, backend: str,
     ) -> str:  # fmt: skip
         """Join the link ``name`` of ``world`` members; what went wrong, or an empty text."""
         self.close()
         try:
             shipment = shipment_of(layouts, bucket, plan_id)
             store = self._store[1] if self.rank == 0 and self._store else connect(address, port)
-            self._peers = Peers(store, name, self.rank, world, self.world, self.device)
-            self._sender = Sender(self.rank, shipment, self._peers, self.device)
+            self._members = join(backend, store, name, self.rank, world, self.world, self.device)
+            self._sender = Sender(self.rank, shipment, self._members, self.device)
         except (LinkError, ValueError) as error:
             return f"trainer rank {self.rank}: {error}"
         return ""
@@ -71,9 +72,9 @@ class TrainerEnd:
 
     def close(self) -> None:
         """Leave the link, if there is one."""
-        peers, self._peers, self._sender = self._peers, None, None
-        if peers is not None:
+        members, self._members, self._sender = self._members, None, None
+        if members is not None:
             try:
-                peers.close()
+                members.close()
             except RuntimeError as error:
                 log.info("leaving a link: %s", error)
