@@ -1,8 +1,8 @@
 """``python benchmarks/from_gpu.py FOLDER``: takes over what was measured on a host with GPUs.
 
-FOLDER holds the results of one session there: sync.json (benchmarks/gpu/sync.py), ours.json and trl.json
-(benchmarks/gpu/job.py). Writes sync_gpu.json, sync_gpu.png and job_gpu.json, and adds to sync.json and
-trainer.json in benchmarks/results/.
+FOLDER holds what there is of sync.json (benchmarks/gpu/sync.py), ours.json with trl.json, and colocated.json
+(benchmarks/gpu/job.py). Writes sync_gpu.json, sync_gpu.png, job_gpu.json and colocated_gpu.json, and adds to
+sync.json and trainer.json in benchmarks/results/.
 """
 
 import json
@@ -81,11 +81,15 @@ def job(ours: dict[str, Any], peer: dict[str, Any]) -> dict[str, float]:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
-    found = {name: json.loads((folder / f"{name}.json").read_text()) for name in ("sync", "ours", "trl")}
-    record("sync", {name: round(value, 4) for name, value in sync(found["sync"]).items()})
-    ratios = job(found["ours"], found["trl"])
-    record("trainer", {name: round(value, 3) for name, value in ratios.items()})
+    files = Path(sys.argv[1]).glob("*.json")
+    found = {file.stem: json.loads(file.read_text()) for file in files}
+    if "sync" in found:
+        record("sync", {name: round(value, 4) for name, value in sync(found["sync"]).items()})
+    if "ours" in found:
+        ratios = job(found["ours"], found["trl"])
+        record("trainer", {name: round(value, 3) for name, value in ratios.items()})
+    if "colocated" in found:
+        (RESULTS / "colocated_gpu.json").write_text(json.dumps(found["colocated"], indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -143,18 +143,18 @@ def colocated(folder: Path, target: Path) -> dict[str, Any]:
         for name, spec in specs.items():
             with GpuMemory() as memory:
                 history = host.run(name, spec)
-            found[name] = {"steps": history, "megabytes_used": memory.used}
-            target.write_text(json.dumps(found))
-    return {"figures": {name: _turns(each) for name, each in found.items()}} | found
+            found[name] = turns(history, memory.used)
+            target.write_text(json.dumps({"jobs": found}))
+    return {"jobs": found, "figures": {name: each["figures"] for name, each in found.items()}}
 
 
-def _turns(found: dict[str, Any]) -> dict[str, float]:
-    """Seconds of a step's parts, and how much of the GPU was in use at once."""
-    history = found["steps"]
+def turns(history: list[dict[str, Any]], megabytes_used: list[int]) -> dict[str, Any]:
+    """Of one job: seconds of a step's parts, and how much of the GPU was in use at once."""
     phases = ("gen", "to_trainers", "update_actor", "update_weights", "to_engines", "step")
     told = {f"{phase}_seconds": seconds(history, phase) for phase in phases}
     gap = statistics.median(entry["train/train_rollout_logprob_abs_diff"] for entry in history)
-    return told | {"logprob_gap_mean": gap, "peak_gigabytes": max(found["megabytes_used"]) / 1e3}
+    told |= {"logprob_gap_mean": gap, "peak_gigabytes": max(megabytes_used) / 1e3}
+    return {"figures": told, "steps": history, "megabytes_used": megabytes_used}
 
 
 class GpuMemory:

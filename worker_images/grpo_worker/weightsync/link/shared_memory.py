@@ -8,8 +8,8 @@ _CUDA = ("device", "handle", "size", "offset", "counter", "counter_offset", "eve
 _CPU = ("manager", "handle", "size")
 
 
-def share(storage: torch.UntypedStorage) -> dict[str, Any]:
-    """How one other process opens ``storage``, as JSON. A CPU's moves into shared memory; views follow."""
+def share(storage: Any) -> dict[str, Any]:
+    """How another process opens an untyped ``storage``, as JSON. A CPU's moves into shared memory."""
     names = _CUDA if storage.is_cuda else _CPU
     values = storage._share_cuda_() if storage.is_cuda else storage._share_filename_cpu_()
     told = dict(zip(names, values, strict=True))
