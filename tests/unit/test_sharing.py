@@ -292,8 +292,9 @@ class Script:
     def __init__(self) -> None:
         self.done: list[str] = []
 
-    def call(self, method: str) -> None:
+    def call(self, method: str) -> list[tuple[int, int]]:
         self.done.append(method)
+        return [(1 << 30, 2 << 30), (1 << 30, 3 << 30)]
 
     def turn(self, parts: Sequence[str], timeout: float) -> None:
         self.done.append(" ".join(parts) or "trainers")
@@ -316,6 +317,7 @@ def test_the_gpus_go_round() -> None:
     for _ in range(2):
         turns.to_engines(timer)
     assert script.done[2:] == ["empty_cache", "weights", "version", "empty_cache", BOTH]
+    assert timer.seconds["perf/waiting_memory_reserved_gb"] == 3, "the fullest rank's"
     for _ in range(2):
         turns.to_trainers(timer)
     assert script.done[7:] == ["trainers"]

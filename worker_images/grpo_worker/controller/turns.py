@@ -46,8 +46,11 @@ class Turns:
             self._trainers.call("empty_cache")
             self._give((WEIGHTS,))
             timer.seconds.update(self._weights.hand_over())
-            self._trainers.call("empty_cache")  # of what they sent from
+            kept = self._trainers.call("empty_cache")  # of what they sent from
             self._give(EVERYTHING)
+        for number, name in enumerate(("allocated", "reserved")):
+            most = max(rank[number] for rank in kept)
+            timer.seconds[f"perf/waiting_memory_{name}_gb"] = most / 2**30
 
     def _give(self, parts: Sequence[str]) -> None:
         if self._shared and self._parts != parts:

@@ -64,10 +64,11 @@ class TrainerWorker(WeightMethods):
         return position(self._rank, self._thread)
 
     @register(Dispatch.ONE_TO_ALL)
-    def empty_cache(self) -> None:
-        """Give back the GPU memory that nothing of this rank uses just now."""
+    def empty_cache(self) -> tuple[int, int]:
+        """Give back the GPU memory that nothing of this rank uses just now; bytes in use and bytes kept."""
         gc.collect()
         torch.cuda.empty_cache()
+        return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
 
     def write_flight_record(self, folder: str) -> None:
         """Leave torch's flight recorder of this rank in a folder; answered like ``position``."""
