@@ -44,6 +44,7 @@ def ppo() -> dict[str, Any]:
     rollout["template"] |= {"replicas": 1}
     rollout["template"]["engine"]["returnRoutedExperts"] = True
     return {
+        "mode": "colocated",  # on CPUs: the engine's pod beside a training pod
         "model": {"path": "/store/with-next-tokens", "multiTokenPrediction": True},
         "checkpoint": {"store": {"path": str(JOB_DATA)}, "everySteps": 100, "exportAtEnd": True},
         "data": spec["data"] | {"train": "/store/prompts.jsonl", "promptKey": "question"},

@@ -7,14 +7,19 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from objects import job, pool_of, spec_of
+from objects import NOW, job, pod, pool_of, spec_of
 from pydantic import ValidationError
 from starlette.testclient import TestClient
 
 from grpo_operator.api.grpojob import GRPOJobSpec
+from grpo_operator.api.rolloutpool import RolloutPoolSpec
 from grpo_operator.api.status import EngineState
+from grpo_operator.cli.report import as_data, as_table
 from grpo_operator.plan.feasibility import GPU, partly_taken
+from grpo_operator.plan.names import Owner
 from grpo_operator.plan.needs import job_needs
+from grpo_operator.plan.observed import Observed
+from grpo_operator.plan.pool_status import pool_status
 from grpo_operator.plan.resolve import RefusedError, resolve, training_pool
 from grpo_operator.render.clusters import job_cluster
 from grpo_operator.render.settings import OperatorSettings
@@ -81,6 +86,8 @@ def test_memory_is_planned_for_what_the_other_side_keeps() -> None:
     assert plan.model is not None
     rooms = [training_pool(each, pool_of(each), plan.model).gpu.usable for each in (alone, spec)]
     assert rooms[0] - rooms[1] == 6 * 10**9
+    table = as_table(as_data(spec, pool_of(spec), plan, 1e9))
+    assert "2 engines on 2 nodes, 8 x h100-80gb, the training pool's own, in turn" in table
     greedy = spec_of(colocated(rollout__template__engine__memoryFraction=0.95))
     with pytest.raises(RefusedError, match=r"memoryFraction=0.95: .*set it to 0.85 or less"):
         resolve(greedy, pool_of(greedy))
@@ -213,6 +220,30 @@ def test_an_engine_that_died_in_the_trainers_turn_waits_for_its_own(tmp_path: Pa
     server.up = True
     agent.watch()
     assert server.memory == [RELEASED] and agent.status()["settled"], "a new server has taken everything"
+
+
+def test_who_waits_for_its_turn_is_ready_and_says_so(tmp_path: Path) -> None:
+    """Else pods and pools would be unready in every step."""
+    server = Server()
+    agent = agent_of(server, tmp_path)
+    agent.turn(JOB, ALL)
+    agent.may_start()
+    server.up = True
+    agent.watch()
+    with TestClient(rollout_application(agent)) as client:
+        assert client.get("/readyz").status_code == 503, "its turn, and no weights yet"
+        agent.turn(JOB, [])
+        assert client.get("/readyz").status_code == 200 and client.get("/v1/status").json()["waits"]
+    pods = (pod("rollout", 0), pod("rollout", 1))
+    agents = {p["metadata"]["name"]: agent.status() for p in pods}
+    engines = Observed(pods=pods, agents=agents)
+    owner = {"metadata": {"name": "tiny-moe-rollout", "generation": 1}}
+    spec = RolloutPoolSpec.model_validate(
+        pool_of(spec_of(job())).wire() | {"model": {"path": "preset:tiny-moe"}}
+    )
+    status = pool_status(owner, spec, Owner("GRPOJob", "default", "tiny-moe"), engines, JOB, NOW)
+    assert status.phase == "Serving" and status.ready_replicas == 2 and status.weight_version is None
+    assert [(e.state, e.waits) for e in status.engines] == [(EngineState.STALE, True)] * 2
 
 
 def test_a_release_that_fails_is_not_taken_for_one(tmp_path: Path) -> None:

@@ -154,5 +154,5 @@ def test_a_misaligned_tensor_is_refused(tmp_path: Path) -> None:
         ("a", (3,), 0, 0, torch.ones(3, dtype=torch.bfloat16)), ("b", (2,), 0, 0, torch.ones(2))
     ]  # fmt: skip
     found = [publish(tmp_path, 1, 0, 1, parts)]
-    with pytest.raises(ValueError, match="b: offset 6 is not aligned to float32"):
+    with pytest.raises(ValueError, match="b: byte 6 is not aligned to float32"):
         assemble(make_plan(found), [""], {0: _blob(tmp_path, found[0])}, 100)

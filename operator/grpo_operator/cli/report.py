@@ -8,10 +8,13 @@ from grpo_operator.api.rolloutpool import RolloutTemplate
 from grpo_operator.plan import transfer
 from grpo_operator.plan.resolve import JobPlan
 
+_SHARED = ", the training pool's own, in turn"
+
 
 def as_data(spec: GRPOJobSpec, pool: RolloutTemplate, plan: JobPlan, store_speed: float) -> dict[str, Any]:
     """Everything that the table shows. Bytes, seconds; ``store_speed``: bytes/s of one node."""
     data: dict[str, Any] = {
+        "mode": spec.mode,
         "pools": _pools(spec, pool),
         "layout": str(plan.layout),
         "reason": plan.reason,
@@ -85,7 +88,7 @@ def as_table(data: dict[str, Any]) -> str:
     lines = [
         f"training pool   {trainer['nodes']} nodes, {trainer['gpus']} x {trainer['gpu_type']}",
         f"rollout pool    {rollout['engines']} engines on {rollout['nodes']} nodes, "
-        f"{rollout['gpus']} x {rollout['gpu_type']}",
+        f"{rollout['gpus']} x {rollout['gpu_type']}{_SHARED if data['mode'] == 'colocated' else ''}",
         f"layout          {data['layout']} ({data['reason']})",
     ]
     if not data["stages"]:

@@ -65,7 +65,7 @@ def assemble(
 
     ``limit``: bytes of a bucket. ``spare``: a copy that nobody needs any more; its memory is used
     again, because the first touch of fresh memory takes longer than the copying.
-    Raises ValueError when a tensor's place would not be aligned to its elements.
+    Raises PlanError when a tensor's place would not be aligned to its elements.
     """
     old = spare.buckets if spare is not None and spare.plan.plan_id == plan.plan_id else ()
     found = []
@@ -86,8 +86,6 @@ def _fill(flat: torch.Tensor, tensors: Sequence[TensorPlan], blobs: Mapping[int,
     start = 0
     for tensor in tensors:
         dtype, size = dtype_of(tensor.dtype), nbytes(tensor)
-        if start % dtype.itemsize:
-            raise ValueError(f"{tensor.name}: offset {start} is not aligned to {tensor.dtype}")
         whole = flat[start : start + size].view(dtype).view(tensor.shape)
         for rank, part in tensor.pieces:
             to = whole.narrow(part.dim, part.offset, part.length)
