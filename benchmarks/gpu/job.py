@@ -7,7 +7,7 @@
 The first GPU runs an SGLang engine, the second the trainer; TRL gets both for all it does. The model is
 DeepSeek-V3-shaped, with random weights. ENGINE_PYTHONPATH: packages of the engine, when they are others
 than the trainer's; TRL_PYTHONPATH likewise. ``--cpu``: a small model, engine and trainer with a core each,
-without TRL. colocated: trainer and engine take turns on one GPU.
+without TRL. colocated: trainer and engine take turns on one GPU. ONLY: of the jobs of a case this one.
 """
 
 import json
@@ -60,6 +60,7 @@ CPU_PROMPTS, CPU_RESPONSE = 4, 128
 TRL_ROWS, TRL_STEPS = 8, 3
 SAVES = 4  # steps between two checkpoints
 INTERVAL = 600  # seconds between two checkpoints of a real job
+ONLY = os.environ.get("ONLY", "")
 _GPU_ENGINE = ["--attention-backend", "triton", "--sampling-backend", "pytorch", "--grammar-backend", "none"]
 
 
@@ -121,6 +122,8 @@ def ours(folder: Path, cpu: bool, target: Path) -> dict[str, Any]:
         if cpu:  # what a save costs beside a step does not need the larger model
             jobs["saving"] = {"totalSteps": 2 * SAVES, "checkpoint": saves}
         for name, own in jobs.items():
+            if ONLY not in (name, ""):
+                continue
             found[name] = host.run(name, spec_of(folder, cpu, **own))
             target.write_text(json.dumps({"steps": found}))
     return found
@@ -137,9 +140,10 @@ def colocated(folder: Path, target: Path) -> dict[str, Any]:
             folder, False, **own, rollout=static["rollout"], weightSync={"transport": transport}
         )
         for transport in ("cuda-ipc", "staged")
+        if ONLY in (transport, "")
     }
     found: dict[str, Any] = {}
-    with OneHost(folder, specs["staged"], os.environ.get("ENGINE_PYTHONPATH", "")) as host:
+    with OneHost(folder, next(iter(specs.values())), os.environ.get("ENGINE_PYTHONPATH", "")) as host:
         for name, spec in specs.items():
             with GpuMemory() as memory:
                 history = host.run(name, spec)
@@ -245,7 +249,7 @@ def main() -> None:
         prepare(folder, cpu)
         if case == "ours":
             found = ours(folder, cpu, target)
-            result: dict[str, Any] = {"figures": figures(found), "steps": found}
+            result: dict[str, Any] = {"figures": figures(found) if not ONLY else {}, "steps": found}
             print(json.dumps(result["figures"], indent=1))
         elif case == "colocated":
             result = colocated(folder, target)
