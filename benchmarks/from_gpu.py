@@ -1,8 +1,9 @@
 """``python benchmarks/from_gpu.py FOLDER``: takes over what was measured on a host with GPUs.
 
-FOLDER holds what there is of sync.json (benchmarks/gpu/sync.py), ours.json with trl.json, and colocated.json
-(benchmarks/gpu/job.py). Writes sync_gpu.json, sync_gpu.png, job_gpu.json and colocated_gpu.json, and adds to
-sync.json and trainer.json in benchmarks/results/.
+FOLDER holds what there is of sync.json (benchmarks/gpu/sync.py), ours.json with trl.json, on_policy.json and
+colocated.json (benchmarks/gpu/job.py; on_policy: ``ours`` with ONLY=on_policy). Writes sync_gpu.json,
+sync_gpu.png, job_gpu.json, update_weights_gpu.json and colocated_gpu.json, and adds to sync.json and
+trainer.json in benchmarks/results/.
 """
 
 import json
@@ -24,11 +25,17 @@ _PARTS = {
 
 
 def sync(found: dict[str, Any]) -> dict[str, float]:
-    """Figures of the ways between GPUs."""
-    (RESULTS / "sync_gpu.json").write_text(json.dumps(found, indent=1) + "\n")
-    small, wide, fp8 = (found["cases"][name]["figures"] for name in ("small", "wide", "fp8"))
-    draw(found["cases"], found["gpus"])
-    return {
+    """Figures of the ways between GPUs. A case for which there were too few GPUs stays as it was."""
+    file, measured = RESULTS / "sync_gpu.json", found["cases"]
+    for case in measured.values():
+        case["gpus"] = found["gpus"]
+    earlier = json.loads(file.read_text())["cases"] if file.is_file() else {}
+    found = found | {"cases": measured | {name: earlier[name] for name in earlier.keys() - measured.keys()}}
+    file.write_text(json.dumps(found, indent=1) + "\n")
+    small, wide, fp8 = (measured[name]["figures"] for name in ("small", "wide", "fp8"))
+    draw(measured, found["gpus"])
+    split = measured.get("small 2 to 2")
+    return ({"bytes_ratio_2_to_2": split["figures"]["bytes_ratio_vs_nccl"]} if split else {}) | {
         "bytes_ratio_vs_nccl": wide["bytes_ratio_vs_nccl"],
         "bytes_ratio_small_matrices": small["bytes_ratio_vs_nccl"],
         "speedup_vs_per_tensor": small["speedup_vs_per_tensor"],
@@ -36,7 +43,6 @@ def sync(found: dict[str, Any]) -> dict[str, float]:
         "raw_copy_seconds": small["raw_seconds"],
         "extra_memory_buckets": small["extra_memory_buckets"],
         "fp8_speedup": wide["engine_receive_and_load_seconds"] / fp8["engine_receive_and_load_seconds"],
-        "bytes_ratio_2_to_2": found["cases"]["small 2 to 2"]["figures"]["bytes_ratio_vs_nccl"],
     }
 
 
@@ -80,14 +86,30 @@ def job(ours: dict[str, Any], peer: dict[str, Any]) -> dict[str, float]:
     return ratios
 
 
+def update_weights(found: dict[str, Any]) -> dict[str, float]:
+    """Seconds that a version takes a job, and what goes on beside it; medians without the first step."""
+    steps = found["steps"]["on_policy"][1:]
+    parts = ("update_weights", "update_weights_pause", "update_weights_publish")
+    figures = {f"{part}_seconds": statistics.median(s[f"timing_s/{part}"] for s in steps) for part in parts}
+    (RESULTS / "update_weights_gpu.json").write_text(
+        json.dumps(found | {"figures": figures}, indent=1) + "\n"
+    )
+    return {"job_update_weights_seconds": figures["update_weights_seconds"]}
+
+
+def _record(name: str, figures: dict[str, float], found: dict[str, Any]) -> None:
+    record(name, {figure: round(value, 4) for figure, value in figures.items()}, found["gpus"])
+
+
 def main() -> None:
     files = Path(sys.argv[1]).glob("*.json")
     found = {file.stem: json.loads(file.read_text()) for file in files}
     if "sync" in found:
-        record("sync", {name: round(value, 4) for name, value in sync(found["sync"]).items()})
+        _record("sync", sync(found["sync"]), found["sync"])
     if "ours" in found:
-        ratios = job(found["ours"], found["trl"])
-        record("trainer", {name: round(value, 3) for name, value in ratios.items()})
+        _record("trainer", job(found["ours"], found["trl"]), found["ours"])
+    if "on_policy" in found:
+        _record("sync", update_weights(found["on_policy"]), found["on_policy"])
     if "colocated" in found:
         (RESULTS / "colocated_gpu.json").write_text(json.dumps(found["colocated"], indent=1) + "\n")
 

@@ -18,13 +18,18 @@ def machine() -> str:
     return f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.machine()}, Linux {platform.release()}"
 
 
-def record(name: str, figures: dict[str, float | int | None]) -> Path:
-    """Merge figures into ``benchmarks/results/NAME.json``."""
+def record(name: str, figures: dict[str, float | int | None], elsewhere: str = "") -> Path:
+    """Merge figures into ``benchmarks/results/NAME.json``. ``elsewhere``: the machine, if not this one."""
     path = RESULTS / f"{name}.json"
-    old = json.loads(path.read_text())["figures"] if path.exists() else {}
+    before = json.loads(path.read_text()) if path.exists() else {}
+    old, others = before.get("figures", {}), before.get("elsewhere", {})
+    others = {figure: where for figure, where in others.items() if figure not in figures}
     data = {
         "name": name,
         "machine": machine(),
+        "elsewhere": dict(
+            sorted((others | (dict.fromkeys(figures, elsewhere) if elsewhere else {})).items())
+        ),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "commit": commit_id(REPO),
         "figures": dict(sorted((old | figures).items())),
