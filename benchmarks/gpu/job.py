@@ -145,7 +145,7 @@ def colocated(folder: Path, target: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with OneHost(folder, next(iter(specs.values())), os.environ.get("ENGINE_PYTHONPATH", "")) as host:
         for name, spec in specs.items():
-            with GpuMemory() as memory:
+            with MemoryMeter() as memory:
                 history = host.run(name, spec)
             found[name] = turns(history, memory.used)
             target.write_text(json.dumps({"jobs": found}))
@@ -161,13 +161,13 @@ def turns(history: list[dict[str, Any]], megabytes_used: list[int]) -> dict[str,
     return {"figures": told, "steps": history, "megabytes_used": megabytes_used}
 
 
-class GpuMemory:
+class MemoryMeter:
     """Megabytes in use on the first GPU, each half a second."""
 
     def __init__(self) -> None:
         self.used: list[int] = []
 
-    def __enter__(self) -> "GpuMemory":
+    def __enter__(self) -> "MemoryMeter":
         command = [
             "nvidia-smi",
             "--id=0",

@@ -34,6 +34,7 @@ def _set(manifest: dict[str, Any], path: str, value: Any) -> None:
         ("reward", {}, ["set function, url or model"]),
         ("staleness", {"partialRollouts": True}, ["partialRollouts needs maxVersionLag 1"]),
         ("observability", {"thresholds": [{"metric": "x"}]}, ["set minimum or maximum"]),
+        ("observability", {"profile": {"tool": "nsight", "stepStart": 1, "stepEnd": 2}}, ["use torch where"]),
         ("algorithm.klCtrl.type", "magic", ["spec.algorithm.klCtrl.type", "magic", "fixed"]),
     ],
 )

@@ -172,6 +172,16 @@ def agent_of(server: Server, folder: Path) -> Agent:
     return Agent("engine-0", server, 1, 1 << 20, 5, JOB, turns=folder / "turns.json")
 
 
+def running(server: Server, folder: Path) -> Agent:
+    """Of an engine that has started in its turn."""
+    agent = agent_of(server, folder)
+    agent.turn(JOB, ALL)
+    agent.may_start()
+    server.up = True
+    agent.watch()
+    return agent
+
+
 def test_an_engine_starts_in_its_turn_and_makes_room_for_the_trainers(tmp_path: Path) -> None:
     server = Server()
     agent = agent_of(server, tmp_path)
@@ -189,11 +199,7 @@ def test_an_engine_starts_in_its_turn_and_makes_room_for_the_trainers(tmp_path: 
 
 def test_an_agent_that_restarts_knows_what_its_engine_holds(tmp_path: Path) -> None:
     server = Server()
-    first = agent_of(server, tmp_path)
-    first.turn(JOB, ALL)
-    first.may_start()
-    server.up = True
-    first.watch()
+    first = running(server, tmp_path)
     first.turn(JOB, [])
     second = agent_of(server, tmp_path)
     second.watch()
@@ -206,11 +212,7 @@ def test_an_agent_that_restarts_knows_what_its_engine_holds(tmp_path: Path) -> N
 
 def test_an_engine_that_died_in_the_trainers_turn_waits_for_its_own(tmp_path: Path) -> None:
     server = Server()
-    agent = agent_of(server, tmp_path)
-    agent.turn(JOB, ALL)
-    agent.may_start()
-    server.up = True
-    agent.watch()
+    agent = running(server, tmp_path)
     agent.turn(JOB, [])
     server.up = False
     agent.watch()
@@ -225,11 +227,7 @@ def test_an_engine_that_died_in_the_trainers_turn_waits_for_its_own(tmp_path: Pa
 def test_who_waits_for_its_turn_is_ready_and_says_so(tmp_path: Path) -> None:
     """Else pods and pools would be unready in every step."""
     server = Server()
-    agent = agent_of(server, tmp_path)
-    agent.turn(JOB, ALL)
-    agent.may_start()
-    server.up = True
-    agent.watch()
+    agent = running(server, tmp_path)
     with TestClient(rollout_application(agent)) as client:
         assert client.get("/readyz").status_code == 503, "its turn, and no weights yet"
         agent.turn(JOB, [])
@@ -248,11 +246,8 @@ def test_who_waits_for_its_turn_is_ready_and_says_so(tmp_path: Path) -> None:
 
 def test_a_release_that_fails_is_not_taken_for_one(tmp_path: Path) -> None:
     server = Server()
-    agent = agent_of(server, tmp_path)
-    agent.turn(JOB, ALL)
-    agent.may_start()
-    server.up = server.broken = True
-    agent.watch()
+    agent = running(server, tmp_path)
+    server.broken = True
     with TestClient(rollout_application(agent)) as client:
         told = client.post("/v1/turn", json={"writer": JOB, "attempt": 0, "parts": []})
         assert told.status_code == 500 and "HTTP 500" in told.json()["error"] and not told.json()["settled"]
@@ -304,12 +299,20 @@ class Pool(RolloutPool):
 
 def test_the_pool_waits_until_every_engine_has_left() -> None:
     looks = iter([False, False, True])
-    pool = Pool(lambda _: {"settled": True}, lambda _: {"settled": next(looks)})
+    pool = Pool(lambda _: {"settled": True, "attempt": 0}, lambda _: {"settled": next(looks), "attempt": 0})
     pool.turn([], 10)
     assert next(looks, None) is None
-    stuck = Pool(lambda _: {"settled": True}, lambda _: {"settled": True, "error": "/release: HTTP 500"})
+    stuck = Pool(
+        lambda _: {"settled": True, "attempt": 0},
+        lambda _: {"settled": True, "attempt": 0, "error": "/release: HTTP 500"},
+    )
     with pytest.raises(SyncError, match=r"do not leave the GPUs in 0 s: \['b'\]"):
         stuck.turn([], 0.2)
+
+
+def test_a_controller_whose_successor_is_at_work_waits_for_nothing() -> None:
+    with pytest.raises(SyncError, match="attempt 2 of this job has it, this is 0"):
+        Pool(lambda _: {"settled": False, "attempt": 2}).turn([], 60)
 
 
 def test_no_engine_at_all_is_not_taken_for_room() -> None:

@@ -80,12 +80,12 @@ def assert_same_as_on_disk(server: Server, folder: Path) -> str:
     return ours
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(("name", "backend"), [*((name, "gloo") for name in LAYOUTS), ("TP2 EP2", IPC)])
 def test_every_tensor_equals_the_exported_checkpoint_after_each_version(
-    agent: Agent, server: Server, tmp_path: Path, name: str
+    agent: Agent, server: Server, tmp_path: Path, name: str, backend: str
 ) -> None:
     """Nothing goes through an agent's memory, whatever the trainers' layout."""
-    trainers, seen = Trainers(tmp_path, name, 3), set()
+    trainers, seen = Trainers(tmp_path, name, 3, backend=backend), set()
     agent.join(JOB, trainers.offer)
     for version in (1, 2, 3):
         trainers.ready(version)
@@ -104,10 +104,11 @@ def test_a_link_of_another_plan_is_not_joined(agent: Agent) -> None:
     assert agent.status() == before
 
 
+@pytest.mark.parametrize("backend", ["gloo", IPC])
 def test_a_bit_that_flips_on_the_way_is_noticed_and_the_version_comes_by_memory(
-    agent: Agent, server: Server, tmp_path: Path
+    agent: Agent, server: Server, tmp_path: Path, backend: str
 ) -> None:
-    trainers = after_version_1(agent, tmp_path, flips_at=2)
+    trainers = after_version_1(agent, tmp_path, flips_at=2, backend=backend)
     wrong = r"version 2, transfer, .*bucket \d+: the bytes of trainer rank 1 are not those it sent"
     with pytest.raises(UpdateError, match=wrong):
         agent.take(JOB, 2, trainers.offer.name)
@@ -117,10 +118,11 @@ def test_a_bit_that_flips_on_the_way_is_noticed_and_the_version_comes_by_memory(
     assert_same_as_on_disk(server, tmp_path / "hf-2")
 
 
+@pytest.mark.parametrize("backend", ["gloo", IPC])
 def test_a_trainer_rank_that_dies_leaves_a_stale_engine_and_no_hang(
-    agent: Agent, server: Server, tmp_path: Path
+    agent: Agent, server: Server, tmp_path: Path, backend: str
 ) -> None:
-    trainers = after_version_1(agent, tmp_path, dies_at=2)
+    trainers = after_version_1(agent, tmp_path, dies_at=2, backend=backend)
     started = time.monotonic()
     with pytest.raises(UpdateError, match="version 2, transfer"):
         agent.take(JOB, 2, trainers.offer.name)

@@ -166,6 +166,11 @@ class GRPOJobSpec(Model):
         ),
         ("oldSelf.mode == self.mode", "mode is fixed once the job exists: create a new job"),
         ("oldSelf.managedBy == self.managedBy", "managedBy is fixed once the job exists"),
+        (
+            "!has(self.observability.profile) || self.observability.profile.tool != 'nsight'"
+            " || self.trainer.device == 'cuda'",
+            "observability.profile.tool nsight captures what GPUs do: use torch where trainer.device is cpu",
+        ),
         *sharing.CEL,
     )
     model: ModelSpec
@@ -239,6 +244,12 @@ class GRPOJobSpec(Model):
             )
         if self.rollout.template:
             check_context(self.data, self.rollout.template, "rollout.template.engine.contextLength")
+        profile = self.observability.profile
+        if profile and profile.tool == "nsight" and self.trainer.device is Device.CPU:
+            raise ValueError(
+                "observability.profile.tool nsight captures what GPUs do: use torch where trainer.device is "
+                "cpu"
+            )
         sharing.check(self)
         return self
 

@@ -86,6 +86,10 @@ class RolloutPool:
         except SyncError as error:
             log.warning("%s", error)
             return False
+        if told["attempt"] > self.attempt:
+            raise SyncError(
+                f"{engine.name}: attempt {told['attempt']} of this job has it, this is {self.attempt}"
+            )
         return bool(told.get("settled")) and "error" not in told
 
     def serves(self, version: int) -> bool:

@@ -237,7 +237,7 @@ class Agent:
             return
         if self.view.state == EngineState.RESTARTING:
             self._up()
-            self._settle()
+        self._settle()
         if self.view.state == EngineState.SERVING:
             actual = self._engine.weight_version()
             if actual != str(self.view.version):  # it died and came back between two looks

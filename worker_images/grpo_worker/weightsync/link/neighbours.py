@@ -49,13 +49,16 @@ class Neighbours(Members):
         self._opened: dict[tuple[int, int], torch.Tensor] = {}  # (trainer, number) -> its bytes here
 
     def send(self, pairs: Sequence[tuple[torch.Tensor, int]], deadline: float) -> _Awaited:
-        self._finish()  # what others read must be there
         answers = []
-        for engine, tensors in _by_member(pairs).items():
-            number = self._next(engine)
-            places = [self._place(tensor, engine) for tensor in tensors]
-            self._store.set(f"sent-{self._rank}-{engine}-{number}", json.dumps(places))
-            answers.append(f"taken-{engine}-{self._rank}-{number}")
+        try:
+            self._finish()  # what others read must be there
+            for engine, tensors in _by_member(pairs).items():
+                number = self._next(engine)
+                places = [self._place(tensor, engine) for tensor in tensors]
+                self._store.set(f"sent-{self._rank}-{engine}-{number}", json.dumps(places))
+                answers.append(f"taken-{engine}-{self._rank}-{number}")
+        except RuntimeError as error:  # the store is gone, or the memory cannot be shared
+            raise LinkError(str(error).splitlines()[0][:200]) from error
         return _Awaited(self, answers, deadline, lambda: self._forget(answers))
 
     def receive(self, pairs: Sequence[tuple[torch.Tensor, int]], deadline: float) -> _Awaited:
@@ -103,8 +106,11 @@ class Neighbours(Members):
         return self._counts[member]
 
     def _forget(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            self._store.delete_key(key)
+        try:
+            for key in keys:
+                self._store.delete_key(key)
+        except RuntimeError as error:
+            raise LinkError(str(error).splitlines()[0][:200]) from error
 
     def _place(self, tensor: torch.Tensor, engine: int) -> dict[str, Any]:
         """Where the engine's rank finds the bytes of a contiguous tensor."""
