@@ -197,6 +197,22 @@ def test_an_engine_starts_in_its_turn_and_makes_room_for_the_trainers(tmp_path: 
     assert server.memory == [RELEASED] + [TAKEN, RELEASED] * 2
 
 
+def test_nothing_is_written_while_the_trainers_have_the_gpus(tmp_path: Path) -> None:
+    server = Server()
+    agent = running(server, tmp_path)
+    agent.turn(JOB, [])
+    with pytest.raises(EngineError, match="the trainers' for now"):
+        agent._write(1, lambda: pytest.fail("it was written"))
+    agent.turn(JOB, ["weights"])
+    assert server.memory[1:] == ["taken weights"] and not agent.status()["waits"]
+    agent._write(1, lambda: "checksum")
+    assert agent.status()["state"] == EngineState.SERVING
+    agent.turn(JOB, ALL)
+    assert server.memory[2:] == ["taken kv_cache"] and agent.status()["weightVersion"] == 1
+    with pytest.raises(ValueError, match="parts of an engine's memory are kv_cache, weights"):
+        agent.turn(JOB, ["cuda_graph"])
+
+
 def test_an_agent_that_restarts_knows_what_its_engine_holds(tmp_path: Path) -> None:
     server = Server()
     first = running(server, tmp_path)

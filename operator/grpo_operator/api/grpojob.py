@@ -15,6 +15,8 @@ from grpo_operator.api.scheduling import SchedulingSpec, WithOverlay
 from grpo_operator.api.status import CheckpointStatus, Condition, LayoutStatus, PoolCount, RestartCounts
 from grpo_operator.api.trainer import TrainerSpec
 
+_NSIGHT = "observability.profile.tool nsight captures what GPUs do: use torch where trainer.device is cpu"
+
 
 class PoolRef(Model):
     """A RolloutPool of the job's namespace."""
@@ -169,7 +171,7 @@ class GRPOJobSpec(Model):
         (
             "!has(self.observability.profile) || self.observability.profile.tool != 'nsight'"
             " || self.trainer.device == 'cuda'",
-            "observability.profile.tool nsight captures what GPUs do: use torch where trainer.device is cpu",
+            _NSIGHT,
         ),
         *sharing.CEL,
     )
@@ -246,10 +248,7 @@ class GRPOJobSpec(Model):
             check_context(self.data, self.rollout.template, "rollout.template.engine.contextLength")
         profile = self.observability.profile
         if profile and profile.tool == "nsight" and self.trainer.device is Device.CPU:
-            raise ValueError(
-                "observability.profile.tool nsight captures what GPUs do: use torch where trainer.device is "
-                "cpu"
-            )
+            raise ValueError(_NSIGHT)
         sharing.check(self)
         return self
 

@@ -113,10 +113,11 @@ class GrpoLoop:
         self._pending, self._saving = [], False
         self._record.begin_attempt()
         self._pool.attempt = self._record.attempt
-        if self._spec.shares_gpus:
-            self._report(message="waiting for engines, which start before the trainers")
-        self._turns.begin_attempt()
         self._report(message="waiting for the training pool")
+        self._trainers.acquire()
+        if self._spec.shares_gpus:
+            self._report(message="waiting for the engines, which start before the ranks")
+        self._turns.begin_attempt()
         self._trainers.start()
         restored = self._restore()
         self._producer.restore(restored.step)  # first: what is under way still takes prompts

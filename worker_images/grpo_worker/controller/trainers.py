@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ray.util.placement_group import PlacementGroup
+
 from grpo_operator.api.base import Device
 from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_worker.controller.pools import ResourcePoolManager
@@ -44,21 +46,26 @@ class TrainerGang:
             "checkpoints": str(checkpoints),
         }
         self._checkpoints = checkpoints
+        self._gpus = int(spec.trainer.device is Device.CUDA)  # of each rank
         self._pools = ResourcePoolManager()
         self._group: WorkerGroup | None = None
+        self._pool: PlacementGroup | None = None
         self.world = spec.trainer.nodes * spec.trainer.gpus_per_node
 
+    def acquire(self) -> None:
+        """Wait until the pool is whole, and nobody's: ranks of an attempt before have ended."""
+        self._pool = self._pools.acquire(RESOURCE, self.world, POOL_TIMEOUT, self._gpus)
+
     def start(self) -> None:
-        """Wait for the pool and start every rank."""
-        gpus = int(self._spec.trainer.device is Device.CUDA)
-        pool = self._pools.acquire(RESOURCE, self.world, POOL_TIMEOUT, gpus)
+        """Start every rank."""
+        assert self._pool is not None, "the pool is not acquired"
         profile = str(self._checkpoints.parent / "profile")
         env = runtime_env(self._spec.observability.profile, profile)
         self._group = WorkerGroup(
             TrainerWorker,
-            pool,
+            self._pool,
             CALL_TIMEOUT,
-            gpus=gpus,
+            gpus=self._gpus,
             runtime_env=env or None,
             flight_records=f"{profile}/hang",
         )
@@ -84,7 +91,7 @@ class TrainerGang:
         """End every rank and give the pool back; fine when nothing runs."""
         if self._group is not None:
             self._group.kill()
-            self._group = None
+        self._group = self._pool = None
         self._pools.release(RESOURCE)
 
     def call(self, method: str, *args: Any) -> Any:

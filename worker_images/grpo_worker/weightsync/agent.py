@@ -267,12 +267,13 @@ class Agent:
             if not self._engine.alive():
                 return  # watch() loads the copy when the engine is back
             self._up()
-        if not self._memory.has_weights:
-            raise EngineError("the GPUs are the trainers' for now")
-        self._linked, self._expecting = None, False
+        self._linked = None
         self._write(copy.plan.version, lambda: self._installer.install(copy))
 
     def _write(self, version: int, install: Callable[[], str]) -> None:
+        if not self._memory.has_weights:
+            raise EngineError("the GPUs are the trainers' for now")
+        self._expecting = False
         self.view = self.view.stale(f"loading version {version}")
         self._checksum = install()
         self.view = self.view.committed(version)
