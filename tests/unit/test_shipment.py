@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from grpo_worker.data.fp8 import Part, quantised_parts
 from grpo_worker.weightsync.bucketing import buckets
 from grpo_worker.weightsync.dtypes import dtype_of
-from grpo_worker.weightsync.inside.incoming import Spec
+from grpo_worker.weightsync.inside.incoming import Spec, specs_of
 from grpo_worker.weightsync.inside.linked import deal_out
 from grpo_worker.weightsync.inside.request import DirectLoad, linked_load
 from grpo_worker.weightsync.link.agent_end import shipment_of
@@ -48,11 +48,7 @@ def shipment(parts: list[list[Part]], limit: int) -> Shipment:
 
 
 def specs(bucket: ShippedBucket) -> list[Spec]:
-    found, start = [], 0
-    for tensor in bucket.tensors:
-        found.append(Spec(tensor.name, dtype_of(tensor.dtype), tensor.shape, start, nbytes(tensor)))
-        start += nbytes(tensor)
-    return found
+    return specs_of((tensor.name, dtype_of(tensor.dtype), tensor.shape) for tensor in bucket.tensors)
 
 
 def arrived(request: DirectLoad, sent: Shipment, parts: list[list[Part]], fp8: bool) -> list[torch.Tensor]:

@@ -9,13 +9,12 @@ import torch.distributed as dist
 from torch import nn
 
 from grpo_worker.weightsync.dtypes import dtype_of
-from grpo_worker.weightsync.inside.incoming import DirectLoadError, Spec
+from grpo_worker.weightsync.inside.incoming import DirectLoadError, specs_of
 from grpo_worker.weightsync.inside.linked import Link, Linked
 from grpo_worker.weightsync.inside.loader import DirectLoader
 from grpo_worker.weightsync.inside.request import LINK, linked_load
 from grpo_worker.weightsync.link.agent_end import shipment_of
 from grpo_worker.weightsync.link.meeting import connect
-from grpo_worker.weightsync.link.shipment import nbytes
 from grpo_worker.weightsync.link.trainer_end import TrainerEnd
 from grpo_worker.weightsync.link.transport import join
 
@@ -106,7 +105,10 @@ def _receive(rank: int, link: Link, layouts: list[str], count: int, moves_at: in
     model = Half(rank - TRAINERS)
     loader, shipment, found = DirectLoader(model, "cpu"), shipment_of(layouts, BUCKET), []
     load = linked_load(shipment, 20)
-    buckets = [_specs(bucket.tensors) for bucket in shipment.buckets]
+    buckets = [
+        specs_of((tensor.name, dtype_of(tensor.dtype), tensor.shape) for tensor in bucket.tensors)
+        for bucket in shipment.buckets
+    ]
     for version in range(1, count + 1):
         if version == moves_at and rank == TRAINERS:
             model.columns = nn.Parameter(model.columns.data.clone())
@@ -121,12 +123,4 @@ def _receive(rank: int, link: Link, layouts: list[str], count: int, moves_at: in
             wrong = str(error)
         found.append((incoming.nbytes, model.holds(version), wrong))
         dist.barrier()
-    return found
-
-
-def _specs(tensors: Any) -> list[Spec]:
-    found, start = [], 0
-    for tensor in tensors:
-        found.append(Spec(tensor.name, dtype_of(tensor.dtype), tensor.shape, start, nbytes(tensor)))
-        start += nbytes(tensor)
     return found

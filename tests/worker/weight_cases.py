@@ -77,6 +77,8 @@ def send_versions(
             _flip_one(end)
         found.append(end.send(parts(), patience, False))
         manifest.publish(Path(root), version, rank, world, parts())
+    if not dies_at:
+        dist.barrier()  # rank 0 takes the store with it, at which the other may still be looking
     end.close()
     return found
 

@@ -27,9 +27,10 @@ class Turns:
 
     def begin_attempt(self) -> None:
         """Before the trainers start: the engines do, with nobody beside them, and make room."""
-        self._parts = None
-        self._give(EVERYTHING)
-        self.to_trainers(StepTimer())
+        if self._shared:
+            self._parts = None
+            self._give(EVERYTHING)
+            self._give(())
 
     def to_trainers(self, timer: StepTimer) -> None:
         """Engines lose their weights. Raises SyncError."""
@@ -53,7 +54,7 @@ class Turns:
             timer.seconds[f"perf/waiting_memory_{name}_gb"] = most / 2**30
 
     def _give(self, parts: Sequence[str]) -> None:
-        if self._shared and self._parts != parts:
+        if self._parts != parts:
             self._parts = None
             self._pool.turn(parts, _START)
             self._parts = parts

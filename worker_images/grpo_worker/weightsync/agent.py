@@ -110,9 +110,8 @@ class Agent:
             return self.status()
 
     def _settle(self) -> None:
-        had, settled = self._memory.has_weights, self._memory.settled
-        if not settled:
-            self._memory.settle()
+        had = self._memory.has_weights
+        self._memory.settle()
         if had and not self._memory.has_weights:
             self._expecting = True
             self._linked, self._checksum = None, ""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import version
+from itertools import islice
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from grpo_worker.weightsync import membership
-from grpo_worker.weightsync.inside.incoming import Broadcast, DirectLoadError, Spec
+from grpo_worker.weightsync.inside.incoming import Broadcast, DirectLoadError, Spec, specs_of
 from grpo_worker.weightsync.inside.linked import Link, Linked
 from grpo_worker.weightsync.inside.loader import DirectLoader, Report
 from grpo_worker.weightsync.inside.request import AGENT, LINK, MARK, PREFIX, DirectLoad
@@ -139,21 +140,15 @@ def _announced(
     request = DirectLoad.from_load_format(load_format)
     if sum(request.counts) != len(names) or 0 in request.counts:
         raise ValueError(f"buckets of {sum(request.counts)} tensors for {len(names)} names")
-    rows = iter(zip(names, dtypes, shapes, strict=True))
-    buckets = [_bucket([next(rows) for _ in range(count)]) for count in request.counts]
+    rows = iter(zip(names, map(_dtype, dtypes), shapes, strict=True))
+    buckets = [specs_of(islice(rows, count)) for count in request.counts]
     if group_name in _links:
         return _Announced(request, buckets, Linked(request, _links[group_name], buckets))
     return _Announced(request, buckets, Broadcast(request, updater._model_update_group[group_name]))
 
 
-def _bucket(rows: Sequence[tuple[str, Any, Sequence[int]]]) -> list[Spec]:
-    specs, start = [], 0
-    for name, dtype, shape in rows:
-        kind = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype)
-        nbytes = torch.Size(shape).numel() * kind.itemsize
-        specs.append(Spec(name, kind, tuple(shape), start, nbytes))
-        start += nbytes
-    return specs
+def _dtype(told: Any) -> torch.dtype:
+    return told if isinstance(told, torch.dtype) else getattr(torch, told)
 
 
 def _run(updater: Any, announced: _Announced) -> tuple[bool, str]:

@@ -1,5 +1,6 @@
 """The ways in which a version's bytes come to an engine's rank."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,6 +24,16 @@ class Spec:
     shape: tuple[int, ...]
     start: int
     nbytes: int
+
+
+def specs_of(rows: Iterable[tuple[str, torch.dtype, Sequence[int]]]) -> list[Spec]:
+    """Tensors of one bucket by name, dtype and shape; they lie in it without gaps."""
+    specs, start = [], 0
+    for name, dtype, shape in rows:
+        nbytes = torch.Size(shape).numel() * dtype.itemsize
+        specs.append(Spec(name, dtype, tuple(shape), start, nbytes))
+        start += nbytes
+    return specs
 
 
 def view_of(flat: torch.Tensor, spec: Spec) -> torch.Tensor:

@@ -3,7 +3,8 @@
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -13,11 +14,21 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 JOIN_SECONDS = 60.0
 _LOOK = 0.05  # seconds between two looks at whether all have come: hundreds look
+_ASK = 0.5  # seconds between two looks at whether another member gave up
 _GIVEN_UP = "given-up"
 
 
 class LinkError(RuntimeError):
     """A member of the link is missing, or did not send or take its bytes in time."""
+
+
+@contextmanager
+def link_errors() -> Iterator[None]:
+    """What torch, its stores and its groups raise for a lost member, as LinkError."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LinkError(str(error).splitlines()[0][:200]) from error
 
 
 class Transfer(Protocol):
@@ -31,10 +42,13 @@ class Transfer(Protocol):
 class Members(ABC):
     """This process among ``world`` members of the link ``name``, the first ``trainers`` of which send."""
 
-    def __init__(self, store: Any, name: str, rank: int, world: int, trainers: int) -> None:
+    def __init__(
+        self, store: Any, name: str, rank: int, world: int, trainers: int, device: torch.device
+    ) -> None:
         """Returns when all are there. Raises LinkError."""
         self._store = PrefixStore(name, store)
         self._rank = rank
+        self._device = device
         self.engines = range(trainers, world)
         try:
             self._assemble(world)
@@ -68,8 +82,20 @@ class Members(ABC):
         except RuntimeError as error:
             raise LinkError(f"the store is gone: {str(error)[:200]}") from error
 
-    def given_up(self) -> bool:
-        """Has a member?"""
+    def wait_until(self, done: Callable[[], bool], deadline: float, pause: float) -> None:
+        """Look each ``pause`` seconds. Raises LinkError at the deadline, or when another member gave up."""
+        asked = time.monotonic()
+        while not done():
+            now = time.monotonic()
+            if now > deadline:
+                raise LinkError("not done within the deadline")
+            if now > asked + _ASK:
+                asked = now
+                if self._given_up():
+                    raise LinkError("another member gave up")
+            time.sleep(pause)
+
+    def _given_up(self) -> bool:
         try:
             return bool(self._store.check([_GIVEN_UP]))
         except RuntimeError:
@@ -83,7 +109,7 @@ class Members(ABC):
         if self._store.add("here", 1) == world:
             self._store.set("complete", "")
         while not self._store.check(["complete"]):
-            if self.given_up():
+            if self._given_up():
                 raise LinkError("another member gave up")
             if time.monotonic() > deadline:
                 missing = [member for member in range(world) if not self._store.check([f"here-{member}"])]

@@ -6,17 +6,16 @@ in them each message stands; an engine rank copies it and says that it has.
 """
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from grpo_worker.weightsync.link.meeting import LinkError, Members
+from grpo_worker.weightsync.link.meeting import Members, link_errors
 from grpo_worker.weightsync.link.shared_memory import open_shared, share
 
-_POLL, _ASK = 0.0002, 0.5  # seconds between two looks at the store, and at whether others gave up
+_POLL = 0.0002  # seconds between two looks at the store
 _SMALL = 4096  # bytes that travel by the store itself
 
 
@@ -41,25 +40,24 @@ class Neighbours(Members):
         self, store: Any, name: str, rank: int, world: int, trainers: int, device: torch.device
     ) -> None:
         """Returns when all are there. Raises LinkError."""
-        super().__init__(store, name, rank, world, trainers)
-        self._device = device
+        super().__init__(store, name, rank, world, trainers, device)
         self._counts: dict[int, int] = {}  # of messages to or from each other member
         # (engine, identity of a buffer) -> its number; the buffer is kept, so that it stays the only one.
         self._shared: dict[tuple[int, int], tuple[int, torch.UntypedStorage]] = {}
         self._opened: dict[tuple[int, int], torch.Tensor] = {}  # (trainer, number) -> its bytes here
 
     def send(self, pairs: Sequence[tuple[torch.Tensor, int]], deadline: float) -> _Awaited:
-        answers = []
-        try:
+        told, answers = [], []
+        with link_errors():
             self._finish()  # what others read must be there
             for engine, tensors in _by_member(pairs).items():
                 number = self._next(engine)
                 places = [self._place(tensor, engine) for tensor in tensors]
-                self._store.set(f"sent-{self._rank}-{engine}-{number}", json.dumps(places))
+                told.append(f"sent-{self._rank}-{engine}-{number}")
                 answers.append(f"taken-{engine}-{self._rank}-{number}")
-        except RuntimeError as error:  # the store is gone, or the memory cannot be shared
-            raise LinkError(str(error).splitlines()[0][:200]) from error
-        return _Awaited(self, answers, deadline, lambda: self._forget(answers))
+                self._store.set(told[-1], json.dumps(places))
+        # Whoever takes is done with the store once it has said so: rank 0, whose it is, may leave then.
+        return _Awaited(self, answers, deadline, lambda: self._forget([*told, *answers]))
 
     def receive(self, pairs: Sequence[tuple[torch.Tensor, int]], deadline: float) -> _Awaited:
         wanted = {
@@ -74,43 +72,27 @@ class Neighbours(Members):
 
     def await_words(self, keys: Sequence[str], deadline: float) -> None:
         """Until all ``keys`` are at the store. Raises LinkError."""
-        asked = time.monotonic()
-        try:
-            while not self._store.check(list(keys)):
-                now = time.monotonic()
-                if now > deadline:
-                    raise LinkError("not done within the deadline")
-                if now > asked + _ASK:
-                    asked = now
-                    if self.given_up():
-                        raise LinkError("another member gave up")
-                time.sleep(_POLL)
-        except RuntimeError as error:
-            raise LinkError(str(error).splitlines()[0][:200]) from error
+        with link_errors():
+            self.wait_until(lambda: bool(self._store.check(list(keys))), deadline, _POLL)
 
     def _take(self, wanted: dict[tuple[int, str], list[torch.Tensor]]) -> None:
-        try:
+        with link_errors():
             for (trainer, key), tensors in wanted.items():
                 for place, tensor in zip(json.loads(self._store.get(f"sent-{key}")), tensors, strict=True):
                     tensor.copy_(self._bytes(trainer, place).view(tensor.dtype).view(tensor.shape))
             self._finish()
-            for trainer, key in wanted:
+            for trainer, key in sorted(wanted, reverse=True):  # rank 0, whose the store is, last
                 number = key.rsplit("-", 1)[1]
                 self._store.set(f"taken-{self._rank}-{trainer}-{number}", "")
-                self._forget([f"sent-{key}"])
-        except RuntimeError as error:
-            raise LinkError(str(error).splitlines()[0][:200]) from error
 
     def _next(self, member: int) -> int:
         self._counts[member] = self._counts.get(member, 0) + 1
         return self._counts[member]
 
     def _forget(self, keys: Sequence[str]) -> None:
-        try:
+        with link_errors():
             for key in keys:
                 self._store.delete_key(key)
-        except RuntimeError as error:
-            raise LinkError(str(error).splitlines()[0][:200]) from error
 
     def _place(self, tensor: torch.Tensor, engine: int) -> dict[str, Any]:
         """Where the engine's rank finds the bytes of a contiguous tensor."""

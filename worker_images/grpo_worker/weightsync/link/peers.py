@@ -1,7 +1,7 @@
 """A link over the network: one process group of all members, NCCL between GPUs and gloo between CPUs."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -10,33 +10,30 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _abort_process_group
 
 from grpo_worker.weightsync import membership
-from grpo_worker.weightsync.link.meeting import JOIN_SECONDS, LinkError, Members
+from grpo_worker.weightsync.link.meeting import JOIN_SECONDS, LinkError, Members, link_errors
 
 _FOREVER = timedelta(days=1)  # NCCL's own watchdog would end the process; deadlines are kept here
 # gloo waits five times as long for a connection as for anything else, and nothing can interrupt it.
 _GLOO = timedelta(seconds=8)
-_POLL, _ASK = 0.0001, 0.5  # seconds between two looks at a transfer, and at whether others gave up
+_POLL = 0.0001  # seconds between two looks at a transfer
 
 
 class GroupTransfer:
-    """Bytes under way. Their tensors are kept until then. ``given_up``: has a member given up?"""
+    """Bytes under way. Their tensors are kept until then."""
 
     def __init__(
-        self, works: Iterable[Any], tensors: Sequence[torch.Tensor], deadline: float,
-        given_up: Callable[[], bool],
-    ) -> None:  # fmt: skip
+        self, members: Members, works: Iterable[Any], tensors: Sequence[torch.Tensor], deadline: float
+    ) -> None:
+        self._members = members
         self._works = list(works)
         self._tensors = tensors
         self._deadline = deadline
-        self._given_up = given_up
 
     def wait(self) -> None:
         """Until the bytes are there, or have left. Raises LinkError at the deadline, or for a lost peer."""
-        try:
+        with link_errors():
             for work in self._works:
                 self._wait(work)
-        except RuntimeError as error:  # gloo's words for a peer that is gone, and NCCL's
-            raise LinkError(str(error).splitlines()[0][:200]) from error
 
     def _wait(self, work: Any) -> None:
         left = self._deadline - time.monotonic()
@@ -44,16 +41,7 @@ class GroupTransfer:
             work.wait(timedelta(seconds=max(left, 0.001)))
             return
         # Only what is looked at can be given up: a stream that waits for a dead peer waits for ever.
-        asked = time.monotonic()
-        while not work.is_completed():
-            now = time.monotonic()
-            if now > self._deadline:
-                raise LinkError("not done within the deadline")
-            if now > asked + _ASK:
-                asked = now
-                if self._given_up():
-                    raise LinkError("another member gave up")
-            time.sleep(_POLL)
+        self._members.wait_until(work.is_completed, self._deadline, _POLL)
         work.wait()
 
 
@@ -64,8 +52,7 @@ class Peers(Members):
         self, store: Any, name: str, rank: int, world: int, trainers: int, device: torch.device
     ) -> None:
         """Returns when all are there. Raises LinkError."""
-        super().__init__(store, name, rank, world, trainers)
-        self._device = device
+        super().__init__(store, name, rank, world, trainers, device)
         cuda = device.type == "cuda"
         limit = _FOREVER if cuda else _GLOO
         try:
@@ -75,7 +62,7 @@ class Peers(Members):
             # have, and would wait for ever.
             met = dist.broadcast(torch.ones(1, device=device), src=0, group=self.group, async_op=True)
             here = [torch.empty(0, device=device)]
-            GroupTransfer([met], here, time.monotonic() + JOIN_SECONDS, self.given_up).wait()
+            GroupTransfer(self, [met], here, time.monotonic() + JOIN_SECONDS).wait()
         except RuntimeError as error:
             raise LinkError(f"the group {name} did not form: {str(error)[:200]}") from error
 
@@ -87,13 +74,11 @@ class Peers(Members):
 
     def _batch(self, what: Any, pairs: Sequence[tuple[torch.Tensor, int]], deadline: float) -> GroupTransfer:
         tensors = [tensor for tensor, _ in pairs]
-        try:
+        with link_errors():
             operations = [
                 dist.P2POp(what, tensor, group=self.group, group_peer=peer) for tensor, peer in pairs
             ]
-            return GroupTransfer(dist.batch_isend_irecv(operations), tensors, deadline, self.given_up)
-        except RuntimeError as error:
-            raise LinkError(str(error).splitlines()[0][:200]) from error
+            return GroupTransfer(self, dist.batch_isend_irecv(operations), tensors, deadline)
 
     def close(self) -> None:
         """Leave. Others may be gone or waiting: NCCL must not wait for them."""
