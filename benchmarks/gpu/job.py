@@ -2,12 +2,14 @@
 
     python3 benchmarks/gpu/job.py ours RESULT.json [--cpu]
     python3 benchmarks/gpu/job.py colocated RESULT.json
+    python3 benchmarks/gpu/job.py traced RESULT.json
     python3 benchmarks/gpu/job.py trl RESULT.json
 
 The first GPU runs an SGLang engine, the second the trainer; TRL gets both for all it does. The model is
 DeepSeek-V3-shaped, with random weights. ENGINE_PYTHONPATH: packages of the engine, when they are others
 than the trainer's; TRL_PYTHONPATH likewise. ``--cpu``: a small model, engine and trainer with a core each,
-without TRL. colocated: trainer and engine take turns on one GPU. ONLY: of the jobs of a case this one.
+without TRL. colocated: trainer and engine take turns on one GPU. traced: the trainer runs under Nsight
+Systems (``nsys`` on PATH). ONLY: of the jobs of a case this one.
 """
 
 import json
@@ -152,6 +154,17 @@ def colocated(folder: Path, target: Path) -> dict[str, Any]:
     return {"jobs": found, "figures": {name: each["figures"] for name, each in found.items()}}
 
 
+def traced(folder: Path) -> dict[str, Any]:
+    """Steps of a job whose second step Nsight Systems captures, and the files that it leaves."""
+    profile = {"tool": "nsight", "ranks": [0], "stepStart": 2, "stepEnd": 2}
+    spec = spec_of(folder, False, totalSteps=4, observability={"tensorboard": False, "profile": profile})
+    with OneHost(folder, spec, os.environ.get("ENGINE_PYTHONPATH", "")) as host:
+        history = host.run("traced", spec)
+        files = {file.name: file.stat().st_size for file in (folder / "traced" / "profile").iterdir()}
+    assert files, "nsys wrote nothing"
+    return {"figures": {"bytes": files, "steps": [s["timing_s/step"] for s in history]}, "steps": history}
+
+
 def turns(history: list[dict[str, Any]], megabytes_used: list[int]) -> dict[str, Any]:
     """Of one job: seconds of a step's parts, and how much of the GPU was in use at once."""
     phases = ("gen", "to_trainers", "update_actor", "update_weights", "to_engines", "step")
@@ -251,8 +264,8 @@ def main() -> None:
             found = ours(folder, cpu, target)
             result: dict[str, Any] = {"figures": figures(found) if not ONLY else {}, "steps": found}
             print(json.dumps(result["figures"], indent=1))
-        elif case == "colocated":
-            result = colocated(folder, target)
+        elif case in ("colocated", "traced"):
+            result = colocated(folder, target) if case == "colocated" else traced(folder)
             print(json.dumps(result["figures"], indent=1))
         else:
             result = peer(folder)

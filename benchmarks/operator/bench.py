@@ -114,7 +114,7 @@ def _pods(selector: str) -> int:
     return len(kubectl("get", "pods", "-l", selector, "-o", "name").split())
 
 
-def _creation(rounds: int = 6) -> dict[str, float]:
+def _creation(rounds: int = 8) -> dict[str, float]:
     """Apply until all pods exist: a GRPOJob, and the same RayCluster without it, in turns."""
     with_job, bare = [], []
     for number in range(rounds):

@@ -31,7 +31,7 @@ class FaultProxy:
         self.write_codes: deque[int] = deque()  # answers to the next writes
         self.before_write: Callable[[int], None] | None = None  # called with the write's number
         self.writes = 0
-        self.paths: list[str] = []  # of all requests
+        self.paths: list[str] = []  # of all requests, with their queries
         self.refused = self.failed = self.cut = self.repeated = 0  # faults that really happened
         self.kubeconfig = directory / "proxy.kubeconfig"
         self._loop = asyncio.new_event_loop()
@@ -79,7 +79,7 @@ class FaultProxy:
         self.port = int(self._runner.addresses[0][1])
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        self.paths.append(request.path)
+        self.paths.append(request.path_qs)
         if self.down:
             self.refused += 1
             assert request.transport is not None

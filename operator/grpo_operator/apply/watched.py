@@ -14,13 +14,15 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """One watched kind. ``owned``: only what carries the label of a GRPOJob or RolloutPool."""
+    """One watched kind. ``owned``: only what carries the label of a GRPOJob or RolloutPool; ``label``:
+    one that all of those carry, for the API server to leave out the others."""
 
     group: str
     version: str
     plural: str
     owned: bool = True
     namespaced: bool = True
+    label: str = ""
 
     @property
     def path(self) -> str:
@@ -30,14 +32,15 @@ class Watched:
     @property
     def selectors(self) -> tuple[str, ...]:
         """Label selectors that together name the watched objects."""
-        return tuple(OWNER_LABELS.values()) if self.owned else ("",)
+        every = [self.label] if self.label else []
+        return tuple(",".join([owner, *every]) for owner in OWNER_LABELS.values()) if self.owned else ("",)
 
 
 WATCHED = (
     Watched(GROUP, VERSION, "grpojobs", owned=False),
     Watched(GROUP, VERSION, "rolloutpools", owned=False),
     Watched("ray.io", "v1", "rayclusters"),
-    Watched("", "v1", "pods"),
+    Watched("", "v1", "pods", label=POOL_LABEL),
     Watched("", "v1", "configmaps"),
     Watched("", "v1", "services"),
     Watched("policy", "v1", "poddisruptionbudgets"),

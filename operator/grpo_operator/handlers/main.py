@@ -22,6 +22,7 @@ from grpo_operator.handlers.admissions import Admissions
 from grpo_operator.handlers.common import Kit
 from grpo_operator.handlers.loop import Loop
 from grpo_operator.handlers.metrics import JobCollector
+from grpo_operator.handlers.stateless import NoDiffs, NoProgress
 from grpo_operator.handlers.work import Work
 from grpo_operator.kuberay_client.kube import Kube
 from grpo_operator.plan.feasibility import room
@@ -31,6 +32,7 @@ from grpo_operator.render.settings import load_settings
 log = logging.getLogger(__name__)
 SETTINGS_FILE = Path(os.environ.get("GRPO_SETTINGS", "/etc/grpo-operator/settings.json"))
 METRICS_PORT = 9090
+PAGE = 100  # objects of a listing that are in memory at once, as they came
 
 cache = Cache()
 loop = Loop(cache, Work())
@@ -41,6 +43,14 @@ async def startup(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
     """Configure kopf and start the reconcile loop."""
     settings.posting.enabled = False  # events are written from state changes, not from logs
     settings.watching.server_timeout = 120
+    settings.watching.chunk_size = PAGE
+    for kind in WATCHED:
+        if kind.label:
+            settings.watching.label_selectors[kind.group, kind.version, kind.plural] = kind.label
+    # A worker keeps its last event, whole, while it waits for another one of the same object.
+    settings.queueing.idle_timeout = 0.1
+    settings.persistence.diffbase_storage = NoDiffs()
+    settings.persistence.progress_storage = NoProgress()
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each event of each pod
     try:
         config.load_incluster_config()
