@@ -1,9 +1,9 @@
 """``python benchmarks/from_gpu.py FOLDER``: takes over what was measured on a host with GPUs.
 
-FOLDER holds what there is of sync.json (benchmarks/gpu/sync.py), ours.json with trl.json, on_policy.json and
-colocated.json (benchmarks/gpu/job.py; on_policy: ``ours`` with ONLY=on_policy). Writes sync_gpu.json,
-sync_gpu.png, job_gpu.json, update_weights_gpu.json and colocated_gpu.json, and adds to sync.json and
-trainer.json in benchmarks/results/.
+FOLDER holds what there is of sync.json (benchmarks/gpu/sync.py), ours.json with trl.json, on_policy.json,
+colocated.json and traced.json (benchmarks/gpu/job.py; on_policy: ``ours`` with ONLY=on_policy). Writes
+sync_gpu.json, sync_gpu.png, job_gpu.json, update_weights_gpu.json, colocated_gpu.json and traced_gpu.json,
+and adds to sync.json and trainer.json in benchmarks/results/.
 """
 
 import json
@@ -110,8 +110,8 @@ def main() -> None:
         _record("trainer", job(found["ours"], found["trl"]), found["ours"])
     if "on_policy" in found:
         _record("sync", update_weights(found["on_policy"]), found["on_policy"])
-    if "colocated" in found:
-        (RESULTS / "colocated_gpu.json").write_text(json.dumps(found["colocated"], indent=1) + "\n")
+    for name in found.keys() & {"colocated", "traced"}:
+        (RESULTS / f"{name}_gpu.json").write_text(json.dumps(found[name], indent=1) + "\n")
 
 
 if __name__ == "__main__":

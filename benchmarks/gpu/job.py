@@ -162,7 +162,7 @@ def traced(folder: Path) -> dict[str, Any]:
         history = host.run("traced", spec)
         files = {file.name: file.stat().st_size for file in (folder / "traced" / "profile").iterdir()}
     assert files, "nsys wrote nothing"
-    return {"figures": {"bytes": files, "steps": [s["timing_s/step"] for s in history]}, "steps": history}
+    return {"figures": {"bytes": files, "step_seconds": [step["timing_s/step"] for step in history]}}
 
 
 def turns(history: list[dict[str, Any]], megabytes_used: list[int]) -> dict[str, Any]:
