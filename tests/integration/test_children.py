@@ -30,6 +30,8 @@ def test_children_that_somebody_deletes_come_back(api: Api, tiny: dict[str, Any]
     until("all pods run", lambda: running(api) == WHOLE, 60)
     cluster = api.get("raycluster", "tiny-moe")["metadata"]["uid"]
     for kind, name in CHILDREN.items():
+        # Budgets come when all pods are there.
+        until(f"{kind} {name}", lambda k=kind, n=name: api.run("get", k, n).returncode == 0)
         before = api.get(kind, name)["metadata"]["uid"]
         api.ok("delete", kind, name)
 

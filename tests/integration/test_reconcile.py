@@ -53,6 +53,7 @@ def test_a_suspended_job_gets_no_pod_and_resumes(api: Api, tiny: dict[str, Any],
     assert api.apply(tiny).returncode == 0
     until("Suspended", lambda: api.get("grpojob", "tiny-moe").get("status", {}).get("phase") == "Suspended")
     assert api.get("pods")["items"] == []
+    assert api.get("poddisruptionbudgets")["items"] == [], "nothing is there to be protected"
     tiny["spec"]["suspend"] = False
     assert api.apply(tiny).returncode == 0
     until("all pods run", lambda: running(api) == WHOLE, 60)

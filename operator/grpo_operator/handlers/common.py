@@ -23,7 +23,8 @@ from grpo_operator.handlers.sweep import owner_uid
 from grpo_operator.kuberay_client.models import RayCluster, RayClusterStatus
 from grpo_operator.plan import health
 from grpo_operator.plan.events import Event
-from grpo_operator.plan.names import Owner
+from grpo_operator.plan.names import POOL_LABEL, Owner, owner_in_labels
+from grpo_operator.plan.observed import of_pool
 from grpo_operator.plan.resolve import RefusedError
 from grpo_operator.plan.topology import Leaves, assign, free_nodes
 from grpo_operator.render import policies, services
@@ -95,7 +96,18 @@ class Kit:
 
     async def children(self, *wanted: tuple[str, dict[str, Any]]) -> None:
         """Apply children, given as (plural, manifest), where they differ; none needs another."""
-        await asyncio.gather(*(self._child(plural, manifest) for plural, manifest in wanted))
+        due = [child for child in wanted if self._is_due(*child)]
+        await asyncio.gather(*(self._child(plural, manifest) for plural, manifest in due))
+
+    def _is_due(self, plural: str, manifest: dict[str, Any]) -> bool:
+        """A budget waits for its pods: over those that are still being made it protects nothing, and costs
+        the API server a write for each."""
+        if plural != "poddisruptionbudgets" or self.cache.live(plural, key_of(manifest)) is not None:
+            return True
+        owner, spec = owner_in_labels(manifest), manifest["spec"]
+        assert owner is not None
+        pods = of_pool(self.cache.pods_of(owner), spec["selector"]["matchLabels"][POOL_LABEL])
+        return bool(len(pods) >= spec["minAvailable"])
 
     async def _child(self, plural: str, manifest: dict[str, Any]) -> None:
         """The cache is left to the watches: an answer kept here could
