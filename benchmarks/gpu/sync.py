@@ -145,6 +145,7 @@ class Link:
         assert self.agent._link is not None
         shipment = self.agent._link.shipment
         found |= {"bytes": shipment.nbytes, "tensors": len(shipment.tensors)}
+        found["trainer_extra_bytes"] = max(self.ranks.all("extra_bytes"))
         return found | {"told": self.agent._installer.told, "buckets": len(shipment.buckets)}
 
     def stall(self, server: EngineProcess, patience: float) -> dict[str, Any]:
@@ -203,6 +204,7 @@ def figures(found: dict[str, Any], bucket: int) -> dict[str, float]:
     result["gigabytes_per_second"] = result["gigabytes"] / middle["engine_receive_and_load"]
     result["first_seconds"] = found["rounds"][0]["pause"]
     result["extra_memory_buckets"] = found["told"]["extraBytes"] / bucket
+    result["trainer_extra_memory_buckets"] = found["trainer_extra_bytes"] / bucket
     result["raw_seconds"] = found["raw"]
     result["bytes_ratio_vs_nccl"] = found["raw"] / middle["engine_receive_and_load"]
     if "per_tensor" in found:

@@ -33,6 +33,7 @@ class Rank:
             torch.cuda.set_device(self._device)
         self._end = TrainerEnd(rank, world, self._device)
         self._versions = [list(_parts(rank, world, self._device, model, seed)) for seed in (0, 1)]
+        self._before = 0
 
     def layout(self) -> str:
         return self._end.layout(self._versions[0], self._fp8)
@@ -41,6 +42,9 @@ class Rank:
         return self._end.listen(name)
 
     def open(self, *place: Any) -> str:
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        self._before = self._allocated()
         return self._end.open(*place)
 
     def send(self, version: int, timeout: float = 120) -> tuple[str, float]:
@@ -48,6 +52,13 @@ class Rank:
         started = time.monotonic()
         problem = self._end.send(self._versions[version % 2], timeout, self._fp8)
         return problem, time.monotonic() - started
+
+    def extra_bytes(self) -> int:
+        """By how much the GPU's memory in use rose, at most, since the link was opened."""
+        return self._allocated() - self._before
+
+    def _allocated(self) -> int:
+        return torch.cuda.max_memory_allocated() if self._device.type == "cuda" else 0
 
     def close(self) -> None:
         self._end.close()

@@ -5,7 +5,7 @@ from pathlib import Path
 from grpo_devcluster import processes
 from grpo_devcluster.gobuild import COMPONENTS, binary, module_directory
 from grpo_devcluster.paths import KUBECONFIG, RUN
-from grpo_devcluster.settings import GATEWAY
+from grpo_devcluster.settings import FAKE_POD_CIDR, GATEWAY
 from grpo_devcluster.stages import StageError, run, wait_for
 
 _COREFILE = f"""\
@@ -85,6 +85,7 @@ def start_kwok() -> None:
             f"--kubeconfig={KUBECONFIG}",
             "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
             "--enable-crds=Stage",
+            f"--cidr={FAKE_POD_CIDR}",
             # Heartbeats by lease, as kubelets do: status patches alone come too rarely.
             "--node-lease-duration-seconds=20",
             "--server-address=127.0.0.1:10247",

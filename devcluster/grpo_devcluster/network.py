@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 from grpo_devcluster.paths import RUN
-from grpo_devcluster.settings import BRIDGE, GATEWAY, POD_CIDR
+from grpo_devcluster.settings import BRIDGE, FAKE_POD_CIDR, GATEWAY, POD_CIDR
 from grpo_devcluster.stages import run
 
 CNI_CONF = RUN / "cni"
@@ -20,6 +20,8 @@ def up() -> None:
         _ip("link", "add", BRIDGE, "type", "bridge")
     _ip("address", "replace", f"{GATEWAY}/24", "dev", BRIDGE)
     _ip("link", "set", BRIDGE, "up")
+    # Else what the operator asks such pods would leave the machine.
+    _ip("route", "replace", "unreachable", FAKE_POD_CIDR)
     _sysctl("net/ipv4/ip_forward")
     _sysctl("net/bridge/bridge-nf-call-iptables")
     plugins = [
@@ -43,8 +45,9 @@ def up() -> None:
 
 
 def down() -> None:
-    """Remove the bridge, leftover pod interfaces and every iptables rule of Kubernetes and CNI."""
-    subprocess.run(["ip", "link", "delete", BRIDGE], capture_output=True, check=False)
+    """Remove the bridge, the route, leftover pod interfaces and every iptables rule of Kubernetes and CNI."""
+    for what in (("link", "delete", BRIDGE), ("route", "delete", "unreachable", FAKE_POD_CIDR)):
+        subprocess.run(["ip", *what], capture_output=True, check=False)
     for table in ("nat", "filter", "mangle"):
         _remove_rules(table)
 

@@ -34,6 +34,7 @@ def operator_process(
     settings = directory / "settings.json"
     settings.write_text(json.dumps(_SETTINGS | {"watchNamespaces": list(namespaces)}))
     env = os.environ | {"KUBECONFIG": str(kubeconfig), "GRPO_SETTINGS": str(settings)}
+    env["MALLOC_ARENA_MAX"] = "2"  # as in the image
     command = [
         sys.executable,
         "-m",

@@ -88,6 +88,29 @@ def test_a_pool_scales_and_everything_goes_with_it(api: Api, tiny: dict[str, Any
     until("nothing is left", lambda: not api.ok("get", kinds, "-l", ENGINES, "-o", "name"), 60)
 
 
+def test_an_autoscaler_finds_and_scales_a_pool(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
+    """Below its minimum a HorizontalPodAutoscaler scales without asking for metrics."""
+    fake_nodes(3)
+    assert api.apply(_shared(tiny)).returncode == 0
+    until("engines", lambda: len(_pods(api, f"{ENGINES},{POOL}=rollout")) == 2, 60)
+    scaler = {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": "shared"},
+        "spec": {
+            "scaleTargetRef": {"apiVersion": tiny["apiVersion"], "kind": "RolloutPool", "name": "shared"},
+            "minReplicas": 3,
+            "maxReplicas": 4,
+        },
+    }
+    try:
+        assert api.apply(scaler).returncode == 0
+        until("three engines", lambda: len(_pods(api, f"{ENGINES},{POOL}=rollout")) == 3, 90)
+        assert api.get("rpool", "shared")["spec"]["replicas"] == 3
+    finally:
+        api.ok("delete", "hpa", "shared")
+
+
 def test_what_cannot_be_bound_is_said(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
     fake_nodes(3)
     assert api.apply(_referring(tiny, "lost")).returncode == 0

@@ -1,6 +1,7 @@
 """Loading that was watched once is repeated by copies: same bytes, few copies, nothing silently lost."""
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from grpo_worker.weightsync.inside.fingerprint import fingerprint
 from grpo_worker.weightsync.inside.incoming import Broadcast, DirectLoadError, Spec
-from grpo_worker.weightsync.inside.loader import DirectLoader, Report
+from grpo_worker.weightsync.inside.loader import DirectLoader, Report, _places
 from grpo_worker.weightsync.inside.recipe import make_recipe
 from grpo_worker.weightsync.inside.recording import record
 from grpo_worker.weightsync.inside.request import DirectLoad
@@ -106,7 +107,7 @@ class Wire(Broadcast):
         super().__init__(request, None)
         self.flats = flats
 
-    def receive(self, index: int, flat: torch.Tensor) -> "Wire":
+    def receive(self, index: int, flat: torch.Tensor, beside: torch.Tensor) -> "Wire":
         flat.copy_(self.flats[index])
         self._found.append(fingerprint(flat))
         return self
@@ -171,6 +172,36 @@ def test_parameters_that_moved_are_recorded_again() -> None:
     model.w13.data = torch.zeros_like(model.w13.data)
     assert load(loader, buckets, seed=5).recorded == 1
     assert_same(model, by_itself(buckets, 5, 0))
+
+
+def test_buckets_share_memory_for_two_neighbours() -> None:
+    sizes = [256, 1024, 512, 2048, 256]
+    places = _places(sizes, "cpu")
+    assert [len(place) for place in places] == sizes
+    assert places[0].untyped_storage().nbytes() == 512 + 2048
+    for first, second in pairwise(places):
+        first.fill_(1)
+        second.fill_(2)
+        assert bool((first == 1).all())
+
+
+def test_the_models_own_work_is_done_once_when_all_is_written() -> None:
+    model, buckets = Model(), [specs([*ORDER[:1], "row"]), specs(["q_a", "kv_a"]), specs(DOWN)]
+    loader = DirectLoader(model, "cpu")
+    load(loader, buckets, seed=1)
+    seen: list[torch.Tensor] = []
+    model.post_load_weights = lambda: seen.append(model.w2.clone())  # type: ignore[method-assign]
+    load(loader, buckets, seed=7)
+    assert len(seen) == 1 and torch.equal(seen[0], model.w2)
+
+
+def test_the_models_own_work_that_fails_fails_the_load() -> None:
+    model = Model()
+    loader = DirectLoader(model, "cpu")
+    load(loader, [specs(DOWN)], seed=1)
+    model.post_load_weights = lambda: 1 / 0  # type: ignore[method-assign,assign,return-value]
+    with pytest.raises(DirectLoadError, match="after loading: ZeroDivisionError"):
+        load(loader, [specs(DOWN)], seed=2)
 
 
 def test_another_plan_is_recorded_anew() -> None:

@@ -1,6 +1,7 @@
 """What trainer ranks send for each bucket: every byte once, in its place, in as few pieces as there are."""
 
 import math
+from typing import cast
 
 import pytest
 import torch
@@ -11,12 +12,14 @@ from grpo_worker.data.fp8 import Part, quantised_parts
 from grpo_worker.weightsync.bucketing import buckets
 from grpo_worker.weightsync.dtypes import dtype_of
 from grpo_worker.weightsync.inside.incoming import Spec, specs_of
-from grpo_worker.weightsync.inside.linked import deal_out
+from grpo_worker.weightsync.inside.linked import Link, Linked, deal_out
 from grpo_worker.weightsync.inside.request import DirectLoad, linked_load
 from grpo_worker.weightsync.link.agent_end import shipment_of
+from grpo_worker.weightsync.link.meeting import Members
 from grpo_worker.weightsync.link.sender import Shards, places
 from grpo_worker.weightsync.link.shipment import Shipment, ShippedBucket, make_shipment, nbytes
 from grpo_worker.weightsync.manifest import layout
+from grpo_worker.weightsync.places import aligned
 from grpo_worker.weightsync.plan import PlanError, make_plan
 
 RANKS = 3
@@ -87,6 +90,21 @@ def test_tensors_of_one_rank_need_no_dealing_out(
     alone = {name: ([sum(sizes)], dim, first) for name, (sizes, dim, first) in cuts.items()}
     sent = shipment(parts_of(alone)[0], limit)
     assert all(message.start is not None for bucket in sent.buckets for message in bucket.messages)
+
+
+@given(cuts=cut_tensors, limit=st.integers(1 << 16, 1 << 20))
+def test_a_bucket_takes_no_more_than_its_limit_where_it_is_received(
+    cuts: dict[str, tuple[list[int], int, int]], limit: int
+) -> None:
+    """Also where pieces are dealt out; unless one tensor alone takes more."""
+    larger = {
+        name: ([512 * rows for rows in sizes], dim, first) for name, (sizes, dim, first) in cuts.items()
+    }
+    sent = shipment(parts_of(larger)[0], limit)
+    incoming = Linked(linked_load(sent, 5.0), Link(cast(Members, None)), [])
+    for index, bucket in enumerate(sent.buckets):
+        taken = aligned(sum(map(nbytes, bucket.tensors))) + incoming.beside(index)
+        assert taken <= limit or len(bucket.tensors) == 1
 
 
 def test_whole_tensors_of_a_rank_stay_in_place_beside_split_ones() -> None:

@@ -73,7 +73,9 @@ class WeightSyncSpec(Model):
         description="what engines fetch of a new version: all bytes, or those that changed since the last, "
         "which pays where the network is slower than memory",
     )
-    bucket_megabytes: int = Field(512, ge=1, le=65536, description="MiB sent in one request")
+    bucket_megabytes: int = Field(
+        512, ge=1, le=65536, description="MiB that a bucket of weights takes; a GPU holds two at once"
+    )
     timeout_seconds: int = Field(120, ge=1, le=3600, description="deadline of one sync of one engine")
 
     @model_validator(mode="after")

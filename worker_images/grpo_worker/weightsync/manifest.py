@@ -14,9 +14,9 @@ import xxhash
 
 from grpo_worker.data.fp8 import Part
 from grpo_worker.weightsync.dtypes import dtype_name
+from grpo_worker.weightsync.places import aligned
 
 PIECE = 16 << 20  # bytes that one thread digests at a time
-_ALIGNED = 64  # a slice's place in the blob fits every dtype, so that receivers need no copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def _places(parts: Sequence[Part]) -> tuple[Slice, ...]:
         nbytes = tensor.numel() * tensor.element_size()
         dtype = dtype_name(tensor.dtype)
         slices.append(Slice(name, shape, dtype, dim, offset, tensor.shape[dim], start, nbytes))
-        start += -(-nbytes // _ALIGNED) * _ALIGNED
+        start += aligned(nbytes)  # so that receivers need no copy
     return tuple(slices)
 
 

@@ -54,8 +54,13 @@ class Incoming(Protocol):
     partial: bool
     nbytes: int
 
-    def receive(self, index: int, flat: torch.Tensor) -> Work:
-        """Begin to fill ``flat``, uint8 [bytes of bucket ``index``]."""
+    def beside(self, index: int) -> int:
+        """Bytes that receiving bucket ``index`` needs beside its own."""
+        ...
+
+    def receive(self, index: int, flat: torch.Tensor, beside: torch.Tensor) -> Work:
+        """Begin to fill ``flat``, uint8 [bytes of bucket ``index``]. ``beside``: uint8 [``beside(index)``],
+        of no use any more when the bytes are there."""
         ...
 
     def verified(self) -> list[int]:
@@ -75,7 +80,10 @@ class Broadcast:
         self._group = group
         self._found: list[torch.Tensor] = []
 
-    def receive(self, index: int, flat: torch.Tensor) -> Work:
+    def beside(self, index: int) -> int:
+        return 0
+
+    def receive(self, index: int, flat: torch.Tensor, beside: torch.Tensor) -> Work:
         self.nbytes += len(flat)
         work: Any = dist.broadcast(flat, src=0, group=self._group, async_op=True)
         return Then(work, lambda: self._found.append(fingerprint(flat)))

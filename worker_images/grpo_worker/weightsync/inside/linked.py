@@ -13,6 +13,7 @@ from grpo_worker.weightsync.link.meeting import Members
 from grpo_worker.weightsync.link.sender import copy_all
 from grpo_worker.weightsync.link.shipment import Message
 from grpo_worker.weightsync.link.wanted import Extent, Stretch, came, to_json, wanted
+from grpo_worker.weightsync.places import aligned
 
 
 class Link:
@@ -63,19 +64,28 @@ class Linked:
         self._deadline = time.monotonic() + request.timeout
         self._checks: list[tuple[int, int, list[torch.Tensor], torch.Tensor]] = []
 
-    def receive(self, index: int, flat: torch.Tensor) -> Work:
-        arriving = list(self._arriving(index, flat))
+    def beside(self, index: int) -> int:
+        return sum(aligned(m.nbytes) for m in self._request.messages[index] if m.start is None)
+
+    def receive(self, index: int, flat: torch.Tensor, beside: torch.Tensor) -> Work:
+        arriving = list(self._arriving(index, flat, beside))
         pairs = [(tensor, a.message.source) for a in arriving for tensor in (*a.parts, a.tail)]
         transfer = self._link.members.receive(pairs, self._deadline)
         return Then(transfer, lambda: self._arrived(index, flat, arriving))
 
-    def _arriving(self, index: int, flat: torch.Tensor) -> Iterator[_Arriving]:
+    def _arriving(self, index: int, flat: torch.Tensor, beside: torch.Tensor) -> Iterator[_Arriving]:
+        used = 0
         for place, message in enumerate(self._request.messages[index]):
             told = self._link.wanted
             stretches = [(0, message.nbytes)] if told is None else told[index][place]
             tail = torch.empty(1 + len(stretches), dtype=torch.int64, device=flat.device)
             self.nbytes += sum(last - first for first, last in stretches)
-            yield _Arriving(message, _landing(message, flat), stretches, tail)
+            if message.start is None:
+                data = beside[used : used + message.nbytes]
+                used += aligned(message.nbytes)
+            else:
+                data = flat[message.start : message.start + message.nbytes]
+            yield _Arriving(message, data, stretches, tail)
 
     def _arrived(self, index: int, flat: torch.Tensor, arriving: Sequence[_Arriving]) -> None:
         for each in arriving:
@@ -106,12 +116,6 @@ class Linked:
 def _values(numbers: list[torch.Tensor]) -> list[int]:
     """One wait for all of them."""
     return [int(value) for value in torch.stack(numbers).tolist()] if numbers else []
-
-
-def _landing(message: Message, flat: torch.Tensor) -> torch.Tensor:
-    if message.start is None:
-        return flat.new_empty(message.nbytes)
-    return flat[message.start : message.start + message.nbytes]
 
 
 def deal_out(

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ from grpo_worker.weightsync.inside.incoming import DirectLoadError, Incoming, Sp
 from grpo_worker.weightsync.inside.recipe import Recipe, homes, make_recipe
 from grpo_worker.weightsync.inside.recording import record
 from grpo_worker.weightsync.link.wanted import Stretch, merged
+from grpo_worker.weightsync.places import aligned
+
+_Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments by place and by name
 
 
 @dataclass(slots=True)
@@ -19,7 +23,7 @@ class _Known:
     loading, to be repeated each time."""
 
     recipe: Recipe
-    after: list[tuple[tuple[Any, ...], dict[str, Any]]]
+    after: list[_Call]
 
 
 @dataclass(slots=True)
@@ -51,17 +55,11 @@ class DirectLoader:
         Raises DirectLoadError when the bytes are not those that were sent, or one could not be loaded;
         LinkError when bytes do not come.
         """
-        report, problem = Report(), ""
+        report = Report()
         memory = _ExtraMemory(self._device)
-        here = homes((*self._model.parameters(), *self._model.buffers()))
         started = time.monotonic()
         try:
-            for index, flat in self._received(buckets, incoming, report):
-                try:
-                    if not problem:
-                        self._load((plan_id, index), here, flat, buckets[index], report, incoming.partial)
-                except Exception as error:
-                    problem = f"bucket {index}: {type(error).__name__}: {error}"
+            problem = self._load_all(plan_id, buckets, incoming, report)
             report.fingerprints = incoming.verified()
             if problem:
                 raise DirectLoadError(problem)
@@ -80,17 +78,33 @@ class DirectLoader:
             return None
         return [_kept(recipe, bucket) for recipe, bucket in zip(recipes, buckets, strict=True)]
 
+    def _load_all(
+        self, plan_id: str, buckets: Sequence[Sequence[Spec]], incoming: Incoming, report: Report
+    ) -> str:
+        """What went wrong with a bucket, or an empty text."""
+        problem, after = "", _After(self._model)
+        here = homes((*self._model.parameters(), *self._model.buffers()))
+        for index, flat in self._received(buckets, incoming, report):
+            try:
+                if not problem:
+                    key = plan_id, index
+                    after.add(self._load(key, here, flat, buckets[index], report, incoming.partial))
+            except Exception as error:
+                problem = f"bucket {index}: {type(error).__name__}: {error}"
+        del flat  # the model's own work may need as much memory
+        return problem or after.run()
+
     def _received(
         self, buckets: Sequence[Sequence[Spec]], incoming: Incoming, report: Report
     ) -> Iterator[tuple[int, torch.Tensor]]:
-        """Each bucket's bytes, the next one under way. Two buffers; a device orders their reuse by itself:
-        a transfer that is begun later waits for the copies that were begun before."""
+        """Each bucket's bytes, the next one under way. A device orders the reuse of memory by itself: a
+        transfer that is begun later waits for the copies that were begun before."""
         sizes = [bucket[-1].start + bucket[-1].nbytes for bucket in buckets]
-        buffers = [torch.empty(max(sizes), dtype=torch.uint8, device=self._device) for _ in sizes[:2]]
-        views = [buffers[index % 2][:size] for index, size in enumerate(sizes)]
-        work = incoming.receive(0, views[0])
-        for index, view in enumerate(views):
-            following = incoming.receive(index + 1, views[index + 1]) if index + 1 < len(views) else None
+        places = _places([aligned(size) + incoming.beside(i) for i, size in enumerate(sizes)], self._device)
+        views = [(place[:size], place[aligned(size) :]) for place, size in zip(places, sizes, strict=True)]
+        work = incoming.receive(0, *views[0])
+        for index, (view, _) in enumerate(views):
+            following = incoming.receive(index + 1, *views[index + 1]) if index + 1 < len(views) else None
             began = time.monotonic()
             work.wait()
             report.seconds["wait"] = report.seconds.get("wait", 0.0) + time.monotonic() - began
@@ -106,7 +120,8 @@ class DirectLoader:
         bucket: Sequence[Spec],
         report: Report,
         partial: bool,
-    ) -> None:
+    ) -> list[_Call]:
+        """Write one bucket. What the model has to do after it; nothing where its loader has done it."""
         known = self._known.get(key)
         if known is None or not known.recipe.homes <= here:
             if partial:  # what the model's own loader would look for has not come
@@ -115,10 +130,13 @@ class DirectLoader:
                 )
             known = self._known[key] = self._record(flat, bucket)
             report.recorded += 1
+            left: list[_Call] = []
         else:
             self._repeat(known, flat, bucket)
+            left = known.after
         report.copies += len(known.recipe.steps)
         report.by_loader += len(known.recipe.by_loader)
+        return left
 
     def _record(self, flat: torch.Tensor, bucket: Sequence[Spec]) -> _Known:
         tensors, after = [(spec.name, view_of(flat, spec)) for spec in bucket], []
@@ -145,8 +163,34 @@ class DirectLoader:
                 (spec.name, view_of(flat, spec)) for spec in bucket if spec.name in known.recipe.by_loader
             ]
             self._model.load_weights(rest)
-        for args, kwargs in known.after:
-            self._model.post_load_weights(*args, **kwargs)
+
+
+class _After:
+    """The model's own work on what was written, each once, when all is."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._calls: list[_Call] = []
+
+    def add(self, calls: Sequence[_Call]) -> None:
+        self._calls += [call for call in calls if call not in self._calls]
+
+    def run(self) -> str:
+        """What went wrong, or an empty text."""
+        try:
+            for args, kwargs in self._calls:
+                self._model.post_load_weights(*args, **kwargs)
+        except Exception as error:
+            return f"after loading: {type(error).__name__}: {error}"
+        return ""
+
+
+def _places(sizes: Sequence[int], device: str) -> list[torch.Tensor]:
+    """Memory for each of these numbers of bytes, of which two neighbours are in use at once: they lie at the
+    two ends of one stretch, by turns. Sizes are aligned."""
+    most = max(map(sum, pairwise(sizes)), default=sizes[0])
+    memory = torch.empty(most, dtype=torch.uint8, device=device)
+    return [memory[most - size :] if index % 2 else memory[:size] for index, size in enumerate(sizes)]
 
 
 def _kept(recipe: Recipe, bucket: Sequence[Spec]) -> list[Stretch]:

@@ -54,7 +54,9 @@ def _alike(to: torch.Tensor, source: torch.Tensor) -> bool:
 def _read(flat: torch.Tensor, step: _Step) -> torch.Tensor:
     elements = len(flat) // step.dtype.itemsize
     whole = flat[: elements * step.dtype.itemsize].view(step.dtype)
-    return whole.as_strided(step.size, step.stride, step.start // step.dtype.itemsize)
+    # as_strided counts from the beginning of the storage, in which the bucket may lie anywhere.
+    first = whole.storage_offset() + step.start // step.dtype.itemsize
+    return whole.as_strided(step.size, step.stride, first)
 
 
 def make_recipe(recording: Recording, flat: torch.Tensor, partners: Iterable[Sequence[str]] = ()) -> Recipe:

@@ -11,10 +11,10 @@ from grpo_worker.weightsync.inside.fingerprint import fingerprint
 from grpo_worker.weightsync.link.meeting import Members, Transfer
 from grpo_worker.weightsync.link.shipment import Message, Shipment, ShippedBucket
 from grpo_worker.weightsync.link.wanted import Stretch, Wanted, from_json
+from grpo_worker.weightsync.places import aligned
 
 Box = tuple[str, int]  # name and offset of a shard
 _AHEAD = 2  # buckets that are packed or under way
-_ALIGNED = 64  # a message's place in the buffer fits every dtype
 
 
 class Sender:
@@ -24,7 +24,7 @@ class Sender:
         self._members = members
         mine = [(b, [m for m in b.messages if m.source == rank]) for b in shipment.buckets]
         mine = [(bucket, messages) for bucket, messages in mine if messages]
-        size = max((sum(_room(m) for m in messages) for _, messages in mine), default=0)
+        size = max((sum(aligned(m.nbytes) for m in messages) for _, messages in mine), default=0)
         buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(_AHEAD)]
         self._batches = [
             list(_batch(buffers[number % _AHEAD], bucket, messages))
@@ -84,10 +84,6 @@ class _Cut:
         return self._known[key]
 
 
-def _room(message: Message) -> int:
-    return -(-message.nbytes // _ALIGNED) * _ALIGNED
-
-
 def _batch(
     buffer: torch.Tensor, bucket: ShippedBucket, messages: Sequence[Message]
 ) -> Iterator[tuple[torch.Tensor, list[tuple[Box, torch.Tensor]]]]:
@@ -96,7 +92,7 @@ def _batch(
     for message in messages:
         data = buffer[start : start + message.nbytes]
         yield data, places(data, bucket, message)
-        start += _room(message)
+        start += aligned(message.nbytes)
 
 
 class Shards:

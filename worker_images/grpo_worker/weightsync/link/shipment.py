@@ -10,6 +10,8 @@ from grpo_worker.weightsync.bucketing import buckets
 from grpo_worker.weightsync.dtypes import dtype_of
 from grpo_worker.weightsync.plan import Plan, PlanError, TensorPlan
 
+_MARGIN = 64  # this part of a bucket is left for what is reckoned with beside it
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -64,10 +66,12 @@ class Shipment:
 
 
 def make_shipment(plan: Plan, limit: int) -> Shipment:
-    """Buckets of at most ``limit`` bytes, whichever way they travel.
+    """Buckets of which each takes at most ``limit`` bytes where it is received, whichever way they travel.
+    A tensor that takes more has a bucket of its own.
 
     Raises PlanError for a piece that would not be aligned.
     """
+    limit -= limit // _MARGIN
     found = [ShippedBucket(tensors, _messages(tensors)) for tensors in _bucketed(plan, limit)]
     counts = [len(bucket.tensors) for bucket in found]
     return Shipment(bucketed_id(plan, counts), tuple(found))
@@ -75,7 +79,8 @@ def make_shipment(plan: Plan, limit: int) -> Shipment:
 
 def _bucketed(plan: Plan, limit: int) -> list[tuple[TensorPlan, ...]]:
     by_name = {tensor.name: tensor for tensor in plan.tensors}
-    sizes = {name: nbytes(tensor) for name, tensor in by_name.items()}
+    # The pieces of one that several ranks hold are received beside it.
+    sizes = {name: nbytes(tensor) * (2 if _split(tensor) else 1) for name, tensor in by_name.items()}
     return [tuple(by_name[name] for name in names) for names in buckets(plan.tensors, sizes, limit)]
 
 
@@ -89,10 +94,14 @@ def nbytes(tensor: TensorPlan) -> int:
     return math.prod(tensor.shape) * dtype_of(tensor.dtype).itemsize
 
 
+def _split(tensor: TensorPlan) -> bool:
+    return len({rank for rank, _ in tensor.pieces}) > 1
+
+
 def _messages(tensors: Sequence[TensorPlan]) -> tuple[Message, ...]:
     pieces: dict[tuple[int, bool], list[Piece]] = {}
     for index, tensor in enumerate(tensors):
-        split = len({rank for rank, _ in tensor.pieces}) > 1
+        split = _split(tensor)
         for rank, part in tensor.pieces:
             piece = Piece(index, part.dim, part.offset, part.length, part.nbytes)
             pieces.setdefault((rank, split), []).append(piece)

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from grpo_worker.weightsync.link.shipment import Message, Piece
+from grpo_worker.weightsync.places import ALIGNED, aligned
 
 Stretch = tuple[int, int]  # bytes from the first up to, but not including, the second
 Wanted = list[list[list[Stretch]]]  # by bucket of a source, message and place
 
-_ALIGNED = 256  # bytes; what a device reads and writes at once
 _WORTH = 256  # a gap of less than this part of a bucket costs less than another message
 
 
@@ -43,7 +43,7 @@ def merged(stretches: Iterable[Stretch], gap: int = 0, end: int | None = None) -
     found: list[Stretch] = []
     for first, last in sorted(stretches):
         if end is not None:
-            first, last = first // _ALIGNED * _ALIGNED, min(-(-last // _ALIGNED) * _ALIGNED, end)
+            first, last = first // ALIGNED * ALIGNED, min(aligned(last), end)
         if found and first <= found[-1][1] + gap:
             found[-1] = found[-1][0], max(found[-1][1], last)
         else:

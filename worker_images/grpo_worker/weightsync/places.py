@@ -1,0 +1,8 @@
+"""Where bytes begin that lie beside others (pure)."""
+
+ALIGNED = 256  # bytes; what devices read and write at once, and where every dtype may begin
+
+
+def aligned(nbytes: int) -> int:
+    """So many bytes, or the next number that leaves what follows aligned."""
+    return -(-nbytes // ALIGNED) * ALIGNED
