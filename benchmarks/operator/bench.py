@@ -178,7 +178,7 @@ def _many(count: int, operator: subprocess.Popen[bytes]) -> dict[str, float]:
     _apply([_job(f"job-{number}", number < LARGE_JOBS) for number in range(have, count)])
     _wait("all pods ready", lambda: _ready(count), 3600, every=2 + count / 50)
     seconds = time.monotonic() - started
-    time.sleep(10)
+    _settle()
     ready = _samples()
     writes = _writes_per_change(count)
     changed = _samples()
@@ -194,6 +194,15 @@ def _many(count: int, operator: subprocess.Popen[bytes]) -> dict[str, float]:
         f"cpu_seconds_{count}": round(sum(process.cpu_times()[:2]), 1),
         "writes_per_change_max": writes,
     }
+
+
+def _settle(quiet: float = 10) -> None:
+    """Until nothing has been written for ``quiet`` seconds: what jobs that have just started still write is
+    not what a change costs."""
+    before = -1.0
+    while (now := _writes(_samples())) != before:
+        before = now
+        time.sleep(quiet)
 
 
 def _ready(count: int) -> bool:
