@@ -63,7 +63,8 @@ class EngineProcess:
         return "\n".join(line for line in lines if "GET /ping" not in line)[-5000:]
 
     def stop(self) -> None:
-        os.killpg(self.process.pid, 9)
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, 9)
         self.process.wait()
 
 
@@ -75,4 +76,6 @@ def _environment(folder: Path, gpus: tuple[int, ...]) -> dict[str, str]:
     sources = os.pathsep.join(str(REPO / part) for part in ("operator", "worker_images"))
     path = os.pathsep.join([sources, os.environ.get("ENGINE_PYTHONPATH", "")])
     visible = ",".join(map(str, gpus))
-    return dict(os.environ) | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": visible, "OMP_NUM_THREADS": "1"}
+    own = {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": visible, "OMP_NUM_THREADS": "1"}
+    own["SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"] = "false"  # others are on some of the GPUs
+    return dict(os.environ) | own

@@ -2,8 +2,9 @@
 
     python3 benchmarks/gpu/sync.py RESULT.json [--cpu]
 
-Engines (SGLang) run on the first GPU, their trainer rank on the second; with four GPUs another engine of
-two ranks takes its weights from two trainer ranks. ENGINE_PYTHONPATH: packages of the engines.
+Engines (SGLang) run on the first GPU, their trainer rank on the second; an engine of two ranks takes its
+weights from two trainer ranks on the same GPUs, by CUDA IPC, and with four GPUs another one from two ranks on
+other GPUs. ENGINE_PYTHONPATH: packages of the engines.
 small: a mixture of experts of more than 2 000 tensors; wide: matrices of DeepSeek-V3's size; fp8: the same
 in blocks of 128 x 128. ``--cpu``: a tiny model over gloo, to see that everything runs.
 """
@@ -29,8 +30,10 @@ from torch._C._distributed_c10d import TCPStore
 
 from grpo_operator.api.architectures import architecture
 from grpo_worker.weightsync.agent import Agent
+from grpo_worker.weightsync.engine import Engine
 from grpo_worker.weightsync.inside.request import LINK
 from grpo_worker.weightsync.link.agent_end import LinkOffer, shipment_of
+from grpo_worker.weightsync.link.transport import IPC
 
 ROUNDS = 6
 _SHORT = {"max_position_embeddings": 4096, "num_nextn_predict_layers": 0, "vocab_size": 32768}
@@ -56,6 +59,7 @@ class Case:
     trainers: tuple[int, ...]
     baselines: bool
     port: int
+    transport: str = "nccl"
 
 
 def cases(gpus: int) -> list[Case]:
@@ -64,6 +68,7 @@ def cases(gpus: int) -> list[Case]:
         Case("small", SMALL, False, (0,), (1,), True, 31000),
         Case("wide", WIDE, False, (0,), (1,), True, 32000),
         Case("fp8", WIDE, True, (0,), (1,), False, 33000),
+        Case("small 2 to 2, shared GPUs", SMALL, False, (0, 1), (0, 1), False, 35000, IPC),
     ]
     if gpus >= 4:
         found.append(Case("small 2 to 2", SMALL, False, (2, 3), (0, 1), False, 34000))
@@ -86,7 +91,7 @@ def measure(case: Case, server: EngineProcess, bucket: int, cpu: bool) -> dict[s
         agent.watch()
         link = Link(case, agent, ranks, bucket)
         # First, because it leaves no process group behind.
-        found = {"raw": _raw(ranks, case, bucket, cpu)} | link.all_versions()
+        found = {"raw": _raw(ranks, case, bucket, cpu)} | link.all_versions(engine)
         ours = engine.checksum()
         if case.fp8:
             found["same_quantisation"] = ranks.ask(0, "same_quantisation").result()
@@ -117,7 +122,7 @@ class Link:
         trainers, started = len(self.case.trainers), time.monotonic()
         self.name, world = f"{LINK}{trainers}-bench{number}", trainers + len(self.case.engine)
         layouts, port = self.ranks.all("layout"), self.ranks.ask(0, "listen", self.name).result()
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        backend = self.case.transport if torch.cuda.is_available() else "gloo"
         plan_id = shipment_of(layouts, self.bucket).plan_id
         offer = LinkOffer(self.name, "127.0.0.1", port, world, trainers, backend, layouts, plan_id)
         with ThreadPoolExecutor(1) as thread:
@@ -138,10 +143,13 @@ class Link:
         assert not any(problem for problem, _ in told), told
         return seconds | {"whole": time.monotonic() - started, "trainer": max(s for _, s in told)}
 
-    def all_versions(self) -> dict[str, Any]:
-        """What was measured, and of what."""
-        found: dict[str, Any] = {"join": self.open(1)}
-        found["rounds"] = [self.version(version) for version in range(1, ROUNDS + 2)]
+    def all_versions(self, engine: Engine) -> dict[str, Any]:
+        """What was measured, and of what. The first version comes whole, the last, with the same weights, as
+        what each rank of the engine keeps."""
+        found: dict[str, Any] = {"join": self.open(1), "rounds": [self.version(1)]}
+        first = engine.checksum()
+        found["rounds"] += [self.version(version) for version in range(2, ROUNDS + 2)]
+        found["same_as_first"] = engine.checksum() == first
         assert self.agent._link is not None
         shipment = self.agent._link.shipment
         found |= {"bytes": shipment.nbytes, "tensors": len(shipment.tensors)}
@@ -177,10 +185,11 @@ class Link:
 def _raw(ranks: Processes, case: Case, bucket: int, cpu: bool) -> float:
     """A bare broadcast of the same bytes between the same GPUs."""
     nbytes = shipment_of(ranks.all("layout"), bucket).nbytes
-    world = 1 + len(case.engine)
+    others = [gpu for gpu in case.engine if cpu or gpu != case.trainers[0]]
+    world = 1 + len(others)
     store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     peers = []
-    for rank, gpu in enumerate(case.engine, start=1):
+    for rank, gpu in enumerate(others, start=1):
         device = "cpu" if cpu else f"cuda:{gpu}"
         arguments = f"{store.port}, {rank}, {world}, {device!r}, {nbytes}, {bucket}"
         code = f"import sync_ranks; sync_ranks.broadcast({arguments})"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from grpo_worker.weightsync.inside.fingerprint import fingerprint
 from grpo_worker.weightsync.inside.incoming import Broadcast, DirectLoadError, Spec
-from grpo_worker.weightsync.inside.loader import DirectLoader, Report, _places
+from grpo_worker.weightsync.inside.loader import DirectLoader, Report, _ExtraMemory, _places
 from grpo_worker.weightsync.inside.recipe import make_recipe
 from grpo_worker.weightsync.inside.recording import record
 from grpo_worker.weightsync.inside.request import DirectLoad
@@ -185,7 +185,10 @@ def test_buckets_share_memory_for_two_neighbours() -> None:
         assert bool((first == 1).all())
 
 
-def test_the_models_own_work_is_done_once_when_all_is_written() -> None:
+def test_the_models_own_work_that_needs_memory_is_done_once_when_all_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_ExtraMemory, "of", lambda _, work: (work(), 1 << 20))
     model, buckets = Model(), [specs([*ORDER[:1], "row"]), specs(["q_a", "kv_a"]), specs(DOWN)]
     loader = DirectLoader(model, "cpu")
     load(loader, buckets, seed=1)
@@ -195,12 +198,26 @@ def test_the_models_own_work_is_done_once_when_all_is_written() -> None:
     assert len(seen) == 1 and torch.equal(seen[0], model.w2)
 
 
-def test_the_models_own_work_that_fails_fails_the_load() -> None:
+def test_other_work_of_the_models_is_done_while_the_next_bucket_is_under_way() -> None:
+    model, buckets = Model(), [specs([*ORDER[:1], "row"]), specs(DOWN)]
+    loader = DirectLoader(model, "cpu")
+    load(loader, buckets, seed=1)
+    seen: list[torch.Tensor] = []
+    model.post_load_weights = lambda: seen.append(model.w2.clone())  # type: ignore[method-assign]
+    load(loader, buckets, seed=7)
+    assert len(seen) == 2 and not torch.equal(seen[0], model.w2)
+
+
+@pytest.mark.parametrize(("nbytes", "when"), [(0, "bucket 0"), (1 << 20, "after loading")])
+def test_the_models_own_work_that_fails_fails_the_load(
+    nbytes: int, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_ExtraMemory, "of", lambda _, work: (work(), nbytes))
     model = Model()
     loader = DirectLoader(model, "cpu")
     load(loader, [specs(DOWN)], seed=1)
     model.post_load_weights = lambda: 1 / 0  # type: ignore[method-assign,assign,return-value]
-    with pytest.raises(DirectLoadError, match="after loading: ZeroDivisionError"):
+    with pytest.raises(DirectLoadError, match=f"{when}: ZeroDivisionError"):
         load(loader, [specs(DOWN)], seed=2)
 
 

@@ -1,7 +1,7 @@
 """One version into one model: receive a bucket while the one before is written."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -12,7 +12,7 @@ from grpo_worker.weightsync.inside.incoming import DirectLoadError, Incoming, Sp
 from grpo_worker.weightsync.inside.recipe import Recipe, homes, make_recipe
 from grpo_worker.weightsync.inside.recording import record
 from grpo_worker.weightsync.link.wanted import Stretch, merged
-from grpo_worker.weightsync.places import aligned
+from grpo_worker.weightsync.places import MARGIN, aligned
 
 _Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments by place and by name
 
@@ -20,10 +20,11 @@ _Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments by place and by name
 @dataclass(slots=True)
 class _Known:
     """What is known of a bucket since it was loaded first. ``after``: the model's own work after
-    loading, to be repeated each time."""
+    loading, to be repeated each time; ``late``: it needs more memory than is spared beside a bucket."""
 
     recipe: Recipe
     after: list[_Call]
+    late: bool
 
 
 @dataclass(slots=True)
@@ -47,6 +48,7 @@ class DirectLoader:
         self._device = device
         self._known: dict[tuple[str, int], _Known] = {}
         self._taken: set[str] = set()
+        self._memory = _ExtraMemory(device)
 
     def load(self, plan_id: str, buckets: Sequence[Sequence[Spec]], incoming: Incoming) -> Report:
         """Receive and write every bucket.
@@ -56,7 +58,7 @@ class DirectLoader:
         LinkError when bytes do not come.
         """
         report = Report()
-        memory = _ExtraMemory(self._device)
+        self._memory = _ExtraMemory(self._device)
         started = time.monotonic()
         try:
             problem = self._load_all(plan_id, buckets, incoming, report)
@@ -67,7 +69,7 @@ class DirectLoader:
             self._known.clear()
             raise
         report.seconds["receive_and_load"] = time.monotonic() - started
-        report.taken, report.extra_bytes = self._taken, memory.bytes()
+        report.taken, report.extra_bytes = self._taken, self._memory.bytes()
         return report
 
     def kept(self, plan_id: str, buckets: Sequence[Sequence[Spec]]) -> list[list[Stretch]] | None:
@@ -121,7 +123,7 @@ class DirectLoader:
         report: Report,
         partial: bool,
     ) -> list[_Call]:
-        """Write one bucket. What the model has to do after it; nothing where its loader has done it."""
+        """Write one bucket. What the model still has to do, when the buckets' memory is free again."""
         known = self._known.get(key)
         if known is None or not known.recipe.homes <= here:
             if partial:  # what the model's own loader would look for has not come
@@ -133,18 +135,21 @@ class DirectLoader:
             left: list[_Call] = []
         else:
             self._repeat(known, flat, bucket)
-            left = known.after
+            left = known.after if known.late else []
         report.copies += len(known.recipe.steps)
         report.by_loader += len(known.recipe.by_loader)
         return left
 
     def _record(self, flat: torch.Tensor, bucket: Sequence[Spec]) -> _Known:
-        tensors, after = [(spec.name, view_of(flat, spec)) for spec in bucket], []
+        tensors = [(spec.name, view_of(flat, spec)) for spec in bucket]
+        after: list[tuple[_Call, int]] = []  # with the bytes that each needs
         original = getattr(self._model, "post_load_weights", None)
 
         def seen(*args: Any, **kwargs: Any) -> Any:
-            after.append((args, kwargs))
-            return original(*args, **kwargs) if original else None
+            assert original is not None
+            result, nbytes = self._memory.of(lambda: original(*args, **kwargs))
+            after.append(((args, kwargs), nbytes))
+            return result
 
         if original:
             self._model.post_load_weights = seen
@@ -154,7 +159,9 @@ class DirectLoader:
             if original:
                 del self._model.post_load_weights
         self._taken |= recording.copies.keys() | recording.unexplained.keys()
-        return _Known(make_recipe(recording, flat, _partners(bucket)), after[-1:])
+        late = any(nbytes > len(flat) // MARGIN for _, nbytes in after)
+        recipe = make_recipe(recording, flat, _partners(bucket))
+        return _Known(recipe, [call for call, _ in after[-1:]], late)
 
     def _repeat(self, known: _Known, flat: torch.Tensor, bucket: Sequence[Spec]) -> None:
         known.recipe.repeat(flat)
@@ -163,10 +170,13 @@ class DirectLoader:
                 (spec.name, view_of(flat, spec)) for spec in bucket if spec.name in known.recipe.by_loader
             ]
             self._model.load_weights(rest)
+        if not known.late:
+            for args, kwargs in known.after:
+                self._model.post_load_weights(*args, **kwargs)
 
 
 class _After:
-    """The model's own work on what was written, each once, when all is."""
+    """The model's own work on what was written, as far as it must wait until all is; each once."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -203,12 +213,23 @@ class _ExtraMemory:
 
     def __init__(self, device: str) -> None:
         self._cuda = torch.device(device).type == "cuda"
+        self._most = 0  # until the peak was last forgotten
         if self._cuda:
             torch.cuda.reset_peak_memory_stats()
             self._before = torch.cuda.memory_allocated()
 
     def bytes(self) -> int:
-        return torch.cuda.max_memory_allocated() - self._before if self._cuda else 0
+        return max(self._most, torch.cuda.max_memory_allocated() - self._before) if self._cuda else 0
+
+    def of(self, work: Callable[[], Any]) -> tuple[Any, int]:
+        """What ``work`` returns, and by how much it alone raises the memory in use."""
+        if not self._cuda:
+            return work(), 0
+        self._most = self.bytes()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        result = work()
+        return result, torch.cuda.max_memory_allocated() - before
 
 
 def _partners(bucket: Sequence[Spec]) -> list[list[str]]:

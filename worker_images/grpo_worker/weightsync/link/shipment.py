@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from grpo_worker.weightsync.bucketing import buckets
 from grpo_worker.weightsync.dtypes import dtype_of
+from grpo_worker.weightsync.places import MARGIN
 from grpo_worker.weightsync.plan import Plan, PlanError, TensorPlan
-
-_MARGIN = 64  # this part of a bucket is left for what is reckoned with beside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ def make_shipment(plan: Plan, limit: int) -> Shipment:
 
     Raises PlanError for a piece that would not be aligned.
     """
-    limit -= limit // _MARGIN
+    limit -= limit // MARGIN
     found = [ShippedBucket(tensors, _messages(tensors)) for tensors in _bucketed(plan, limit)]
     counts = [len(bucket.tensors) for bucket in found]
     return Shipment(bucketed_id(plan, counts), tuple(found))
