@@ -117,6 +117,22 @@ def test_whole_tensors_of_a_rank_stay_in_place_beside_split_ones() -> None:
     assert found == {(0, False): 3, (1, False): 3, (0, True): 1, (1, True): 1}
 
 
+def test_partners_that_are_held_otherwise_keep_no_tensor_from_its_place() -> None:
+    """The loader needs both halves in one bucket; one is split and the other is not."""
+    fused = "model.layers.1.self_attn"
+    parts: list[list[Part]] = [[], [], []]
+    parts[0] = [(f"model.layers.{n}.mlp.down_proj.weight", (4, 4), 0, 0, torch.zeros(4, 4)) for n in range(3)]
+    parts[0].append((f"{fused}.kv_a_proj_with_mqa.weight", (4, 4), 0, 0, torch.zeros(4, 4)))
+    for rank in (0, 1):
+        parts[rank].append((f"{fused}.q_a_proj.weight", (4, 8), 1, 4 * rank, torch.zeros(4, 4)))
+    (bucket,) = shipment(parts, 1 << 20).buckets
+    assert {(m.source, len(m.pieces)): m.start for m in bucket.messages} == {
+        (0, 4): 0,
+        (0, 1): None,
+        (1, 1): None,
+    }
+
+
 def test_several_ranks_have_a_share_in_a_bucket() -> None:
     """So that they send side by side."""
     parts: list[list[Part]] = [

@@ -1,7 +1,7 @@
 """Which tensors travel together (pure)."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from grpo_worker.weightsync.plan import TensorPlan
 
@@ -22,19 +22,20 @@ def buckets(tensors: Sequence[TensorPlan], sizes: dict[str, int], limit: int) ->
     trainer rank stand together in a bucket, and several ranks have a share in it, so that they send side by
     side and what one sends is one piece.
     """
-    queues = _queues(tensors)
+    holders = {tensor.name: tuple(sorted({rank for rank, _ in tensor.pieces})) for tensor in tensors}
+    queues = _queues(holders)
     at_once = max(1, limit // _SHARE)
     result: list[list[str]] = []
     while queues:
         taking = queues[:at_once]
-        result.append(_fill(taking, sizes, limit))
+        # Also a partner that others hold must not stand between tensors of one rank.
+        result.append(sorted(_fill(taking, sizes, limit), key=holders.__getitem__))
         queues = [queue for queue in queues if queue]
     return result
 
 
-def _queues(tensors: Sequence[TensorPlan]) -> list[list[_Unit]]:
+def _queues(holders: Mapping[str, tuple[int, ...]]) -> list[list[_Unit]]:
     """Units by the ranks that hold them, in order."""
-    holders = {tensor.name: tuple(sorted({rank for rank, _ in tensor.pieces})) for tensor in tensors}
     found: dict[tuple[int, ...], list[_Unit]] = {}
     for unit in _units(sorted(holders, key=_order)):
         found.setdefault(holders[unit[0]], []).append(unit)

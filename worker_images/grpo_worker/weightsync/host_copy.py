@@ -42,7 +42,8 @@ class HostCopy:
         """The announcement of these buckets."""
         counts = tuple(len(bucket.tensors) for bucket in self.buckets)
         fingerprints = tuple(bucket.fingerprint for bucket in self.buckets)
-        return DirectLoad(bucketed_id(self.plan, counts), counts, fingerprints)
+        plan_id = bucketed_id(self.plan, [bucket.tensors for bucket in self.buckets])
+        return DirectLoad(plan_id, counts, fingerprints)
 
     def checksum(self) -> str:
         """Of all bytes; the same as of an engine that has taken them over a link."""

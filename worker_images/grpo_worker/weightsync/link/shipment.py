@@ -72,8 +72,7 @@ def make_shipment(plan: Plan, limit: int) -> Shipment:
     """
     limit -= limit // MARGIN
     found = [ShippedBucket(tensors, _messages(tensors)) for tensors in _bucketed(plan, limit)]
-    counts = [len(bucket.tensors) for bucket in found]
-    return Shipment(bucketed_id(plan, counts), tuple(found))
+    return Shipment(bucketed_id(plan, [bucket.tensors for bucket in found]), tuple(found))
 
 
 def _bucketed(plan: Plan, limit: int) -> list[tuple[TensorPlan, ...]]:
@@ -83,9 +82,10 @@ def _bucketed(plan: Plan, limit: int) -> list[tuple[TensorPlan, ...]]:
     return [tuple(by_name[name] for name in names) for names in buckets(plan.tensors, sizes, limit)]
 
 
-def bucketed_id(plan: Plan, counts: Sequence[int]) -> str:
-    """Name of the plan together with the sizes of its buckets, in tensors."""
-    return f"{plan.plan_id}-{hashlib.sha256(json.dumps(list(counts)).encode()).hexdigest()[:8]}"
+def bucketed_id(plan: Plan, found: Sequence[Sequence[TensorPlan]]) -> str:
+    """Name of the plan together with its buckets: what stands where in them."""
+    names = [[tensor.name for tensor in bucket] for bucket in found]
+    return f"{plan.plan_id}-{hashlib.sha256(json.dumps(names).encode()).hexdigest()[:8]}"
 
 
 def nbytes(tensor: TensorPlan) -> int:
