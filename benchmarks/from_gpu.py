@@ -34,8 +34,15 @@ def sync(found: dict[str, Any]) -> dict[str, float]:
     file.write_text(json.dumps(found, indent=1) + "\n")
     small, wide, fp8 = (measured[name]["figures"] for name in ("small", "wide", "fp8"))
     draw(measured, found["gpus"])
-    split = measured.get("small 2 to 2")
-    return ({"bytes_ratio_2_to_2": split["figures"]["bytes_ratio_vs_nccl"]} if split else {}) | {
+    split = {
+        figure: measured[case]["figures"]["bytes_ratio_vs_nccl"]
+        for figure, case in (
+            ("bytes_ratio_2_to_2", "small 2 to 2"),
+            ("bytes_ratio_2_to_2_shared_gpus", "small 2 to 2, shared GPUs"),
+        )
+        if case in measured
+    }
+    return split | {
         "bytes_ratio_vs_nccl": wide["bytes_ratio_vs_nccl"],
         "bytes_ratio_small_matrices": small["bytes_ratio_vs_nccl"],
         "speedup_vs_per_tensor": small["speedup_vs_per_tensor"],
