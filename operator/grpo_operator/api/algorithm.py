@@ -1,11 +1,13 @@
 """The algorithm of a job: GRPO, with keys named as in verl."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from grpo_operator.api.base import Model
 from grpo_operator.api.trainer import OptimizerSpec
+
+_TOP_K = "topK must be -1 (all tokens) or at least 1"
 
 
 class KlControl(Model):
@@ -61,6 +63,7 @@ class AlgorithmSpec(Model):
             "self.samplesPerPrompt > 1 || self.advEstimator in ['gae', 'reinforce_plus_plus']",
             "samplesPerPrompt must be at least 2: the others of a group are its baseline",
         ),
+        ("self.topK != 0", _TOP_K),
         (
             "!has(self.refreshReferenceSteps) || self.useKlLoss || self.useKlInReward",
             "refreshReferenceSteps needs useKlLoss or useKlInReward: nothing else reads the reference",
@@ -77,6 +80,19 @@ class AlgorithmSpec(Model):
         16, ge=1, le=1024, description="group size (verl: rollout.n; YAML reads a bare n as false)"
     )
     temperature: float = Field(1.0, gt=0, le=10, description="of sampling, and of the log-probs trained on")
+    top_p: float = Field(1.0, gt=0, le=1, description="sample from the likeliest tokens of this probability")
+    top_k: int = Field(
+        -1, ge=-1, le=1048576, description="sample from so many likeliest tokens; -1: from all"
+    )
+    min_p: float = Field(
+        0.0, ge=0, lt=1, description="least probability of a token, as a share of the likeliest one's"
+    )
+    stop: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(
+        default_factory=list, max_length=16, description="texts that end an answer, which keeps them"
+    )
+    stop_token_ids: list[Annotated[int, Field(ge=0, le=2**31 - 1)]] = Field(
+        default_factory=list, max_length=64, description="tokens that end an answer beside the model's own"
+    )
     norm_adv_by_std: bool = Field(True, description="divide by the group's standard deviation")
     clip_ratio_low: float = Field(0.2, gt=0, lt=1, description="the ratio is clipped below 1 minus this")
     clip_ratio_high: float = Field(0.2, gt=0, le=10, description="the ratio is clipped above 1 plus this")
@@ -133,6 +149,8 @@ class AlgorithmSpec(Model):
                 f"samplesPerPrompt ({self.samples_per_prompt}) must be at least 2: the others of a group are "
                 "its baseline"
             )
+        if self.top_k == 0:
+            raise ValueError(_TOP_K)
         if self.refresh_reference_steps and not self.needs_reference:
             raise ValueError(
                 f"refreshReferenceSteps ({self.refresh_reference_steps}) needs useKlLoss or useKlInReward"

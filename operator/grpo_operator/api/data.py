@@ -1,12 +1,15 @@
 """What a job trains on, and what judges the answers."""
 
+import json
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from grpo_operator.api.base import Model, Path, ShortString
+from grpo_operator.api.volumes import VolumeSpec, within
 
 GYM = "reasoning-gym:"
+_OUTSIDE = "data.train must lie in data.volume.mountPath: correct one of the two"
 Function = Annotated[
     str,
     Field(
@@ -18,6 +21,13 @@ Function = Annotated[
 class DataSpec(Model):
     """Prompts."""
 
+    cel = (
+        (
+            "!has(self.volume) || !self.train.startsWith('/')"
+            " || self.train.startsWith(self.volume.mountPath + '/')",
+            _OUTSIDE,
+        ),
+    )
     train: str = Field(
         min_length=1,
         max_length=1024,
@@ -25,8 +35,26 @@ class DataSpec(Model):
         description="reasoning-gym:TASK?key=value&...: a seeded, endless task with its own verifier; or "
         "Parquet or JSON-lines files by path, pattern or URL (as fsspec has them), which need spec.reward",
     )
+    volume: VolumeSpec | None = Field(
+        None, description="what holds train and the Python files of the job; mounted into the controller"
+    )
     prompt_key: ShortString = Field("prompt", description="column of the prompts: text, or chat messages")
-    answer_key: ShortString = Field("answer", description="column that the reward function is handed")
+    answer_key: ShortString = Field(
+        "answer",
+        description="column that the reward function gets as ground_truth; a dot enters a nested column, as "
+        "in reward_model.ground_truth of verl's files",
+    )
+    raw: bool = Field(
+        False,
+        description="give text prompts to the model as they are, instead of as a user's message in its chat "
+        "template",
+    )
+    chat_template_kwargs: dict[str, str] = Field(
+        default_factory=dict,
+        max_length=16,
+        description="further variables of the chat template, each as JSON, such as enable_thinking: 'false' "
+        "(verl: apply_chat_template_kwargs)",
+    )
     filter: Function | None = Field(
         None, description="Python function row -> bool: which to keep (module:function or file.py:function)"
     )
@@ -41,6 +69,24 @@ class DataSpec(Model):
     response_length: int = Field(512, ge=1, le=1048576, description="longest response, in tokens")
     train_batch_size: int = Field(128, ge=1, le=65536, description="prompts of one step")
 
+    @model_validator(mode="after")
+    def _check(self) -> "DataSpec":
+        local = self.train.startswith("/")
+        if self.volume is not None and local and not within(self.train, self.volume.mount_path):
+            raise ValueError(f"{_OUTSIDE} (train {self.train}, mountPath {self.volume.mount_path})")
+        for name, value in self.chat_template_kwargs.items():
+            try:
+                json.loads(value)
+            except ValueError as error:
+                raise ValueError(
+                    f'data.chatTemplateKwargs.{name}={value!r} is not JSON: write false, 3 or "text"'
+                ) from error
+        return self
+
+
+_AT_MOST = "set at most one of function, builtin and url"
+_AT_LEAST = "set function, builtin, url or model"
+
 
 class RewardModelSpec(Model):
     """A sequence classifier with one label, of a known architecture and with the policy's vocabulary,
@@ -53,18 +99,24 @@ class RewardModelSpec(Model):
 
 
 class RewardSpec(Model):
-    """What judges answers instead of a task's own verifier: function or url, or a model, or the sum of
-    one of the two and a model."""
+    """What judges answers instead of a task's own verifier: function, builtin or url, or a model, or the
+    sum of one of the three and a model."""
 
     cel = (
-        ("!(has(self.function) && has(self.url))", "set at most one of function and url"),
-        ("has(self.function) || has(self.url) || has(self.model)", "set function, url or model"),
+        ("[has(self.function), has(self.url), has(self.builtin)].filter(given, given).size() <= 1", _AT_MOST),
+        ("has(self.function) || has(self.url) || has(self.builtin) || has(self.model)", _AT_LEAST),
     )
     model: RewardModelSpec | None = None
     function: Function | None = Field(
         None,
-        description="Python function compute_score(data_source, solution_str, ground_truth, extra_info), as "
-        "in verl; runs in processes of its own",
+        description="Python function in verl's, TRL's or verifiers' form, such as compute_score(data_source, "
+        "solution_str, ground_truth, extra_info); runs in processes of its own",
+    )
+    builtin: Literal["math", "code", "json", "choice"] | None = Field(
+        None,
+        description="math: the last formula equals ground_truth (math-verify). code: the last code block "
+        "passes the tests in ground_truth. json: the answer is JSON that fits ground_truth, a schema or a "
+        "value. choice: the letter chosen is ground_truth",
     )
     url: str | None = Field(
         None,
@@ -85,8 +137,9 @@ class RewardSpec(Model):
 
     @model_validator(mode="after")
     def _check(self) -> "RewardSpec":
-        if self.function is not None and self.url is not None:
-            raise ValueError("set at most one of function and url")
-        if self.function is None and self.url is None and self.model is None:
-            raise ValueError("set function, url or model")
+        rules = sum(rule is not None for rule in (self.function, self.url, self.builtin))
+        if rules > 1:
+            raise ValueError(_AT_MOST)
+        if rules == 0 and self.model is None:
+            raise ValueError(_AT_LEAST)
         return self

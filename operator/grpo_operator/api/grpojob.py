@@ -12,10 +12,21 @@ from grpo_operator.api.model import ModelSpec, WeightSyncSpec
 from grpo_operator.api.observability import ObservabilitySpec
 from grpo_operator.api.rolloutpool import RolloutTemplate
 from grpo_operator.api.scheduling import SchedulingSpec, WithOverlay
-from grpo_operator.api.status import CheckpointStatus, Condition, LayoutStatus, PoolCount, RestartCounts
+from grpo_operator.api.status import (
+    CheckpointStatus,
+    Condition,
+    DataStatus,
+    LayoutStatus,
+    PoolCount,
+    RestartCounts,
+    TokensStatus,
+)
 from grpo_operator.api.trainer import TrainerSpec
 
 _NSIGHT = "observability.profile.tool nsight captures what GPUs do: use torch where trainer.device is cpu"
+
+_SAME_MOUNT = "model.volume.mountPath and data.volume.mountPath must differ"
+_TOKENIZER = "algorithm.stop needs rollout.template.engine.tokenizer: engines compare texts"
 
 
 class PoolRef(Model):
@@ -31,6 +42,13 @@ class RolloutSpec(Model):
     template: RolloutTemplate | None = Field(None, description="a pool that lives and ends with the job")
     pool_ref: PoolRef | None = Field(
         None, description="a RolloutPool that exists; the job waits while another job writes to it"
+    )
+    stall_seconds: int = Field(
+        300,
+        ge=1,
+        le=86400,
+        description="seconds without an accepted sample, while some are awaited, after which the job is not "
+        "Ready and says why",
     )
 
     @model_validator(mode="after")
@@ -97,6 +115,9 @@ class CheckpointSpec(Model):
     export_every_steps: int | None = Field(
         None, ge=1, le=10**6, description="steps between two Hugging Face directories; default: none"
     )
+    export_quantization: Literal["none", "fp8-block128"] = Field(
+        "none", description="form of exported weights: as trained, or FP8 with blocks as DeepSeek-V3 has them"
+    )
     export_at_end: bool = Field(False, description="write a Hugging Face directory after the last step")
 
 
@@ -104,6 +125,9 @@ class RestartPolicySpec(Model):
     """When the job gives up."""
 
     max_restarts: int = Field(10, ge=0, le=10**6, description="restarts caused by the job itself")
+    max_same_failures: int = Field(
+        3, ge=1, le=1000, description="failures of the job itself with the same cause that end it"
+    )
     backoff_seconds: int = Field(5, ge=0, le=3600, description="first delay; doubles up to 5 minutes")
 
 
@@ -136,7 +160,8 @@ class GRPOJobSpec(Model):
         ),
         (
             "has(self.reward) || self.data.train.startsWith('reasoning-gym:')",
-            "prompts from files need a reward: set reward.function, reward.url or reward.model",
+            "prompts from files need a reward: set reward.function, reward.builtin, reward.url or "
+            "reward.model",
         ),
         (
             "!self.staleness.partialRollouts || !self.algorithm.routingReplay",
@@ -165,6 +190,16 @@ class GRPOJobSpec(Model):
             "has(oldSelf.rollout.poolRef) == has(self.rollout.poolRef)"
             " && (!has(self.rollout.poolRef) || oldSelf.rollout.poolRef == self.rollout.poolRef)",
             "rollout.poolRef is fixed once the job exists: create a new job",
+        ),
+        (
+            "!has(self.model.volume) || !has(self.data.volume)"
+            " || self.model.volume.mountPath != self.data.volume.mountPath",
+            _SAME_MOUNT,
+        ),
+        (
+            "!has(self.algorithm.stop) || size(self.algorithm.stop) == 0 || !has(self.rollout.template)"
+            " || self.rollout.template.engine.tokenizer",
+            _TOKENIZER,
         ),
         ("oldSelf.mode == self.mode", "mode is fixed once the job exists: create a new job"),
         ("oldSelf.managedBy == self.managedBy", "managedBy is fixed once the job exists"),
@@ -222,7 +257,7 @@ class GRPOJobSpec(Model):
         if self.reward is None and not self.data.train.startswith(GYM):
             raise ValueError(
                 f"data.train={self.data.train}: prompts from files need a reward: set reward.function, "
-                "reward.url or reward.model"
+                "reward.builtin, reward.url or reward.model"
             )
         longest, room = self.data.prompt_length + self.data.response_length, self.trainer.max_tokens_per_gpu
         if room is not None and longest > room:
@@ -249,6 +284,11 @@ class GRPOJobSpec(Model):
         profile = self.observability.profile
         if profile and profile.tool == "nsight" and self.trainer.device is Device.CPU:
             raise ValueError(_NSIGHT)
+        volumes = (self.model.volume, self.data.volume)
+        if volumes[0] and volumes[1] and volumes[0].mount_path == volumes[1].mount_path:
+            raise ValueError(_SAME_MOUNT)
+        if self.algorithm.stop and template and not template.engine.tokenizer:
+            raise ValueError(_TOKENIZER)
         sharing.check(self)
         return self
 
@@ -298,3 +338,5 @@ class GRPOJobStatus(Model):
     train_ready: str | None = Field(None, max_length=16, description="train.ready/train.total")
     rollout_ready: str | None = Field(None, max_length=16, description="rollout.ready/rollout.total")
     weights: str | None = Field(None, max_length=16, description="weightVersion as v0, v1, ...")
+    tokens: TokensStatus | None = None
+    data: DataStatus | None = None

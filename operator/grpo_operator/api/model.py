@@ -6,14 +6,27 @@ from pydantic import Field, field_validator, model_validator
 
 from grpo_operator.api.architectures import PRESETS, architecture
 from grpo_operator.api.base import Device, Model, Path, ShortString
+from grpo_operator.api.volumes import VolumeSpec, within
+
+_OUTSIDE = "model.path must lie in model.volume.mountPath: correct one of the two"
 
 
 class ModelSpec(Model):
     """The policy."""
 
+    cel = (
+        (
+            "!has(self.volume) || self.path == self.volume.mountPath"
+            " || self.path.startsWith(self.volume.mountPath + '/')",
+            _OUTSIDE,
+        ),
+    )
     path: Path = Field(
         pattern=r"^(preset:[a-z0-9-]+|/.+)$",
         description="preset:NAME, or the absolute path of a Hugging Face directory in the pods",
+    )
+    volume: VolumeSpec | None = Field(
+        None, description="what holds path; mounted into controller, training pods and engines"
     )
     architecture: ShortString | None = Field(
         None,
@@ -41,6 +54,12 @@ class ModelSpec(Model):
         if name is not None:
             architecture(name)  # raises for an unknown name
         return name
+
+    @model_validator(mode="after")
+    def _path_is_mounted(self) -> "ModelSpec":
+        if self.volume is not None and not within(self.path, self.volume.mount_path):
+            raise ValueError(f"{_OUTSIDE} (path {self.path}, mountPath {self.volume.mount_path})")
+        return self
 
     def config(self) -> dict[str, Any] | None:
         """config.json of the model, or None when only the pods can read it."""

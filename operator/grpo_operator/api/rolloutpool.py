@@ -53,6 +53,9 @@ class EngineSpec(Model):
     memory_fraction: float = Field(
         0.85, gt=0, lt=1, description="share of GPU memory for weights and KV cache (cuda only)"
     )
+    tokenizer: bool = Field(
+        False, description="load the model's tokenizer, which algorithm.stop needs and token ids do not"
+    )
     return_routed_experts: bool = Field(
         False, description="say which experts each token took: for algorithm.routingReplay"
     )

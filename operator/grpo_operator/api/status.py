@@ -50,6 +50,9 @@ class EngineStatus(Model):
     endpoint: str | None = Field(None, max_length=253, description="URL inside the cluster")
     last_transition: str | None = Field(None, max_length=32, description="of the state; RFC 3339, UTC")
     restarts: int | None = Field(None, description="times that the server was lost, seen by this sidecar")
+    message: str | None = Field(
+        None, max_length=1024, description="why it does not serve: its last error, or what it waits for"
+    )
     waits: bool | None = Field(None, description="its GPUs are the trainers' for now (mode colocated)")
 
 
@@ -59,6 +62,23 @@ class CheckpointStatus(Model):
     step: int = Field(description="finished steps that it holds")
     location: str = Field(max_length=1024, description="folder, as the pods see it")
     complete: bool = Field(description="its commit marker is there")
+
+
+class TokensStatus(Model):
+    """Special tokens of the model, as its own files name them."""
+
+    end: list[int] = Field(max_length=128, description="tokens that end an answer")
+    pad: int = Field(description="token that fills rows up; never seen by the model")
+    chat_template: bool = Field(description="prompts go through the model's chat template")
+
+
+class DataStatus(Model):
+    """Rows of data.train."""
+
+    rows: int = Field(description="that are trained on")
+    too_long: int = Field(0, description="left out: their prompt exceeds promptLength")
+    filtered: int = Field(0, description="left out by data.filter")
+    empty: int = Field(0, description="left out: without a prompt")
 
 
 class RestartCounts(Model):
