@@ -18,7 +18,7 @@ from trl_config import trl_config
 from grpo_devcluster.paths import REPO
 from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_worker.data.tasks import open_gym
-from grpo_worker.data.tokenizer import TextTokenizer
+from grpo_worker.data.tokenizer import load_tokenizer
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(model / "tokenizer.json"), eos_token="<eos>", pad_token="<pad>"
     )
-    own = TextTokenizer(model / "tokenizer.json", tokenizer.eos_token_id, tokenizer.pad_token_id)
+    own = load_tokenizer(str(model))
 
     def reward(completion_ids: list[list[int]], index: list[int], **_: Any) -> list[float]:
         answers = [own.decode(ids).strip() for ids in completion_ids]

@@ -24,7 +24,7 @@ from grpo_devcluster.packages import peers
 from grpo_devcluster.paths import JOB_DATA, KUBECONFIG, REPO
 from grpo_devcluster.report import load
 from grpo_devcluster.results import RESULTS, record
-from grpo_worker.megatron.presets import model_config
+from grpo_worker.model_files.config import model_config
 
 STEPS, WINDOW, LAST = 120, 10, 20
 OURS, PEER = range(1, 5), range(1, 9)

@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from grpo_devcluster.paths import JOB_DATA, REPO
 from grpo_devcluster.report import GAP, load
-from grpo_worker.megatron.presets import model_config
+from grpo_worker.model_files.config import model_config
 
 sys.path.insert(0, str(REPO / "benchmarks" / "learning"))
 

@@ -26,7 +26,7 @@ ORIGIN = checkpoints.Origin("0123abcd", "TP2 PP1 CP1 EP2 DP1")
 
 
 def source() -> PromptSource:
-    return PromptSource(open_gym(GCD, seed=3), load_tokenizer("preset:tiny-moe", 2, 0), 64)
+    return PromptSource(open_gym(GCD, seed=3), load_tokenizer("preset:tiny-moe"), 64)
 
 
 def sample(index: int, number: int = 0) -> Sample:
@@ -51,7 +51,7 @@ def test_the_same_index_is_the_same_prompt_in_every_process() -> None:
 
 
 def test_a_prompt_that_is_too_long_names_the_field() -> None:
-    short = PromptSource(open_gym(GCD, 3), load_tokenizer("preset:tiny-moe", 2, 0), 8)
+    short = PromptSource(open_gym(GCD, 3), load_tokenizer("preset:tiny-moe"), 8)
     with pytest.raises(ValueError, match=r"spec\.data\.promptLength is 8"):
         short.take(1)
 
@@ -73,7 +73,7 @@ def test_the_verifier_scores_the_text_of_the_answer() -> None:
 
 def test_the_committed_tokenizer_is_the_one_that_its_script_builds() -> None:
     assert json.loads(build().to_str()) == json.loads(TINY.read_text())
-    tokenizer = load_tokenizer("preset:tiny-moe", 2, 0)
+    tokenizer = load_tokenizer("preset:tiny-moe")
     assert tokenizer.decode(tokenizer.encode("what is 12 + 7?")) == "what is 12 + 7?"
 
 

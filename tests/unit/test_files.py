@@ -1,18 +1,26 @@
 """Prompts from files: read, filtered, tokenised once; the same rows in every run."""
 
+import importlib
 import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets.exceptions import DatasetGenerationError
 
 from grpo_operator.api.data import DataSpec
-from grpo_worker.data import files
+from grpo_operator.api.status import DataStatus
 from grpo_worker.data.files import FileTask, open_files
-from grpo_worker.data.tokenizer import TextTokenizer, load_tokenizer
+from grpo_worker.data.tokenizer import TINY, TextTokenizer, load_tokenizer
 
+Write = Callable[[list[dict[str, Any]]], str]
 ROWS = [
     {"prompt": f"What is {i} + 1?", "answer": str(i + 1), "data_source": "sums", "level": i % 3}
     for i in range(10)
@@ -21,33 +29,60 @@ HELPERS = """
 def easy(row):
     return row["level"] == 0
 
+def picky(row):
+    return row["levle"] == 0
+
 def backwards(rows, epoch, seed):
     return range(rows - 1, -1, -1)
 
 def forgetful(rows, epoch, seed):
     return [0] * rows
 """
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}{% if enable_thinking is false %}done. {% endif %}"
+)
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> TextTokenizer:
-    return load_tokenizer("preset:tiny-moe", 2, 0)
+    return load_tokenizer("preset:tiny-moe")
 
 
-@pytest.fixture(params=["parquet", "jsonl"])
-def train(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    file = tmp_path / f"rows.{request.param}"
-    if request.param == "parquet":
-        pq.write_table(pa.Table.from_pylist(ROWS), file)
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
+    model = tmp_path_factory.mktemp("model")
+    (model / "tokenizer.json").write_bytes(TINY.read_bytes())
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    return load_tokenizer(str(model))
+
+
+def _write(file: Path, rows: list[dict[str, Any]]) -> str:
+    if file.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), file)
     else:
-        file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    (tmp_path / "helpers.py").write_text(HELPERS)
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(file)
 
 
-def _open(train: str, tokenizer: TextTokenizer, **fields: Any) -> FileTask:
+@pytest.fixture(params=["parquet", "jsonl"])
+def write(request: pytest.FixtureRequest, tmp_path: Path) -> Write:
+    return lambda rows: _write(tmp_path / f"rows.{request.param}", rows)
+
+
+@pytest.fixture
+def train(write: Write, tmp_path: Path) -> str:
+    (tmp_path / "helpers.py").write_text(HELPERS)
+    return write(ROWS)
+
+
+def _open(train: str, tokenizer: TextTokenizer, cache: Path | None = None, **fields: Any) -> FileTask:
     spec = DataSpec(**({"train": train, "prompt_length": 64} | fields))
-    return open_files(spec, tokenizer, 7, Path(train).parent / "cache")
+    return open_files(spec, tokenizer, 7, cache or Path(train).parent / "cache")
+
+
+def _counts(task: FileTask) -> DataStatus:
+    return DataStatus.model_validate(asdict(task.counts))
 
 
 def test_every_row_comes_once_an_epoch_in_an_order_of_its_own(train: str, tokenizer: TextTokenizer) -> None:
@@ -58,20 +93,31 @@ def test_every_row_comes_once_an_epoch_in_an_order_of_its_own(train: str, tokeni
     again = _open(train, tokenizer)
     assert [again.record(i).ground_truth for i in range(10)] == epochs[0]
     record = task.record(3)
-    assert record.data_source == "sums" and record.extra_info == {"level": (int(record.ground_truth) - 1) % 3,
-                                                                  "index": 3}  # fmt: skip
-    question = f"What is {int(record.ground_truth) - 1} + 1?"
-    assert task.prompt(3, tokenizer) == tokenizer.encode(question)
+    number = int(record.ground_truth) - 1
+    assert record.data_source == "sums" and record.extra_info == {"level": number % 3, "index": 3}
+    assert record.prompt == f"What is {number} + 1?"
+    assert record.columns == {name: ROWS[number][name] for name in ("answer", "data_source", "level")}
+    assert task.prompt(3, tokenizer) == tokenizer.encode(record.prompt)
+
+
+def test_the_order_of_a_seed_never_changes(train: str, tokenizer: TextTokenizer) -> None:
+    """A checkpoint holds indices alone: another order would train on other rows after an upgrade."""
+    task = _open(train, tokenizer)
+    assert " ".join(task.record(i).ground_truth for i in range(10)) == "4 10 2 9 3 8 5 6 7 1"
 
 
 def test_filters_and_curricula_are_plain_functions(train: str, tokenizer: TextTokenizer) -> None:
     helpers = Path(train).parent / "helpers.py"
     task = _open(train, tokenizer, filter=f"{helpers}:easy", order=f"{helpers}:backwards")
     assert [task.record(i).ground_truth for i in range(5)] == ["10", "7", "4", "1", "10"]
+    assert _counts(task) == DataStatus(rows=4, filtered=6)
+    assert f"6 of 10 rows are left out: spec.data.filter={helpers}:easy" in task.notes[0]
     with pytest.raises(ValueError, match="epoch 0 must hold each of the 10 rows once"):
         _open(train, tokenizer, order=f"{helpers}:forgetful").prompt(0, tokenizer)
     with pytest.raises(ValueError, match=r"spec\.data\.filter=.*:nothing: .*has no attribute 'nothing'"):
         _open(train, tokenizer, filter=f"{helpers}:nothing")
+    with pytest.raises(ValueError, match=r"spec\.data\.filter=.*:picky: row 0: KeyError\('levle'\)"):
+        _open(train, tokenizer, filter=f"{helpers}:picky")
 
 
 def test_a_second_start_tokenises_nothing(
@@ -85,45 +131,150 @@ def test_a_second_start_tokenises_nothing(
     monkeypatch.setattr(TextTokenizer, "encode", refuse)
     again = _open(train, tokenizer)
     assert [again.prompt(i, tokenizer) for i in range(10)] == [first.prompt(i, tokenizer) for i in range(10)]
+    assert again.counts == first.counts and again.notes == first.notes
 
 
-def test_long_prompts_are_left_out(train: str, tokenizer: TextTokenizer) -> None:
-    lengths = [len(tokenizer.encode(str(row["prompt"]))) for row in ROWS]
-    short = _open(train, tokenizer, prompt_length=max(8, min(lengths)))
-    wanted = sum(length <= max(8, min(lengths)) for length in lengths)
-    assert len({short.record(i).ground_truth for i in range(wanted)}) == wanted
-    with pytest.raises(ValueError, match="none of 10 rows has a prompt of at most promptLength=8 tokens"):
-        if min(lengths) <= 8:
-            pytest.skip("the tokenizer is too good")
+def test_the_cache_knows_all_that_decides_over_ids(
+    train: str, tokenizer: TextTokenizer, chatty: TextTokenizer
+) -> None:
+    question = _open(train, tokenizer).record(0).prompt
+    quick = {"chat_template_kwargs": {"enable_thinking": "false"}}
+    cases: list[tuple[TextTokenizer, dict[str, Any], str]] = [
+        (tokenizer, {}, question),
+        (chatty, {}, f"user: {question}\nassistant: "),
+        (chatty, {"raw": True}, question),
+        (chatty, quick, f"user: {question}\nassistant: done. "),
+        (tokenizer, {"prompt_key": "data_source"}, "sums"),
+    ]
+    for model, fields, wanted in cases:
+        assert _open(train, model, **fields).prompt(0, model) == tokenizer.encode(wanted), fields
+
+
+def test_a_filter_that_was_changed_filters_anew(train: str, tokenizer: TextTokenizer) -> None:
+    helpers = Path(train).parent / "helpers.py"
+    assert _open(train, tokenizer, filter=f"{helpers}:easy").counts.rows == 4
+    helpers.write_text(HELPERS.replace('["level"] == 0', '["level"] == 1'))
+    assert _open(train, tokenizer, filter=f"{helpers}:easy").counts.rows == 3
+
+
+def test_a_filter_in_a_module_may_change_too(
+    train: str, tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path(train).parent)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    for level, rows in ((0, 4), (1, 3)):
+        rule = f"def keep(row):\n    return row['level'] == {level}\n"
+        (Path(train).parent / "rules_of_rows.py").write_text(rule)
+        sys.modules.pop("rules_of_rows", None)
+        importlib.invalidate_caches()
+        assert _open(train, tokenizer, filter="rules_of_rows:keep").counts.rows == rows
+
+
+def test_long_prompts_are_left_out_and_counted(train: str, tokenizer: TextTokenizer) -> None:
+    lengths = sorted(len(tokenizer.encode(str(row["prompt"]))) for row in ROWS)
+    rows = [*ROWS, dict(ROWS[0], prompt="What is it? " * 9)]
+    task = _open(_write(Path(train), rows), tokenizer, prompt_length=lengths[-1])
+    assert _counts(task) == DataStatus(rows=10, too_long=1)
+    limit = f"spec.data.promptLength={lengths[-1]}"
+    assert task.notes[0] == f"1 of 11 rows is left out: the prompt exceeds {limit}"
+    wanted = f"no row is left: 11 of 11 rows .*promptLength=8; the shortest prompt has {lengths[0]} tokens"
+    with pytest.raises(ValueError, match=wanted):
         _open(train, tokenizer, prompt_length=8)
 
 
+def test_rows_without_a_prompt_are_left_out_and_counted(write: Write, chatty: TextTokenizer) -> None:
+    good = [{"role": "user", "content": "hi"}]
+    prompts = [good, None, [], [*good, {"role": "user", "content": None}], good]
+    task = _open(write([{"prompt": prompt, "answer": "x"} for prompt in prompts]), chatty)
+    assert _counts(task) == DataStatus(rows=2, empty=3)
+    wanted = "3 of 5 rows are left out: there is no usable prompt; the first is row 1: there is no prompt"
+    assert task.notes == [wanted]
+    assert [task.record(i).prompt for i in range(2)] == [good] * 2
+
+
+def test_a_broken_row_may_come_first_or_late(tmp_path: Path, tokenizer: TextTokenizer) -> None:
+    """The first batch of rows must not decide over the type of the columns."""
+    rows = [{"prompt": "hi" if i else None, "answer": "x"} for i in range(2500)]
+    task = _open(_write(tmp_path / "first.jsonl", rows), tokenizer)
+    assert _counts(task) == DataStatus(rows=2499, empty=1) and "1 of 2 500 rows is" in task.notes[0]
+    task = _open(_write(tmp_path / "late.jsonl", rows[::-1]), tokenizer)
+    assert _counts(task) == DataStatus(rows=2499, empty=1) and "row 2499" in task.notes[0]
+
+
+def test_a_column_of_neither_text_nor_messages_names_the_row(
+    train: str, tmp_path: Path, tokenizer: TextTokenizer, chatty: TextTokenizer
+) -> None:
+    with pytest.raises(ValueError, match=r"promptKey='level': row 0: '0' is neither text nor messages: name"):
+        _open(train, tokenizer, prompt_key="level")
+    share = [{"prompt": [{"from": "human", "value": "hi"}], "answer": "x"}] * 2
+    with pytest.raises(ValueError, match=r"no row is left: 2 of 2 .* row 0: message 0 has no role"):
+        _open(_write(tmp_path / "share.jsonl", share), chatty)
+
+
+def test_text_without_a_template_is_said(train: str, tmp_path: Path, tokenizer: TextTokenizer) -> None:
+    note = "the model has no chat template: text prompts are given to it as they are"
+    assert _open(train, tokenizer).notes == [note]
+    assert _open(train, tokenizer, raw=True).notes == []
+    messages = [{"prompt": [{"role": "user", "content": "Hi"}], "answer": "x"}]
+    with pytest.raises(ValueError, match="no chat template: give prompts as text"):
+        _open(_write(tmp_path / "messages.jsonl", messages), tokenizer)
+
+
 def test_missing_files_and_columns_are_named(train: str, tokenizer: TextTokenizer) -> None:
-    with pytest.raises(ValueError, match=r"spec\.data\.train=/nowhere/x\.jsonl"):
-        _open("/nowhere/x.jsonl", tokenizer)
-    with pytest.raises(
-        ValueError, match=r"no column 'question', but prompt, .*: set promptKey and answerKey"
-    ):
+    folder = Path(train).parent
+    for lost in ("/nowhere/x.jsonl", str(folder / "lost-*.parquet"), str(folder / "lost-*.jsonl")):
+        wanted = f"spec.data.train={lost}: no such file: correct the path, or mount what holds it"
+        with pytest.raises(ValueError, match=re.escape(wanted)):
+            _open(lost, tokenizer, cache=folder / "cache")
+    wanted = (
+        r"spec\.data\.promptKey='question': the files have no such column, but prompt, answer, data_source, "
+        "level: set it to one of them"
+    )
+    with pytest.raises(ValueError, match=wanted):
         _open(train, tokenizer, prompt_key="question")
 
 
-def test_chat_prompts_need_a_chat_template(tmp_path: Path, tokenizer: TextTokenizer) -> None:
-    file = tmp_path / "chat.jsonl"
-    file.write_text(json.dumps({"prompt": [{"role": "user", "content": "Hi"}], "answer": "x"}) + "\n")
-    with pytest.raises(ValueError, match="chat template: give prompts as text"):
-        _open(str(file), tokenizer)
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "tokenizer.json").write_bytes(files.Path(str(tokenizer._file)).read_bytes())
-    (model / "tokenizer_config.json").write_text(
-        json.dumps(
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "chat_template": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-                "{% if add_generation_prompt %}assistant: {% endif %}",
-            }
-        )
-    )
-    chatty = load_tokenizer(str(model), 2, 0)
-    task = _open(str(file), chatty)
-    assert task.prompt(0, chatty) == chatty.encode("user: Hi\nassistant: ")
+def test_empty_files_are_named(tmp_path: Path, tokenizer: TextTokenizer) -> None:
+    empty, parquet, blank = (tmp_path / name for name in ("empty.jsonl", "none.parquet", "blank.jsonl"))
+    empty.touch()
+    pq.write_table(pa.table({"prompt": pa.array([], pa.string())}), parquet)
+    for name in ("empty.jsonl", "empty*.jsonl", "none.parquet"):
+        with pytest.raises(ValueError, match=rf"{tmp_path}/[a-z.]+ is empty: remove it, or name other files"):
+            _open(str(tmp_path / name), tokenizer)
+    blank.write_text("\n")
+    with pytest.raises(ValueError, match=rf"spec\.data\.train={blank}: "):
+        _open(str(blank), tokenizer)
+
+
+def test_an_empty_file_beside_others_changes_nothing(tmp_path: Path, tokenizer: TextTokenizer) -> None:
+    (tmp_path / "part-0.jsonl").touch()
+    _write(tmp_path / "part-1.jsonl", ROWS)
+    assert _open(str(tmp_path / "part-*.jsonl"), tokenizer).counts.rows == 10
+
+
+@pytest.mark.parametrize(("name", "text"), [("x.jsonl", '{"prompt": "a"}\n{"prompt"'), ("x.parquet", "none")])
+def test_a_broken_file_is_named(name: str, text: str, tmp_path: Path, tokenizer: TextTokenizer) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=rf"spec\.data\.train={tmp_path / name}: .*([Ee]rror|no Parquet)"):
+        _open(str(tmp_path / name), tokenizer)
+
+
+def test_storage_that_fails_is_no_fault_of_the_data(
+    train: str, tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ValueError ends the job; this may pass, and is tried again."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise DatasetGenerationError("while reading") from OSError(5, "Input/output error")
+
+    monkeypatch.setattr("grpo_worker.data.files.load_dataset", fail)
+    with pytest.raises(DatasetGenerationError):
+        _open(train, tokenizer)
+
+
+def test_an_object_store_holds_files_too(tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    with fsspec.open("memory://bucket/rows.jsonl", "w") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in ROWS))
+    assert _open("memory://bucket/rows.jsonl", tokenizer, cache=tmp_path).counts.rows == 10
+    with pytest.raises(ValueError, match=r"spec\.data\.train=memory://bucket/lost\.jsonl: no such file"):
+        _open("memory://bucket/lost.jsonl", tokenizer, cache=tmp_path)

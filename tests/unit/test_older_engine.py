@@ -50,9 +50,7 @@ def test_an_engine_without_sessions_needs_none_and_lacks_nothing_else(engine: En
 
 
 def client(partial: bool) -> RolloutClient:
-    return RolloutClient(
-        EngineTable(), seed=0, n=1, temperature=1.0, max_tokens=4, eos_id=2, timeout=1, partial=partial
-    )
+    return RolloutClient(EngineTable(), seed=0, n=1, timeout=1, partial=partial)
 
 
 def test_one_version_holds_for_a_whole_answer() -> None:

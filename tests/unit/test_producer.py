@@ -46,7 +46,7 @@ class Run:
         spec = spec_of(job())
         spec = spec.model_copy(update={"algorithm": type(spec.algorithm).model_validate(algorithm)})
         self.source = PromptSource(
-            open_gym("reasoning-gym:gcd", seed=3), load_tokenizer("preset:tiny-moe", 2, 0), 4096
+            open_gym("reasoning-gym:gcd", seed=3), load_tokenizer("preset:tiny-moe"), 4096
         )
         self.producer = OneStepAhead(
             StepSampler(spec, self.source, engines, engines), folder, keep=2, every=1
@@ -134,9 +134,7 @@ def test_files_of_old_checkpoints_go(tmp_path: Path) -> None:
 def test_on_policy_samples_come_from_the_newest_weights() -> None:
     engines = Engines()
     spec = spec_of(job())
-    source = PromptSource(
-        open_gym("reasoning-gym:gcd", seed=3), load_tokenizer("preset:tiny-moe", 2, 0), 4096
-    )
+    source = PromptSource(open_gym("reasoning-gym:gcd", seed=3), load_tokenizer("preset:tiny-moe"), 4096)
     producer = OnPolicy(StepSampler(spec, source, engines, engines))
     for step in range(1, 4):
         found = producer.take(step - 1, StepTimer())

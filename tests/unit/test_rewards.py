@@ -1,23 +1,23 @@
 """Judging answers: a user's function may do what it likes, the job goes on and says so."""
 
-import json
 import os
-import threading
 import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import runs
 
 from grpo_operator.api.data import RewardSpec
 from grpo_worker.data.tasks import Record, open_gym
-from grpo_worker.rewards import verifiers
+from grpo_worker.rewards import process
+from grpo_worker.rewards.child import Program
+from grpo_worker.rewards.manager import RewardManager
+from grpo_worker.rewards.sandbox import Sandbox
 from grpo_worker.rewards.verifiers import (
     FunctionVerifier,
-    HttpVerifier,
     Item,
+    NoVerifier,
     RewardError,
     TaskVerifier,
     verifier_of,
@@ -33,15 +33,27 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
     if solution_str == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     if solution_str == "hang":
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        open(extra_info["pid_file"], "w").write(str(child.pid))
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], process_group=0)
+        open(extra_info.get("pid_file", os.devnull), "w").write(str(child.pid))
         time.sleep(600)
     if solution_str == "eat":
         return float(len(bytearray(8 * 2**30)))
     if solution_str == "secret":
         return float("GRPO_SECRET" in os.environ)
+    if solution_str == "read":
+        return float(len(sys.stdin.read()))
+    if solution_str.startswith("broken"):
+        for pipe in range(3, 64):
+            try:
+                os.write(pipe, solution_str[6:].encode() + b"\\n")
+            except OSError:
+                pass
+    if solution_str == "nan":
+        return float("nan")
+    if solution_str == "inf":
+        return {"score": float("inf")}
     if solution_str == "dict":
-        return {"score": 0.5, "why": "because"}
+        return {"score": 0.5, "why": "because", "accuracy": True, "distance": float("inf")}
     return float(solution_str == ground_truth) + 10 * (data_source == "mine")
 
 def word(**_):
@@ -72,7 +84,16 @@ def test_a_function_judges_with_verls_arguments(function: str) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "problem"),
-    [("raise", "KeyError: 'no such thing'"), ("die", "exit code -9"), ("eat", "MemoryError")],
+    [
+        ("raise", r"compute_score: reward\.py:7: KeyError: 'no such thing'"),
+        ("die", "exit code -9"),
+        ("eat", "MemoryError"),
+        ("nan", "reward.py:4: returned nan"),
+        ("inf", "reward.py:4: returned inf"),
+        ("brokenno JSON", "wrote into the process's own pipe: b'no JSON'"),
+        ("broken[1]", r"wrote into the process's own pipe: b'\[1\]'"),
+        ('broken{"score": 1}', "wrote into the process's own pipe"),
+    ],
 )
 def test_one_that_raises_dies_or_eats_memory_gives_zero_and_the_others_their_due(
     function: str, answer: str, problem: str
@@ -92,18 +113,10 @@ def test_one_that_hangs_is_ended_with_what_it_started(function: str, tmp_path: P
     assert time.monotonic() - started < 30 and judge.failures == 1
     child = int(pid_file.read_text())
     deadline = time.monotonic() + 10
-    while _runs(child):
+    while runs(child):
         assert time.monotonic() < deadline, "a process that the function started is still there"
         time.sleep(0.05)
     assert judge.score(items("yes")) == [11.0]  # a new process took its place
-
-
-def _runs(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
 
 
 def test_it_sees_no_secret_of_the_pod(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,71 +124,126 @@ def test_it_sees_no_secret_of_the_pod(function: str, monkeypatch: pytest.MonkeyP
     assert FunctionVerifier(spec(function)).score(items("secret")) == [0.0]
 
 
+def test_it_reads_no_other_requests(function: str) -> None:
+    assert FunctionVerifier(spec(function)).score(items("read", "yes")) == [0.0, 11.0]
+
+
 def test_what_is_no_number_is_a_failure(function: str) -> None:
     judge = FunctionVerifier(spec(function.replace("compute_score", "word")))
     assert judge.score(items("yes")) == [0.0] and judge.failures == 1
 
 
+def test_further_numbers_are_kept(function: str) -> None:
+    sandbox = Sandbox(Program("spec.reward.function", function, 5, 2048), 1)
+    [outcome] = sandbox.call([items("dict")[0].request()])
+    assert (outcome.value, outcome.metrics) == (0.5, {"accuracy": 1.0})
+
+
+BROKEN = """
+import json
+if __name__:
+    {line}
+
+def compute_score(solution_str):
+    return 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("json.no_such_name", r"compute_score: broken\.py:4: AttributeError: module 'json'"),
+        ("import no_such_package", r"compute_score: broken\.py:4: ModuleNotFoundError: No module named"),
+        ("1 +", r"compute_score: broken\.py:4: SyntaxError: invalid syntax"),
+        ("raise SystemExit(3)", "did not start: the process died with exit code 3"),
+    ],
+)
+def test_a_module_that_does_not_load_ends_the_job_at_the_first_call_only(
+    tmp_path: Path, line: str, problem: str
+) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN.format(line=line))
+    name = f"{tmp_path}/broken.py:compute_score"
+    judge = FunctionVerifier(spec(name))
+    with pytest.raises(RewardError, match=rf"^spec\.reward\.function=/.*{problem}"):
+        judge.check(items("yes")[0])
+    assert judge.score(items("yes", "no", "yes")) == [0.0] * 3 and judge.failures == 3
+    with pytest.raises(RewardError, match=problem):
+        FunctionVerifier(spec(name, on_failure="stop")).score(items("yes"))
+
+
+def test_a_module_that_loads_without_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "START_FACTOR", 2)
+    (tmp_path / "slow.py").write_text("import time; time.sleep(600)")
+    judge = FunctionVerifier(spec(f"{tmp_path}/slow.py:compute_score", timeout_seconds=1))
+    assert judge.score(items("yes", "no", "yes", "no")) == [0.0] * 4 and judge.failures == 4
+    with pytest.raises(RewardError, match=r"no answer within 2 s .*spec\.reward\.timeoutSeconds=1"):
+        judge.check(items("yes")[0])
+
+
+def test_a_module_that_loads_again_judges_again(tmp_path: Path) -> None:
+    judge = FunctionVerifier(spec(f"{tmp_path}/late.py:compute_score"))
+    assert judge.score(items("yes")) == [0.0]
+    (tmp_path / "late.py").write_text("def compute_score(solution_str): return 1")
+    assert judge.score(items("yes")) == [1.0]
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("/nowhere/reward.py:compute_score", r"spec\.reward\.function=.*no file /nowhere/reward\.py"),
-        ("no_such_package.rewards:f", "No module named 'no_such_package'"),
-        ("json:no_such_function", "has no attribute 'no_such_function'"),
+        (
+            "/nowhere/reward.py:compute_score",
+            r"^spec\.reward\.function=/nowhere/reward\.py:compute_score: no file /nowhere/reward\.py; give",
+        ),
+        ("no_such_package.rewards:f", "No module named 'no_such_package'; give"),
+        ("json:no_such_function", "has no attribute 'no_such_function'; give"),
     ],
 )
 def test_a_function_that_is_not_there_is_named(name: str, message: str) -> None:
     with pytest.raises(RewardError, match=message):
-        FunctionVerifier(spec(name)).score(items("yes"))
+        FunctionVerifier(spec(name)).check(items("yes")[0])
 
 
-class _Server(BaseHTTPRequestHandler):
-    answers: list[tuple[int, Any]]
-    asked: list[dict[str, Any]]
+class _Task:
+    """Prompts whose ground truth is what the test wants."""
 
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append(body)
-        code, answer = self.answers.pop(0)
-        data = json.dumps(answer).encode()
-        self.send_response(code)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+    def __init__(self, ground_truth: Any) -> None:
+        self._ground_truth = ground_truth
 
-    def log_message(self, *_: Any) -> None: ...
+    def prompt(self, index: int, tokenizer: Any) -> list[int]:
+        return [index]
+
+    def record(self, index: int) -> Record:
+        assert index == 0
+        return Record("mine", self._ground_truth, {})
 
 
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, type[_Server]]]:
-    monkeypatch.setattr(verifiers.time, "sleep", lambda _s: None)
-    handler = type("Handler", (_Server,), {"answers": [], "asked": []})
-    with HTTPServer(("127.0.0.1", 0), handler) as running:
-        thread = threading.Thread(target=running.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{running.server_port}/judge", handler
-        running.shutdown()
+def test_the_first_call_judges_the_ground_truth_of_the_first_row(function: str) -> None:
+    def check(ground_truth: Any, **fields: Any) -> None:
+        judge = FunctionVerifier(spec(function, **fields))
+        RewardManager(_Task(ground_truth), None, judge).check()  # type: ignore[arg-type]
+
+    check("yes")
+    check({"is": "no text"})
+    with pytest.raises(RewardError, match=r"reward\.py:7: KeyError: 'no such thing'"):
+        check("raise", on_failure="zero")
+    with pytest.raises(RewardError, match="no answer within 1 s"):
+        check("hang", on_failure="zero", timeout_seconds=1)
 
 
-def test_a_server_judges_and_is_asked_again_when_it_stumbles(server: tuple[str, type[_Server]]) -> None:
-    url, handler = server
-    handler.answers += [(500, {}), (200, {"scores": [1]}), (200, {"scores": [1, 0.5]})]
-    judge = HttpVerifier(RewardSpec(url=url, timeout_seconds=5))
-    assert judge.score(items("a", "b")) == [1.0, 0.5]
-    assert judge.failures == 2 and len(handler.asked) == 3
-    assert handler.asked[0]["items"][1] == {
-        "data_source": "mine",
-        "ground_truth": "yes",
-        "extra_info": {},
-        "solution_str": "b",
-    }
+def test_other_verifiers_are_called_too() -> None:
+    task = open_gym("reasoning-gym:gcd", seed=3)
+    record = task.record(0)
+    TaskVerifier(task).check(Item(0, str(record.ground_truth), record))
+    with pytest.raises(RewardError, match=r"spec\.data\.train: gcd's verifier: .*ground"):
+        TaskVerifier(_WithBrokenRule()).check(Item(0, "1", record))  # type: ignore[arg-type]
+    NoVerifier().check(Item(0, "", record))
 
 
-def test_a_server_that_never_answers_stops_the_step(server: tuple[str, type[_Server]]) -> None:
-    url, handler = server
-    handler.answers += [(503, {})] * 3
-    with pytest.raises(RewardError, match=r"spec\.reward\.url=http://127.*503.*3 times in a row"):
-        HttpVerifier(RewardSpec(url=url, timeout_seconds=5)).score(items("a"))
+class _WithBrokenRule:
+    name = "gcd"
+
+    def score(self, index: int, answer: str) -> float:
+        raise KeyError("ground")
 
 
 def test_a_task_judges_itself_unless_the_job_says_otherwise(function: str) -> None:
@@ -185,5 +253,6 @@ def test_a_task_judges_itself_unless_the_job_says_otherwise(function: str) -> No
     record = task.record(5)
     assert judge.score([Item(5, str(record.ground_truth), record)]) == [1.0]
     assert isinstance(verifier_of(task, spec(function)), FunctionVerifier)
+    assert isinstance(verifier_of(task, RewardSpec(builtin="math")), FunctionVerifier)
     with pytest.raises(ValueError, match=r"spec\.reward: prompts from files need a reward"):
         verifier_of(object(), None)  # type: ignore[arg-type]

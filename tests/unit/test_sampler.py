@@ -26,7 +26,7 @@ class Even:
 
 
 def _source() -> PromptSource:
-    tokenizer = load_tokenizer("preset:tiny-moe", 2, 0)
+    tokenizer = load_tokenizer("preset:tiny-moe")
     return PromptSource(open_gym("reasoning-gym:gcd", seed=3), tokenizer, 4096)
 
 

@@ -20,10 +20,10 @@ from grpo_worker.megatron.initialise import SeededWeights
 from grpo_worker.megatron.optimizer import inner_optimizers
 from grpo_worker.megatron.parameter_count import active_parameters
 from grpo_worker.megatron.policy import PolicyModel
-from grpo_worker.megatron.presets import model_config
 from grpo_worker.megatron.runner import MicroBatching
 from grpo_worker.megatron.setup import ModelSetup
 from grpo_worker.megatron.weights import Shard
+from grpo_worker.model_files.config import model_config
 from grpo_worker.weightsync import manifest
 
 SEED = 7

@@ -134,8 +134,7 @@ def test_an_answer_under_way_goes_on_with_new_weights_and_says_which_token_is_wh
     cut = spans[0]["end"]
     assert 0 < cut < length == spans[1]["end"]
     assert mixed["output_ids"][:cut] == alone[:cut] and mixed["output_ids"] != alone
-    client = RolloutClient(EngineTable(), seed=0, n=1, temperature=1.0, max_tokens=length, eos_id=2,
-                           timeout=10, partial=True)  # fmt: skip
+    client = RolloutClient(EngineTable(), seed=0, n=1, timeout=10, partial=True)
     sample = client._sample("engine-0", Prompt(0, tuple(prompt)), 0, mixed, 3)
     assert sample.version == 3 and sample.spans == ((3, cut), (4, length))
     client._partial = False

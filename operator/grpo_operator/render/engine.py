@@ -20,7 +20,7 @@ TURNS = f"{MODEL_DIRECTORY}/turns.json"  # what an agent that restarts must know
 ADMIN_KEY = f"{MODEL_DIRECTORY}/admin-key"  # without it nobody pauses the engine or writes its weights
 CPU_ENGINE_ENV = {
     "SGLANG_USE_CPU_ENGINE": "1",
-    "SGLANG_PLUGINS": "grpo_cpu,grpo_weights",
+    "SGLANG_PLUGINS": "grpo_cpu,grpo_weights,grpo_sampling",
     "TORCHDYNAMO_DISABLE": "1",  # inductor would need a C++ compiler in the image
 }
 
@@ -40,13 +40,14 @@ def engine_command(owner: Owner, model_path: str, pool: RolloutTemplate, turns: 
         "--ep-size", str(engine.expert_parallel),
         "--context-length", str(engine.context_length),
         "--max-running-requests", str(engine.max_running_requests),
-        "--skip-tokenizer-init",
         "--skip-server-warmup",
         "--enable-deterministic-inference",
         "--random-seed", "0",
         "--host", "0.0.0.0",
         "--port", str(ENGINE_PORT),
     ]  # fmt: skip
+    if not engine.tokenizer:
+        arguments.append("--skip-tokenizer-init")
     if engine.max_total_tokens is not None:
         arguments += ["--max-total-tokens", str(engine.max_total_tokens)]
     if engine.attention_data_parallel > 1:
@@ -64,9 +65,12 @@ def engine_command(owner: Owner, model_path: str, pool: RolloutTemplate, turns: 
     prepare = f"python3 -m grpo_worker.rollout.model_directory {shlex.quote(model_path)} {MODEL_DIRECTORY}"
     if engine.quantization == "fp8-block128":
         prepare += " --fp8-block128"  # config.json says so, and SGLang takes it from there
+    if engine.tokenizer:
+        prepare += " --tokenizer"
     if turns:
         prepare += f" --turn http://127.0.0.1:{AGENT_PORT}/turnz"
-    server = f"python3 -m sglang.launch_server --model-path {MODEL_DIRECTORY} {shlex.join(arguments)}"
+    server = "python3 -m grpo_worker.rollout.engine_process python3 -m sglang.launch_server"
+    server += f" --model-path {MODEL_DIRECTORY} {shlex.join(arguments)}"
     server += f' --admin-api-key "$(cat {ADMIN_KEY})"'
     if engine.nodes_per_engine > 1:
         server += _several_hosts(owner, engine.nodes_per_engine)

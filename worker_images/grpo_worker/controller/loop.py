@@ -8,12 +8,13 @@ from typing import Any
 
 from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_operator.api.status import Phase
+from grpo_worker.controller.failures import FailureHandler, describe
 from grpo_worker.controller.ledger import SampleLedger
 from grpo_worker.controller.memory_tier import MemoryTier
 from grpo_worker.controller.parity import ParityError, check_configs
 from grpo_worker.controller.producer import OneStepAhead, OnPolicy, Producer
 from grpo_worker.controller.progress import Board
-from grpo_worker.controller.run_record import Cause, RunRecord, SupersededError
+from grpo_worker.controller.run_record import Cause, SupersededError
 from grpo_worker.controller.sampler import StepSampler
 from grpo_worker.controller.trainers import CALL_TIMEOUT, Restored, TrainerGang
 from grpo_worker.controller.training import BatchTrainer
@@ -23,7 +24,6 @@ from grpo_worker.controller.worker_group import GangError
 from grpo_worker.data.batch import make_batch
 from grpo_worker.data.checkpoints import directory
 from grpo_worker.data.source import PromptSource
-from grpo_worker.data.tokenizer import TextTokenizer
 from grpo_worker.metrics.sinks import sinks_of
 from grpo_worker.metrics.step import step_metrics
 from grpo_worker.metrics.timing import StepTimer
@@ -35,7 +35,6 @@ from grpo_worker.rollout.pool import RolloutPool, SyncError
 from grpo_worker.rollout.sampling import UnfitEngineError
 
 log = logging.getLogger(__name__)
-MAX_BACKOFF = 300.0
 
 
 class GrpoLoop:
@@ -43,14 +42,15 @@ class GrpoLoop:
 
     def __init__(
         self, spec: GRPOJobSpec, store: Path, board: Board, trainers: TrainerGang, pool: RolloutPool,
-        client: RolloutClient, source: PromptSource, tokenizer: TextTokenizer, reward: RewardManager,
+        client: RolloutClient, source: PromptSource, pad_id: int, reward: RewardManager,
+        failures: FailureHandler,
     ) -> None:  # fmt: skip
         self._spec = spec
         self._board = board
         self._trainers = trainers
         self._pool = pool
         self._source = source
-        self._tokenizer = tokenizer
+        self._pad_id = pad_id
         sampler = StepSampler(spec, source, client, reward)
         keep, every = spec.checkpoint.keep, spec.checkpoint.every_steps
         ahead = OneStepAhead(sampler, store / "pending", keep, every, spec.staleness.partial_rollouts)
@@ -59,7 +59,8 @@ class GrpoLoop:
         self._training = BatchTrainer(spec, trainers)
         self._weights = WeightSender(trainers, pool, spec)
         self._turns = Turns(spec, trainers, pool, self._weights)
-        self._record = RunRecord.load(store / "run.json")
+        self._failures = failures
+        self._record = failures.record
         self._ledger = SampleLedger(store / "ledger.jsonl")
         shown = spec.observability
         self._metrics = MetricsWriter(store, sinks_of(shown, store.name, store), shown.thresholds)
@@ -94,17 +95,21 @@ class GrpoLoop:
                     self._one_step()
                 self._finish()
                 return
-            except GangError as error:
-                self._restart(error)
+            except SupersededError:
+                raise
             except (ParityError, RewardError, UnfitEngineError) as error:
-                self._record.fail(str(error)[:1000])
+                self._failures.end(str(error))
                 self._trainers.stop()
+            except GangError as error:
+                # A rank whose process died is infrastructure.
+                self._restart(str(error), "infrastructure" if error.lost else "job")
             except (SyncError, TimeoutError) as error:
                 # The rollout pool is short of engines; the trainers are well, but the step
                 # cannot go on. Start the attempt again: engines may be back by then.
-                log.warning("rollout pool: %s", error)
-                self._board.update(phase=Phase.RECOVERING, message=str(error))
-                self._trainers.stop()
+                self._restart(str(error), "infrastructure")
+            except Exception as error:  # whatever else goes wrong: named, counted, tried again
+                log.exception("the attempt failed")
+                self._restart(describe(error), "job")
         self._board.update(phase=Phase.FAILED, message=self._record.failed)
 
     def _begin(self) -> None:
@@ -153,11 +158,12 @@ class GrpoLoop:
         if step < self._spec.total_steps:
             self._producer.go_ahead(self._step)
         fresh = all(sample.version == self._step and not sample.spans for sample in found.samples)
-        batch = make_batch(found.prompts, found.samples, self._tokenizer.pad_id)
+        batch = make_batch(found.prompts, found.samples, self._pad_id)
         scores = self._training.judged(batch, found.scores, timer)
         metrics = self._training.train(step, batch, scores, timer, fresh)
         self._producer.settle(timer)
         self._step = step
+        self._record.note_progress()
         sent = self._sync(timer)
         self._source.consumed(found.taken)
         self._ledger.append(step, self._record.attempt, found.samples, found.left_out)
@@ -165,6 +171,7 @@ class GrpoLoop:
             self._checkpoint()
         seconds = timer.total()
         metrics["timing_s/controller_cpu"] = timer.cpu()
+        metrics["data/too_long"] = float(self._source.too_long)
         metrics["reward/failures"] = float(self._reward.failures)
         metrics |= step_metrics(batch, scores, seconds, self._trainers.world) | timer.seconds
         self._pending.append(self._thread.submit(self._write, step, metrics, sent, time.time()))
@@ -257,18 +264,14 @@ class GrpoLoop:
         self._metrics.end()
         self._report(phase=Phase.SUCCEEDED, message=f"{self._step} steps done", trainers=[])
 
-    def _restart(self, error: GangError) -> None:
-        """Stop the whole gang and count; a rank whose process died is infrastructure."""
-        log.warning("training gang failed: %s (lost ranks: %s)", error, error.lost)
-        cause: Cause = "infrastructure" if error.lost else "job"
-        self._record.count_restart(cause)
-        self._report(phase=Phase.RECOVERING, message=str(error)[:500], trainers=[])
+    def _restart(self, message: str, cause: Cause) -> None:
+        """Stop the whole gang and count; wait before the next attempt where the job itself failed."""
+        log.warning("attempt %d failed (%s): %s", self._record.attempt, cause, message)
+        wait_seconds = self._failures.count(message, cause)
+        self._report(phase=Phase.RECOVERING, message=message[:500], trainers=[])
         self._trainers.stop()
-        policy, used = self._spec.restart_policy, self._record.job_restarts
-        if used > policy.max_restarts:
-            self._record.fail(f"restartPolicy.maxRestarts ({policy.max_restarts}) used up: {error}"[:1000])
-        elif cause == "job":
-            time.sleep(min(policy.backoff_seconds * 2 ** (used - 1), MAX_BACKOFF))
+        if not self._record.failed:
+            time.sleep(wait_seconds)
 
     def _state(self) -> dict[str, Any]:
         """State of the controller that a checkpoint carries."""
@@ -284,8 +287,5 @@ class GrpoLoop:
         self._source.load_state_dict(state["source"])
 
     def _report(self, **changes: Any) -> None:
-        restarts = {
-            "job": self._record.job_restarts,
-            "infrastructure": self._record.infrastructure_restarts,
-        }
-        self._board.update(step=self._step, attempt=self._record.attempt, restarts=restarts, **changes)
+        record = self._record
+        self._board.update(step=self._step, attempt=record.attempt, restarts=record.restarts, **changes)

@@ -25,6 +25,8 @@ class Progress:
     restarts: dict[str, int] = field(default_factory=lambda: {"job": 0, "infrastructure": 0})
     suspend_requested: bool = False
     trainers: list[dict[str, Any]] = field(default_factory=list)
+    tokens: dict[str, Any] | None = None  # TokensStatus
+    data: dict[str, Any] | None = None  # DataStatus
 
 
 class Board:

@@ -23,6 +23,8 @@ class RunRecord:
     job_restarts: int = 0
     infrastructure_restarts: int = 0
     failed: str = ""
+    last_cause: str = ""  # of the newest restart that the job itself caused
+    same_failures: int = 0  # in a row with that cause
 
     @classmethod
     def load(cls, path: Path) -> "RunRecord":
@@ -30,6 +32,11 @@ class RunRecord:
         if not path.is_file():
             return cls(path)
         return cls(path, **json.loads(path.read_text()))
+
+    @property
+    def restarts(self) -> dict[str, int]:
+        """Restarts by cause, as the status shows them."""
+        return {"job": self.job_restarts, "infrastructure": self.infrastructure_restarts}
 
     def save(self) -> None:
         """Raises SupersededError."""
@@ -53,12 +60,22 @@ class RunRecord:
         if newest > self.attempt:
             raise SupersededError(f"attempt {newest} has begun elsewhere; this one is {self.attempt}")
 
-    def count_restart(self, cause: Cause) -> None:
+    def count_restart(self, cause: Cause, why: str = "") -> int:
+        """Count a restart; how many in a row the job itself has caused for the same reason ``why``."""
         if cause == "job":
             self.job_restarts += 1
+            self.same_failures = self.same_failures + 1 if why == self.last_cause else 1
+            self.last_cause = why
         else:
             self.infrastructure_restarts += 1
         self.save()
+        return self.same_failures
+
+    def note_progress(self) -> None:
+        """A step was trained: what failed before it does not repeat."""
+        if self.same_failures:
+            self.last_cause, self.same_failures = "", 0
+            self.save()
 
     def fail(self, reason: str) -> None:
         """Remember for ever that the job gave up."""

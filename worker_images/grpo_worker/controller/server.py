@@ -19,11 +19,17 @@ from grpo_worker.rollout.routing import EngineEntry
 PORT = 8090
 
 
-def application(board: Board, engines: Callable[[], list[EngineEntry]]) -> Starlette:
-    """``GET /v1/status``, ``POST /v1/suspend``, ``GET /metrics``, ``GET /healthz``."""
+def application(
+    board: Board, engines: Callable[[], list[EngineEntry]], stalled: Callable[[], str] = lambda: ""
+) -> Starlette:
+    """``GET /v1/status``, ``POST /v1/suspend``, ``GET /metrics``, ``GET /healthz``.
+
+    ``stalled``: why the run does not get on, or nothing.
+    """
 
     def status(_: Request) -> Response:
         body: dict[str, Any] = asdict(board.get())
+        body["stalled"] = stalled()
         body["engines"] = [asdict(entry) for entry in engines()]
         return JSONResponse(body)
 

@@ -1,6 +1,7 @@
 """A gang of Ray actors, one per rank, called as if it were one worker."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -11,10 +12,13 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from grpo_worker.controller.dispatch import Deal, Dispatch, RankInfo, dispatch_mode
+from grpo_worker.controller.failures import describe
 from grpo_worker.profiling.stuck import Position, report, stuck_ranks
 
 log = logging.getLogger(__name__)
 _WATCH = "watch"  # threads of an actor that answer while another one works
+# Takes as long as the store does; ranks that wait for each other without progress still end it.
+_UNBOUNDED = frozenset({"export_weights"})
 _ANSWER = 10.0  # seconds within which they do
 
 
@@ -120,7 +124,7 @@ class WorkerGroup:
     def _wait(self, calls: list[Any], what: str) -> list[Any]:
         pending = list(calls)
         failure: Exception | None = None
-        watch = _Watch(self._timeout, self._hang)
+        watch = _Watch(math.inf if what in _UNBOUNDED else self._timeout, self._hang)
         while pending and failure is None:
             done, pending = ray.wait(pending, num_returns=1, timeout=self._hang / 4)
             failure = next((error for error in map(_error, done) if error), None)
@@ -130,7 +134,7 @@ class WorkerGroup:
                     self._ask_all("write_flight_record", self._flight_records)
         if failure is None:
             return list(ray.get(calls))
-        raise GangError(f"{what}: {failure}", self._lost()) from failure
+        raise GangError(f"{what}: {describe(failure)}", self._lost()) from failure
 
     def _positions(self) -> list[Position | None]:
         """Where each rank is; None for those that do not say."""

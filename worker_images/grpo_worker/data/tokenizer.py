@@ -1,4 +1,4 @@
-"""The tokenizer of a model: its own ``tokenizer.json``, or the small one committed here."""
+"""The tokenizer of a model: that of its directory, or the small one committed here."""
 
 import hashlib
 from collections.abc import Sequence
@@ -6,59 +6,84 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
-TINY = Path(__file__).parent / "tiny_tokenizer.json"
+from grpo_worker.model_files.config import PRESET
+from grpo_worker.model_files.errors import ModelFilesError
+from grpo_worker.model_files.names import TINY_TOKENIZER, TOKENIZER_FILES
+
+TINY = TINY_TOKENIZER
+_TINY_SPECIAL = {"eos_token": "<eos>", "pad_token": "<pad>", "bos_token": "<bos>"}
 
 
 class TextTokenizer:
-    """Text <-> token ids. ``eos_id`` ends a response."""
+    """Text <-> token ids.
 
-    def __init__(self, file: Path, eos_id: int, pad_id: int) -> None:
-        self._file = file
-        self._tokenizer = Tokenizer.from_file(str(file))
-        self._chat: Any = None
-        self.eos_id = eos_id
-        self.pad_id = pad_id
+    Ids come from ``tokenizer.json`` as it stands; special tokens and the chat template are read by
+    transformers. Its class is not the one that ``tokenizer_config.json`` names: version 5 rebuilds Llama's,
+    which DeepSeek's files name, and splits text in another way than the file unless config.json is beside it.
+    """
+
+    def __init__(self, files: Sequence[Path], special: PreTrainedTokenizerFast) -> None:
+        self._tokenizer = Tokenizer.from_file(str(files[0]))
+        self._special = special
+        # DeepSeek's tokenizer.json leaves this token out, which tokenizer_config.json asks for.
+        wanted = special.init_kwargs.get("add_bos_token") and special.bos_token_id is not None
+        self._begin = [int(special.bos_token_id)] if wanted else []
+        data = b"".join(file.read_bytes() for file in files if file.is_file())
+        self.digest = hashlib.sha256(data).hexdigest()[:16]  # of everything that decides over ids
 
     @property
-    def digest(self) -> str:
-        """Digest of the vocabulary and of the chat template."""
-        folder = self._file.parent
-        parts = [self._file, folder / "tokenizer_config.json", folder / "chat_template.jinja"]
-        data = b"".join(part.read_bytes() for part in parts if part.is_file())
-        return hashlib.sha256(data).hexdigest()[:16]
+    def has_chat_template(self) -> bool:
+        return bool(self._special.chat_template)
+
+    @property
+    def special_ids(self) -> dict[str, int | None]:
+        """eos_token_id and pad_token_id, as far as the tokenizer has them."""
+        return {"eos_token_id": self._special.eos_token_id, "pad_token_id": self._special.pad_token_id}
 
     def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text).ids)
+        """Ids of plain text, behind the token that begins a text where the model was trained with one."""
+        ids = list(self._tokenizer.encode(text).ids)
+        return ids if not self._begin or ids[:1] == self._begin else self._begin + ids
 
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[dict[str, Any]], **variables: Any) -> list[int]:
         """Messages (role, content) by the model's chat template, ready for its answer.
 
-        Raises ValueError when the model has none.
+        ``variables``: of the template, such as enable_thinking. Raises ValueError when the model has no
+        template, or when the template refuses the messages.
         """
-        if self._chat is None:
-            from transformers import AutoTokenizer
-
-            if not (self._file.parent / "tokenizer_config.json").is_file():
-                raise ValueError(
-                    f"spec.model.path: {self._file.parent} has no tokenizer_config.json, thus no chat "
-                    "template: give prompts as text instead of messages"
-                )
-            self._chat = AutoTokenizer.from_pretrained(self._file.parent)
-        text = self._chat.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        if not self.has_chat_template:
+            raise ValueError(
+                "spec.model.path: the tokenizer has no chat template: give prompts as text, or put a "
+                "chat_template.jinja into the model's directory"
+            )
+        try:
+            text = self._special.apply_chat_template(
+                list(messages), add_generation_prompt=True, tokenize=False, **variables
+            )
+        except Exception as error:  # whatever a template raises
+            raise ValueError(f"the chat template refuses these messages: {error}") from error
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def decode(self, ids: list[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         """Text of a response, without special tokens."""
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
-def load_tokenizer(model_path: str, eos_id: int, pad_id: int) -> TextTokenizer:
-    """Tokenizer of ``preset:...`` or of a Hugging Face directory.
+def load_tokenizer(model_path: str) -> TextTokenizer:
+    """Load the tokenizer of ``preset:...`` or of a Hugging Face directory.
 
-    Raises FileNotFoundError when the directory has no ``tokenizer.json``.
+    Raises ModelFilesError when the directory has none that can be read.
     """
-    file = TINY if model_path.startswith("preset:") else Path(model_path) / "tokenizer.json"
-    if not file.is_file():
-        raise FileNotFoundError(f"spec.model.path: no tokenizer.json in {model_path}")
-    return TextTokenizer(file, eos_id, pad_id)
+    if model_path.startswith(PRESET):
+        tiny = PreTrainedTokenizerFast(tokenizer_file=str(TINY_TOKENIZER), **_TINY_SPECIAL)
+        return TextTokenizer([TINY_TOKENIZER], tiny)
+    folder = Path(model_path)
+    if not (folder / "tokenizer.json").is_file():
+        raise ModelFilesError(folder, "there is no tokenizer.json")
+    try:
+        special = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        return TextTokenizer([folder / name for name in TOKENIZER_FILES], special)
+    except Exception as error:  # the tokenizers library raises bare Exceptions
+        raise ModelFilesError(folder, f"the tokenizer cannot be read: {error}") from error

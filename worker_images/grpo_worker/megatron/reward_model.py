@@ -11,10 +11,10 @@ from grpo_worker.megatron.build import build_chunks
 from grpo_worker.megatron.critic import value_rows
 from grpo_worker.megatron.initialise import SafetensorsWeights
 from grpo_worker.megatron.optimizer import frozen_weights
-from grpo_worker.megatron.presets import model_config
 from grpo_worker.megatron.runner import Runner
 from grpo_worker.megatron.setup import ModelSetup
 from grpo_worker.megatron.value_head import NAME, with_value_heads
+from grpo_worker.model_files.config import model_config
 
 
 class RewardModel:

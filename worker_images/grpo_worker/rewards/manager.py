@@ -1,10 +1,12 @@
 """The reward role: samples in, scores out."""
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
 from grpo_worker.data.tasks import Task
 from grpo_worker.data.tokenizer import TextTokenizer
-from grpo_worker.rewards.verifiers import Item, Verifier
+from grpo_worker.rewards.base import Item, Verifier
 from grpo_worker.rollout.sampling import Sample
 
 
@@ -21,6 +23,14 @@ class RewardManager:
         """Answers that could not be judged since the controller started."""
         return self._verifier.failures
 
+    def check(self) -> None:
+        """Judge the first row's ground truth as if it were an answer, before anything costly starts.
+
+        Raises RewardError when that fails, whatever ``onFailure`` says of later failures.
+        """
+        record = self._task.record(0)
+        self._verifier.check(Item(0, _text(record.ground_truth), record))
+
     def score(self, samples: Sequence[Sample]) -> list[float]:
         """One reward a sample, in order."""
         return self._verifier.score([self._item(sample) for sample in samples])
@@ -28,3 +38,7 @@ class RewardManager:
     def _item(self, sample: Sample) -> Item:
         answer = self._tokenizer.decode(list(sample.ids)).strip()
         return Item(sample.prompt_index, answer, self._task.record(sample.prompt_index))
+
+
+def _text(ground_truth: Any) -> str:
+    return ground_truth if isinstance(ground_truth, str) else json.dumps(ground_truth, default=str)

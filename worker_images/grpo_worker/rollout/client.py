@@ -12,36 +12,50 @@ import httpx
 from grpo_worker.data.routed import ExpertLayers
 from grpo_worker.data.source import Prompt
 from grpo_worker.rollout.routing import EngineEntry, EngineTable
+from grpo_worker.rollout.sample_watch import SampleWatch
 from grpo_worker.rollout.sampling import Sample, UnfitEngineError, sampling_seed
 
 log = logging.getLogger(__name__)
 ENGINE_PORT = 30000
+_REFUSED = (400, 422)
+REFUSALS = 3  # of one request, after which it is certain that no engine takes it
 LEASE_SECONDS = 1.0  # how long a request that was given up may still wait for an engine
+
+
+class RequestRefusedError(ValueError):
+    """An engine finds the request itself wrong; any other engine would too."""
 
 
 class RolloutClient:
     """Token ids in, token ids and log-probabilities out."""
 
     def __init__(
-        self, table: EngineTable, *, seed: int, n: int, temperature: float, max_tokens: int,
-        eos_id: int, timeout: float, experts: ExpertLayers | None = None, partial: bool = False,
-    ) -> None:  # fmt: skip
-        """``experts``: ask for the experts that the engine takes in these layers. ``partial``: samples
-        may go on with newer weights than they began with."""
+        self, table: EngineTable, *, seed: int, n: int, timeout: float, partial: bool = False
+    ) -> None:
+        """``partial``: samples may go on with newer weights than they began with."""
         self._table = table
         self._seed = seed
         self._n = n
         self._timeout = timeout
-        self._params = {
-            "max_new_tokens": max_tokens,
-            "temperature": temperature,
-            "stop_token_ids": [eos_id],
-        }
-        self._experts = experts
+        self._params: dict[str, Any] = {}
+        self._experts: ExpertLayers | None = None
         self._partial = partial
         self._http = httpx.Client(timeout=timeout)
         self._threads = ThreadPoolExecutor(32, thread_name_prefix="generate")
         self.retries = 0
+        self._watch = SampleWatch()
+
+    def ask_for(self, params: dict[str, Any], experts: ExpertLayers | None = None) -> None:
+        """Set what is asked of every answer.
+
+        ``params``: see sampling.sampling_params. ``experts``: say which experts the engine takes in these
+        layers.
+        """
+        self._params, self._experts = params, experts
+
+    def stalled(self, limit: float) -> str:
+        """Why no sample was accepted for ``limit`` seconds while some were awaited, or nothing."""
+        return self._watch.stalled(limit)
 
     def generate(
         self, prompts: list[Prompt], version: int, cancelled: threading.Event | None = None
@@ -58,24 +72,37 @@ class RolloutClient:
 
     def _group(self, prompt: Prompt, version: int, cancelled: threading.Event) -> list[Sample]:
         deadline = time.monotonic() + self._timeout
-        while not cancelled.is_set():
-            try:
-                with self._table.lease(version, LEASE_SECONDS, self._partial) as engine:
-                    found = self._on(engine, prompt, version)
-            except TimeoutError:
-                if time.monotonic() > deadline:
-                    raise
-                continue
-            if found is not None:
-                return found
+        refusals = 0
+        with self._watch.waiting():
+            while not cancelled.is_set():
+                try:
+                    with self._table.lease(version, LEASE_SECONDS, self._partial) as engine:
+                        found = self._on(engine, prompt, version)
+                except TimeoutError as error:
+                    self._watch.problem(str(error))
+                    if time.monotonic() > deadline:
+                        raise
+                    continue
+                except RequestRefusedError as error:
+                    refusals += 1
+                    self._watch.problem(str(error))
+                    if refusals == REFUSALS:
+                        raise UnfitEngineError(f"{error} ({refusals} times)") from error
+                    continue
+                if found is not None:
+                    self._watch.accepted()
+                    return found
         raise CancelledError
 
     def _on(self, engine: EngineEntry, prompt: Prompt, version: int) -> list[Sample] | None:
-        """Samples of one engine; None when it failed."""
+        """Samples of one engine; None when it failed. Raises RequestRefusedError."""
         try:
             return self._request(engine.name, engine.address, prompt, version)
+        except RequestRefusedError:
+            raise  # the engine is well: what is asked of it is wrong
         except (httpx.HTTPError, ValueError) as error:
             log.warning("prompt %d on %s: %r; trying elsewhere", prompt.index, engine.name, error)
+            self._watch.problem(f"{engine.name}: {error!r}")
             self._table.suspect(engine.name, f"request failed: {error!r}")
             self.retries += 1
             return None
@@ -91,6 +118,10 @@ class RolloutClient:
             }
             | ({"return_routed_experts": True} if self._experts else {}),
         )
+        if response.status_code in _REFUSED:
+            raise RequestRefusedError(
+                f"{name} refuses to sample: HTTP {response.status_code}: {_refusal(response)}"
+            )
         response.raise_for_status()
         outputs = response.json()
         return [self._sample(name, prompt, k, output, version) for k, output in enumerate(outputs)]
@@ -110,6 +141,15 @@ class RolloutClient:
             return sample
         tokens = len(prompt.ids) + len(sample.ids) - 1
         return replace(sample, routed=self._experts.decode(output["meta_info"], tokens))
+
+
+def _refusal(response: httpx.Response) -> str:
+    """SGLang's own words."""
+    try:
+        error = response.json()["error"]
+    except (ValueError, KeyError, TypeError):
+        return response.text[:500]
+    return str(error["message"] if isinstance(error, dict) and "message" in error else error)[:500]
 
 
 def _sample(engine: str, prompt: Prompt, number: int, output: dict[str, Any]) -> Sample:

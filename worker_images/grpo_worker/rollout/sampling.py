@@ -1,9 +1,13 @@
 """What a rollout produces, and the seeds that make it reproducible."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+
+from grpo_operator.api.algorithm import AlgorithmSpec
 
 
 class UnfitEngineError(RuntimeError):
@@ -31,6 +35,25 @@ class Sample:
     @property
     def uid(self) -> str:
         return f"{self.prompt_index}.{self.number}"
+
+
+def sampling_params(algorithm: AlgorithmSpec, max_tokens: int, end: Sequence[int]) -> dict[str, Any]:
+    """What SGLang is asked for of every answer. ``end``: tokens that end one."""
+    params: dict[str, Any] = {
+        "max_new_tokens": max_tokens,
+        "temperature": algorithm.temperature,
+        "stop_token_ids": list(end),
+    }
+    if algorithm.top_p < 1:
+        params["top_p"] = algorithm.top_p
+    if algorithm.top_k > 0:
+        params["top_k"] = algorithm.top_k
+    if algorithm.min_p > 0:
+        params["min_p"] = algorithm.min_p
+    if algorithm.stop:
+        # The tokens of the text stay in the answer: they were sampled, and are trained on.
+        params |= {"stop": list(algorithm.stop), "no_stop_trim": True}
+    return params
 
 
 def sampling_seed(seed: int, prompt_index: int, number: int) -> int:

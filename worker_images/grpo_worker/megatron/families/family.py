@@ -5,6 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 Shapes = dict[str, tuple[int, ...]]
+# Of every family; the others are read by ``fields`` and ``layer_shapes``.
+_COMMON_FIELDS = (
+    "hidden_size", "intermediate_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers",
+    "rms_norm_eps", "rope_theta", "vocab_size",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,16 @@ class Family:
     layer_shapes: Callable[[dict[str, Any], int], Shapes]
     layer_names: Mapping[str, tuple[str, ...]]
     next_shapes: Callable[[dict[str, Any]], Shapes] | None = None
+
+    def check(self, hf: dict[str, Any]) -> None:
+        """Raises ValueError that names a field of config.json that is missing, or that cannot be run."""
+        try:
+            for field in _COMMON_FIELDS:
+                hf[field]
+            self.fields(hf)
+            self.shapes(hf)
+        except KeyError as error:
+            raise ValueError(f"config.json lacks {error.args[0]}") from error
 
     def shapes(self, hf: dict[str, Any]) -> Shapes:
         """Name and shape of each tensor as a checkpoint of this family stores them."""

@@ -1,0 +1,54 @@
+"""Which tokens end an answer, and which one fills rows up (pure)."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """``end``: tokens that end an answer, the first being the model's own. ``pad``: fills rows up; masked
+    wherever it stands."""
+
+    end: tuple[int, ...]
+    pad: int
+
+
+def special_tokens(
+    config: Mapping[str, Any],
+    generation: Mapping[str, Any],
+    tokenizer: Mapping[str, int | None],
+    more: Iterable[int] = (),
+) -> SpecialTokens:
+    """Choose the special tokens of a model.
+
+    ``config``, ``generation``: contents of config.json and generation_config.json. ``tokenizer``: its
+    eos_token_id and pad_token_id. ``more``: algorithm.stopTokenIds.
+
+    An answer ends at every token that one of them names, generation_config.json first, as transformers and
+    SGLang generate. Rows are filled up with the first pad token of tokenizer, generation_config.json and
+    config.json, else with the first end token.
+
+    Raises ValueError when no token ends an answer, or when a token is outside of the vocabulary.
+    """
+    named = [*(_ids(source.get("eos_token_id")) for source in (generation, config, tokenizer)), tuple(more)]
+    end = tuple(dict.fromkeys(token for tokens in named for token in tokens))
+    if not end:
+        raise ValueError(
+            "generation_config.json, config.json and tokenizer_config.json name no token that ends an answer "
+            "(eos_token_id): set algorithm.stopTokenIds"
+        )
+    pads = (token for source in (tokenizer, generation, config) for token in _ids(source.get("pad_token_id")))
+    pad = next((token for token in pads if token >= 0), end[0])
+    size = int(config["vocab_size"])
+    for name, token in (*(("eos_token_id", token) for token in end), ("pad_token_id", pad)):
+        if not 0 <= token < size:
+            raise ValueError(f"{name}={token} is outside of the vocabulary of {size} tokens (vocab_size)")
+    return SpecialTokens(end, pad)
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    """A field that is absent, one token, or a list of tokens."""
+    if value is None:
+        return ()
+    return tuple(int(token) for token in value) if isinstance(value, list | tuple) else (int(value),)

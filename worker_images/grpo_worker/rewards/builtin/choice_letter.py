@@ -1,0 +1,31 @@
+"""Multiple choice: is the letter that the answer chooses the right one?"""
+
+import re
+from typing import Any
+
+from grpo_worker.rewards.builtin import GroundTruthError
+
+_LETTER = re.compile(r"\W*([A-Za-z])\W*")
+# Each wants more than the next one; the last match in the text counts.
+_CHOICES = (
+    re.compile(r"\\boxed\{\s*(?:\\(?:text|textbf|mathrm|mathbf)\{)?\s*\(?([A-Za-z])\)?[\s.}]"),
+    re.compile(r"(?i:answer)(?:\s+is)?[\s:*]*(?:\(([A-Za-z])\)|([A-Z])(?![\w']))"),
+    re.compile(r"\(([A-Za-z])\)[\s.*]*\Z"),
+    re.compile(r"(?:\A|\n)[\s*]*([A-Z])(?:[\s.*]*|[).:][^\n]*)\Z"),
+)
+
+
+def compute_score(solution_str: str, ground_truth: Any, timeout_seconds: float) -> float:
+    """Give 1 for ``\\boxed{B}``, ``Answer: B``, or ``(B)`` or a line ``B`` at the end when B is right."""
+    right = _LETTER.fullmatch(str(ground_truth))
+    if right is None:
+        raise GroundTruthError(f"ground_truth={ground_truth!r:.200} is no letter: give the right choice's")
+    return float(_chosen(solution_str.strip()) == right[1].upper())
+
+
+def _chosen(text: str) -> str | None:
+    for pattern in _CHOICES:
+        matches = list(pattern.finditer(text))
+        if matches:
+            return next(letter for letter in matches[-1].groups() if letter).upper()
+    return None

@@ -1,0 +1,45 @@
+"""A user's function, or a built-in one, as a verifier."""
+
+import logging
+from collections.abc import Sequence
+
+from grpo_operator.api.data import RewardSpec
+from grpo_worker.rewards.base import Item, RewardError
+from grpo_worker.rewards.builtin import BUILTIN
+from grpo_worker.rewards.child import Program
+from grpo_worker.rewards.sandbox import Sandbox
+
+log = logging.getLogger(__name__)
+
+
+class FunctionVerifier:
+    """A function in processes of its own."""
+
+    def __init__(self, spec: RewardSpec) -> None:
+        if spec.builtin is not None:
+            self._name, function = f"spec.reward.builtin={spec.builtin}", BUILTIN[spec.builtin]
+        else:
+            assert spec.function is not None
+            self._name, function = f"spec.reward.function={spec.function}", spec.function
+        field = self._name.partition("=")[0]
+        program = Program(field, function, spec.timeout_seconds, spec.memory_megabytes)
+        self._sandbox = Sandbox(program, spec.workers)
+        self._stops = spec.on_failure == "stop"
+        self.failures = 0
+
+    def check(self, item: Item) -> None:
+        problem = self._sandbox.call([item.request()])[0].problem
+        if problem:
+            raise RewardError(f"{self._name}: {problem}")
+
+    def score(self, items: Sequence[Item]) -> list[float]:
+        outcomes = self._sandbox.call([item.request() for item in items])
+        failed = [outcome.problem for outcome in outcomes if outcome.problem]
+        self.failures += len(failed)
+        if failed and self._stops:
+            raise RewardError(f"{self._name}: {failed[0]}")
+        if failed:
+            log.warning(
+                "%s: %d of %d answers get 0, the first: %s", self._name, len(failed), len(items), failed[0]
+            )
+        return [outcome.value for outcome in outcomes]

@@ -1,0 +1,127 @@
+"""One process that judges answers: a line of JSON in, a line of JSON out."""
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import psutil
+
+from grpo_worker.rewards.child import Program
+
+# A reward function needs no secret of the pod.
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "TMPDIR")
+# A module's import may read gigabytes from a cold filesystem: it gets so many times what an answer gets.
+START_FACTOR = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``value``: what the function returned, 0 when ``problem`` says why it did not.
+
+    ``metrics``: further numbers that it returned.
+    """
+
+    value: float
+    problem: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class DeadError(RuntimeError):
+    """The process is of no more use."""
+
+
+class RewardProcess:
+    """A running function. Raises DeadError when it does not start."""
+
+    def __init__(self, program: Program) -> None:
+        self._timeout = program.timeout_seconds
+        self._asked = 0
+        self._buffer = b""
+        self._process = _started(program)
+        try:
+            hello = self._answer(program.timeout_seconds * START_FACTOR)
+        except DeadError as error:
+            self.end()
+            raise DeadError(
+                f"the reward process did not start: {error} (an import may take {START_FACTOR} times "
+                f"spec.reward.timeoutSeconds={program.timeout_seconds:g})"
+            ) from error
+        if "error" in hello:
+            self.end()
+            raise DeadError(str(hello["error"]))
+
+    def ask(self, request: dict[str, Any]) -> Outcome:
+        """Judge one answer. Raises DeadError when the process cannot judge another one."""
+        assert self._process.stdin is not None
+        self._asked += 1
+        line = json.dumps({"id": self._asked, "request": request}, default=str)
+        try:
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise DeadError(f"the process is gone: {error}") from error
+        answer = self._answer(self._timeout)
+        if answer.get("id") != self._asked:
+            raise DeadError(f"the function wrote into the process's own pipe: {answer!r:.200}")
+        if "error" in answer:
+            return Outcome(0.0, str(answer["error"]))
+        return Outcome(float(answer["score"]), metrics=answer["metrics"])
+
+    def _answer(self, seconds: float) -> dict[str, Any]:
+        line = self._line(time.monotonic() + seconds, seconds)
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise DeadError(f"the function wrote into the process's own pipe: {line!r:.200}")
+        return answer
+
+    def _line(self, deadline: float, seconds: float) -> bytes:
+        assert self._process.stdout is not None
+        pipe = self._process.stdout.fileno()
+        while b"\n" not in self._buffer:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([pipe], [], [], left)[0]:
+                raise DeadError(f"no answer within {seconds:g} s")
+            data = os.read(pipe, 65536)
+            if not data:
+                raise DeadError(f"the process died with exit code {self._process.wait()}")
+            self._buffer += data
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        return line
+
+    def end(self) -> None:
+        """Kill the process and whatever it started."""
+        session = self._process.pid
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(session, 9)
+        for pid in psutil.pids():  # tests of answers' code run in groups of their own
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if os.getsid(pid) == session:
+                    os.kill(pid, 9)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # what is still in the buffer goes nowhere
+                    pipe.close()
+
+
+def _started(program: Program) -> subprocess.Popen[bytes]:
+    environment = {key: os.environ[key] for key in _ENVIRONMENT if key in os.environ}
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "grpo_worker.rewards.child", json.dumps(asdict(program))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment | {"PYTHONUNBUFFERED": "1"},
+            start_new_session=True,  # so that what it starts ends with it
+        )
+    except OSError as error:  # no memory, or too many processes
+        raise DeadError(f"the reward process did not start: {error}") from error

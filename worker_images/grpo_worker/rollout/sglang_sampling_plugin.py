@@ -1,0 +1,39 @@
+"""SGLang plugin: ``min_p`` beside seeds.
+
+SGLang 0.5.23 ends its scheduler when a request has both. Seeded sampling takes the largest sum of a
+log-probability and noise, for which probabilities need not add up to one: the tokens that ``min_p`` leaves out
+can be set to zero beforehand.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+_SAMPLING = "sglang.srt.layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch"
+
+
+def register() -> None:
+    """Entry point: register the hook in each of SGLang's processes."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(_SAMPLING, _min_p_first, HookType.AROUND)
+
+
+def _min_p_first(
+    original: Callable[..., Any],
+    probs: Any,
+    top_ks: Any,
+    top_ps: Any,
+    min_ps: Any,
+    need_min_p_sampling: bool,
+    sampling_seed: Any,
+    positions: Any,
+    **kwargs: Any,
+) -> Any:
+    """Apply ``min_p`` before top-k and top-p, which keep the same tokens then.
+
+    probs: [batch, vocab]. All three leave out the least likely tokens, so the order does not matter.
+    """
+    if need_min_p_sampling and sampling_seed is not None:
+        least = probs.max(dim=-1, keepdim=True).values * min_ps.view(-1, 1)
+        probs, need_min_p_sampling = probs.masked_fill(probs < least, 0.0), False
+    return original(probs, top_ks, top_ps, min_ps, need_min_p_sampling, sampling_seed, positions, **kwargs)
