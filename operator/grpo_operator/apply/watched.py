@@ -8,6 +8,7 @@ from typing import Any
 from grpo_operator.api.base import GROUP, VERSION
 from grpo_operator.plan.feasibility import GPU
 from grpo_operator.plan.names import HOST_INDEX, OWNER_LABELS, POOL_LABEL
+from grpo_operator.plan.troubles import failing
 
 Object = dict[str, Any]
 
@@ -84,7 +85,8 @@ def _pod(obj: Object) -> Object:
         "metadata": kept,
         "spec": ({"nodeName": sys.intern(node)} if node else {}) | {"gpus": _gpus(spec)},
         "status": {key: status[key] for key in ("phase", "podIP") if key in status}
-        | {"conditions": [{"type": "Ready", "status": c["status"]} for c in ready]},
+        | {"conditions": [{"type": "Ready", "status": c["status"]} for c in ready]}
+        | ({"failing": found} if (found := failing(status)) else {}),
     }
 
 

@@ -2,13 +2,25 @@
 
 from typing import Any
 
+from grpo_operator.api.errors import cause_of
 from grpo_operator.api.grpojob import GRPOJobSpec, GRPOJobStatus
-from grpo_operator.api.status import CheckpointStatus, LayoutStatus, Phase, PoolCount, RestartCounts
+from grpo_operator.api.status import (
+    CheckpointStatus,
+    DataStatus,
+    LayoutStatus,
+    Phase,
+    PoolCount,
+    RestartCounts,
+    TokensStatus,
+)
 from grpo_operator.plan import names
 from grpo_operator.plan.conditions import Conditions
 from grpo_operator.plan.decision import is_terminal
 from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.resolve import JobPlan
+from grpo_operator.plan.troubles import troubles
+
+_MOST_TROUBLES = 3
 
 
 def refused_status(
@@ -53,6 +65,7 @@ def job_status(
     """Status of a job that runs, is suspended, or ended. ``blocked``: why its children cannot be applied."""
     old = GRPOJobStatus.model_validate(_old(job))
     phase, message = _phase(job, spec, observed)
+    hindered = _hindrance(phase, observed)
     train = _ranks(spec, observed)
     rollout = PoolCount(ready=observed.ready(names.ROLLOUT), total=rollout_replicas)
     values = _from_controller(old, observed.progress)
@@ -73,7 +86,7 @@ def job_status(
             "finished_at": (old.finished_at or now) if ended else None,
         }
     )
-    conditions = _conditions(job, phase, message, train, rollout, now, blocked)
+    conditions = _conditions(job, phase, hindered or message, train, rollout, now, blocked, bool(hindered))
     return status.model_copy(update={"conditions": conditions})
 
 
@@ -126,12 +139,38 @@ def _phase(job: dict[str, Any], spec: GRPOJobSpec, observed: Observed) -> tuple[
         return Phase.SUSPENDING, "waiting for a checkpoint and for the pods to end"
     if spec.scheduling.queue_name and cluster is not None and cluster.suspended:
         return Phase.PENDING, f"queued in {spec.scheduling.queue_name}: Kueue has not given the quota yet"
+    hopeless = hopeless_engines(spec, observed, old)
+    if hopeless:
+        return Phase.FAILED, hopeless
     if progress:
         phase = Phase(progress["phase"])
         return (Phase.STARTING if phase == Phase.SUSPENDED else phase), progress["message"]
     if old.get("step"):
         return Phase.RECOVERING, "the controller pod is starting; it resumes from the last checkpoint"
     return Phase.STARTING, "pods are starting"
+
+
+def _hindrance(phase: Phase, observed: Observed) -> str:
+    """Why a job that should run does not get on: what its controller says, or containers that fail."""
+    if phase not in (Phase.STARTING, Phase.TRAINING, Phase.RECOVERING):
+        return ""
+    stalled = (observed.progress or {}).get("stalled") or ""
+    return stalled or "; ".join(trouble.text for trouble in observed.troubles()[:_MOST_TROUBLES])
+
+
+def hopeless_engines(spec: GRPOJobSpec, observed: Observed, old: dict[str, Any]) -> str:
+    """Why no engine of the job's own pool will ever serve, or nothing.
+
+    Every engine has ended ``restartPolicy.maxSameFailures`` times, now for the same cause, and none has ever
+    served: what is wrong is in the job, not in a node.
+    """
+    if spec.rollout.template is None or old.get("weightVersion") is not None:
+        return ""
+    pods = observed.engine_pods()
+    found = [t for t in troubles(pods) if t.restarts >= spec.restart_policy.max_same_failures]
+    if not pods or len({t.pod for t in found}) < len(pods) or len({cause_of(t.error) for t in found}) > 1:
+        return ""
+    return f"no engine has come up: {found[0].text}"
 
 
 def _message_of(status: dict[str, Any], kind: str) -> str:
@@ -150,6 +189,10 @@ def _from_controller(old: GRPOJobStatus, progress: dict[str, Any] | None) -> dic
         "attempt": progress["attempt"],
         "restarts": RestartCounts(**progress["restarts"]),
     }
+    if progress.get("tokens"):
+        values["tokens"] = TokensStatus.model_validate(progress["tokens"])
+    if progress.get("data"):
+        values["data"] = DataStatus.model_validate(progress["data"])
     if version is not None:
         values |= {"weight_version": version, "weights": f"v{version}"}
     if reward is not None:
@@ -162,19 +205,21 @@ def _from_controller(old: GRPOJobStatus, progress: dict[str, Any] | None) -> dic
 
 def _conditions(
     job: dict[str, Any], phase: Phase, message: str, train: PoolCount, rollout: PoolCount, now: str,
-    blocked: str,
+    blocked: str, hindered: bool,
 ) -> list[Any]:  # fmt: skip
     generation = job["metadata"]["generation"]
     conditions = Conditions(_old(job).get("conditions") or [], generation, now)
     running = phase == Phase.TRAINING
     whole = rollout.ready == rollout.total and train.ready == train.total
-    degraded = phase == Phase.RECOVERING or (running and not whole)
+    degraded = phase == Phase.RECOVERING or (running and not whole) or hindered
     pools = f"ranks {train.ready}/{train.total}, engines {rollout.ready}/{rollout.total}"
     changing = phase in (Phase.PENDING, Phase.STARTING, Phase.RECOVERING, Phase.SUSPENDING)
-    conditions.set("Ready", running or phase == Phase.SUCCEEDED, phase, message)
+    ready = (running and not hindered) or phase == Phase.SUCCEEDED
+    conditions.set("Ready", ready, "Hindered" if hindered else phase, message)
     conditions.set("Progressing", changing or running, phase, message)
-    reason = "PoolsIncomplete" if degraded else "PoolsWhole"
-    conditions.set("Degraded", degraded, reason, pools if degraded else "")
+    reason = "Hindered" if hindered else "PoolsIncomplete" if degraded else "PoolsWhole"
+    text = f"{message}; {pools}" if hindered else pools
+    conditions.set("Degraded", degraded, reason, text if degraded else "")
     for kind, value in (
         ("Suspended", phase == Phase.SUSPENDED),
         ("Succeeded", phase == Phase.SUCCEEDED),

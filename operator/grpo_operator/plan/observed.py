@@ -7,6 +7,7 @@ from typing import Any
 from grpo_operator.api.status import EngineState, EngineStatus
 from grpo_operator.kuberay_client.models import RayClusterStatus
 from grpo_operator.plan import names
+from grpo_operator.plan.troubles import Trouble, troubles
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Observed:
         if report is None:
             dead = pod.get("status", {}).get("phase") == "Failed"
             state = EngineState.DEAD if dead else EngineState.RESTARTING
-            return EngineStatus(name=name, state=state, endpoint=endpoint)
+            return EngineStatus(name=name, state=state, endpoint=endpoint, message=self._trouble(pod))
         return EngineStatus(
             name=name,
             state=EngineState(report["state"]),
@@ -58,7 +59,20 @@ class Observed:
             last_transition=report["since"] or None,
             restarts=report["restarts"],
             waits=report.get("waits") or None,
+            message=self._trouble(pod) or _reason(report),
         )
+
+    def _trouble(self, pod: dict[str, Any]) -> str | None:
+        return next((trouble.text for trouble in troubles([pod])), None)
+
+    def troubles(self) -> list[Trouble]:
+        """Containers of the job's pods that fail."""
+        return troubles((*self.pods, *self.pool_pods))
+
+
+def _reason(report: dict[str, Any]) -> str | None:
+    """Why an engine does not serve, as its agent says."""
+    return None if report["state"] == EngineState.SERVING else report.get("reason") or None
 
 
 def of_pool(pods: Iterable[dict[str, Any]], pool: str) -> list[dict[str, Any]]:

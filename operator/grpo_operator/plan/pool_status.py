@@ -3,12 +3,13 @@
 from typing import Any
 
 from grpo_operator.api.rolloutpool import RolloutPoolSpec, RolloutPoolStatus
-from grpo_operator.api.status import EngineState
+from grpo_operator.api.status import EngineState, EngineStatus
 from grpo_operator.plan import names
 from grpo_operator.plan.conditions import Conditions
 from grpo_operator.plan.names import Owner
 from grpo_operator.plan.observed import Observed
 
+_MOST_MESSAGES = 4
 _NO_WEIGHTS = "the engines wait for weights: name this pool in a GRPOJob's spec.rollout.poolRef"
 
 
@@ -30,7 +31,7 @@ def pool_status(
     there = len(serving) + sum(bool(e.waits) for e in engines)  # who waits for its turn lacks nothing
     enough, whole = there >= spec.min_available, there >= spec.replicas
     idle = writer is None and not there
-    text = f"{there} of {spec.replicas} engines serve"
+    text = "; ".join([f"{there} of {spec.replicas} engines serve", *_messages(engines)])
     conditions.set(
         "Ready", enough, "EnginesServing" if enough else "TooFewEngines", _NO_WEIGHTS if idle else text
     )
@@ -51,6 +52,11 @@ def pool_status(
         engines=engines,
         conditions=conditions.result(),
     )
+
+
+def _messages(engines: list[EngineStatus]) -> list[str]:
+    """Why engines do not serve, each reason once."""
+    return list(dict.fromkeys(e.message for e in engines if e.message and not e.waits))[:_MOST_MESSAGES]
 
 
 def refused_pool(
