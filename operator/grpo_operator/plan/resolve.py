@@ -71,10 +71,15 @@ def resolve(spec: GRPOJobSpec, pool: RolloutTemplate) -> JobPlan:
 
 
 def check_pool(spec: RolloutPoolSpec) -> None:
-    """Can the engines of a RolloutPool without a job hold its model?
+    """Can the engines of a RolloutPool without a job hold its model, and read its files?
 
     Raises RefusedError.
     """
+    if spec.model.volume is not None and spec.model.volume.uri is not None:
+        raise RefusedError(
+            f"spec.model.volume.uri={spec.model.volume.uri}: files are fetched into a job's store, and a "
+            "RolloutPool without a job has none: set spec.model.volume.pvc or .path"
+        )
     config = spec.model.config()
     if config is not None:
         _engine(ModelShape.from_hf(config), engine_shape(spec.engine), spec.engine, _POOL_ENGINE)
@@ -87,7 +92,8 @@ def check_reference(spec: GRPOJobSpec, pool: RolloutPoolSpec) -> None:
     """
     assert spec.rollout.pool_ref is not None
     name = spec.rollout.pool_ref.name
-    if pool.model != spec.model:
+    # Each mounts the files in its own way.
+    if pool.model.model_copy(update={"volume": spec.model.volume}) != spec.model:
         raise RefusedError(
             f"spec.rollout.poolRef.name={name}: that pool serves {pool.model.path}, this job trains "
             f"{spec.model.path}: give both the same model",

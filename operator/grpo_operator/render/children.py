@@ -7,8 +7,8 @@ from grpo_operator.api.base import API_VERSION
 from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_operator.api.rolloutpool import RolloutTemplate
 from grpo_operator.plan import names
-from grpo_operator.render.job_pods import STORE_MOUNT
 from grpo_operator.render.metadata import metadata
+from grpo_operator.render.volumes import STORE_MOUNT
 
 
 def job_config_map(

@@ -19,6 +19,7 @@ from grpo_operator.render.placement import cluster_labels
 from grpo_operator.render.pods import PodParts
 from grpo_operator.render.services import NO_LEAVES, rollout_groups
 from grpo_operator.render.settings import OperatorSettings
+from grpo_operator.render.volumes import model_files
 
 RAY_VERSION = "2.60.0"
 _SMALL_STORE = {"object-store-memory": "200000000"}  # bytes; by default Ray takes 30 % of memory
@@ -65,7 +66,7 @@ def pool_cluster(
     """The RayCluster of a RolloutPool without a job: a head, which KubeRay demands, and the engines."""
     on_gpu = spec.engine.device == Device.CUDA
     parts = PodParts(owner_of(pool), spec.scheduling, settings, on_gpu)
-    engines = EnginePods(parts, spec.model.path, spec.weight_sync)
+    engines = EnginePods(parts, spec.model.path, spec.weight_sync, model=model_files(spec.model))
     head = parts.head(settings.trainer_image, ControllerSpec())
     params = {} if on_gpu else _SMALL_STORE
     return _cluster(pool, spec, head, params, _engine_groups(engines, spec, leaves), False, leaves)

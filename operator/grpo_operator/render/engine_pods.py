@@ -18,6 +18,7 @@ from grpo_operator.render.placement import (
     see_all_devices,
 )
 from grpo_operator.render.pods import PodParts, overlaid, probe
+from grpo_operator.render.volumes import Files
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class EnginePods:
     """Engines of one owner. ``writer``: the one job that may sync; None: the operator tells the agents.
 
     ``mounts``: volumes with their mounts that every container gets. ``colocated``: beside the job's training
-    pods, whose GPUs they share.
+    pods, whose GPUs they share. ``model``: what the server mounts to read the model's configuration.
     """
 
     parts: PodParts
@@ -34,6 +35,7 @@ class EnginePods:
     writer: str | None = None
     mounts: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = ()
     colocated: bool = False
+    model: Files | None = None
 
     def pod(self, pool: RolloutTemplate, leaf: str | None = None) -> dict[str, Any]:
         """One pod of an engine: a stock SGLang server, restarted in place, and its weight agent.
@@ -56,6 +58,11 @@ class EnginePods:
             pod["spec"].setdefault("volumes", []).append(volume)
             for container in containers:
                 container["volumeMounts"].append(mount)
+        if self.model:
+            self.model.mount_into(pod, containers[0])
+            wait = self.model.wait(parts, self._image(pool))
+            if wait:
+                pod["spec"]["initContainers"] = [wait]
         key = parts.scheduling.topology_key
         if leaf and key:
             bind_to_leaf(pod["spec"], key, leaf)

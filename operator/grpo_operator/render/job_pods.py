@@ -12,8 +12,8 @@ from grpo_operator.plan.topology import Leaves
 from grpo_operator.render.engine_pods import EnginePods
 from grpo_operator.render.placement import apart_from, open_to_neighbours, packed, prefer_leaves
 from grpo_operator.render.pods import PYTHON, PodParts, overlaid, probe, share_key
+from grpo_operator.render.volumes import STORE_MOUNT, fetch, job_files, model_files
 
-STORE_MOUNT = "/store"
 # Ray lowers the priority of its workers by 15; the ranks are what the pod is for.
 _RANK_ENV = {"GRPO_WEIGHTS_DIR": "/weights", "RAY_worker_niceness": "0"}
 # KubeRay's generated command starts Ray; waiting by hand costs no interpreter start.
@@ -46,8 +46,14 @@ class JobPods:
         container["ports"] = [{"name": "status", "containerPort": CONTROLLER_PORT}]
         container["readinessProbe"] = probe("/healthz", CONTROLLER_PORT, period=2, failures=3)
         container["livenessProbe"] = probe("/healthz", CONTROLLER_PORT, period=10, failures=30)
-        pod = self.parts.pod(names.CONTROLLER, [container], of, self.parts.off_gpus())
-        return overlaid(self._with_files(pod), of)
+        pod = self._with_files(self.parts.pod(names.CONTROLLER, [container], of, self.parts.off_gpus()))
+        given = job_files(self.spec)
+        for files in given:
+            files.mount_into(pod, container)
+        first = fetch(self.parts, self._image(), of.resources, given)
+        if first:
+            pod["spec"]["initContainers"] = [first]
+        return overlaid(pod, of)
 
     def trainer(self) -> dict[str, Any]:
         """One training pod: a Ray node for its ranks, and the agent that serves their weights."""
@@ -67,6 +73,11 @@ class JobPods:
         # place, which of a pod that is never restarted holds for sidecars alone.
         pod["spec"]["restartPolicy"] = "Never"
         pod["spec"]["initContainers"] = [agent | {"restartPolicy": "Always"}]
+        model = model_files(self.spec.model)
+        if model:
+            model.mount_into(pod, ranks)
+            wait = model.wait(self.parts, self._image())
+            pod["spec"]["initContainers"][:0] = [wait] if wait else []
         return overlaid(pod, trainer)
 
     def engines(self) -> EnginePods:
@@ -74,7 +85,13 @@ class JobPods:
         mounts = ((self._store(), {"name": "store", "mountPath": STORE_MOUNT}),)
         colocated = self.spec.mode == "colocated"
         return EnginePods(
-            self.parts, self.spec.model.path, self.spec.weight_sync, self.writer, mounts, colocated
+            self.parts,
+            self.spec.model.path,
+            self.spec.weight_sync,
+            self.writer,
+            mounts,
+            colocated,
+            model_files(self.spec.model),
         )
 
     def _trainer_affinity(self, gpus: int) -> dict[str, Any]:

@@ -72,6 +72,8 @@ class PodParts:
             "resources": {"requests": limits | {"cpu": resources.cpu}, "limits": limits},
             "env": [*variables, {"name": "POD_NAME", "valueFrom": pod_name}, *overlay.get("env", [])],
             "volumeMounts": list(overlay.get("volumeMounts", [])),
+            # Why it ended stands in the pod's status, and from there in the job's.
+            "terminationMessagePolicy": "FallbackToLogsOnError",
         }
         if command:
             container |= {"command": ["/bin/bash", "-c"], "args": [command]}

@@ -1,0 +1,160 @@
+"""Mounts of model.volume and data.volume, and the fetch of what a URI names."""
+
+from typing import Any
+
+import pytest
+from objects import job, pool_of, spec_of
+
+from grpo_operator.api.rolloutpool import RolloutPoolSpec
+from grpo_operator.plan.feasibility import quantity
+from grpo_operator.plan.needs import AGENT_RESOURCES
+from grpo_operator.plan.resolve import RefusedError, check_pool, check_reference
+from grpo_operator.render import volumes
+from grpo_operator.render.clusters import job_cluster, pool_cluster
+from grpo_operator.render.settings import OperatorSettings
+from grpo_worker.data import fetched_volume
+
+SETTINGS = OperatorSettings("trainer:1", "rollout:1")
+URI: dict[str, Any] = {"mountPath": "/models", "uri": "hf://org/model"}
+
+
+def rendered(
+    model: dict[str, Any] | None, data: dict[str, Any] | None = None, **more: Any
+) -> dict[str, dict[str, Any]]:
+    """PodSpecs of a job by pool."""
+    manifest = job(**more)
+    if model:
+        manifest["spec"]["model"] = {"path": "/models/tiny", "volume": model}
+    if data:
+        manifest["spec"]["data"] |= {"train": "/data/a.jsonl", "volume": data}
+        manifest["spec"]["reward"] = {"builtin": "math"}
+    spec = spec_of(manifest)
+    made = job_cluster(manifest, spec, pool_of(spec), SETTINGS, False).wire()["spec"]
+    groups = {group["groupName"]: group["template"]["spec"] for group in made["workerGroupSpecs"]}
+    return groups | {"head": made["headGroupSpec"]["template"]["spec"]}
+
+
+def mounts(pod: dict[str, Any], path: str) -> dict[str, dict[str, Any]]:
+    """What each container mounts at a path."""
+    containers = [*pod["containers"], *pod.get("initContainers", [])]
+    return {c["name"]: m for c in containers for m in c["volumeMounts"] if m["mountPath"] == path}
+
+
+def volume(pod: dict[str, Any], name: str) -> dict[str, Any]:
+    (found,) = [volume for volume in pod["volumes"] if volume["name"] == name]
+    return dict(found)
+
+
+READERS = {"controller": {"controller"}, "trainer": {"ray-worker"}, "rollout": {"engine"}, "head": set[str]()}
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted"),
+    [
+        ({"pvc": "models"}, {"persistentVolumeClaim": {"claimName": "models", "readOnly": True}}),
+        ({"path": "/mnt/models"}, {"hostPath": {"path": "/mnt/models"}}),
+    ],
+)
+def test_the_model_is_mounted_read_only_where_it_is_read(
+    source: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    pods = rendered({"mountPath": "/models"} | source)
+    for pool, readers in READERS.items():
+        found = mounts(pods[pool], "/models")
+        assert set(found) == readers
+        for mount in found.values():
+            assert mount == {"name": "model-files", "mountPath": "/models", "readOnly": True}
+            assert volume(pods[pool], "model-files") == {"name": "model-files"} | wanted
+    assert "initContainers" not in pods["controller"] and "initContainers" not in pods["rollout"]
+    assert [c["name"] for c in pods["trainer"]["initContainers"]] == ["agent"]
+
+
+def test_data_are_the_controllers_alone() -> None:
+    pods = rendered(None, {"mountPath": "/data", "pvc": "datasets"})
+    assert set(mounts(pods["controller"], "/data")) == {"controller"}
+    assert volume(pods["controller"], "data-files")["persistentVolumeClaim"]["claimName"] == "datasets"
+    for pool in ("trainer", "rollout", "head"):
+        assert not mounts(pods[pool], "/data") and "data-files" not in str(pods[pool])
+
+
+def test_what_is_fetched_is_mounted_from_the_store_once_it_is_there() -> None:
+    pods = rendered(URI)
+    for pool, readers in READERS.items():
+        found = mounts(pods[pool], "/models")
+        assert set(found) == readers
+        for mount in found.values():
+            assert mount["name"] == "store" and mount["readOnly"] is True
+            directory, _, last = mount["subPath"].rpartition("/")
+            assert directory.startswith("volumes/") and last == fetched_volume.FILES
+    assert [c["name"] for c in pods["trainer"]["initContainers"]] == ["wait-for-model", "agent"]
+    for pool in ("trainer", "rollout"):
+        wait = pods[pool]["initContainers"][0]
+        assert wait["args"] == [f"until [ -f /store/{directory}/COMPLETE ]; do sleep 2; done"]
+        assert mounts(pods[pool], "/store")["wait-for-model"]["readOnly"] is True
+        limit = quantity(wait["resources"]["requests"]["memory"])
+        assert limit < quantity(AGENT_RESOURCES.memory), "pods that wait ask for no more than those that run"
+
+
+def test_only_the_controllers_init_container_fetches_and_has_the_credential() -> None:
+    model = URI | {"credential": {"secret": "hub", "key": "token"}}
+    data = {"mountPath": "/data", "uri": "https://host/data/"}
+    pods = rendered(model, data)
+    (fetch,) = pods["controller"]["initContainers"]
+    assert fetch["image"] == "trainer:1" and fetch["name"] == "fetch"
+    (command,) = fetch["args"]
+    assert command.startswith("exec python3 -m grpo_worker.data.fetch model=/store/volumes/")
+    assert " data=/store/volumes/" in command
+    secret = {"name": "hub", "key": "token", "optional": True}
+    assert {"name": "GRPO_MODEL_CREDENTIAL", "valueFrom": {"secretKeyRef": secret}} in fetch["env"]
+    assert {m["mountPath"] for m in fetch["volumeMounts"]} == {"/etc/grpo", "/store"}
+    assert "readOnly" not in mounts(pods["controller"], "/store")["fetch"]
+    everything = [c for pod in pods.values() for c in [*pod["containers"], *pod.get("initContainers", [])]]
+    assert [c["name"] for c in everything if "secretKeyRef" in str(c["env"])] == ["fetch"]
+
+
+def test_the_place_in_the_store_is_that_of_source_and_content() -> None:
+    def place(**more: Any) -> str:
+        return str(mounts(rendered(URI | more)["trainer"], more.get("mountPath", "/models"))["ray-worker"])
+
+    same = place(credential={"secret": "hub"})
+    assert same == place()
+    others = [
+        place(uri="hf://org/model@v2"), place(endpoint="https://mirror"), place(digest="sha256:" + "0" * 64)
+    ]  # fmt: skip
+    assert len({same, *others}) == 4
+
+
+def test_operator_and_worker_agree_on_names() -> None:
+    assert volumes.COMPLETE == fetched_volume.COMPLETE
+
+
+def test_an_overlay_reaches_the_fetch() -> None:
+    env = [{"name": "AWS_PROFILE", "value": "p"}]
+    overlay = {"spec": {"initContainers": [{"name": "fetch", "env": env}]}}
+    controller = job()["spec"]["controller"] | {"podTemplate": overlay}
+    (fetch,) = rendered(URI, controller=controller)["controller"]["initContainers"]
+    assert env[0] in fetch["env"] and fetch["image"] == "trainer:1"
+
+
+def _pool_spec(source: dict[str, Any]) -> RolloutPoolSpec:
+    model = {"path": "/models/tiny", "volume": {"mountPath": "/models"} | source}
+    return RolloutPoolSpec.model_validate(pool_of(spec_of(job())).wire() | {"model": model})
+
+
+def test_engines_without_a_job_mount_the_model_but_cannot_fetch_it() -> None:
+    spec = _pool_spec({"pvc": "models"})
+    check_pool(spec)
+    owner = job() | {"kind": "RolloutPool"}
+    (group,) = pool_cluster(owner, spec, SETTINGS).wire()["spec"]["workerGroupSpecs"]
+    pod = group["template"]["spec"]
+    assert set(mounts(pod, "/models")) == {"engine"} and volume(pod, "model-files")
+    with pytest.raises(RefusedError, match=r"spec\.model\.volume\.uri=hf://a/b: .* has none: set .*\.pvc"):
+        check_pool(_pool_spec({"uri": "hf://a/b"}))
+
+
+def test_a_job_and_its_standing_pool_may_mount_the_same_model_from_different_places() -> None:
+    manifest = job(rollout={"poolRef": {"name": "shared"}}, model={"path": "/models/tiny", "volume": URI})
+    check_reference(spec_of(manifest), _pool_spec({"pvc": "models"}))
+    manifest["spec"]["model"]["path"] = "/models/other"
+    with pytest.raises(RefusedError, match="give both the same model"):
+        check_reference(spec_of(manifest), _pool_spec({"pvc": "models"}))

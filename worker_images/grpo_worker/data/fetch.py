@@ -1,0 +1,86 @@
+"""Fetch the volumes of a job that have a ``uri`` into its store, before the controller starts.
+
+Usage: ``python3 -m grpo_worker.data.fetch model=DIRECTORY data=DIRECTORY``. In the meantime the operator is
+answered at the controller's port, as the controller does it.
+"""
+
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from grpo_operator.api.grpojob import GRPOJobSpec
+from grpo_operator.api.status import Phase
+from grpo_operator.api.volumes import CredentialSpec, VolumeSpec
+from grpo_worker.controller.config import load_job_config
+from grpo_worker.controller.progress import Board
+from grpo_worker.controller.server import application, serve_in_background
+from grpo_worker.data.fetched_volume import FetchedVolume
+from grpo_worker.data.remote.errors import RefusedError
+
+log = logging.getLogger(__name__)
+# Long enough for the operator to read why; kubelet then starts the container again, with the Secret of then.
+_SECRET_SECONDS = 30.0
+
+
+class MissingSecretError(LookupError):
+    """The Secret of a credential is not there yet."""
+
+
+def main() -> None:
+    """Fetch, and end; or say what is wrong until stopped."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    board = Board()
+    spec = load_job_config().spec
+    serve_in_background(application(board, list))
+    try:
+        for argument in sys.argv[1:]:
+            kind, _, directory = argument.partition("=")
+            fetch(kind, spec, Path(directory), board)
+    except RefusedError as error:
+        log.error("%s", error)
+        board.update(phase=Phase.FAILED, message=str(error)[:1000])
+        signal.pause()
+    except MissingSecretError as error:
+        log.error("%s", error)
+        board.update(message=str(error))
+        time.sleep(_SECRET_SECONDS)
+        sys.exit(1)
+
+
+def fetch(kind: str, spec: GRPOJobSpec, directory: Path, board: Board) -> None:
+    """Fetch the volume of ``kind``, model or data, and report on the board.
+
+    Raises RefusedError or MissingSecretError.
+    """
+    volume = spec.model.volume if kind == "model" else spec.data.volume
+    assert volume is not None
+    field = f"spec.{kind}.volume"
+    token = _token(field, volume, os.environ.get(f"GRPO_{kind.upper()}_CREDENTIAL"))
+    pod = os.environ.get("POD_NAME") or os.uname().nodename
+
+    def report(message: str) -> None:
+        log.info("%s", message)
+        board.update(message=message[:1000])
+
+    FetchedVolume(field, volume, directory, token, pod).fetch(report)
+    report(f"{field} is fetched: controller, training pods and engines start")
+
+
+def _token(field: str, volume: VolumeSpec, found: str | None) -> str | None:
+    wanted: CredentialSpec | None = volume.credential
+    if wanted is None:
+        return None
+    if not found or not found.strip():
+        raise MissingSecretError(
+            f"{field}.credential: Secret {wanted.secret} has no key {wanted.key}: "
+            f"kubectl create secret generic {wanted.secret} --from-literal={wanted.key}=TOKEN"
+        )
+    return found.strip()
+
+
+if __name__ == "__main__":
+    main()
