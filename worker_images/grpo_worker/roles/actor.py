@@ -254,7 +254,14 @@ class TrainerWorker(WeightMethods):
 
         source = None if self._spec.model.path.startswith("preset:") else Path(self._spec.model.path)
         with self._policy.trainable.weights.here():
-            export(Path(path), self._hf, self._policy.chunks, self._policy.family, source)
+            export(
+                Path(path),
+                self._hf,
+                self._policy.chunks,
+                self._policy.family,
+                source,
+                self._spec.checkpoint.export_quantization,
+            )
 
     @register(Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, path: str) -> None:

@@ -1,0 +1,110 @@
+"""What an export consists of beside whole tensors: files of limited size, config.json, what goes along."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from grpo_operator.api.architectures import architecture
+from grpo_worker.megatron import export_files
+from grpo_worker.megatron.export_companions import write_companions
+from grpo_worker.megatron.export_config import exported_config
+from grpo_worker.megatron.export_files import FileWriter, write_index
+from grpo_worker.model_files.names import FP8_CONFIG
+
+# As in the directories of DeepSeek-V3 and Qwen3, and what else is found there.
+ALONG = [
+    "LICENSE", "added_tokens.json", "chat_template.jinja", "chat_template.json", "generation_config.json",
+    "merges.txt", "modeling_deepseek.py", "special_tokens_map.json", "tokenizer.json", "tokenizer.model",
+    "tokenizer_config.json", "vocab.json", "additional_chat_templates/tools.jinja",
+]  # fmt: skip
+LEFT = [
+    "README.md", "config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json",
+    "pytorch_model.bin", "pytorch_model.bin.index.json", "consolidated.00.pth", "model.Q4_K_M.gguf",
+    "training_args.bin", ".gitattributes", ".cache/huggingface/x.json", "original/params.json",
+]  # fmt: skip
+
+
+def test_all_but_weights_goes_along(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    target.mkdir()
+    for name in ALONG + LEFT:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(f"this is {name}")
+    write_companions(target, {}, source)
+    found = {str(f.relative_to(target)): f.read_text() for f in target.rglob("*") if f.is_file()}
+    assert found == {name: f"this is {name}" for name in ALONG}
+
+
+def test_a_link_to_nowhere_is_named(tmp_path: Path) -> None:
+    """As in a cache of Hugging Face whose blobs were not copied."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "tokenizer.json").symlink_to("../blobs/0123")
+    with pytest.raises(OSError, match=r"source/tokenizer\.json cannot be copied .*spec\.model\.path"):
+        write_companions(tmp_path, {}, source)
+
+
+def test_files_stay_below_the_limit_and_keep_together_what_belongs_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_files, "FILE_BYTES", 1000)
+    writer = FileWriter(tmp_path, 3)
+    added = [{f"{n}": torch.full((100,), n), f"{n}_scale_inv": torch.ones(10)} for n in range(5)]
+    added.insert(2, {"large": torch.arange(500)})
+    for tensors in added:
+        writer.add(tensors)
+    writer.flush()
+    assert writer.written.failure is None
+    write_index(tmp_path, writer.written.places)
+    index = json.loads((tmp_path / export_files.INDEX).read_text())
+    names = sorted(set(index["weight_map"].values()))
+    files = {name: load_file(tmp_path / name) for name in names}
+    assert sorted(f.name for f in tmp_path.glob("*.safetensors")) == names
+    assert names[0] == "model-00003-00000.safetensors"
+    sizes = [sum(t.nbytes for t in file.values()) for file in files.values()]
+    assert index["metadata"]["total_size"] == sum(sizes)
+    assert all(
+        size <= 1000 or list(file) == ["large"] for size, file in zip(sizes, files.values(), strict=True)
+    )
+    for tensors in added:
+        (name,) = {index["weight_map"][key] for key in tensors}
+        assert all(torch.equal(files[name][key], value) for key, value in tensors.items())
+
+
+def test_a_writer_that_failed_says_why_and_writes_no_more(tmp_path: Path) -> None:
+    writer = FileWriter(tmp_path / "gone", 1)
+    writer.add({"a": torch.ones(1)})
+    writer.flush()
+    assert writer.failed
+    (tmp_path / "gone").mkdir()
+    writer.add({"b": torch.ones(1)})
+    writer.flush()
+    assert "rank 1 cannot write" in str(writer.written.failure) and writer.written.places == {}
+    assert list((tmp_path / "gone").iterdir()) == []
+
+
+def test_config_says_what_the_files_hold() -> None:
+    hf = architecture("deepseek-v3") | {"dtype": "bfloat16", "quantization_config": {"quant_method": "awq"}}
+    names = ["model.embed_tokens.weight", "model.layers.3.mlp.gate.weight"]
+    plain = exported_config(hf, names, "float32", "none")
+    assert plain == architecture("deepseek-v3") | {"torch_dtype": "float32", "num_nextn_predict_layers": 0}
+    names.append("model.layers.61.eh_proj.weight")
+    quantised = exported_config(hf, names, "bfloat16", "fp8-block128")
+    assert quantised["num_nextn_predict_layers"] == 1
+    assert quantised["quantization_config"] == FP8_CONFIG, "as published"
+
+
+def test_routers_of_qwen3_are_listed_as_not_quantised() -> None:
+    """Engines that do not know them would look for their scales."""
+    dense = exported_config(architecture("qwen3-8b"), ["lm_head.weight"], "bfloat16", "fp8-block128")
+    assert dense["quantization_config"] == FP8_CONFIG
+    names = [
+        f"model.layers.{n}.mlp.{part}.weight" for n in range(2) for part in ("gate", "experts.0.up_proj")
+    ]
+    moe = exported_config(architecture("qwen3-30b-a3b"), names, "bfloat16", "fp8-block128")
+    listed = ["lm_head", "model.layers.0.mlp.gate", "model.layers.1.mlp.gate"]
+    assert moe["quantization_config"] == FP8_CONFIG | {"modules_to_not_convert": listed}
+    assert "num_nextn_predict_layers" not in moe
