@@ -4,7 +4,7 @@ DEV := PYTHONPATH=devcluster $(PYTHON) -m grpo_devcluster
 VENV := .venv/bin
 PYTEST := PYTHONPATH=devcluster $(VENV)/python -m pytest
 
-.PHONY: help demo down up test lint unit worker integration e2e bench-operator bench-planner bench-trainer bench-controller bench-sync-planner bench-sync bench-delta bench-job bench-learning crds env clean
+.PHONY: help demo down up test lint unit worker integration e2e bench-operator bench-planner bench-trainer bench-controller bench-sync-planner bench-sync bench-delta bench-job bench-learning bench-own-models crds env clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -63,6 +63,10 @@ bench-sync: env  ## a version into a real engine beside a broadcast tensor by te
 
 bench-delta: env  ## a version over 10 Gb/s, whole and by what changed; needs root; adds to benchmarks/results/sync.json
 	PYTHONPATH=devcluster $(VENV)/python benchmarks/delta.py
+
+bench-own-models:  ## every published model, shrunk, as a job; writes benchmarks/results/own_models.json
+	$(DEV) prepare
+	PYTHONPATH=devcluster $(VENV)/python benchmarks/own_models.py
 
 bench-job: env  ## whole jobs with a core for the engine and one for the trainer; adds to benchmarks/results/trainer.json
 	PYTHONPATH=devcluster $(VENV)/python benchmarks/gpu/job.py ours benchmarks/results/job_cpu.json --cpu

@@ -1,0 +1,145 @@
+"""Trains the published models' directories, shrunk in size only, as whole jobs in the embedded cluster.
+
+Every model in every form: as published, saved by transformers 4, saved by transformers 5. Each job takes
+three steps on rows in verl's layouts with the model's chat template, and exports. Every export must load and
+answer in transformers; a stock SGLang serves one form of each model too, and must continue with the same
+tokens. Writes benchmarks/results/own_models.json.
+"""
+
+import json
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from grpo_devcluster import cluster
+from grpo_devcluster.addons import kubectl
+from grpo_devcluster.follow import JobView
+from grpo_devcluster.install import devcluster_values, install_operator
+from grpo_devcluster.paths import JOB_DATA, KUBECONFIG, REPO
+from grpo_devcluster.report import GAP, load
+from grpo_devcluster.results import record
+
+sys.path.insert(0, str(REPO / "tests" / "support"))
+sys.path.insert(0, str(REPO / "tests" / "worker"))
+
+import own_model
+import published
+import ranks
+import sglang_server
+
+ROOT = JOB_DATA / "own-models"
+STAGES = {"pipeline": 2}
+DENSE = ({"tensor": 2, "expertTensor": 2}, STAGES, {"tensor": 1})
+EXPERTS = ({"tensor": 2, "expert": 2}, STAGES, {"expert": 2})
+DATA = ("gsm8k.parquet", "gsm8k.jsonl", "math.parquet", "math.jsonl")
+ENDED = frozenset({"Succeeded", "Failed"})
+
+
+def main() -> None:
+    """Run the matrix, or the models named as arguments, and record the figures."""
+    models = sys.argv[1:] or list(published.MODELS)
+    cluster.prepare()
+    install_operator(KUBECONFIG, devcluster_values(cluster.up()))
+    found: dict[str, str] = {}
+    layouts: set[str] = set()
+    served = 0
+    try:
+        for number, (model, form) in enumerate((m, g) for m in models for g in published.GENERATIONS):
+            data, forms = DATA[number % len(DATA)], len(published.GENERATIONS)
+            serve = number % forms == number // forms % forms
+            try:
+                problem = _job(f"own-{number}", model, form, data, number, serve)
+            except Exception as error:  # a job that fails is a result
+                problem = f"{type(error).__name__}: {error}"[:600]
+            found[f"{model}, {form}, {data}"] = problem or "ok"
+            if not problem:
+                layouts.add(data)
+                served += serve
+            print(f"{model:<20}{form:<16}{data:<15}{problem or 'ok'}", flush=True)
+    finally:
+        cluster.down()
+    path = record(
+        "own_models",
+        {
+            "published_models_ok": sum(result == "ok" for result in found.values()),
+            "published_models_of": len(found),
+            "published_models_served_by_sglang": served,
+            "data_layouts_ok": len(layouts),
+            "export_roundtrip_max_logit_diff": _round_trip(),
+        },
+    )
+    print(path, json.dumps({name: result for name, result in found.items() if result != "ok"}, indent=1))
+
+
+def _job(name: str, model: str, form: str, data: str, number: int, serve: bool) -> str:
+    """One job to its end, and its export into both readers; what is wrong, or nothing."""
+    shutil.rmtree(ROOT, ignore_errors=True)
+    ROOT.mkdir(parents=True)
+    own_model.write_files(ROOT, model, form)
+    layouts = DENSE if "-8B" in model else EXPERTS
+    spec = own_model.job_spec(ROOT, model, layouts[number % len(layouts)])
+    spec["data"]["train"] = f"/data/{data}"
+    if data.startswith("math"):
+        spec["reward"] = {"builtin": "math"}
+    manifest = yaml.safe_load((REPO / "manifests" / "tiny-moe.yaml").read_text())
+    manifest["metadata"]["name"], manifest["spec"] = name, spec
+    file = ROOT / "job.yaml"
+    file.write_text(yaml.safe_dump(manifest))
+    kubectl("apply", "-f", str(file), kubeconfig=KUBECONFIG)
+    job = JobView(KUBECONFIG, name)
+    try:
+        status = job.wait(ENDED, 600, verbose=False)
+        if status["phase"] != "Succeeded":
+            return next(c["message"] for c in status["conditions"] if c["type"] == "Failed")
+        store = JOB_DATA / f"default-{name}-{job.get()['metadata']['uid'][:8]}"
+        return _checked(store, serve)
+    finally:
+        job.kubectl("delete", "grpojob", name, "--cascade=foreground")
+
+
+def _checked(store: Path, serve: bool) -> str:
+    records = load(store)
+    if [r["step"] for r in records] != [1, 2, 3]:
+        return f"steps {[r['step'] for r in records]}"
+    if max(r[GAP] for r in records) > 1e-4:
+        return f"log-probabilities differ by {max(r[GAP] for r in records)}"
+    export = store / "export" / "step-00000003"
+    tokenizer = AutoTokenizer.from_pretrained(export)
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is 6 times 7?"}], add_generation_prompt=True, return_dict=False
+    )
+    model = AutoModelForCausalLM.from_pretrained(export, dtype=torch.float32)
+    answer = model.generate(
+        torch.tensor([ids]), max_new_tokens=6, min_new_tokens=6, do_sample=False, top_k=None, top_p=None
+    )[0, len(ids) :].tolist()
+    if not serve:
+        return ""
+    with sglang_server.serving(export, store / "sglang") as url:
+        served = sglang_server.greedy(url, ids, 6)
+    return "" if served == answer else f"SGLang continues with {served}, transformers with {answer}"
+
+
+def _round_trip() -> float:
+    """Largest difference of logits between a trainer and transformers on its export, over the families."""
+    return max(_difference(model) for model in ("deepseek_v3", "qwen3", "qwen3_moe"))
+
+
+def _difference(model: str) -> float:
+    with tempfile.TemporaryDirectory() as root:
+        arguments = {"root": root, "model": model, "layout": STAGES, "source": None}
+        found = ranks.run("export_cases:round_trip", 2, **arguments)
+    if not all(rank["reloaded"] for rank in found):
+        raise AssertionError(f"{model}: the export holds other weights")
+    return float(max(rank["difference"] for rank in found if rank["difference"] is not None))
+
+
+if __name__ == "__main__":
+    started = time.monotonic()
+    main()
+    print(f"{time.monotonic() - started:.0f} s")
