@@ -3,7 +3,8 @@
 Every model in every form: as published, saved by transformers 4, saved by transformers 5. Each job takes
 three steps on rows in verl's layouts with the model's chat template, and exports. Every export must load and
 answer in transformers; a stock SGLang serves one form of each model too, and must continue with the same
-tokens. Writes benchmarks/results/own_models.json.
+tokens. Writes benchmarks/results/own_models_jobs.json, job by job, so that a run may cover a part of the
+matrix; benchmarks/results/own_models.json counts the jobs in it.
 """
 
 import json
@@ -19,11 +20,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_devcluster import cluster
 from grpo_devcluster.addons import kubectl
-from grpo_devcluster.follow import JobView
+from grpo_devcluster.follow import JobView, commit_id
 from grpo_devcluster.install import devcluster_values, install_operator
 from grpo_devcluster.paths import JOB_DATA, KUBECONFIG, REPO
 from grpo_devcluster.report import GAP, load
-from grpo_devcluster.results import record
+from grpo_devcluster.results import RESULTS, record
 
 sys.path.insert(0, str(REPO / "tests" / "support"))
 sys.path.insert(0, str(REPO / "tests" / "worker"))
@@ -38,43 +39,44 @@ STAGES = {"pipeline": 2}
 DENSE = ({"tensor": 2, "expertTensor": 2}, STAGES, {"tensor": 1})
 EXPERTS = ({"tensor": 2, "expert": 2}, STAGES, {"expert": 2})
 DATA = ("gsm8k.parquet", "gsm8k.jsonl", "math.parquet", "math.jsonl")
+JOBS = RESULTS / "own_models_jobs.json"
 ENDED = frozenset({"Succeeded", "Failed"})
 
 
 def main() -> None:
-    """Run the matrix, or the models named as arguments, and record the figures."""
-    models = sys.argv[1:] or list(published.MODELS)
+    """Run the matrix, or the forms named as arguments (MODEL/FORM), and record the figures."""
+    matrix = [f"{model}/{form}" for form in published.GENERATIONS[::-1] for model in published.MODELS]
     cluster.prepare()
     install_operator(KUBECONFIG, devcluster_values(cluster.up()))
-    found: dict[str, str] = {}
-    layouts: set[str] = set()
-    served = 0
     try:
-        for number, (model, form) in enumerate((m, g) for m in models for g in published.GENERATIONS):
-            data, forms = DATA[number % len(DATA)], len(published.GENERATIONS)
-            serve = number % forms == number // forms % forms
-            try:
-                problem = _job(f"own-{number}", model, form, data, number, serve)
-            except Exception as error:  # a job that fails is a result
-                problem = f"{type(error).__name__}: {error}"[:600]
-            found[f"{model}, {form}, {data}"] = problem or "ok"
-            if not problem:
-                layouts.add(data)
-                served += serve
-            print(f"{model:<20}{form:<16}{data:<15}{problem or 'ok'}", flush=True)
+        for number, name in enumerate(matrix):
+            if not sys.argv[1:] or name in sys.argv[1:]:
+                _note(name, number)
     finally:
         cluster.down()
-    path = record(
-        "own_models",
-        {
-            "published_models_ok": sum(result == "ok" for result in found.values()),
-            "published_models_of": len(found),
-            "published_models_served_by_sglang": served,
-            "data_layouts_ok": len(layouts),
-            "export_roundtrip_max_logit_diff": _round_trip(),
-        },
-    )
-    print(path, json.dumps({name: result for name, result in found.items() if result != "ok"}, indent=1))
+    record("own_models", {"export_roundtrip_max_logit_diff": _round_trip()})
+
+
+def _note(name: str, number: int) -> None:
+    """Run one job, and add what became of it to the results."""
+    model, form = name.split("/")
+    data, serve = DATA[number % len(DATA)], number % len(published.GENERATIONS) == 0
+    try:
+        problem = _job(f"own-{number}", model, form, data, number, serve)
+    except Exception as error:  # a job that fails is a result
+        problem = f"{type(error).__name__}: {error}"[:600]
+    print(f"{name:<40}{data:<15}{problem or 'ok'}", flush=True)
+    jobs = json.loads(JOBS.read_text()) if JOBS.exists() else {}
+    jobs[name] = {"result": problem or "ok", "data": data, "served": serve, "commit": commit_id(REPO)}
+    JOBS.write_text(json.dumps(dict(sorted(jobs.items())), indent=1) + "\n")
+    good = [job for job in jobs.values() if job["result"] == "ok"]
+    figures = {
+        "published_models_ok": len(good),
+        "published_models_of": len(jobs),
+        "published_models_served_by_sglang": sum(job["served"] for job in good),
+        "data_layouts_ok": len({job["data"] for job in good}),
+    }
+    record("own_models", figures)
 
 
 def _job(name: str, model: str, form: str, data: str, number: int, serve: bool) -> str:

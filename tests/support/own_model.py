@@ -26,7 +26,7 @@ def write_files(root: Path, model: str, generation: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     published.write(model, generation, folder)
     (root / "datasets").mkdir(exist_ok=True)
-    for name in ("gsm8k.parquet", "gsm8k.jsonl", "math.jsonl"):
+    for name in ("gsm8k.parquet", "gsm8k.jsonl", "math.parquet", "math.jsonl"):
         shutil.copy(DATA / name, root / "datasets" / name)
     (root / "datasets" / "reward.py").write_text(REWARD)
 

@@ -21,7 +21,8 @@ class StandInHub:
     """One repository, ``name``, of models or (``kind``) datasets. Files of ``large`` are stored as LFS files.
 
     ``cut``: bytes after which the connection ends, once for each entry. ``failures``: statuses of the next
-    answers. ``pause``: seconds between two pieces of a file. ``ranges``: heed the header Range.
+    answers. ``pause``: seconds between two pieces of a file. ``ranges``: heed the header Range. ``entries``:
+    the list of files that it gives, if not that of ``files``. ``broken``: a path with status 503.
     """
 
     files: dict[str, bytes]
@@ -34,6 +35,8 @@ class StandInHub:
     pause: float = 0.0
     address: str = "127.0.0.1"
     ranges: bool = True
+    entries: list[dict[str, Any]] | None = None
+    broken: str | None = None
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)  # method, path, Range
 
     def __enter__(self) -> Self:
@@ -71,21 +74,31 @@ class StandInHub:
         resolve = f"{files}/{self.name}/resolve/{COMMIT}/"
         if self.failures:
             call.reply(self.failures.pop(0), b"later")
+        elif path == self.broken:
+            call.reply(503, b"later")
         elif self.token and call.headers.get("authorization") != f"Bearer {self.token}":
             call.reply(401, b"Invalid username or password.")
         elif path in (api, f"{api}/revision/main"):
             call.reply(200, json.dumps({"id": self.name, "sha": COMMIT}).encode())
         elif path == f"{api}/tree/{COMMIT}":
-            call.reply(200, json.dumps([self._entry(*item) for item in self.files.items()]).encode())
+            entries = [self._entry(*item) for item in self.files.items()]
+            call.reply(200, json.dumps(self.entries or entries).encode())
         elif path.startswith(resolve) and path.removeprefix(resolve) in self.files:
             self._send(call, self.files[path.removeprefix(resolve)], asked)
-        elif path == "/files/":
-            links = "".join(f'<a href="{name}">{name}</a>' for name in self.files)
-            call.reply(200, links.encode(), {"content-type": "text/html"})
+        elif path.startswith("/files/") and path.endswith("/"):
+            self._send_page(call, path.removeprefix("/files/"))
         elif path.startswith("/files/") and path.removeprefix("/files/") in self.files:
             self._send(call, self.files[path.removeprefix("/files/")], asked)
         else:
             call.reply(404, b"Not Found", {"x-error-code": "RepoNotFound"})
+
+    def _send_page(self, call: "_Handler", directory: str) -> None:
+        """As Apache lists a directory: with links that sort it, and one to the directory above."""
+        below = [name.removeprefix(directory) for name in self.files if name.startswith(directory)]
+        names = sorted({head + slash for head, slash, _ in (name.partition("/") for name in below)})
+        above = "/files/" if directory else "/"
+        links = "".join(f'<a href="{to}">{to}</a>' for to in ("?C=N;O=D", "?C=M;O=A", above, "./", *names))
+        call.reply(200 if below else 404, links.encode(), {"content-type": "text/html;charset=UTF-8"})
 
     def _entry(self, name: str, content: bytes) -> dict[str, Any]:
         entry = {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from objects import NOW, job, pod, pool_of, progress, running, spec_of
 
-from grpo_operator.api.grpojob import GRPOJobStatus
+from grpo_operator.api.status import GRPOJobStatus
 from grpo_operator.kuberay_client.models import RayClusterStatus
 from grpo_operator.plan.decision import cluster_unwanted, pods_suspended, wish_to_suspend
 from grpo_operator.plan.job_status import (

@@ -12,7 +12,7 @@ from grpo_operator.api.errors import cause_of, last_error_line
 from grpo_operator.api.grpojob import RestartPolicySpec
 from grpo_operator.api.status import Phase
 from grpo_worker.controller.config import JobConfig
-from grpo_worker.controller.failures import FailureHandler, describe
+from grpo_worker.controller.failures import FailureHandler, one_line
 from grpo_worker.controller.main import run
 from grpo_worker.controller.progress import Board
 from grpo_worker.controller.run_record import RunRecord
@@ -51,8 +51,8 @@ def test_the_last_error_is_found_without_colours(text: str, line: str) -> None:
 
 def test_a_ray_task_is_named_by_what_it_raised() -> None:
     error = RayTaskError("start", TRACE, KeyError("num_experts"))
-    assert describe(error) == "KeyError: 'num_experts'"
-    assert describe(OSError("disk\n full")) == "OSError: disk full"
+    assert one_line(error) == "KeyError: 'num_experts'"
+    assert one_line(OSError("disk\n full")) == "OSError: disk full"
 
 
 def test_causes_are_equal_but_for_numbers_and_addresses() -> None:
@@ -77,12 +77,34 @@ def test_the_third_failure_of_one_cause_ends_the_job(handler: FailureHandler) ->
 def test_other_causes_progress_and_infrastructure_do_not_add_up(handler: FailureHandler) -> None:
     for message in ("a", "b", "a", "b"):
         handler.count(message, "job")
+    handler.count("b", "job", step=7)
+    handler.finished(7)
+    for seconds in (0, 5, 10, 20, 40):
+        assert handler.count("a pod was lost", "infrastructure") == seconds
+    handler.finished(8)
+    assert handler.count("a pod was lost", "infrastructure") == 0
     handler.count("b", "job")
-    handler.record.note_progress()
-    for _ in range(5):
-        assert handler.count("a pod was lost", "infrastructure") == 0
-    handler.count("b", "job")
-    assert not handler.record.failed and handler.record.restarts == {"job": 6, "infrastructure": 5}
+    assert not handler.record.failed and handler.record.restarts == {"job": 6, "infrastructure": 6}
+
+
+def test_replayed_steps_are_no_progress(handler: FailureHandler) -> None:
+    for _ in range(3):
+        for step in range(1, 15):
+            handler.finished(step)
+        handler.count("KeyError: 'x'", "job", step=15)
+    assert "3 times in a row" in handler.record.failed
+
+
+def test_a_store_that_is_away_is_no_reason_to_stop_counting(
+    handler: FailureHandler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: RunRecord) -> None:
+        raise OSError("Stale file handle")
+
+    monkeypatch.setattr(RunRecord, "save", fail)
+    for _ in range(3):
+        handler.count("KeyError: 'x'", "job")
+    assert handler.record.failed
 
 
 def test_max_restarts_still_ends_a_job_of_many_causes(tmp_path: Path) -> None:
@@ -111,7 +133,7 @@ def _config(tmp_path: Path) -> JobConfig:
     [
         ([ValueError("spec.model.path: no config.json")], "spec.model.path: no config.json", 0),
         ([KeyError("x")] * 3, "KeyError: 'x' (3 times in a row)", 3),
-        ([OSError("stale"), KeyError("x")], "", 2),
+        ([OSError("stale")] * 4 + [KeyError("x")], "", 1),
     ],
     ids=["what-is-missing-ends-at-once", "repeats", "passes"],
 )
@@ -140,7 +162,9 @@ def test_waiting_without_a_sample_is_said_after_the_limit() -> None:
     with watch.waiting():
         now[0] = 9.0
         assert watch.stalled(10) == ""
+        watch.problem("no engine serves version 3", unless_known=True)
         watch.problem("engine-0: HTTP 500")
+        watch.problem("no engine serves version 3", unless_known=True)
         now[0] = 10.0
         assert watch.stalled(10) == "no sample was accepted for 10 s: engine-0: HTTP 500"
         watch.accepted()

@@ -1,54 +1,21 @@
 """Fetching a volume by URI: a whole directory or a named reason, whatever the network does."""
 
+import errno
 import json
-import os
 import shutil
 import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
-import httpx
 import pytest
-from objects import job
+from fetching import FIELD, FILES, LARGE, contents, fetch, fetching, until, volume
 from stand_in_hub import StandInHub
 
-from grpo_operator.api.volumes import VolumeSpec
+from grpo_operator.api.volumes import COMPLETE, VolumeSpec
 from grpo_worker.data import fetched_volume
-from grpo_worker.data.fetched_volume import COMPLETE, FetchedVolume
-from grpo_worker.data.remote.errors import RefusedError
-from grpo_worker.data.remote.objects import ObjectSource, object_store
-
-FIELD = "spec.model.volume"
-FILES = {
-    "config.json": b'{"a": 1}',
-    "tokenizer/vocab.txt": b"a\nb\n",
-    "model.safetensors": b"0123456789" * 9000,
-}
-LARGE = frozenset({"model.safetensors"})
-
-
-def volume(hub: StandInHub, **more: Any) -> VolumeSpec:
-    values = {"mountPath": "/models", "uri": "hf://org/model", "endpoint": hub.url} | more
-    return VolumeSpec.model_validate(values)
-
-
-def fetch(
-    spec: VolumeSpec, directory: Path, token: str | None = None, me: str = "pod-0", pause: float = 0.01
-) -> list[str]:
-    """Fetch, and return what was reported."""
-    said: list[str] = []
-    FetchedVolume(FIELD, spec, directory, token, me).fetch(said.append, pause)
-    return said
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    root = directory / "files"
-    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+from grpo_worker.data.remote.errors import PermanentFetchError
 
 
 @pytest.fixture
@@ -92,10 +59,11 @@ def test_statuses_that_pass_are_waited_for(hub: StandInHub, tmp_path: Path) -> N
 def test_an_unreachable_mirror_is_tried_again_and_named(tmp_path: Path) -> None:
     said: list[str] = []
     spec = VolumeSpec(mount_path="/models", uri="hf://org/model", endpoint="http://127.0.0.1:9")
-    fetching = FetchedVolume(FIELD, spec, tmp_path, None, "pod")
-    threading.Thread(target=fetching.fetch, args=(said.append, 0.01), daemon=True).start()
-    _until(lambda: len(said) >= 2)
-    assert said[1].startswith(f"fetching {FIELD}; interrupted: ")
+    thread = threading.Thread(target=fetching(spec, tmp_path).fetch, args=(said.append, 0.01), daemon=True)
+    thread.start()
+    until(lambda: len(said) >= 3)
+    assert said[0].startswith(f"fetching {FIELD}; interrupted: ") and "check" not in said[1]
+    assert f"; check {FIELD}.endpoint and the proxy, DNS and certificates of the controller's pod" in said[2]
     (tmp_path / COMPLETE).touch()  # another job has fetched it meanwhile, which ends the thread
 
 
@@ -111,18 +79,17 @@ def test_a_restart_keeps_the_files_that_are_whole(hub: StandInHub, tmp_path: Pat
 
 
 def test_content_that_is_not_the_hubs_is_fetched_again(hub: StandInHub, tmp_path: Path) -> None:
-    fetching = FetchedVolume(FIELD, volume(hub), tmp_path, None, "pod-0")
     good, hub.cut = FILES["model.safetensors"], [4096]
     done = threading.Event()
 
     def damage(said: str) -> None:
         if "interrupted" in said and not done.is_set():
             done.set()
-            (partial,) = [p for p in (tmp_path / "partial" / "pod-0").iterdir() if p.stat().st_size == 4096]
+            (partial,) = [p for p in (tmp_path / "partial" / "job-0").iterdir() if p.stat().st_size == 4096]
             partial.write_bytes(b"x" * 4096)
 
     hub.files = {"model.safetensors": good}
-    fetching.fetch(damage, 0.01)
+    fetching(volume(hub), tmp_path).fetch(damage, 0.01)
     assert done.is_set() and contents(tmp_path) == {"model.safetensors": good}
     assert hub.reads("model.safetensors") == [None, "bytes=4096-", None]
 
@@ -130,9 +97,9 @@ def test_content_that_is_not_the_hubs_is_fetched_again(hub: StandInHub, tmp_path
 def test_a_token_is_sent_and_its_lack_named(hub: StandInHub, tmp_path: Path) -> None:
     hub.token = "secret"
     uri = r"spec\.model\.volume\.uri=hf://org/model"
-    with pytest.raises(RefusedError, match=uri + ": 401: it needs a credential.*: set credential"):
+    with pytest.raises(PermanentFetchError, match=uri + ": 401: it needs a credential.*: set credential"):
         fetch(volume(hub), tmp_path)
-    with pytest.raises(RefusedError, match=uri + ": 401: the credential does not give access"):
+    with pytest.raises(PermanentFetchError, match=uri + ": 401: the credential does not give access"):
         fetch(volume(hub), tmp_path, "wrong")
     fetch(volume(hub), tmp_path, "secret")
     assert contents(tmp_path) == FILES
@@ -141,16 +108,17 @@ def test_a_token_is_sent_and_its_lack_named(hub: StandInHub, tmp_path: Path) -> 
 
 def test_what_is_not_there_is_named(hub: StandInHub, tmp_path: Path) -> None:
     with pytest.raises(
-        RefusedError, match=r"hf://org/other: there is no such file or directory: correct uri"
+        PermanentFetchError, match=r"hf://org/other: there is no such file or directory: correct uri"
     ):
         fetch(volume(hub, uri="hf://org/other"), tmp_path)
-    with pytest.raises(RefusedError, match=r"write hf://ORG/NAME"):
+    with pytest.raises(PermanentFetchError, match=r"write hf://ORG/NAME"):
         fetch(volume(hub, uri="hf://model"), tmp_path)
 
 
 def test_the_digest_is_that_of_sha256sum(hub: StandInHub, tmp_path: Path) -> None:
     wrong = "sha256:" + "0" * 64
-    with pytest.raises(RefusedError, match=rf"spec\.model\.volume\.digest={wrong}: the files of") as caught:
+    named = rf"^spec\.model\.volume\.digest={wrong}: the files of"
+    with pytest.raises(PermanentFetchError, match=named) as caught:
         fetch(volume(hub, digest=wrong), tmp_path / "wrong")
     assert not (tmp_path / "wrong" / COMPLETE).exists()
     for name, content in FILES.items():
@@ -172,7 +140,7 @@ def test_a_store_without_room_is_named(
     usage = shutil.disk_usage(tmp_path)._replace(free=50_000)
     monkeypatch.setattr(fetched_volume.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(
-        RefusedError, match=r"90\.0 kB are to be fetched and the job's store has 50\.0 kB free"
+        PermanentFetchError, match=r"90\.0 kB are to be fetched and the job's store has 50\.0 kB free"
     ):
         fetch(volume(hub), tmp_path)
     assert hub.reads("model.safetensors") == []
@@ -180,119 +148,55 @@ def test_a_store_without_room_is_named(
 
 def test_a_name_outside_of_the_directory_is_refused(hub: StandInHub, tmp_path: Path) -> None:
     hub.files = {"../stolen": b"x"}
-    with pytest.raises(RefusedError, match="outside of its directory"):
+    with pytest.raises(PermanentFetchError, match="outside of its directory"):
         fetch(volume(hub), tmp_path / "volume")
     assert not (tmp_path / "stolen").exists()
 
 
-def test_jobs_that_fetch_the_same_at_once_all_get_it(hub: StandInHub, tmp_path: Path) -> None:
-    hub.pause, hub.cut = 0.005, [8192, 16384, 4096]
-    failures: list[BaseException] = []
-
-    def run(me: str) -> None:
-        try:
-            fetch(volume(hub), tmp_path, me=me)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(f"pod-{n}",)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures and contents(tmp_path) == FILES
-    assert {p.name for p in tmp_path.iterdir()} == {"files", COMPLETE, "REVISION"}
+@pytest.mark.parametrize("names", [["a.txt", "a.txt"], [""]])
+def test_names_that_cannot_be_files_are_refused(names: list[str], hub: StandInHub, tmp_path: Path) -> None:
+    entries = [{"type": "file", "path": name, "size": 1, "oid": "0"} for name in names]
+    hub.files, hub.entries = {"a.txt": b"x"}, entries
+    with pytest.raises(PermanentFetchError, match=rf"it names {len(names)} files '.*': correct uri"):
+        fetch(volume(hub), tmp_path)
 
 
-@pytest.mark.parametrize("uri", ["/files/", "/files/model.safetensors"])
-def test_a_web_server_gives_a_directory_or_a_file(uri: str, hub: StandInHub, tmp_path: Path) -> None:
-    hub.files = {"config.json": b"{}", "model.safetensors": FILES["model.safetensors"]}
-    hub.cut, hub.token = ([], "t") if uri.endswith("/") else ([4096], "t")
-    spec = VolumeSpec(mount_path="/models", uri=hub.url + uri)
-    fetch(spec, tmp_path, "t")
-    wanted = hub.files if uri.endswith("/") else {"model.safetensors": FILES["model.safetensors"]}
-    assert contents(tmp_path) == wanted
-    with pytest.raises(RefusedError, match="401"):
-        fetch(spec, tmp_path / "without")
-    with pytest.raises(RefusedError, match="there is no such file"):
-        fetch(VolumeSpec(mount_path="/models", uri=hub.url + "/absent" + uri), tmp_path / "absent", "t")
+def test_a_page_instead_of_an_answer_passes(hub: StandInHub, tmp_path: Path) -> None:
+    """A proxy sends its own now and then, with status 200."""
+    hub.failures = [200]
+    said = fetch(volume(hub), tmp_path)
+    assert contents(tmp_path) == FILES
+    assert any("interrupted: the answer is no JSON" in text for text in said)
 
 
-def test_a_driver_that_the_image_lacks_is_named() -> None:
-    with pytest.raises(RefusedError, match=r"no driver for az://: add the Python package adlfs"):
-        object_store("az://bucket/models")
+def test_storage_that_fails_is_waited_for(
+    hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, failures = shutil.disk_usage, [OSError(errno.ESTALE, "Stale file handle")]
+
+    def fail_once(*given: Any, **more: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return real(*given, **more)
+
+    monkeypatch.setattr(fetched_volume.shutil, "disk_usage", fail_once)
+    said = fetch(volume(hub), tmp_path)
+    assert contents(tmp_path) == FILES
+    assert any("interrupted: job's store: [Errno 116] Stale file handle" in text for text in said)
 
 
-def test_objects_are_read_from_any_offset(tmp_path: Path) -> None:
-    (tmp_path / "deep").mkdir()
-    (tmp_path / "deep" / "b.bin").write_bytes(b"0123456789")
-    source = ObjectSource(fsspec.filesystem("file"), str(tmp_path))
-    (found,) = source.files()
-    assert (found.path, found.size) == ("deep/b.bin", 10)
-    assert b"".join(source.read(found, 4)) == b"456789"
-    with pytest.raises(RefusedError, match="there is no such file"):
-        ObjectSource(fsspec.filesystem("file"), str(tmp_path / "absent")).files()
-
-
-def test_the_operator_sees_how_far_it_is_and_what_failed(hub: StandInHub, tmp_path: Path) -> None:
-    """The init container's own process, asked at the controller's port."""
-    hub.files = {"model.safetensors": b"0" * 1_000_000}
-    hub.pause = 0.02
-    process = _init_container(hub, tmp_path, {})
-    try:
-        seen: set[str] = set()
-        _until(lambda: _note(seen) and process.poll() is not None)
-        assert process.returncode == 0
-        shown = sorted(text for text in seen if text.startswith(f"fetching {FIELD}: "))
-        assert len(shown) >= 2 and all(text.endswith(" of 1.0 MB") for text in shown)
-    finally:
-        process.kill()
-    hub.token = "secret"
-    for environment, phase, message in (
-        ({}, "Starting", f"{FIELD}.credential: Secret hub has no key token: kubectl create secret"),
-        ({"GRPO_MODEL_CREDENTIAL": "x"}, "Failed", f"{FIELD}.uri=hf://org/model: 401: the credential"),
+def test_what_is_in_the_way_in_the_store_is_named(hub: StandInHub, tmp_path: Path) -> None:
+    (tmp_path / "files" / "config.json" / "deep").mkdir(parents=True)
+    with pytest.raises(
+        PermanentFetchError, match=rf"^{FIELD}\.uri=.*is in the way: .*config\.json'?: remove it"
     ):
-        shutil.rmtree(tmp_path / "store", ignore_errors=True)
-        process = _init_container(hub, tmp_path, environment, credential={"secret": "hub"})
-        try:
-            _until(lambda: (_status() or {}).get("message"))
-            status = _status() or {}
-            assert (status["phase"], status["engines"]) == (phase, [])
-            assert status["message"].startswith(message)
-            assert httpx.get("http://127.0.0.1:8090/healthz").text == "ok"
-        finally:
-            process.kill()
-            process.wait()
+        fetch(volume(hub), tmp_path)
 
 
-def _init_container(
-    hub: StandInHub, place: Path, environment: dict[str, str], **more: Any
-) -> "subprocess.Popen[bytes]":
-    given = {"mountPath": "/models", "uri": "hf://org/model", "endpoint": hub.url} | more
-    spec = job(model={"path": "/models/a", "volume": given})["spec"]
-    config = {
-        "name": "j", "namespace": "default", "rolloutService": "r", "minAvailable": 1, "fp8": False,
-        "writer": "j-1", "store": "/store/j", "spec": spec,
-    }  # fmt: skip
-    (place / "job.json").write_text(json.dumps(config))
-    env = os.environ | {"GRPO_JOB_FILE": str(place / "job.json"), "POD_NAME": "pod-0"} | environment
-    command = [sys.executable, "-m", "grpo_worker.data.fetch", f"model={place / 'store'}"]
-    return subprocess.Popen(command, env=env)
-
-
-def _status() -> dict[str, Any] | None:
-    try:
-        return dict(httpx.get("http://127.0.0.1:8090/v1/status", timeout=5).json())
-    except httpx.TransportError:
-        return None
-
-
-def _note(seen: set[str]) -> bool:
-    seen.add((_status() or {}).get("message", ""))
-    return True
-
-
-def _until(done: Any) -> None:
-    """Bounded by the test's own time-out."""
-    while not done():
-        time.sleep(0.05)
+def test_a_file_that_the_source_has_replaced_by_a_directory_gives_way(
+    hub: StandInHub, tmp_path: Path
+) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "tokenizer").touch()
+    fetch(volume(hub), tmp_path)
+    assert contents(tmp_path) == FILES

@@ -246,10 +246,12 @@ def test_empty_files_are_named(tmp_path: Path, tokenizer: TextTokenizer) -> None
         _open(str(blank), tokenizer)
 
 
-def test_an_empty_file_beside_others_changes_nothing(tmp_path: Path, tokenizer: TextTokenizer) -> None:
+def test_an_empty_file_beside_others_is_counted_and_said(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     (tmp_path / "part-0.jsonl").touch()
     _write(tmp_path / "part-1.jsonl", ROWS)
-    assert _open(str(tmp_path / "part-*.jsonl"), tokenizer).counts.rows == 10
+    task = _open(str(tmp_path / "part-*.jsonl"), tokenizer)
+    assert task.counts.rows == 10
+    assert task.notes[-1] == f"1 of 2 files is empty; the first is {tmp_path}/part-0.jsonl"
 
 
 @pytest.mark.parametrize(("name", "text"), [("x.jsonl", '{"prompt": "a"}\n{"prompt"'), ("x.parquet", "none")])

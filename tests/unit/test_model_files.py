@@ -77,7 +77,7 @@ def test_published_files_stay_as_they_are() -> None:
         ({"eos_token_id": 1}, {}, {"eos_token_id": 1, "pad_token_id": None}, (), (1,), 1),
         ({"eos_token_id": None, "pad_token_id": None}, {}, {"eos_token_id": 7}, (9,), (7, 9), 7),
         ({}, {"pad_token_id": 3}, {}, (9,), (9,), 3),
-        ({"eos_token_id": [2, 4], "pad_token_id": -1}, {}, {}, (4,), (2, 4), 2),
+        ({"eos_token_id": [2, 4], "pad_token_id": -1}, {"pad_token_id": 100}, {}, (4,), (2, 4), 2),
     ],
     ids=["instruct", "deepseek", "null-config", "given-by-the-job", "list"],
 )  # fmt: skip

@@ -124,6 +124,17 @@ def test_a_pool_whose_engines_cannot_hold_the_model_is_refused() -> None:
         check_pool(pool_spec(engine=engine, model=model))
 
 
+def test_stop_texts_need_a_pool_with_a_tokenizer() -> None:
+    spec = spec_of(referring(algorithm={"stop": ["####"]}))
+    plain = pool_spec()
+    with pytest.raises(
+        RefusedError, match=r"algorithm\.stop: .* RolloutPool shared needs engine.tokenizer: true"
+    ):
+        check_reference(spec, plain)
+    able = plain.engine.model_copy(update={"tokenizer": True})
+    check_reference(spec, plain.model_copy(update={"engine": able}))
+
+
 @pytest.mark.parametrize("rollout", [{}, {"poolRef": {"name": "a"}, "template": {}}])
 def test_exactly_one_of_template_and_pool_ref(rollout: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="exactly one of template and poolRef"):

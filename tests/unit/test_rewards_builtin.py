@@ -43,6 +43,15 @@ def score(judge: FunctionVerifier, answer: str, ground_truth: Any) -> float:
         ("", "72", False),
         ("\\boxed{9^{9^{9^{9^{9}}}}}", "72", False),
         ("#### 72", 72, True),
+        ("The answer is \\boxed{42}\n\n#### Verification\nIt checks.", "42", True),
+        ("#### Conclusion\nThe answer is 42.", "42", True),
+        ("#### Final answer:\n$42$", "42", True),
+        ("#### Step 1: add\n40 + 2\n#### Step 2\nSo it is \\boxed{42}.\n#### 1. Check\nFine.", "42", True),
+        ("#### 1. Add\nThe answer is 42", "42", True),
+        ("<think>\\boxed{41}</think>\n#### 42", "42", True),
+        ("#### 42 dollars\nThat is 6 times 7", "42", True),
+        ("##### 42\n#### $\\frac{1}{2}$\nfrom 3 of 6", "0.5", True),
+        ("\\boxed{42}", "#### Answer\nIt is 42", True),
     ],
 )
 def test_math(judges: dict[str, FunctionVerifier], answer: str, truth: Any, right: bool) -> None:
@@ -74,12 +83,56 @@ SUMS = {"inputs": ["1 2\n", "2 2\n", "0 5"], "outputs": ["3\n", "4", "5.0"]}
             {"fn_name": "add", "inputs": [[1, 2], "3\n4"], "outputs": [[1, 2], [[3, 4]]]},
             1.0,
         ),
+        (
+            "```python\ndef add(a, b):\n    return {'sums': (a + b, 1)}\n```",
+            {
+                "fn_name": "add",
+                "inputs": ["0.1\n0.2", "1\n2", "1\n1000000"],
+                "outputs": ['{"sums": [0.3, 1]}', '{"sums": [3, 2]}', '{"sums": [1000000, 1]}'],
+            },
+            1 / 3,
+        ),
+        (
+            "```python\nimport dataclasses, pickle\n@dataclasses.dataclass\nclass A:\n    x: 'int'\n```",
+            {"tests": ["assert __name__ == '__main__' and pickle.loads(pickle.dumps(A(1))) == A(1)"]},
+            1.0,
+        ),
         ("```python\nx = bytearray(64 * 2**30)\n```", SUMS, 0.0),
         ("```python\nwhile True: print('x' * 10**6)\n```", SUMS, 0.0),
     ],
 )
 def test_code(judges: dict[str, FunctionVerifier], answer: str, truth: Any, wanted: float) -> None:
     assert score(judges["code"], answer, truth) == pytest.approx(wanted)
+
+
+CHEAT = """
+import os, re, sys
+places = ["program.py", sys.argv[0], sys.modules["__main__"].__file__]
+places += map("/proc/self/fd/{}".format, range(64))
+def read(place):
+    try:
+        return open(place, errors="replace").read()
+    except OSError:
+        return ""
+texts = [*map(read, places), read("/proc/self/cmdline"), read("/proc/self/environ"), *sys.argv]
+print(*[found for text in texts for found in re.findall("[0-9a-f]{16}", text)], sep="\\n", flush=True)
+os._exit(0)
+"""
+
+
+def test_code_cannot_read_the_sign_of_a_passed_test(judges: dict[str, FunctionVerifier]) -> None:
+    assert score(judges["code"], CHEAT, {"assert_case": "assert add(1, 2) == 3"}) == 0.0
+
+
+LIMITS = """
+import resource
+print(*[resource.getrlimit(getattr(resource, "RLIMIT_" + name))[0] > 0 for name in ("FSIZE", "NPROC", "CPU")])
+"""
+
+
+def test_code_runs_within_limits(judges: dict[str, FunctionVerifier]) -> None:
+    tests = {"inputs": [""], "outputs": ["True True True"]}
+    assert score(judges["code"], f"```python\n{LIMITS}\n```", tests) == 1.0  # -1 is no limit
 
 
 FOREVER = """
@@ -119,6 +172,7 @@ SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "require
         ('{"type": "object"}', {"const": {"type": "object"}}, True),
         ("no JSON", SCHEMA, False),
         ("[" * 100_000, SCHEMA, False),
+        ("3", {"$ref": "#/$defs/age", "$defs": {"age": {"type": "integer"}}}, True),
     ],
 )
 def test_json(judges: dict[str, FunctionVerifier], answer: str, truth: Any, right: bool) -> None:
@@ -136,6 +190,15 @@ def test_json(judges: dict[str, FunctionVerifier], answer: str, truth: Any, righ
         ("A is wrong, so (C)", "C"),
         ("Therefore\nB) Paris", "B"),
         ("D", "D"),
+        ("The answer I would choose is (C).", "C"),
+        ("The answer A gives is wrong, so C.\nC", "C"),
+        ("The answer is $C$", "C"),
+        ("The answer is \\(C\\).", "C"),
+        ("The answer is: \\text{C}", "C"),
+        ("The answer is $\\text{(C)}$", "C"),
+        ("The correct answer is **option B**.", "B"),
+        ("The answer is B.\n\n**C**", "C"),
+        ("B is my answer: none is better", None),
         ("The answer is Paris", None),
         ("A dog. I think not", None),
     ],
@@ -156,6 +219,8 @@ def test_choice(judges: dict[str, FunctionVerifier], answer: str, chosen: str | 
         ("code", {"inputs": ["1"], "outputs": []}, "lists of one length"),
         ("json", "{age", "ground_truth='{age' is no JSON"),
         ("json", {"$schema": "https://json-schema.org/draft/2020-12/schema", "type": 3}, r"Schema: \$\.type"),
+        ("json", {"$ref": "http://127.0.0.1:9/age"}, "ref='http://127.0.0.1:9/age' does not resolve: put"),
+        ("json", {"$ref": "#/$defs/age", "$defs": {}}, "defs/age' does not resolve"),
         ("choice", "Paris", "ground_truth='Paris' is no letter"),
     ],
 )

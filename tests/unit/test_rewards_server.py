@@ -1,8 +1,8 @@
 """Judging by a server: it may be away for a while."""
 
 import json
+import socket
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
@@ -11,6 +11,7 @@ import pytest
 
 from grpo_operator.api.data import RewardSpec
 from grpo_worker.data.tasks import Record
+from grpo_worker.rewards import server as server_module
 from grpo_worker.rewards.verifiers import HttpVerifier, Item, RewardError
 
 
@@ -59,28 +60,77 @@ def test_a_server_judges_and_is_asked_again_when_it_stumbles(server: tuple[str, 
     }
 
 
-def test_a_server_that_is_away_for_a_moment_is_asked_again(server: tuple[str, type[_Server]]) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Pauses that the verifier made, without their time; what it thinks the time is goes on by them."""
+    pauses: list[float] = []
+    monkeypatch.setattr(server_module.time, "sleep", pauses.append)
+    monkeypatch.setattr(server_module.time, "monotonic", lambda: sum(pauses))
+    return pauses
+
+
+def test_a_server_that_is_away_for_a_moment_is_asked_again(
+    server: tuple[str, type[_Server]], clock: list[float]
+) -> None:
     url, handler = server
-    handler.answers += [(503, {})] * 3 + [(200, {"scores": [1]})]
-    started = time.monotonic()
+    handler.answers += [(503, {})] * 5 + [(200, {"scores": [1]})]
     assert HttpVerifier(RewardSpec(url=url, timeout_seconds=30)).score(items("a")) == [1.0]
-    assert time.monotonic() - started > 3  # 0.5 + 1 + 2 s: longer from time to time
+    assert clock == [0.5, 1, 2, 4, 5]
 
 
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        ((503, {}), "503"),
+        ((500, {}), "500"),
+        ((404, {}), "404"),
         ((200, {"scores": [float("nan")]}), r"scores\[0\]=nan: give finite numbers"),
         ((200, {"points": [1]}), "KeyError"),
     ],
 )
 def test_a_server_that_never_judges_stops_the_step(
-    server: tuple[str, type[_Server]], answer: tuple[int, Any], problem: str
+    server: tuple[str, type[_Server]], clock: list[float], answer: tuple[int, Any], problem: str
 ) -> None:
     url, handler = server
     handler.answers += [answer] * 9
-    judge = HttpVerifier(RewardSpec(url=url, timeout_seconds=1))
-    with pytest.raises(RewardError, match=rf"spec\.reward\.url=http://127.*{problem}.*timeoutSeconds=1 s"):
+    judge = HttpVerifier(RewardSpec(url=url, timeout_seconds=5))
+    with pytest.raises(RewardError, match=rf"spec\.reward\.url=http://127.*{problem}.*timeoutSeconds=5 s"):
         judge.check(items("a")[0])
-    assert judge.failures == len(handler.asked) > 1
+    assert judge.failures == len(handler.asked) == 4 and sum(clock) <= 5
+
+
+@pytest.mark.parametrize("code", [502, 503, 504])
+def test_a_server_that_is_not_there_is_no_wrong_answer(
+    server: tuple[str, type[_Server]], clock: list[float], code: int
+) -> None:
+    url, handler = server
+    handler.answers += [(code, {})] * 9
+    judge = HttpVerifier(RewardSpec(url=url, timeout_seconds=5))
+    with pytest.raises(ConnectionError, match=rf"^spec\.reward\.url=http://127.*{code}.*start the server"):
+        judge.check(items("a")[0])
+    assert len(handler.asked) == 1 and not clock  # at once: who called it waits
+    with pytest.raises(ConnectionError, match=f"{code}"):
+        judge.score(items("a"))
+    assert len(handler.asked) == 5 and clock == [0.5, 1, 2]
+
+
+def test_a_refused_connection_is_no_wrong_answer(clock: list[float]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    judge = HttpVerifier(RewardSpec(url=f"http://127.0.0.1:{port}/judge", timeout_seconds=5))
+    with pytest.raises(ConnectionError, match=r"ConnectError.*start the server, or correct the address"):
+        judge.check(items("a")[0])
+    with pytest.raises(ConnectionError, match="ConnectError"):
+        judge.score(items("a"))
+    assert clock == [0.5, 1, 2]
+
+
+def test_a_server_that_is_too_slow_is_told_what_to_raise() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/judge"
+        with pytest.raises(ConnectionError, match=r"ReadTimeout.*raise spec\.reward\.timeoutSeconds=1$"):
+            HttpVerifier(RewardSpec(url=url, timeout_seconds=1)).check(items("a")[0])
+
+
+def test_a_url_that_is_none_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^spec\.reward\.url=http://a:b: .*: give http://host"):
+        HttpVerifier(RewardSpec(url="http://a:b"))

@@ -1,18 +1,23 @@
 """Mounts of model.volume and data.volume, and the fetch of what a URI names."""
 
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 from objects import job, pool_of, spec_of
 
 from grpo_operator.api.rolloutpool import RolloutPoolSpec
+from grpo_operator.api.volumes import FETCHED_FILES, VolumeSpec
 from grpo_operator.plan.feasibility import quantity
 from grpo_operator.plan.needs import AGENT_RESOURCES
 from grpo_operator.plan.resolve import RefusedError, check_pool, check_reference
-from grpo_operator.render import volumes
 from grpo_operator.render.clusters import job_cluster, pool_cluster
 from grpo_operator.render.settings import OperatorSettings
-from grpo_worker.data import fetched_volume
 
 SETTINGS = OperatorSettings("trainer:1", "rollout:1")
 URI: dict[str, Any] = {"mountPath": "/models", "uri": "hf://org/model"}
@@ -77,6 +82,26 @@ def test_data_are_the_controllers_alone() -> None:
         assert not mounts(pods[pool], "/data") and "data-files" not in str(pods[pool])
 
 
+@pytest.mark.parametrize("store", ["models", "checkpoints"])
+def test_a_claim_is_one_volume_of_a_pod(store: str) -> None:
+    """Kubelet may wait for ever for the second of two volumes of one claim."""
+    checkpoint = job()["spec"]["checkpoint"] | {"store": {"pvc": store}}
+    claim = {"pvc": "models"}
+    pods = rendered({"mountPath": "/models"} | claim, {"mountPath": "/data"} | claim, checkpoint=checkpoint)
+    for pool, readers in READERS.items():
+        found = [v.get("persistentVolumeClaim", {}).get("claimName") for v in pods[pool].get("volumes", [])]
+        claims = [name for name in found if name]
+        assert len(claims) == len(set(claims)) and ("models" in claims) == bool(readers)
+        for mount in mounts(pods[pool], "/models").values():
+            assert mount["name"] == ("store" if store == "models" else "model-files")
+            assert mount["readOnly"] is True
+    data = mounts(pods["controller"], "/data")["controller"]
+    assert data == mounts(pods["controller"], "/models")["controller"] | {"mountPath": "/data"}
+    source = volume(pods["trainer"], "store")["persistentVolumeClaim"]
+    assert source == {"claimName": store}, "the store is written to"
+    assert "readOnly" not in mounts(pods["trainer"], "/store")["ray-worker"]
+
+
 def test_what_is_fetched_is_mounted_from_the_store_once_it_is_there() -> None:
     pods = rendered(URI)
     for pool, readers in READERS.items():
@@ -85,14 +110,28 @@ def test_what_is_fetched_is_mounted_from_the_store_once_it_is_there() -> None:
         for mount in found.values():
             assert mount["name"] == "store" and mount["readOnly"] is True
             directory, _, last = mount["subPath"].rpartition("/")
-            assert directory.startswith("volumes/") and last == fetched_volume.FILES
+            assert directory.startswith("volumes/") and last == FETCHED_FILES
     assert [c["name"] for c in pods["trainer"]["initContainers"]] == ["wait-for-model", "agent"]
     for pool in ("trainer", "rollout"):
         wait = pods[pool]["initContainers"][0]
-        assert wait["args"] == [f"until [ -f /store/{directory}/COMPLETE ]; do sleep 2; done"]
+        assert f"until [ -f /store/{directory}/COMPLETE ]; do" in wait["args"][0]
         assert mounts(pods[pool], "/store")["wait-for-model"]["readOnly"] is True
         limit = quantity(wait["resources"]["requests"]["memory"])
         assert limit < quantity(AGENT_RESOURCES.memory), "pods that wait ask for no more than those that run"
+
+
+def test_a_pod_that_waits_ends_when_it_is_told_to() -> None:
+    """As the first process of a container it gets no signal that it does not ask for."""
+    wait = rendered(URI)["trainer"]["initContainers"][0]
+    process = subprocess.Popen([*wait["command"], *wait["args"]], start_new_session=True)
+    try:
+        while not Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text():
+            time.sleep(0.01)
+        process.terminate()
+        assert process.wait(1.5) == 0, "before its sleep of 2 seconds ends"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_only_the_controllers_init_container_fetches_and_has_the_credential() -> None:
@@ -122,10 +161,6 @@ def test_the_place_in_the_store_is_that_of_source_and_content() -> None:
         place(uri="hf://org/model@v2"), place(endpoint="https://mirror"), place(digest="sha256:" + "0" * 64)
     ]  # fmt: skip
     assert len({same, *others}) == 4
-
-
-def test_operator_and_worker_agree_on_names() -> None:
-    assert volumes.COMPLETE == fetched_volume.COMPLETE
 
 
 def test_an_overlay_reaches_the_fetch() -> None:
@@ -158,3 +193,10 @@ def test_a_job_and_its_standing_pool_may_mount_the_same_model_from_different_pla
     manifest["spec"]["model"]["path"] = "/models/other"
     with pytest.raises(RefusedError, match="give both the same model"):
         check_reference(spec_of(manifest), _pool_spec({"pvc": "models"}))
+
+
+@pytest.mark.parametrize("taken", ["/opt", "/opt/grpo-operator", "/root", "/var/lib", "/lib64"])
+def test_a_mount_that_hides_what_images_need_is_refused(taken: str) -> None:
+    with pytest.raises(ValueError, match=rf"mountPath={taken}: mountPath must not lie in .*choose another"):
+        VolumeSpec.model_validate({"mountPath": taken, "pvc": "models"})
+    VolumeSpec.model_validate({"mountPath": "/optical", "pvc": "models"})

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,32 +19,31 @@ from starlette.applications import Starlette
 
 from grpo_devcluster.cpu_engine import environment
 from grpo_operator.api.rolloutpool import EngineSpec, RolloutTemplate
-from grpo_operator.plan.names import Owner
-from grpo_operator.render.engine import engine_command
+from grpo_operator.plan.names import ENGINE_PORT, Owner
+from grpo_operator.render.engine import MODEL_DIRECTORY, engine_command
 from grpo_worker.weightsync.agent import Agent
 from grpo_worker.weightsync.engine import Engine
 from grpo_worker.weightsync.source import application
 
 JOB = "tiny-12345678"
-URL = "http://127.0.0.1:30000"
+URL = f"http://127.0.0.1:{ENGINE_PORT}"  # of the session's engine
 
 
 class Server:
     """The engine exactly as a rollout pod starts it, on this machine."""
 
-    def __init__(self, directory: Path) -> None:
-        pool = RolloutTemplate(
-            engine=EngineSpec(
-                device="cpu",
-                dtype="float32",
-                context_length=256,
-                max_total_tokens=8192,
-                return_routed_experts=True,
-            )
+    def __init__(
+        self, directory: Path, model: str = "preset:tiny-moe", port: int = ENGINE_PORT, **engine: Any
+    ) -> None:
+        """``engine``: fields of EngineSpec. ``port``: another one for an engine beside the session's."""
+        spec = {"context_length": 256, "max_total_tokens": 8192, "return_routed_experts": True} | engine
+        pool = RolloutTemplate(engine=EngineSpec(device="cpu", dtype="float32", **spec))
+        command = (
+            engine_command(Owner("GRPOJob", "default", "tiny"), model, pool)
+            .replace(MODEL_DIRECTORY, str(directory / "model"))
+            .replace(f"--port {ENGINE_PORT}", f"--port {port}")
         )
-        command = engine_command(Owner("GRPOJob", "default", "tiny"), "preset:tiny-moe", pool).replace(
-            "/tmp/model", str(directory / "model")
-        )
+        self.url = f"http://127.0.0.1:{port}"
         self.key = directory / "model" / "admin-key"
         self._env = environment(directory)
         self._command = command.replace("python3", sys.executable)
@@ -59,19 +59,27 @@ class Server:
 
     def control(self, timeout: float = 30) -> Engine:
         """Its control routes, as its agent has them."""
-        return Engine(URL, timeout, self.key)
+        return Engine(self.url, timeout, self.key)
 
     def admin(self, path: str, **body: Any) -> httpx.Response:
         """One call to a control route."""
         headers = {"authorization": f"Bearer {self.key.read_text()}"}
-        return httpx.post(f"{URL}{path}", json=body, headers=headers, timeout=120)
+        return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=120)
 
     def last_words(self) -> str:
         return f"exit code {self.process.poll()}\n{self._log.read_text()[-4000:]}"
 
+    def await_answer(self, timeout: float = 480) -> None:
+        """Wait until the server answers."""
+        deadline = time.monotonic() + timeout
+        while not self.control().alive():
+            assert self.process.poll() is None and time.monotonic() < deadline, self.last_words()
+            time.sleep(0.5)
+
     def kill(self) -> None:
         """SIGKILL every process of the engine, as the end of its container does."""
-        os.killpg(self.process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it may have ended by itself
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 

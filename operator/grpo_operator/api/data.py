@@ -132,7 +132,9 @@ class RewardSpec(Model):
     )
     workers: int = Field(4, ge=1, le=1024, description="answers judged at once")
     on_failure: Literal["zero", "stop"] = Field(
-        "zero", description="a function that raises, hangs or dies: reward 0, or the step does not go on"
+        "zero",
+        description="a function that raises, hangs or dies: reward 0, or the job ends; one that cannot be "
+        "started ends it always",
     )
 
     @model_validator(mode="after")

@@ -12,15 +12,6 @@ from grpo_operator.api.model import ModelSpec, WeightSyncSpec
 from grpo_operator.api.observability import ObservabilitySpec
 from grpo_operator.api.rolloutpool import RolloutTemplate
 from grpo_operator.api.scheduling import SchedulingSpec, WithOverlay
-from grpo_operator.api.status import (
-    CheckpointStatus,
-    Condition,
-    DataStatus,
-    LayoutStatus,
-    PoolCount,
-    RestartCounts,
-    TokensStatus,
-)
 from grpo_operator.api.trainer import TrainerSpec
 
 _NSIGHT = "observability.profile.tool nsight captures what GPUs do: use torch where trainer.device is cpu"
@@ -43,12 +34,12 @@ class RolloutSpec(Model):
     pool_ref: PoolRef | None = Field(
         None, description="a RolloutPool that exists; the job waits while another job writes to it"
     )
-    stall_seconds: int = Field(
-        300,
+    stall_seconds: int | None = Field(
+        None,
         ge=1,
         le=86400,
         description="seconds without an accepted sample, while some are awaited, after which the job is not "
-        "Ready and says why",
+        "Ready and says why; default: 300, or what an answer of full length takes at 10 tokens a second",
     )
 
     @model_validator(mode="after")
@@ -293,6 +284,11 @@ class GRPOJobSpec(Model):
         return self
 
     @property
+    def stall_seconds(self) -> int:
+        """Seconds without a sample after which the job does not get on."""
+        return self.rollout.stall_seconds or max(300, self.data.response_length // 10)
+
+    @property
     def shares_gpus(self) -> bool:
         """Do trainers and engines take turns on GPUs? On CPUs they are only placed side by side."""
         return self.mode == "colocated" and self.trainer.device is Device.CUDA
@@ -309,34 +305,3 @@ def check_context(data: DataSpec, pool: RolloutTemplate, field: str) -> None:
             f"data.promptLength + data.responseLength = {needed} exceeds "
             f"{field} ({pool.engine.context_length})"
         )
-
-
-class GRPOJobStatus(Model):
-    """Observed run."""
-
-    observed_generation: int | None = Field(None, description="metadata.generation that this status is of")
-    phase: str | None = Field(None, max_length=32, description="one word; the conditions say more")
-    step: int | None = Field(None, description="finished steps")
-    total_steps: int | None = Field(None, description="wanted steps")
-    progress: str | None = Field(None, max_length=32, description="step/totalSteps")
-    weight_version: int | None = Field(None, description="version that the engines were last brought to")
-    reward_mean: str | None = Field(None, max_length=32, description="mean reward of the last step")
-    tokens_per_second_per_gpu: str | None = Field(
-        None, max_length=32, description="of the last step, over all trainer ranks"
-    )
-    last_checkpoint: CheckpointStatus | None = None
-    train: PoolCount | None = None
-    rollout: PoolCount | None = None
-    restarts: RestartCounts | None = None
-    attempt: int | None = Field(None, description="starts of the controller or of the training gang")
-    layout: LayoutStatus | None = None
-    started_at: str | None = Field(None, max_length=32, description="RFC 3339, UTC")
-    finished_at: str | None = Field(None, max_length=32, description="RFC 3339, UTC")
-    conditions: list[Condition] = Field(
-        default_factory=list, max_length=16, description="Ready, Progressing, Degraded, ... with reasons"
-    )
-    train_ready: str | None = Field(None, max_length=16, description="train.ready/train.total")
-    rollout_ready: str | None = Field(None, max_length=16, description="rollout.ready/rollout.total")
-    weights: str | None = Field(None, max_length=16, description="weightVersion as v0, v1, ...")
-    tokens: TokensStatus | None = None
-    data: DataStatus | None = None

@@ -7,6 +7,8 @@ from pydantic import Field
 from grpo_operator.api.base import Model
 from grpo_operator.api.layout import Layout
 
+LONGEST_MESSAGE = 1024  # characters that are kept of what an engine says
+
 
 class Phase(StrEnum):
     """One word for ``kubectl get``; the conditions say more."""
@@ -51,7 +53,9 @@ class EngineStatus(Model):
     last_transition: str | None = Field(None, max_length=32, description="of the state; RFC 3339, UTC")
     restarts: int | None = Field(None, description="times that the server was lost, seen by this sidecar")
     message: str | None = Field(
-        None, max_length=1024, description="why it does not serve: its last error, or what it waits for"
+        None,
+        max_length=LONGEST_MESSAGE,
+        description="why it does not serve: its last error, or what it waits for",
     )
     waits: bool | None = Field(None, description="its GPUs are the trainers' for now (mode colocated)")
 
@@ -119,3 +123,34 @@ class LayoutStatus(Model):
     def layout(self) -> Layout:
         """The sizes alone."""
         return Layout(**self.model_dump(exclude={"data", "stages", "bytes_per_gpu", "reason"}))
+
+
+class GRPOJobStatus(Model):
+    """Observed run."""
+
+    observed_generation: int | None = Field(None, description="metadata.generation that this status is of")
+    phase: str | None = Field(None, max_length=32, description="one word; the conditions say more")
+    step: int | None = Field(None, description="finished steps")
+    total_steps: int | None = Field(None, description="wanted steps")
+    progress: str | None = Field(None, max_length=32, description="step/totalSteps")
+    weight_version: int | None = Field(None, description="version that the engines were last brought to")
+    reward_mean: str | None = Field(None, max_length=32, description="mean reward of the last step")
+    tokens_per_second_per_gpu: str | None = Field(
+        None, max_length=32, description="of the last step, over all trainer ranks"
+    )
+    last_checkpoint: CheckpointStatus | None = None
+    train: PoolCount | None = None
+    rollout: PoolCount | None = None
+    restarts: RestartCounts | None = None
+    attempt: int | None = Field(None, description="starts of the controller or of the training gang")
+    layout: LayoutStatus | None = None
+    started_at: str | None = Field(None, max_length=32, description="RFC 3339, UTC")
+    finished_at: str | None = Field(None, max_length=32, description="RFC 3339, UTC")
+    conditions: list[Condition] = Field(
+        default_factory=list, max_length=16, description="Ready, Progressing, Degraded, ... with reasons"
+    )
+    train_ready: str | None = Field(None, max_length=16, description="train.ready/train.total")
+    rollout_ready: str | None = Field(None, max_length=16, description="rollout.ready/rollout.total")
+    weights: str | None = Field(None, max_length=16, description="weightVersion as v0, v1, ...")
+    tokens: TokensStatus | None = None
+    data: DataStatus | None = None

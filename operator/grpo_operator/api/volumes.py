@@ -6,8 +6,13 @@ from pydantic import Field, model_validator
 
 from grpo_operator.api.base import Model, Name, Path, ShortString
 
+# Below a volume's directory in the job's store. The fetch writes the marker last; pods wait for it.
+COMPLETE, FETCHED_FILES = "COMPLETE", "files"
 # What pods mount or need there already.
-RESERVED = ("/store", "/weights", "/etc", "/tmp", "/dev", "/proc", "/sys", "/usr", "/bin", "/lib")
+RESERVED = (
+    "/store", "/weights", "/etc", "/tmp", "/dev", "/proc", "/sys", "/usr", "/bin", "/sbin", "/lib", "/lib64",
+    "/opt", "/root", "/home", "/var", "/run", "/sgl-workspace",
+)  # fmt: skip
 _ONE = "set exactly one of pvc, path and uri"
 _FETCHED = "endpoint, digest and credential belong to uri: remove them, or set uri"
 _RESERVED = f"mountPath must not lie in {', '.join(RESERVED)}: choose another, such as /models"

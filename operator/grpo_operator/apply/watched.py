@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_operator.api.base import GROUP, VERSION
+from grpo_operator.plan.container_failures import failing
 from grpo_operator.plan.feasibility import GPU
 from grpo_operator.plan.names import HOST_INDEX, OWNER_LABELS, POOL_LABEL
-from grpo_operator.plan.troubles import failing
 
 Object = dict[str, Any]
 

@@ -1,12 +1,13 @@
 """Status of a GRPOJob from what is observed (pure)."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo_operator.api.errors import cause_of
-from grpo_operator.api.grpojob import GRPOJobSpec, GRPOJobStatus
+from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_operator.api.status import (
     CheckpointStatus,
     DataStatus,
+    GRPOJobStatus,
     LayoutStatus,
     Phase,
     PoolCount,
@@ -15,12 +16,12 @@ from grpo_operator.api.status import (
 )
 from grpo_operator.plan import names
 from grpo_operator.plan.conditions import Conditions
+from grpo_operator.plan.container_failures import container_failures
 from grpo_operator.plan.decision import is_terminal
 from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.resolve import JobPlan
-from grpo_operator.plan.troubles import troubles
 
-_MOST_TROUBLES = 3
+_MOST_FAILURES = 3
 
 
 def refused_status(
@@ -65,7 +66,7 @@ def job_status(
     """Status of a job that runs, is suspended, or ended. ``blocked``: why its children cannot be applied."""
     old = GRPOJobStatus.model_validate(_old(job))
     phase, message = _phase(job, spec, observed)
-    hindered = _hindrance(phase, observed)
+    hindrance = _hindrance(phase, observed)
     train = _ranks(spec, observed)
     rollout = PoolCount(ready=observed.ready(names.ROLLOUT), total=rollout_replicas)
     values = _from_controller(old, observed.progress)
@@ -86,7 +87,7 @@ def job_status(
             "finished_at": (old.finished_at or now) if ended else None,
         }
     )
-    conditions = _conditions(job, phase, hindered or message, train, rollout, now, blocked, bool(hindered))
+    conditions = _conditions(job, phase, message, train, rollout, now, blocked, hindrance)
     return status.model_copy(update={"conditions": conditions})
 
 
@@ -144,31 +145,45 @@ def _phase(job: dict[str, Any], spec: GRPOJobSpec, observed: Observed) -> tuple[
         return Phase.FAILED, hopeless
     if progress:
         phase = Phase(progress["phase"])
+        if phase == Phase.STARTING and old.get("step"):
+            phase = Phase.RECOVERING
         return (Phase.STARTING if phase == Phase.SUSPENDED else phase), progress["message"]
     if old.get("step"):
         return Phase.RECOVERING, "the controller pod is starting; it resumes from the last checkpoint"
     return Phase.STARTING, "pods are starting"
 
 
-def _hindrance(phase: Phase, observed: Observed) -> str:
-    """Why a job that should run does not get on: what its controller says, or containers that fail."""
+class Hindrance(NamedTuple):
+    """Why a job that should run does not get on as it should. ``reason``: NoSamples, ContainersFailing or
+    nothing."""
+
+    reason: str = ""
+    message: str = ""
+
+
+def _hindrance(phase: Phase, observed: Observed) -> Hindrance:
     if phase not in (Phase.STARTING, Phase.TRAINING, Phase.RECOVERING):
-        return ""
-    stalled = (observed.progress or {}).get("stalled") or ""
-    return stalled or "; ".join(trouble.text for trouble in observed.troubles()[:_MOST_TROUBLES])
+        return Hindrance()
+    stalled = (observed.progress or {}).get("stalled")
+    if stalled:
+        return Hindrance("NoSamples", stalled)
+    failures = "; ".join(failure.text for failure in observed.container_failures()[:_MOST_FAILURES])
+    return Hindrance("ContainersFailing", failures) if failures else Hindrance()
 
 
 def hopeless_engines(spec: GRPOJobSpec, observed: Observed, old: dict[str, Any]) -> str:
     """Why no engine of the job's own pool will ever serve, or nothing.
 
-    Every engine has ended ``restartPolicy.maxSameFailures`` times, now for the same cause, and none has ever
-    served: what is wrong is in the job, not in a node.
+    Every engine that has a node has ended ``restartPolicy.maxSameFailures`` times, now with the same kind of
+    error, and none has ever served: what is wrong is in the job, not in a node.
     """
     if spec.rollout.template is None or old.get("weightVersion") is not None:
         return ""
-    pods = observed.engine_pods()
-    found = [t for t in troubles(pods) if t.restarts >= spec.restart_policy.max_same_failures]
-    if not pods or len({t.pod for t in found}) < len(pods) or len({cause_of(t.error) for t in found}) > 1:
+    placed = [pod for pod in observed.engine_pods() if pod.get("spec", {}).get("nodeName")]
+    least = spec.restart_policy.max_same_failures
+    found = [failure for failure in container_failures(placed) if failure.restarts >= least]
+    kinds = {cause_of(failure.error).split(":")[0] for failure in found}
+    if not placed or len({failure.pod for failure in found}) < len(placed) or len(kinds) > 1:
         return ""
     return f"no engine has come up: {found[0].text}"
 
@@ -184,11 +199,13 @@ def _from_controller(old: GRPOJobStatus, progress: dict[str, Any] | None) -> dic
         return {"step": old.step}
     version, reward = progress["weight_version"], progress["reward_mean"]
     speed, checkpoint = progress["tokens_per_second_per_gpu"], progress["last_checkpoint"]
-    values: dict[str, Any] = {
-        "step": progress["step"],
-        "attempt": progress["attempt"],
-        "restarts": RestartCounts(**progress["restarts"]),
-    }
+    if not progress["attempt"]:  # a controller that has just started has not read yet how far the job is
+        values: dict[str, Any] = {"step": old.step}
+    else:
+        values = {"step": progress["step"], "attempt": progress["attempt"]}
+    restarts = RestartCounts(**progress["restarts"])
+    known = progress["attempt"] or restarts != RestartCounts()
+    values["restarts"] = restarts if known else old.restarts or restarts
     if progress.get("tokens"):
         values["tokens"] = TokensStatus.model_validate(progress["tokens"])
     if progress.get("data"):
@@ -205,20 +222,22 @@ def _from_controller(old: GRPOJobStatus, progress: dict[str, Any] | None) -> dic
 
 def _conditions(
     job: dict[str, Any], phase: Phase, message: str, train: PoolCount, rollout: PoolCount, now: str,
-    blocked: str, hindered: bool,
+    blocked: str, hindrance: Hindrance,
 ) -> list[Any]:  # fmt: skip
     generation = job["metadata"]["generation"]
     conditions = Conditions(_old(job).get("conditions") or [], generation, now)
     running = phase == Phase.TRAINING
     whole = rollout.ready == rollout.total and train.ready == train.total
-    degraded = phase == Phase.RECOVERING or (running and not whole) or hindered
+    degraded = phase == Phase.RECOVERING or (running and not whole) or bool(hindrance.reason)
     pools = f"ranks {train.ready}/{train.total}, engines {rollout.ready}/{rollout.total}"
     changing = phase in (Phase.PENDING, Phase.STARTING, Phase.RECOVERING, Phase.SUSPENDING)
-    ready = (running and not hindered) or phase == Phase.SUCCEEDED
-    conditions.set("Ready", ready, "Hindered" if hindered else phase, message)
-    conditions.set("Progressing", changing or running, phase, message)
-    reason = "Hindered" if hindered else "PoolsIncomplete" if degraded else "PoolsWhole"
-    text = f"{message}; {pools}" if hindered else pools
+    starved = hindrance.reason == "NoSamples"  # one engine of many that fails holds nothing up
+    said = message if running and not starved else hindrance.message or message
+    ready = (running and not starved) or phase == Phase.SUCCEEDED
+    conditions.set("Ready", ready, hindrance.reason if starved else phase, said)
+    conditions.set("Progressing", changing or running, phase, said)
+    reason = hindrance.reason or ("PoolsIncomplete" if degraded else "PoolsWhole")
+    text = "; ".join(filter(None, (hindrance.message, pools)))
     conditions.set("Degraded", degraded, reason, text if degraded else "")
     for kind, value in (
         ("Suspended", phase == Phase.SUSPENDED),

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_operator.api.status import EngineState, EngineStatus
+from grpo_operator.api.status import LONGEST_MESSAGE, EngineState, EngineStatus
 from grpo_operator.kuberay_client.models import RayClusterStatus
 from grpo_operator.plan import names
-from grpo_operator.plan.troubles import Trouble, troubles
+from grpo_operator.plan.container_failures import ContainerFailure, container_failures
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +63,17 @@ class Observed:
         )
 
     def _trouble(self, pod: dict[str, Any]) -> str | None:
-        return next((trouble.text for trouble in troubles([pod])), None)
+        return next((failure.text[:LONGEST_MESSAGE] for failure in container_failures([pod])), None)
 
-    def troubles(self) -> list[Trouble]:
+    def container_failures(self) -> list[ContainerFailure]:
         """Containers of the job's pods that fail."""
-        return troubles((*self.pods, *self.pool_pods))
+        return container_failures((*self.pods, *self.pool_pods))
 
 
 def _reason(report: dict[str, Any]) -> str | None:
     """Why an engine does not serve, as its agent says."""
-    return None if report["state"] == EngineState.SERVING else report.get("reason") or None
+    reason = "" if report["state"] == EngineState.SERVING else report.get("reason") or ""
+    return reason[:LONGEST_MESSAGE] or None
 
 
 def of_pool(pods: Iterable[dict[str, Any]], pool: str) -> list[dict[str, Any]]:

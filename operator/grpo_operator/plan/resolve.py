@@ -101,6 +101,11 @@ def check_reference(spec: GRPOJobSpec, pool: RolloutPoolSpec) -> None:
         )
     try:
         check_context(spec.data, pool, f"engine.contextLength of RolloutPool {name}")
+        if spec.algorithm.stop and not pool.engine.tokenizer:
+            raise ValueError(
+                f"spec.algorithm.stop: engines compare texts, for which RolloutPool {name} needs "
+                "engine.tokenizer: true"
+            )
     except ValueError as error:
         raise RefusedError(str(error), "PoolMismatch") from error
 

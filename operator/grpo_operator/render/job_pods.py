@@ -39,7 +39,8 @@ class JobPods:
 
     def controller(self) -> dict[str, Any]:
         """The single controller: a Ray node without resources that runs the GRPO loop."""
-        start = f"{_WAIT_FOR_HEAD}({_START_RAY}) & exec {PYTHON} -m grpo_worker.controller.main"
+        # The controller reads the job's files while Ray's head is still on its way.
+        start = f"({_WAIT_FOR_HEAD}{_START_RAY}) & exec {PYTHON} -m grpo_worker.controller.main"
         of = self.spec.controller
         container = self.parts.container("controller", self._image(), of.resources, command=start)
         share_key(container)

@@ -8,12 +8,11 @@ from typing import Any
 from grpo_operator.api.base import Resources
 from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_operator.api.model import ModelSpec
-from grpo_operator.api.volumes import VolumeSpec
+from grpo_operator.api.volumes import COMPLETE, FETCHED_FILES, VolumeSpec
 from grpo_operator.plan.names import CONTROLLER_PORT
 from grpo_operator.render.pods import PYTHON, PodParts
 
 STORE_MOUNT = "/store"
-COMPLETE = "COMPLETE"  # the fetch writes it last
 # Nothing but a shell that sleeps; less than any container that starts after it, so pods ask for no more.
 _WAIT_RESOURCES = Resources(cpu="10m", memory="64Mi")
 _STORE = {"name": "store", "mountPath": STORE_MOUNT}
@@ -36,19 +35,20 @@ class Files:
 
     def mount_into(self, pod: dict[str, Any], container: dict[str, Any]) -> None:
         """Mount the directory read-only into a container of the pod, which has the store."""
-        name = "store" if self.fetched else f"{self.kind}-files"
+        name = "store" if self.fetched else self._volume(pod["spec"].setdefault("volumes", []))
         mount = {"name": name, "mountPath": self.spec.mount_path, "readOnly": True}
         if self.fetched:
-            mount["subPath"] = f"{self.fetched}/files"
-        else:
-            pod["spec"].setdefault("volumes", []).append({"name": name} | self._volume())
+            mount["subPath"] = f"{self.fetched}/{FETCHED_FILES}"
         container["volumeMounts"].append(mount)
 
     def wait(self, parts: PodParts, image: str) -> dict[str, Any] | None:
         """Init container that ends when the files are fetched; None for what needs no fetch."""
         if self.fetched is None:
             return None
-        command = f"until [ -f {STORE_MOUNT}/{self.fetched}/{COMPLETE} ]; do sleep 2; done"
+        # The first process of a container ends by a signal only if it says so, and bash heeds it between two
+        # commands, or in wait.
+        done = f"[ -f {STORE_MOUNT}/{self.fetched}/{COMPLETE} ]"
+        command = f"trap 'exit 0' TERM; until {done}; do sleep 2 & wait $!; done"
         container = parts.container(f"wait-for-{self.kind}", image, _WAIT_RESOURCES, command=command)
         container["volumeMounts"].append(_STORE | {"readOnly": True})
         return container
@@ -61,11 +61,20 @@ class Files:
         key = {"name": given.secret, "key": given.key, "optional": True}
         return [{"name": f"GRPO_{self.kind.upper()}_CREDENTIAL", "valueFrom": {"secretKeyRef": key}}]
 
-    def _volume(self) -> dict[str, Any]:
-        if self.spec.pvc:
-            return {"persistentVolumeClaim": {"claimName": self.spec.pvc, "readOnly": True}}
-        # Without a type: the controller says at once what is missing, where kubelet would hold up the pod.
-        return {"hostPath": {"path": self.spec.path}}
+    def _volume(self, volumes: list[dict[str, Any]]) -> str:
+        """Name of the pod's volume, which is added if there is none."""
+        claim = self.spec.pvc
+        # Kubelet may wait for ever for the second of two volumes of one claim.
+        for volume in volumes if claim else ():
+            if volume.get("persistentVolumeClaim", {}).get("claimName") == claim:
+                return str(volume["name"])
+        # A directory without a type: the controller says at once what is missing, where kubelet would hold up
+        # the pod.
+        source: dict[str, Any] = {"hostPath": {"path": self.spec.path}}
+        if claim:
+            source = {"persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+        volumes.append({"name": f"{self.kind}-files"} | source)
+        return f"{self.kind}-files"
 
 
 def model_files(model: ModelSpec) -> Files | None:

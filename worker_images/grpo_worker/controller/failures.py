@@ -1,7 +1,8 @@
 """What becomes of a failure: another attempt, or the end of the job."""
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from grpo_operator.api.errors import cause_of, last_error_line
 from grpo_operator.api.grpojob import RestartPolicySpec
@@ -12,7 +13,7 @@ LONGEST = 1000  # characters of a message in status
 MAX_BACKOFF = 300.0
 
 
-def describe(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """One line for people: the exception that a Ray task raised, not Ray's own account of it."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):
@@ -23,30 +24,53 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(text.split())}"[:LONGEST]
 
 
-@dataclass(frozen=True, slots=True)
 class FailureHandler:
     """Counts failures in the job's record, and ends the job when trying again cannot help."""
 
-    record: RunRecord
-    policy: RestartPolicySpec
+    def __init__(self, record: RunRecord, policy: RestartPolicySpec) -> None:
+        self.record = record
+        self._policy = policy
+        self._outside = 0  # failures from outside in a row, without a finished step between them
 
-    def count(self, message: str, cause: Cause) -> float:
+    def count(self, message: str, cause: Cause, step: int = 0) -> float:
         """Note a failure. Returns the seconds to wait before the next attempt; see ``record.failed`` first.
 
         Only failures of the job itself end it: after ``maxRestarts`` of them, or after ``maxSameFailures``
-        in a row that say the same.
+        in a row that say the same. ``step``: the one that could not be finished.
         """
-        same = self.record.count_restart(cause, cause_of(message))
+        with _although_the_store_is_away():
+            self.record.count_restart(cause, cause_of(message), step)
         if cause == "infrastructure":
-            return 0.0
-        used = self.record.job_restarts
-        if same >= self.policy.max_same_failures:
+            self._outside += 1
+            return self._backoff(self._outside - 1)  # the first replacement starts at once
+        same, used = self.record.same_failures, self.record.job_restarts
+        if same >= self._policy.max_same_failures:
             self.end(f"{message} ({same} times in a row)")
-        elif used > self.policy.max_restarts:
-            self.end(f"restartPolicy.maxRestarts ({self.policy.max_restarts}) used up: {message}")
-        return float(min(self.policy.backoff_seconds * 2 ** (used - 1), MAX_BACKOFF))
+        elif used > self._policy.max_restarts:
+            self.end(f"restartPolicy.maxRestarts ({self._policy.max_restarts}) used up: {message}")
+        return self._backoff(used)
+
+    def finished(self, step: int) -> None:
+        """A step is done."""
+        self._outside = 0
+        self.record.note_progress(step)
 
     def end(self, message: str) -> None:
         """End the job for a reason that no attempt changes."""
         log.error("the job ends: %s", message)
-        self.record.fail(message[:LONGEST])
+        with _although_the_store_is_away():
+            self.record.fail(message[:LONGEST])
+
+    def _backoff(self, times: int) -> float:
+        if times == 0:
+            return 0.0
+        return float(min(self._policy.backoff_seconds * 2.0 ** min(times - 1, 16), MAX_BACKOFF))
+
+
+@contextmanager
+def _although_the_store_is_away() -> Iterator[None]:
+    """The record counts in memory when it cannot be saved, and is saved with the next change."""
+    try:
+        yield
+    except OSError:
+        log.exception("the record of the job cannot be saved")

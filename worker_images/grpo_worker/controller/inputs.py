@@ -45,7 +45,9 @@ def read_inputs(config: JobConfig, board: Board) -> Inputs:
     board.update(message="calling the reward once", data=None if counts is None else asdict(counts))
     reward = RewardManager(task, model.tokenizer, verifier_of(task, spec.reward))
     reward.check()
-    return Inputs(model, PromptSource(task, model.tokenizer, spec.data.prompt_length), reward)
+    source = PromptSource(task, model.tokenizer, spec.data.prompt_length)
+    source.check()
+    return Inputs(model, source, reward)
 
 
 def open_task(spec: DataSpec, tokenizer: TextTokenizer, seed: int, cache: Path) -> Task:

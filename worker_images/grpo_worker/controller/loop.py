@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_operator.api.status import Phase
-from grpo_worker.controller.failures import FailureHandler, describe
+from grpo_worker.controller.failures import FailureHandler, one_line
 from grpo_worker.controller.ledger import SampleLedger
 from grpo_worker.controller.memory_tier import MemoryTier
 from grpo_worker.controller.parity import ParityError, check_configs
@@ -109,7 +109,7 @@ class GrpoLoop:
                 self._restart(str(error), "infrastructure")
             except Exception as error:  # whatever else goes wrong: named, counted, tried again
                 log.exception("the attempt failed")
-                self._restart(describe(error), "job")
+                self._restart(one_line(error), "infrastructure" if isinstance(error, OSError) else "job")
         self._board.update(phase=Phase.FAILED, message=self._record.failed)
 
     def _begin(self) -> None:
@@ -163,7 +163,6 @@ class GrpoLoop:
         metrics = self._training.train(step, batch, scores, timer, fresh)
         self._producer.settle(timer)
         self._step = step
-        self._record.note_progress()
         sent = self._sync(timer)
         self._source.consumed(found.taken)
         self._ledger.append(step, self._record.attempt, found.samples, found.left_out)
@@ -174,6 +173,7 @@ class GrpoLoop:
         metrics["data/too_long"] = float(self._source.too_long)
         metrics["reward/failures"] = float(self._reward.failures)
         metrics |= step_metrics(batch, scores, seconds, self._trainers.world) | timer.seconds
+        self._failures.finished(step)
         self._pending.append(self._thread.submit(self._write, step, metrics, sent, time.time()))
         self._report(
             reward_mean=metrics["critic/score/mean"],
@@ -240,7 +240,9 @@ class GrpoLoop:
         """Write the weights of this step as a Hugging Face directory, unless they are there."""
         path = directory(self._store / "export", self._step)
         if not path.is_dir():
+            self._report(message=f"exporting step {self._step}")
             self._trainers.call("export_weights", str(path))
+            self._report(message="")
 
     def _note_complete(self, by_rank: list[list[int]]) -> None:
         for step in by_rank[0]:
@@ -267,7 +269,7 @@ class GrpoLoop:
     def _restart(self, message: str, cause: Cause) -> None:
         """Stop the whole gang and count; wait before the next attempt where the job itself failed."""
         log.warning("attempt %d failed (%s): %s", self._record.attempt, cause, message)
-        wait_seconds = self._failures.count(message, cause)
+        wait_seconds = self._failures.count(message, cause, self._step + 1)
         self._report(phase=Phase.RECOVERING, message=message[:500], trainers=[])
         self._trainers.stop()
         if not self._record.failed:

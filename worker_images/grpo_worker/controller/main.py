@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from grpo_operator.api.status import Phase
 from grpo_worker.controller.config import JobConfig, load_job_config
-from grpo_worker.controller.failures import FailureHandler, describe
+from grpo_worker.controller.failures import FailureHandler, one_line
 from grpo_worker.controller.inputs import read_inputs
 from grpo_worker.controller.progress import Board
-from grpo_worker.controller.run_record import RunRecord
+from grpo_worker.controller.run_record import Cause, RunRecord
 from grpo_worker.controller.server import application, serve_in_background
 from grpo_worker.megatron.families.known import expert_layers
 from grpo_worker.rewards.verifiers import RewardError
@@ -43,7 +43,7 @@ def main() -> None:
         timeout=timeout * 4,
         partial=spec.staleness.partial_rollouts,
     )
-    stalled = partial(client.stalled, spec.rollout.stall_seconds)
+    stalled = partial(client.stalled, spec.stall_seconds)
     serve_in_background(application(board, pool.table.entries, stalled))
     run(config, board, lambda failures: build_loop(config, board, pool, client, failures))
     log.info("job ended: %s", board.get().phase)
@@ -51,8 +51,8 @@ def main() -> None:
 
 
 def run(config: JobConfig, board: Board, build: "Callable[[FailureHandler], GrpoLoop]") -> None:
-    """Build the loop and run it. What the job names and is not as it should be ends the job at once; other
-    failures are counted, and tried again."""
+    """Build the loop and run it. Wrong files and fields end the job at once; other failures are counted, and
+    tried again."""
     config.store.mkdir(parents=True, exist_ok=True)
     record = RunRecord.load(config.store / "run.json")
     failures = FailureHandler(record, config.spec.restart_policy)
@@ -63,8 +63,10 @@ def run(config: JobConfig, board: Board, build: "Callable[[FailureHandler], Grpo
             failures.end(str(error))
         except Exception as error:  # named and counted like a failure of the run itself
             log.exception("the job cannot begin")
-            seconds = failures.count(describe(error), "job")
-            board.update(phase=Phase.STARTING, message=describe(error), restarts=record.restarts)
+            # A store or a server that is away for a while is no fault of the job.
+            cause: Cause = "infrastructure" if isinstance(error, OSError) else "job"
+            seconds = failures.count(one_line(error), cause)
+            board.update(phase=Phase.STARTING, message=one_line(error), restarts=record.restarts)
             time.sleep(0 if record.failed else seconds)
         else:
             loop.run()

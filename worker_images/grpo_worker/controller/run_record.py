@@ -25,6 +25,7 @@ class RunRecord:
     failed: str = ""
     last_cause: str = ""  # of the newest restart that the job itself caused
     same_failures: int = 0  # in a row with that cause
+    failed_step: int = 0  # the last step that such a failure has hindered
 
     @classmethod
     def load(cls, path: Path) -> "RunRecord":
@@ -60,20 +61,24 @@ class RunRecord:
         if newest > self.attempt:
             raise SupersededError(f"attempt {newest} has begun elsewhere; this one is {self.attempt}")
 
-    def count_restart(self, cause: Cause, why: str = "") -> int:
-        """Count a restart; how many in a row the job itself has caused for the same reason ``why``."""
+    def count_restart(self, cause: Cause, why: str = "", step: int = 0) -> int:
+        """Count a restart; how many in a row the job itself has caused for the same reason ``why``.
+
+        ``step``: the one that could not be finished.
+        """
         if cause == "job":
             self.job_restarts += 1
             self.same_failures = self.same_failures + 1 if why == self.last_cause else 1
-            self.last_cause = why
+            self.last_cause, self.failed_step = why, max(step, self.failed_step)
         else:
             self.infrastructure_restarts += 1
         self.save()
         return self.same_failures
 
-    def note_progress(self) -> None:
-        """A step was trained: what failed before it does not repeat."""
-        if self.same_failures:
+    def note_progress(self, step: int) -> None:
+        """A step was finished. What failed before does not repeat once the step that it hindered is done; the
+        steps before that one are only replayed."""
+        if self.same_failures and step >= self.failed_step:
             self.last_cause, self.same_failures = "", 0
             self.save()
 

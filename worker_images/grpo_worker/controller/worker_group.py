@@ -12,7 +12,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from grpo_worker.controller.dispatch import Deal, Dispatch, RankInfo, dispatch_mode
-from grpo_worker.controller.failures import describe
+from grpo_worker.controller.failures import one_line
 from grpo_worker.profiling.stuck import Position, report, stuck_ranks
 
 log = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ class WorkerGroup:
                     self._ask_all("write_flight_record", self._flight_records)
         if failure is None:
             return list(ray.get(calls))
-        raise GangError(f"{what}: {describe(failure)}", self._lost()) from failure
+        raise GangError(f"{what}: {one_line(failure)}", self._lost()) from failure
 
     def _positions(self) -> list[Position | None]:
         """Where each rank is; None for those that do not say."""

@@ -6,19 +6,20 @@ answered at the controller's port, as the controller does it.
 
 import logging
 import os
+import re
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
-from grpo_operator.api.grpojob import GRPOJobSpec
 from grpo_operator.api.status import Phase
 from grpo_operator.api.volumes import CredentialSpec, VolumeSpec
-from grpo_worker.controller.config import load_job_config
+from grpo_worker.controller.config import JobConfig, load_job_config
 from grpo_worker.controller.progress import Board
 from grpo_worker.controller.server import application, serve_in_background
 from grpo_worker.data.fetched_volume import FetchedVolume
-from grpo_worker.data.remote.errors import RefusedError
+from grpo_worker.data.remote.errors import PermanentFetchError
 
 log = logging.getLogger(__name__)
 # Long enough for the operator to read why; kubelet then starts the container again, with the Secret of then.
@@ -26,7 +27,7 @@ _SECRET_SECONDS = 30.0
 
 
 class MissingSecretError(LookupError):
-    """The Secret of a credential is not there yet."""
+    """The Secret of a credential does not exist yet."""
 
 
 def main() -> None:
@@ -34,13 +35,13 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     board = Board()
-    spec = load_job_config().spec
+    config = load_job_config()
     serve_in_background(application(board, list))
     try:
         for argument in sys.argv[1:]:
             kind, _, directory = argument.partition("=")
-            fetch(kind, spec, Path(directory), board)
-    except RefusedError as error:
+            fetch(kind, config, Path(directory), board)
+    except PermanentFetchError as error:
         log.error("%s", error)
         board.update(phase=Phase.FAILED, message=str(error)[:1000])
         signal.pause()
@@ -51,22 +52,24 @@ def main() -> None:
         sys.exit(1)
 
 
-def fetch(kind: str, spec: GRPOJobSpec, directory: Path, board: Board) -> None:
+def fetch(kind: str, config: JobConfig, directory: Path, board: Board) -> None:
     """Fetch the volume of ``kind``, model or data, and report on the board.
 
-    Raises RefusedError or MissingSecretError.
+    Raises PermanentFetchError or MissingSecretError.
     """
-    volume = spec.model.volume if kind == "model" else spec.data.volume
+    volume = config.spec.model.volume if kind == "model" else config.spec.data.volume
     assert volume is not None
     field = f"spec.{kind}.volume"
-    token = _token(field, volume, os.environ.get(f"GRPO_{kind.upper()}_CREDENTIAL"))
+    found = os.environ.get(f"GRPO_{kind.upper()}_CREDENTIAL")
     pod = os.environ.get("POD_NAME") or os.uname().nodename
 
     def report(message: str) -> None:
-        log.info("%s", message)
+        if message != board.get().message:
+            log.info("%s", message)
         board.update(message=message[:1000])
 
-    FetchedVolume(field, volume, directory, token, pod).fetch(report)
+    credential = partial(_token, field, volume, found)
+    FetchedVolume(field, volume, directory, credential, config.writer, pod).fetch(report)
     report(f"{field} is fetched: controller, training pods and engines start")
 
 
@@ -79,7 +82,13 @@ def _token(field: str, volume: VolumeSpec, found: str | None) -> str | None:
             f"{field}.credential: Secret {wanted.secret} has no key {wanted.key}: "
             f"kubectl create secret generic {wanted.secret} --from-literal={wanted.key}=TOKEN"
         )
-    return found.strip()
+    token = found.strip()
+    if not re.fullmatch(r"[!-~]+", token):  # the error of an HTTP client would show it
+        raise PermanentFetchError(
+            f"{field}.credential: key {wanted.key} of Secret {wanted.secret} holds characters that no token "
+            "has: write the token alone"
+        )
+    return token
 
 
 if __name__ == "__main__":

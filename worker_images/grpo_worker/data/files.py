@@ -9,16 +9,13 @@ import json
 import random
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
-import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import tokenizers
 import transformers
 from datasets import Dataset, Features, List, Value, load_dataset
@@ -26,6 +23,7 @@ from datasets.exceptions import DatasetsError
 
 from grpo_operator.api.data import DataSpec
 from grpo_worker.data.entry_point import load_function
+from grpo_worker.data.found_files import empty_files, problems
 from grpo_worker.data.tasks import Counts, PromptFormat, Record, UnusablePromptError, jsonable, read_prompt
 from grpo_worker.data.tokenizer import TextTokenizer
 
@@ -111,7 +109,9 @@ def open_files(spec: DataSpec, tokenizer: TextTokenizer, seed: int, cache: Path)
     for field, key in (("promptKey", spec.prompt_key), ("answerKey", spec.answer_key)):
         _check_column(rows, field, key)
     prompt_format = PromptFormat.of(spec, tokenizer)
-    return FileTask(rows, _tokenised(rows, spec, tokenizer, prompt_format), spec, seed, prompt_format)
+    task = FileTask(rows, _tokenised(rows, spec, tokenizer, prompt_format), spec, seed, prompt_format)
+    task.notes += empty_files(spec.train)
+    return task
 
 
 def _load(train: str, cache: Path) -> Dataset:
@@ -121,29 +121,11 @@ def _load(train: str, cache: Path) -> Dataset:
     except (FileNotFoundError, StopIteration, ValueError, DatasetsError) as error:
         if isinstance(error, DatasetsError) and isinstance(error.__cause__, OSError):
             raise  # the storage fails, not the data: it may be back at the next attempt
-        problem = next(_problems(train), str(error.__cause__ or error) or _NO_ROWS)
+        problem = next(problems(train), str(error.__cause__ or error) or _NO_ROWS)
         raise ValueError(f"spec.data.train={train}: {problem}") from error
     if len(rows) == 0:
         raise ValueError(f"spec.data.train={train}: {_NO_ROWS}")
     return rows
-
-
-def _problems(train: str) -> Iterator[str]:
-    system, pattern = fsspec.core.url_to_fs(train)
-    found = system.glob(pattern, detail=True)
-    if not found:
-        yield "no such file: correct the path, or mount what holds it by spec.data.volume"
-    for name, about in found.items():
-        if about.get("size") == 0 or (name.endswith(".parquet") and not _rows_of_parquet(system, name)):
-            yield f"{name} is empty: remove it, or name other files"
-
-
-def _rows_of_parquet(system: Any, name: str) -> int:
-    try:
-        with system.open(name) as file:
-            return int(pq.ParquetFile(file).metadata.num_rows)
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"spec.data.train={name}: this is no Parquet file ({error}): name others") from error
 
 
 def lookup(row: Mapping[str, Any], key: str) -> Any:

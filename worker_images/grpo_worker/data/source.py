@@ -38,6 +38,10 @@ class PromptSource:
         them."""
         return self._too_long
 
+    def check(self) -> None:
+        """Raises ValueError when no prompt fits, or when the chat template refuses the first one."""
+        self._next_that_fits(self._cursor)
+
     def take(self, count: int, after: int = 0) -> list[Prompt]:
         """The next ``count`` prompts; those in flight at the last checkpoint come first.
 

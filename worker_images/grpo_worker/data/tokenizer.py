@@ -63,7 +63,9 @@ class TextTokenizer:
                 list(messages), add_generation_prompt=True, tokenize=False, **variables
             )
         except Exception as error:  # whatever a template raises
-            raise ValueError(f"the chat template refuses these messages: {error}") from error
+            raise ValueError(
+                f"the chat template refuses these messages: {error}: correct them, or data.chatTemplateKwargs"
+            ) from error
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -13,7 +13,7 @@ from grpo_worker.megatron.export_config import Quantization, exported_config
 from grpo_worker.megatron.export_files import FileWriter, Written, write_index
 from grpo_worker.megatron.export_tensors import stored, whole_tensors
 from grpo_worker.megatron.families.family import Family
-from grpo_worker.megatron.rendezvous import rendezvous
+from grpo_worker.megatron.store_barrier import store_barrier
 
 
 class ExportError(RuntimeError):
@@ -92,7 +92,7 @@ def _on_first_rank(target: Path, action: Callable[[], None]) -> None:
     if dist.get_rank() == 0:
         try:
             action()
-        except OSError as error:
+        except Exception as error:  # the other ranks would wait for this one
             failure = [f"checkpoint.store: {target} was not exported: {error}"]
     _await_all()
     dist.broadcast_object_list(failure, src=0)
@@ -101,4 +101,4 @@ def _on_first_rank(target: Path, action: Callable[[], None]) -> None:
 
 
 def _await_all() -> None:
-    rendezvous(range(dist.get_world_size())).meet()
+    store_barrier(range(dist.get_world_size())).wait()

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from grpo_worker.data.fp8 import is_quantised, quantise
 from grpo_worker.megatron.export_config import Quantization
 from grpo_worker.megatron.families.family import Family
-from grpo_worker.megatron.rendezvous import rendezvous
+from grpo_worker.megatron.store_barrier import store_barrier
 from grpo_worker.megatron.weights import axis, shards
 
 
@@ -39,7 +39,7 @@ def stored(name: str, tensor: torch.Tensor, quantization: Quantization) -> dict[
 
 def _gathered(tensor: torch.Tensor, dim: int, group: Any) -> torch.Tensor | None:
     """The parts of all ranks of a group on its first rank; None on the others."""
-    rendezvous(dist.get_process_group_ranks(group)).meet()  # the first rank may be writing a file
+    store_barrier(dist.get_process_group_ranks(group)).wait()  # the first rank may be writing a file
     tensor = tensor.contiguous()
     parts = [torch.empty_like(tensor) for _ in range(group.size())] if group.rank() == 0 else None
     dist.gather(tensor, parts, group=group, group_dst=0)

@@ -40,7 +40,7 @@ def weight_files(folder: Path) -> list[str]:
     """Names of the safetensors files that hold the weights. Raises ModelFilesError when there are none."""
     if (folder / INDEX).is_file():
         named = read_json(folder / INDEX).get("weight_map")
-        if not isinstance(named, dict) or not named:
+        if not isinstance(named, dict) or not named or not all(isinstance(f, str) for f in named.values()):
             raise ModelFilesError(folder, f"{INDEX} has no weight_map")
         return sorted(set(named.values()))
     if (folder / SINGLE).is_file():
@@ -57,7 +57,7 @@ def _check_weights(folder: Path, name: str) -> None:
     except FileNotFoundError as error:
         raise ModelFilesError(folder, f"{name} is missing, which {INDEX} names") from error
     except (OSError, ValueError) as error:
-        raise ModelFilesError(folder, f"{name} is damaged: {error}") from error
+        raise ModelFilesError(folder, f"{name} is damaged: {error}: copy it again") from error
     if size != wanted:
         raise ModelFilesError(folder, f"{name} has {size} bytes of {wanted}: copy it again")
 
@@ -71,9 +71,9 @@ def _promised_size(length: bytes, handle: Any) -> int:
         raise ValueError("it is no safetensors file")
     try:
         header = json.loads(handle.read(header_bytes))
-    except ValueError as error:
-        raise ValueError("its header is cut off or no JSON") from error
-    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError("its header is cut off or no table of tensors") from error
     return int(8 + header_bytes + max(ends, default=0))
 
 

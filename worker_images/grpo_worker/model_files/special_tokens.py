@@ -29,7 +29,7 @@ def special_tokens(
     SGLang generate. Rows are filled up with the first pad token of tokenizer, generation_config.json and
     config.json, else with the first end token.
 
-    Raises ValueError when no token ends an answer, or when a token is outside of the vocabulary.
+    Raises ValueError when no token ends an answer, or when such a token is outside of the vocabulary.
     """
     named = [*(_ids(source.get("eos_token_id")) for source in (generation, config, tokenizer)), tuple(more)]
     end = tuple(dict.fromkeys(token for tokens in named for token in tokens))
@@ -38,13 +38,15 @@ def special_tokens(
             "generation_config.json, config.json and tokenizer_config.json name no token that ends an answer "
             "(eos_token_id): set algorithm.stopTokenIds"
         )
-    pads = (token for source in (tokenizer, generation, config) for token in _ids(source.get("pad_token_id")))
-    pad = next((token for token in pads if token >= 0), end[0])
     size = int(config["vocab_size"])
-    for name, token in (*(("eos_token_id", token) for token in end), ("pad_token_id", pad)):
+    for token in end:
         if not 0 <= token < size:
-            raise ValueError(f"{name}={token} is outside of the vocabulary of {size} tokens (vocab_size)")
-    return SpecialTokens(end, pad)
+            raise ValueError(
+                f"eos_token_id={token} is outside of the vocabulary of {size} tokens (vocab_size): correct "
+                "it in generation_config.json, config.json, the tokenizer's files or algorithm.stopTokenIds"
+            )
+    pads = (token for source in (tokenizer, generation, config) for token in _ids(source.get("pad_token_id")))
+    return SpecialTokens(end, next((token for token in pads if 0 <= token < size), end[0]))
 
 
 def _ids(value: Any) -> tuple[int, ...]:

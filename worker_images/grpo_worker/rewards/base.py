@@ -13,11 +13,16 @@ class RewardError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One answer, with what it is judged by."""
+    """One answer, with what it is judged by.
+
+    ``ids``: the answer's tokens. ``step``: how many steps the weights had been trained for.
+    """
 
     index: int
     answer: str
     record: Record
+    ids: tuple[int, ...] = ()
+    step: int = 0
 
     def wire(self) -> dict[str, Any]:
         """Arguments of a verifier, named as in verl."""
@@ -30,8 +35,13 @@ class Item:
         }
 
     def request(self) -> dict[str, Any]:
-        """Arguments of a function in any form: what forms beside verl's need as well."""
-        return self.wire() | {"prompt": self.record.prompt, "columns": self.record.columns}
+        """What a function in any form can be called with; its process is sent the fields that it needs."""
+        return self.wire() | {
+            "prompt": self.record.prompt,
+            "columns": self.record.columns,
+            "completion_ids": self.ids,
+            "step": self.step,
+        }
 
 
 class Verifier(Protocol):
@@ -40,7 +50,13 @@ class Verifier(Protocol):
     failures: int
 
     def check(self, item: Item) -> None:
-        """Judge one answer before the job starts. Raises RewardError for whatever goes wrong."""
+        """Judge one answer before the job starts.
+
+        Raises RewardError for whatever goes wrong, but ConnectionError for a server that is not up yet.
+        """
 
     def score(self, items: Sequence[Item]) -> list[float]:
-        """One reward an item, in order. Raises RewardError when the step must not go on."""
+        """One reward an item, in order.
+
+        Raises RewardError when the step must not go on, ConnectionError when a server has gone.
+        """

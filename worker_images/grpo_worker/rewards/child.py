@@ -14,7 +14,8 @@ from typing import Any, TextIO
 
 from grpo_worker.data.entry_point import blame, load_function
 from grpo_worker.rewards.builtin import GroundTruthError
-from grpo_worker.rewards.call_shapes import Request, Shape, arguments, shape_of
+from grpo_worker.rewards.call_forms import Request, arguments, fields_of, form_of
+from grpo_worker.rewards.hidden import hide_memory
 from grpo_worker.rewards.returned import score_of
 
 
@@ -29,21 +30,24 @@ class Program:
 
 
 class Judge:
-    """A function with the form it is called in."""
+    """A function with the form it is called in. Raises ValueError when it fits no form."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         code = getattr(inspect.unwrap(function), "__code__", None)
         self._source = code.co_filename if code else ""
         self._line = f"{Path(self._source).name}:{code.co_firstlineno}: " if code else ""
-        self._shape: Shape | None = None
+        try:
+            self._form = form_of(function)
+        except TypeError as error:
+            raise ValueError(f"{self._line}{error}") from error
+        self.fields = fields_of(function, self._form)
         self._runner = asyncio.Runner()  # one loop for all calls: clients that functions keep belong to it
 
     def __call__(self, request: Request) -> dict[str, Any]:
         """Score one answer, or say what went wrong, in which file and line."""
         try:
-            self._shape = self._shape or shape_of(self._function)
-            given = arguments(self._function, self._shape, request)
+            given = arguments(self._function, self._form, request)
         except TypeError as error:
             return {"error": f"{self._line}{error}"}
         try:
@@ -57,7 +61,7 @@ class Judge:
         except Exception as error:  # whatever a user's function raises
             return {"error": blame(error, self._source)}
         try:
-            score, metrics = score_of(found, self._shape.batch)
+            score, metrics = score_of(found, self._form.batch)
         except Exception as error:  # reading a user's object may raise anything
             return {"error": f"{self._line}{error}"}
         return {"score": score, "metrics": metrics}
@@ -68,9 +72,13 @@ async def _wait(found: Any) -> Any:
 
 
 def main() -> None:
-    """Limit memory, load the function, then answer line by line until the pipe closes."""
+    """Limit memory, load the function, then answer line by line until the pipe closes.
+
+    The first line says which fields of a request the function needs, or why it cannot be called.
+    """
     program = Program(**json.loads(sys.argv[1]))
     requests, answers = _pipes()
+    hide_memory()
     limit = program.memory_megabytes * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -80,7 +88,7 @@ def main() -> None:
         prefix = f"{program.field}={program.function}: "  # the caller names the field itself
         _write(answers, {"error": str(error).removeprefix(prefix)})
         return
-    _write(answers, {})
+    _write(answers, {"fields": judge.fields})
     for line in requests:
         asked = json.loads(line)
         _write(answers, judge(asked["request"]) | {"id": asked["id"]})

@@ -7,9 +7,12 @@ from grpo_operator.api.data import RewardSpec
 from grpo_worker.rewards.base import Item, RewardError
 from grpo_worker.rewards.builtin import BUILTIN
 from grpo_worker.rewards.child import Program
+from grpo_worker.rewards.process import DeadError, Outcome
 from grpo_worker.rewards.sandbox import Sandbox
 
 log = logging.getLogger(__name__)
+# Seconds before each further try to start a process: a full node or a slow filesystem may recover.
+START_PAUSES = (1.0, 5.0, 30.0)
 
 
 class FunctionVerifier:
@@ -28,12 +31,13 @@ class FunctionVerifier:
         self.failures = 0
 
     def check(self, item: Item) -> None:
-        problem = self._sandbox.call([item.request()])[0].problem
+        # A function that cannot be loaded is named at once: whoever applied the job is still looking.
+        problem = self._call([item], pauses=())[0].problem
         if problem:
             raise RewardError(f"{self._name}: {problem}")
 
     def score(self, items: Sequence[Item]) -> list[float]:
-        outcomes = self._sandbox.call([item.request() for item in items])
+        outcomes = self._call(items, START_PAUSES)
         failed = [outcome.problem for outcome in outcomes if outcome.problem]
         self.failures += len(failed)
         if failed and self._stops:
@@ -43,3 +47,10 @@ class FunctionVerifier:
                 "%s: %d of %d answers get 0, the first: %s", self._name, len(failed), len(items), failed[0]
             )
         return [outcome.value for outcome in outcomes]
+
+    def _call(self, items: Sequence[Item], pauses: Sequence[float]) -> list[Outcome]:
+        """Raises RewardError when no process starts: then it is not the answers that failed."""
+        try:
+            return self._sandbox.call([item.request() for item in items], pauses)
+        except DeadError as error:
+            raise RewardError(f"{self._name}: {error}") from error

@@ -26,10 +26,12 @@ class RewardManager:
     def check(self) -> None:
         """Judge the first row's ground truth as if it were an answer, before anything costly starts.
 
-        Raises RewardError when that fails, whatever ``onFailure`` says of later failures.
+        Raises RewardError when that fails, whatever ``onFailure`` says of later failures, and
+        ConnectionError while a reward server is not up yet.
         """
         record = self._task.record(0)
-        self._verifier.check(Item(0, _text(record.ground_truth), record))
+        answer = _text(record.ground_truth)
+        self._verifier.check(Item(0, answer, record, tuple(self._tokenizer.encode(answer))))
 
     def score(self, samples: Sequence[Sample]) -> list[float]:
         """One reward a sample, in order."""
@@ -37,7 +39,8 @@ class RewardManager:
 
     def _item(self, sample: Sample) -> Item:
         answer = self._tokenizer.decode(list(sample.ids)).strip()
-        return Item(sample.prompt_index, answer, self._task.record(sample.prompt_index))
+        record = self._task.record(sample.prompt_index)
+        return Item(sample.prompt_index, answer, record, sample.ids, sample.version)
 
 
 def _text(ground_truth: Any) -> str:

@@ -36,6 +36,10 @@ class DeadError(RuntimeError):
     """The process is of no more use."""
 
 
+class LateError(DeadError):
+    """The process did not read or answer in time."""
+
+
 class RewardProcess:
     """A running function. Raises DeadError when it does not start."""
 
@@ -46,32 +50,45 @@ class RewardProcess:
         self._process = _started(program)
         try:
             hello = self._answer(program.timeout_seconds * START_FACTOR)
-        except DeadError as error:
+        except LateError as error:
             self.end()
             raise DeadError(
                 f"the reward process did not start: {error} (an import may take {START_FACTOR} times "
                 f"spec.reward.timeoutSeconds={program.timeout_seconds:g})"
             ) from error
+        except DeadError as error:
+            self.end()
+            raise DeadError(f"the reward process did not start: {error}") from error
         if "error" in hello:
             self.end()
             raise DeadError(str(hello["error"]))
+        self._fields = frozenset(hello.get("fields", ()))
 
     def ask(self, request: dict[str, Any]) -> Outcome:
         """Judge one answer. Raises DeadError when the process cannot judge another one."""
-        assert self._process.stdin is not None
         self._asked += 1
-        line = json.dumps({"id": self._asked, "request": request}, default=str)
-        try:
-            self._process.stdin.write(line.encode() + b"\n")
-            self._process.stdin.flush()
-        except OSError as error:
-            raise DeadError(f"the process is gone: {error}") from error
+        needed = {name: value for name, value in request.items() if name in self._fields}
+        line = json.dumps({"id": self._asked, "request": needed}, default=str)
+        self._send(line.encode() + b"\n")
         answer = self._answer(self._timeout)
         if answer.get("id") != self._asked:
             raise DeadError(f"the function wrote into the process's own pipe: {answer!r:.200}")
         if "error" in answer:
             return Outcome(0.0, str(answer["error"]))
         return Outcome(float(answer["score"]), metrics=answer["metrics"])
+
+    def _send(self, data: bytes) -> None:
+        """Write as the process reads: one that is stopped never empties a full pipe."""
+        assert self._process.stdin is not None
+        pipe, left = self._process.stdin.fileno(), memoryview(data)
+        deadline = time.monotonic() + self._timeout
+        while left:
+            if not _ready(pipe, select.POLLOUT, deadline):
+                raise LateError(f"the process read no request within {self._timeout:g} s")
+            try:
+                left = left[os.write(pipe, left) :]
+            except OSError as error:
+                raise DeadError(f"the process is gone: {error}") from error
 
     def _answer(self, seconds: float) -> dict[str, Any]:
         line = self._line(time.monotonic() + seconds, seconds)
@@ -87,9 +104,8 @@ class RewardProcess:
         assert self._process.stdout is not None
         pipe = self._process.stdout.fileno()
         while b"\n" not in self._buffer:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([pipe], [], [], left)[0]:
-                raise DeadError(f"no answer within {seconds:g} s")
+            if not _ready(pipe, select.POLLIN, deadline):
+                raise LateError(f"no answer within {seconds:g} s")
             data = os.read(pipe, 65536)
             if not data:
                 raise DeadError(f"the process died with exit code {self._process.wait()}")
@@ -109,19 +125,30 @@ class RewardProcess:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with contextlib.suppress(OSError):  # what is still in the buffer goes nowhere
-                    pipe.close()
+                pipe.close()
 
 
 def _started(program: Program) -> subprocess.Popen[bytes]:
     environment = {key: os.environ[key] for key in _ENVIRONMENT if key in os.environ}
     try:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "grpo_worker.rewards.child", json.dumps(asdict(program))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            bufsize=0,
             env=environment | {"PYTHONUNBUFFERED": "1"},
             start_new_session=True,  # so that what it starts ends with it
         )
     except OSError as error:  # no memory, or too many processes
         raise DeadError(f"the reward process did not start: {error}") from error
+    assert process.stdin is not None
+    os.set_blocking(process.stdin.fileno(), False)
+    return process
+
+
+def _ready(pipe: int, event: int, deadline: float) -> bool:
+    """Wait for a pipe. By poll: select refuses descriptors above 1023, which many workers reach."""
+    poll = select.poll()
+    poll.register(pipe, event)
+    left = deadline - time.monotonic()
+    return left > 0 and bool(poll.poll(left * 1000))

@@ -30,7 +30,9 @@ def _only(found: Any) -> Any:
         raise TypeError(f"returned {_shown(found)} for one completion: {_WANTED_LIST}")
     if values[0] is None:
         # TRL lets another function judge such a row; here is no other.
-        raise ValueError("returned [None]: no other function judges the row")
+        raise ValueError(
+            "returned [None], but no other function judges the row: return a number, such as [0.0]"
+        )
     return values[0]
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,16 +23,25 @@ class Sandbox:
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="reward")
         self._idle: deque[RewardProcess] = deque()
 
-    def call(self, requests: Sequence[dict[str, Any]]) -> list[Outcome]:
-        """Judge all, in order. What the processes cannot judge is an Outcome with a problem."""
+    def call(self, requests: Sequence[dict[str, Any]], pauses: Sequence[float] = ()) -> list[Outcome]:
+        """Judge all, in order. What a process cannot judge is an Outcome with a problem.
+
+        ``pauses``: seconds to wait before each further try when no process starts. Raises DeadError when
+        none starts after all of them.
+        """
         work = _Work(requests)
+        left_pauses = deque(pauses)
         while work.todo:
             left = len(work.todo)
             threads = [self._threads.submit(self._judge, work) for _ in range(min(self._workers, left))]
             for thread in threads:
                 thread.result()
-            if len(work.todo) == left:  # no process starts: another try would fail like this one
-                work.give_up()
+            if len(work.todo) < left:
+                left_pauses = deque(pauses)
+            elif left_pauses:
+                time.sleep(left_pauses.popleft())
+            else:
+                raise DeadError(work.problem)
         return [work.done[number] for number in range(len(requests))]
 
     def _judge(self, work: "_Work") -> None:
@@ -69,8 +79,3 @@ class _Work:
         self.todo = deque(enumerate(requests))
         self.done: dict[int, Outcome] = {}
         self.problem = ""
-
-    def give_up(self) -> None:
-        """End what is left with the last start's problem."""
-        self.done |= {number: Outcome(0.0, self.problem) for number, _ in self.todo}
-        self.todo.clear()

@@ -14,22 +14,35 @@ from grpo_worker.rewards.base import Item, RewardError
 log = logging.getLogger(__name__)
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 5.0
+# Bad gateway, unavailable, gateway time-out: what a proxy answers while no server stands behind it.
+_AWAY = frozenset({502, 503, 504})
 
 
 class HttpVerifier:
-    """A server. What it does not answer is asked again until its troubles have lasted ``timeoutSeconds``."""
+    """A server. What it does not answer is asked again until its troubles have lasted ``timeoutSeconds``.
+
+    Raises ValueError for a URL that is none.
+    """
 
     def __init__(self, spec: RewardSpec) -> None:
         assert spec.url is not None
-        self._url = spec.url
+        self._name = f"spec.reward.url={spec.url}"
+        try:
+            self._url = httpx.URL(spec.url)
+        except httpx.InvalidURL as error:
+            raise ValueError(f"{self._name}: {error}: give http://host:port/path") from error
         self._patience = float(spec.timeout_seconds)
         self._client = httpx.Client(timeout=spec.timeout_seconds)
         self.failures = 0
 
     def check(self, item: Item) -> None:
-        self.score([item])
+        """Raise ConnectionError at once while the server is away: who started it waits, and says so."""
+        self._judge([item], waits=False)
 
     def score(self, items: Sequence[Item]) -> list[float]:
+        return self._judge(items, waits=True)
+
+    def _judge(self, items: Sequence[Item], waits: bool) -> list[float]:
         body = {"items": [item.wire() for item in items]}
         pause = _FIRST_PAUSE
         deadline = math.inf  # set by the first failure: a slow answer before it is no trouble
@@ -39,17 +52,34 @@ class HttpVerifier:
                 response.raise_for_status()
                 return _scores(response.json(), len(items))
             except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-                problem = repr(error)
+                problem = error
             self.failures += 1
+            away = _is_away(problem)
             deadline = min(deadline, time.monotonic() + self._patience)
-            if time.monotonic() + pause > deadline:
-                raise RewardError(
-                    f"spec.reward.url={self._url}: {problem}, for spec.reward.timeoutSeconds="
-                    f"{self._patience:g} s"
-                )
-            log.warning("spec.reward.url=%s: %s, asking again in %g s", self._url, problem, pause)
+            if time.monotonic() + pause > deadline or (away and not waits):
+                raise self._gone(problem) if away else self._wrong(problem)
+            log.warning("%s: %r, asking again in %g s", self._name, problem, pause)
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _gone(self, problem: Exception) -> ConnectionError:
+        remedy = "start the server, or correct the address"
+        if isinstance(problem, httpx.TimeoutException):
+            remedy = f"speed the server up, or raise spec.reward.timeoutSeconds={self._patience:g}"
+        return ConnectionError(f"{self._name}: {problem!r}: {remedy}")
+
+    def _wrong(self, problem: Exception) -> RewardError:
+        return RewardError(
+            f"{self._name}: {problem!r}, for spec.reward.timeoutSeconds={self._patience:g} s: answer with "
+            "{scores: [...]}, one finite number for each item"
+        )
+
+
+def _is_away(problem: Exception) -> bool:
+    """Is the server not there, rather than wrong?"""
+    if isinstance(problem, httpx.HTTPStatusError):
+        return problem.response.status_code in _AWAY
+    return isinstance(problem, httpx.TransportError)
 
 
 def _scores(answer: dict[str, Any], count: int) -> list[float]:

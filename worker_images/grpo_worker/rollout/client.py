@@ -18,7 +18,7 @@ from grpo_worker.rollout.sampling import Sample, UnfitEngineError, sampling_seed
 log = logging.getLogger(__name__)
 ENGINE_PORT = 30000
 _REFUSED = (400, 422)
-REFUSALS = 3  # of one request, after which it is certain that no engine takes it
+REFUSALS = 3  # of one request, by as many engines or by all that serve: no other takes it either
 LEASE_SECONDS = 1.0  # how long a request that was given up may still wait for an engine
 
 
@@ -72,27 +72,31 @@ class RolloutClient:
 
     def _group(self, prompt: Prompt, version: int, cancelled: threading.Event) -> list[Sample]:
         deadline = time.monotonic() + self._timeout
-        refusals = 0
+        refused: list[str] = []  # names of engines
         with self._watch.waiting():
             while not cancelled.is_set():
                 try:
-                    with self._table.lease(version, LEASE_SECONDS, self._partial) as engine:
+                    with self._table.lease(version, LEASE_SECONDS, self._partial, refused) as engine:
                         found = self._on(engine, prompt, version)
                 except TimeoutError as error:
-                    self._watch.problem(str(error))
+                    self._watch.problem(str(error), unless_known=True)
                     if time.monotonic() > deadline:
                         raise
                     continue
                 except RequestRefusedError as error:
-                    refusals += 1
+                    refused.append(engine.name)
                     self._watch.problem(str(error))
-                    if refusals == REFUSALS:
-                        raise UnfitEngineError(f"{error} ({refusals} times)") from error
+                    if len(refused) >= REFUSALS and self._all_refuse(refused, version):
+                        raise UnfitEngineError(f"{error} ({len(refused)} times)") from error
                     continue
                 if found is not None:
                     self._watch.accepted()
                     return found
         raise CancelledError
+
+    def _all_refuse(self, refused: list[str], version: int) -> bool:
+        """Does no engine that serves the version lack among those that refused?"""
+        return len(set(refused)) >= REFUSALS or {e.name for e in self._table.serving(version)} <= set(refused)
 
     def _on(self, engine: EngineEntry, prompt: Prompt, version: int) -> list[Sample] | None:
         """Samples of one engine; None when it failed. Raises RequestRefusedError."""

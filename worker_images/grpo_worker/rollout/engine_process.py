@@ -5,6 +5,7 @@ process of a container do that: the server would stay, and answer nothing. So it
 which collects what it leaves behind, and reports its last error to kubelet.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -26,7 +27,7 @@ def main() -> None:
     """Run the command to its end, and end with its exit code."""
     process = subprocess.Popen(sys.argv[1:], stderr=subprocess.PIPE)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _frame: process.send_signal(received))
+        signal.signal(number, lambda received, _frame: _pass_on(process.pid, received))
     tail: deque[str] = deque(maxlen=_KEPT)
     assert process.stderr is not None
     reader = threading.Thread(target=_forward, args=(process.stderr, tail), daemon=True)
@@ -36,6 +37,12 @@ def main() -> None:
     if code:
         report(tail)
     sys.exit(code if code >= 0 else 128 - code)
+
+
+def _pass_on(pid: int, received: int) -> None:
+    """Send a signal without collecting the child, which is left to ``_await``."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, received)
 
 
 def report(tail: Iterator[str] | deque[str], file: Path = TERMINATION_LOG) -> None:

@@ -1,7 +1,7 @@
 """Which engine gets the next request (pure apart from its lock)."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -73,15 +73,21 @@ class EngineTable:
             return self._lock.wait_for(lambda: len(self._serving(version)) >= count, timeout)
 
     @contextmanager
-    def lease(self, version: int, timeout: float, newer: bool = False) -> Iterator[EngineEntry]:
-        """The least loaded engine that serves ``version``, or with ``newer`` a later one.
+    def lease(
+        self, version: int, timeout: float, newer: bool = False, avoid: Collection[str] = ()
+    ) -> Iterator[EngineEntry]:
+        """The least loaded engine that serves ``version``, or with ``newer`` a later one; none of ``avoid``
+        while there is another.
 
         Raises TimeoutError when none serves it within ``timeout`` seconds.
         """
         with self._lock:
             if not self._lock.wait_for(lambda: self._serving(version, newer), timeout):
                 raise TimeoutError(f"no engine serves version {version} after {timeout:.0f} s")
-            entry = min(self._serving(version, newer), key=lambda e: (self._load.get(e.name, 0), e.name))
+            entry = min(
+                self._serving(version, newer),
+                key=lambda e: (e.name in avoid, self._load.get(e.name, 0), e.name),
+            )
             self._load[entry.name] = self._load.get(entry.name, 0) + 1
         try:
             yield entry

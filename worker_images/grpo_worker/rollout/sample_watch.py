@@ -29,10 +29,11 @@ class SampleWatch:
             with self._lock:
                 self._waiting -= 1
 
-    def problem(self, text: str) -> None:
-        """Note why an attempt at a group failed."""
+    def problem(self, text: str, unless_known: bool = False) -> None:
+        """Note why an attempt at a group failed. ``unless_known``: an earlier reason says more."""
         with self._lock:
-            self._problem = text
+            if not (unless_known and self._problem):
+                self._problem = text
 
     def accepted(self) -> None:
         """A group has come."""

@@ -1,8 +1,8 @@
 """SGLang plugin: ``min_p`` beside seeds.
 
 SGLang 0.5.23 ends its scheduler when a request has both. Seeded sampling takes the largest sum of a
-log-probability and noise, for which probabilities need not add up to one: the tokens that ``min_p`` leaves out
-can be set to zero beforehand.
+log-probability and noise, for which probabilities need not add up to one: what ``min_p`` leaves out can be
+set to zero beforehand.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,8 @@ def _min_p_first(
 ) -> Any:
     """Apply ``min_p`` before top-k and top-p, which keep the same tokens then.
 
-    probs: [batch, vocab]. All three leave out the least likely tokens, so the order does not matter.
+    probs: [batch, vocab]. All three leave out the least likely tokens, and nothing is normalised in between,
+    so the order does not matter.
     """
     if need_min_p_sampling and sampling_seed is not None:
         least = probs.max(dim=-1, keepdim=True).values * min_ps.view(-1, 1)

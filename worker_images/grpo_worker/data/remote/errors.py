@@ -1,28 +1,34 @@
-"""Why a file could not be fetched, and whether another try can help."""
+"""Why a file could not be fetched, and whether another attempt can help."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_PASSING = frozenset({408, 425, 429})  # 4xx that mean: later
+import httpx
+
+_LATER = frozenset({408, 425, 429})  # 4xx that ask for another attempt
+_BAD_ADDRESS = (httpx.InvalidURL, httpx.UnsupportedProtocol)
+# By name: the drivers that raise them need not be installed.
+_NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"})
 
 
-class RefusedError(ValueError):
-    """Another try gives the same answer: somebody must change something."""
+class PermanentFetchError(ValueError):
+    """The fetch cannot succeed until somebody changes something."""
 
 
-class InterruptedFetchError(ConnectionError):
-    """Another try may succeed."""
+class TransientFetchError(ConnectionError):
+    """Another attempt may succeed."""
 
 
 @contextmanager
 def translated(token: str | None) -> Iterator[None]:
-    """Turn what client libraries raise into one of the two errors of this module.
+    """Turn what client libraries raise into one of the errors of this module.
 
     ``token``: what the request was made with.
     """
     try:
         yield
-    except (RefusedError, InterruptedFetchError):
+    except (PermanentFetchError, TransientFetchError):
         raise
     except Exception as error:  # each library has its own; those of object stores may not be installed
         raise _translate(error, token) from error
@@ -31,15 +37,23 @@ def translated(token: str | None) -> Iterator[None]:
 def _translate(error: Exception, token: str | None) -> Exception:
     status = _status(error)
     if status in (401, 403) or isinstance(error, PermissionError):
-        return RefusedError(f"{status or 'access denied'}: {_access(token)}")
+        return PermanentFetchError(f"{status or 'access denied'}: {_access(token)}")
     if status == 404 or (status is None and isinstance(error, FileNotFoundError) and not error.__cause__):
-        return RefusedError("there is no such file or directory: correct uri")
+        return PermanentFetchError("there is no such file or directory: correct uri")
     text = " ".join(str(error).split())[:200] or type(error).__name__
-    if status is not None and 400 <= status < 500 and status not in _PASSING:
-        return RefusedError(f"{text}: correct uri")
+    if status is not None and 400 <= status < 500 and status not in _LATER:
+        return PermanentFetchError(f"{text}: correct uri")
+    if type(error).__name__ in _NO_CREDENTIALS:
+        return PermanentFetchError(
+            f"{text}: give the init container fetch credentials for it, in spec.controller.podTemplate"
+        )
+    if isinstance(error, _BAD_ADDRESS):
+        return PermanentFetchError(f"{text}: correct uri or endpoint")
+    if isinstance(error, json.JSONDecodeError):  # a ValueError, but one that a proxy may cause once
+        return TransientFetchError(f"the answer is no JSON ({text})")
     if isinstance(error, ImportError | ValueError | TypeError):
-        return RefusedError(text)
-    return InterruptedFetchError(text if status is None else f"status {status}")
+        return PermanentFetchError(text)
+    return TransientFetchError(text if status is None else f"status {status}")
 
 
 def _status(error: BaseException | None) -> int | None:

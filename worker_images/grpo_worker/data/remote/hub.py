@@ -7,8 +7,8 @@ from functools import cached_property
 from huggingface_hub import HfApi, hf_hub_url
 from huggingface_hub.hf_api import RepoFile
 
-from grpo_worker.data.remote.errors import RefusedError, translated
-from grpo_worker.data.remote.source import RemoteFile
+from grpo_worker.data.remote.errors import PermanentFetchError, translated
+from grpo_worker.data.remote.remote_file import RemoteFile
 from grpo_worker.data.remote.web import stream
 
 _URI = re.compile(r"hf://(?P<datasets>datasets/)?(?P<name>[^/@]+/[^/@]+)(@(?P<revision>.+))?")
@@ -20,7 +20,7 @@ class HubSource:
     def __init__(self, uri: str, endpoint: str | None, token: str | None, commit: str | None = None) -> None:
         found = _URI.fullmatch(uri)
         if found is None:
-            raise RefusedError("write hf://ORG/NAME[@REVISION] or hf://datasets/ORG/NAME[@REVISION]")
+            raise PermanentFetchError("write hf://ORG/NAME[@REVISION] or hf://datasets/ORG/NAME[@REVISION]")
         self._endpoint, self._token = endpoint, token
         self._name, self._wanted = found["name"], found["revision"]
         self._type = "dataset" if found["datasets"] else "model"

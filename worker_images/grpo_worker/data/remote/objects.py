@@ -8,23 +8,23 @@ from urllib.parse import urlsplit
 import fsspec
 from fsspec.registry import known_implementations
 
-from grpo_worker.data.remote.errors import RefusedError, translated
-from grpo_worker.data.remote.source import RemoteFile
+from grpo_worker.data.remote.errors import PermanentFetchError, translated
+from grpo_worker.data.remote.remote_file import RemoteFile
 
 _CHUNK = 16 << 20  # bytes of one request
 
 
 def object_store(uri: str) -> "ObjectSource":
-    """The source of ``uri``; the driver finds credentials by itself. Raises RefusedError."""
+    """The source of ``uri``; the driver finds credentials by itself. Raises PermanentFetchError."""
     scheme = urlsplit(uri).scheme
     try:
         with translated(None):
             files, path = fsspec.core.url_to_fs(uri)
-    except RefusedError as error:
+    except PermanentFetchError as error:
         if not isinstance(error.__cause__, ImportError):
             raise
         driver = known_implementations[scheme]["class"].partition(".")[0]
-        raise RefusedError(
+        raise PermanentFetchError(
             f"the image has no driver for {scheme}://: add the Python package {driver} to spec.image"
         ) from error
     return ObjectSource(files, path)
@@ -42,7 +42,7 @@ class ObjectSource:
         with translated(None):
             found = self._files.find(self._path, detail=True)
         if not found:
-            raise RefusedError("there is no such file or directory: correct uri")
+            raise PermanentFetchError("there is no such file or directory: correct uri")
         return [self._file(name, info) for name, info in sorted(found.items()) if not name.endswith("/")]
 
     def read(self, file: RemoteFile, offset: int) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Files of a web server: one, or what fsspec finds in the links of a directory's page."""
+"""Files of a web server: one, or all that the pages of a directory link to."""
 
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -8,8 +8,8 @@ import aiohttp
 import fsspec
 import httpx
 
-from grpo_worker.data.remote.errors import RefusedError, translated
-from grpo_worker.data.remote.source import RemoteFile
+from grpo_worker.data.remote.errors import PermanentFetchError, translated
+from grpo_worker.data.remote.remote_file import RemoteFile
 
 # Bounds waiting for the next bytes, however long a file takes.
 _SILENCE_SECONDS = 60.0
@@ -28,7 +28,7 @@ class WebSource:
         with translated(self._token):
             found = self._listed() if self._uri.endswith("/") else [self._uri]
             if not found:
-                raise RefusedError("the page has no link to a file below it: correct uri")
+                raise PermanentFetchError("the page has no link to a file below it: correct uri")
             return [self._file(address) for address in found]
 
     def read(self, file: RemoteFile, offset: int) -> Iterator[bytes]:
@@ -38,8 +38,21 @@ class WebSource:
         silence = aiohttp.ClientTimeout(total=None, sock_connect=_SILENCE_SECONDS, sock_read=_SILENCE_SECONDS)
         client = {"headers": _headers(self._token), "timeout": silence, "trust_env": True}
         files = fsspec.filesystem("http", client_kwargs=client, skip_instance_cache=True)
-        files.ls(self._uri)  # says what is wrong, where find() returns nothing
-        return sorted(set(files.find(self._uri)))
+        pages, found, seen = [self._uri], set[str](), {self._uri}
+        # Not find(): it leaves out the directories that it cannot read.
+        while pages:
+            new = {address for address in files.ls(pages.pop(), detail=False) if self._is_below(address)}
+            pages += [address for address in new - seen if address.endswith("/")]
+            found |= {address for address in new if not address.endswith("/")}
+            seen |= new
+        return sorted(found)
+
+    def _is_below(self, address: str) -> bool:
+        """Is it a file or directory below the URI? Pages also link to themselves, sorted otherwise."""
+        parts = urlsplit(address)
+        if parts.query or parts.fragment or {".", ".."} & set(parts.path.split("/")):
+            return False
+        return address.startswith(self._uri)
 
     def _file(self, address: str) -> RemoteFile:
         own = unquote(urlsplit(address).path)
@@ -58,7 +71,7 @@ class WebSource:
 def stream(address: str, token: str | None, offset: int) -> Iterator[bytes]:
     """The bytes of a URL from ``offset`` on.
 
-    Raises RefusedError or InterruptedFetchError.
+    Raises PermanentFetchError or TransientFetchError.
     """
     headers = _headers(token) | ({"range": f"bytes={offset}-"} if offset else {})
     with (

@@ -21,7 +21,7 @@ print({mark!r} + _json.dumps(_result(*_arguments)))
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One test. ``epilogue``: code that follows the program. ``accepts``: is its output right?"""
+    """One test. ``epilogue``: code that runs after the program. ``accepts``: is the output right?"""
 
     epilogue: str
     stdin: str
@@ -79,9 +79,21 @@ def _call(name: str, given: Any, wanted: Any) -> Case:
 
     def accepts(output: str) -> bool:
         # Data sets have the result as it is or as the only one of a list.
-        return mark in output and _loaded(output.rpartition(mark)[2]) in (expected, *_only(expected))
+        found = _loaded(output.rpartition(mark)[2])
+        return mark in output and any(_equal(found, value) for value in (expected, *_only(expected)))
 
-    return Case("\n" + _CALL.format(name=name, mark=mark), stdin, accepts)
+    return Case(_CALL.format(name=name, mark=mark), stdin, accepts)
+
+
+def _equal(found: Any, wanted: Any) -> bool:
+    """Compare JSON. Numbers with a fraction need only be near, as in what programs print."""
+    if isinstance(found, list) and isinstance(wanted, list):
+        return len(found) == len(wanted) and all(map(_equal, found, wanted))
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        return found.keys() == wanted.keys() and all(_equal(found[key], wanted[key]) for key in wanted)
+    if isinstance(found, int | float) and isinstance(wanted, int | float) and found != wanted:
+        return isinstance(found + wanted, float) and _near(str(found), str(wanted))
+    return bool(found == wanted)
 
 
 def _loaded(text: str) -> Any:
@@ -98,4 +110,4 @@ def _only(expected: Any) -> list[Any]:
 def _assertion(text: str) -> Case:
     # A program that ends before the assertion does not print the mark.
     mark = secrets.token_hex(8)
-    return Case(f"\n{text}\nprint({mark!r})\n", "", lambda output: output.rstrip().endswith(mark))
+    return Case(f"{text}\nprint({mark!r})\n", "", lambda output: output.rstrip().endswith(mark))

@@ -6,12 +6,15 @@ from typing import Any
 from grpo_worker.rewards.builtin import GroundTruthError
 
 _LETTER = re.compile(r"\W*([A-Za-z])\W*")
-# Each wants more than the next one; the last match in the text counts.
+_STYLE = r"(?:\\(?:text|textbf|mathrm|mathbf)\{)?\s*"
+_LONE = rf"[\s*$]*{_STYLE}(?:\\?\(\s*{_STYLE}([A-Za-z])\}}?\s*\\?\)|([A-Z])(?![\w']))"
+# In order of trust; the last match in the text counts.
 _CHOICES = (
-    re.compile(r"\\boxed\{\s*(?:\\(?:text|textbf|mathrm|mathbf)\{)?\s*\(?([A-Za-z])\)?[\s.}]"),
-    re.compile(r"(?i:answer)(?:\s+is)?[\s:*]*(?:\(([A-Za-z])\)|([A-Z])(?![\w']))"),
-    re.compile(r"\(([A-Za-z])\)[\s.*]*\Z"),
-    re.compile(r"(?:\A|\n)[\s*]*([A-Z])(?:[\s.*]*|[).:][^\n]*)\Z"),
+    re.compile(rf"\\boxed\{{\s*{_STYLE}\(?([A-Za-z])\)?[\s.}}]"),
+    re.compile(rf"(?:\A|\n){_LONE}[\s.*$}}]*\Z"),
+    re.compile(rf"(?i:answer)[\s*]*(?i:is\b|:)[\s:*]*(?i:(?:option|choice)\s)?{_LONE}"),
+    re.compile(r"\(([A-Za-z])\)[\s.*$]*\Z"),
+    re.compile(r"(?:\A|\n)[\s*]*([A-Z])[).:][^\n]*\Z"),
 )
 
 

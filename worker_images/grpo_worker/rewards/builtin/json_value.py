@@ -6,6 +6,8 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 from jsonschema.validators import validator_for
+from referencing import Registry
+from referencing.exceptions import Unresolvable
 
 from grpo_worker.rewards.builtin import GroundTruthError
 from grpo_worker.rewards.builtin.fenced import last_block
@@ -18,6 +20,8 @@ _REMARKS = frozenset(
         "format",
     }
 )  # fmt: skip
+# Only the drafts of JSON Schema: without a registry of its own, a validator fetches what a $ref names.
+_REGISTRY: Registry[Any] = Registry()
 _DEMANDS = frozenset(Draft202012Validator.VALIDATORS) - _REMARKS
 
 
@@ -34,7 +38,12 @@ def compute_score(solution_str: str, ground_truth: Any, timeout_seconds: float) 
             answer = json.loads(candidate or "")
         except (ValueError, RecursionError):  # RecursionError: nested without end
             continue
-        return float(validator.is_valid(answer))
+        try:
+            return float(validator.is_valid(answer))
+        except Unresolvable as error:
+            raise GroundTruthError(
+                f"ground_truth: $ref={error.ref!r:.200} does not resolve: put the definition into $defs"
+            ) from error
     return 0.0
 
 
@@ -58,8 +67,8 @@ def _validator(value: Any) -> Any:
             raise GroundTruthError(
                 f"ground_truth is no JSON Schema: {error.json_path}: {error.message}"
             ) from error
-        return kind(value)
-    return Draft202012Validator(value if _is_schema(value) else {"const": value})
+        return kind(value, registry=_REGISTRY)
+    return Draft202012Validator(value if _is_schema(value) else {"const": value}, registry=_REGISTRY)
 
 
 def _is_schema(value: Any) -> bool:

@@ -1,19 +1,24 @@
 """Mathematics: is the answer's last formula equal to the ground truth?"""
 
+import re
 from typing import Any
 
 from math_verify import parse, verify
 
 from grpo_worker.rewards.builtin import GroundTruthError
 
-_BOX, _HASHES = "\\boxed", "####"
+_BOX = "\\boxed"
+_HASHES = re.compile(r"^[ \t]*####(?!#)[ \t]*([^\n]*)", re.MULTILINE)
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_WORD = re.compile(r"[A-Za-z]{2}")
+_QUANTITY = re.compile(r"[-+$€£]?\d(?:[\d.,/]*\d)?%?[ \t]+[A-Za-z]+\.?")
 _STEPS = 8  # two parses, at most four comparisons and some reserve share an answer's time
 
 
 def compute_score(solution_str: str, ground_truth: Any, timeout_seconds: float) -> float:
     """Give 1 for a formula that equals the ground truth, 0 for another one or none.
 
-    The last ``\\boxed{}`` counts, or what follows the last ``####`` as in GSM8K, or the last formula or
+    The last ``\\boxed{}`` counts, or the last line ``#### 72`` as in GSM8K, or the last formula or
     number. A formula that takes too long to compare is wrong.
     """
     seconds = max(1, int(timeout_seconds / _STEPS))
@@ -31,7 +36,15 @@ def _gold(text: str) -> str:
 
 def _final(text: str) -> str:
     """Cut off what comes before the final answer: math-verify would join all boxes to a set."""
-    box, hashes = text.rfind(_BOX), text.rfind(_HASHES)
-    if box > hashes:
-        return text[box:]
-    return text[hashes + len(_HASHES) :].strip().partition("\n")[0] if hashes >= 0 else text
+    box = text.rfind(_BOX)
+    answers = [line for line in _HASHES.finditer(text) if _is_answer(line[1].strip())]
+    if answers and answers[-1].start() > box:
+        return answers[-1][1].strip()
+    return text[box:] if box >= 0 else text
+
+
+def _is_answer(line: str) -> bool:
+    """Tell ``#### 72`` and ``#### 72 dollars`` from a heading of Markdown, which has the same sign."""
+    words = _COMMAND.sub("", line)
+    has_value = any(char.isalnum() for char in line)
+    return has_value and (not _WORD.search(words) or _QUANTITY.fullmatch(line) is not None)

@@ -1,34 +1,47 @@
 """Run a program that nobody has read: in a process with limits, in a folder of its own."""
 
 import contextlib
+import math
 import os
 import resource
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+from grpo_worker.rewards.builtin import tested_program
+
 _OUTPUT_BYTES = 64 * 2**20
+# Of the user in all, so with room for the job's own threads: it ends a fork bomb, not a program with threads.
+_PROCESSES = 16384
 
 
-def run_python(program: str, stdin: str, seconds: float) -> str | None:
-    """Give what the program printed; None when it failed, took longer or printed too much.
+def run_python(program: str, tests: str, stdin: str, seconds: float) -> str | None:
+    """Give what the program, and then the tests, printed.
 
-    The limit of memory is that of this process.
+    None when they failed, took longer or printed too much. The limit of memory is that of this process.
     """
     with tempfile.TemporaryDirectory(prefix="grpo-code-", ignore_cleanup_errors=True) as folder:
         place = Path(folder)
         (place / "program.py").write_text(program, "utf-8", "replace")
         (place / "stdin").write_text(stdin, "utf-8", "replace")
-        with (place / "stdin").open() as given, (place / "stdout").open("wb+") as output:
+        with (
+            (place / "stdin").open() as given,
+            (place / "stdout").open("wb+") as output,
+            _nameless(tests) as descriptor,
+        ):
+            command = [tested_program.__file__, str(descriptor)] if tests else ["program.py"]
             process = subprocess.Popen(
-                [sys.executable, "-I", "program.py"],
+                [sys.executable, "-I", *command],
                 stdin=given,
                 stdout=output,
                 stderr=subprocess.DEVNULL,
                 cwd=place,
                 env={"PATH": os.environ.get("PATH", ""), "HOME": folder, "PYTHONUTF8": "1"},
-                preexec_fn=_limit,
+                pass_fds=[descriptor] if tests else [],
+                preexec_fn=partial(_limit, seconds),
                 process_group=0,  # so that what it starts ends with it
             )
             try:
@@ -43,5 +56,23 @@ def run_python(program: str, stdin: str, seconds: float) -> str | None:
             return output.read().decode("utf-8", "replace") if code == 0 else None
 
 
-def _limit() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (_OUTPUT_BYTES, _OUTPUT_BYTES))
+@contextlib.contextmanager
+def _nameless(text: str) -> Iterator[int]:
+    """Write a file that only its descriptor leads to."""
+    with tempfile.TemporaryFile() as file:
+        file.write(text.encode("utf-8", "replace"))
+        file.seek(0)
+        yield file.fileno()
+
+
+def _limit(seconds: float) -> None:
+    _lower(resource.RLIMIT_FSIZE, _OUTPUT_BYTES)
+    _lower(resource.RLIMIT_NPROC, _PROCESSES)
+    # For what leaves the process group, and so outlives the program: threads may use all cores until then.
+    _lower(resource.RLIMIT_CPU, math.ceil(seconds) * (os.cpu_count() or 1))
+
+
+def _lower(limit: int, value: int) -> None:
+    hard = resource.getrlimit(limit)[1]
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(limit, (value, value))

@@ -14,7 +14,7 @@ _WRONG = frozenset(
 )  # fmt: skip
 
 
-class Trouble(NamedTuple):
+class ContainerFailure(NamedTuple):
     """A container that fails. ``error``: the last line that it, or kubelet, has said."""
 
     pod: str
@@ -37,10 +37,12 @@ def failing(status: dict[str, Any]) -> list[dict[str, Any]]:
     return [entry for entry in map(_failure, every) if entry]
 
 
-def troubles(pods: Iterable[dict[str, Any]]) -> list[Trouble]:
+def container_failures(pods: Iterable[dict[str, Any]]) -> list[ContainerFailure]:
     """Failing containers of pods that are not ready."""
     return [
-        Trouble(pod["metadata"]["name"], entry["name"], entry["restarts"], entry["reason"], entry["error"])
+        ContainerFailure(
+            pod["metadata"]["name"], entry["name"], entry["restarts"], entry["reason"], entry["error"]
+        )
         for pod in pods
         for entry in pod.get("status", {}).get("failing") or []
     ]
@@ -50,6 +52,8 @@ def _failure(container: dict[str, Any]) -> dict[str, Any] | None:
     if container.get("ready"):
         return None
     state, last = container.get("state") or {}, container.get("lastState") or {}
+    if "running" in state and container.get("started"):
+        return None  # it has come up: how it ended once is no reason any more
     waiting = state.get("waiting") or {}
     ended = next((end for end in (state.get("terminated"), last.get("terminated")) if end), None)
     ended = ended if ended and ended.get("exitCode") else None

@@ -7,6 +7,7 @@ import pytest
 
 from grpo_operator.api.data import RewardSpec
 from grpo_worker.data.tasks import Record
+from grpo_worker.rewards.call_forms import fields_of, form_of
 from grpo_worker.rewards.verifiers import FunctionVerifier, Item, RewardError
 
 CHAT = [{"role": "user", "content": "1 + 1?"}]
@@ -20,8 +21,8 @@ def check(tmp_path: Path, code: str, prompt: Any = "1 + 1?", on_failure: str = "
     spec = RewardSpec(function=f"{file}:f", workers=1, timeout_seconds=20, on_failure=on_failure)
     record = Record("sums", "2", {"index": 0}, prompt, {"level": 3, "answer": "two"})
     judge = FunctionVerifier(spec)
-    judge.check(Item(0, "2", record))
-    return judge.score([Item(0, "2", record)])[0]
+    judge.check(Item(0, "2", record, (7, 8), 5))
+    return judge.score([Item(0, "2", record, (7, 8), 5)])[0]
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,15 @@ def test_verls_form(tmp_path: Path, code: str) -> None:
         ("def f(completions, ground_truth): return [float(ground_truth == completions)]", "1 + 1?"),
         (f"def f(prompts, completions): return [(prompts, completions) == ([{CHAT}], [{ANSWER}])]", CHAT),
         ("async def f(completions, **_): return [1.0]", CHAT),
+        ("def f(completion_ids, **_): return [float(completion_ids == [[7, 8]])]", CHAT),
+        ("def f(completions, trainer_state): return [float(trainer_state.global_step == 5)]", CHAT),
+        (
+            "def f(completions, **kwargs):\n"
+            "    names = {'answer', 'completion_ids', 'data_source', 'extra_info', 'ground_truth', 'level',\n"
+            "             'prompts', 'trainer_state'}\n"
+            "    return [float(kwargs.keys() == names and kwargs['answer'] == ['two'])]",
+            CHAT,
+        ),
         ("import numpy\ndef f(completions): return numpy.ones(1)", CHAT),
     ],
 )
@@ -88,8 +98,8 @@ def test_verifiers_form(tmp_path: Path, code: str, prompt: Any) -> None:
             r"py:2: .*'completion', .* in the form of verl\.",
         ),
         (
-            "def f(completions, completion_ids): return [1]",
-            r"'completion_ids', .* the form of TRL \(columns of the row: level, answer\)",
+            "def f(completions, difficulty): return [1]",
+            r"'difficulty', .* the form of TRL \(columns of the row: level, answer\)",
         ),
         ("def f(completion, judge): return 1", r"'judge', .* not in the form of verifiers\."),
         ("def f(solution_str, /): return 1", "'solution_str' is positional-only: remove"),
@@ -98,7 +108,14 @@ def test_verifiers_form(tmp_path: Path, code: str, prompt: Any) -> None:
         ("def f(solution_str): return {'reward': 1}", "returned a dict with reward: return a number"),
         ("def f(completions): return 1.0", r"returned 1\.0 \(float\) for one completion: return a list"),
         ("def f(completions): return [1, 2]", r"returned \[1, 2\] \(list\) for one completion"),
-        ("def f(completions): return [None]", r"returned \[None\]: no other function judges the row"),
+        (
+            "def f(completions): return [None]",
+            r"returned \[None\], but no other function judges the row: return a number",
+        ),
+        (
+            "def f(completions, trainer_state): return [trainer_state.epoch]",
+            r"py:1: AttributeError: trainer_state has no 'epoch' here: use trainer_state\.global_step",
+        ),
         (
             "def g(x):\n    return x['x']\ndef f(solution_str):\n    return g({})",
             r"reward\.py:2: KeyError: 'x'",
@@ -112,3 +129,30 @@ def test_verifiers_form(tmp_path: Path, code: str, prompt: Any) -> None:
 def test_what_does_not_fit_is_named_with_its_line(tmp_path: Path, code: str, problem: str) -> None:
     with pytest.raises(RewardError, match=rf"^spec\.reward\.function=/.*reward\.py:f: .*{problem}"):
         check(tmp_path, code, on_failure="zero")
+
+
+@pytest.mark.parametrize(
+    ("code", "fields"),
+    [
+        ("lambda solution_str, ground_truth: 1", ["ground_truth", "solution_str"]),
+        ("lambda **kwargs: 1", ["data_source", "extra_info", "ground_truth", "solution_str"]),
+        ("lambda completions: [1]", ["columns", "prompt", "solution_str"]),
+        ("lambda completions, completion_ids: [1]", ["columns", "completion_ids", "prompt", "solution_str"]),
+        ("lambda completion, answer: 1", ["ground_truth", "prompt", "solution_str"]),
+    ],
+)
+def test_a_function_is_sent_what_it_needs_only(code: str, fields: list[str]) -> None:
+    function = eval(code)
+    assert fields_of(function, form_of(function)) == fields
+
+
+def test_what_is_not_needed_is_not_sent(tmp_path: Path) -> None:
+    class Unsendable:
+        def __str__(self) -> str:
+            raise AssertionError("sent")
+
+    file = tmp_path / "reward.py"
+    file.write_text("def f(solution_str, ground_truth): return solution_str == ground_truth")
+    judge = FunctionVerifier(RewardSpec(function=f"{file}:f", workers=1, timeout_seconds=20))
+    record = Record("sums", "2", {"tests": Unsendable()}, Unsendable(), {"row": Unsendable()})
+    assert judge.score([Item(0, "2", record)]) == [1.0]

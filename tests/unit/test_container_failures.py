@@ -8,11 +8,11 @@ from objects import NOW, job, pod, pool_of, progress, running, spec_of
 from grpo_operator.api.status import LayoutStatus
 from grpo_operator.apply.watched import reduced
 from grpo_operator.kuberay_client.models import RayClusterStatus
+from grpo_operator.plan.container_failures import container_failures, failing
 from grpo_operator.plan.job_status import job_status
 from grpo_operator.plan.names import Owner
 from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.pool_status import pool_status
-from grpo_operator.plan.troubles import failing, troubles
 
 LAYOUT = LayoutStatus(
     world=2, data=1, tensor=2, pipeline=1, context=1, expert=2, expert_tensor=1, stages=[], reason="given"
@@ -36,7 +36,11 @@ def _container(restarts: int = 2, **changes: Any) -> dict[str, Any]:
             ),
             ("ErrImagePull", "not found", 0),
         ),
-        (_container(state={"running": {}}), ("Error, exit code 1", "AttributeError: no 'topk_method'", 2)),
+        (
+            _container(state={"running": {}}, started=False),
+            ("Error, exit code 1", "AttributeError: no 'topk_method'", 2),
+        ),
+        (_container(state={"running": {}}, started=True), None),
         (_container(state={"running": {}}, ready=True), None),
         (_container(0, state={"waiting": {"reason": "ContainerCreating"}}, lastState={}), None),
         (_container(state={"running": {}}, lastState={"terminated": {"exitCode": 0}}), None),
@@ -53,7 +57,7 @@ def test_the_cache_keeps_failures_alone() -> None:
     whole = pod("rollout", ready=False)
     whole["status"]["containerStatuses"] = [_container()]
     kept = reduced("pods", whole)
-    assert [t.text for t in troubles([kept])] == [
+    assert [t.text for t in container_failures([kept])] == [
         "tiny-moe-rollout-0, container engine: Error, exit code 1 after 2 restarts: "
         "AttributeError: no 'topk_method'"
     ]
@@ -63,6 +67,7 @@ def test_the_cache_keeps_failures_alone() -> None:
 def _crashing(number: int, restarts: int, message: str = "AttributeError: x") -> dict[str, Any]:
     found = pod("rollout", number, ready=False)
     container = _container(restarts, lastState={"terminated": CRASHED | {"message": message}})
+    found["spec"] = {"nodeName": "node"}
     found["status"]["failing"] = failing({"containerStatuses": [container]})
     return found
 
@@ -100,7 +105,35 @@ def test_engines_that_never_came_up_end_the_job_when_all_say_the_same() -> None:
     assert _status(same, weightVersion=3, phase="Training").phase == "Starting", "they have served before"
     assert _status(_starting(_crashing(0, 3), _crashing(1, 2))).phase == "Starting"
     assert _status(_starting(_crashing(0, 3), _crashing(1, 3, "OSError: y"))).phase == "Starting"
-    assert _status(_starting(_crashing(0, 3), pod("rollout", 1, ready=False))).phase == "Starting"
+    waiting = pod("rollout", 1, ready=False)
+    assert _status(_starting(_crashing(0, 3), waiting)).phase == "Failed", "it has no node yet"
+    waiting["spec"] = {"nodeName": "node"}
+    assert _status(_starting(_crashing(0, 3), waiting)).phase == "Starting"
+
+
+def test_one_crashing_engine_of_a_job_that_trains_degrades_it_and_no_more() -> None:
+    observed = running()
+    observed.pods[-1]["status"] |= _crashing(1, 2)["status"]
+    status = _status(observed, weightVersion=3, phase="Training")
+    assert _condition(status, "Ready").status == "True"
+    degraded = _condition(status, "Degraded")
+    assert (degraded.status, degraded.reason) == ("True", "ContainersFailing")
+    assert "AttributeError: x" in degraded.message
+
+
+def test_a_controller_that_has_just_started_takes_nothing_back() -> None:
+    report = {"attempt": 0, "step": 0, "weight_version": None, "reward_mean": None, "last_checkpoint": None}
+    fresh = running("Starting", **report, restarts={"job": 0, "infrastructure": 0})
+    status = _status(fresh, step=300, phase="Training", restarts={"job": 1, "infrastructure": 2})
+    assert (status.phase, status.step, status.restarts.infrastructure) == ("Recovering", 300, 2)
+
+
+def test_long_words_of_an_agent_do_not_stop_the_status() -> None:
+    agents = {"tiny-moe-rollout-0": {
+        "state": "STALE", "weightVersion": None, "since": "", "restarts": 0, "reason": "x" * 5000
+    }}  # fmt: skip
+    observed = Observed(RayClusterStatus(), running().pods, progress("Training"), agents)
+    assert len(observed.engines()[0].message or "") == 1024
 
 
 def test_a_job_without_samples_is_not_ready() -> None:
@@ -109,7 +142,7 @@ def test_a_job_without_samples_is_not_ready() -> None:
     assert status.phase == "Training"
     for kind, value in (("Ready", "False"), ("Degraded", "True")):
         found = _condition(status, kind)
-        assert (found.status, found.reason) == (value, "Hindered") and "HTTP 400" in found.message
+        assert (found.status, found.reason) == (value, "NoSamples") and "HTTP 400" in found.message
 
 
 def test_tokens_and_rows_stand_in_the_status() -> None:

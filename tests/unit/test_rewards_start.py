@@ -1,0 +1,97 @@
+"""Starting a reward function: what does not load is named, and no reward is made up for it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_operator.api.data import RewardSpec
+from grpo_worker.data.tasks import Record
+from grpo_worker.rewards import process, sandbox
+from grpo_worker.rewards.function import START_PAUSES
+from grpo_worker.rewards.verifiers import FunctionVerifier, Item, RewardError
+
+
+def items(*answers: str) -> list[Item]:
+    return [Item(i, answer, Record("mine", "yes", {})) for i, answer in enumerate(answers)]
+
+
+def spec(function: str, **fields: Any) -> RewardSpec:
+    return RewardSpec(**({"function": function, "workers": 2, "timeout_seconds": 5} | fields))
+
+
+BROKEN = """
+import json
+if __name__:
+    {line}
+
+def compute_score(solution_str):
+    return 1
+"""
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Pauses before further starts, without their time."""
+    made: list[float] = []
+    monkeypatch.setattr(sandbox.time, "sleep", made.append)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("json.no_such_name", r"compute_score: broken\.py:4: AttributeError: module 'json'"),
+        ("import no_such_package", r"compute_score: broken\.py:4: ModuleNotFoundError: No module named"),
+        ("1 +", r"compute_score: broken\.py:4: SyntaxError: invalid syntax"),
+        ("raise SystemExit(3)", "did not start: the process died with exit code 3$"),
+    ],
+)
+def test_a_module_that_does_not_load_gives_no_made_up_rewards(
+    tmp_path: Path, pauses: list[float], line: str, problem: str
+) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN.format(line=line))
+    name = f"{tmp_path}/broken.py:compute_score"
+    judge = FunctionVerifier(spec(name))
+    with pytest.raises(RewardError, match=rf"^spec\.reward\.function=/.*{problem}"):
+        judge.check(items("yes")[0])
+    assert not pauses
+    with pytest.raises(RewardError, match=rf"^spec\.reward\.function=/.*{problem}"):
+        judge.score(items("yes", "no", "yes"))
+    assert tuple(pauses) == START_PAUSES
+
+
+def test_a_module_that_loads_without_end_is_given_up(
+    tmp_path: Path, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "START_FACTOR", 2)
+    (tmp_path / "slow.py").write_text("import time; time.sleep(600)")
+    judge = FunctionVerifier(spec(f"{tmp_path}/slow.py:compute_score", timeout_seconds=1))
+    with pytest.raises(RewardError, match=r"no answer within 2 s .*spec\.reward\.timeoutSeconds=1"):
+        judge.check(items("yes")[0])
+    assert not pauses
+
+
+def test_a_module_that_loads_again_judges_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def appear(seconds: float) -> None:
+        (tmp_path / "late.py").write_text("def compute_score(solution_str): return 1")
+
+    monkeypatch.setattr(sandbox.time, "sleep", appear)
+    judge = FunctionVerifier(spec(f"{tmp_path}/late.py:compute_score"))
+    assert judge.score(items("yes", "no", "yes")) == [1.0] * 3 and judge.failures == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "/nowhere/reward.py:compute_score",
+            r"^spec\.reward\.function=/nowhere/reward\.py:compute_score: no file /nowhere/reward\.py; give",
+        ),
+        ("no_such_package.rewards:f", "No module named 'no_such_package'; give"),
+        ("json:no_such_function", "has no attribute 'no_such_function'; give"),
+    ],
+)
+def test_a_function_that_is_not_there_is_named(name: str, message: str) -> None:
+    with pytest.raises(RewardError, match=message):
+        FunctionVerifier(spec(name)).check(items("yes")[0])

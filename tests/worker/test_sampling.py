@@ -1,0 +1,220 @@
+"""What a job asks of sampling, from a real SGLang server on a model that transformers 5 has saved."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+import published
+import pytest
+import torch
+from engine_server import Server, free_port
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from grpo_operator.api.algorithm import AlgorithmSpec
+from grpo_operator.api.status import EngineState
+from grpo_worker.data.source import Prompt
+from grpo_worker.rollout import client as client_module
+from grpo_worker.rollout.client import RolloutClient
+from grpo_worker.rollout.routing import EngineEntry, EngineTable
+from grpo_worker.rollout.sampling import Sample, UnfitEngineError, sampling_params
+
+VERSION = 7
+CONTEXT = 512
+TOKENS = 24
+EOS = 1
+SHARP = 0.1  # a temperature at which a random model prefers some tokens
+PROMPT = Prompt(0, tuple(range(10, 26)))
+OTHERS = [Prompt(index, tuple(range(30 * index, 30 * index + 8 + index))) for index in range(1, 6)]
+
+every_filter = pytest.mark.parametrize(
+    "filters",
+    [{"topP": 0.1}, {"topK": 4}, {"minP": 0.2}, {"topP": 0.2, "topK": 7, "minP": 0.4}],
+    ids=["topP", "topK", "minP", "all"],
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write what transformers saves of a configuration that was not read from the published file."""
+    folder = published.write("DeepSeek-V3", "transformers-5", tmp_path_factory.mktemp("model"))
+    config = json.loads((folder / "config.json").read_text())
+    for name in ("moe_layer_freq", "topk_method", "scoring_func"):
+        del config[name]
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Start an engine with a tokenizer and the model's weights, beside the engine of the other modules."""
+    port, directory = free_port(), tmp_path_factory.mktemp("engine")
+    running = Server(
+        directory, str(model), port, tokenizer=True, return_routed_experts=False, context_length=CONTEXT
+    )
+    try:
+        running.await_answer()
+        weights = {"model_path": str(model), "load_format": "safetensors", "weight_version": str(VERSION)}
+        answer = running.admin("/update_weights_from_disk", **weights).json()
+        assert answer["success"], answer
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(client_module, "ENGINE_PORT", port)
+            yield running
+    finally:
+        running.kill()
+
+
+@pytest.fixture
+def table(engine: Server) -> EngineTable:
+    table = EngineTable()
+    table.replace([EngineEntry("engine-0", "127.0.0.1", EngineState.SERVING, VERSION)])
+    return table
+
+
+Ask = Callable[..., list[Sample]]
+
+
+@pytest.fixture
+def ask(table: EngineTable) -> Ask:
+    """Draw samples as a job does: ``ask(prompts, n, end, **fields of the algorithm)``."""
+
+    def drawn(
+        prompts: list[Prompt], n: int = 1, end: tuple[int, ...] = (EOS,), **fields: Any
+    ) -> list[Sample]:
+        client = _client(table, n, end, **fields)
+        samples = client.generate(prompts, VERSION)
+        assert client.retries == 0
+        assert all(len(sample.ids) == len(sample.log_probs) for sample in samples)
+        return samples
+
+    return drawn
+
+
+def _client(
+    table: EngineTable, n: int = 1, end: tuple[int, ...] = (EOS,), tokens: int = TOKENS, **fields: Any
+) -> RolloutClient:
+    client = RolloutClient(table, seed=3, n=n, timeout=120)
+    client.ask_for(sampling_params(AlgorithmSpec(**fields), tokens, end))
+    return client
+
+
+def _generate(engine: Server, params: list[dict[str, Any]], **more: Any) -> list[dict[str, Any]]:
+    body = {"input_ids": [list(PROMPT.ids)] * len(params), "sampling_params": params} | more
+    response = httpx.post(f"{engine.url}/generate", json=body, timeout=120)
+    response.raise_for_status()
+    return list(response.json())
+
+
+def test_a_model_that_transformers_5_has_saved_answers_as_transformers_computes(
+    model: Path, ask: Ask
+) -> None:
+    (sample,) = ask([PROMPT])
+    assert (sample.version, sample.engine, len(sample.ids)) == (VERSION, "engine-0", TOKENS)
+    theirs = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    with torch.no_grad():
+        logits = theirs(torch.tensor([PROMPT.ids + sample.ids])).logits[0, len(PROMPT.ids) - 1 : -1]
+    expected = logits.log_softmax(-1).gather(1, torch.tensor(sample.ids)[:, None])[:, 0]
+    assert torch.allclose(torch.tensor(sample.log_probs), expected, atol=1e-5)
+
+
+# The tests of min_p need the plugin grpo_sampling: without it, the scheduler of SGLang 0.5.23 dies when a
+# request has both a seed and min_p.
+
+
+@every_filter
+def test_a_seed_draws_the_same_tokens_alone_and_in_company(ask: Ask, filters: dict[str, Any]) -> None:
+    (alone,) = ask([PROMPT], temperature=SHARP, **filters)
+    together = ask([*OTHERS[:3], PROMPT, *OTHERS[3:]], n=4, temperature=SHARP, **filters)
+    mine = [sample for sample in together if sample.prompt_index == PROMPT.index]
+    assert mine[0].ids == alone.ids
+    assert np.allclose(mine[0].log_probs, alone.log_probs, atol=1e-4)
+    assert len({sample.ids for sample in mine}) == 4, "every sample has a seed of its own"
+
+
+@every_filter
+def test_all_tokens_come_that_are_not_left_out_and_no_others(engine: Server, filters: dict[str, Any]) -> None:
+    asked = sampling_params(AlgorithmSpec(temperature=SHARP, **filters), 1, [EOS])
+    seeds = [asked | {"sampling_seed": seed} for seed in range(256)]
+    answers = _generate(engine, seeds, return_logprob=True, top_logprobs_num=50)
+    likeliest = answers[0]["meta_info"]["output_top_logprobs"][0]
+    probs = np.exp([log_prob for log_prob, _, _ in likeliest])
+    kept = {token for _, token, _ in likeliest[: _kept(probs, **filters)]}
+    assert 2 <= len(kept) <= 12, "the case shows nothing"
+    assert {answer["output_ids"][0] for answer in answers} == kept
+
+
+def _kept(probs: np.ndarray, topP: float = 1.0, topK: int = 50, minP: float = 0.0) -> int:  # noqa: N803
+    """How many of the likeliest tokens may be sampled. ``probs``: of all tokens, in descending order."""
+    before = np.cumsum(probs) - probs
+    return min(int((before <= topP).sum()), topK, int((probs >= minP * probs[0]).sum()))
+
+
+def test_the_highest_min_p_leaves_the_likeliest_token_alone(engine: Server, ask: Ask) -> None:
+    greedy = _generate(engine, [{"temperature": 0, "max_new_tokens": TOKENS, "stop_token_ids": [EOS]}])
+    answers = ask([PROMPT], n=4, temperature=SHARP, minP=0.9999)
+    assert {answer.ids for answer in answers} == {tuple(greedy[0]["output_ids"])}
+
+
+def test_an_answer_ends_with_a_stop_text_and_keeps_its_tokens(model: Path, ask: Ask) -> None:
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    (free,) = ask([PROMPT])
+    text, end = _text_within(tokenizer, free.ids)
+    (stopped,) = ask([PROMPT], stop=["never in it", text])
+    assert stopped.ids == free.ids[:end] and tokenizer.decode(stopped.ids).endswith(text)
+    assert np.allclose(stopped.log_probs, free.log_probs[:end], atol=1e-5)
+
+
+def _text_within(tokenizer: Tokenizer, ids: tuple[int, ...]) -> tuple[str, int]:
+    """A text of two tokens that an answer has once, and where it ends."""
+    for end in range(4, len(ids) - 4):
+        text, before = tokenizer.decode(ids[end - 2 : end]), tokenizer.decode(ids[: end - 1])
+        if len(text) >= 3 and text.isprintable() and "\ufffd" not in text and text not in before:
+            return text, end
+    raise AssertionError(f"no text in {tokenizer.decode(ids)!r}")
+
+
+def test_each_of_several_tokens_ends_an_answer(ask: Ask) -> None:
+    free = ask([PROMPT], n=3)
+    end = (free[0].ids[9], free[1].ids[5])
+    stopped = ask([PROMPT], n=3, end=(EOS, *end))
+    assert [sample.ids for sample in stopped] == [_until(sample.ids, end) for sample in free]
+    assert [len(sample.ids) for sample in stopped] == [10, 6, TOKENS], (
+        "each by its own token, and one by none"
+    )
+
+
+def _until(ids: tuple[int, ...], end: tuple[int, ...]) -> tuple[int, ...]:
+    """An answer with its first token of ``end``."""
+    places = [place for place, token in enumerate(ids) if token in end]
+    return ids[: places[0] + 1] if places else ids
+
+
+def test_a_request_that_no_engine_takes_is_given_up_and_the_engine_is_not(table: EngineTable) -> None:
+    """While another answer is awaited, the watch says why nothing comes."""
+    client = _client(table, tokens=240)
+    too_long = Prompt(9, (5,) * (CONTEXT + 1))
+    with ThreadPoolExecutor(1) as thread:
+        awaited = thread.submit(client.generate, [PROMPT], VERSION)
+        while not client.stalled(0):
+            assert not awaited.done()
+            time.sleep(0.01)
+        with pytest.raises(UnfitEngineError, match=r"engine-0 refuses .* HTTP 400: .* longer .* \(3 times\)"):
+            client.generate([too_long], VERSION)
+        assert f"The input ({CONTEXT + 1} tokens) is longer than the model's context" in client.stalled(0)
+        assert len(awaited.result(120)) == 1
+    assert client.retries == 0 and client.stalled(0) == ""
+    assert [entry.name for entry in table.serving(VERSION)] == ["engine-0"]
+
+
+def test_the_server_ends_after_its_scheduler_was_killed(engine: Server) -> None:
+    """The last test of this module: without a scheduler the server would stay and answer nothing."""
+    children = psutil.Process(engine.process.pid).children(recursive=True)
+    (scheduler,) = [child for child in children if child.cmdline()[0].startswith("sglang::scheduler")]
+    scheduler.kill()
+    assert engine.process.wait(60) != 0, engine.last_words()
