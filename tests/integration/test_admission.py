@@ -31,7 +31,7 @@ def _set(manifest: dict[str, Any], path: str, value: Any) -> None:
         ("data.promptLength", 4000, ["must fit in rollout.template.engine.contextLength"]),
         ("rollout.template.minAvailable", 9, ["minAvailable must not exceed replicas"]),
         ("checkpoint.store", {}, ["exactly one of path and pvc"]),
-        ("reward", {}, ["set function, url or model"]),
+        ("reward", {}, ["set function, builtin, url or model"]),
         ("staleness", {"partialRollouts": True}, ["partialRollouts needs maxVersionLag 1"]),
         ("observability", {"thresholds": [{"metric": "x"}]}, ["set minimum or maximum"]),
         ("observability", {"profile": {"tool": "nsight", "stepStart": 1, "stepEnd": 2}}, ["use torch where"]),

@@ -121,6 +121,7 @@ def _connect(namespace: str) -> None:
             if time.monotonic() > deadline:
                 raise
             log.info("not yet: %s", error)
+            time.sleep(1)
 
 
 if __name__ == "__main__":
