@@ -25,7 +25,7 @@ STEPS, SAMPLES = 6, 16
 WITH_NEXT = model_config("preset:tiny-moe") | {"num_nextn_predict_layers": 1}
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info):
-    if extra_info["index"] % 8 == 0:
+    if extra_info["index"] % 8 == 7:
         raise RuntimeError("one prompt of each step cannot be judged")
     return float(len(solution_str)) / 8
 """

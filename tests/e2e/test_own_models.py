@@ -89,7 +89,7 @@ def _second_job(start: Start, export: Path, layout: dict[str, int]) -> None:
     files = {file.name: file.read_bytes() for file in export.iterdir()}
     lines = [f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(files.items())]
     digest = hashlib.sha256("".join(lines).encode()).hexdigest()
-    with StandInHub(files, "own/export", token="let me in", address=GATEWAY) as hub:
+    with StandInHub(files, "own/export", token="let-me-in", address=GATEWAY) as hub:
         spec = own_model.job_spec(ROOT, "DeepSeek-V3", layout)
         spec["model"]["volume"] = {
             "mountPath": "/models/DeepSeek-V3",
@@ -101,9 +101,9 @@ def _second_job(start: Start, export: Path, layout: dict[str, int]) -> None:
         spec["data"] |= {"train": "/data/math.jsonl"}
         spec["reward"] = {"builtin": "math"}
         spec["checkpoint"] |= {"exportAtEnd": False}
-        job = start("second", steps=spec.pop("totalSteps"), **spec)
+        job = start("from-export", steps=spec.pop("totalSteps"), **spec)
         until("the job says what it lacks", lambda: "kubectl create secret" in _message(job), 120)
-        job.kubectl("create", "secret", "generic", "hub", "--from-literal=token=let me in")
+        job.kubectl("create", "secret", "generic", "hub", "--from-literal=token=let-me-in")
         status = job.wait(ENDED, 600)
         assert status["phase"] == "Succeeded", status
         assert len(hub.reads("model-00000-00000.safetensors")) == 1, "fetched once for all pods"
