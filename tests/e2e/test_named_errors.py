@@ -17,8 +17,8 @@ from grpo_devcluster.paths import JOB_DATA
 from grpo_devcluster.results import record
 
 ROOT = JOB_DATA / "named-errors"
-# Seconds from the start of the controller's pod. The figure that is recorded is at most 30; here two cores may
-# be busy with other things.
+# Seconds from the start of the controller's pod. The recorded figure is at most 30; in a run of all tests the
+# cores may be busy.
 LIMIT = 90.0
 LAYOUT = {"tensor": 2, "expertTensor": 2}
 
