@@ -1,4 +1,4 @@
-"""What is wrong with a job's files or arguments is named within seconds, and ends the job where it must."""
+"""Wrong files and arguments of a job are named within seconds, and end the job where they must."""
 
 import json
 import shutil

@@ -16,7 +16,8 @@ from grpo_worker.data.build_tiny_tokenizer import build
 from grpo_worker.data.generated import Generated
 from grpo_worker.data.source import Prompt, PromptSource
 from grpo_worker.data.tasks import open_gym
-from grpo_worker.data.tokenizer import TINY, load_tokenizer
+from grpo_worker.data.tokenizer import load_tokenizer
+from grpo_worker.model_files.names import TINY_TOKENIZER
 from grpo_worker.rollout.routing import EngineEntry, EngineTable
 from grpo_worker.rollout.sampling import Sample
 
@@ -72,7 +73,7 @@ def test_the_verifier_scores_the_text_of_the_answer() -> None:
 
 
 def test_the_committed_tokenizer_is_the_one_that_its_script_builds() -> None:
-    assert json.loads(build().to_str()) == json.loads(TINY.read_text())
+    assert json.loads(build().to_str()) == json.loads(TINY_TOKENIZER.read_text())
     tokenizer = load_tokenizer("preset:tiny-moe")
     assert tokenizer.decode(tokenizer.encode("what is 12 + 7?")) == "what is 12 + 7?"
 

@@ -18,7 +18,8 @@ from datasets.exceptions import DatasetGenerationError
 from grpo_operator.api.data import DataSpec
 from grpo_operator.api.status import DataStatus
 from grpo_worker.data.files import FileTask, open_files
-from grpo_worker.data.tokenizer import TINY, TextTokenizer, load_tokenizer
+from grpo_worker.data.tokenizer import TextTokenizer, load_tokenizer
+from grpo_worker.model_files.names import TINY_TOKENIZER
 
 Write = Callable[[list[dict[str, Any]]], str]
 ROWS = [
@@ -52,7 +53,7 @@ def tokenizer() -> TextTokenizer:
 @pytest.fixture(scope="module")
 def chatty(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
     model = tmp_path_factory.mktemp("model")
-    (model / "tokenizer.json").write_bytes(TINY.read_bytes())
+    (model / "tokenizer.json").write_bytes(TINY_TOKENIZER.read_bytes())
     (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     return load_tokenizer(str(model))
 

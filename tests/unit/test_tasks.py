@@ -25,7 +25,8 @@ from grpo_worker.data.tasks import (
     open_gym,
     read_prompt,
 )
-from grpo_worker.data.tokenizer import TINY, TextTokenizer, load_tokenizer
+from grpo_worker.data.tokenizer import TextTokenizer, load_tokenizer
+from grpo_worker.model_files.names import TINY_TOKENIZER
 
 GYM = "reasoning-gym:gcd?max_numbers=8"
 VERL = Path(__file__).parents[1] / "data"
@@ -39,7 +40,7 @@ HI = [{"role": "user", "content": "hi"}]
 
 
 def _with_template(template: str, model: Path) -> TextTokenizer:
-    (model / "tokenizer.json").write_bytes(TINY.read_bytes())
+    (model / "tokenizer.json").write_bytes(TINY_TOKENIZER.read_bytes())
     (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     return load_tokenizer(str(model))
 

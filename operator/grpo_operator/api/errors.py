@@ -34,5 +34,5 @@ def last_error_line(text: str) -> str:
 
 
 def cause_of(message: str) -> str:
-    """What two failures with the same cause have in common: their text without numbers and addresses."""
+    """Reduce a message to what failures with the same cause share: its text without numbers and addresses."""
     return _VARIES.sub("#", message)

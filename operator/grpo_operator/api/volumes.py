@@ -1,4 +1,4 @@
-"""Where the files of a model or of a data set come from, and where pods see them."""
+"""Sources of the files of a model or a data set, and the directories where pods see them."""
 
 from typing import Annotated
 

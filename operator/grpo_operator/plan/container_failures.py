@@ -32,7 +32,7 @@ class ContainerFailure(NamedTuple):
 
 
 def failing(status: dict[str, Any]) -> list[dict[str, Any]]:
-    """What is kept of a pod's status: of each container that failed, its name, restarts, reason and error."""
+    """Name, restarts, reason and error of each container in a pod's status that failed."""
     every = (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
     return [entry for entry in map(_failure, every) if entry]
 

@@ -64,7 +64,7 @@ class Files:
     def _volume(self, volumes: list[dict[str, Any]]) -> str:
         """Name of the pod's volume, which is added if there is none."""
         claim = self.spec.pvc
-        # Kubelet may wait for ever for the second of two volumes of one claim.
+        # Kubelet may never mount the second of two volumes of one claim.
         for volume in volumes if claim else ():
             if volume.get("persistentVolumeClaim", {}).get("claimName") == claim:
                 return str(volume["name"])

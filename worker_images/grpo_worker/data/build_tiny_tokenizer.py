@@ -7,7 +7,7 @@ grpo_worker.data.build_tiny_tokenizer``; the result is committed and must not dr
 import reasoning_gym
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from grpo_worker.data.tokenizer import TINY
+from grpo_worker.model_files.names import TINY_TOKENIZER
 
 TASKS = ("gcd", "lcm", "chain_sum", "basic_arithmetic", "letter_counting", "leg_counting")
 SPECIAL = ["<pad>", "<bos>", "<eos>", "<unk>"]
@@ -35,4 +35,4 @@ def build() -> Tokenizer:
 
 
 if __name__ == "__main__":
-    build().save(str(TINY))
+    build().save(str(TINY_TOKENIZER))

@@ -12,7 +12,6 @@ from grpo_worker.model_files.config import PRESET
 from grpo_worker.model_files.errors import ModelFilesError
 from grpo_worker.model_files.names import TINY_TOKENIZER, TOKENIZER_FILES
 
-TINY = TINY_TOKENIZER
 _TINY_SPECIAL = {"eos_token": "<eos>", "pad_token": "<pad>", "bos_token": "<bos>"}
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from grpo_worker.model_files.names import INDEX
+
 FILE_BYTES = 2 * 2**30
-INDEX = "model.safetensors.index.json"
 
 
 @dataclass(slots=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 from grpo_worker.model_files.config import canonical, read_json
 from grpo_worker.model_files.errors import ModelFilesError
+from grpo_worker.model_files.names import INDEX
 
-INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _LARGEST_HEADER = 100 << 20  # bytes; the format's own limit
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 TINY_TOKENIZER = Path(__file__).parents[1] / "data" / "tiny_tokenizer.json"  # of the presets
+INDEX = "model.safetensors.index.json"
 # What transformers reads of a tokenizer.
 TOKENIZER_FILES = (
     "tokenizer.json",
