@@ -7,9 +7,9 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from grpo_worker.data.tokenizer import TINY
 from grpo_worker.megatron.families.known import family_of
 from grpo_worker.megatron.initialise import SeededWeights
+from grpo_worker.model_files.names import TINY_TOKENIZER
 
 
 def write(folder: Path, hf: dict[str, Any], seed: int) -> Path:
@@ -20,5 +20,5 @@ def write(folder: Path, hf: dict[str, Any], seed: int) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(hf))
-    shutil.copy(TINY, folder / "tokenizer.json")
+    shutil.copy(TINY_TOKENIZER, folder / "tokenizer.json")
     return folder
