@@ -9,12 +9,12 @@ from collections import defaultdict
 from typing import Any
 
 from grpo_devcluster.results import RESULTS, record
-from grpo_operator.api.architectures import architecture
-from grpo_operator.api.layout import Layout
-from grpo_operator.plan.model import parameters
-from grpo_operator.plan.model.shape import ModelShape
-from grpo_operator.plan.training.activations import Workload
-from grpo_operator.plan.training.memory import stage_memory
+from grpo_operator.api.catalog.architectures import architecture
+from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.plan.planner.model import parameters
+from grpo_operator.plan.planner.model.shape import ModelShape
+from grpo_operator.plan.planner.training.activations import Workload
+from grpo_operator.plan.planner.training.memory import stage_memory
 
 LAYOUTS = {
     "tp8_pp16_ep8": Layout(256, 8, 16, 1, 8, layers_in_first_stage=4, layers_in_last_stage=1),

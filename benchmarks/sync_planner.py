@@ -8,9 +8,9 @@ import math
 import time
 
 from grpo_devcluster.results import record
-from grpo_operator.api.architectures import architecture
-from grpo_operator.api.layout import Layout
-from grpo_operator.plan.training.stages import stage_layers
+from grpo_operator.api.catalog.architectures import architecture
+from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.plan.planner.training.stages import stage_layers
 from grpo_worker.weightsync.planner.bound import lower_bound
 from grpo_worker.weightsync.planner.layouts import EngineShape, engine_side, tensors_of, trainer_side
 from grpo_worker.weightsync.planner.regions import Atom, atoms

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from grpo_operator.api.rolloutpool import EngineSpec, RolloutTemplate
-from grpo_operator.plan.names import Owner
-from grpo_operator.render.engine import MODEL_DIRECTORY, engine_command
+from grpo_operator.api.names import Owner
+from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
+from grpo_operator.render.sglang_command import MODEL_DIRECTORY, engine_command
 from grpo_worker.weightsync.engine import Engine
 
 REPO = Path(__file__).resolve().parents[2]

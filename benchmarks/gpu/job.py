@@ -25,8 +25,8 @@ from typing import Any
 import torch
 from one_host import REPO, OneHost
 
-from grpo_operator.api.architectures import architecture
-from grpo_operator.api.grpojob import GRPOJobSpec
+from grpo_operator.api.catalog.architectures import architecture
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 
 sys.path.insert(0, str(REPO / "benchmarks" / "learning"))
 

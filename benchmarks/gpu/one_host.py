@@ -17,9 +17,9 @@ from typing import Any
 import httpx
 
 from grpo_operator.api.base import Device
-from grpo_operator.api.grpojob import GRPOJobSpec
-from grpo_operator.plan.names import AGENT_PORT, CONTROLLER_PORT, ENGINE_PORT, GCS_PORT, Owner
-from grpo_operator.render.engine import ADMIN_KEY, MODEL_DIRECTORY, TURNS, engine_command
+from grpo_operator.api.names import AGENT_PORT, CONTROLLER_PORT, ENGINE_PORT, GCS_PORT, Owner
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.render.sglang_command import ADMIN_KEY, MODEL_DIRECTORY, TURNS, engine_command
 
 REPO = Path(__file__).resolve().parents[2]
 TRAINER_HOST, ENGINE_HOST = "127.0.0.2", "127.0.0.1"

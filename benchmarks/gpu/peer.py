@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "learning"))
 from reward import compute_score
 from trl_config import trl_config
 
-from grpo_operator.api.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 
 
 class Clock(TrainerCallback):  # type: ignore[misc]

@@ -29,11 +29,11 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
-from grpo_operator.api.architectures import architecture
-from grpo_operator.api.layout import Layout
-from grpo_operator.plan.model.shape import ModelShape
-from grpo_operator.plan.training.activations import Workload
-from grpo_operator.plan.training.memory import stage_memory
+from grpo_operator.api.catalog.architectures import architecture
+from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.plan.planner.model.shape import ModelShape
+from grpo_operator.plan.planner.training.activations import Workload
+from grpo_operator.plan.planner.training.memory import stage_memory
 from grpo_worker.megatron.build import build_chunks
 
 MODEL = architecture("deepseek-v3") | {

@@ -28,7 +28,7 @@ from engine_process import EngineProcess
 from sync_ranks import Processes
 from torch._C._distributed_c10d import TCPStore
 
-from grpo_operator.api.architectures import architecture
+from grpo_operator.api.catalog.architectures import architecture
 from grpo_worker.weightsync.agent import Agent
 from grpo_worker.weightsync.engine import Engine
 from grpo_worker.weightsync.inside.request import LINK

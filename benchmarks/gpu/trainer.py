@@ -32,9 +32,9 @@ from megatron.core.distributed import (
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from grpo_operator.api.architectures import architecture
-from grpo_operator.api.layout import Layout
-from grpo_operator.api.trainer import OptimizerSpec
+from grpo_operator.api.catalog.architectures import architecture
+from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig, token_weights
 from grpo_worker.data.micro_batch import Batch
 from grpo_worker.megatron import weights

@@ -16,7 +16,7 @@ from trl import GRPOTrainer
 from trl_config import trl_config
 
 from grpo_devcluster.paths import REPO
-from grpo_operator.api.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.data.tasks import open_gym
 from grpo_worker.data.tokenizer import load_tokenizer
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from trl import GRPOConfig
 
-from grpo_operator.api.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 
 
 def trl_config(spec: GRPOJobSpec, steps: int, folder: Path, **own: Any) -> GRPOConfig:

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from grpo_devcluster import driver_stub
-from grpo_operator.render.engine import CPU_ENGINE_ENV
+from grpo_operator.render.sglang_command import CPU_ENGINE_ENV
 
 
 def environment(folder: Path) -> dict[str, str]:

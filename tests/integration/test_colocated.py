@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from conftest import POOL, Api, running, until
 
-from grpo_operator.plan.feasibility import GPU
+from grpo_operator.plan.capacity.feasibility import GPU
 
 OFFLOAD = dict.fromkeys(("parameters", "gradients", "optimizer"), True)
 

@@ -8,8 +8,8 @@ import yaml
 from conftest import Api
 
 from grpo_devcluster.paths import REPO
-from grpo_operator.api.grpojob import GRPOJobSpec
-from grpo_operator.api.rolloutpool import RolloutPoolSpec
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec
 
 PAGES = sorted([REPO / "README.md", *(REPO / "docs").glob("*.md")])
 BLOCK = re.compile(r"^```ya?ml\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -9,9 +9,9 @@ from conftest import Api
 from kubernetes import client, config
 
 from grpo_devcluster.paths import KUBECONFIG
-from grpo_operator.apply.cache import Cache
-from grpo_operator.apply.listing import Listing
 from grpo_operator.kuberay_client.kube import Kube
+from grpo_operator.observe.cache import Cache
+from grpo_operator.observe.relist import Listing
 
 COUNT = 25
 

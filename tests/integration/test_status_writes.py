@@ -9,7 +9,7 @@ from conftest import Api
 from kubernetes import config
 
 from grpo_devcluster.paths import KUBECONFIG
-from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.api.v1alpha1.status import GRPOJobStatus
 from grpo_operator.apply.writer import Writer
 from grpo_operator.kuberay_client.kube import Kube
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from grpo_operator.api.status import EngineState
+from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.controller.worker_group import GangError
 from grpo_worker.data.fp8 import Part
 from grpo_worker.rollout.pool import Target

@@ -5,8 +5,8 @@ from typing import Any
 
 import yaml
 
-from grpo_operator.api.grpojob import GRPOJobSpec
-from grpo_operator.api.rolloutpool import RolloutTemplate
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.kuberay_client.models import RayClusterStatus
 from grpo_operator.plan.observed import Observed
 

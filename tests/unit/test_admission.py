@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from grpo_operator.plan.admission import Claim, waiting
-from grpo_operator.plan.feasibility import PodNeed
-from grpo_operator.plan.names import Owner
+from grpo_operator.api.names import Owner
+from grpo_operator.plan.capacity.admission import Claim, waiting
+from grpo_operator.plan.capacity.feasibility import PodNeed
 
 
 def _nodes(count: int) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from objects import job, spec_of
 from tensordict import TensorDict
 
-from grpo_operator.api.algorithm import AlgorithmSpec, KlControl, OverlongSpec
+from grpo_operator.api.v1alpha1.algorithm import AlgorithmSpec, KlControl, OverlongSpec
 from grpo_worker.algorithms.advantages import estimate_advantages, returns
 from grpo_worker.algorithms.batch_advantages import add_advantages
 from grpo_worker.algorithms.kl import KlController

@@ -9,7 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from grpo_operator.api.crd import grpojob_crd, rolloutpool_crd
-from grpo_operator.api.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 
 ROOT = Path(__file__).parents[2]
 

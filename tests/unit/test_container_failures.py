@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 from objects import NOW, job, pod, pool_of, progress, running, spec_of
 
-from grpo_operator.api.status import LayoutStatus
-from grpo_operator.apply.watched import reduced
+from grpo_operator.api.names import Owner
+from grpo_operator.api.v1alpha1.status import LayoutStatus
 from grpo_operator.kuberay_client.models import RayClusterStatus
-from grpo_operator.plan.container_failures import container_failures, failing
-from grpo_operator.plan.job_status import job_status
-from grpo_operator.plan.names import Owner
+from grpo_operator.observe.watched_kinds import reduced
 from grpo_operator.plan.observed import Observed
-from grpo_operator.plan.pool_status import pool_status
+from grpo_operator.plan.status.container_failures import container_failures, failing
+from grpo_operator.plan.status.grpojob import job_status
+from grpo_operator.plan.status.rolloutpool import pool_status
 
 LAYOUT = LayoutStatus(
     world=2, data=1, tensor=2, pipeline=1, context=1, expert=2, expert_tensor=1, stages=[], reason="given"

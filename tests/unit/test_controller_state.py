@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.api.status import EngineState
+from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.controller.ledger import SampleLedger
 from grpo_worker.controller.run_record import RunRecord, SupersededError
 from grpo_worker.data import checkpoints

@@ -5,17 +5,17 @@ from typing import Any
 import pytest
 from objects import NOW, job, pod, pool_of, progress, running, spec_of
 
-from grpo_operator.api.status import GRPOJobStatus
+from grpo_operator.api.v1alpha1.status import GRPOJobStatus
 from grpo_operator.kuberay_client.models import RayClusterStatus
-from grpo_operator.plan.decision import cluster_unwanted, pods_suspended, wish_to_suspend
-from grpo_operator.plan.job_status import (
+from grpo_operator.plan.lifecycle import cluster_unwanted, pods_suspended, wish_to_suspend
+from grpo_operator.plan.observed import Observed
+from grpo_operator.plan.planner.resolve import resolve, with_layout
+from grpo_operator.plan.status.grpojob import (
     job_status,
     layout_status,
     refused_status,
     settled_layout,
 )
-from grpo_operator.plan.observed import Observed
-from grpo_operator.plan.resolve import resolve, with_layout
 
 LAYOUT = layout_status(resolve(spec_of(job()), pool_of(spec_of(job()))))
 

@@ -3,8 +3,8 @@
 import pytest
 
 from grpo_operator.api.crd import grpojob_crd
-from grpo_operator.plan.crds import lacking
-from grpo_operator.plan.kuberay import shortcoming
+from grpo_operator.plan.compatibility.crds import lacking
+from grpo_operator.plan.compatibility.kuberay import shortcoming
 from grpo_operator.render.metadata import covers, is_current, with_hash
 
 MANIFEST = {"metadata": {"name": "a"}, "spec": {"replicas": 2, "groups": [{"name": "x", "n": 1}]}}

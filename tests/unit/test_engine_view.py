@@ -4,7 +4,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from grpo_operator.api.status import EngineState
+from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.weightsync.engine_view import EngineView, TransitionError
 
 

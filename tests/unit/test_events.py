@@ -4,11 +4,11 @@ from typing import Any
 
 from objects import pod
 
-from grpo_operator.api.scheduling import SchedulingSpec
-from grpo_operator.apply.cache import Cache
-from grpo_operator.plan.events import job_event, pool_event
-from grpo_operator.plan.health import to_replace
-from grpo_operator.plan.names import Owner
+from grpo_operator.api.names import Owner
+from grpo_operator.api.v1alpha1.scheduling import SchedulingSpec
+from grpo_operator.observe.cache import Cache
+from grpo_operator.plan.capacity.unhealthy_nodes import to_replace
+from grpo_operator.plan.status.events import job_event, pool_event
 
 
 def _status(phase: str, *true: tuple[str, str, str], **more: Any) -> dict[str, Any]:

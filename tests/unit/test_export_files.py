@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from grpo_operator.api.architectures import architecture
+from grpo_operator.api.catalog.architectures import architecture
 from grpo_worker.megatron import export_files
 from grpo_worker.megatron.export_companions import write_companions
 from grpo_worker.megatron.export_config import exported_config

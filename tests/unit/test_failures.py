@@ -9,8 +9,8 @@ import pytest
 from ray.exceptions import RayTaskError
 
 from grpo_operator.api.errors import cause_of, last_error_line
-from grpo_operator.api.grpojob import RestartPolicySpec
-from grpo_operator.api.status import Phase
+from grpo_operator.api.v1alpha1.grpojob import RestartPolicySpec
+from grpo_operator.api.v1alpha1.status import Phase
 from grpo_worker.controller.config import JobConfig
 from grpo_worker.controller.failures import FailureHandler, one_line
 from grpo_worker.controller.main import run

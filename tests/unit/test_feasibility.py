@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_operator.plan.feasibility import PodNeed, infeasible, quantity
+from grpo_operator.plan.capacity.feasibility import PodNeed, infeasible, quantity
 
 
 def node(name: str, cpu: str = "2", memory: str = "24Gi", gpus: int = 0, **spec: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 from fetching import FIELD, FILES, LARGE, contents, fetch, fetching, until, volume
 from stand_in_hub import StandInHub
 
-from grpo_operator.api.volumes import COMPLETE, VolumeSpec
+from grpo_operator.api.v1alpha1.volumes import COMPLETE, VolumeSpec
 from grpo_worker.data import fetched_volume
 from grpo_worker.data.remote.errors import PermanentFetchError
 

@@ -16,7 +16,7 @@ from fetching import FIELD, FILES, LARGE, until
 from objects import job
 from stand_in_hub import StandInHub
 
-from grpo_operator.api.volumes import COMPLETE
+from grpo_operator.api.v1alpha1.volumes import COMPLETE
 
 START = """
 import sys

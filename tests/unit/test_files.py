@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from datasets.exceptions import DatasetGenerationError
 
-from grpo_operator.api.data import DataSpec
-from grpo_operator.api.status import DataStatus
+from grpo_operator.api.v1alpha1.data import DataSpec
+from grpo_operator.api.v1alpha1.status import DataStatus
 from grpo_worker.data.files import FileTask, open_files
 from grpo_worker.data.tokenizer import TextTokenizer, load_tokenizer
 from grpo_worker.model_files.names import TINY_TOKENIZER

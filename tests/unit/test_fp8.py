@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_operator.api.architectures import architecture
-from grpo_operator.plan.model.parameters import fp8_parameters
-from grpo_operator.plan.model.shape import ModelShape
+from grpo_operator.api.catalog.architectures import architecture
+from grpo_operator.plan.planner.model.parameters import fp8_parameters
+from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_worker.data.fp8 import (
     FP8,
     FP8_BLOCK,

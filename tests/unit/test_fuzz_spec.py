@@ -12,13 +12,13 @@ from objects import NOW, pool_of
 from pydantic import ValidationError
 
 from grpo_operator.api.errors import describe
-from grpo_operator.api.grpojob import GRPOJobSpec
-from grpo_operator.plan.job_status import layout_status, refused_status
-from grpo_operator.plan.needs import job_needs
-from grpo_operator.plan.resolve import RefusedError, resolve, with_layout
-from grpo_operator.render.children import job_config_map
-from grpo_operator.render.clusters import job_cluster
-from grpo_operator.render.settings import OperatorSettings
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.plan.capacity.pod_requests import job_needs
+from grpo_operator.plan.planner.resolve import RefusedError, resolve, with_layout
+from grpo_operator.plan.status.grpojob import layout_status, refused_status
+from grpo_operator.render.config_map import job_config_map
+from grpo_operator.render.ray_cluster import job_cluster
+from grpo_operator.settings import OperatorSettings
 
 CASES = 10_000
 MANIFESTS = Path(__file__).parents[2] / "manifests"

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from grpo_operator.api.grpojob import GRPOJobSpec
-from grpo_operator.api.rolloutpool import RolloutPoolSpec, RolloutTemplate
-from grpo_operator.api.volumes import within
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTemplate
+from grpo_operator.api.v1alpha1.volumes import within
 from grpo_operator.cli.plan import main
-from grpo_operator.render.clusters import job_cluster, pool_cluster
-from grpo_operator.render.settings import OperatorSettings
+from grpo_operator.render.ray_cluster import job_cluster, pool_cluster
+from grpo_operator.settings import OperatorSettings
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = sorted((ROOT / "manifests").glob("*.yaml"))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
-from grpo_operator.api.architectures import architecture
-from grpo_operator.api.observability import MlflowSpec, ObservabilitySpec, ThresholdSpec, WandbSpec
+from grpo_operator.api.catalog.architectures import architecture
+from grpo_operator.api.v1alpha1.observability import MlflowSpec, ObservabilitySpec, ThresholdSpec, WandbSpec
 from grpo_worker.metrics.flops import ModelFlops, attention_width, utilisation
 from grpo_worker.metrics.sinks import Mlflow, Sink, sinks_of
 from grpo_worker.metrics.writer import MetricsWriter
@@ -74,7 +74,8 @@ def test_mlflow_keeps_one_run_over_attempts(tmp_path: Path, monkeypatch: pytest.
 def test_wandb_writes_a_run_without_a_network(tmp_path: Path) -> None:
     # A process of its own: W&B starts a service and hooks into the interpreter's end.
     code = (
-        "from pathlib import Path; from grpo_operator.api.observability import ObservabilitySpec, WandbSpec\n"
+        "from pathlib import Path\n"
+        "from grpo_operator.api.v1alpha1.observability import ObservabilitySpec, WandbSpec\n"
         "from grpo_worker.metrics.sinks import sinks_of\n"
         "spec = ObservabilitySpec(tensorboard=False, wandb=WandbSpec(project='p', offline=True))\n"
         f"(sink,) = sinks_of(spec, 'job', Path({str(tmp_path)!r}))\n"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from grpo_operator.api.architectures import architecture
+from grpo_operator.api.catalog.architectures import architecture
 from grpo_worker.data.tokenizer import load_tokenizer
 from grpo_worker.model_files.config import canonical, model_config
 from grpo_worker.model_files.directory import check_directory

@@ -5,21 +5,21 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.api.architectures import ARCHITECTURES, architecture
-from grpo_operator.api.gpus import GPUS, GpuType
-from grpo_operator.api.layout import Layout
-from grpo_operator.api.trainer import OffloadSpec
-from grpo_operator.plan import transfer
-from grpo_operator.plan.engines import shape as engine_rules
-from grpo_operator.plan.engines.memory import engine_memory, kv_bytes_per_token
-from grpo_operator.plan.engines.shape import EngineShape
-from grpo_operator.plan.model import parameters
-from grpo_operator.plan.model.shape import ModelShape
-from grpo_operator.plan.training.activations import Workload
-from grpo_operator.plan.training.memory import StageMemory, stage_memory
-from grpo_operator.plan.training.rules import batch_problems, fp8_problems, problems
-from grpo_operator.plan.training.search import TrainingPool, feasible, fits, nearest, worst
-from grpo_operator.plan.training.stages import stage_counts, stage_layers
+from grpo_operator.api.catalog.architectures import ARCHITECTURES, architecture
+from grpo_operator.api.catalog.gpus import GPUS, GpuType
+from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.trainer import OffloadSpec
+from grpo_operator.plan.planner import transfer_bounds
+from grpo_operator.plan.planner.engines import shape as engine_rules
+from grpo_operator.plan.planner.engines.memory import engine_memory, kv_bytes_per_token
+from grpo_operator.plan.planner.engines.shape import EngineShape
+from grpo_operator.plan.planner.model import parameters
+from grpo_operator.plan.planner.model.shape import ModelShape
+from grpo_operator.plan.planner.training.activations import Workload
+from grpo_operator.plan.planner.training.memory import StageMemory, stage_memory
+from grpo_operator.plan.planner.training.rules import batch_problems, fp8_problems, problems
+from grpo_operator.plan.planner.training.search import TrainingPool, feasible, fits, nearest, worst
+from grpo_operator.plan.planner.training.stages import stage_counts, stage_layers
 
 V3 = ModelShape.from_hf(architecture("deepseek-v3"))
 H100 = GPUS[GpuType.H100]
@@ -31,7 +31,7 @@ def test_parameters_and_bytes_of_deepseek_v3_are_the_published_ones() -> None:
     assert parameters.total(V3).expert == pytest.approx(653.91e9, rel=1e-5)
     assert parameters.model_bytes(V3) == pytest.approx(1342.05e9, rel=1e-5)
     assert parameters.model_bytes(V3, fp8=True) == pytest.approx(673.15e9, rel=1e-5)
-    assert transfer.checkpoint_bytes(V3) == pytest.approx(9.39e12, rel=1e-3)
+    assert transfer_bounds.checkpoint_bytes(V3) == pytest.approx(9.39e12, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_fp8_blocks_must_not_be_cut() -> None:
     ids=str,
 )
 def test_sync_bounds_equal_the_reference(engine: EngineShape, count: int, seconds: float) -> None:
-    bound = transfer.sync_bound(V3, TP8_PP8, engine, count, 50e9, 8)
+    bound = transfer_bounds.sync_bound(V3, TP8_PP8, engine, count, 50e9, 8)
     assert bound.seconds == pytest.approx(seconds, abs=0.006)
 
 

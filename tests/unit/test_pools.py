@@ -5,17 +5,17 @@ from typing import Any
 import pytest
 from objects import NOW, job, pool_of, spec_of
 
-from grpo_operator.api.grpojob import GRPOJobSpec
-from grpo_operator.api.rolloutpool import RolloutPoolSpec
-from grpo_operator.plan.binding import Suitor, bind
-from grpo_operator.plan.names import Owner, owner_in_labels
+from grpo_operator.api.names import Owner, owner_in_labels
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec
+from grpo_operator.plan.capacity.pool_binding import Suitor, bind
 from grpo_operator.plan.observed import Observed
-from grpo_operator.plan.pool_status import pool_status
-from grpo_operator.plan.resolve import RefusedError, check_pool, check_reference
-from grpo_operator.render.clusters import job_cluster, pool_cluster
+from grpo_operator.plan.planner.resolve import RefusedError, check_pool, check_reference
+from grpo_operator.plan.status.rolloutpool import pool_status
 from grpo_operator.render.policies import ANY_JOB, network_policy
+from grpo_operator.render.ray_cluster import job_cluster, pool_cluster
 from grpo_operator.render.services import rollout_service
-from grpo_operator.render.settings import OperatorSettings
+from grpo_operator.settings import OperatorSettings
 
 SETTINGS = OperatorSettings("trainer:1", "rollout:1")
 OWNER = Owner("RolloutPool", "default", "shared")

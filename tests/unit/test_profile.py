@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from grpo_operator.api.observability import ProfileSpec
+from grpo_operator.api.v1alpha1.observability import ProfileSpec
 from grpo_worker.profiling.trace import StepTrace, communication, runtime_env
 
 SPEC = ProfileSpec(ranks=[1], step_start=2, step_end=3)

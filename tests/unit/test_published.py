@@ -15,7 +15,7 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from grpo_operator.api.architectures import architecture
+from grpo_operator.api.catalog.architectures import architecture
 
 TEXT = "Sum of 1 + 22:\n\n  it's  3333, nicht wahr? für alle 你好 😀\n\tif (x <= 7):\r\n"
 # What the whole published tokenizers make of these texts, which needs only merges that were kept.

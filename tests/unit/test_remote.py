@@ -10,7 +10,7 @@ import pytest
 from fetching import FILES, LARGE, contents, fetch
 from stand_in_hub import StandInHub
 
-from grpo_operator.api.volumes import VolumeSpec
+from grpo_operator.api.v1alpha1.volumes import VolumeSpec
 from grpo_worker.data.remote.errors import PermanentFetchError, TransientFetchError, translated
 from grpo_worker.data.remote.objects import ObjectSource, object_store
 from grpo_worker.data.remote.web import WebSource

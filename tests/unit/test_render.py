@@ -9,11 +9,11 @@ import pytest
 import yaml
 from objects import job, pool_of, spec_of
 
-from grpo_operator.render.children import job_config_map, owned_pool
-from grpo_operator.render.clusters import job_cluster
+from grpo_operator.render.config_map import job_config_map, owned_pool
 from grpo_operator.render.metadata import is_current, with_hash
+from grpo_operator.render.ray_cluster import job_cluster
 from grpo_operator.render.services import rollout_service
-from grpo_operator.render.settings import OperatorSettings
+from grpo_operator.settings import OperatorSettings
 
 SETTINGS = OperatorSettings("trainer:1", "rollout:1", pod_overlay={"env": [{"name": "X", "value": "1"}]})
 

@@ -8,13 +8,13 @@ import pytest
 import yaml
 from objects import pool_of
 
-from grpo_operator.api.grpojob import GRPOJobSpec
-from grpo_operator.plan.topology import Leaves
-from grpo_operator.render.clusters import job_cluster, settled_leaves
-from grpo_operator.render.merge import merge
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.plan.capacity.topology import Leaves
+from grpo_operator.render.overlay import merge
 from grpo_operator.render.policies import network_policy, rollout_budget, trainer_budget
+from grpo_operator.render.ray_cluster import job_cluster, settled_leaves
 from grpo_operator.render.services import engine_services, rollout_service
-from grpo_operator.render.settings import OperatorSettings
+from grpo_operator.settings import OperatorSettings
 
 MANIFEST = Path(__file__).parents[2] / "manifests" / "deepseek-v3-512xh100.yaml"
 SETTINGS = OperatorSettings("trainer:1", "rollout:1", namespace="ops")

@@ -9,9 +9,9 @@ import pytest
 import yaml
 from objects import pool_of
 
-from grpo_operator.api.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.cli.plan import main
-from grpo_operator.plan.resolve import JobPlan, RefusedError, resolve
+from grpo_operator.plan.planner.resolve import JobPlan, RefusedError, resolve
 
 ROOT = Path(__file__).parents[2]
 LARGE = ROOT / "manifests" / "deepseek-v3-512xh100.yaml"

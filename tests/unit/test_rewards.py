@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from processes import runs
 
-from grpo_operator.api.data import RewardSpec
+from grpo_operator.api.v1alpha1.data import RewardSpec
 from grpo_worker.data.tasks import Record, open_gym
 from grpo_worker.rewards import sandbox
 from grpo_worker.rewards.child import Program

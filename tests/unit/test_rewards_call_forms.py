@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.api.data import RewardSpec
+from grpo_operator.api.v1alpha1.data import RewardSpec
 from grpo_worker.data.tasks import Record
 from grpo_worker.rewards.call_forms import fields_of, form_of
 from grpo_worker.rewards.verifiers import FunctionVerifier, Item, RewardError

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.api.data import RewardSpec
+from grpo_operator.api.v1alpha1.data import RewardSpec
 from grpo_worker.data.tasks import Record
 from grpo_worker.rewards import server as server_module
 from grpo_worker.rewards.verifiers import HttpVerifier, Item, RewardError

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_operator.api.algorithm import AlgorithmSpec
-from grpo_operator.api.status import EngineState
+from grpo_operator.api.v1alpha1.algorithm import AlgorithmSpec
+from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.data.source import Prompt
 from grpo_worker.rollout import client as module
 from grpo_worker.rollout.client import RolloutClient

@@ -11,18 +11,18 @@ from objects import NOW, job, pod, pool_of, spec_of
 from pydantic import ValidationError
 from starlette.testclient import TestClient
 
-from grpo_operator.api.grpojob import GRPOJobSpec
-from grpo_operator.api.rolloutpool import RolloutPoolSpec
-from grpo_operator.api.status import EngineState
+from grpo_operator.api.names import Owner
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec
+from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_operator.cli.report import as_data, as_table
-from grpo_operator.plan.feasibility import GPU, partly_taken
-from grpo_operator.plan.names import Owner
-from grpo_operator.plan.needs import job_needs
+from grpo_operator.plan.capacity.feasibility import GPU, partly_taken
+from grpo_operator.plan.capacity.pod_requests import job_needs
 from grpo_operator.plan.observed import Observed
-from grpo_operator.plan.pool_status import pool_status
-from grpo_operator.plan.resolve import RefusedError, resolve, training_pool
-from grpo_operator.render.clusters import job_cluster
-from grpo_operator.render.settings import OperatorSettings
+from grpo_operator.plan.planner.resolve import RefusedError, resolve, training_pool
+from grpo_operator.plan.status.rolloutpool import pool_status
+from grpo_operator.render.ray_cluster import job_cluster
+from grpo_operator.settings import OperatorSettings
 from grpo_worker.controller.trainers import TrainerGang
 from grpo_worker.controller.turns import Turns
 from grpo_worker.controller.weights import WeightSender

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from grpo_operator.api.status import EngineState
+from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.rollout.routing import EngineEntry, EngineTable
 from grpo_worker.weightsync import agent as agents
 from grpo_worker.weightsync.agent import Agent

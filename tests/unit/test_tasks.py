@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from grpo_operator.api.data import DataSpec
+from grpo_operator.api.v1alpha1.data import DataSpec
 from grpo_worker.data import source
 from grpo_worker.data.files import FileTask, lookup, open_files
 from grpo_worker.data.source import PromptSource

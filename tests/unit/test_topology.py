@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_operator.plan.topology import Leaves, assign, free_nodes
+from grpo_operator.plan.capacity.topology import Leaves, assign, free_nodes
 
 EIGHT = {f"leaf-{i}": 8 for i in range(8)}
 FREE = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 9), min_size=1)

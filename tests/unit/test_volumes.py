@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from objects import job, pool_of, spec_of
 
-from grpo_operator.api.rolloutpool import RolloutPoolSpec
-from grpo_operator.api.volumes import FETCHED_FILES, VolumeSpec
-from grpo_operator.plan.feasibility import quantity
-from grpo_operator.plan.needs import AGENT_RESOURCES
-from grpo_operator.plan.resolve import RefusedError, check_pool, check_reference
-from grpo_operator.render.clusters import job_cluster, pool_cluster
-from grpo_operator.render.settings import OperatorSettings
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec
+from grpo_operator.api.v1alpha1.volumes import FETCHED_FILES, VolumeSpec
+from grpo_operator.plan.capacity.feasibility import quantity
+from grpo_operator.plan.capacity.pod_requests import AGENT_RESOURCES
+from grpo_operator.plan.planner.resolve import RefusedError, check_pool, check_reference
+from grpo_operator.render.ray_cluster import job_cluster, pool_cluster
+from grpo_operator.settings import OperatorSettings
 
 SETTINGS = OperatorSettings("trainer:1", "rollout:1")
 URI: dict[str, Any] = {"mountPath": "/models", "uri": "hf://org/model"}

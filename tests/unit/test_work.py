@@ -1,6 +1,6 @@
 """Which objects are due when, with a clock of our own."""
 
-from grpo_operator.handlers.work import RESYNC_SECONDS, Work
+from grpo_operator.handlers.workqueue import RESYNC_SECONDS, Work
 
 A, B = ("GRPOJob", "ns", "a"), ("GRPOJob", "ns", "b")
 

@@ -8,8 +8,8 @@ from fidelity_cases import keep_gradients
 from policy_cases import SEED, assembled, batch, make_model, on_every_stage, own_rows, train
 from tiny_models import tiny_model
 
-from grpo_operator.api.layout import Layout
-from grpo_operator.api.trainer import OptimizerSpec
+from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
 from grpo_worker.data.checkpoints import Origin, directory
 from grpo_worker.data.micro_batch import Batch
 from grpo_worker.megatron import weights

@@ -18,9 +18,9 @@ import uvicorn
 from starlette.applications import Starlette
 
 from grpo_devcluster.cpu_engine import environment
-from grpo_operator.api.rolloutpool import EngineSpec, RolloutTemplate
-from grpo_operator.plan.names import ENGINE_PORT, Owner
-from grpo_operator.render.engine import MODEL_DIRECTORY, engine_command
+from grpo_operator.api.names import ENGINE_PORT, Owner
+from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
+from grpo_operator.render.sglang_command import MODEL_DIRECTORY, engine_command
 from grpo_worker.weightsync.agent import Agent
 from grpo_worker.weightsync.engine import Engine
 from grpo_worker.weightsync.source import application

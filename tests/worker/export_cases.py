@@ -15,7 +15,7 @@ from fidelity_cases import SEED, UnevenBiases, _logits, _tokens
 from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM
 
-from grpo_operator.api.layout import Layout
+from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_worker.data.fp8 import dequantise, is_quantised, quantise
 from grpo_worker.megatron import export_files, weights
 from grpo_worker.megatron.build import build_chunks, initialize_parallel

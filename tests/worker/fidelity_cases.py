@@ -11,7 +11,7 @@ from policy_cases import batch, everywhere, make_model, own_rows, whole_weights
 from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM
 
-from grpo_operator.api.layout import Layout
+from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_worker.algorithms.losses import PolicyLossConfig
 from grpo_worker.data.micro_batch import Batch, MicroBatch
 from grpo_worker.megatron import weights

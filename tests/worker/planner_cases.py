@@ -20,11 +20,11 @@ import torch  # noqa: E402
 from megatron.core import parallel_state  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
-from grpo_operator.api.architectures import architecture  # noqa: E402
-from grpo_operator.api.layout import Layout  # noqa: E402
-from grpo_operator.plan.model.shape import ModelShape  # noqa: E402
-from grpo_operator.plan.training.memory import Workload, stage_memory  # noqa: E402
-from grpo_operator.plan.training.rules import problems  # noqa: E402
+from grpo_operator.api.catalog.architectures import architecture  # noqa: E402
+from grpo_operator.api.v1alpha1.layout import Layout  # noqa: E402
+from grpo_operator.plan.planner.model.shape import ModelShape  # noqa: E402
+from grpo_operator.plan.planner.training.memory import Workload, stage_memory  # noqa: E402
+from grpo_operator.plan.planner.training.rules import problems  # noqa: E402
 from grpo_worker.megatron.build import build_chunks, initialize_parallel  # noqa: E402
 
 

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
-from grpo_operator.api.layout import Layout
-from grpo_operator.api.trainer import OffloadSpec, OptimizerSpec
+from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.trainer import OffloadSpec, OptimizerSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig, token_weights
 from grpo_worker.data.checkpoints import Origin, directory
 from grpo_worker.data.micro_batch import Batch

@@ -9,7 +9,7 @@ from policy_cases import SEED, batch, on_every_stage, own_rows
 from tiny_models import tiny_model
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from grpo_operator.api.layout import Layout
+from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_worker.megatron.build import initialize_parallel
 from grpo_worker.megatron.initialise import SeededWeights
 from grpo_worker.megatron.reward_model import RewardModel

@@ -3,7 +3,7 @@
 import torch.distributed as dist
 from tiny_models import tiny_model
 
-from grpo_operator.api.layout import Layout
+from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_worker.megatron import weights
 from grpo_worker.megatron.build import build_chunks, initialize_parallel
 from grpo_worker.megatron.families.known import family_of

@@ -9,9 +9,9 @@ import pytest
 import ranks
 import torch
 
-from grpo_operator.api.architectures import architecture
-from grpo_operator.plan.model import parameters
-from grpo_operator.plan.model.shape import ModelShape
+from grpo_operator.api.catalog.architectures import architecture
+from grpo_operator.plan.planner.model import parameters
+from grpo_operator.plan.planner.model.shape import ModelShape
 
 TP2_EP2 = {"tensor": 2, "expert": 2, "expert_tensor": 1}
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from grpo_devcluster.packages import oracles
-from grpo_operator.api.algorithm import AlgorithmSpec
+from grpo_operator.api.v1alpha1.algorithm import AlgorithmSpec
 from grpo_worker.algorithms.advantages import estimate_advantages, gae
 from grpo_worker.algorithms.losses import (
     PolicyLossConfig,

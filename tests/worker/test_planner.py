@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import ranks
 
-from grpo_operator.api.architectures import architecture
-from grpo_operator.api.layout import Layout
-from grpo_operator.plan.model.shape import ModelShape
-from grpo_operator.plan.training.memory import Workload, stage_memory
+from grpo_operator.api.catalog.architectures import architecture
+from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.plan.planner.model.shape import ModelShape
+from grpo_operator.plan.planner.training.memory import Workload, stage_memory
 
 CASES = 150
 

@@ -17,8 +17,8 @@ from engine_server import Server, free_port
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from grpo_operator.api.algorithm import AlgorithmSpec
-from grpo_operator.api.status import EngineState
+from grpo_operator.api.v1alpha1.algorithm import AlgorithmSpec
+from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.data.source import Prompt
 from grpo_worker.rollout import client as client_module
 from grpo_worker.rollout.client import RolloutClient

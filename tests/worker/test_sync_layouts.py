@@ -4,8 +4,8 @@ import pytest
 import ranks
 from tiny_models import tiny_model
 
-from grpo_operator.api.layout import Layout
-from grpo_operator.plan.training.stages import stage_layers
+from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.plan.planner.training.stages import stage_layers
 from grpo_worker.weightsync.planner.layouts import trainer_side
 
 

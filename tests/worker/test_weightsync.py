@@ -12,7 +12,7 @@ import ranks
 import torch
 from engine_server import JOB, URL, Server, cpu_seconds, generate, serve, watch_until
 
-from grpo_operator.api.architectures import architecture
+from grpo_operator.api.catalog.architectures import architecture
 from grpo_worker.data.source import Prompt
 from grpo_worker.megatron.families.known import expert_layers
 from grpo_worker.rollout.client import RolloutClient

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from grpo_operator.api.architectures import architecture
+from grpo_operator.api.catalog.architectures import architecture
 
 _QWEN3: dict[str, Any] = {
     "hidden_size": 64,

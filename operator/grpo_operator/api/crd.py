@@ -12,9 +12,9 @@ import yaml
 from pydantic import BaseModel
 
 from grpo_operator.api.base import GROUP, LONGEST_NAME, VERSION, Model
-from grpo_operator.api.grpojob import GRPOJobSpec
-from grpo_operator.api.rolloutpool import RolloutPoolSpec, RolloutPoolStatus
-from grpo_operator.api.status import Condition, GRPOJobStatus
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutPoolStatus
+from grpo_operator.api.v1alpha1.status import Condition, GRPOJobStatus
 
 _DROP = {"title", "const", "additionalProperties", "$defs", "discriminator"}
 

@@ -7,10 +7,10 @@ from typing import Any
 from kubernetes.client import ApiException
 
 from grpo_operator.api.base import API_VERSION, Model
+from grpo_operator.api.names import Owner, owner_reference
 from grpo_operator.kuberay_client.client import RayClusterApi
 from grpo_operator.kuberay_client.kube import Kube
 from grpo_operator.kuberay_client.models import RayCluster
-from grpo_operator.plan.names import Owner, owner_reference
 from grpo_operator.render.metadata import is_current, with_hash
 
 _GROUP = f"apis/{API_VERSION}"

@@ -10,10 +10,10 @@ import yaml
 from pydantic import ValidationError
 
 from grpo_operator.api.errors import describe
-from grpo_operator.api.grpojob import GRPOJobSpec
-from grpo_operator.api.rolloutpool import RolloutPoolSpec, RolloutTemplate
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTemplate
 from grpo_operator.cli.report import as_data, as_table
-from grpo_operator.plan.resolve import RefusedError, check_reference, resolve
+from grpo_operator.plan.planner.resolve import RefusedError, check_reference, resolve
 
 _Named = tuple[str, dict[str, Any]]
 

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from grpo_operator.api.gpus import GPUS
-from grpo_operator.api.grpojob import GRPOJobSpec
-from grpo_operator.api.rolloutpool import RolloutTemplate
-from grpo_operator.plan import transfer
-from grpo_operator.plan.resolve import JobPlan
+from grpo_operator.api.catalog.gpus import GPUS
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
+from grpo_operator.plan.planner import transfer_bounds
+from grpo_operator.plan.planner.resolve import JobPlan
 
 _SHARED = ", the training pool's own, in turn"
 
@@ -64,7 +64,7 @@ def _pools(spec: GRPOJobSpec, pool: RolloutTemplate) -> dict[str, Any]:
 
 def _checkpoint(spec: GRPOJobSpec, plan: JobPlan, store_speed: float) -> dict[str, float]:
     assert plan.model is not None
-    size = transfer.checkpoint_bytes(plan.model)
+    size = transfer_bounds.checkpoint_bytes(plan.model)
     return {"bytes": size, "seconds": size / (store_speed * spec.trainer.nodes)}
 
 
@@ -72,7 +72,7 @@ def _sync(spec: GRPOJobSpec, pool: RolloutTemplate, plan: JobPlan) -> dict[str, 
     assert plan.model is not None
     engine = pool.engine
     network = GPUS[engine.gpu_type].network
-    bound = transfer.sync_bound(
+    bound = transfer_bounds.sync_bound(
         plan.model, plan.layout, plan.engine, pool.replicas, network, engine.gpus_per_node
     )
     return {

@@ -10,24 +10,24 @@ import kopf
 from kubernetes import client, config
 from prometheus_client import REGISTRY, start_http_server
 
-from grpo_operator.apply.cache import Cache, key_of
-from grpo_operator.apply.keys import Keys
-from grpo_operator.apply.listing import Listing
-from grpo_operator.apply.probe import PodProbe
-from grpo_operator.apply.prober import Prober
-from grpo_operator.apply.surroundings import Surroundings
-from grpo_operator.apply.watched import WATCHED, Watched
+from grpo_operator.api.names import OWNER_LABELS, owner_in_labels, owner_of
+from grpo_operator.apply.agent_secret import Keys
 from grpo_operator.apply.writer import Writer
-from grpo_operator.handlers.admissions import Admissions
-from grpo_operator.handlers.common import Kit
-from grpo_operator.handlers.loop import Loop
+from grpo_operator.handlers.kopf_storage import NoDiffs, NoProgress
 from grpo_operator.handlers.metrics import JobCollector
-from grpo_operator.handlers.stateless import NoDiffs, NoProgress
-from grpo_operator.handlers.work import Work
+from grpo_operator.handlers.reconcile_loop import Loop
+from grpo_operator.handlers.reconcilers.admission_round import Admissions
+from grpo_operator.handlers.reconcilers.context import Kit
+from grpo_operator.handlers.workqueue import Work
 from grpo_operator.kuberay_client.kube import Kube
-from grpo_operator.plan.feasibility import room
-from grpo_operator.plan.names import OWNER_LABELS, owner_in_labels, owner_of
-from grpo_operator.render.settings import load_settings
+from grpo_operator.observe.cache import Cache, key_of
+from grpo_operator.observe.pod_client import PodProbe
+from grpo_operator.observe.pod_poller import Prober
+from grpo_operator.observe.prerequisites import Surroundings
+from grpo_operator.observe.relist import Listing
+from grpo_operator.observe.watched_kinds import WATCHED, Watched
+from grpo_operator.plan.capacity.feasibility import room
+from grpo_operator.settings import load_settings
 
 log = logging.getLogger(__name__)
 SETTINGS_FILE = Path(os.environ.get("GRPO_SETTINGS", "/etc/grpo-operator/settings.json"))

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_operator.api.status import LONGEST_MESSAGE, EngineState, EngineStatus
+from grpo_operator.api import names
+from grpo_operator.api.v1alpha1.status import LONGEST_MESSAGE, EngineState, EngineStatus
 from grpo_operator.kuberay_client.models import RayClusterStatus
-from grpo_operator.plan import names
-from grpo_operator.plan.container_failures import ContainerFailure, container_failures
+from grpo_operator.plan.status.container_failures import ContainerFailure, container_failures
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,14 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from grpo_operator.api import names
 from grpo_operator.api.base import Device
-from grpo_operator.api.grpojob import GRPOJobSpec
-from grpo_operator.plan import names
-from grpo_operator.plan.names import CONTROLLER_PORT, GCS_PORT
-from grpo_operator.plan.topology import Leaves
-from grpo_operator.render.engine_pods import EnginePods
+from grpo_operator.api.names import CONTROLLER_PORT, GCS_PORT
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.plan.capacity.topology import Leaves
 from grpo_operator.render.placement import apart_from, open_to_neighbours, packed, prefer_leaves
-from grpo_operator.render.pods import PYTHON, PodParts, overlaid, probe, share_key
+from grpo_operator.render.pod_template import PYTHON, PodParts, overlaid, probe, share_key
+from grpo_operator.render.rollout_pods import EnginePods
 from grpo_operator.render.volumes import STORE_MOUNT, fetch, job_files, model_files
 
 # Ray lowers the priority of its workers by 15; the ranks are what the pod is for.

@@ -4,7 +4,7 @@ import hashlib
 import json
 from typing import Any
 
-from grpo_operator.plan import names
+from grpo_operator.api import names
 
 
 def metadata(

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from grpo_operator.api.scheduling import SchedulingSpec
-from grpo_operator.plan import names
-from grpo_operator.plan.feasibility import GPU
-from grpo_operator.plan.topology import Leaves
+from grpo_operator.api import names
+from grpo_operator.api.v1alpha1.scheduling import SchedulingSpec
+from grpo_operator.plan.capacity.feasibility import GPU
+from grpo_operator.plan.capacity.topology import Leaves
 
 GPU_NODE = "nvidia.com/gpu.present"  # label that NVIDIA's feature discovery puts on GPU nodes
 

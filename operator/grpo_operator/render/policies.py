@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from grpo_operator.api.rolloutpool import RolloutTemplate
-from grpo_operator.plan import names
-from grpo_operator.plan.names import AGENT_PORT, CONTROLLER_PORT, owner_of
+from grpo_operator.api import names
+from grpo_operator.api.names import AGENT_PORT, CONTROLLER_PORT, owner_of
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.render.metadata import metadata
-from grpo_operator.render.settings import OperatorSettings
+from grpo_operator.settings import OperatorSettings
 
 Selector = dict[str, Any]  # LabelSelector
 ANY_JOB: Selector = {"matchExpressions": [{"key": names.JOB_LABEL, "operator": "Exists"}]}

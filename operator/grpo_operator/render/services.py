@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from grpo_operator.api.rolloutpool import RolloutTemplate
-from grpo_operator.plan import names
-from grpo_operator.plan.names import AGENT_PORT, ENGINE_PORT, owner_of
-from grpo_operator.plan.topology import Leaves
+from grpo_operator.api import names
+from grpo_operator.api.names import AGENT_PORT, ENGINE_PORT, owner_of
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
+from grpo_operator.plan.capacity.topology import Leaves
 from grpo_operator.render.metadata import metadata
 
 NO_LEAVES = Leaves()

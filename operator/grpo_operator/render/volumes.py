@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_operator.api.base import Resources
-from grpo_operator.api.grpojob import GRPOJobSpec
-from grpo_operator.api.model import ModelSpec
-from grpo_operator.api.volumes import COMPLETE, FETCHED_FILES, VolumeSpec
-from grpo_operator.plan.names import CONTROLLER_PORT
-from grpo_operator.render.pods import PYTHON, PodParts
+from grpo_operator.api.names import CONTROLLER_PORT
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.model import ModelSpec
+from grpo_operator.api.v1alpha1.volumes import COMPLETE, FETCHED_FILES, VolumeSpec
+from grpo_operator.render.pod_template import PYTHON, PodParts
 
 STORE_MOUNT = "/store"
 # Nothing but a shell that sleeps; less than any container that starts after it, so pods ask for no more.

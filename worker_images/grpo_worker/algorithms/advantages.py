@@ -6,7 +6,7 @@ Sums are taken in float64, results are float32 and 0 outside the response.
 
 import torch
 
-from grpo_operator.api.algorithm import AlgorithmSpec
+from grpo_operator.api.v1alpha1.algorithm import AlgorithmSpec
 
 _EPS = 1e-6
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from tensordict import TensorDict
 
-from grpo_operator.api.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.algorithms.advantages import estimate_advantages, gae
 from grpo_worker.algorithms.losses import rollout_weights
 from grpo_worker.algorithms.rewards import overlong_penalty, token_rewards, with_kl

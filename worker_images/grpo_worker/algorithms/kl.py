@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from grpo_operator.api.algorithm import KlControl
+from grpo_operator.api.v1alpha1.algorithm import KlControl
 
 
 class KlController:

@@ -2,7 +2,7 @@
 
 import torch
 
-from grpo_operator.api.algorithm import OverlongSpec
+from grpo_operator.api.v1alpha1.algorithm import OverlongSpec
 from grpo_worker.algorithms.losses import kl_estimate
 
 

@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_operator.api.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 
 JOB_FILE = Path(os.environ.get("GRPO_JOB_FILE", "/etc/grpo/job.json"))
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from grpo_operator.api.errors import cause_of, last_error_line
-from grpo_operator.api.grpojob import RestartPolicySpec
+from grpo_operator.api.v1alpha1.grpojob import RestartPolicySpec
 from grpo_worker.controller.run_record import Cause, RunRecord
 
 log = logging.getLogger(__name__)

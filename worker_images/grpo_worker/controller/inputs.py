@@ -7,7 +7,7 @@ import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from grpo_operator.api.data import DataSpec
+from grpo_operator.api.v1alpha1.data import DataSpec
 from grpo_worker.controller.config import JobConfig
 from grpo_worker.controller.progress import Board
 from grpo_worker.data.source import PromptSource

@@ -6,8 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from grpo_operator.api.grpojob import GRPOJobSpec
-from grpo_operator.api.status import Phase
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.status import Phase
 from grpo_worker.controller.failures import FailureHandler, one_line
 from grpo_worker.controller.ledger import SampleLedger
 from grpo_worker.controller.memory_tier import MemoryTier

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from grpo_operator.api.status import Phase
+from grpo_operator.api.v1alpha1.status import Phase
 from grpo_worker.controller.config import JobConfig, load_job_config
 from grpo_worker.controller.failures import FailureHandler, one_line
 from grpo_worker.controller.inputs import read_inputs

@@ -4,7 +4,7 @@ import threading
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from grpo_operator.api.status import Phase
+from grpo_operator.api.v1alpha1.status import Phase
 
 
 @dataclass(frozen=True, slots=True)

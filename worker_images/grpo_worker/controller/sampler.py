@@ -5,7 +5,7 @@ from concurrent.futures import CancelledError
 
 import numpy as np
 
-from grpo_operator.api.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.data.generated import Generated
 from grpo_worker.data.source import Prompt, PromptSource
 from grpo_worker.metrics.timing import StepTimer

@@ -10,7 +10,7 @@ from typing import Any
 from ray.util.placement_group import PlacementGroup
 
 from grpo_operator.api.base import Device
-from grpo_operator.api.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.controller.pools import ResourcePoolManager
 from grpo_worker.controller.worker_group import WorkerGroup
 from grpo_worker.data.checkpoints import CONTROLLER_STATE, complete_steps, directory

@@ -4,8 +4,8 @@ import numpy as np
 from tensordict import TensorDict
 
 from grpo_operator.api.base import Device
-from grpo_operator.api.gpus import GPUS
-from grpo_operator.api.grpojob import GRPOJobSpec
+from grpo_operator.api.catalog.gpus import GPUS
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.algorithms.batch_advantages import add_advantages
 from grpo_worker.algorithms.kl import KlController
 from grpo_worker.algorithms.losses import token_weights

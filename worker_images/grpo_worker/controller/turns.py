@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from grpo_operator.api.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.controller.trainers import TrainerGang
 from grpo_worker.controller.weights import WeightSender
 from grpo_worker.metrics.timing import StepTimer

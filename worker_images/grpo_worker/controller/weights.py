@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from grpo_operator.api.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.controller.trainers import TrainerGang
 from grpo_worker.rollout.linked import LinkedPool
 from grpo_worker.rollout.pool import RolloutPool, Target

@@ -13,8 +13,8 @@ import time
 from functools import partial
 from pathlib import Path
 
-from grpo_operator.api.status import Phase
-from grpo_operator.api.volumes import CredentialSpec, VolumeSpec
+from grpo_operator.api.v1alpha1.status import Phase
+from grpo_operator.api.v1alpha1.volumes import CredentialSpec, VolumeSpec
 from grpo_worker.controller.config import JobConfig, load_job_config
 from grpo_worker.controller.progress import Board
 from grpo_worker.controller.server import application, serve_in_background

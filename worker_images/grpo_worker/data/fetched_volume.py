@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-from grpo_operator.api.volumes import COMPLETE, FETCHED_FILES, VolumeSpec
+from grpo_operator.api.v1alpha1.volumes import COMPLETE, FETCHED_FILES, VolumeSpec
 from grpo_worker.data.fetch_lease import FetchLease
 from grpo_worker.data.fetch_progress import FetchProgress, amount
 from grpo_worker.data.remote.errors import PermanentFetchError, TransientFetchError

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 
-from grpo_operator.api.data import DataSpec
+from grpo_operator.api.v1alpha1.data import DataSpec
 from grpo_worker.data.tokenizer import TextTokenizer
 
 SCHEME = "reasoning-gym:"

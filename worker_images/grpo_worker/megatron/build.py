@@ -9,7 +9,7 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
-from grpo_operator.api.layout import Layout
+from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_worker.megatron.config_map import mcore_config
 from grpo_worker.megatron.layer_spec import block_spec
 from grpo_worker.megatron.next_layer import add_layer

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 
-from grpo_operator.api.layout import Layout
+from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_worker.megatron.families.known import family_of
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from grpo_operator.api.trainer import OptimizerSpec
+from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
 from grpo_worker.algorithms.losses import value_loss
 from grpo_worker.data.micro_batch import Batch, MicroBatch
 from grpo_worker.megatron import weights

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from grpo_operator.api.trainer import OptimizerSpec
+from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig, kl_estimate, policy_loss
 from grpo_worker.data.micro_batch import Batch, MicroBatch
 from grpo_worker.megatron import vocab_parallel, weights

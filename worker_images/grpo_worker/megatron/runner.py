@@ -12,7 +12,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 
-from grpo_operator.api.layout import Layout
+from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_worker.data.balance import within_budget
 from grpo_worker.data.micro_batch import Batch, MicroBatch, Shape, groups_for, lengths_of, split
 from grpo_worker.megatron.build import device

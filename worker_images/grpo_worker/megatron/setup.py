@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from grpo_operator.api.layout import Layout
-from grpo_operator.api.trainer import OffloadSpec
+from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.trainer import OffloadSpec
 from grpo_worker.megatron.families.family import Family
 from grpo_worker.megatron.families.known import family_of
 from grpo_worker.megatron.initialise import WeightReader

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
-from grpo_operator.api.observability import MlflowSpec, ObservabilitySpec, WandbSpec
+from grpo_operator.api.v1alpha1.observability import MlflowSpec, ObservabilitySpec, WandbSpec
 
 
 class Sink(Protocol):

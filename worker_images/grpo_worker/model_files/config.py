@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from grpo_operator.api.architectures import PRESETS, architecture
+from grpo_operator.api.catalog.architectures import PRESETS, architecture
 from grpo_worker.model_files.errors import ModelFilesError
 
 PRESET = "preset:"

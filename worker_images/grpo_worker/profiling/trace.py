@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from grpo_operator.api.observability import ProfileSpec
+from grpo_operator.api.v1alpha1.observability import ProfileSpec
 
 _COLLECTIVES = ("nccl", "gloo:")  # how names of kernels, or of gloo's work, begin
 _ALL_GATHER = ("allgather", "all_gather")

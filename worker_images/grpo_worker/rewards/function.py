@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 
-from grpo_operator.api.data import RewardSpec
+from grpo_operator.api.v1alpha1.data import RewardSpec
 from grpo_worker.rewards.base import Item, RewardError
 from grpo_worker.rewards.builtin import BUILTIN
 from grpo_worker.rewards.child import Program

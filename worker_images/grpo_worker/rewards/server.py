@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from grpo_operator.api.data import RewardSpec
+from grpo_operator.api.v1alpha1.data import RewardSpec
 from grpo_worker.rewards.base import Item, RewardError
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from grpo_operator.api.data import RewardSpec
+from grpo_operator.api.v1alpha1.data import RewardSpec
 from grpo_worker.data.tasks import GymTask, Task
 from grpo_worker.rewards.base import Item, RewardError, Verifier
 from grpo_worker.rewards.function import FunctionVerifier

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from grpo_operator.api.base import Device
-from grpo_operator.api.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig
 from grpo_worker.controller.dispatch import Dispatch, RankInfo, register
 from grpo_worker.data.snapshots import file_of, seal

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_operator.api.algorithm import AlgorithmSpec
+from grpo_operator.api.v1alpha1.algorithm import AlgorithmSpec
 
 
 class UnfitEngineError(RuntimeError):

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from grpo_operator.api.status import EngineState
+from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.weightsync import journal
 from grpo_worker.weightsync.engine import Engine, EngineError
 from grpo_worker.weightsync.engine_view import EngineView

@@ -7,7 +7,7 @@ SERVING is a commit at the version that the pool serves.
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from grpo_operator.api.status import EngineState
+from grpo_operator.api.v1alpha1.status import EngineState
 
 _EDGES: dict[EngineState, set[EngineState]] = {
     EngineState.RESTARTING: {EngineState.STALE, EngineState.DEAD},

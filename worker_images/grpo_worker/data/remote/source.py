@@ -2,7 +2,7 @@
 
 from urllib.parse import urlsplit
 
-from grpo_operator.api.volumes import VolumeSpec
+from grpo_operator.api.v1alpha1.volumes import VolumeSpec
 from grpo_worker.data.remote.remote_file import Source
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_operator.api.layout import Layout
+from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_worker.megatron.families.known import family_of
 from grpo_worker.weightsync.planner.regions import Box, Held, Tensor, Wanted
 

@@ -1,1 +1,0 @@
-"""The rollout pool: engine rules and memory."""

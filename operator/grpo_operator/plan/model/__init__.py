@@ -1,1 +1,0 @@
-"""A model as the planner sees it: shapes, parameter counts, bytes."""

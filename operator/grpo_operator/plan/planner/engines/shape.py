@@ -1,0 +1,91 @@
+"""One SGLang engine: what its sizes must satisfy (pure; SGLang 0.5.23's rules)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from grpo_operator.plan.planner.model.shape import GqaShape, ModelShape
+from grpo_operator.plan.planner.training.rules import FP8_BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class EngineShape:
+    """``tensor``: all GPUs of the engine (SGLang's tp-size). ``expert``: GPUs over which experts
+    are dealt out (ep-size). ``attention_data``: replicas of the attention part (dp-size)."""
+
+    tensor: int
+    expert: int = 1
+    attention_data: int = 1
+    fp8: bool = False
+
+    @property
+    def attention_tensor(self) -> int:
+        """GPUs that share one replica of the attention part."""
+        return self.tensor // self.attention_data
+
+    @property
+    def dense_tensor(self) -> int:
+        """GPUs that share a dense feed-forward: with several attention replicas each GPU has its
+        own (moe-dense-tp-size 1), since its tokens are its own."""
+        return 1 if self.attention_data > 1 else self.tensor
+
+    @property
+    def expert_tensor(self) -> int:
+        """GPUs that share one expert."""
+        return self.tensor // self.expert
+
+
+def problems(model: ModelShape, engine: EngineShape) -> list[str]:
+    """Why SGLang could not start, each with field, value and remedy."""
+    return [*_sizes(engine), *_heads(model, engine), *_experts(model, engine)]
+
+
+def _sizes(engine: EngineShape) -> Iterator[str]:
+    for field, size in (
+        ("expertParallel", engine.expert),
+        ("attentionDataParallel", engine.attention_data),
+    ):
+        if engine.tensor % size:
+            yield (
+                f"{field}={size} does not divide tensorParallel={engine.tensor}: "
+                f"use a divisor of {engine.tensor}"
+            )
+
+
+def _heads(model: ModelShape, engine: EngineShape) -> Iterator[str]:
+    size = engine.attention_tensor
+    if model.heads % size:
+        yield (
+            f"tensorParallel={engine.tensor}: {model.heads} attention heads cannot be cut over {size} GPUs: "
+            "raise attentionDataParallel or use a divisor"
+        )
+    shape = model.attention
+    if isinstance(shape, GqaShape) and shape.kv_heads % size and size % shape.kv_heads:
+        yield (
+            f"tensorParallel={engine.tensor}: {shape.kv_heads} key-value heads are neither a multiple nor a "
+            f"divisor of {size}: use a divisor of {shape.kv_heads}"
+        )
+    block = FP8_BLOCK if engine.fp8 else 1
+    if model.ffn % (engine.dense_tensor * block):
+        yield (
+            f"tensorParallel={engine.tensor}: the dense feed-forward width ({model.ffn}) over it is no "
+            f"multiple of {block}: use a divisor of {model.ffn // block}, or attentionDataParallel above 1"
+        )
+
+
+def _experts(model: ModelShape, engine: EngineShape) -> Iterator[str]:
+    experts = model.experts
+    if experts is None:
+        if engine.expert > 1:
+            yield f"expertParallel={engine.expert}: a {model.model_type} model has no experts: use 1"
+        return
+    if experts.count % engine.expert:
+        yield (
+            f"expertParallel={engine.expert}: {experts.count} experts are not divisible by it: "
+            f"use a divisor of {experts.count}"
+        )
+    block = FP8_BLOCK if engine.fp8 else 1
+    if experts.ffn % (engine.expert_tensor * block):
+        yield (
+            f"expertParallel={engine.expert}: an expert's width ({experts.ffn}) over tensorParallel / "
+            f"expertParallel = {engine.expert_tensor} GPUs is no multiple of {block}: raise expertParallel"
+        )

@@ -1,0 +1,119 @@
+"""Parameter counts, split by how Megatron-Core shards them (pure).
+
+Checked against DeepSeek-V3's published total of 671.026 B parameters and, weight by weight,
+against Megatron-Core itself (tests/worker/test_planner.py).
+"""
+
+from dataclasses import dataclass
+
+from grpo_operator.plan.planner.model.shape import ExpertShape, GqaShape, MlaShape, ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Numbers of parameters. ``split``: cut over tensor-parallel ranks; ``whole``: on each of
+    them; ``expert``: cut over expert-parallel (and expert-tensor-parallel) ranks."""
+
+    split: int = 0
+    whole: int = 0
+    expert: int = 0
+
+    def __add__(self, other: "Count") -> "Count":
+        return Count(self.split + other.split, self.whole + other.whole, self.expert + other.expert)
+
+    @property
+    def total(self) -> int:
+        return self.split + self.whole + self.expert
+
+
+def attention(model: ModelShape) -> Count:
+    """One attention block with its inner norms."""
+    shape = model.attention
+    return _mla(model, shape) if isinstance(shape, MlaShape) else _gqa(model, shape)
+
+
+def _mla(model: ModelShape, shape: MlaShape) -> Count:
+    head = shape.nope + shape.rope
+    if shape.q_rank is None:
+        query = Count(split=model.hidden * model.heads * head)
+    else:  # the projections down are the same on every tensor-parallel rank
+        query = Count(shape.q_rank * model.heads * head, model.hidden * shape.q_rank + shape.q_rank)
+    down = Count(whole=model.hidden * (shape.kv_rank + shape.rope) + shape.kv_rank)
+    up = Count(split=shape.kv_rank * model.heads * (shape.nope + shape.value))
+    return query + down + up + Count(split=model.heads * shape.value * model.hidden)
+
+
+def _gqa(model: ModelShape, shape: GqaShape) -> Count:
+    projections = model.hidden * shape.head * (model.heads + 2 * shape.kv_heads)
+    return Count(projections + model.heads * shape.head * model.hidden, 2 * shape.head)
+
+
+def feed_forward(model: ModelShape, layer: int) -> Count:
+    """The feed-forward part of one layer: dense, or router, shared and routed experts."""
+    experts = model.experts
+    if experts is None or layer < experts.first_dense:
+        return Count(split=3 * model.hidden * model.ffn)
+    return _mixture(model, experts)
+
+
+def _mixture(model: ModelShape, experts: ExpertShape) -> Count:
+    routed = experts.count * 3 * model.hidden * experts.ffn
+    return Count(3 * model.hidden * experts.shared_ffn, model.hidden * experts.count, routed)
+
+
+def layer(model: ModelShape, index: int) -> Count:
+    """One decoder layer, with its two norms."""
+    return attention(model) + feed_forward(model, index) + Count(whole=2 * model.hidden)
+
+
+def embedding(model: ModelShape) -> Count:
+    return Count(split=model.vocabulary * model.hidden)
+
+
+def head(model: ModelShape) -> Count:
+    """Final norm and output projection (which a tied model shares with its embedding)."""
+    return Count(0 if model.tied else model.vocabulary * model.hidden, model.hidden)
+
+
+def next_layer(model: ModelShape) -> Count:
+    """The multi-token-prediction layer: one more layer, three norms, and a projection of two hidden
+    states to one. Embedding and output projection are the model's."""
+    around = Count(split=2 * model.hidden * model.hidden, whole=3 * model.hidden)
+    return layer(model, model.layers) + around
+
+
+def total(model: ModelShape) -> Count:
+    """The whole model, without multi-token-prediction layers."""
+    count = embedding(model) + head(model)
+    for index in range(model.layers):
+        count += layer(model, index)
+    return count
+
+
+def fp8_parameters(model: ModelShape) -> int:
+    """Parameters that DeepSeek's FP8 form stores in 8 bits: the matrices of the layers, without
+    embedding, output, router and norms."""
+    experts = model.experts
+    count = 0
+    for index in range(model.layers):
+        part = layer(model, index)
+        count += part.total - 2 * model.hidden - _inner_norms(model)
+        if experts is not None and index >= experts.first_dense:
+            count -= model.hidden * experts.count
+    return count
+
+
+def _inner_norms(model: ModelShape) -> int:
+    shape = model.attention
+    if isinstance(shape, GqaShape):
+        return 2 * shape.head
+    return (shape.q_rank or 0) + shape.kv_rank
+
+
+def model_bytes(model: ModelShape, fp8: bool = False) -> int:
+    """Bytes of the weights in bf16, or in FP8 with one fp32 scale for each 128 x 128 block."""
+    parameters = total(model).total
+    if not fp8:
+        return 2 * parameters
+    eight = fp8_parameters(model)
+    return eight + 4 * eight // (128 * 128) + 2 * (parameters - eight)

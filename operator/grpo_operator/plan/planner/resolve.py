@@ -1,0 +1,246 @@
+"""From a job's spec to its plan: layout, memory of both pools, or the reason for a refusal (pure)."""
+
+from dataclasses import dataclass, replace
+
+from grpo_operator.api.base import Device
+from grpo_operator.api.catalog.gpus import GPUS, RESERVED, Gpu
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec, check_context
+from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutPoolSpec, RolloutTemplate
+from grpo_operator.api.v1alpha1.status import LayoutStatus
+from grpo_operator.api.v1alpha1.trainer import ParallelismSpec
+from grpo_operator.plan.planner.engines import shape as engine_rules
+from grpo_operator.plan.planner.engines.memory import EngineMemory, engine_memory
+from grpo_operator.plan.planner.engines.shape import EngineShape
+from grpo_operator.plan.planner.model.shape import ModelShape
+from grpo_operator.plan.planner.training.memory import BF16, FP32, StageMemory
+from grpo_operator.plan.planner.training.search import TrainingPool, feasible, nearest, worst
+
+_LAYOUT, _ENGINE = "spec.trainer.parallelism", "spec.rollout.template.engine"
+_POOL_ENGINE = "spec.engine"
+
+
+class RefusedError(ValueError):
+    """The job cannot run so. The text names field, value and remedy; ``reason`` is for conditions."""
+
+    def __init__(self, message: str, reason: str = "InvalidSpec") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """What a job will look like. ``stages`` and ``engine_memory`` are empty when the operator
+    does not know the model, or when the pool has no GPUs."""
+
+    layout: Layout
+    model: ModelShape | None
+    training: TrainingPool | None
+    stages: tuple[StageMemory, ...]
+    engine: EngineShape
+    engine_memory: EngineMemory | None
+    reason: str
+
+
+def resolve(spec: GRPOJobSpec, pool: RolloutTemplate) -> JobPlan:
+    """Plan a job that generates with the engines of ``pool``, its own or a standing one.
+
+    Raises RefusedError.
+    """
+    config = spec.model.config()
+    sizes = spec.trainer.parallelism
+    engine = engine_shape(pool.engine)
+    if config is None:
+        if sizes.auto:
+            raise RefusedError(
+                f"{_LAYOUT}.auto: the operator cannot read {spec.model.path}: set spec.model.architecture, "
+                "or choose the sizes yourself"
+            )
+        layout = sizes.layout(spec.trainer.world)
+        return JobPlan(layout, None, None, (), engine, None, "given; model not known to the operator")
+    model = ModelShape.from_hf(config)
+    training = training_pool(spec, pool, model)
+    if spec.shares_gpus:
+        _check_shared(pool.engine)
+    layout, reason = _choose(spec, training)
+    stages = training.memory(layout)
+    if spec.trainer.device == Device.CUDA:
+        _check_memory(training, layout, stages, spec)
+    memory = _engine(model, engine, pool.engine, _ENGINE)
+    return JobPlan(layout, model, training, stages, engine, memory, reason)
+
+
+def check_pool(spec: RolloutPoolSpec) -> None:
+    """Can the engines of a RolloutPool without a job hold its model, and read its files?
+
+    Raises RefusedError.
+    """
+    if spec.model.volume is not None and spec.model.volume.uri is not None:
+        raise RefusedError(
+            f"spec.model.volume.uri={spec.model.volume.uri}: files are fetched into a job's store, and a "
+            "RolloutPool without a job has none: set spec.model.volume.pvc or .path"
+        )
+    config = spec.model.config()
+    if config is not None:
+        _engine(ModelShape.from_hf(config), engine_shape(spec.engine), spec.engine, _POOL_ENGINE)
+
+
+def check_reference(spec: GRPOJobSpec, pool: RolloutPoolSpec) -> None:
+    """Can a job use a RolloutPool that it does not own?
+
+    Raises RefusedError.
+    """
+    assert spec.rollout.pool_ref is not None
+    name = spec.rollout.pool_ref.name
+    # Each mounts the files in its own way.
+    if pool.model.model_copy(update={"volume": spec.model.volume}) != spec.model:
+        raise RefusedError(
+            f"spec.rollout.poolRef.name={name}: that pool serves {pool.model.path}, this job trains "
+            f"{spec.model.path}: give both the same model",
+            "PoolMismatch",
+        )
+    try:
+        check_context(spec.data, pool, f"engine.contextLength of RolloutPool {name}")
+        if spec.algorithm.stop and not pool.engine.tokenizer:
+            raise ValueError(
+                f"spec.algorithm.stop: engines compare texts, for which RolloutPool {name} needs "
+                "engine.tokenizer: true"
+            )
+    except ValueError as error:
+        raise RefusedError(str(error), "PoolMismatch") from error
+
+
+def with_layout(spec: GRPOJobSpec, layout: LayoutStatus) -> GRPOJobSpec:
+    """The spec with explicit sizes in place of ``auto``: what the ranks read."""
+    sizes = {name: getattr(layout, name) for name in ParallelismSpec.model_fields if name != "auto"}
+    trainer = spec.trainer.model_copy(update={"parallelism": ParallelismSpec(**sizes)})
+    return spec.model_copy(update={"trainer": trainer})
+
+
+def engine_shape(engine: EngineSpec) -> EngineShape:
+    fp8 = engine.quantization != "none"
+    return EngineShape(engine.tensor_parallel, engine.expert_parallel, engine.attention_data_parallel, fp8)
+
+
+def training_pool(spec: GRPOJobSpec, pool: RolloutTemplate, model: ModelShape) -> TrainingPool:
+    """The training pool's figures. A CPU pool is ranked as if it had the named GPUs."""
+    trainer = spec.trainer
+    gpu = GPUS[trainer.gpu_type]
+    if spec.shares_gpus:  # what an engine that waits keeps
+        gpu = replace(gpu, memory=gpu.memory - RESERVED)
+    return TrainingPool(
+        model=model,
+        gpu=gpu,
+        world=trainer.world,
+        gpus_per_node=trainer.gpus_per_node,
+        sequences=trainer.mini_batch_size * spec.algorithm.samples_per_prompt,
+        sequence=spec.data.prompt_length + spec.data.response_length,
+        micro_batch=trainer.micro_batch_size_per_gpu,
+        max_tokens=trainer.max_tokens_per_gpu,
+        recompute=trainer.recompute == "full",
+        fp8_sync=pool.engine.quantization != "none",
+        sync_buffers=2 * spec.weight_sync.bucket_megabytes * 2**20 * (trainer.device == Device.CUDA),
+        frozen=spec.algorithm.needs_reference + bool(spec.reward and spec.reward.model),
+        critic=spec.algorithm.critic is not None,
+        precision=BF16 if trainer.device == Device.CUDA else FP32,
+        offload=trainer.offload,
+        next_tokens=spec.model.multi_token_prediction,
+    )
+
+
+def _choose(spec: GRPOJobSpec, training: TrainingPool) -> tuple[Layout, str]:
+    sizes = spec.trainer.parallelism
+    if not sizes.auto:
+        layout = sizes.layout(spec.trainer.world)
+        found = training.problems(layout)
+        if found:
+            raise RefusedError("; ".join(f"spec.trainer.{problem}" for problem in found))
+        return layout, "given"
+    options = feasible(training)
+    if not options:
+        raise RefusedError(
+            f"{_LAYOUT}.auto: no layout of {training.world} GPUs fits {_gigabytes(training.gpu.usable)}: "
+            "add nodes, shorten data.promptLength + data.responseLength, or use GPUs with more memory",
+            "Infeasible",
+        )
+    return options[0], explain(training, options)
+
+
+def explain(training: TrainingPool, options: list[Layout]) -> str:
+    """Why the first of the feasible layouts is the choice."""
+    best, cost = options[0], training.cost(options[0])
+    text = (
+        f"{best}: fastest by estimate of {len(options)} layouts that fit; "
+        f"{cost.total:.1f} s a step, of which {cost.compute:.1f} s computing; "
+        f"its largest other cost is {cost.largest}"
+    )
+    if len(options) > 1:
+        other = options[1]
+        text += f"; next is {other} with {training.cost(other).total:.1f} s"
+    return text
+
+
+def _check_memory(
+    training: TrainingPool, layout: Layout, stages: tuple[StageMemory, ...], spec: GRPOJobSpec
+) -> None:
+    full = worst(stages)
+    if full.total <= training.gpu.usable:
+        return
+    other = nearest(training, layout)
+    remedy = (
+        f"try {other} ({_gigabytes(worst(training.memory(other)).total)})"
+        if other
+        else "no layout of this pool fits: add nodes or shorten the sequences"
+    )
+    raise RefusedError(
+        f"{_LAYOUT}: {layout} on {layout.world} needs {_gigabytes(full.state)} before activations and "
+        f"{_gigabytes(full.total)} in all on a GPU of stage {full.stage + 1}, of "
+        f"{_gigabytes(training.gpu.usable)} usable on {spec.trainer.gpu_type}: {remedy}",
+        "Infeasible",
+    )
+
+
+def _check_shared(engine: EngineSpec) -> None:
+    """Beside weights and cache there must be room for what the engine and the ranks that wait keep."""
+    gpu = GPUS[engine.gpu_type]
+    most = int(100 * (1 - 2 * RESERVED / gpu.memory)) / 100
+    if engine.memory_fraction > most:
+        raise RefusedError(
+            f"{_ENGINE}.memoryFraction={engine.memory_fraction}: on GPUs that are shared with trainers "
+            f"{_gigabytes(2 * RESERVED)} must stay free on each {engine.gpu_type}: set it to {most} or less",
+            "Infeasible",
+        )
+
+
+def _engine(model: ModelShape, shape: EngineShape, spec: EngineSpec, field: str) -> EngineMemory | None:
+    found = engine_rules.problems(model, shape)
+    if found:
+        raise RefusedError("; ".join(f"{field}.{problem}" for problem in found))
+    if spec.device == Device.CPU:
+        return None
+    gpu = GPUS[spec.gpu_type]
+    memory = engine_memory(
+        model,
+        shape,
+        memory=gpu.memory,
+        fraction=spec.memory_fraction,
+        context=spec.context_length,
+        requests=spec.max_running_requests,
+    )
+    if memory.kv_tokens < spec.context_length:
+        raise RefusedError(_too_small(shape, spec, gpu, memory, field), "Infeasible")
+    return memory
+
+
+def _too_small(shape: EngineShape, spec: EngineSpec, gpu: Gpu, memory: EngineMemory, field: str) -> str:
+    room = gpu.memory * spec.memory_fraction
+    return (
+        f"{field}.tensorParallel={shape.tensor}: weights take {_gigabytes(memory.weights)} of "
+        f"{_gigabytes(room)} on each {spec.gpu_type}, which leaves a KV cache of {memory.kv_tokens} tokens, "
+        f"less than contextLength={spec.context_length}: raise tensorParallel, lower contextLength, or set "
+        "quantization to fp8-block128"
+    )
+
+
+def _gigabytes(amount: float) -> str:
+    return f"{amount / 1e9:.1f} GB"

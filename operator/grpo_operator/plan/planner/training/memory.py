@@ -1,0 +1,171 @@
+"""Bytes on each GPU of the training pool, stage by stage (pure).
+
+Model state follows Megatron-Core with the distributed optimizer: bf16 weights, fp32 gradients,
+and fp32 main weights with Adam's two moments cut over the ranks that hold the same weights.
+Activations are counted by what a fused implementation keeps for the backward pass.
+"""
+
+from dataclasses import dataclass
+
+from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.trainer import OffloadSpec
+from grpo_operator.plan.planner.model import parameters
+from grpo_operator.plan.planner.model.parameters import Count
+from grpo_operator.plan.planner.model.shape import ModelShape
+from grpo_operator.plan.planner.training.activations import Workload, layer_activations, logits_bytes
+from grpo_operator.plan.planner.training.stages import stage_layers
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Bytes a parameter. ``optimizer`` is cut over the ranks that hold the same weights."""
+
+    weights: int = 2
+    gradients: int = 4
+    optimizer: int = 12
+
+
+BF16 = Precision()
+_STEP = 4  # bytes a parameter of the shard
+FP32 = Precision(weights=4, gradients=4, optimizer=8)  # no separate main weights
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """Bytes on one GPU of a stage.
+
+    ``activations``: kept for the backward pass. ``working``: on top of them at the fullest
+    moment. ``host``: bytes of host memory of its process.
+    """
+
+    stage: int
+    layers: int
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    working: int
+    frozen: int
+    sync: int
+    host: int
+
+    @property
+    def state(self) -> int:
+        """Bytes before activations."""
+        return self.weights + self.gradients + self.optimizer
+
+    @property
+    def total(self) -> int:
+        return self.state + self.activations + self.working + self.frozen + self.sync
+
+
+def stage_memory(
+    model: ModelShape,
+    layout: Layout,
+    workload: Workload,
+    *,
+    precision: Precision = BF16,
+    offload: OffloadSpec | None = None,
+    sync_buffers: int = 0,
+    frozen: int = 0,
+    critic: bool = False,
+    snapshots: int = 0,
+    fused_optimizer: bool = True,
+    next_tokens: bool = False,
+) -> tuple[StageMemory, ...]:
+    """Memory of each stage.
+
+    ``sync_buffers``: bytes that the weight sync holds on the GPU. ``frozen``: models of the
+    policy's size whose weights are there too; ``critic``: so is a critic with all its state.
+    ``snapshots``: copies of the rank's checkpoint shard that stay in host memory.
+    ``fused_optimizer``: Adam of Transformer Engine or Apex; PyTorch's own needs an fp32 copy of the
+    shard while it steps. ``next_tokens``: the policy trains its multi-token-prediction layer.
+    Raises ValueError when the layers cannot be cut into the stages.
+    """
+    offload = offload or OffloadSpec()
+    stages = stage_layers(model.layers, layout)
+    models = 2 if critic else 1
+    result = []
+    for index, layers in enumerate(stages):
+        count = _stage_count(model, layers, index, layout.pipeline)
+        guessing = next_tokens and index == layout.pipeline - 1
+        added = parameters.next_layer(model) if guessing else Count()
+        one, local = _local(count, layout) * precision.weights, _local(count + added, layout)
+        others = _local(count, layout) * (models - 1)  # the critic's
+        shard = _sharded(count + added, layout) + _sharded(count, layout) * (models - 1)
+        state = shard * precision.optimizer
+        # One role computes at a time; its update needs all of it, but Adam's state for the step alone.
+        weights = (local + (0 if offload.parameters else others)) * precision.weights
+        gradients = (local + (0 if offload.gradients else others)) * precision.gradients
+        kept, working = _activations(model, layout, workload, layers, index, guessing)
+        stepping = _sharded(count + added, layout) * precision.optimizer if offload.optimizer else 0
+        stepping += 0 if fused_optimizer else _STEP * shard
+        moved = ((local + others) * precision.weights + one * frozen) * offload.parameters
+        moved += state * offload.optimizer
+        checkpoint = shard * (precision.weights + precision.optimizer)
+        result.append(
+            StageMemory(
+                stage=index,
+                layers=len(layers),
+                weights=weights,
+                gradients=gradients,
+                optimizer=0 if offload.optimizer else state,
+                activations=kept,
+                working=max(working, stepping - kept),
+                frozen=0 if offload.parameters else one * frozen,
+                sync=sync_buffers,
+                host=moved + snapshots * checkpoint,
+            )
+        )
+    return tuple(result)
+
+
+def _stage_count(model: ModelShape, layers: tuple[int, ...], stage: int, stages: int) -> Count:
+    count = sum((parameters.layer(model, index) for index in layers), Count())
+    if stage == 0:
+        count += parameters.embedding(model)
+    if stage == stages - 1:
+        count += parameters.head(model)
+        if model.tied and stages > 1:  # the output needs the embedding too
+            count += parameters.embedding(model)
+    return count
+
+
+def _local(count: Count, layout: Layout) -> int:
+    """Parameters on one rank."""
+    experts = layout.expert * layout.expert_tensor
+    return count.split // layout.tensor + count.whole + count.expert // experts
+
+
+def _sharded(count: Count, layout: Layout) -> int:
+    """Parameters whose optimizer state one rank keeps."""
+    dense = (count.split // layout.tensor + count.whole) // (layout.data * layout.context)
+    experts = count.expert // (layout.expert * layout.expert_tensor)
+    return dense + experts // layout.expert_data
+
+
+def _activations(
+    model: ModelShape,
+    layout: Layout,
+    workload: Workload,
+    layers: tuple[int, ...],
+    stage: int,
+    guessing: bool,
+) -> tuple[int, int]:
+    """Kept by the micro-batches in flight, and on top of it: the logits, or a layer's backward.
+    ``guessing``: one more layer with logits of its own."""
+    layers = (*layers, model.layers) if guessing else layers
+    each = [layer_activations(model, layout, workload, index) for index in layers]
+    flight = _in_flight(layout, stage, workload.micro_batches)
+    kept = sum(part.kept for part in each) * flight // layout.virtual_pipeline
+    logits = logits_bytes(model, layout, workload) if stage == layout.pipeline - 1 else 0
+    logits *= 2 if guessing else 1
+    return kept, max([part.working for part in each] + [logits])
+
+
+def _in_flight(layout: Layout, stage: int, micro_batches: int) -> int:
+    """Micro-batches (of one chunk each) whose activations a stage holds at once under 1F1B."""
+    if layout.virtual_pipeline == 1:
+        return min(layout.pipeline - stage, micro_batches)
+    warm_up = 2 * (layout.pipeline - stage - 1) + (layout.virtual_pipeline - 1) * layout.pipeline
+    return min(warm_up + 1, micro_batches * layout.virtual_pipeline)

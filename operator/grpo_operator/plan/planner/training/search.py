@@ -1,0 +1,136 @@
+"""Chooses a layout, or finds the feasible one nearest to a request (pure)."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from grpo_operator.api.catalog.gpus import Gpu
+from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.trainer import OffloadSpec
+from grpo_operator.plan.planner.model.shape import ModelShape
+from grpo_operator.plan.planner.training.activations import Workload
+from grpo_operator.plan.planner.training.cost import StepCost, step_cost
+from grpo_operator.plan.planner.training.memory import BF16, Precision, StageMemory, stage_memory
+from grpo_operator.plan.planner.training.rules import batch_problems, fp8_problems, packing_problems, problems
+from grpo_operator.plan.planner.training.stages import uneven
+
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPool:
+    """What a layout has to serve. ``sequences``: of one optimizer step, over all replicas.
+
+    ``sequence``: tokens of prompt and response. ``sync_buffers``: bytes held for weight sync.
+    ``frozen``: models without gradients beside the policy; ``critic``: so is one with them.
+    ``max_tokens``: sequences are packed up to so many tokens a forward, instead of ``micro_batch``
+    padded ones.
+    """
+
+    model: ModelShape
+    gpu: Gpu
+    world: int
+    gpus_per_node: int
+    sequences: int
+    sequence: int
+    micro_batch: int
+    max_tokens: int | None = None
+    recompute: bool = True
+    fp8_sync: bool = False
+    sync_buffers: int = 0
+    frozen: int = 0
+    critic: bool = False
+    precision: Precision = BF16
+    offload: OffloadSpec = field(default_factory=OffloadSpec)
+    next_tokens: bool = False
+
+    def workload(self, layout: Layout) -> Workload:
+        if self.max_tokens:
+            count = max(self.sequences * self.sequence // (layout.data * self.max_tokens), 1)
+            return Workload(self.max_tokens, 1, count, self.recompute)
+        count = max(self.sequences // (layout.data * self.micro_batch), 1)
+        return Workload(self.sequence, self.micro_batch, count, self.recompute)
+
+    def memory(self, layout: Layout) -> tuple[StageMemory, ...]:
+        return stage_memory(
+            self.model,
+            layout,
+            self.workload(layout),
+            precision=self.precision,
+            sync_buffers=self.sync_buffers,
+            frozen=self.frozen,
+            critic=self.critic,
+            offload=self.offload,
+            next_tokens=self.next_tokens,
+        )
+
+    def cost(self, layout: Layout) -> StepCost:
+        return step_cost(self.model, layout, self.workload(layout), self.gpu, self.gpus_per_node)
+
+    def problems(self, layout: Layout) -> list[str]:
+        """Every reason but memory why the layout cannot run."""
+        found = problems(self.model, layout)
+        if self.max_tokens:
+            found += packing_problems(layout, self.sequences)
+        else:
+            found += batch_problems(layout, self.sequences, self.micro_batch)
+        return found + (fp8_problems(self.model, layout) if self.fp8_sync else [])
+
+
+def worst(stages: tuple[StageMemory, ...]) -> StageMemory:
+    """The stage that needs the most."""
+    return max(stages, key=lambda stage: stage.total)
+
+
+def fits(pool: TrainingPool, layout: Layout) -> bool:
+    return not pool.problems(layout) and worst(pool.memory(layout)).total <= pool.gpu.usable
+
+
+def candidates(pool: TrainingPool) -> Iterator[Layout]:
+    """Layouts whose sizes multiply up; tensor parallelism stays inside a node."""
+    experts = pool.model.experts
+    expert_sizes = [1] if experts is None else [s for s in _SIZES if experts.count % s == 0]
+    for tensor in (s for s in _SIZES if s <= pool.gpus_per_node):
+        for pipeline in range(1, min(pool.world, pool.model.layers) + 1):
+            if pool.world % (tensor * pipeline):
+                continue
+            for context in (s for s in _SIZES if (s <= 16 and pool.sequence // s >= 1024) or s == 1):
+                for expert in expert_sizes:
+                    expert_tensor = tensor if expert == 1 else 1
+                    try:
+                        layout = Layout(pool.world, tensor, pipeline, context, expert, expert_tensor)
+                    except ValueError:
+                        continue
+                    yield _with_stages(pool.model.layers, layout)
+
+
+def _with_stages(layers: int, layout: Layout) -> Layout:
+    if layers % layout.pipeline == 0:
+        return layout
+    split = uneven(layers, layout.pipeline)
+    if split is None:
+        return layout
+    return replace(layout, layers_in_first_stage=split[0], layers_in_last_stage=split[1])
+
+
+def feasible(pool: TrainingPool) -> list[Layout]:
+    """Layouts that fit, the fastest by :func:`step_cost` first; ties by their sizes."""
+    found = [layout for layout in candidates(pool) if fits(pool, layout)]
+    return sorted(found, key=lambda layout: (pool.cost(layout).total, str(layout)))
+
+
+def nearest(pool: TrainingPool, wanted: Layout) -> Layout | None:
+    """The feasible layout with the fewest doublings and halvings away from ``wanted``."""
+
+    def distance(layout: Layout) -> float:
+        pairs = (
+            (layout.tensor, wanted.tensor),
+            (layout.pipeline, wanted.pipeline),
+            (layout.context, wanted.context),
+            (layout.expert, wanted.expert),
+            (layout.expert_tensor, wanted.expert_tensor),
+        )
+        return sum(abs(math.log2(a / b)) for a, b in pairs)
+
+    found = feasible(pool)
+    return min(found, key=lambda layout: (distance(layout), pool.cost(layout).total), default=None)

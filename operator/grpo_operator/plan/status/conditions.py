@@ -1,0 +1,35 @@
+"""Conditions in the manner of metav1.Condition and kstatus (pure)."""
+
+from typing import Any
+
+from grpo_operator.api.v1alpha1.status import Condition
+
+
+class Conditions:
+    """New conditions beside the old ones: an unchanged status keeps its transition time."""
+
+    def __init__(self, old: list[dict[str, Any]], generation: int, now: str) -> None:
+        self._old = {c["type"]: c for c in old}
+        self._generation = generation
+        self._now = now
+        self._new: list[Condition] = []
+
+    def set(self, kind: str, value: bool, reason: str, message: str = "") -> None:
+        """Add one condition; ``reason`` is CamelCase, ``message`` says what to do."""
+        status = "True" if value else "False"
+        before = self._old.get(kind)
+        same = before is not None and before["status"] == status
+        since = before["lastTransitionTime"] if before is not None and same else self._now
+        self._new.append(
+            Condition(
+                type=kind,
+                status=status,
+                reason=reason,
+                message=message[:4096],
+                last_transition_time=since,
+                observed_generation=self._generation,
+            )
+        )
+
+    def result(self) -> list[Condition]:
+        return self._new

@@ -1,0 +1,80 @@
+"""Status of a RolloutPool from what is observed (pure)."""
+
+from typing import Any
+
+from grpo_operator.api import names
+from grpo_operator.api.names import Owner
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutPoolStatus
+from grpo_operator.api.v1alpha1.status import EngineState, EngineStatus
+from grpo_operator.plan.observed import Observed
+from grpo_operator.plan.status.conditions import Conditions
+
+_MOST_MESSAGES = 4
+_NO_WEIGHTS = "the engines wait for weights: name this pool in a GRPOJob's spec.rollout.poolRef"
+
+
+def pool_status(
+    pool: dict[str, Any],
+    spec: RolloutPoolSpec,
+    owner: Owner,
+    observed: Observed,
+    writer: str | None,
+    now: str,
+    blocked: str = "",
+) -> RolloutPoolStatus:
+    """Status of a pool. ``owner``: whose RayCluster runs the engines; ``writer``: the job bound to it;
+    ``blocked``: why its children cannot be applied."""
+    engines = observed.engines()
+    serving = [e for e in engines if e.state == EngineState.SERVING]
+    version = max((e.weight_version or 0 for e in serving), default=None)
+    conditions = _conditions(pool, now)
+    there = len(serving) + sum(bool(e.waits) for e in engines)  # who waits for its turn lacks nothing
+    enough, whole = there >= spec.min_available, there >= spec.replicas
+    idle = writer is None and not there
+    text = "; ".join([f"{there} of {spec.replicas} engines serve", *_messages(engines)])
+    conditions.set(
+        "Ready", enough, "EnginesServing" if enough else "TooFewEngines", _NO_WEIGHTS if idle else text
+    )
+    conditions.set(
+        "Degraded", not whole, "EnginesMissing" if not whole else "PoolWhole", "" if whole else text
+    )
+    conditions.set("Reconciling", not whole, "EnginesStarting" if not whole else "PoolWhole")
+    conditions.set("Stalled", bool(blocked), "ApplyRefused" if blocked else "Reconciled", blocked)
+    selector = ",".join(f"{k}={v}" for k, v in sorted(owner.labels(names.ROLLOUT).items()))
+    return RolloutPoolStatus(
+        observed_generation=pool["metadata"]["generation"],
+        phase="Serving" if whole else ("Degraded" if enough else "Starting"),
+        replicas=len(engines),
+        ready_replicas=there,
+        weight_version=version,
+        bound_to=writer,
+        selector=selector,
+        engines=engines,
+        conditions=conditions.result(),
+    )
+
+
+def _messages(engines: list[EngineStatus]) -> list[str]:
+    """Why engines do not serve, each reason once."""
+    return list(dict.fromkeys(e.message for e in engines if e.message and not e.waits))[:_MOST_MESSAGES]
+
+
+def refused_pool(
+    pool: dict[str, Any], reason: str, message: str, now: str, waits: bool = False
+) -> RolloutPoolStatus:
+    """Status of a pool that gets no engine: invalid, infeasible here, or (``waits``) not yet."""
+    conditions = _conditions(pool, now)
+    conditions.set("Ready", False, reason, message)
+    conditions.set("Degraded", False, reason)
+    conditions.set("Reconciling", waits, reason, message if waits else "")
+    conditions.set("Stalled", not waits, reason, "" if waits else message)
+    return RolloutPoolStatus(
+        observed_generation=pool["metadata"]["generation"],
+        phase="Pending",
+        conditions=conditions.result(),
+    )
+
+
+def _conditions(pool: dict[str, Any], now: str) -> Conditions:
+    old = (pool.get("status") or {}).get("conditions") or []
+    return Conditions(old, pool["metadata"]["generation"], now)

@@ -1,1 +1,0 @@
-"""The training pool: layout rules, stages, memory, choice."""

@@ -1,0 +1,131 @@
+"""What every pod of a job or of a pool has in common (pure): fields of PodTemplateSpecs."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_operator.api import names
+from grpo_operator.api.base import Resources
+from grpo_operator.api.names import AGENT_PORT, KEY, KEY_SECRET, Owner
+from grpo_operator.api.v1alpha1.grpojob import ControllerSpec
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
+from grpo_operator.api.v1alpha1.scheduling import SchedulingSpec
+from grpo_operator.api.v1alpha1.trainer import TrainerSpec
+from grpo_operator.plan.capacity.feasibility import GPU
+from grpo_operator.plan.capacity.pod_requests import AGENT_RESOURCES, HEAD_RESOURCES
+from grpo_operator.render.overlay import merge
+from grpo_operator.render.placement import add_devices, off_gpu_nodes, shared_memory, tolerations
+from grpo_operator.settings import OperatorSettings
+
+PYTHON = "python3"
+_KEY_MOUNT = "/etc/grpo-key"
+_Pool = ControllerSpec | TrainerSpec | RolloutTemplate
+# GCS learns of dead nodes within seconds.
+_HEAD_ENV = {
+    "RAY_health_check_initial_delay_ms": "5000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "5000",
+    "RAY_health_check_failure_threshold": "5",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PodParts:
+    """Builds parts of the pods of one owner. ``gpu_cluster``: does any of its pools use GPUs?"""
+
+    owner: Owner
+    scheduling: SchedulingSpec
+    settings: OperatorSettings
+    gpu_cluster: bool
+
+    def head(self, image: str, of: ControllerSpec) -> dict[str, Any]:
+        """Ray's head. It schedules nothing."""
+        container = self.container("ray-head", image, HEAD_RESOURCES, env=_HEAD_ENV)
+        return self.pod(names.HEAD, [container], of, self.off_gpus())
+
+    def off_gpus(self) -> dict[str, Any]:
+        """Affinity of pods without a GPU."""
+        return off_gpu_nodes() if self.gpu_cluster else {}
+
+    def agent(self, image: str, arguments: str) -> dict[str, Any]:
+        """The sidecar that moves weights."""
+        command = f"exec {PYTHON} -m grpo_worker.weightsync.main {arguments}"
+        agent = self.container("agent", image, AGENT_RESOURCES, command=command)
+        share_key(agent)
+        agent["ports"] = [{"name": "agent", "containerPort": AGENT_PORT}]
+        # Long enough to import torch on a busy node.
+        agent["livenessProbe"] = probe("/healthz", AGENT_PORT, period=10, failures=18)
+        return agent
+
+    def container(
+        self, name: str, image: str, resources: Resources, gpus: int = 0,
+        env: dict[str, str] | None = None, command: str = "",
+    ) -> dict[str, Any]:  # fmt: skip
+        limits = {"memory": resources.memory} | ({GPU: str(gpus)} if gpus else {})
+        values = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} if not gpus else {}
+        variables = [{"name": k, "value": v} for k, v in (values | (env or {})).items()]
+        pod_name = {"fieldRef": {"fieldPath": "metadata.name"}}
+        overlay = self.settings.pod_overlay
+        container = {
+            "name": name,
+            "image": image,
+            "imagePullPolicy": self.settings.image_pull_policy,
+            "resources": {"requests": limits | {"cpu": resources.cpu}, "limits": limits},
+            "env": [*variables, {"name": "POD_NAME", "valueFrom": pod_name}, *overlay.get("env", [])],
+            "volumeMounts": list(overlay.get("volumeMounts", [])),
+            # Why it ended stands in the pod's status, and from there in the job's.
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+        }
+        if command:
+            container |= {"command": ["/bin/bash", "-c"], "args": [command]}
+        return container
+
+    def pod(
+        self, pool: str, containers: list[dict[str, Any]], of: _Pool, affinity: dict[str, Any], gpus: int = 0
+    ) -> dict[str, Any]:
+        """PodTemplateSpec of one pool; devices go to the first container."""
+        scheduling = self.scheduling
+        volumes = list(self.settings.pod_overlay.get("volumes", []))
+        if pool != names.HEAD:
+            volumes.append({"name": "key", "secret": {"secretName": KEY_SECRET}})
+        spec: dict[str, Any] = {
+            "containers": containers,
+            "volumes": volumes,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": 5,
+            "tolerations": tolerations(scheduling, of.eviction_seconds),
+            "affinity": affinity,
+            "nodeSelector": of.node_selector,
+            "priorityClassName": scheduling.priority_class_name,
+            "runtimeClassName": scheduling.runtime_class_name if gpus else None,
+            "imagePullSecrets": [{"name": name} for name in scheduling.image_pull_secrets],
+        }
+        if gpus:
+            add_devices(containers[0], scheduling)
+            volumes.append(shared_memory(scheduling))
+        overwrite = {} if pool == names.HEAD else {"ray.io/overwrite-container-cmd": "true"}
+        return {
+            "metadata": {"labels": self.owner.labels(pool), "annotations": overwrite},
+            "spec": {key: value for key, value in spec.items() if value or value is False},
+        }
+
+
+def share_key(container: dict[str, Any]) -> None:
+    """Give a container the key of its namespace's pods."""
+    container["env"].append({"name": "GRPO_KEY_FILE", "value": f"{_KEY_MOUNT}/{KEY}"})
+    container["volumeMounts"].append({"name": "key", "mountPath": _KEY_MOUNT, "readOnly": True})
+
+
+def overlaid(pod: dict[str, Any], of: _Pool) -> dict[str, Any]:
+    """The template with the pool's overlay on top."""
+    return merge(pod, of.pod_template.wire()) if of.pod_template else pod
+
+
+def probe(path: str, port: int, *, period: int, failures: int) -> dict[str, Any]:
+    """An HTTP probe; ``period`` in seconds."""
+    return {
+        "httpGet": {"path": path, "port": port},
+        "periodSeconds": period,
+        "timeoutSeconds": 5,
+        "failureThreshold": failures,
+    }

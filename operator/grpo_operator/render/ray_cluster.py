@@ -1,0 +1,119 @@
+"""The RayCluster of a job, and that of a RolloutPool without a job (pure)."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from grpo_operator.api import names
+from grpo_operator.api.base import Device
+from grpo_operator.api.names import owner_of
+from grpo_operator.api.v1alpha1.grpojob import ControllerSpec, GRPOJobSpec
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTemplate
+from grpo_operator.kuberay_client.models import HeadGroup, RayCluster, RayClusterSpec, WorkerGroup
+from grpo_operator.plan.capacity.topology import Leaves
+from grpo_operator.render.job_pods import JobPods, trainer_ray_resources
+from grpo_operator.render.metadata import metadata
+from grpo_operator.render.placement import cluster_labels
+from grpo_operator.render.pod_template import PodParts
+from grpo_operator.render.rollout_pods import EnginePods
+from grpo_operator.render.services import NO_LEAVES, rollout_groups
+from grpo_operator.render.volumes import model_files
+from grpo_operator.settings import OperatorSettings
+
+RAY_VERSION = "2.60.0"
+_SMALL_STORE = {"object-store-memory": "200000000"}  # bytes; by default Ray takes 30 % of memory
+
+
+def settled_leaves(cluster: dict[str, Any] | None) -> Leaves | None:
+    """The leaves that an existing RayCluster was made for."""
+    annotations = (cluster or {}).get("metadata", {}).get("annotations") or {}
+    text = annotations.get(names.LEAVES_ANNOTATION)
+    if text is None:
+        return None
+    found = json.loads(text)
+    rollout = tuple((leaf, count) for leaf, count in found["rollout"])
+    return Leaves(tuple(found["trainer"]), rollout, tuple(found["reserved"]))
+
+
+def job_cluster(
+    job: dict[str, Any],
+    spec: GRPOJobSpec,
+    pool: RolloutTemplate | None,
+    settings: OperatorSettings,
+    suspend: bool,
+    leaves: Leaves = NO_LEAVES,
+) -> RayCluster:
+    """The one RayCluster of a job: head, controller, training pool, and the engines of its ``pool``."""
+    trainer = spec.trainer
+    on_gpu = trainer.device == Device.CUDA
+    pods = JobPods(
+        PodParts(owner_of(job), spec.scheduling, settings, on_gpu), spec, leaves, names.writer(job)
+    )
+    resources = {"resources": trainer_ray_resources(trainer.gpus_per_node)}
+    params = {} if on_gpu else _SMALL_STORE
+    groups = [
+        _group(names.CONTROLLER, 1, pods.controller(), params),
+        _group(names.TRAINER, trainer.nodes, pods.trainer(), params | resources),
+        *_engine_groups(pods.engines(), pool, leaves),
+    ]
+    return _cluster(job, spec, pods.head(), params, groups, suspend, leaves)
+
+
+def pool_cluster(
+    pool: dict[str, Any], spec: RolloutPoolSpec, settings: OperatorSettings, leaves: Leaves = NO_LEAVES
+) -> RayCluster:
+    """The RayCluster of a RolloutPool without a job: a head, which KubeRay demands, and the engines."""
+    on_gpu = spec.engine.device == Device.CUDA
+    parts = PodParts(owner_of(pool), spec.scheduling, settings, on_gpu)
+    engines = EnginePods(parts, spec.model.path, spec.weight_sync, model=model_files(spec.model))
+    head = parts.head(settings.trainer_image, ControllerSpec())
+    params = {} if on_gpu else _SMALL_STORE
+    return _cluster(pool, spec, head, params, _engine_groups(engines, spec, leaves), False, leaves)
+
+
+def _cluster(
+    owner: dict[str, Any], spec: GRPOJobSpec | RolloutPoolSpec, head: dict[str, Any],
+    params: dict[str, str], groups: Iterable[WorkerGroup], suspend: bool, leaves: Leaves,
+) -> RayCluster:  # fmt: skip
+    annotations = {
+        names.LEAVES_ANNOTATION: json.dumps(asdict(leaves)),
+        names.OWNER_UID: owner["metadata"]["uid"],
+    }
+    described = metadata(owner, owner["metadata"]["name"], cluster_labels(spec.scheduling), annotations)
+    if spec.scheduling.gang_scheduler == "kai":
+        del described["ownerReferences"]
+    return RayCluster(
+        metadata=described,
+        spec=RayClusterSpec(
+            ray_version=RAY_VERSION,
+            suspend=None if spec.scheduling.queue_name else suspend,
+            auth_options={"mode": "token"},
+            upgrade_strategy=None if spec.upgrade_strategy == "None" else {"type": spec.upgrade_strategy},
+            head_group_spec=HeadGroup(
+                ray_start_params={"num-cpus": "0", "dashboard-host": "0.0.0.0"} | params, template=head
+            ),
+            worker_group_specs=list(groups),
+        ),
+    )
+
+
+def _engine_groups(pods: EnginePods, pool: RolloutTemplate | None, leaves: Leaves) -> Iterable[WorkerGroup]:
+    if pool is None:
+        return
+    for group, leaf, engines in rollout_groups(pool, leaves):
+        yield _group(group, engines, pods.pod(pool, leaf), {}, pool.engine.nodes_per_engine)
+
+
+def _group(
+    name: str, replicas: int, template: dict[str, Any], params: dict[str, str], hosts: int = 1
+) -> WorkerGroup:
+    return WorkerGroup(
+        group_name=name,
+        num_of_hosts=hosts,
+        replicas=replicas,
+        min_replicas=replicas,
+        max_replicas=replicas,
+        ray_start_params={"num-cpus": "0"} | params,
+        template=template,
+    )

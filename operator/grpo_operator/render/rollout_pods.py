@@ -1,0 +1,134 @@
+"""Pod templates of engines: in the RayCluster of a job, or of a pool without a job (pure)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_operator.api import names
+from grpo_operator.api.base import Device
+from grpo_operator.api.names import AGENT_PORT, ENGINE_PORT
+from grpo_operator.api.v1alpha1.model import WeightSyncSpec
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
+from grpo_operator.render.placement import (
+    apart_from,
+    beside,
+    bind_to_leaf,
+    open_to_neighbours,
+    packed,
+    see_all_devices,
+)
+from grpo_operator.render.pod_template import PodParts, overlaid, probe
+from grpo_operator.render.sglang_command import (
+    ADMIN_KEY,
+    CPU_ENGINE_ENV,
+    MODEL_DIRECTORY,
+    TURNS,
+    engine_command,
+)
+from grpo_operator.render.volumes import Files
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePods:
+    """Engines of one owner. ``writer``: the one job that may sync; None: the operator tells the agents.
+
+    ``mounts``: volumes with their mounts that every container gets. ``colocated``: beside the job's training
+    pods, whose GPUs they share. ``model``: what the server mounts to read the model's configuration.
+    """
+
+    parts: PodParts
+    model_path: str
+    weight_sync: WeightSyncSpec
+    writer: str | None = None
+    mounts: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = ()
+    colocated: bool = False
+    model: Files | None = None
+
+    def pod(self, pool: RolloutTemplate, leaf: str | None = None) -> dict[str, Any]:
+        """One pod of an engine: a stock SGLang server, restarted in place, and its weight agent.
+
+        ``leaf``: the leaf that the pod must be in.
+        """
+        engine, parts = pool.engine, self.parts
+        gpus = engine.gpus_per_node if engine.device == Device.CUDA else 0
+        containers = [self._server(pool, gpus), self._agent(pool)]
+        if engine.nodes_per_engine > 1:
+            for container in containers:
+                container["env"] += _host_env()
+        pod = parts.pod(names.ROLLOUT, containers, pool, self._affinity(pool, gpus), gpus)
+        if self.colocated and gpus:
+            see_all_devices(containers[0], parts.scheduling)
+        if self.weight_sync.transport == "cuda-ipc":
+            open_to_neighbours(pod["spec"])
+        shared = ({"name": "model", "emptyDir": {}}, {"name": "model", "mountPath": MODEL_DIRECTORY})
+        for volume, mount in (shared, *self.mounts):
+            pod["spec"].setdefault("volumes", []).append(volume)
+            for container in containers:
+                container["volumeMounts"].append(mount)
+        if self.model:
+            self.model.mount_into(pod, containers[0])
+            wait = self.model.wait(parts, self._image(pool))
+            if wait:
+                pod["spec"]["initContainers"] = [wait]
+        key = parts.scheduling.topology_key
+        if leaf and key:
+            bind_to_leaf(pod["spec"], key, leaf)
+        return overlaid(pod, pool)
+
+    def _affinity(self, pool: RolloutTemplate, gpus: int) -> dict[str, Any]:
+        """Off the trainers' nodes, packed leaf by leaf; the pods of one engine in one leaf."""
+        owner, key = self.parts.owner, self.parts.scheduling.topology_key
+        if self.colocated:
+            return beside(owner.labels(names.TRAINER), owner.labels(names.ROLLOUT) if gpus else None)
+        if not gpus:
+            return self.parts.off_gpus()
+        result = apart_from(owner.labels(names.TRAINER)) if owner.kind == "GRPOJob" else {}
+        if not key:
+            return result
+        return result | packed(owner.labels(names.ROLLOUT), key, pool.engine.nodes_per_engine)
+
+    def _server(self, pool: RolloutTemplate, gpus: int) -> dict[str, Any]:
+        command = engine_command(self.parts.owner, self.model_path, pool, self.colocated and gpus > 0)
+        env = CPU_ENGINE_ENV if not gpus else {}
+        server = self.parts.container("engine", self._image(pool), pool.resources, gpus, env, command)
+        server["ports"] = [{"name": "http", "containerPort": ENGINE_PORT}]
+        server["startupProbe"] = probe("/ping", ENGINE_PORT, period=2, failures=900)
+        server["readinessProbe"] = probe("/ping", ENGINE_PORT, period=5, failures=3)
+        # The agent's word: a scheduler that hangs does not keep the server from answering. Long enough for an
+        # agent that is restarted.
+        server["livenessProbe"] = probe("/enginez", AGENT_PORT, period=10, failures=12)
+        return server
+
+    def _agent(self, pool: RolloutTemplate) -> dict[str, Any]:
+        arguments = (
+            f"rollout --engine-ranks {pool.engine.tensor_parallel}"
+            f" --bucket-megabytes {self.weight_sync.bucket_megabytes}"
+            f" --timeout {self.weight_sync.timeout_seconds}"
+            f" --model-config {MODEL_DIRECTORY}/config.json --admin-key {ADMIN_KEY}"
+        )
+        if self.weight_sync.mode == "delta":
+            arguments += " --deltas"
+        if self.weight_sync.transport == "nixl":
+            arguments += " --nixl"
+        if self.colocated and pool.engine.device == Device.CUDA:
+            arguments += f" --turns {TURNS}"
+        if self.writer:
+            arguments += f" --writer {self.writer}"
+        agent = self.parts.agent(self._image(pool), arguments)
+        # Ready means: serves the pool's version. A sync is shorter than two looks.
+        agent["readinessProbe"] = probe("/readyz", AGENT_PORT, period=2, failures=2)
+        return agent
+
+    def _image(self, pool: RolloutTemplate) -> str:
+        return pool.image or self.parts.settings.rollout_image
+
+
+def _host_env() -> list[dict[str, Any]]:
+    """Which engine, and which of its hosts, this pod is."""
+    return [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{label}']"}}}
+        for name, label in (
+            ("GROUP", names.GROUP),
+            ("REPLICA_INDEX", names.REPLICA_INDEX),
+            ("HOST_INDEX", names.HOST_INDEX),
+        )
+    ]
