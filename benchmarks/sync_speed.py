@@ -27,7 +27,7 @@ import torch.distributed as dist
 from grpo_devcluster.paths import REPO
 from grpo_devcluster.results import record
 from grpo_operator.api.catalog.architectures import architecture
-from grpo_worker.megatron.families.known import family_of
+from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.weightsync.engine import Engine
 from grpo_worker.weightsync.group import UpdateGroup
 from grpo_worker.weightsync.host_copy import HostCopy, assemble

@@ -34,7 +34,7 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.training.activations import Workload
 from grpo_operator.plan.planner.training.memory import stage_memory
-from grpo_worker.megatron.build import build_chunks
+from grpo_worker.megatron.model.build import build_chunks
 
 MODEL = architecture("deepseek-v3") | {
     "num_hidden_layers": 8,

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore
 
-from grpo_worker.data.fp8 import Part, quantised_parts
-from grpo_worker.megatron.families.known import family_of
+from grpo_worker.megatron.families.registry import family_of
+from grpo_worker.quantization.fp8 import Part, quantised_parts
 from grpo_worker.weightsync import membership
 from grpo_worker.weightsync.engine import Engine
 from grpo_worker.weightsync.link.trainer_end import TrainerEnd

@@ -37,13 +37,13 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig, token_weights
 from grpo_worker.data.micro_batch import Batch
-from grpo_worker.megatron import weights
-from grpo_worker.megatron.build import build_chunks, device, initialize_parallel
-from grpo_worker.megatron.export import export
-from grpo_worker.megatron.families.known import family_of
-from grpo_worker.megatron.policy import PolicyModel
-from grpo_worker.megatron.runner import MicroBatching
-from grpo_worker.megatron.setup import ModelSetup
+from grpo_worker.megatron.conversion import hf_mapping
+from grpo_worker.megatron.export.exporter import export
+from grpo_worker.megatron.families.registry import family_of
+from grpo_worker.megatron.model.build import build_chunks, device, initialize_parallel
+from grpo_worker.megatron.training.policy import PolicyModel
+from grpo_worker.megatron.training.runner import MicroBatching
+from grpo_worker.megatron.training.setup import ModelSetup
 
 MODEL = architecture("deepseek-v3") | {
     "num_hidden_layers": 8,
@@ -115,7 +115,7 @@ def policy(layout: Layout, batching: MicroBatching, hf: dict[str, Any] = MODEL) 
 def bare_loop(layout: Layout, batch: Batch) -> Callable[[], None]:
     """One step of a language model with Megatron-Core's own calls and nothing of ours around it."""
     (model,) = build_chunks(MODEL, layout, torch.bfloat16)
-    weights.load([model], family_of(MODEL), DeviceWeights(MODEL))
+    hf_mapping.load([model], family_of(MODEL), DeviceWeights(MODEL))
     config = model.config
     options = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
     ddp = DistributedDataParallel(config, options, model)

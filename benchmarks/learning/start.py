@@ -7,8 +7,8 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from grpo_worker.megatron.families.known import family_of
-from grpo_worker.megatron.initialise import SeededWeights
+from grpo_worker.megatron.conversion.readers import SeededWeights
+from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.model_files.names import TINY_TOKENIZER
 
 

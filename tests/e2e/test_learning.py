@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from grpo_devcluster.paths import JOB_DATA
 from grpo_devcluster.report import GAP, load, summarise
-from grpo_worker.megatron.families.known import family_of
-from grpo_worker.megatron.initialise import SafetensorsWeights, SeededWeights
+from grpo_worker.megatron.conversion.readers import SafetensorsWeights, SeededWeights
+from grpo_worker.megatron.families.registry import family_of
 
 GAP_BOUND = 1e-4  # fp32 on both sides; measured 3e-7
 

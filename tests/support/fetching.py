@@ -8,7 +8,7 @@ from typing import Any
 from stand_in_hub import StandInHub
 
 from grpo_operator.api.v1alpha1.volumes import VolumeSpec
-from grpo_worker.data.fetched_volume import FetchedVolume
+from grpo_worker.volumes.fetched_volume import FetchedVolume
 
 FIELD = "spec.model.volume"
 FILES = {

@@ -9,8 +9,8 @@ from published_files import MODELS, config, template_of, write_small_files, writ
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from grpo_worker.megatron.families.known import family_of
-from grpo_worker.megatron.initialise import SeededWeights
+from grpo_worker.megatron.conversion.readers import SeededWeights
+from grpo_worker.megatron.families.registry import family_of
 
 __all__ = ["GENERATIONS", "MODELS", "template_of", "write"]
 

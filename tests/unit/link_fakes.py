@@ -10,7 +10,7 @@ import torch
 
 from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.controller.worker_group import GangError
-from grpo_worker.data.fp8 import Part
+from grpo_worker.quantization.fp8 import Part
 from grpo_worker.rollout.pool import Target
 from grpo_worker.rollout.routing import EngineEntry
 from grpo_worker.weightsync.manifest import layout

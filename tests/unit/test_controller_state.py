@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 
 from grpo_operator.api.v1alpha1.status import EngineState
+from grpo_worker.checkpointing import store
 from grpo_worker.controller.ledger import SampleLedger
 from grpo_worker.controller.run_record import RunRecord, SupersededError
-from grpo_worker.data import checkpoints
-from grpo_worker.data.batch import make_batch
 from grpo_worker.data.build_tiny_tokenizer import build
-from grpo_worker.data.generated import Generated
-from grpo_worker.data.source import Prompt, PromptSource
+from grpo_worker.data.prompts import Prompt, PromptSource
 from grpo_worker.data.tasks import open_gym
 from grpo_worker.data.tokenizer import load_tokenizer
 from grpo_worker.model_files.names import TINY_TOKENIZER
+from grpo_worker.rollout.batch_file import Generated
 from grpo_worker.rollout.routing import EngineEntry, EngineTable
 from grpo_worker.rollout.sampling import Sample
+from grpo_worker.rollout.train_batch import make_batch
 
 GCD = "reasoning-gym:gcd?min_numbers=2&max_numbers=2&min_value=1&max_value=20"
 
-ORIGIN = checkpoints.Origin("0123abcd", "TP2 PP1 CP1 EP2 DP1")
+ORIGIN = store.Origin("0123abcd", "TP2 PP1 CP1 EP2 DP1")
 
 
 def source() -> PromptSource:
@@ -115,11 +115,11 @@ def test_who_was_superseded_writes_nothing_any_more(tmp_path: Path) -> None:
 
 
 def _checkpoint(root: Path, step: int, complete: bool = True) -> Path:
-    path = checkpoints.directory(root, step)
+    path = store.directory(root, step)
     path.mkdir(parents=True)
     (path / "data.distcp").write_bytes(b"x" * step)
     if complete:
-        checkpoints.commit(root, step, ORIGIN)
+        store.commit(root, step, ORIGIN)
     return path
 
 
@@ -128,8 +128,8 @@ def test_only_complete_checkpoints_count_and_the_newest_are_kept(tmp_path: Path)
         _checkpoint(tmp_path, step)
     _checkpoint(tmp_path, 12, complete=False)
     _checkpoint(tmp_path, 20, complete=False)  # still being written
-    assert checkpoints.complete_steps(tmp_path) == [5, 10, 15]
-    checkpoints.prune(tmp_path, keep=2)
+    assert store.complete_steps(tmp_path) == [5, 10, 15]
+    store.prune(tmp_path, keep=2)
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"step-{s:08d}" for s in (10, 15, 20)]
 
 
@@ -149,10 +149,10 @@ def test_a_checkpoint_that_cannot_be_loaded_says_what_to_do(
     tmp_path: Path, change: Callable[[Path], Any], message: str
 ) -> None:
     path = _checkpoint(tmp_path, 5)
-    assert checkpoints.verify(path, ORIGIN.model) == ORIGIN
-    change(path / checkpoints.MARKER)
+    assert store.verify(path, ORIGIN.model) == ORIGIN
+    change(path / store.MARKER)
     with pytest.raises(ValueError, match=message):
-        checkpoints.verify(path, ORIGIN.model)
+        store.verify(path, ORIGIN.model)
 
 
 def _replace(marker: Path, old: str, new: str) -> None:

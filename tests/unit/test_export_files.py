@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file
 
 from grpo_operator.api.catalog.architectures import architecture
-from grpo_worker.megatron import export_files
-from grpo_worker.megatron.export_companions import write_companions
-from grpo_worker.megatron.export_config import exported_config
-from grpo_worker.megatron.export_files import FileWriter, write_index
+from grpo_worker.megatron.export import files as export_files
+from grpo_worker.megatron.export.companions import write_companions
+from grpo_worker.megatron.export.config import exported_config
+from grpo_worker.megatron.export.files import FileWriter, write_index
 from grpo_worker.model_files.names import FP8_CONFIG
 
 # As in the directories of DeepSeek-V3 and Qwen3, and what else is found there.

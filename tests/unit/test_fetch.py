@@ -14,8 +14,8 @@ from fetching import FIELD, FILES, LARGE, contents, fetch, fetching, until, volu
 from stand_in_hub import StandInHub
 
 from grpo_operator.api.v1alpha1.volumes import COMPLETE, VolumeSpec
-from grpo_worker.data import fetched_volume
-from grpo_worker.data.remote.errors import PermanentFetchError
+from grpo_worker.volumes import fetched_volume
+from grpo_worker.volumes.remote.errors import PermanentFetchError
 
 
 @pytest.fixture

@@ -13,9 +13,10 @@ from fetching import FIELD, FILES, LARGE, contents, fetching, until, volume
 from stand_in_hub import StandInHub
 
 from grpo_operator.api.v1alpha1.volumes import COMPLETE
-from grpo_worker.data import fetch_lease, fetched_volume
-from grpo_worker.data.fetch_lease import FetchLease, Holder
-from grpo_worker.data.remote.errors import PermanentFetchError
+from grpo_worker.volumes import fetched_volume
+from grpo_worker.volumes import lease as fetch_lease
+from grpo_worker.volumes.lease import FetchLease, Holder
+from grpo_worker.volumes.remote.errors import PermanentFetchError
 
 LEASE = "LEASE"
 

@@ -22,7 +22,7 @@ START = """
 import sys
 from grpo_worker.controller import server
 server.PORT = int(sys.argv.pop(1))
-from grpo_worker.data.fetch import main
+from grpo_worker.volumes.fetch import main
 main()
 """
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_operator.plan.planner.model.parameters import fp8_parameters
 from grpo_operator.plan.planner.model.shape import ModelShape
-from grpo_worker.data.fp8 import (
+from grpo_worker.megatron.families.registry import family_of
+from grpo_worker.quantization.fp8 import (
     FP8,
     FP8_BLOCK,
     BlockCutError,
@@ -18,7 +19,6 @@ from grpo_worker.data.fp8 import (
     quantise,
     quantised_parts,
 )
-from grpo_worker.megatron.families.known import family_of
 
 NAME = "model.layers.3.mlp.experts.7.gate_proj.weight"
 shapes = st.tuples(st.integers(1, 400), st.integers(1, 400))

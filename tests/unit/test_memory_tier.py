@@ -12,8 +12,8 @@ import httpx
 import pytest
 import uvicorn
 
+from grpo_worker.checkpointing.snapshots import file_of, pull, seal, sound
 from grpo_worker.controller.memory_tier import MemoryTier, next_pods
-from grpo_worker.data.snapshots import file_of, pull, seal, sound
 from grpo_worker.weightsync.source import application
 
 RANKS = 4  # two on each of two pods

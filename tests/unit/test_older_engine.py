@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from grpo_worker.data.source import Prompt
+from grpo_worker.data.prompts import Prompt
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.routing import EngineTable
 from grpo_worker.rollout.sampling import UnfitEngineError

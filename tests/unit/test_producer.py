@@ -12,11 +12,11 @@ from test_sampler import WANTED, Even, N
 
 from grpo_worker.controller.producer import OneStepAhead, OnPolicy
 from grpo_worker.controller.sampler import StepSampler
-from grpo_worker.data.generated import Generated
-from grpo_worker.data.source import Prompt, PromptSource
+from grpo_worker.data.prompts import Prompt, PromptSource
 from grpo_worker.data.tasks import open_gym
 from grpo_worker.data.tokenizer import load_tokenizer
 from grpo_worker.metrics.timing import StepTimer
+from grpo_worker.rollout.batch_file import Generated
 from grpo_worker.rollout.sampling import Sample
 
 

@@ -11,9 +11,9 @@ from fetching import FILES, LARGE, contents, fetch
 from stand_in_hub import StandInHub
 
 from grpo_operator.api.v1alpha1.volumes import VolumeSpec
-from grpo_worker.data.remote.errors import PermanentFetchError, TransientFetchError, translated
-from grpo_worker.data.remote.objects import ObjectSource, object_store
-from grpo_worker.data.remote.web import WebSource
+from grpo_worker.volumes.remote.errors import PermanentFetchError, TransientFetchError, translated
+from grpo_worker.volumes.remote.objects import ObjectSource, object_store
+from grpo_worker.volumes.remote.web import WebSource
 
 
 @pytest.fixture

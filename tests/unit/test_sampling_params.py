@@ -11,7 +11,7 @@ import torch
 
 from grpo_operator.api.v1alpha1.algorithm import AlgorithmSpec
 from grpo_operator.api.v1alpha1.status import EngineState
-from grpo_worker.data.source import Prompt
+from grpo_worker.data.prompts import Prompt
 from grpo_worker.rollout import client as module
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.routing import EngineEntry, EngineTable

@@ -9,9 +9,9 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from grpo_worker.common.auth import FILE, OPEN, headers
 from grpo_worker.controller.progress import Board
 from grpo_worker.controller.server import application as controller
-from grpo_worker.data.shared_key import FILE, OPEN, headers
 from grpo_worker.weightsync.agent import Agent
 from grpo_worker.weightsync.engine import Engine
 from grpo_worker.weightsync.main import rollout_application

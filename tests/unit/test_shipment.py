@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_worker.data.fp8 import Part, quantised_parts
+from grpo_worker.quantization.fp8 import Part, quantised_parts
 from grpo_worker.weightsync.bucketing import buckets
 from grpo_worker.weightsync.dtypes import dtype_of
 from grpo_worker.weightsync.inside.incoming import Spec, specs_of

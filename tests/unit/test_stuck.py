@@ -1,6 +1,6 @@
 """Which rank a hanging gang waits for."""
 
-from grpo_worker.profiling.stuck import Position, report, stuck_ranks
+from grpo_worker.profiling.hang import Position, report, stuck_ranks
 
 TENSOR, DATA = "2 [0, 1]", "3 [1, 2]"
 

@@ -14,9 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from grpo_operator.api.v1alpha1.data import DataSpec
-from grpo_worker.data import source
 from grpo_worker.data.files import FileTask, lookup, open_files
-from grpo_worker.data.source import PromptSource
+from grpo_worker.data.prompts import PromptSource
 from grpo_worker.data.tasks import (
     Counts,
     PromptFormat,
@@ -283,7 +282,7 @@ def test_checkpoints_of_older_versions_have_no_count(plain: TextTokenizer) -> No
 def test_when_nothing_fits_the_field_is_named_and_nothing_is_lost(
     plain: TextTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source, "TRIES", 20)
+    monkeypatch.setattr("grpo_worker.data.prompts.TRIES", 20)
     prompts = PromptSource(open_gym(GYM, 3), plain, 8)
     before = prompts.state_dict()
     with pytest.raises(ValueError, match=r"promptLength is 8: none of 20 prompts .* has \d\d tokens"):

@@ -10,16 +10,16 @@ from tiny_models import tiny_model
 
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
-from grpo_worker.data.checkpoints import Origin, directory
+from grpo_worker.checkpointing.store import Origin, directory
 from grpo_worker.data.micro_batch import Batch
-from grpo_worker.megatron import weights
-from grpo_worker.megatron.build import initialize_parallel
-from grpo_worker.megatron.checkpoint import Checkpointer, Part
-from grpo_worker.megatron.critic import CriticModel
-from grpo_worker.megatron.families.known import family_of
-from grpo_worker.megatron.initialise import SeededWeights
-from grpo_worker.megatron.runner import MicroBatching
-from grpo_worker.megatron.setup import ModelSetup
+from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer, Part
+from grpo_worker.megatron.conversion import hf_mapping
+from grpo_worker.megatron.conversion.readers import SeededWeights
+from grpo_worker.megatron.families.registry import family_of
+from grpo_worker.megatron.model.build import initialize_parallel
+from grpo_worker.megatron.training.critic import CriticModel
+from grpo_worker.megatron.training.runner import MicroBatching
+from grpo_worker.megatron.training.setup import ModelSetup
 
 
 class WithScores(SeededWeights):
@@ -55,7 +55,7 @@ def gradients(model: str, layout: dict[str, int], packed: bool = False) -> dict[
     data = _data(critic, 0)
     critic.trainable.step = lambda: keep_gradients(critic)  # type: ignore[method-assign]
     critic.update(data, 0.5)
-    return assembled(weights.shards(critic.trainable.chunks, family_of(tiny_model(model))))
+    return assembled(hf_mapping.shards(critic.trainable.chunks, family_of(tiny_model(model))))
 
 
 def learns(layout: dict[str, int], steps: int) -> list[float]:

@@ -16,14 +16,15 @@ from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM
 
 from grpo_operator.api.v1alpha1.layout import Layout
-from grpo_worker.data.fp8 import dequantise, is_quantised, quantise
-from grpo_worker.megatron import export_files, weights
-from grpo_worker.megatron.build import build_chunks, initialize_parallel
-from grpo_worker.megatron.export import ExportError, export
-from grpo_worker.megatron.families.known import family_of
-from grpo_worker.megatron.initialise import SafetensorsWeights, weight_reader
+from grpo_worker.megatron.conversion import hf_mapping
+from grpo_worker.megatron.conversion.readers import SafetensorsWeights, weight_reader
+from grpo_worker.megatron.export import files as export_files
+from grpo_worker.megatron.export.exporter import ExportError, export
+from grpo_worker.megatron.families.registry import family_of
+from grpo_worker.megatron.model.build import build_chunks, initialize_parallel
 from grpo_worker.model_files.config import model_config
-from grpo_worker.profiling.stuck import Position, position, stuck_ranks
+from grpo_worker.profiling.hang import Position, position, stuck_ranks
+from grpo_worker.quantization.fp8 import dequantise, is_quantised, quantise
 
 
 def _model(model: str, next_tokens: bool | None = None, **changes: int) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def _loaded(hf: dict[str, Any], layout: dict[str, int], next_tokens: bool = Fals
     parallel = Layout(world=dist.get_world_size(), **layout)
     initialize_parallel(parallel, 0)
     chunks = build_chunks(hf, parallel, next_tokens=next_tokens)
-    weights.load(chunks, family_of(hf), UnevenBiases(hf, SEED))
+    hf_mapping.load(chunks, family_of(hf), UnevenBiases(hf, SEED))
     return chunks
 
 
@@ -53,8 +54,8 @@ def round_trip(
     export(first, hf, chunks, family, Path(source) if source else None)
     found = model_config(str(first))
     again = build_chunks(found, parallel, next_tokens=bool(next_tokens))
-    weights.load(again, family_of(found), weight_reader(str(first), found, SEED + 1))
-    pairs = zip(weights.shards(chunks, family), weights.shards(again, family), strict=True)
+    hf_mapping.load(again, family_of(found), weight_reader(str(first), found, SEED + 1))
+    pairs = zip(hf_mapping.shards(chunks, family), hf_mapping.shards(again, family), strict=True)
     reloaded = all(torch.equal(a.tensor, b.tensor) for a, b in pairs)
     export(second, found, again, family, first)
     batch, difference = _tokens(hf, 4, 64), None
@@ -89,7 +90,7 @@ def in_bf16(root: str) -> None:
     layout = Layout(world=1)
     initialize_parallel(layout, 0)
     chunks = build_chunks(hf, layout, torch.bfloat16)
-    weights.load(chunks, family_of(hf), UnevenBiases(hf, SEED))
+    hf_mapping.load(chunks, family_of(hf), UnevenBiases(hf, SEED))
     export(Path(root), hf, chunks, family_of(hf))
 
 

@@ -14,12 +14,12 @@ from transformers import AutoModelForCausalLM
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_worker.algorithms.losses import PolicyLossConfig
 from grpo_worker.data.micro_batch import Batch, MicroBatch
-from grpo_worker.megatron import weights
-from grpo_worker.megatron.build import build_chunks, device, initialize_parallel
-from grpo_worker.megatron.export import export
-from grpo_worker.megatron.families.known import expert_layers, family_of
-from grpo_worker.megatron.initialise import SafetensorsWeights, SeededWeights
-from grpo_worker.megatron.runner import MicroBatching, Runner, context_whole
+from grpo_worker.megatron.conversion import hf_mapping
+from grpo_worker.megatron.conversion.readers import SafetensorsWeights, SeededWeights
+from grpo_worker.megatron.export.exporter import export
+from grpo_worker.megatron.families.registry import expert_layers, family_of
+from grpo_worker.megatron.model.build import build_chunks, device, initialize_parallel
+from grpo_worker.megatron.training.runner import MicroBatching, Runner, context_whole
 
 SEED = 5
 
@@ -71,13 +71,13 @@ def against_transformers(
     initialize_parallel(parallel, 0)
     source = UnevenBiases(hf, SEED)
     chunks = build_chunks(hf, parallel)
-    weights.load(chunks, family, source)
+    hf_mapping.load(chunks, family, source)
     export(Path(root), hf, chunks, family)
     files = SafetensorsWeights(Path(root))
     result: dict[str, Any] = {"bitwise": _same(files, source, family.shapes(hf))}
     again = build_chunks(hf, parallel)
-    weights.load(again, family, files)
-    pairs = zip(weights.shards(chunks, family), weights.shards(again, family), strict=True)
+    hf_mapping.load(again, family, files)
+    pairs = zip(hf_mapping.shards(chunks, family), hf_mapping.shards(again, family), strict=True)
     result["reloaded"] = all(torch.equal(a.tensor, b.tensor) for a, b in pairs)
     batch = _tokens(hf, 4, 64)
     ours = _logits([chunk.eval() for chunk in chunks], parallel, batch, packed)
@@ -102,7 +102,7 @@ def routing(root: str, model: str) -> dict[str, Any]:
     hf, layout = tiny_model(model), Layout(world=1)
     initialize_parallel(layout, 0)
     (ours,) = build_chunks(hf, layout)
-    weights.load([ours], family_of(hf), UnevenBiases(hf, SEED))
+    hf_mapping.load([ours], family_of(hf), UnevenBiases(hf, SEED))
     export(Path(root), hf, [ours], family_of(hf))
     chosen: list[torch.Tensor] = []
     for module in ours.modules():

@@ -12,10 +12,10 @@ from safetensors.torch import save_file
 from tiny_models import tiny_model
 
 from grpo_operator.api.v1alpha1.layout import Layout
-from grpo_worker.megatron import weights
-from grpo_worker.megatron.build import build_chunks, initialize_parallel
-from grpo_worker.megatron.families.known import family_of
-from grpo_worker.megatron.initialise import SafetensorsWeights
+from grpo_worker.megatron.conversion import hf_mapping
+from grpo_worker.megatron.conversion.readers import SafetensorsWeights
+from grpo_worker.megatron.families.registry import family_of
+from grpo_worker.megatron.model.build import build_chunks, initialize_parallel
 
 
 def peak(root: str, layout: dict[str, int]) -> dict[str, int]:
@@ -35,7 +35,7 @@ def peak(root: str, layout: dict[str, int]) -> dict[str, int]:
     before = _anonymous()
     with _Watch() as watch:
         chunks = build_chunks(hf, parallel)
-        weights.load(chunks, family, SafetensorsWeights(Path(root)))
+        hf_mapping.load(chunks, family, SafetensorsWeights(Path(root)))
     own = sum(p.nbytes for chunk in chunks for p in chunk.parameters())
     whole = all(bool((p == 0.5).all()) for chunk in chunks for p in chunk.parameters())
     assert whole, "some weight was not loaded"

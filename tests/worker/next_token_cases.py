@@ -12,11 +12,11 @@ from torch.nn.functional import linear, rms_norm
 from transformers import AutoModelForCausalLM
 
 from grpo_worker.algorithms.losses import PolicyLossConfig
-from grpo_worker.data.checkpoints import directory
+from grpo_worker.checkpointing.store import directory
 from grpo_worker.data.micro_batch import Batch
-from grpo_worker.megatron.export import export
-from grpo_worker.megatron.initialise import SafetensorsWeights, SeededWeights
-from grpo_worker.megatron.policy import PolicyModel
+from grpo_worker.megatron.conversion.readers import SafetensorsWeights, SeededWeights
+from grpo_worker.megatron.export.exporter import export
+from grpo_worker.megatron.training.policy import PolicyModel
 
 HF = tiny_model("deepseek_v3") | {"num_nextn_predict_layers": 1}
 LAYER = HF["num_hidden_layers"]

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from grpo_worker.megatron import cpu_platform
+from grpo_worker.megatron.cpu import platform as cpu_platform
 
 cpu_platform.install()
 
@@ -25,7 +25,7 @@ from grpo_operator.api.v1alpha1.layout import Layout  # noqa: E402
 from grpo_operator.plan.planner.model.shape import ModelShape  # noqa: E402
 from grpo_operator.plan.planner.training.memory import Workload, stage_memory  # noqa: E402
 from grpo_operator.plan.planner.training.rules import problems  # noqa: E402
-from grpo_worker.megatron.build import build_chunks, initialize_parallel  # noqa: E402
+from grpo_worker.megatron.model.build import build_chunks, initialize_parallel  # noqa: E402
 
 
 @contextmanager

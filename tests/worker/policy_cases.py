@@ -11,18 +11,18 @@ from megatron.core import parallel_state
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.trainer import OffloadSpec, OptimizerSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig, token_weights
-from grpo_worker.data.checkpoints import Origin, directory
+from grpo_worker.checkpointing.store import Origin, directory
 from grpo_worker.data.micro_batch import Batch
-from grpo_worker.megatron import snapshot
-from grpo_worker.megatron.build import device, initialize_parallel
-from grpo_worker.megatron.checkpoint import Checkpointer
-from grpo_worker.megatron.initialise import SeededWeights
-from grpo_worker.megatron.optimizer import inner_optimizers
-from grpo_worker.megatron.parameter_count import active_parameters
-from grpo_worker.megatron.policy import PolicyModel
-from grpo_worker.megatron.runner import MicroBatching
-from grpo_worker.megatron.setup import ModelSetup
-from grpo_worker.megatron.weights import Shard
+from grpo_worker.megatron.checkpoint import snapshot
+from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer
+from grpo_worker.megatron.conversion.hf_mapping import Shard
+from grpo_worker.megatron.conversion.readers import SeededWeights
+from grpo_worker.megatron.model.build import device, initialize_parallel
+from grpo_worker.megatron.optim.optimizer import inner_optimizers
+from grpo_worker.megatron.training.parameter_count import active_parameters
+from grpo_worker.megatron.training.policy import PolicyModel
+from grpo_worker.megatron.training.runner import MicroBatching
+from grpo_worker.megatron.training.setup import ModelSetup
 from grpo_worker.model_files.config import model_config
 from grpo_worker.weightsync import manifest
 

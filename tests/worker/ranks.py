@@ -97,7 +97,7 @@ def _end() -> None:
 def _serve() -> None:
     """The template's loop. Nothing here may start a thread: forks would lack it."""
     sys.path.insert(0, str(HERE))
-    from grpo_worker.megatron import cpu_platform
+    from grpo_worker.megatron.cpu import platform as cpu_platform
 
     cpu_platform.install()
     for line in sys.stdin:

@@ -10,11 +10,11 @@ from tiny_models import tiny_model
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from grpo_operator.api.v1alpha1.layout import Layout
-from grpo_worker.megatron.build import initialize_parallel
-from grpo_worker.megatron.initialise import SeededWeights
-from grpo_worker.megatron.reward_model import RewardModel
-from grpo_worker.megatron.runner import MicroBatching
-from grpo_worker.megatron.setup import ModelSetup
+from grpo_worker.megatron.conversion.readers import SeededWeights
+from grpo_worker.megatron.model.build import initialize_parallel
+from grpo_worker.megatron.training.reward_model import RewardModel
+from grpo_worker.megatron.training.runner import MicroBatching
+from grpo_worker.megatron.training.setup import ModelSetup
 
 
 def scores(root: str, model: str, layout: dict[str, int], packed: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,9 +4,9 @@ import torch.distributed as dist
 from tiny_models import tiny_model
 
 from grpo_operator.api.v1alpha1.layout import Layout
-from grpo_worker.megatron import weights
-from grpo_worker.megatron.build import build_chunks, initialize_parallel
-from grpo_worker.megatron.families.known import family_of
+from grpo_worker.megatron.conversion import hf_mapping
+from grpo_worker.megatron.families.registry import family_of
+from grpo_worker.megatron.model.build import build_chunks, initialize_parallel
 
 Part = tuple[str, int, int, int, int]
 
@@ -16,7 +16,7 @@ def held(layout: dict[str, int]) -> list[Part]:
     hf, parallel = tiny_model("deepseek_v3"), Layout(world=dist.get_world_size(), **layout)
     initialize_parallel(parallel, 0)
     found = []
-    for shard in weights.shards(build_chunks(hf, parallel), family_of(hf)):
+    for shard in hf_mapping.shards(build_chunks(hf, parallel), family_of(hf)):
         ends = [[0, size] for size in (*shard.shape, 1)[:2]]
         ends[shard.dim] = [shard.offset, shard.offset + shard.tensor.shape[shard.dim]]
         found.append((shard.name, *ends[0], *ends[1]))

@@ -7,8 +7,8 @@ import ranks
 import torch
 from safetensors.torch import save_file
 
-from grpo_worker.megatron.families.known import expert_layers, family_of
-from grpo_worker.megatron.initialise import SafetensorsWeights
+from grpo_worker.megatron.conversion.readers import SafetensorsWeights
+from grpo_worker.megatron.families.registry import expert_layers, family_of
 
 MIB = 2**20
 

@@ -105,9 +105,9 @@ def test_a_checkpoint_goes_on_in_another_layout_with_the_same_losses(name: str, 
 def test_every_cpu_fix_still_finds_its_module() -> None:
     """An upgrade of megatron-core that moves a module would silently drop its fix."""
     code = (
-        "from grpo_worker.megatron import cpu_platform, cpu_fixes; cpu_platform.install();"
-        "import grpo_worker.megatron.checkpoint;"
-        "assert cpu_fixes.APPLIED == set(cpu_fixes.FIXES), set(cpu_fixes.FIXES) - cpu_fixes.APPLIED;"
+        "from grpo_worker.megatron.cpu import platform as cpu_platform, patches; cpu_platform.install();"
+        "import grpo_worker.megatron.checkpoint.checkpointer;"
+        "assert patches.APPLIED == set(patches.FIXES), set(patches.FIXES) - patches.APPLIED;"
         "assert cpu_platform.Rewrite.hits > 100"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
@@ -116,7 +116,7 @@ def test_every_cpu_fix_still_finds_its_module() -> None:
 def test_the_import_hook_refuses_to_come_too_late() -> None:
     code = (
         "import sys, types; sys.modules['megatron.core'] = types.ModuleType('megatron.core');"
-        "from grpo_worker.megatron import cpu_platform; cpu_platform.install()"
+        "from grpo_worker.megatron.cpu import platform as cpu_platform; cpu_platform.install()"
     )
     done: Any = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode != 0 and "must run before megatron.core is imported" in done.stderr

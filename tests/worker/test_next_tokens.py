@@ -7,7 +7,7 @@ import ranks
 import torch
 from compare import largest_gap
 
-from grpo_worker.megatron.families.known import family_of
+from grpo_worker.megatron.families.registry import family_of
 
 LAYOUTS: dict[str, tuple[int, dict[str, int], bool]] = {
     "one": (1, {}, False),

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from grpo_operator.api.v1alpha1.algorithm import AlgorithmSpec
 from grpo_operator.api.v1alpha1.status import EngineState
-from grpo_worker.data.source import Prompt
+from grpo_worker.data.prompts import Prompt
 from grpo_worker.rollout import client as client_module
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.routing import EngineEntry, EngineTable

@@ -13,8 +13,8 @@ import torch
 from engine_server import JOB, URL, Server, cpu_seconds, generate, serve, watch_until
 
 from grpo_operator.api.catalog.architectures import architecture
-from grpo_worker.data.source import Prompt
-from grpo_worker.megatron.families.known import expert_layers
+from grpo_worker.data.prompts import Prompt
+from grpo_worker.megatron.families.registry import expert_layers
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.routing import EngineTable
 from grpo_worker.weightsync.agent import Agent, WriterError

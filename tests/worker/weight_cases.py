@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from policy_cases import make, train
 
-from grpo_worker.megatron.export import export
+from grpo_worker.megatron.export.exporter import export
 from grpo_worker.model_files.config import model_config
 from grpo_worker.weightsync import manifest
 from grpo_worker.weightsync.inside.request import LINK

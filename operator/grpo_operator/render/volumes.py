@@ -93,7 +93,7 @@ def fetch(parts: PodParts, image: str, resources: Resources, given: list[Files])
     if not fetched:
         return None
     places = " ".join(f"{files.kind}={STORE_MOUNT}/{files.fetched}" for files in fetched)
-    command = f"exec {PYTHON} -m grpo_worker.data.fetch {places}"
+    command = f"exec {PYTHON} -m grpo_worker.volumes.fetch {places}"
     container = parts.container("fetch", image, resources, command=command)
     container["ports"] = [{"name": "fetch", "containerPort": CONTROLLER_PORT}]
     container["env"] += [variable for files in fetched for variable in files.credential()]

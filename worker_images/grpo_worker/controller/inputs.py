@@ -10,7 +10,7 @@ from pathlib import Path
 from grpo_operator.api.v1alpha1.data import DataSpec
 from grpo_worker.controller.config import JobConfig
 from grpo_worker.controller.progress import Board
-from grpo_worker.data.source import PromptSource
+from grpo_worker.data.prompts import PromptSource
 from grpo_worker.data.tasks import SCHEME, PromptFormat, Task, open_gym
 from grpo_worker.data.tokenizer import TextTokenizer
 from grpo_worker.model_files.open import ModelFiles, open_model

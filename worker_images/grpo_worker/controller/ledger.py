@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_worker.data.atomic import write_text
+from grpo_worker.common.files import write_text
 from grpo_worker.rollout.sampling import Sample
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.status import Phase
+from grpo_worker.checkpointing.store import directory
 from grpo_worker.controller.failures import FailureHandler, one_line
 from grpo_worker.controller.ledger import SampleLedger
 from grpo_worker.controller.memory_tier import MemoryTier
@@ -21,9 +22,7 @@ from grpo_worker.controller.training import BatchTrainer
 from grpo_worker.controller.turns import Turns
 from grpo_worker.controller.weights import Sent, WeightSender
 from grpo_worker.controller.worker_group import GangError
-from grpo_worker.data.batch import make_batch
-from grpo_worker.data.checkpoints import directory
-from grpo_worker.data.source import PromptSource
+from grpo_worker.data.prompts import PromptSource
 from grpo_worker.metrics.sinks import sinks_of
 from grpo_worker.metrics.step import step_metrics
 from grpo_worker.metrics.timing import StepTimer
@@ -33,6 +32,7 @@ from grpo_worker.rewards.verifiers import RewardError
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.pool import RolloutPool, SyncError
 from grpo_worker.rollout.sampling import UnfitEngineError
+from grpo_worker.rollout.train_batch import make_batch
 
 log = logging.getLogger(__name__)
 

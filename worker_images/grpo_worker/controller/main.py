@@ -14,7 +14,7 @@ from grpo_worker.controller.inputs import read_inputs
 from grpo_worker.controller.progress import Board
 from grpo_worker.controller.run_record import Cause, RunRecord
 from grpo_worker.controller.server import application, serve_in_background
-from grpo_worker.megatron.families.known import expert_layers
+from grpo_worker.megatron.families.registry import expert_layers
 from grpo_worker.rewards.verifiers import RewardError
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.pool import RolloutPool

@@ -12,10 +12,10 @@ from typing import Any
 
 import httpx
 
+from grpo_worker.checkpointing.snapshots import name_of
+from grpo_worker.common.auth import headers
+from grpo_worker.common.files import write_text
 from grpo_worker.controller.trainers import Restored, TrainerGang
-from grpo_worker.data.atomic import write_text
-from grpo_worker.data.shared_key import headers
-from grpo_worker.data.snapshots import name_of
 
 log = logging.getLogger(__name__)
 

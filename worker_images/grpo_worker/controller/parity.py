@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from grpo_worker.data.checkpoints import NO_SHAPE
+from grpo_worker.checkpointing.store import NO_SHAPE
 
 
 class ParityError(RuntimeError):

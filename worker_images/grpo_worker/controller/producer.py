@@ -5,10 +5,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
+from grpo_worker.checkpointing.store import directory
 from grpo_worker.controller.sampler import StepSampler
-from grpo_worker.data.checkpoints import directory
-from grpo_worker.data.generated import Generated
 from grpo_worker.metrics.timing import StepTimer
+from grpo_worker.rollout.batch_file import Generated
 
 
 class Producer(Protocol):

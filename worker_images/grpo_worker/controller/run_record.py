@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from grpo_worker.data.atomic import write_text
+from grpo_worker.common.files import write_text
 
 Cause = Literal["job", "infrastructure"]
 

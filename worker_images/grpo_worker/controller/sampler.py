@@ -6,10 +6,10 @@ from concurrent.futures import CancelledError
 import numpy as np
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
-from grpo_worker.data.generated import Generated
-from grpo_worker.data.source import Prompt, PromptSource
+from grpo_worker.data.prompts import Prompt, PromptSource
 from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.rewards.manager import RewardManager
+from grpo_worker.rollout.batch_file import Generated
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.sampling import Sample
 

@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from grpo_worker.common.auth import guarded
 from grpo_worker.controller.progress import Board
-from grpo_worker.data.shared_key import guarded
 from grpo_worker.rollout.routing import EngineEntry
 
 PORT = 8090

@@ -11,9 +11,9 @@ from ray.util.placement_group import PlacementGroup
 
 from grpo_operator.api.base import Device
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_worker.checkpointing.store import CONTROLLER_STATE, complete_steps, directory
 from grpo_worker.controller.pools import ResourcePoolManager
 from grpo_worker.controller.worker_group import WorkerGroup
-from grpo_worker.data.checkpoints import CONTROLLER_STATE, complete_steps, directory
 from grpo_worker.profiling.trace import runtime_env
 from grpo_worker.roles.actor import TrainerWorker
 

@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from grpo_worker.controller.dispatch import Deal, Dispatch, RankInfo, dispatch_mode
 from grpo_worker.controller.failures import one_line
-from grpo_worker.profiling.stuck import Position, report, stuck_ranks
+from grpo_worker.profiling.hang import Position, report, stuck_ranks
 
 log = logging.getLogger(__name__)
 _WATCH = "watch"  # threads of an actor that answer while another one works

@@ -22,7 +22,7 @@ from datasets import Dataset, Features, List, Value, load_dataset
 from datasets.exceptions import DatasetsError
 
 from grpo_operator.api.v1alpha1.data import DataSpec
-from grpo_worker.data.entry_point import load_function
+from grpo_worker.common.user_function import load_function
 from grpo_worker.data.found_files import empty_files, problems
 from grpo_worker.data.tasks import Counts, PromptFormat, Record, UnusablePromptError, jsonable, read_prompt
 from grpo_worker.data.tokenizer import TextTokenizer

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from grpo_worker.data.entry_point import blame, load_function
+from grpo_worker.common.user_function import blame, load_function
 from grpo_worker.rewards.builtin import GroundTruthError
 from grpo_worker.rewards.call_forms import Request, arguments, fields_of, form_of
 from grpo_worker.rewards.hidden import hide_memory

@@ -14,10 +14,10 @@ from tensordict import TensorDict
 from grpo_operator.api.base import Device
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig
+from grpo_worker.checkpointing.snapshots import file_of, seal
 from grpo_worker.controller.dispatch import Dispatch, RankInfo, register
-from grpo_worker.data.snapshots import file_of, seal
 from grpo_worker.metrics.flops import ModelFlops, attention_width
-from grpo_worker.profiling.stuck import Position, position, write_flight_record
+from grpo_worker.profiling.hang import Position, position, write_flight_record
 from grpo_worker.roles.weight_methods import WEIGHTS, WeightMethods
 from grpo_worker.weightsync.link.trainer_end import TrainerEnd
 
@@ -41,7 +41,7 @@ class TrainerWorker(WeightMethods):
 
     def start(self, rank: int, world: int, master: str, port: int, config: dict[str, Any]) -> RankInfo:
         """Join the process group and build the model. ``config``: spec, hf, checkpoint root."""
-        from grpo_worker.megatron import cpu_platform
+        from grpo_worker.megatron.cpu import platform as cpu_platform
 
         self._thread = threading.get_ident()
         cpu_platform.install()
@@ -77,16 +77,16 @@ class TrainerWorker(WeightMethods):
     def _build(self, rank: int, world: int, config: dict[str, Any]) -> RankInfo:
         from megatron.core import parallel_state as ps
 
-        from grpo_worker.data.checkpoints import Origin, model_digest
-        from grpo_worker.megatron.build import device, initialize_parallel
-        from grpo_worker.megatron.checkpoint import Checkpointer, Part
-        from grpo_worker.megatron.critic import CriticModel
-        from grpo_worker.megatron.initialise import weight_reader
-        from grpo_worker.megatron.parameter_count import active_parameters
-        from grpo_worker.megatron.policy import PolicyModel
-        from grpo_worker.megatron.reward_model import RewardModel
-        from grpo_worker.megatron.runner import MicroBatching
-        from grpo_worker.megatron.setup import ModelSetup
+        from grpo_worker.checkpointing.store import Origin, model_digest
+        from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer, Part
+        from grpo_worker.megatron.conversion.readers import weight_reader
+        from grpo_worker.megatron.model.build import device, initialize_parallel
+        from grpo_worker.megatron.training.critic import CriticModel
+        from grpo_worker.megatron.training.parameter_count import active_parameters
+        from grpo_worker.megatron.training.policy import PolicyModel
+        from grpo_worker.megatron.training.reward_model import RewardModel
+        from grpo_worker.megatron.training.runner import MicroBatching
+        from grpo_worker.megatron.training.setup import ModelSetup
         from grpo_worker.profiling.trace import StepTrace
 
         spec = GRPOJobSpec.model_validate(config["spec"])
@@ -182,7 +182,7 @@ class TrainerWorker(WeightMethods):
     @register(Dispatch.MEGATRON_COMPUTE)
     def update_actor(self, batch: TensorDict, kl_coef: float) -> dict[str, float]:
         """One optimizer step on a mini-batch; metrics of the whole mini-batch."""
-        from grpo_worker.megatron.sums import largest_memory
+        from grpo_worker.megatron.training.reductions import largest_memory
 
         algorithm = self._spec.algorithm
         loss = PolicyLossConfig(
@@ -219,7 +219,7 @@ class TrainerWorker(WeightMethods):
     @register(Dispatch.ONE_TO_ALL)
     def take_snapshot(self, name: str) -> None:
         """Copy this rank's state; a thread writes it into the pod's memory."""
-        from grpo_worker.megatron import snapshot
+        from grpo_worker.megatron.checkpoint import snapshot
 
         state, file = snapshot.take(self._parts), file_of(SNAPSHOTS, name, self.place.rank)
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -238,7 +238,7 @@ class TrainerWorker(WeightMethods):
     @register(Dispatch.ONE_TO_ALL)
     def load_snapshot(self, name: str) -> None:
         """Go on from a snapshot, which the pod's agent has found sound."""
-        from grpo_worker.megatron import snapshot
+        from grpo_worker.megatron.checkpoint import snapshot
 
         snapshot.put(self._parts, torch.load(file_of(SNAPSHOTS, name, self.place.rank), weights_only=False))
 
@@ -250,7 +250,7 @@ class TrainerWorker(WeightMethods):
     @register(Dispatch.ONE_TO_ALL)
     def export_weights(self, path: str) -> None:
         """Write the policy as a Hugging Face directory."""
-        from grpo_worker.megatron.export import export
+        from grpo_worker.megatron.export.exporter import export
 
         source = None if self._spec.model.path.startswith("preset:") else Path(self._spec.model.path)
         with self._policy.trainable.weights.here():

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_worker.controller.dispatch import Dispatch, register
-from grpo_worker.data.fp8 import Part
+from grpo_worker.quantization.fp8 import Part
 from grpo_worker.weightsync.link.trainer_end import TrainerEnd
 
 if TYPE_CHECKING:
-    from grpo_worker.megatron.policy import PolicyModel
+    from grpo_worker.megatron.training.policy import PolicyModel
 
 WEIGHTS = Path(os.environ.get("GRPO_WEIGHTS_DIR", "/weights"))
 
@@ -28,7 +28,7 @@ class WeightMethods:
 
         ``fp8``: in blocks of 128 x 128, as an FP8 checkpoint has them. ``deltas``: what changed as well.
         """
-        from grpo_worker.data.fp8 import quantised_parts
+        from grpo_worker.quantization.fp8 import quantised_parts
         from grpo_worker.weightsync.manifest import publish
 
         with self._policy.trainable.weights.here():

@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 
-from grpo_worker.data.routed import ExpertLayers
-from grpo_worker.data.source import Prompt
+from grpo_worker.data.prompts import Prompt
+from grpo_worker.data.routed_experts import ExpertLayers
 from grpo_worker.rollout.routing import EngineEntry, EngineTable
 from grpo_worker.rollout.sample_watch import SampleWatch
 from grpo_worker.rollout.sampling import Sample, UnfitEngineError, sampling_seed

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from grpo_operator.api.v1alpha1.status import EngineState
-from grpo_worker.data.shared_key import headers
+from grpo_worker.common.auth import headers
 from grpo_worker.rollout.routing import EngineEntry, EngineTable
 
 log = logging.getLogger(__name__)

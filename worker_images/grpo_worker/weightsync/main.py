@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from grpo_worker.data.shared_key import guarded
+from grpo_worker.common.auth import guarded
 
 if TYPE_CHECKING:
     from grpo_worker.weightsync.agent import Agent

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 import xxhash
 
-from grpo_worker.data.fp8 import Part
+from grpo_worker.quantization.fp8 import Part
 from grpo_worker.weightsync.dtypes import dtype_name
 from grpo_worker.weightsync.places import aligned
 

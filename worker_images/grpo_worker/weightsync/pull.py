@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import torch
 
-from grpo_worker.data.shared_key import headers
+from grpo_worker.common.auth import headers
 from grpo_worker.weightsync import journal
 from grpo_worker.weightsync.importer import Importer, ReadError
 from grpo_worker.weightsync.manifest import Manifest, digest

@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from grpo_worker.data.shared_key import guarded
-from grpo_worker.data.snapshots import file_of, pull
+from grpo_worker.checkpointing.snapshots import file_of, pull
+from grpo_worker.common.auth import guarded
 from grpo_worker.weightsync.exporter import Exporter
 from grpo_worker.weightsync.manifest import rank_file
 

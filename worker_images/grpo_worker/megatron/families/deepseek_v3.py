@@ -6,7 +6,7 @@ Megatron-Core's default differs from DeepSeek-V3, the comment says so.
 
 from typing import Any
 
-from grpo_worker.megatron.families.family import COMMON_NAMES, Family, Shapes, gated
+from grpo_worker.megatron.families.base import COMMON_NAMES, Family, Shapes, gated
 
 
 def _fields(hf: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from grpo_worker.megatron.families.family import COMMON_NAMES, Family, Shapes, gated
+from grpo_worker.megatron.families.base import COMMON_NAMES, Family, Shapes, gated
 
 
 def _attention(hf: dict[str, Any]) -> dict[str, Any]:

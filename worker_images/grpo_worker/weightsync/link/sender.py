@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from grpo_worker.data.fp8 import FP8_BLOCK, Part, check_blocks, is_quantised, quantise_into
+from grpo_worker.quantization.fp8 import FP8_BLOCK, Part, check_blocks, is_quantised, quantise_into
 from grpo_worker.weightsync.dtypes import dtype_of
 from grpo_worker.weightsync.inside.fingerprint import fingerprint
 from grpo_worker.weightsync.link.meeting import Members, Transfer

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from grpo_worker.data.fp8 import Part, quantised_parts
+from grpo_worker.quantization.fp8 import Part, quantised_parts
 from grpo_worker.weightsync.link.agent_end import shipment_of
 from grpo_worker.weightsync.link.meeting import LinkError, Members, connect, give_up
 from grpo_worker.weightsync.link.sender import Sender

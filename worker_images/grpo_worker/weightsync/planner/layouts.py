@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_operator.api.v1alpha1.layout import Layout
-from grpo_worker.megatron.families.known import family_of
+from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.weightsync.planner.regions import Box, Held, Tensor, Wanted
 
 # Which dimension tensor parallelism cuts; what is not named is whole on every rank.

@@ -1,0 +1,265 @@
+"""Distributed checkpoints with megatron-core's dist_checkpointing: written behind the training."""
+
+import json
+import random
+import shutil
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies.async_utils import (
+    AsyncCaller,
+    AsyncCallsQueue,
+    AsyncRequest,
+)
+from megatron.core.optimizer import distrib_optimizer
+
+from grpo_worker.checkpointing.store import CONTROLLER_STATE, Origin, commit, directory, prune, verify
+from grpo_worker.megatron.checkpoint.patches import keep_step_of_torchs_adam, write_in_threads
+from grpo_worker.megatron.checkpoint.reshard import adapted
+from grpo_worker.megatron.optim.offload import Offloadable
+from grpo_worker.megatron.optim.optimizer import Trainable, inner_optimizers
+
+keep_step_of_torchs_adam(distrib_optimizer)
+write_in_threads(filesystem_async)
+
+_CONTENT = {
+    "distrib_optim_sharding_type": "fully_reshardable",
+    "singleton_local_shards": False,
+    "chained_optim_avoid_prefix": True,
+}
+
+
+class _ThreadCaller(AsyncCaller):  # type: ignore[misc]
+    """Runs the write in a thread of this process; forking a Ray actor is not safe."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+
+    def schedule_async_call(self, async_req: AsyncRequest) -> None:
+        if async_req.async_fn is None:
+            return
+        args = list(async_req.async_fn_args)
+        if async_req.preload_fn:
+            args[1] = async_req.preload_fn()
+        self._thread = threading.Thread(
+            target=async_req.async_fn, args=args, kwargs=async_req.async_fn_kwargs
+        )
+        self._thread.start()
+
+    def is_current_async_call_done(self, blocking: bool = False, no_dist: bool = False) -> bool:
+        if blocking and self._thread:
+            self._thread.join()
+        alive = int(self._thread is not None and self._thread.is_alive())
+        return bool(not alive if no_dist else self.sync_all_async_calls(alive))
+
+    def close(self, abort: bool = False) -> None:
+        if self._thread and not abort:
+            self._thread.join()
+
+    def __del__(self) -> None:
+        pass
+
+
+class _ThreadQueue(AsyncCallsQueue):  # type: ignore[misc]
+    def _get_async_caller(self) -> AsyncCaller:
+        return _ThreadCaller()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Model chunks of one role, and what trains them, or where weights wait that nothing trains;
+    ``prefix`` keeps its tensors apart."""
+
+    prefix: str
+    chunks: Sequence[Any]
+    trainable: Trainable | None = None
+    frozen: Offloadable | None = None
+
+    @contextmanager
+    def here(self) -> Iterator[None]:
+        """All of it is on the device for the time being."""
+        with ExitStack() as stack:
+            if self.trainable is not None:
+                stack.enter_context(self.trainable.whole())
+            if self.frozen is not None:
+                stack.enter_context(self.frozen.here())
+            yield
+
+    def named_chunks(self) -> list[tuple[str, Any]]:
+        """Names that Megatron-Core's optimizer expects: model, or model0, model1, ..."""
+        if len(self.chunks) == 1:
+            return [("model", self.chunks[0])]
+        return [(f"model{number}", chunk) for number, chunk in enumerate(self.chunks)]
+
+    def state(self, loading: bool, metadata: dict[str, Any]) -> dict[str, Any]:
+        """What is saved, or the template of what is loaded."""
+        state: dict[str, Any] = {
+            name: chunk.sharded_state_dict(prefix=self.prefix, metadata=metadata)
+            for name, chunk in self.named_chunks()
+        }
+        if self.trainable is not None:
+            _step_without_parameters(inner_optimizers(self.trainable.optimizer))
+            state["optimizer"] = self.trainable.optimizer.sharded_state_dict(
+                dict(state), is_loading=loading, metadata=metadata
+            )
+            state["schedule"] = self.trainable.schedule.state_dict()
+        return state
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what was loaded into the template."""
+        for name, chunk in self.named_chunks():
+            weights = {key.removeprefix(self.prefix): value for key, value in state[name].items()}
+            chunk.load_state_dict(weights, strict=True)
+        if self.trainable is None:
+            return
+        with torch.no_grad():
+            optimizer = self.trainable.optimizer
+            optimizer.load_state_dict(adapted(state["optimizer"], optimizer))
+        for inner in inner_optimizers(self.trainable.optimizer):
+            _unshare_adam_step(inner)
+        self.trainable.schedule.load_state_dict(state["schedule"])
+
+
+@contextmanager
+def all_here(parts: Sequence[Part]) -> Iterator[None]:
+    """All parts are on the device for the time being."""
+    with ExitStack() as stack:
+        for part in parts:
+            stack.enter_context(part.here())
+        yield
+
+
+class Checkpointer:
+    """Saves and loads the parts of a rank. Every method is collective: call it on all ranks."""
+
+    def __init__(self, root: str, parts: Sequence[Part], keep: int, origin: Origin) -> None:
+        self.root = Path(root)
+        self._parts = parts
+        self._origin = origin
+        self._keep = keep
+        self._queue = _ThreadQueue()
+        self._pending: list[int] = []
+
+    def save(self, step: int, controller_state: dict[str, Any]) -> None:
+        """Start writing; training may go on at once (the state is copied first)."""
+        path = directory(self.root, step)
+        if dist.get_rank() == 0:
+            shutil.rmtree(path, ignore_errors=True)  # left by an attempt that died
+            path.mkdir(parents=True)
+            (path / CONTROLLER_STATE).write_text(json.dumps(controller_state))
+        dist.barrier()
+        with all_here(self._parts):
+            request = dist_checkpointing.save(
+                self._state(loading=False),
+                str(path),
+                get_default_save_sharded_strategy("torch_dist"),
+                async_sharded_save=True,
+                content_metadata=_CONTENT,
+            )
+            request.add_finalize_fn(lambda: self._commit(step))
+            self._queue.schedule_async_request(request)
+        self._pending.append(step)
+
+    def poll(self, blocking: bool = False) -> list[int]:
+        """Commit the checkpoints whose files are written on all ranks; return their steps."""
+        done = self._queue.maybe_finalize_async_calls(blocking=blocking)
+        finished, self._pending = self._pending[: len(done)], self._pending[len(done) :]
+        return finished
+
+    def _commit(self, step: int) -> None:
+        dist.barrier()
+        if dist.get_rank() != 0:
+            return
+        commit(self.root, step, self._origin)
+        prune(self.root, self._keep)
+
+    def load(self, path: Path) -> None:
+        """Restore models, optimizers and schedules, and in the layout that saved them this rank's
+        generators.
+
+        Raises ValueError when the checkpoint is torn, truncated, of another model or too new.
+        """
+        with all_here(self._parts):
+            self._load(path)
+
+    def _load(self, path: Path) -> None:
+        same_layout = verify(path, self._origin.model).layout == self._origin.layout
+        for part in self._parts:
+            if part.trainable is not None:
+                for inner in inner_optimizers(part.trainable.optimizer):
+                    _init_adam_state(inner)
+        template = self._state(loading=True)
+        if not same_layout:
+            template.pop("rng")  # each rank's own; nothing in training draws from it
+        state = dist_checkpointing.load(template, str(path))
+        for part in self._parts:
+            part.restore(state[part.prefix or "policy."])
+        if same_layout:
+            restore_rng(state["rng"][0])
+
+    def _state(self, loading: bool) -> dict[str, Any]:
+        metadata: dict[str, Any] = dict(_CONTENT)
+        metadata["dp_cp_group"] = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        state = {part.prefix or "policy.": part.state(loading, metadata) for part in self._parts}
+        return state | {"rng": _rng_object()}
+
+
+def _rng_object() -> ShardedObject:
+    """Every rank's generators; one object per rank, whatever the layout."""
+    return ShardedObject("rng", [rng_state()], (dist.get_world_size(),), (dist.get_rank(),))
+
+
+def rng_state() -> dict[str, Any]:
+    """This rank's generators."""
+    return {
+        "random": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "tracker": dict(tensor_parallel.get_cuda_rng_tracker().get_states()),
+    }
+
+
+def restore_rng(state: dict[str, Any]) -> None:
+    random.setstate(state["random"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    tensor_parallel.get_cuda_rng_tracker().set_states(state["tracker"])
+
+
+def _init_adam_state(optimizer: torch.optim.Optimizer) -> None:
+    """Megatron builds the load template from Adam's state, which is empty before a step."""
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if not optimizer.state[param]:
+                optimizer.state[param].update(
+                    step=torch.tensor(0.0),
+                    exp_avg=torch.zeros_like(param),
+                    exp_avg_sq=torch.zeros_like(param),
+                )
+
+
+def _step_without_parameters(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Megatron reads Adam's step from its parameters, and a stage without experts has none for them:
+    lend such an optimizer the step of its sibling. What rank 0 says holds for all ranks."""
+    steps = [state["step"] for inner in optimizers for state in inner.state.values()]
+    for inner in optimizers:
+        if not any(group["params"] for group in inner.param_groups) and steps:
+            inner.state["no parameters"] = {"step": steps[0].detach().clone()}  # type: ignore[index]
+
+
+def _unshare_adam_step(optimizer: torch.optim.Optimizer) -> None:
+    """Megatron hands every parameter the same step tensor; Adam would add 1 per parameter."""
+    for state in optimizer.state.values():
+        if "step" in state:
+            state["step"] = state["step"].detach().clone()

@@ -1,0 +1,143 @@
+"""Weights of this rank: Megatron-Core shards <-> boxes of Hugging Face tensors.
+
+Loading, publishing and exporting all go through one map from a local Megatron tensor to the boxes
+that it fills in Hugging Face tensors; nothing is gathered over ranks.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+
+from grpo_worker.megatron.conversion.readers import WeightReader
+from grpo_worker.megatron.families.base import NEXT_NAMES, Family
+from grpo_worker.megatron.model.mtp_layer import NAME as NEXT
+from grpo_worker.megatron.model.value_head import NAME as VALUE_HEAD
+from grpo_worker.megatron.model.value_head import ValueHead
+
+_GLOBAL = {
+    "embedding.word_embeddings.weight": "model.embed_tokens.weight",
+    "decoder.final_layernorm.weight": "model.norm.weight",
+    "output_layer.weight": "lm_head.weight",
+}
+_QKV = "self_attention.linear_qkv.weight"
+_EXPERT = "mlp.experts.local_experts."
+_EXPERT_PARTS = {
+    "linear_fc1": ("gate_proj.weight", "up_proj.weight"),
+    "linear_fc2": ("down_proj.weight",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A box of one Hugging Face tensor held by this rank.
+
+    ``tensor`` is a view of the local weight, so writing to it loads the weight. The box covers
+    ``[offset, offset + tensor.shape[dim])`` along ``dim`` and everything along the others.
+    ``owner`` is true on exactly one rank among those that hold the same box.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dim: int
+    offset: int
+    tensor: torch.Tensor
+    owner: bool
+
+
+def named_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters, and the expert bias, which is a buffer."""
+    yield from model.named_parameters()
+    for name, buffer in model.named_buffers():
+        if name.endswith("router.expert_bias"):
+            yield name, buffer
+
+
+def hf_names(model: Any, family: Family, name: str) -> tuple[str, ...]:
+    """Hugging Face names of a local Megatron tensor; gate and up share one ``linear_fc1``."""
+    if name == "output_layer.weight" and isinstance(model.output_layer, ValueHead):
+        return (VALUE_HEAD,)
+    if name in _GLOBAL:
+        tied = name == "output_layer.weight" and model.share_embeddings_and_output_weights
+        return ("model.embed_tokens.weight" if tied else _GLOBAL[name],)
+    if name.startswith(f"{NEXT}."):
+        rest = name.removeprefix(f"{NEXT}.")
+        layer = getattr(model, NEXT).transformer_layer
+        if rest in NEXT_NAMES:
+            return (f"model.layers.{layer.layer_number - 1}.{NEXT_NAMES[rest]}",)
+        rest = rest.removeprefix("transformer_layer.")
+    else:
+        _, _, index, rest = name.split(".", 3)
+        layer = model.decoder.layers[int(index)]
+    prefix = f"model.layers.{layer.layer_number - 1}."
+    if not rest.startswith(_EXPERT):
+        return tuple(prefix + part for part in family.layer_names[rest])
+    local, linear, _ = rest.removeprefix(_EXPERT).split(".")
+    expert = layer.mlp.local_expert_indices[int(local)]
+    return tuple(f"{prefix}mlp.experts.{expert}.{part}" for part in _EXPERT_PARTS[linear])
+
+
+def shards(chunks: Sequence[Any], family: Family) -> Iterator[Shard]:
+    """All boxes that this rank holds in its model chunks, in a fixed order."""
+    for model in chunks:
+        for name, tensor in named_tensors(model):
+            names, data = hf_names(model, family, name), tensor.detach()
+            group, owner = axis(name)
+            size, rank = group.size(), group.rank()
+            if name == "output_layer.weight" and names[0] == "model.embed_tokens.weight":
+                owner = False  # the last stage's copy of tied embeddings
+            if name.endswith(_QKV):
+                yield from _groups(model.config, names, data, rank, owner)
+                continue
+            sharded = getattr(tensor, "tensor_model_parallel", False) and size > 1
+            for hf_name, part in zip(names, data.chunk(len(names)), strict=True):
+                dim = int(getattr(tensor, "partition_dim", 0)) if sharded else 0
+                shape = list(part.shape)
+                offset = rank * shape[dim] if sharded else 0
+                if sharded:
+                    shape[dim] *= size
+                owned = owner and (sharded or rank == 0)
+                yield Shard(hf_name, tuple(shape), dim, offset, part, owned)
+
+
+def _groups(
+    config: Any, names: tuple[str, ...], data: torch.Tensor, rank: int, owner: bool
+) -> Iterator[Shard]:
+    """Boxes of a fused [groups x (queries + key + value) x head, hidden], group by group."""
+    head, groups = config.kv_channels, config.num_query_groups
+    widths = (config.num_attention_heads // groups * head, head, head)
+    local = data.shape[0] // sum(widths)
+    for name, width, start in zip(names, widths, (0, widths[0], widths[0] + head), strict=True):
+        for group in range(local):
+            first = group * sum(widths) + start
+            offset = (rank * local + group) * width
+            shape = (groups * width, data.shape[1])
+            yield Shard(name, shape, 0, offset, data[first : first + width], owner)
+
+
+def axis(name: str) -> tuple[Any, bool]:
+    """(group of the tensor-parallel axis that cuts this tensor, is this the first data replica?).
+
+    ``name``: Megatron's or Hugging Face's.
+    """
+    if ".mlp.experts." in name:
+        first = parallel_state.get_expert_data_parallel_rank() == 0
+        return parallel_state.get_expert_tensor_parallel_group(), first
+    first = parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
+    return parallel_state.get_tensor_model_parallel_group(), first
+
+
+@torch.no_grad()
+def load(chunks: Sequence[Any], family: Family, reader: WeightReader) -> None:
+    """Fill this rank's shards, one box at a time.
+
+    Raises ValueError when a tensor has another shape than the model's.
+    """
+    for shard in shards(chunks, family):
+        shape = reader.shape(shard.name)
+        if shape != shard.shape:
+            raise ValueError(f"{shard.name}: shape {shape}, expected {shard.shape}")
+        length = shard.tensor.shape[shard.dim]
+        shard.tensor.copy_(reader.read(shard.name, shard.dim, shard.offset, length))

@@ -1,0 +1,46 @@
+"""Whole tensors out of every rank's shards, in the form in which a checkpoint stores them."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from grpo_worker.megatron.conversion.hf_mapping import axis, shards
+from grpo_worker.megatron.export.config import Quantization
+from grpo_worker.megatron.export.store_barrier import store_barrier
+from grpo_worker.megatron.families.base import Family
+from grpo_worker.quantization.fp8 import is_quantised, quantise
+
+
+def whole_tensors(chunks: Sequence[Any], family: Family) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors that this rank writes; its group takes part in putting each together."""
+    for name, boxes in groupby(shards(chunks, family), key=lambda shard: shard.name):
+        parts = list(boxes)
+        if not parts[0].owner:  # of a sharded tensor the whole group says the same
+            continue
+        tensor = torch.cat([box.tensor for box in parts], dim=parts[0].dim)
+        if tuple(tensor.shape) == parts[0].shape:
+            yield name, tensor
+            continue
+        whole = _gathered(tensor, parts[0].dim, axis(name)[0])
+        if whole is not None:
+            yield name, whole
+
+
+def stored(name: str, tensor: torch.Tensor, quantization: Quantization) -> dict[str, torch.Tensor]:
+    """What files hold of a whole tensor, on the host: itself, or e4m3 values and their scales."""
+    if quantization == "none" or not is_quantised(name):
+        return {name: tensor.cpu().contiguous()}
+    values, scale = quantise(tensor)
+    return {name: values.cpu(), f"{name}_scale_inv": scale.cpu()}
+
+
+def _gathered(tensor: torch.Tensor, dim: int, group: Any) -> torch.Tensor | None:
+    """The parts of all ranks of a group on its first rank; None on the others."""
+    store_barrier(dist.get_process_group_ranks(group)).wait()  # the first rank may be writing a file
+    tensor = tensor.contiguous()
+    parts = [torch.empty_like(tensor) for _ in range(group.size())] if group.rank() == 0 else None
+    dist.gather(tensor, parts, group=group, group_dst=0)
+    return torch.cat(parts, dim=dim) if parts else None

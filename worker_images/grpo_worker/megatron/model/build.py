@@ -1,0 +1,84 @@
+"""Process groups and model chunks of one rank."""
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_worker.megatron.model.hf_config import mcore_config
+from grpo_worker.megatron.model.layer_spec import block_spec
+from grpo_worker.megatron.model.mtp_layer import add_layer
+
+_RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+
+
+def initialize_parallel(layout: Layout, seed: int) -> None:
+    """Create Megatron-Core's process groups and seed every generator of this rank."""
+    virtual = layout.virtual_pipeline
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=virtual if virtual > 1 else None,
+        context_parallel_size=layout.context,
+        expert_model_parallel_size=layout.expert,
+        expert_tensor_parallel_size=layout.expert_tensor,
+    )
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    model_parallel_cuda_manual_seed(seed)
+
+
+def device() -> torch.device:
+    """Where this rank computes."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else _CPU
+
+
+_CPU = torch.device("cpu")
+
+
+def build_chunks(
+    hf: dict[str, Any],
+    layout: Layout,
+    dtype: torch.dtype = torch.float32,
+    recompute: bool = False,
+    next_tokens: bool = False,
+    **overrides: Any,
+) -> list[GPTModel]:
+    """The model chunks of this rank's pipeline stage, with weights that are not yet loaded.
+
+    One chunk, or ``layout.virtual_pipeline`` of them. ``recompute``: keep only each layer's input,
+    and compute the layer again in the backward pass. ``next_tokens``: with the layer of multi-token
+    prediction on the last stage.
+    """
+    fields = (_RECOMPUTE if recompute else {}) | overrides
+    config = mcore_config(hf, layout, dtype, **fields)
+    virtual = layout.virtual_pipeline
+    stages = range(virtual) if virtual > 1 else [None]
+    return [_chunk(hf, config, stage, next_tokens) for stage in stages]
+
+
+def _chunk(hf: dict[str, Any], config: Any, vp_stage: int | None, next_tokens: bool) -> GPTModel:
+    ends: dict[str, Any] = {"ignore_virtual": vp_stage is None, "vp_stage": vp_stage}
+    model = GPTModel(
+        config,
+        block_spec(config, vp_stage),
+        vocab_size=hf["vocab_size"],
+        max_sequence_length=hf["max_position_embeddings"],
+        position_embedding_type="rope",
+        rotary_base=hf.get("rope_theta") or (hf.get("rope_parameters") or {})["rope_theta"],
+        share_embeddings_and_output_weights=bool(hf.get("tie_word_embeddings")),
+        pre_process=parallel_state.is_pipeline_first_stage(**ends),
+        post_process=parallel_state.is_pipeline_last_stage(**ends),
+        vp_stage=vp_stage,
+    )
+    if next_tokens and model.post_process:
+        add_layer(model, vp_stage)
+    if torch.cuda.is_available():
+        model.cuda()  # a few parts of Megatron-Core start on the host
+    return model

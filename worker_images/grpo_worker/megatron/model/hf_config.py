@@ -1,0 +1,101 @@
+"""Hugging Face ``config.json`` and a layout -> Megatron-Core's configuration of one rank."""
+
+from typing import Any
+
+import torch
+from megatron.core.transformer import MLATransformerConfig, TransformerConfig
+
+from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_worker.megatron.families.registry import family_of
+
+
+def mcore_config(
+    hf: dict[str, Any], layout: Layout, dtype: torch.dtype = torch.float32, **overrides: Any
+) -> TransformerConfig:
+    """Build the Megatron-Core configuration of one rank; ``dtype``: of weights and activations.
+
+    Raises ValueError for architectures that Megatron-Core cannot express.
+    """
+    own = family_of(hf).fields(hf)
+    _refuse_unreduced_experts(own, layout)
+    groups = own.get("num_query_groups", layout.tensor)
+    if groups % layout.tensor:
+        raise ValueError(
+            f"tensor={layout.tensor} must divide num_key_value_heads={groups}: key heads are not copied"
+        )
+    fields = _architecture(hf) | (_MOE if "num_moe_experts" in own else {}) | own
+    kind = MLATransformerConfig if own.get("multi_latent_attention") else TransformerConfig
+    return kind(**(fields | _runtime(layout, dtype) | overrides))
+
+
+def _refuse_unreduced_experts(own: dict[str, Any], layout: Layout) -> None:
+    wide = layout.tensor > 1 and layout.expert == 1 and layout.expert_tensor != layout.tensor
+    if "num_moe_experts" in own and wide:
+        raise ValueError(
+            f"expertTensor={layout.expert_tensor}: with tensor={layout.tensor} and expert=1 it must equal "
+            "tensor: Megatron-Core would not reduce the experts' gradients"
+        )
+
+
+def _architecture(hf: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "num_layers": hf["num_hidden_layers"],
+        "hidden_size": hf["hidden_size"],
+        "ffn_hidden_size": hf["intermediate_size"],
+        "num_attention_heads": hf["num_attention_heads"],
+        "normalization": "RMSNorm",
+        "layernorm_epsilon": hf["rms_norm_eps"],
+        "qk_layernorm": True,
+        "add_bias_linear": False,
+        "add_qkv_bias": False,
+        "gated_linear_unit": True,
+        "activation_func": torch.nn.functional.silu,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "attention_softmax_in_fp32": True,
+        # MLA de-interleaves by itself (True raises); Qwen3 rotates halves.
+        "rotary_interleaved": False,
+    }
+
+
+def _leave(weight: torch.Tensor) -> torch.Tensor:
+    return weight
+
+
+_MOE = {
+    "moe_router_dtype": "fp32",
+    "moe_router_load_balancing_type": "none",  # no auxiliary loss under RL
+    "moe_grouped_gemm": False,
+}
+
+
+def _runtime(layout: Layout, dtype: torch.dtype) -> dict[str, Any]:
+    virtual = layout.virtual_pipeline
+    return {
+        "tensor_model_parallel_size": layout.tensor,
+        "pipeline_model_parallel_size": layout.pipeline,
+        "virtual_pipeline_model_parallel_size": virtual if virtual > 1 else None,
+        "num_layers_in_first_pipeline_stage": layout.layers_in_first_stage,
+        "num_layers_in_last_pipeline_stage": layout.layers_in_last_stage,
+        "context_parallel_size": layout.context,
+        "expert_model_parallel_size": layout.expert,
+        "expert_tensor_parallel_size": layout.expert_tensor,
+        "moe_token_dispatcher_type": "alltoall",
+        "sequence_parallel": layout.tensor > 1,  # MoE with TP requires it in training
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": dtype is torch.bfloat16,
+        "batch_p2p_comm": virtual == 1,  # gloo cannot pair the sends of an interleaved schedule
+        "use_cpu_initialization": not torch.cuda.is_available(),
+        # Every weight is loaded; turning the initialisation off would also drop the marks that
+        # Megatron-Core sets on sharded weights.
+        "init_method": _leave,
+        "output_layer_init_method": _leave,
+        "embedding_init_method": _leave,
+        "bias_activation_fusion": False,
+        "bias_dropout_fusion": False,
+        "apply_rope_fusion": False,
+        "persist_layer_norm": False,
+        "masked_softmax_fusion": False,
+        "gradient_accumulation_fusion": False,
+    }

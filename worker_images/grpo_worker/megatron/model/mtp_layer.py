@@ -1,0 +1,43 @@
+"""DeepSeek-V3's multi-token prediction: a layer behind the last that guesses the token after the next."""
+
+from typing import Any
+
+import torch
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear
+from megatron.core.transformer.multi_token_prediction import (
+    MultiTokenPredictionLayer,
+    MultiTokenPredictionLayerSubmodules,
+)
+from megatron.core.transformer.spec_utils import ModuleSpec, build_module
+
+from grpo_worker.megatron.model.layer_spec import RMSNorm, layer_spec
+
+NAME = "next_tokens"  # of the layer in a model chunk
+
+
+class NextTokenLayer(MultiTokenPredictionLayer):  # type: ignore[misc]
+    """Megatron-Core's layer, for embeddings that the caller looks up."""
+
+    def forward(
+        self, hidden: torch.Tensor, embedded: torch.Tensor, packed: PackedSeqParams | None
+    ) -> torch.Tensor:
+        """hidden, embedded of the token after each: [s / (tp x cp), b, h]. Returns the same shape."""
+        found: torch.Tensor = self._proj_and_transformer_layer(hidden, embedded, packed_seq_params=packed)
+        return found
+
+
+def add_layer(model: Any, vp_stage: int | None) -> None:
+    """Put the layer behind the decoder of a model chunk with an output projection."""
+    submodules = MultiTokenPredictionLayerSubmodules(
+        enorm=RMSNorm,
+        hnorm=RMSNorm,
+        eh_proj=ColumnParallelLinear,
+        transformer_layer=layer_spec(model.config, moe=model.config.num_moe_experts is not None),
+        layer_norm=RMSNorm,
+    )
+    groups = ProcessGroupCollection.use_mpu_process_groups(required_pgs=["cp"])
+    spec = ModuleSpec(NextTokenLayer, submodules=submodules)
+    layer = build_module(spec, config=model.config, vp_stage=vp_stage, pg_collection=groups)
+    model.add_module(NAME, layer)

@@ -1,0 +1,138 @@
+"""Megatron-Core's distributed Adam and its learning-rate schedule, from the job's fields."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from megatron.core.distributed import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+from grpo_operator.api.v1alpha1.trainer import OffloadSpec, OptimizerSpec
+from grpo_worker.megatron.optim.offload import Offloadable
+
+
+class Trainable:
+    """Model chunks with what it takes to change them: gradient buffers, optimizer, schedule.
+
+    ``offload``: what of it is on the device only while it is used. ``weights``: the chunks' weights.
+    """
+
+    def __init__(
+        self, chunks: Sequence[Any], spec: OptimizerSpec, total_steps: int, offload: OffloadSpec
+    ) -> None:
+        self.chunks = list(chunks)
+        config = self.chunks[0].config
+        self.ddp = [_wrap(chunk) for chunk in self.chunks]
+        dtype = config.params_dtype
+        self.optimizer = get_megatron_optimizer(_optimizer_config(spec, dtype), self.ddp)
+        config.finalize_model_grads_func = finalize_model_grads
+        config.grad_scale_func = self.optimizer.scale_loss
+        self.schedule = _schedule(self.optimizer, spec, total_steps)
+        self.weights = Offloadable(lambda: (b.param_data for b in self._buffers()), offload.parameters)
+        self._gradients = Offloadable(
+            lambda: (b.grad_data for b in self._buffers()), offload.gradients, kept=False
+        )
+        self._state = Offloadable(self._optimizer_state, offload.optimizer)
+        for part in (self.weights, self._gradients, self._state):
+            part.release()
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Weights and the optimizer's state are on the device for the time being."""
+        with ExitStack() as stack:
+            for part in (self.weights, self._state):
+                stack.enter_context(part.here())
+            yield
+
+    def begin(self) -> None:
+        """Before the backward passes of an optimizer step."""
+        self.weights.fetch()
+        self._gradients.fetch()
+        for ddp in self.ddp:
+            ddp.train()
+            ddp.zero_grad_buffer()
+        self.optimizer.zero_grad()
+
+    def step(self) -> dict[str, float]:
+        """Change the weights; the norm of the gradients and the learning rate that was used."""
+        lr = float(self.optimizer.param_groups[0]["lr"])
+        with self._state.here():
+            _, grad_norm, _ = self.optimizer.step()
+        self.schedule.step(increment=1)
+        self._gradients.release()
+        self.weights.release()
+        return {"grad_norm": float(grad_norm), "lr": lr}
+
+    def _buffers(self) -> Iterator[Any]:
+        """Megatron-Core's contiguous buffers of weights and gradients."""
+        for ddp in self.ddp:
+            yield from ddp.buffers
+            yield from ddp.expert_parallel_buffers
+
+    def _optimizer_state(self) -> Iterator[torch.Tensor]:
+        """Moments, and the main weights unless they are the weights themselves."""
+        for optimizer in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
+            for group in getattr(optimizer, "shard_fp32_from_float16_groups", []):
+                yield from (shard for shard in group if shard is not None)
+        for inner in inner_optimizers(self.optimizer):
+            for state in inner.state.values():
+                yield from (state[name] for name in ("exp_avg", "exp_avg_sq") if name in state)
+
+
+def inner_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
+    """torch's optimizers inside Megatron-Core's."""
+    chained = getattr(optimizer, "chained_optimizers", [optimizer])
+    return [o.optimizer for o in chained if getattr(o, "optimizer", None) is not None]
+
+
+def frozen_weights(chunks: Sequence[Any], offload: OffloadSpec) -> Offloadable:
+    """The weights of chunks that nothing trains; they leave at once."""
+    found = Offloadable(lambda: (p for chunk in chunks for p in chunk.parameters()), offload.parameters)
+    found.release()
+    return found
+
+
+def _wrap(chunk: Any) -> DistributedDataParallel:
+    config = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True, use_distributed_optimizer=True, check_for_nan_in_grad=True
+    )
+    ddp = DistributedDataParallel(chunk.config, config, chunk)
+    ddp.broadcast_params()
+    return ddp
+
+
+def _optimizer_config(spec: OptimizerSpec, dtype: torch.dtype) -> OptimizerConfig:
+    return OptimizerConfig(
+        optimizer="adam",
+        lr=spec.lr,
+        min_lr=spec.min_lr,
+        weight_decay=spec.weight_decay,
+        adam_beta1=spec.adam_beta1,
+        adam_beta2=spec.adam_beta2,
+        clip_grad=spec.clip_grad,
+        use_distributed_optimizer=True,
+        params_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
+    )
+
+
+def _schedule(optimizer: Any, spec: OptimizerSpec, total_steps: int) -> OptimizerParamScheduler:
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=spec.lr,
+        min_lr=spec.min_lr,
+        lr_warmup_steps=spec.lr_warmup_steps,
+        lr_decay_steps=max(total_steps, spec.lr_warmup_steps + 1),
+        lr_decay_style=spec.lr_decay_style,
+        start_wd=spec.weight_decay,
+        end_wd=spec.weight_decay,
+        wd_incr_steps=total_steps,
+        wd_incr_style="constant",
+    )

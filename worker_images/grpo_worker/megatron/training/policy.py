@@ -1,0 +1,200 @@
+"""One rank's share of the policy: log-probabilities and optimizer steps."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
+from grpo_worker.algorithms.losses import PolicyLossConfig, kl_estimate, policy_loss
+from grpo_worker.data.micro_batch import Batch, MicroBatch
+from grpo_worker.megatron.checkpoint.checkpointer import Part
+from grpo_worker.megatron.conversion import hf_mapping
+from grpo_worker.megatron.model import vocab_parallel
+from grpo_worker.megatron.model.build import build_chunks
+from grpo_worker.megatron.optim.optimizer import Trainable, frozen_weights
+from grpo_worker.megatron.training.expert_load import ExpertLoad
+from grpo_worker.megatron.training.mtp import FACTOR, NextTokens
+from grpo_worker.megatron.training.router_replay import RoutingReplay
+from grpo_worker.megatron.training.runner import (
+    Around,
+    Runner,
+    context_slice,
+    context_whole,
+    nothing_around,
+)
+from grpo_worker.megatron.training.setup import ModelSetup
+
+T = TypeVar("T")
+
+
+class PolicyModel:
+    """Trainable policy and, with the same layout, the frozen reference.
+
+    ``replay_routing``: the policy takes the experts of a batch's ``routed_experts``.
+    """
+
+    def __init__(
+        self,
+        setup: ModelSetup,
+        optimizer: OptimizerSpec,
+        total_steps: int,
+        *,
+        with_reference: bool = True,
+        replay_routing: bool = False,
+    ) -> None:
+        self.layout = setup.layout
+        self.family = setup.family
+        replay = {"moe_enable_routing_replay": True} if replay_routing else {}
+        if setup.next_tokens:
+            self.family.next_layer(setup.hf)  # raises for models without one
+        chunks = build_chunks(
+            setup.hf, setup.layout, setup.dtype, setup.recompute, setup.next_tokens, **replay
+        )
+        hf_mapping.load(chunks, self.family, setup.reader)
+        self.trainable = Trainable(chunks, optimizer, total_steps, setup.offload)
+        self.reference: list[Any] = []
+        if with_reference:
+            frozen = build_chunks(setup.hf, setup.layout, setup.dtype)
+            self.reference = [chunk.eval().requires_grad_(False) for chunk in frozen]
+            hf_mapping.load(self.reference, self.family, setup.reader)
+        self.reference_weights = frozen_weights(self.reference, setup.offload)
+        self._next = NextTokens(chunks, setup.hf) if setup.next_tokens else None
+        self._runner = Runner(setup.layout, setup.batching)
+        self._expert_load = ExpertLoad(chunks)
+        self._replay = RoutingReplay(chunks) if replay_routing else None
+
+    @property
+    def chunks(self) -> list[Any]:
+        """The policy's model chunks."""
+        return self.trainable.chunks
+
+    def shards(self) -> list[hf_mapping.Shard]:
+        """Boxes of the policy's weights that this rank owns; ask for them and read them while those are on
+        the device (``trainable.weights``)."""
+        return [shard for shard in hf_mapping.shards(self.chunks, self.family) if shard.owner]
+
+    def parts(self, with_reference: bool) -> list[Part]:
+        """What a checkpoint holds; the reference only when it changes in the course of the job."""
+        changing = (
+            [Part("reference.", self.reference, frozen=self.reference_weights)] if with_reference else []
+        )
+        return [Part("", self.chunks, self.trainable), *changing]
+
+    @torch.no_grad()
+    def refresh_reference(self) -> None:
+        """Make the policy of this moment the reference."""
+        with self.trainable.weights.here(), self.reference_weights.here():
+            for new, old in zip(self.chunks, self.reference, strict=True):
+                current = dict(hf_mapping.named_tensors(new))
+                for name, target in hf_mapping.named_tensors(old):
+                    target.copy_(current[name])
+
+    def log_probs(
+        self, batch: Batch, temperature: float, reference: bool = False, with_entropy: bool = False
+    ) -> Batch:
+        """Log-probability of each token given those before it.
+
+        batch: input_ids [b, s] int64, right-padded; attention_mask [b, s]. Returns log_probs
+        [b, s] fp32, 0 at column 0 and in the padding, and entropy of the same shape when asked for;
+        on ranks outside the last pipeline stage nothing.
+        """
+        models = self.reference if reference else self.chunks
+        for model in models:
+            model.eval()
+
+        def log_probs(logits: torch.Tensor, micro: MicroBatch, width: int) -> torch.Tensor:
+            return _log_prob_rows(logits, micro, temperature, width)
+
+        def entropy(logits: torch.Tensor, micro: MicroBatch, width: int) -> torch.Tensor:
+            return _entropy_rows(logits, micro, temperature, width)
+
+        wanted = {"log_probs": log_probs} | ({"entropy": entropy} if with_entropy else {})
+        held = self.reference_weights if reference else self.trainable.weights
+        with held.here():
+            return self._replayed(
+                lambda around: self._runner.rows(models, batch, wanted, around), not reference
+            )
+
+    def router_agreement(self, batch: Batch) -> float:
+        """Share of the engines' choices of experts (``routed_experts``) that the routers make too."""
+        assert self._replay is not None, "the policy does not know what the engines chose"
+        for model in self.chunks:
+            model.eval()
+        with self.trainable.weights.here():
+            self._runner.rows(self.chunks, batch, {}, self._replay.compared)
+        return self._replay.agreement()
+
+    def _replayed(self, call: Callable[[Around], T], wanted: bool = True) -> T:
+        """Call with what replays the engines' choice of experts, if the job wants it."""
+        if self._replay is None or not wanted:
+            return call(nothing_around)
+        try:
+            return call(self._replay.around)
+        finally:
+            self._replay.clear()
+
+    def update(
+        self, batch: Batch, loss: PolicyLossConfig, kl_coef: float, temperature: float
+    ) -> dict[str, float]:
+        """One optimizer step on this data-parallel rank's share of a mini-batch.
+
+        batch, all [b, s] fp32 but input_ids and attention_mask: input_ids, attention_mask,
+        response_mask, old_log_probs, advantages, weights (of the *global* mini-batch); with a KL
+        loss ref_log_prob; with a rollout correction rollout_is_weights.
+        Returns metrics summed over the global mini-batch, the same on every rank.
+        """
+
+        def losses(logits: torch.Tensor, part: MicroBatch, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+            log_prob = _log_prob_rows(logits, part, temperature, width)
+            entropy = _entropy_rows(logits, part, temperature, width) if loss.entropy_coef else None
+            total, figures = _loss(log_prob, entropy, part.columns, loss, kl_coef)
+            if self._next is None:
+                return total, figures
+            guess = self._next.loss(part, width)
+            return total + FACTOR * guess, torch.cat([figures, guess.detach()[None]])
+
+        names = _NAMES if self._next is None else (*_NAMES, "mtp_loss")
+        with self.trainable.weights.here():
+            if self._next is not None:
+                self._next.begin()
+            found = self._replayed(
+                lambda around: self._runner.update(self.trainable, batch, losses, names, around)
+            )
+        return {f"actor/{name}": value for name, value in found.items()} | self._expert_load.take()
+
+
+def _log_prob_rows(logits: torch.Tensor, micro: MicroBatch, temperature: float, width: int) -> torch.Tensor:
+    tokens = vocab_parallel.log_probs(logits, context_slice(micro.labels), temperature)
+    return micro.to_rows(context_whole(tokens), width)
+
+
+def _entropy_rows(logits: torch.Tensor, micro: MicroBatch, temperature: float, width: int) -> torch.Tensor:
+    return micro.to_rows(context_whole(vocab_parallel.entropy(logits, temperature)), width)
+
+
+def _loss(
+    log_prob: torch.Tensor,
+    entropy: torch.Tensor | None,
+    batch: Batch,
+    config: PolicyLossConfig,
+    kl_coef: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss of a micro-batch, and its parts in the order of ``_NAMES``."""
+    weight, old, mask = batch["weights"], batch["old_log_probs"], batch["response_mask"]
+    policy, clipped = policy_loss(log_prob, old, batch["advantages"], mask, config)
+    if "rollout_is_weights" in batch:
+        policy = policy * batch["rollout_is_weights"]
+    loss = surrogate = (weight * policy).sum()
+    kl = torch.zeros_like(loss)
+    if config.use_kl_loss:
+        kl = (weight * kl_estimate(log_prob, batch["ref_log_prob"], config.kl_loss_type)).sum()
+        loss = loss + kl_coef * kl
+    if entropy is not None:
+        loss = loss - config.entropy_coef * (weight * entropy).sum()
+    ppo_kl = (weight * (old - log_prob)).sum()
+    parts = [loss, surrogate, kl, (weight * clipped).sum(), ppo_kl]
+    return loss, torch.stack([part.detach() for part in parts])
+
+
+_NAMES = ("loss", "pg_loss", "kl_loss", "pg_clipfrac", "ppo_kl")

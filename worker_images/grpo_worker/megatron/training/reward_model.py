@@ -1,0 +1,57 @@
+"""A model that judges answers: a sequence classifier with one label, frozen, in the trainer's layout."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from grpo_worker.data.micro_batch import Batch
+from grpo_worker.megatron.conversion import hf_mapping
+from grpo_worker.megatron.conversion.readers import SafetensorsWeights
+from grpo_worker.megatron.model.build import build_chunks
+from grpo_worker.megatron.model.value_head import NAME, with_value_heads
+from grpo_worker.megatron.optim.optimizer import frozen_weights
+from grpo_worker.megatron.training.critic import value_rows
+from grpo_worker.megatron.training.runner import Runner
+from grpo_worker.megatron.training.setup import ModelSetup
+from grpo_worker.model_files.config import model_config
+
+
+class RewardModel:
+    """Reads token ids as the policy wrote them, so both need the same vocabulary."""
+
+    def __init__(self, path: str, setup: ModelSetup) -> None:
+        """``path``: a Hugging Face directory with ``score.weight``; ``setup``: the policy's.
+
+        Raises ValueError when the model cannot judge the policy's tokens.
+        """
+        hf, reader = model_config(path), SafetensorsWeights(Path(path))
+        if hf["vocab_size"] != setup.hf["vocab_size"]:
+            raise ValueError(
+                f"reward.model.path={path}: its vocabulary has {hf['vocab_size']} tokens, the policy's "
+                f"{setup.hf['vocab_size']}: a reward model must share the policy's tokenizer"
+            )
+        try:
+            head = reader.shape(NAME)
+        except KeyError as error:
+            raise ValueError(f"reward.model.path={path}: no {NAME}: not a sequence classifier") from error
+        if head[0] != 1:
+            raise ValueError(f"reward.model.path={path}: {head[0]} labels, a reward has one")
+        own = replace(setup, hf=hf | {"tie_word_embeddings": False}, reader=reader, recompute=False)
+        chunks = with_value_heads(build_chunks(own.hf, own.layout, own.dtype))
+        hf_mapping.load(chunks, own.family, reader)
+        self._chunks = [chunk.eval().requires_grad_(False) for chunk in chunks]
+        self._weights = frozen_weights(self._chunks, own.offload)
+        self._runner = Runner(own.layout, own.batching)
+
+    def scores(self, batch: Batch) -> Batch:
+        """scores [b, 1] fp32 of input_ids [b, s], right-padded, with attention_mask [b, s]: what the
+        head says at each row's last token. Nothing outside the last pipeline stage."""
+        # The runner hands out what is said before each token: let one more follow.
+        ids = torch.nn.functional.pad(batch["input_ids"], (0, 1))
+        lengths = batch["attention_mask"].sum(1)
+        seen = torch.arange(ids.shape[1], device=ids.device) <= lengths[:, None]
+        rows = {"input_ids": ids, "attention_mask": seen}
+        with self._weights.here():
+            found = self._runner.rows(self._chunks, rows, {"scores": value_rows})
+        return {name: column.gather(1, lengths[:, None].cpu()) for name, column in found.items()}

@@ -1,0 +1,110 @@
+"""Routing replay (R3): the trainer's routers take the experts that the engines took.
+
+An expert that the trainer would choose differently, by rounding alone, changes a token's probability
+by far more than rounding does; replaying the choice keeps both sides on the same function.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
+
+from grpo_worker.data.micro_batch import MicroBatch
+from grpo_worker.megatron.model.build import device
+from grpo_worker.megatron.training.runner import context_slice
+
+COLUMN = "routed_experts"
+
+
+class RoutingReplay:
+    """The routers of a rank's model chunks, which must be built with ``moe_enable_routing_replay``."""
+
+    def __init__(self, chunks: Sequence[Any]) -> None:
+        # Megatron-Core collects every instance for ever; we keep our own.
+        RouterReplay.clear_global_router_replay_instances()
+        config = chunks[0].config
+        frequency = config.moe_layer_freq
+        self._order = {layer: i for i, layer in enumerate(i for i, moe in enumerate(frequency) if moe)}
+        self._experts, self._topk = config.num_moe_experts, config.moe_router_topk
+        self._sequence_parallel = config.sequence_parallel
+        self._seen = torch.zeros(2, dtype=torch.float64, device=device())  # equal choices, choices
+        self._routers = {id(chunk): list(_routers(chunk)) for chunk in chunks}
+
+    @contextmanager
+    def around(self, model: Any, micro: MicroBatch) -> Iterator[None]:
+        """Replay in the forward inside, and in the recomputation that its backward may make."""
+        if COLUMN not in micro.columns:
+            yield
+            return
+        chunk = model if id(model) in self._routers else model.module
+        chosen = self._local(micro)
+        for layer, router in self._routers[id(chunk)]:
+            router.set_target_indices(chosen[:, self._order[layer]].contiguous())
+            router.set_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
+        yield
+        for _, router in self._routers[id(chunk)]:
+            router.set_router_replay_action(RouterReplayAction.REPLAY_BACKWARD)
+
+    @contextmanager
+    def compared(self, model: Any, micro: MicroBatch) -> Iterator[None]:
+        """Let the routers choose for themselves in the forward inside, and count how often they choose
+        what the engines chose."""
+        chosen = self._local(micro, fill=False)
+        known = chosen[:, 0, 0] >= 0
+        hooks = []
+
+        def count(router: Any, _inputs: Any, outputs: Any) -> None:
+            wanted = chosen[known, self._order[router.layer_number - 1]]
+            self._seen[0] += outputs[1][known].gather(1, wanted).sum()
+            self._seen[1] += wanted.numel()
+
+        chunk = model if id(model) in self._routers else model.module
+        for layer in chunk.decoder.layers:
+            router = getattr(layer.mlp, "router", None)
+            if isinstance(router, TopKRouter):
+                hooks.append(router.register_forward_hook(count))
+        yield
+        for hook in hooks:
+            hook.remove()
+
+    def agreement(self) -> float:
+        """Share of equal choices since the last call, over all ranks. Collective."""
+        dist.all_reduce(self._seen)
+        equal, choices = self._seen.tolist()
+        self._seen.zero_()
+        return float(equal / max(choices, 1.0))
+
+    def clear(self) -> None:
+        """Back to the routers' own choice."""
+        for routers in self._routers.values():
+            for _, router in routers:
+                router.clear_indices()
+                router.clear_router_replay_action()
+
+    def _local(self, micro: MicroBatch, fill: bool = True) -> torch.Tensor:
+        """[tokens of this rank, expert layers, k] int64, in the order in which routers see tokens. Tokens
+        that no engine ran, at the end of a row and in the padding: spread evenly, or else -1."""
+        rows = micro.columns[COLUMN].long()
+        shape = micro.input_ids.shape
+        places = torch.arange(shape[1], device=rows.device)[:, None] * self._topk
+        even = (places + torch.arange(self._topk, device=rows.device)) % self._experts
+        even = even if fill else torch.full_like(even, -1)
+        whole = even[None, :, None, :].repeat(shape[0], 1, len(self._order), 1)
+        micro.spread(rows, whole)
+        tokens = context_slice(whole).transpose(0, 1)  # [s, b, layers, k]
+        if self._sequence_parallel:
+            size = parallel_state.get_tensor_model_parallel_world_size()
+            tokens = tokens.chunk(size)[parallel_state.get_tensor_model_parallel_rank()]
+        return tokens.flatten(0, 1)
+
+
+def _routers(chunk: Any) -> Iterator[tuple[int, Any]]:
+    for layer in chunk.decoder.layers:
+        router = getattr(layer.mlp, "router", None)
+        if isinstance(router, TopKRouter):
+            yield layer.layer_number - 1, router.router_replay

@@ -1,0 +1,98 @@
+"""DeepSeek's FP8 form: e4m3 values, and one fp32 scale (``NAME_scale_inv``) for each 128 x 128 block."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+
+FP8_BLOCK = 128
+FP8 = torch.float8_e4m3fn
+_LARGEST = 448.0  # of e4m3
+_QUANTISED = re.compile(r".*\.(?!eh_)\w+_proj(_with_mqa)?\.weight")
+
+Part = tuple[str, tuple[int, ...], int, int, torch.Tensor]  # name, whole shape, dim, offset, slice
+
+
+class BlockCutError(ValueError):
+    """A shard holds a part of a block, so that its scale would not be that of the whole."""
+
+
+def is_quantised(name: str) -> bool:
+    """Is this Hugging Face tensor stored in FP8? Projections are; embeddings, norms and routers are not."""
+    return _QUANTISED.fullmatch(name) is not None
+
+
+def blocks(shape: Iterable[int]) -> tuple[int, ...]:
+    """Shape of the scales of a tensor of ``shape``."""
+    return tuple(-(-size // FP8_BLOCK) for size in shape)
+
+
+def quantise(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """values: [m, n], any float -> e4m3 [m, n] and scales fp32 [ceil(m / 128), ceil(n / 128)].
+
+    A block's scale is its largest magnitude / 448; that of a block of zeros is 1. The same bits on every
+    device.
+    """
+    if values.is_cuda and values.stride(1) == 1:
+        out = torch.empty(values.shape, dtype=FP8, device=values.device)
+        return out, quantise_into([(values, out)])[0]
+    rows, columns = values.shape
+    down, across = blocks(values.shape)
+    padded = torch.zeros(down * FP8_BLOCK, across * FP8_BLOCK, dtype=torch.float32, device=values.device)
+    padded[:rows, :columns] = values
+    tiled = padded.view(down, FP8_BLOCK, across, FP8_BLOCK)
+    largest = tiled.abs().amax(dim=(1, 3))
+    scale = torch.where(largest > 0, largest / _LARGEST, torch.ones_like(largest))
+    # Rounding of the scale may lift the largest value over what e4m3 holds, which would become NaN.
+    quotient = (tiled / scale[:, None, :, None]).clamp(-_LARGEST, _LARGEST)
+    return quotient.view(padded.shape)[:rows, :columns].to(FP8).contiguous(), scale
+
+
+def dequantise(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """values: [m, n] fp32, scale: [ceil(m / 128), ceil(n / 128)] -> values x their block's scale."""
+    for dim in (0, 1):
+        scale = scale.repeat_interleave(FP8_BLOCK, dim).narrow(dim, 0, values.shape[dim])
+    return values * scale
+
+
+def quantised_parts(parts: Iterable[Part]) -> Iterator[Part]:
+    """The parts as an FP8 engine takes them: values and scales where the checkpoint has them.
+
+    Exact: each shard gives the values and scales of the whole matrix. Raises BlockCutError otherwise.
+    """
+    for name, shape, dim, offset, tensor in parts:
+        if not is_quantised(name):
+            yield name, shape, dim, offset, tensor
+            continue
+        check_blocks((name, shape, dim, offset, tensor))
+        values, scale = quantise(tensor)
+        yield name, shape, dim, offset, values
+        yield f"{name}_scale_inv", blocks(shape), dim, offset // FP8_BLOCK, scale
+
+
+def quantise_into(matrices: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+    """Each matrix [m, n] into its place, e4m3 [m, n] and contiguous; its scales, as of ``quantise``."""
+    if matrices and all(values.is_cuda and values.stride(1) == 1 for values, _ in matrices):
+        from grpo_worker.quantization import fp8_triton
+
+        made = [values.new_empty(blocks(values.shape), dtype=torch.float32) for values, _ in matrices]
+        todo = [(values, place, scale) for (values, place), scale in zip(matrices, made, strict=True)]
+        fp8_triton.quantise_all(todo, FP8_BLOCK)
+        return made
+    found = []
+    for values, place in matrices:
+        quotients, scale = quantise(values)
+        place.copy_(quotients)
+        found.append(scale)
+    return found
+
+
+def check_blocks(part: Part) -> None:
+    """Raises BlockCutError for a shard whose scales would not be those of the whole."""
+    name, shape, dim, offset, tensor = part
+    end = offset + tensor.shape[dim]
+    if offset % FP8_BLOCK or (end % FP8_BLOCK and end != shape[dim]):
+        raise BlockCutError(
+            f"{name}: rows {offset} to {end} of dimension {dim} cut through a block of {FP8_BLOCK}: use "
+            "a smaller trainer.parallelism.tensor or expertTensor, or engines without quantization"
+        )

@@ -1,0 +1,108 @@
+"""The groups of one step, in memory and in a file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from grpo_worker.data.prompts import Prompt
+from grpo_worker.rollout.sampling import Sample
+
+
+@dataclass(slots=True)
+class Generated:
+    """Samples of one step, group by group, and the score of each. ``taken``: every prompt that was
+    used up; ``left_out``: samples of groups that teach nothing."""
+
+    prompts: list[Prompt] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    taken: list[Prompt] = field(default_factory=list)
+    left_out: list[Sample] = field(default_factory=list)
+
+    def write(self, path: Path) -> None:
+        """Write as .npz, atomically."""
+        arrays = {
+            "prompts": np.array([p.index for p in self.prompts], dtype=np.int64),
+            "scores": np.array(self.scores, dtype=np.float64),
+            "taken": np.array([p.index for p in self.taken], dtype=np.int64),
+            "taken_lengths": np.array([len(p.ids) for p in self.taken], dtype=np.int64),
+            "taken_ids": _flat([p.ids for p in self.taken], np.int32),
+        }
+        for name, samples in (("samples", self.samples), ("left_out", self.left_out)):
+            arrays |= {f"{name}_{key}": value for key, value in _columns(samples).items()}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        with temporary.open("wb") as handle:
+            np.savez(handle, **arrays)  # type: ignore[arg-type]
+        temporary.rename(path)
+
+    @classmethod
+    def read(cls, path: Path) -> "Generated":
+        """Read what ``write`` wrote."""
+        with np.load(path, allow_pickle=False) as data:
+            arrays = dict(data)
+        ids = np.split(arrays["taken_ids"], np.cumsum(arrays["taken_lengths"])[:-1])
+        taken = [
+            Prompt(int(index), tuple(int(i) for i in row))
+            for index, row in zip(arrays["taken"], ids, strict=True)
+        ]
+        by_index = {prompt.index: prompt for prompt in taken}
+        return cls(
+            [by_index[int(index)] for index in arrays["prompts"]],
+            _samples(arrays, "samples"),
+            [float(score) for score in arrays["scores"]],
+            taken,
+            _samples(arrays, "left_out"),
+        )
+
+
+def _flat(rows: Sequence[Sequence[float]], dtype: Any) -> np.ndarray:
+    return np.array([value for row in rows for value in row], dtype=dtype)
+
+
+def _columns(samples: Sequence[Sample]) -> dict[str, np.ndarray]:
+    columns = {
+        "prompt": np.array([s.prompt_index for s in samples], dtype=np.int64),
+        "number": np.array([s.number for s in samples], dtype=np.int64),
+        "version": np.array([s.version for s in samples], dtype=np.int64),
+        "engine": np.array([s.engine for s in samples], dtype=np.str_),
+        "lengths": np.array([len(s.ids) for s in samples], dtype=np.int64),
+        "ids": _flat([s.ids for s in samples], np.int32),
+        "log_probs": _flat([s.log_probs for s in samples], np.float64),
+        "spans": np.array([span for s in samples for span in s.spans], dtype=np.int64).reshape(-1, 2),
+        "span_counts": np.array([len(s.spans) for s in samples], dtype=np.int64),
+    }
+    routed = [s.routed for s in samples if s.routed is not None]
+    if routed:
+        columns["routed"] = np.concatenate(routed)
+        columns["routed_lengths"] = np.array([len(part) for part in routed], dtype=np.int64)
+    return columns
+
+
+def _samples(arrays: dict[str, np.ndarray], name: str) -> list[Sample]:
+    column = {key.removeprefix(f"{name}_"): v for key, v in arrays.items() if key.startswith(f"{name}_")}
+    count = len(column["prompt"])
+    if count == 0:
+        return []
+    cuts = np.cumsum(column["lengths"])[:-1]
+    ids, log_probs = np.split(column["ids"], cuts), np.split(column["log_probs"], cuts)
+    spans = np.split(column["spans"], np.cumsum(column["span_counts"])[:-1])
+    routed: list[np.ndarray | None] = [None] * count
+    if "routed" in column:
+        routed = list(np.split(column["routed"], np.cumsum(column["routed_lengths"])[:-1]))
+    return [
+        Sample(
+            int(column["prompt"][i]),
+            int(column["number"][i]),
+            tuple(int(token) for token in ids[i]),
+            tuple(float(value) for value in log_probs[i]),
+            int(column["version"][i]),
+            str(column["engine"][i]),
+            tuple((int(version), int(end)) for version, end in spans[i]),
+            routed[i],
+        )
+        for i in range(count)
+    ]
