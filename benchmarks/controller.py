@@ -14,8 +14,8 @@ import torch
 from tensordict import TensorDict
 
 from grpo_devcluster.results import record
-from grpo_worker.controller.dispatch import Dispatch, Packed, RankInfo, register
-from grpo_worker.controller.worker_group import WorkerGroup
+from grpo_worker.controller.training.worker_group import WorkerGroup
+from grpo_worker.roles.dispatch import Dispatch, Packed, RankInfo, register
 
 PROMPTS, SAMPLES, TOKENS = 512, 16, 1024
 TP, PP, DP = 8, 8, 4

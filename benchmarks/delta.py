@@ -22,9 +22,9 @@ import torch
 from prometheus_client import REGISTRY
 
 from grpo_devcluster.results import record
-from grpo_worker.weightsync.importer import Importer
-from grpo_worker.weightsync.manifest import publish
-from grpo_worker.weightsync.pull import Puller, PullError
+from grpo_worker.weightsync.agent.fetcher import Puller, PullError
+from grpo_worker.weightsync.trainer.publisher import publish
+from grpo_worker.weightsync.transport.nixl.importer import Importer
 
 NAMESPACE, NEAR, FAR = "grpo-delta", "10.231.7.1", "10.231.7.2"
 SIZE, CHANGED, ROUNDS, RATE = 1 << 30, 0.02, 8, "10gbit"

@@ -28,12 +28,12 @@ from grpo_devcluster.paths import REPO
 from grpo_devcluster.results import record
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_worker.megatron.families.registry import family_of
-from grpo_worker.weightsync.engine import Engine
-from grpo_worker.weightsync.group import UpdateGroup
-from grpo_worker.weightsync.host_copy import HostCopy, assemble
-from grpo_worker.weightsync.install import Installer
-from grpo_worker.weightsync.manifest import publish
-from grpo_worker.weightsync.plan import make_plan
+from grpo_worker.weightsync.agent.engine_client import Engine
+from grpo_worker.weightsync.agent.installer import Installer
+from grpo_worker.weightsync.agent.local_group import UpdateGroup
+from grpo_worker.weightsync.agent.staged_version import HostCopy, assemble
+from grpo_worker.weightsync.protocol.tiling import make_plan
+from grpo_worker.weightsync.trainer.publisher import publish
 
 sys.path.insert(0, str(REPO / "benchmarks" / "gpu"))
 

@@ -10,7 +10,7 @@ from typing import Any
 from grpo_operator.api.names import Owner
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
 from grpo_operator.render.sglang_command import MODEL_DIRECTORY, engine_command
-from grpo_worker.weightsync.engine import Engine
+from grpo_worker.weightsync.agent.engine_client import Engine
 
 REPO = Path(__file__).resolve().parents[2]
 _GPU = [

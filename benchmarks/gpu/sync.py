@@ -29,11 +29,11 @@ from sync_ranks import Processes
 from torch._C._distributed_c10d import TCPStore
 
 from grpo_operator.api.catalog.architectures import architecture
-from grpo_worker.weightsync.agent import Agent
-from grpo_worker.weightsync.engine import Engine
-from grpo_worker.weightsync.inside.request import LINK
-from grpo_worker.weightsync.link.agent_end import LinkOffer, shipment_of
-from grpo_worker.weightsync.link.transport import IPC
+from grpo_worker.weightsync.agent.agent import Agent
+from grpo_worker.weightsync.agent.engine_client import Engine
+from grpo_worker.weightsync.protocol.direct_load import LINK
+from grpo_worker.weightsync.protocol.group_offer import LinkOffer, shipment_of
+from grpo_worker.weightsync.transport.factory import IPC
 
 ROUNDS = 6
 _SHORT = {"max_position_embeddings": 4096, "num_nextn_predict_layers": 0, "vocab_size": 32768}

@@ -16,10 +16,10 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.quantization.fp8 import Part, quantised_parts
-from grpo_worker.weightsync import membership
-from grpo_worker.weightsync.engine import Engine
-from grpo_worker.weightsync.link.trainer_end import TrainerEnd
-from grpo_worker.weightsync.plan import TensorPlan
+from grpo_worker.weightsync.agent.engine_client import Engine
+from grpo_worker.weightsync.protocol.tiling import TensorPlan
+from grpo_worker.weightsync.trainer.endpoint import TrainerEnd
+from grpo_worker.weightsync.transport import torch_group
 
 TIMEOUT = timedelta(seconds=120)
 
@@ -75,7 +75,7 @@ class Rank:
             target=engine._call, args=("POST", "/init_weights_update_group"), kwargs=body
         )
         joining.start()
-        group = membership.join(PrefixStore("plain", store), "plain", 0, 2, TIMEOUT, backend)
+        group = torch_group.join(PrefixStore("plain", store), "plain", 0, 2, TIMEOUT, backend)
         joining.join()
         return [self._plain(engine, group, version, bucket) for version in versions]
 

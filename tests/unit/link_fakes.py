@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from grpo_operator.api.v1alpha1.status import EngineState
-from grpo_worker.controller.worker_group import GangError
+from grpo_worker.controller.training.worker_group import GangError
 from grpo_worker.quantization.fp8 import Part
-from grpo_worker.rollout.pool import Target
+from grpo_worker.rollout.engine_pool import Target
 from grpo_worker.rollout.routing import EngineEntry
-from grpo_worker.weightsync.manifest import layout
+from grpo_worker.weightsync.protocol.manifest import layout
 
 A, B = (
     EngineEntry(name, f"10.0.0.{n}", EngineState.SERVING, 1, ranks=n, bucket_bytes=64)

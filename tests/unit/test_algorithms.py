@@ -26,7 +26,7 @@ from grpo_worker.algorithms.losses import (
 )
 from grpo_worker.algorithms.rewards import overlong_penalty, token_rewards, with_kl
 from grpo_worker.rollout.sampling import sampling_seed
-from grpo_worker.rollout.sglang_cpu_plugin import gumbel_max
+from grpo_worker.rollout.sglang.cpu_plugin import gumbel_max
 
 
 def _advantages(scores: np.ndarray, **config: Any) -> np.ndarray:

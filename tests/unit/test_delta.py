@@ -10,8 +10,10 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from grpo_worker.weightsync.delta import DeltaError, Read, apply, encode
-from grpo_worker.weightsync.manifest import PIECE, digest, publish, rank_file
+from grpo_worker.weightsync.protocol.delta_codec import DeltaError, Read, apply, encode
+from grpo_worker.weightsync.protocol.digest import PIECE, digest
+from grpo_worker.weightsync.protocol.manifest import rank_file
+from grpo_worker.weightsync.trainer.publisher import publish
 
 
 def pair(size: int, changed: float, seed: int) -> tuple[np.ndarray, np.ndarray]:

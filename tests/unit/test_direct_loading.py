@@ -9,12 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_worker.weightsync.inside.fingerprint import fingerprint
-from grpo_worker.weightsync.inside.incoming import Broadcast, DirectLoadError, Spec
-from grpo_worker.weightsync.inside.loader import DirectLoader, Report, _ExtraMemory, _places
-from grpo_worker.weightsync.inside.recipe import make_recipe
-from grpo_worker.weightsync.inside.recording import record
-from grpo_worker.weightsync.inside.request import DirectLoad
+from grpo_worker.weightsync.protocol.direct_load import DirectLoad
+from grpo_worker.weightsync.protocol.fingerprint import fingerprint
+from grpo_worker.weightsync.sglang_plugin.copy_plan import make_recipe
+from grpo_worker.weightsync.sglang_plugin.load_tracer import record
+from grpo_worker.weightsync.sglang_plugin.loader import DirectLoader, Report, _ExtraMemory, _places
+from grpo_worker.weightsync.sglang_plugin.receivers import Broadcast, DirectLoadError, Spec
 
 EXPERTS, WIDTH, HIDDEN = 4, 3, 5
 

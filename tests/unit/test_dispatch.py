@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from grpo_worker.controller.dispatch import Deal, Dispatch, RankInfo, dispatch_mode, register
 from grpo_worker.data.balance import balanced, within_budget
+from grpo_worker.roles.dispatch import Deal, Dispatch, RankInfo, dispatch_mode, register
 
 SPLITTING = [mode for mode in Dispatch if mode.splits]
 lengths_strategy = st.lists(st.integers(1, 60), min_size=1, max_size=23)

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from grpo_operator.api.v1alpha1.status import EngineState
-from grpo_worker.weightsync.engine_view import EngineView, TransitionError
+from grpo_worker.weightsync.agent.engine_state import EngineView, TransitionError
 
 
 def test_a_restarted_engine_cannot_serve_before_a_commit() -> None:

@@ -11,13 +11,14 @@ from ray.exceptions import RayTaskError
 from grpo_operator.api.errors import cause_of, last_error_line
 from grpo_operator.api.v1alpha1.grpojob import RestartPolicySpec
 from grpo_operator.api.v1alpha1.status import Phase
+from grpo_worker.common.errors import one_line
 from grpo_worker.controller.config import JobConfig
-from grpo_worker.controller.failures import FailureHandler, one_line
 from grpo_worker.controller.main import run
-from grpo_worker.controller.progress import Board
-from grpo_worker.controller.run_record import RunRecord
-from grpo_worker.rollout.engine_process import report
+from grpo_worker.controller.recovery.failures import FailureHandler
+from grpo_worker.controller.recovery.run_record import RunRecord
+from grpo_worker.controller.status.progress import Board
 from grpo_worker.rollout.sample_watch import SampleWatch
+from grpo_worker.rollout.sglang.engine_process import report
 
 TRACE = """\x1b[36mray::TrainerWorker.start()\x1b[39m (pid=12, ip=10.0.0.1)
   File "/x/actor.py", line 3, in start
@@ -195,7 +196,14 @@ def test_kubelet_gets_the_error_and_not_its_echo(tmp_path: Path) -> None:
     ids=["exit-code", "killed", "orphans-do-not-hold-it"],
 )
 def test_the_first_process_ends_with_its_child(script: str, code: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "grpo_worker.rollout.engine_process", sys.executable, "-c", script]
+    command = [
+        sys.executable,
+        "-m",
+        "grpo_worker.rollout.sglang.engine_process",
+        sys.executable,
+        "-c",
+        script,
+    ]
     out, errors = tmp_path / "out", tmp_path / "errors"
     with out.open("w") as stdout, errors.open("w") as stderr:  # no pipes: an orphan would hold them open
         done = subprocess.run(command, stdout=stdout, stderr=stderr, timeout=20, check=False)

@@ -6,10 +6,10 @@ from typing import cast
 import pytest
 from link_fakes import A, B, Gang, Pool
 
-from grpo_worker.controller.trainers import TrainerGang
-from grpo_worker.rollout.linked import LinkedPool
-from grpo_worker.rollout.pool import RolloutPool, SyncError
-from grpo_worker.weightsync.link.meeting import LinkError
+from grpo_worker.controller.training.gang import TrainerGang
+from grpo_worker.controller.weight_sync.direct import LinkedPool
+from grpo_worker.rollout.engine_pool import RolloutPool, SyncError
+from grpo_worker.weightsync.transport.rendezvous import LinkError
 
 
 def linked(gang: Gang, pool: Pool) -> LinkedPool:

@@ -13,8 +13,8 @@ import pytest
 import uvicorn
 
 from grpo_worker.checkpointing.snapshots import file_of, pull, seal, sound
-from grpo_worker.controller.memory_tier import MemoryTier, next_pods
-from grpo_worker.weightsync.source import application
+from grpo_worker.controller.recovery.memory_tier import MemoryTier, next_pods
+from grpo_worker.weightsync.trainer.agent import application
 
 RANKS = 4  # two on each of two pods
 

@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import save_file
 
 from grpo_operator.api.catalog.architectures import architecture
+from grpo_worker.controller.model_files import open_model
 from grpo_worker.data.tokenizer import load_tokenizer
 from grpo_worker.model_files.config import canonical, model_config
 from grpo_worker.model_files.directory import check_directory
 from grpo_worker.model_files.errors import ModelFilesError
 from grpo_worker.model_files.names import TINY_TOKENIZER
-from grpo_worker.model_files.open import open_model
 from grpo_worker.model_files.special_tokens import special_tokens
 
 TINY: dict[str, Any] = architecture("tiny-moe")

@@ -11,7 +11,7 @@ from grpo_worker.data.prompts import Prompt
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.routing import EngineTable
 from grpo_worker.rollout.sampling import UnfitEngineError
-from grpo_worker.weightsync.engine import Engine, EngineError
+from grpo_worker.weightsync.agent.engine_client import Engine, EngineError
 
 ANSWER = {
     "output_ids": [5, 6],

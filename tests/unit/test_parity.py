@@ -4,7 +4,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from grpo_worker.controller.parity import ParityError, check_configs, check_log_probs, check_routers
+from grpo_worker.controller.training.parity import ParityError, check_configs, check_log_probs, check_routers
 
 
 def _batch(gap: float) -> TensorDict:

@@ -10,8 +10,8 @@ import pytest
 from objects import job, spec_of
 from test_sampler import WANTED, Even, N
 
-from grpo_worker.controller.producer import OneStepAhead, OnPolicy
-from grpo_worker.controller.sampler import StepSampler
+from grpo_worker.controller.generation.scheduler import OneStepAhead, OnPolicy
+from grpo_worker.controller.generation.step_sampler import StepSampler
 from grpo_worker.data.prompts import Prompt, PromptSource
 from grpo_worker.data.tasks import open_gym
 from grpo_worker.data.tokenizer import load_tokenizer

@@ -4,7 +4,7 @@ from typing import Any
 
 from objects import job, spec_of
 
-from grpo_worker.controller.sampler import StepSampler
+from grpo_worker.controller.generation.step_sampler import StepSampler
 from grpo_worker.data.prompts import Prompt, PromptSource
 from grpo_worker.data.tasks import open_gym
 from grpo_worker.data.tokenizer import load_tokenizer

@@ -16,7 +16,7 @@ from grpo_worker.rollout import client as module
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.routing import EngineEntry, EngineTable
 from grpo_worker.rollout.sampling import UnfitEngineError, sampling_params
-from grpo_worker.rollout.sglang_sampling_plugin import _min_p_first
+from grpo_worker.rollout.sglang.sampling_plugin import _min_p_first
 
 
 def test_defaults_ask_for_nothing_special() -> None:

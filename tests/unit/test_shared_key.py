@@ -10,12 +10,12 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from grpo_worker.common.auth import FILE, OPEN, headers
-from grpo_worker.controller.progress import Board
-from grpo_worker.controller.server import application as controller
-from grpo_worker.weightsync.agent import Agent
-from grpo_worker.weightsync.engine import Engine
-from grpo_worker.weightsync.main import rollout_application
-from grpo_worker.weightsync.source import application as trainer_agent
+from grpo_worker.controller.status.progress import Board
+from grpo_worker.controller.status.server import application as controller
+from grpo_worker.weightsync.agent.agent import Agent
+from grpo_worker.weightsync.agent.engine_client import Engine
+from grpo_worker.weightsync.agent.http import rollout_application
+from grpo_worker.weightsync.trainer.agent import application as trainer_agent
 
 
 def _rollout_agent(_: Path) -> Starlette:

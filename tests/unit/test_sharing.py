@@ -23,16 +23,16 @@ from grpo_operator.plan.planner.resolve import RefusedError, resolve, training_p
 from grpo_operator.plan.status.rolloutpool import pool_status
 from grpo_operator.render.ray_cluster import job_cluster
 from grpo_operator.settings import OperatorSettings
-from grpo_worker.controller.trainers import TrainerGang
-from grpo_worker.controller.turns import Turns
-from grpo_worker.controller.weights import WeightSender
+from grpo_worker.controller.training.gang import TrainerGang
+from grpo_worker.controller.weight_sync.colocation import Turns
+from grpo_worker.controller.weight_sync.synchronizer import WeightSender
 from grpo_worker.metrics.timing import StepTimer
-from grpo_worker.rollout.model_directory import await_turn
-from grpo_worker.rollout.pool import RolloutPool, SyncError
+from grpo_worker.rollout.engine_pool import RolloutPool, SyncError
 from grpo_worker.rollout.routing import EngineEntry
-from grpo_worker.weightsync.agent import Agent
-from grpo_worker.weightsync.engine import Engine, EngineError
-from grpo_worker.weightsync.main import rollout_application
+from grpo_worker.rollout.sglang.prepare import await_turn
+from grpo_worker.weightsync.agent.agent import Agent
+from grpo_worker.weightsync.agent.engine_client import Engine, EngineError
+from grpo_worker.weightsync.agent.http import rollout_application
 
 JOB = "default/tiny"
 ALL, BOTH = ["weights", "kv_cache"], "kv_cache weights"

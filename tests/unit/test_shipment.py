@@ -9,18 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_worker.quantization.fp8 import Part, quantised_parts
-from grpo_worker.weightsync.bucketing import buckets
-from grpo_worker.weightsync.dtypes import dtype_of
-from grpo_worker.weightsync.inside.incoming import Spec, specs_of
-from grpo_worker.weightsync.inside.linked import Link, Linked, deal_out
-from grpo_worker.weightsync.inside.request import DirectLoad, linked_load
-from grpo_worker.weightsync.link.agent_end import shipment_of
-from grpo_worker.weightsync.link.meeting import Members
-from grpo_worker.weightsync.link.sender import Shards, places
-from grpo_worker.weightsync.link.shipment import Shipment, ShippedBucket, make_shipment, nbytes
-from grpo_worker.weightsync.manifest import layout
-from grpo_worker.weightsync.places import aligned
-from grpo_worker.weightsync.plan import PlanError, make_plan
+from grpo_worker.weightsync.protocol.bucketing import buckets
+from grpo_worker.weightsync.protocol.buffers import aligned, dtype_of
+from grpo_worker.weightsync.protocol.direct_load import DirectLoad, linked_load
+from grpo_worker.weightsync.protocol.group_offer import shipment_of
+from grpo_worker.weightsync.protocol.manifest import layout
+from grpo_worker.weightsync.protocol.tiling import PlanError, make_plan
+from grpo_worker.weightsync.protocol.transfer_plan import (
+    Shipment,
+    ShippedBucket,
+    make_shipment,
+    nbytes,
+    places,
+)
+from grpo_worker.weightsync.sglang_plugin.direct_receiver import Link, Linked, deal_out
+from grpo_worker.weightsync.sglang_plugin.receivers import Spec, specs_of
+from grpo_worker.weightsync.trainer.sender import Shards
+from grpo_worker.weightsync.transport.rendezvous import Members
 
 RANKS = 3
 # name -> (rows of each rank's slice, dim); a tensor of one slice belongs to one rank

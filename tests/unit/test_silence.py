@@ -11,11 +11,11 @@ from starlette.testclient import TestClient
 
 from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.rollout.routing import EngineEntry, EngineTable
-from grpo_worker.weightsync import agent as agents
-from grpo_worker.weightsync.agent import Agent
-from grpo_worker.weightsync.engine import Engine, EngineError
-from grpo_worker.weightsync.install import UpdateError
-from grpo_worker.weightsync.main import rollout_application
+from grpo_worker.weightsync.agent import agent as agents
+from grpo_worker.weightsync.agent.agent import Agent
+from grpo_worker.weightsync.agent.engine_client import Engine, EngineError
+from grpo_worker.weightsync.agent.http import rollout_application
+from grpo_worker.weightsync.agent.installer import UpdateError
 
 JOB = "default/tiny"
 
@@ -62,7 +62,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def engine(server: Server, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    monkeypatch.setattr("grpo_worker.weightsync.engine._SHORT", 0.2)
+    monkeypatch.setattr("grpo_worker.weightsync.agent.engine_client._SHORT", 0.2)
     return Engine(f"http://127.0.0.1:{server.server_port}", 0.2)
 
 

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from grpo_worker.weightsync.transaction import Phase, TransactionError, Update
+from grpo_worker.weightsync.agent.update import Phase, TransactionError, Update
 
 ORDER = [Phase.PLAN, Phase.PREPARE, Phase.TRANSFER, Phase.COMMIT, Phase.COMMITTED]
 

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_shipment import cut_tensors, parts_of, shipment, specs
 
-from grpo_worker.weightsync.inside.linked import deal_out
-from grpo_worker.weightsync.link.sender import Shards, places
-from grpo_worker.weightsync.link.shipment import Message, Piece, ShippedBucket
-from grpo_worker.weightsync.link.wanted import Extent, Stretch, from_json, merged, to_json, wanted
+from grpo_worker.weightsync.protocol.byte_ranges import Extent, Stretch, from_json, merged, to_json, wanted
+from grpo_worker.weightsync.protocol.transfer_plan import Message, Piece, ShippedBucket, places
+from grpo_worker.weightsync.sglang_plugin.direct_receiver import deal_out
+from grpo_worker.weightsync.trainer.sender import Shards
 
 stretches = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), max_size=3)
 

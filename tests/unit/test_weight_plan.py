@@ -9,10 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_worker.weightsync.bucketing import buckets
-from grpo_worker.weightsync.host_copy import assemble
-from grpo_worker.weightsync.manifest import Manifest, Part, Slice, digest, publish
-from grpo_worker.weightsync.plan import PlanError, make_plan
+from grpo_worker.weightsync.agent.staged_version import assemble
+from grpo_worker.weightsync.protocol.bucketing import buckets
+from grpo_worker.weightsync.protocol.digest import digest
+from grpo_worker.weightsync.protocol.manifest import Manifest, Part, Slice
+from grpo_worker.weightsync.protocol.tiling import PlanError, make_plan
+from grpo_worker.weightsync.trainer.publisher import publish
 
 
 def manifests(cuts: dict[str, list[int]], world: int, version: int = 1) -> list[Manifest]:

@@ -6,10 +6,10 @@ import pytest
 from link_fakes import A, Gang, Pool
 from objects import job, spec_of
 
-from grpo_worker.controller.trainers import TrainerGang
-from grpo_worker.controller.weights import WeightSender
-from grpo_worker.controller.worker_group import GangError
-from grpo_worker.rollout.pool import RolloutPool
+from grpo_worker.controller.training.gang import TrainerGang
+from grpo_worker.controller.training.worker_group import GangError
+from grpo_worker.controller.weight_sync.synchronizer import WeightSender
+from grpo_worker.rollout.engine_pool import RolloutPool
 
 
 def sender(gang: Gang, pool: Pool, **weight_sync: Any) -> WeightSender:

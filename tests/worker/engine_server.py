@@ -21,9 +21,9 @@ from grpo_devcluster.cpu_engine import environment
 from grpo_operator.api.names import ENGINE_PORT, Owner
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
 from grpo_operator.render.sglang_command import MODEL_DIRECTORY, engine_command
-from grpo_worker.weightsync.agent import Agent
-from grpo_worker.weightsync.engine import Engine
-from grpo_worker.weightsync.source import application
+from grpo_worker.weightsync.agent.agent import Agent
+from grpo_worker.weightsync.agent.engine_client import Engine
+from grpo_worker.weightsync.trainer.agent import application
 
 JOB = "tiny-12345678"
 URL = f"http://127.0.0.1:{ENGINE_PORT}"  # of the session's engine

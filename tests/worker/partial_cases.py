@@ -8,15 +8,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from grpo_worker.weightsync.dtypes import dtype_of
-from grpo_worker.weightsync.inside.incoming import DirectLoadError, specs_of
-from grpo_worker.weightsync.inside.linked import Link, Linked
-from grpo_worker.weightsync.inside.loader import DirectLoader
-from grpo_worker.weightsync.inside.request import LINK, linked_load
-from grpo_worker.weightsync.link.agent_end import shipment_of
-from grpo_worker.weightsync.link.meeting import connect
-from grpo_worker.weightsync.link.trainer_end import TrainerEnd
-from grpo_worker.weightsync.link.transport import join
+from grpo_worker.weightsync.protocol.buffers import dtype_of
+from grpo_worker.weightsync.protocol.direct_load import LINK, linked_load
+from grpo_worker.weightsync.protocol.group_offer import shipment_of
+from grpo_worker.weightsync.sglang_plugin.direct_receiver import Link, Linked
+from grpo_worker.weightsync.sglang_plugin.loader import DirectLoader
+from grpo_worker.weightsync.sglang_plugin.receivers import DirectLoadError, specs_of
+from grpo_worker.weightsync.trainer.endpoint import TrainerEnd
+from grpo_worker.weightsync.transport.factory import join
+from grpo_worker.weightsync.transport.rendezvous import connect
 
 TRAINERS, WORLD, EXPERTS, BUCKET = 2, 4, 4, 160 << 10
 _CPU = torch.device("cpu")

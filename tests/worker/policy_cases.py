@@ -24,7 +24,7 @@ from grpo_worker.megatron.training.policy import PolicyModel
 from grpo_worker.megatron.training.runner import MicroBatching
 from grpo_worker.megatron.training.setup import ModelSetup
 from grpo_worker.model_files.config import model_config
-from grpo_worker.weightsync import manifest
+from grpo_worker.weightsync.protocol import manifest
 
 SEED = 7
 NOTHING = OffloadSpec()

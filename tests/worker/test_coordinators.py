@@ -13,10 +13,10 @@ import ranks
 from engine_server import JOB, Server, generate, serve, serve_app, watch_until
 from weight_layouts import LAYOUTS, copy_version
 
-from grpo_worker.weightsync import journal
-from grpo_worker.weightsync.agent import Agent
-from grpo_worker.weightsync.main import rollout_application
-from grpo_worker.weightsync.transaction import Phase, Update
+from grpo_worker.weightsync.agent import metrics
+from grpo_worker.weightsync.agent.agent import Agent
+from grpo_worker.weightsync.agent.http import rollout_application
+from grpo_worker.weightsync.agent.update import Phase, Update
 
 _POST = "import httpx, json, sys; print(httpx.post(sys.argv[1], json=json.loads(sys.argv[2]), timeout=60))"
 
@@ -70,7 +70,7 @@ def _checksums(pool: Pool, server: Server) -> dict[int, str]:
 def test_a_controller_killed_in_any_phase_leaves_a_whole_version_and_the_next_goes_on(
     pool: Pool, server: Server, monkeypatch: pytest.MonkeyPatch, phase: Phase
 ) -> None:
-    whole, entered = _checksums(pool, server), journal.entered
+    whole, entered = _checksums(pool, server), metrics.entered
     body = pool.body(1)
     child = subprocess.Popen([sys.executable, "-c", _POST, f"{pool.url}/v1/sync", json.dumps(body)])
     killed_in: list[Phase] = []
@@ -82,7 +82,7 @@ def test_a_controller_killed_in_any_phase_leaves_a_whole_version_and_the_next_go
             killed_in.append(update.phase)
             assert child.wait() == -9
 
-    monkeypatch.setattr(journal, "entered", kill)
+    monkeypatch.setattr(metrics, "entered", kill)
     deadline = time.monotonic() + 60
     while pool.status()["weightVersion"] != body["version"]:
         assert time.monotonic() < deadline, pool.status()

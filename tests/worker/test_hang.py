@@ -13,9 +13,9 @@ import ray
 import torch
 from ray.util.placement_group import placement_group
 
-from grpo_worker.controller.dispatch import Dispatch, RankInfo, register
-from grpo_worker.controller.worker_group import GangError, WorkerGroup
-from grpo_worker.roles.actor import TrainerWorker
+from grpo_worker.controller.training.worker_group import GangError, WorkerGroup
+from grpo_worker.roles.dispatch import Dispatch, RankInfo, register
+from grpo_worker.roles.trainer import TrainerWorker
 
 HANG = 4.0
 

@@ -16,17 +16,17 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore
 from weight_layouts import LAYOUTS, from_disk
 
-from grpo_worker.weightsync.agent import Agent
-from grpo_worker.weightsync.engine import EngineError
-from grpo_worker.weightsync.inside.request import AGENT, LINK
-from grpo_worker.weightsync.install import UpdateError
-from grpo_worker.weightsync.link import meeting
-from grpo_worker.weightsync.link.agent_end import LinkOffer, shipment_of
-from grpo_worker.weightsync.link.meeting import JOIN_SECONDS, LinkError, give_up
-from grpo_worker.weightsync.link.peers import Peers
-from grpo_worker.weightsync.link.transport import IPC
-from grpo_worker.weightsync.manifest import layout
-from grpo_worker.weightsync.plan import PlanError
+from grpo_worker.weightsync.agent.agent import Agent
+from grpo_worker.weightsync.agent.engine_client import EngineError
+from grpo_worker.weightsync.agent.installer import UpdateError
+from grpo_worker.weightsync.protocol.direct_load import AGENT, LINK
+from grpo_worker.weightsync.protocol.group_offer import LinkOffer, shipment_of
+from grpo_worker.weightsync.protocol.manifest import layout
+from grpo_worker.weightsync.protocol.tiling import PlanError
+from grpo_worker.weightsync.transport import rendezvous
+from grpo_worker.weightsync.transport.factory import IPC
+from grpo_worker.weightsync.transport.process_group import Peers
+from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS, LinkError, give_up
 
 BUCKET = 64 << 10
 
@@ -194,7 +194,7 @@ def test_members_that_wait_give_up_together(monkeypatch: pytest.MonkeyPatch) -> 
         give_up(store, f"{LINK}1-x")
         with pytest.raises(LinkError, match="another member gave up"):
             forming.result(10)
-    monkeypatch.setattr(meeting, "JOIN_SECONDS", 0.1)
+    monkeypatch.setattr(rendezvous, "JOIN_SECONDS", 0.1)
     with pytest.raises(LinkError, match=r"ranks \[1, 2\] did not come"):
         Peers(store, f"{LINK}1-y", 0, 3, 1, torch.device("cpu"))
 

@@ -14,9 +14,10 @@ import pytest
 import torch
 from engine_server import cpu_seconds, free_port
 
-from grpo_worker.weightsync.importer import Importer, ReadError
-from grpo_worker.weightsync.manifest import Manifest, publish
-from grpo_worker.weightsync.pull import Puller, PullError
+from grpo_worker.weightsync.agent.fetcher import Puller, PullError
+from grpo_worker.weightsync.protocol.manifest import Manifest
+from grpo_worker.weightsync.trainer.publisher import publish
+from grpo_worker.weightsync.transport.nixl.importer import Importer, ReadError
 
 RANKS, ROWS = 2, 1024
 os.environ["UCX_TLS"] = "tcp"  # on one host it would copy from process to process
@@ -190,7 +191,7 @@ def test_a_process_with_an_agent_ends_well(tmp_path: Path) -> None:
     """Its thread must not be inside of NIXL when the interpreter goes."""
     (tmp_path / "blob").write_bytes(b"x" * 4096)
     code = (
-        "import pathlib, sys, time; from grpo_worker.weightsync.exporter import Exporter;"
+        "import pathlib, sys, time; from grpo_worker.weightsync.transport.nixl.exporter import Exporter;"
         "exporter = Exporter(); exporter.offer(pathlib.Path(sys.argv[1])); time.sleep(0.1)"
     )
     for _ in range(3):

@@ -19,14 +19,15 @@ import torch
 from engine_server import JOB, URL, Server, generate, serve, watch_until
 from weight_layouts import LAYOUTS, copy_version, from_disk, rewrite
 
-from grpo_worker.weightsync import install
-from grpo_worker.weightsync.agent import Agent
-from grpo_worker.weightsync.engine import EngineError
-from grpo_worker.weightsync.group import UpdateGroup
-from grpo_worker.weightsync.inside.request import DirectLoad
-from grpo_worker.weightsync.install import UpdateError
-from grpo_worker.weightsync.manifest import Manifest, publish
-from grpo_worker.weightsync.pull import Puller
+from grpo_worker.weightsync.agent import installer
+from grpo_worker.weightsync.agent.agent import Agent
+from grpo_worker.weightsync.agent.engine_client import EngineError
+from grpo_worker.weightsync.agent.fetcher import Puller
+from grpo_worker.weightsync.agent.installer import UpdateError
+from grpo_worker.weightsync.agent.local_group import UpdateGroup
+from grpo_worker.weightsync.protocol.direct_load import DirectLoad
+from grpo_worker.weightsync.protocol.manifest import Manifest
+from grpo_worker.weightsync.trainer.publisher import publish
 
 VERSIONS = 3
 PROMPT = list(range(20, 60))
@@ -226,13 +227,13 @@ def test_a_plan_that_does_not_fit_is_refused(
     agent: Agent, sources: dict[int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent.sync(JOB, 1, sources)
-    original = install.HostCopy.direct_load
+    original = installer.HostCopy.direct_load
 
     def fewer(self: Any) -> DirectLoad:
         load = original(self)
         return DirectLoad(load.plan_id, load.counts[:-1], load.fingerprints[:-1])
 
-    monkeypatch.setattr(install.HostCopy, "direct_load", fewer)
+    monkeypatch.setattr(installer.HostCopy, "direct_load", fewer)
     with pytest.raises(UpdateError, match=r"transfer, bucket \d+ of \d+: .*buckets of \d+ tensors for"):
         agent.sync(JOB, 60, sources)
     assert agent.status()["state"] == "STALE"

@@ -17,8 +17,8 @@ from grpo_worker.data.prompts import Prompt
 from grpo_worker.megatron.families.registry import expert_layers
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.routing import EngineTable
-from grpo_worker.weightsync.agent import Agent, WriterError
-from grpo_worker.weightsync.install import UpdateError
+from grpo_worker.weightsync.agent.agent import Agent, WriterError
+from grpo_worker.weightsync.agent.installer import UpdateError
 
 LAYOUT = {"tensor": 2, "expert": 2, "expert_tensor": 1}
 

@@ -13,10 +13,10 @@ from policy_cases import make, train
 
 from grpo_worker.megatron.export.exporter import export
 from grpo_worker.model_files.config import model_config
-from grpo_worker.weightsync import manifest
-from grpo_worker.weightsync.inside.request import LINK
-from grpo_worker.weightsync.link.agent_end import LinkOffer, shipment_of
-from grpo_worker.weightsync.link.trainer_end import TrainerEnd
+from grpo_worker.weightsync.protocol import manifest
+from grpo_worker.weightsync.protocol.direct_load import LINK
+from grpo_worker.weightsync.protocol.group_offer import LinkOffer, shipment_of
+from grpo_worker.weightsync.trainer.endpoint import TrainerEnd
 
 
 def publish_versions(root: str, layout: dict[str, int], versions: int) -> None:

@@ -1,0 +1,1 @@
+"""Server-side apply of rendered objects, and of status and events."""

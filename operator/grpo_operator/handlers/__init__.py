@@ -1,0 +1,1 @@
+"""kopf handlers, the work queue and the metrics of the operator."""

@@ -1,0 +1,1 @@
+"""A small typed client of the Kubernetes API and of KubeRay."""

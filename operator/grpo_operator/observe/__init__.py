@@ -1,0 +1,1 @@
+"""The cached state of the cluster: watches, relists, prerequisites, polled pods."""

@@ -62,14 +62,14 @@ def engine_command(owner: Owner, model_path: str, pool: RolloutTemplate, turns: 
     if engine.return_routed_experts:
         arguments.append("--enable-return-routed-experts")
     arguments += engine.extra_args
-    prepare = f"python3 -m grpo_worker.rollout.model_directory {shlex.quote(model_path)} {MODEL_DIRECTORY}"
+    prepare = f"python3 -m grpo_worker.rollout.sglang.prepare {shlex.quote(model_path)} {MODEL_DIRECTORY}"
     if engine.quantization == "fp8-block128":
         prepare += " --fp8-block128"  # config.json says so, and SGLang takes it from there
     if engine.tokenizer:
         prepare += " --tokenizer"
     if turns:
         prepare += f" --turn http://127.0.0.1:{AGENT_PORT}/turnz"
-    server = "python3 -m grpo_worker.rollout.engine_process python3 -m sglang.launch_server"
+    server = "python3 -m grpo_worker.rollout.sglang.engine_process python3 -m sglang.launch_server"
     server += f" --model-path {MODEL_DIRECTORY} {shlex.join(arguments)}"
     server += f' --admin-api-key "$(cat {ADMIN_KEY})"'
     if engine.nodes_per_engine > 1:

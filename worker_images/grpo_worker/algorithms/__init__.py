@@ -1,0 +1,1 @@
+"""Advantages, losses and KL terms. Pure tensor functions."""

@@ -1,0 +1,1 @@
+"""Small tools that every other package may use: authentication, files, user functions."""

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from grpo_operator.api.v1alpha1.data import DataSpec
 from grpo_worker.controller.config import JobConfig
-from grpo_worker.controller.progress import Board
+from grpo_worker.controller.model_files import ModelFiles, open_model
+from grpo_worker.controller.status.progress import Board
 from grpo_worker.data.prompts import PromptSource
 from grpo_worker.data.tasks import SCHEME, PromptFormat, Task, open_gym
 from grpo_worker.data.tokenizer import TextTokenizer
-from grpo_worker.model_files.open import ModelFiles, open_model
 from grpo_worker.rewards.manager import RewardManager
 from grpo_worker.rewards.verifiers import verifier_of
 

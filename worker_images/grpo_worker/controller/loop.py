@@ -9,19 +9,20 @@ from typing import Any
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.status import Phase
 from grpo_worker.checkpointing.store import directory
-from grpo_worker.controller.failures import FailureHandler, one_line
-from grpo_worker.controller.ledger import SampleLedger
-from grpo_worker.controller.memory_tier import MemoryTier
-from grpo_worker.controller.parity import ParityError, check_configs
-from grpo_worker.controller.producer import OneStepAhead, OnPolicy, Producer
-from grpo_worker.controller.progress import Board
-from grpo_worker.controller.run_record import Cause, SupersededError
-from grpo_worker.controller.sampler import StepSampler
-from grpo_worker.controller.trainers import CALL_TIMEOUT, Restored, TrainerGang
-from grpo_worker.controller.training import BatchTrainer
-from grpo_worker.controller.turns import Turns
-from grpo_worker.controller.weights import Sent, WeightSender
-from grpo_worker.controller.worker_group import GangError
+from grpo_worker.common.errors import one_line
+from grpo_worker.controller.generation.sample_ledger import SampleLedger
+from grpo_worker.controller.generation.scheduler import OneStepAhead, OnPolicy, Producer
+from grpo_worker.controller.generation.step_sampler import StepSampler
+from grpo_worker.controller.recovery.failures import FailureHandler
+from grpo_worker.controller.recovery.memory_tier import MemoryTier
+from grpo_worker.controller.recovery.run_record import Cause, SupersededError
+from grpo_worker.controller.status.progress import Board
+from grpo_worker.controller.training.batch_trainer import BatchTrainer
+from grpo_worker.controller.training.gang import CALL_TIMEOUT, Restored, TrainerGang
+from grpo_worker.controller.training.parity import ParityError, check_configs
+from grpo_worker.controller.training.worker_group import GangError
+from grpo_worker.controller.weight_sync.colocation import Turns
+from grpo_worker.controller.weight_sync.synchronizer import Sent, WeightSender
 from grpo_worker.data.prompts import PromptSource
 from grpo_worker.metrics.sinks import sinks_of
 from grpo_worker.metrics.step import step_metrics
@@ -30,7 +31,7 @@ from grpo_worker.metrics.writer import MetricsWriter
 from grpo_worker.rewards.manager import RewardManager
 from grpo_worker.rewards.verifiers import RewardError
 from grpo_worker.rollout.client import RolloutClient
-from grpo_worker.rollout.pool import RolloutPool, SyncError
+from grpo_worker.rollout.engine_pool import RolloutPool, SyncError
 from grpo_worker.rollout.sampling import UnfitEngineError
 from grpo_worker.rollout.train_batch import make_batch
 

@@ -8,16 +8,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from grpo_operator.api.v1alpha1.status import Phase
+from grpo_worker.common.errors import one_line
 from grpo_worker.controller.config import JobConfig, load_job_config
-from grpo_worker.controller.failures import FailureHandler, one_line
 from grpo_worker.controller.inputs import read_inputs
-from grpo_worker.controller.progress import Board
-from grpo_worker.controller.run_record import Cause, RunRecord
-from grpo_worker.controller.server import application, serve_in_background
+from grpo_worker.controller.recovery.failures import FailureHandler
+from grpo_worker.controller.recovery.run_record import Cause, RunRecord
+from grpo_worker.controller.status.progress import Board
+from grpo_worker.controller.status.server import application, serve_in_background
 from grpo_worker.megatron.families.registry import expert_layers
 from grpo_worker.rewards.verifiers import RewardError
 from grpo_worker.rollout.client import RolloutClient
-from grpo_worker.rollout.pool import RolloutPool
+from grpo_worker.rollout.engine_pool import RolloutPool
 from grpo_worker.rollout.sampling import sampling_params
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def build_loop(
     )
     # Imported after the files were read: torch and Ray take many seconds on a busy node.
     from grpo_worker.controller.loop import GrpoLoop
-    from grpo_worker.controller.trainers import TrainerGang
+    from grpo_worker.controller.training.gang import TrainerGang
 
     board.update(message="joining the Ray cluster", checkpoint_location=str(checkpoints))
     _connect(config.name)

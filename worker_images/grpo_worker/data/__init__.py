@@ -1,0 +1,1 @@
+"""Prompts, tasks, tokenizer and micro-batches."""

@@ -1,0 +1,1 @@
+"""Metrics of a step and where they are written."""

@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client import Gauge
 
 from grpo_operator.api.v1alpha1.observability import ThresholdSpec
-from grpo_worker.controller.ledger import truncate_lines
+from grpo_worker.common.files import truncate_lines
 from grpo_worker.metrics.sinks import Sink
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""Hugging Face model directories: configuration, special tokens, checks."""

@@ -1,0 +1,1 @@
+"""Traces, and stacks of a rank that hangs."""

@@ -1,0 +1,1 @@
+"""Ray actors: the trainer rank and how calls are dispatched to a group of ranks."""

@@ -1,0 +1,1 @@
+"""The controller's client of the SGLang engines: requests, routing, batches."""

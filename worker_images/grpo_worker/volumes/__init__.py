@@ -1,0 +1,1 @@
+"""The init container that fetches models and data into the job's store."""

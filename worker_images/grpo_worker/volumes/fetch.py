@@ -16,8 +16,8 @@ from pathlib import Path
 from grpo_operator.api.v1alpha1.status import Phase
 from grpo_operator.api.v1alpha1.volumes import CredentialSpec, VolumeSpec
 from grpo_worker.controller.config import JobConfig, load_job_config
-from grpo_worker.controller.progress import Board
-from grpo_worker.controller.server import application, serve_in_background
+from grpo_worker.controller.status.progress import Board
+from grpo_worker.controller.status.server import application, serve_in_background
 from grpo_worker.volumes.fetched_volume import FetchedVolume
 from grpo_worker.volumes.remote.errors import PermanentFetchError
 

@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from grpo_operator.api.v1alpha1.volumes import COMPLETE, FETCHED_FILES, VolumeSpec
-from grpo_worker.common.store_errors import StoreUnavailableError, store_errors
 from grpo_worker.volumes.lease import FetchLease
 from grpo_worker.volumes.progress import FetchProgress, amount
 from grpo_worker.volumes.remote.errors import PermanentFetchError, TransientFetchError
 from grpo_worker.volumes.remote.remote_file import RemoteFile, Source
 from grpo_worker.volumes.remote.source import open_source
+from grpo_worker.volumes.store_errors import StoreUnavailableError, store_errors
 
 _AT_ONCE = 8  # files
 _POLL_SECONDS = 2.0  # between two looks at what another job fetches

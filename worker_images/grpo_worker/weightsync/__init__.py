@@ -1,0 +1,1 @@
+"""Weight updates. Each package is one process or what the processes share."""

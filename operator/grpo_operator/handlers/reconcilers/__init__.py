@@ -1,0 +1,1 @@
+"""One reconciler for each kind, and what they share in a round."""

@@ -1,0 +1,1 @@
+"""Which jobs fit on which nodes: requests, admission, topology, unhealthy nodes."""

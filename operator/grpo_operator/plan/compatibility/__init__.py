@@ -1,0 +1,1 @@
+"""Versions of KubeRay and of the CRDs that this operator works with."""

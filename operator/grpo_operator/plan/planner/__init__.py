@@ -1,0 +1,1 @@
+"""Parallel layouts, memory and transfer bounds of a job."""

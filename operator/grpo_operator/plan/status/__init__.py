@@ -1,0 +1,1 @@
+"""Status, conditions and events of both kinds."""

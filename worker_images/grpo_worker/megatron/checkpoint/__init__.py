@@ -1,0 +1,1 @@
+"""Distributed checkpoints, resharding and in-memory snapshots of a rank."""

@@ -1,0 +1,1 @@
+"""Hugging Face tensors into Megatron-Core parameters and back."""

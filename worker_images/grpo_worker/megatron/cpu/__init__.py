@@ -1,0 +1,1 @@
+"""Megatron-Core on CPUs: an import hook and patches."""

@@ -1,0 +1,1 @@
+"""Export of a trained model as a Hugging Face directory."""

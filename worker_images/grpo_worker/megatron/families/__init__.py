@@ -1,0 +1,1 @@
+"""Supported model families: names, shapes and mapping of their Hugging Face tensors."""

@@ -1,0 +1,1 @@
+"""Megatron-Core modules: configuration, layer specification, heads."""

@@ -5,8 +5,6 @@ from typing import Any
 import torch
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 
-from grpo_worker.megatron.conversion.readers import WeightReader
-
 NAME = "score.weight"
 
 
@@ -37,28 +35,3 @@ def with_value_heads(chunks: list[Any]) -> list[Any]:
             chunk.output_layer = ValueHead(chunk.config, next(chunk.decoder.parameters()))
             chunk.share_embeddings_and_output_weights = False
     return chunks
-
-
-class ValueHeadWeights:
-    """A reader that knows a value head too: the checkpoint's own, or zeros, so that a critic begins
-    by expecting nothing."""
-
-    def __init__(self, reader: WeightReader, hidden: int) -> None:
-        self._reader = reader
-        self._hidden = hidden
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        try:
-            return self._reader.shape(name)
-        except KeyError:
-            if name != NAME:
-                raise
-            return (1, self._hidden)
-
-    def read(self, name: str, dim: int, offset: int, length: int) -> torch.Tensor:
-        try:
-            return self._reader.read(name, dim, offset, length)
-        except KeyError:
-            if name != NAME:
-                raise
-            return torch.zeros(1, self._hidden).narrow(dim, offset, length)

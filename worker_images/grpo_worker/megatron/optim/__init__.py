@@ -1,0 +1,1 @@
+"""Optimizer and offload of its state."""

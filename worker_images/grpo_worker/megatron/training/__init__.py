@@ -1,0 +1,1 @@
+"""Policy, critic and reward model: forward, backward and step on one rank."""

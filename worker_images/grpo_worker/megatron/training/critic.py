@@ -6,8 +6,9 @@ from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
 from grpo_worker.algorithms.losses import value_loss
 from grpo_worker.data.micro_batch import Batch, MicroBatch
 from grpo_worker.megatron.conversion import hf_mapping
+from grpo_worker.megatron.conversion.value_head_reader import ValueHeadWeights
 from grpo_worker.megatron.model.build import build_chunks
-from grpo_worker.megatron.model.value_head import ValueHeadWeights, with_value_heads
+from grpo_worker.megatron.model.value_head import with_value_heads
 from grpo_worker.megatron.optim.optimizer import Trainable
 from grpo_worker.megatron.training.runner import Runner, context_whole
 from grpo_worker.megatron.training.setup import ModelSetup

@@ -1,0 +1,1 @@
+"""The rollout pool: engine rules and memory."""

@@ -1,0 +1,1 @@
+"""A model as the planner sees it: shapes, parameter counts, bytes."""

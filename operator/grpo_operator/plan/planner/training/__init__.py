@@ -1,0 +1,1 @@
+"""The training pool: layout rules, stages, memory, cost, search."""

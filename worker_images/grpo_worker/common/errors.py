@@ -1,0 +1,16 @@
+"""Errors in one line, for people."""
+
+from grpo_operator.api.errors import last_error_line
+
+LONGEST = 1000  # characters of a message in status
+
+
+def one_line(error: BaseException) -> str:
+    """One line for people: the exception that a Ray task raised, not Ray's own account of it."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, BaseException):
+        error = cause
+    text = str(error)
+    if "Traceback" in text:
+        return last_error_line(text)
+    return f"{type(error).__name__}: {' '.join(text.split())}"[:LONGEST]

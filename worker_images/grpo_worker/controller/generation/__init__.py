@@ -1,0 +1,1 @@
+"""Which samples are generated, in which order, and their ledger."""

@@ -1,0 +1,1 @@
+"""Restart budget, run record and in-memory checkpoints."""

@@ -1,0 +1,1 @@
+"""Progress and its HTTP endpoint."""

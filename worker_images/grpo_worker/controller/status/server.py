@@ -1,0 +1,56 @@
+"""HTTP of the controller pod: status for the operator, suspend, Prometheus metrics."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from grpo_worker.common.auth import guarded
+from grpo_worker.controller.status.progress import Board
+from grpo_worker.rollout.routing import EngineEntry
+
+PORT = 8090
+
+
+def application(
+    board: Board, engines: Callable[[], list[EngineEntry]], stalled: Callable[[], str] = lambda: ""
+) -> Starlette:
+    """``GET /v1/status``, ``POST /v1/suspend``, ``GET /metrics``, ``GET /healthz``.
+
+    ``stalled``: why the run does not get on, or nothing.
+    """
+
+    def status(_: Request) -> Response:
+        body: dict[str, Any] = asdict(board.get())
+        body["stalled"] = stalled()
+        body["engines"] = [asdict(entry) for entry in engines()]
+        return JSONResponse(body)
+
+    async def suspend(request: Request) -> Response:
+        board.request_suspend(bool((await request.json())["suspend"]))
+        return JSONResponse({})
+
+    def metrics(_: Request) -> Response:
+        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+    return guarded(
+        [
+            Route("/healthz", lambda _: PlainTextResponse("ok")),
+            Route("/v1/status", status),
+            Route("/v1/suspend", suspend, methods=["POST"]),
+            Route("/metrics", metrics),
+        ]
+    )
+
+
+def serve_in_background(app: Starlette) -> None:
+    """Answer on all interfaces from a daemon thread."""
+    server = uvicorn.Server(uvicorn.Config(app, host="0.0.0.0", port=PORT, log_level="warning"))
+    threading.Thread(target=server.run, daemon=True, name="status").start()

@@ -1,0 +1,1 @@
+"""The gang of trainer ranks and the training of one batch."""

@@ -1,0 +1,1 @@
+"""When and over which path a weight version reaches the engines."""

@@ -1,0 +1,1 @@
+"""What runs in an engine's container besides SGLang: preparation, first process, plugins."""

@@ -1,0 +1,72 @@
+"""``python -m grpo_worker.rollout.sglang.prepare MODEL DIRECTORY``: what an engine's server starts from.
+
+That is config.json and the key to its control routes, which never leaves the pod; with ``--tokenizer`` the
+model's tokenizer too. With ``--turn URL`` the command ends when URL says that the GPUs are the engines'.
+"""
+
+import argparse
+import json
+import secrets
+import shutil
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from grpo_worker.model_files.config import PRESET, model_config
+from grpo_worker.model_files.names import FP8_CONFIG, TINY_TOKENIZER, TOKENIZER_FILES
+
+
+def main() -> None:
+    """Write the configuration of the model given first into the directory given second."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--fp8-block128", action="store_true", help="weights are FP8 with block scales")
+    parser.add_argument("--tokenizer", action="store_true", help="copy the tokenizer's files")
+    parser.add_argument("--turn", metavar="URL", help="wait until this answers 200")
+    args = parser.parse_args()
+    config = model_config(args.model)
+    if args.fp8_block128:
+        config["quantization_config"] = FP8_CONFIG
+    args.directory.mkdir(parents=True, exist_ok=True)
+    (args.directory / "config.json").write_text(json.dumps(config))
+    if args.tokenizer:
+        copy_tokenizer(args.model, args.directory)
+    key = args.directory / "admin-key"
+    if not key.exists():  # a restarted engine keeps the key that its agent knows
+        key.touch(mode=0o600)
+        key.write_text(secrets.token_hex(32))
+    if args.turn:
+        await_turn(args.turn)
+
+
+def copy_tokenizer(model: str, directory: Path) -> None:
+    """Copy the files of a model's tokenizer.
+
+    SGLang then reads ``tokenizer.json`` as it stands, whatever class its transformers would build, as the
+    controller does.
+    """
+    if model.startswith(PRESET):
+        shutil.copyfile(TINY_TOKENIZER, directory / "tokenizer.json")
+    else:
+        for name in TOKENIZER_FILES:
+            if (Path(model) / name).is_file():
+                shutil.copyfile(Path(model) / name, directory / name)
+    file = directory / "tokenizer_config.json"
+    config = json.loads(file.read_text()) if file.is_file() else {}
+    file.write_text(json.dumps(config | {"tokenizer_class": "PreTrainedTokenizerFast"}))
+
+
+def await_turn(url: str, pause: float = 0.5) -> None:
+    """Ask every ``pause`` seconds until the answer is 200."""
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, OSError):  # not yet, or the agent is not there yet
+            time.sleep(pause)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Process: sidecar of an engine. Fetches versions and installs them."""

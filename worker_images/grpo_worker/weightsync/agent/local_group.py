@@ -1,0 +1,53 @@
+"""The gloo group of an agent (rank 0, sender) and its engine's ranks."""
+
+import threading
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.distributed_c10d import PrefixStore
+
+from grpo_worker.weightsync.agent.engine_client import Engine
+from grpo_worker.weightsync.transport import torch_group
+
+
+class UpdateGroup:
+    """Process group over which one engine receives weights.
+
+    Both sides join by ``torch_group.join``; an engine without our plugin does by SGLang's
+    ``init_custom_process_group``, with which the store prefix and the group name must agree.
+    """
+
+    def __init__(self, engine: Engine, name: str, engine_ranks: int, timeout: float) -> None:
+        self.name = name
+        self.direct = False  # does the engine take direct loads?
+        world = engine_ranks + 1
+        limit = timedelta(seconds=timeout)
+        # Port 0: the store picks a free one, so a restarted agent never meets an old listener.
+        store = TCPStore("127.0.0.1", 0, world, True, limit, wait_for_workers=False)
+        failure: list[Exception] = []
+
+        def join() -> None:
+            try:
+                self.direct = engine.join_group("127.0.0.1", store.port, name, world)
+            except Exception as error:
+                failure.append(error)
+
+        thread = threading.Thread(target=join, daemon=True)
+        thread.start()
+        try:
+            self._group = torch_group.join(PrefixStore(name, store), name, 0, world, limit, "gloo")
+        finally:
+            thread.join(timeout)
+        if failure:
+            raise failure[0]
+        self._store = store
+
+    def send(self, flat: torch.Tensor) -> None:
+        """Broadcast one bucket (uint8, 1-D) to the engine's ranks."""
+        dist.broadcast(flat, src=0, group=self._group)
+
+    def close(self) -> None:
+        """Leave the group; the engine may be gone already."""
+        dist.destroy_process_group(self._group)

@@ -1,0 +1,1 @@
+"""What both ends agree on: manifests, tiling, transfer plan, byte ranges, digests. Pure."""

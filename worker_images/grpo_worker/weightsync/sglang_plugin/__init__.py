@@ -1,0 +1,1 @@
+"""Process: SGLang's scheduler. Writes received bytes into the model's parameters."""

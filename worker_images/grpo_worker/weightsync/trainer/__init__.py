@@ -1,0 +1,1 @@
+"""Process: trainer rank and its sidecar. Publishes and sends versions."""

@@ -1,0 +1,1 @@
+"""How bytes move: process groups, CUDA IPC, NIXL."""

@@ -1,0 +1,1 @@
+"""RDMA reads by NIXL."""

@@ -1,0 +1,70 @@
+"""Rollout side of NIXL: reads blobs out of other pods' memory into this one's."""
+
+import base64
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from grpo_worker.weightsync.transport.nixl.agent import NixlAgent, Offer, Region
+
+_LOOK_SECONDS = 0.0005
+
+
+class ReadError(RuntimeError):
+    """Not everything could be read; what was to be written must not be used."""
+
+
+class Importer:
+    """Reads many blobs at once, into the same memory as long as the caller keeps it. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._agent: NixlAgent | None = None
+        self._pinned: dict[int, tuple[torch.Tensor, Any]] = {}  # by rank
+
+    def read(self, offers: Mapping[int, Offer], into: Mapping[int, torch.Tensor], deadline: float) -> None:
+        """Read each rank's blob into its tensor (uint8 [nbytes]) until ``deadline`` of time.monotonic().
+
+        Raises ReadError, and has then ended everything that might still have written.
+        """
+        try:
+            if self._agent is None:
+                self._agent = NixlAgent()
+            for rank in [rank for rank in self._pinned if rank not in into]:
+                self._unpin(self._agent, rank)
+            reads = [self._begin(self._agent, rank, offer, into[rank]) for rank, offer in offers.items()]
+            self._wait(self._agent, reads, deadline)
+        except Exception as error:
+            self.close()
+            raise ReadError(repr(error)) from error
+
+    def close(self) -> None:
+        """Give memory and connections back; the next read begins anew."""
+        self._agent = None  # the library ends its transfers with the agent
+        self._pinned = {}
+
+    def _begin(self, agent: NixlAgent, rank: int, offer: Offer, to: torch.Tensor) -> Any:
+        if len(to) != offer.nbytes:
+            raise ValueError(f"rank {rank} offers {offer.nbytes} bytes, not {len(to)}")
+        known = self._pinned.get(rank)
+        region = Region(to.data_ptr(), len(to))
+        if known is None or known[0] is not to:
+            self._unpin(agent, rank)
+            self._pinned[rank] = to, agent.register(region)
+        peer = agent.meet(base64.b64decode(offer.metadata))
+        return agent.begin_read(peer, offer.region, region)
+
+    def _unpin(self, agent: NixlAgent, rank: int) -> None:
+        known = self._pinned.pop(rank, None)
+        if known is not None:
+            agent.deregister(known[1])
+
+    @staticmethod
+    def _wait(agent: NixlAgent, reads: list[Any], deadline: float) -> None:
+        for handle in reads:
+            while not agent.finished(handle):
+                if time.monotonic() > deadline:
+                    raise TimeoutError("not within the time limit")
+                time.sleep(_LOOK_SECONDS)
+            agent.release(handle)
