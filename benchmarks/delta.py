@@ -22,7 +22,7 @@ import torch
 from prometheus_client import REGISTRY
 
 from grpo_devcluster.results import record
-from grpo_worker.weightsync.agent.fetcher import Puller, PullError
+from grpo_worker.weightsync.agent.fetcher import Fetcher, FetchError
 from grpo_worker.weightsync.trainer.publisher import publish
 from grpo_worker.weightsync.transport.nixl.importer import Importer
 
@@ -66,9 +66,9 @@ def agent(weights: Path) -> Iterator[dict[int, str]]:
         deadline = time.monotonic() + 60
         while True:
             try:
-                Puller(5).manifests(sources, 1)
+                Fetcher(5).manifests(sources, 1)
                 break
-            except PullError:
+            except FetchError:
                 assert time.monotonic() < deadline, "the agent does not answer"
                 time.sleep(0.5)
         yield sources
@@ -86,10 +86,10 @@ def next_version(tensor: torch.Tensor, seed: int) -> torch.Tensor:
     return words.view(torch.bfloat16)
 
 
-def pull(puller: Puller, sources: dict[int, str], version: int) -> float:
+def pull(fetcher: Fetcher, sources: dict[int, str], version: int) -> float:
     """Seconds until the version is here, and checked."""
     started = time.monotonic()
-    puller.blobs(sources, puller.manifests(sources, version))
+    fetcher.blobs(sources, fetcher.manifests(sources, version))
     return time.monotonic() - started
 
 
@@ -109,18 +109,18 @@ def measure(weights: Path) -> dict[str, float]:
     for each in (root, other):
         published(each, 1, tensor, False)
     with line(), agent(root) as sources:
-        pullers = {"full": Puller(300), "delta": Puller(300, deltas=True)}
-        pullers["nixl"] = Puller(300, importer=Importer())
-        for puller in pullers.values():
-            pull(puller, sources, 1)
+        pullers = {"full": Fetcher(300), "delta": Fetcher(300, deltas=True)}
+        pullers["nixl"] = Fetcher(300, importer=Importer())
+        for fetcher in pullers.values():
+            pull(fetcher, sources, 1)
         for version in range(2, 3 + ROUNDS):
             tensor = next_version(tensor, version)
             seconds["publish"].append(published(other, version, tensor, False))
             seconds["publish_delta"].append(published(root, version, tensor, True))
-            for name, puller in pullers.items():
-                seconds[name].append(pull(puller, sources, version))
-                received[name] = puller.received
-            blobs = [puller._blobs[0] for puller in pullers.values()]
+            for name, fetcher in pullers.items():
+                seconds[name].append(pull(fetcher, sources, version))
+                received[name] = fetcher.received
+            blobs = [fetcher._blobs[0] for fetcher in pullers.values()]
             assert all(torch.equal(blobs[0], blob) for blob in blobs)
     assert REGISTRY.get_sample_value("grpo_weight_nixl_reads_total", {"outcome": "fallback"}) == 0
     # The first compiles.

@@ -26,13 +26,12 @@ from grpo_devcluster.paths import JOB_DATA, KUBECONFIG, REPO
 from grpo_devcluster.report import GAP, load
 from grpo_devcluster.results import RESULTS, record
 
-sys.path.insert(0, str(REPO / "tests" / "support"))
-sys.path.insert(0, str(REPO / "tests" / "worker"))
+sys.path.insert(0, str(REPO / "tests"))
 
-import own_model
-import published
-import ranks
-import sglang_server
+from support import sglang_server
+from support.published_models import directory as published
+from support.published_models import job as own_model
+from support.ranks.launcher import run as run_on_ranks
 
 ROOT = JOB_DATA / "own-models"
 STAGES = {"pipeline": 2}
@@ -135,7 +134,7 @@ def _round_trip() -> float:
 def _difference(model: str) -> float:
     with tempfile.TemporaryDirectory() as root:
         arguments = {"root": root, "model": model, "layout": STAGES, "source": None}
-        found = ranks.run("export_cases:round_trip", 2, **arguments)
+        found = run_on_ranks("export_cases:round_trip", 2, **arguments)
     if not all(rank["reloaded"] for rank in found):
         raise AssertionError(f"{model}: the export holds other weights")
     return float(max(rank["difference"] for rank in found if rank["difference"] is not None))

@@ -30,8 +30,8 @@ from grpo_operator.api.catalog.architectures import architecture
 from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.weightsync.agent.engine_client import Engine
 from grpo_worker.weightsync.agent.installer import Installer
-from grpo_worker.weightsync.agent.local_group import UpdateGroup
-from grpo_worker.weightsync.agent.staged_version import HostCopy, assemble
+from grpo_worker.weightsync.agent.local_group import LocalGroup
+from grpo_worker.weightsync.agent.staged_version import StagedVersion, assemble
 from grpo_worker.weightsync.protocol.tiling import make_plan
 from grpo_worker.weightsync.trainer.publisher import publish
 
@@ -57,7 +57,7 @@ def scheduler(engine: EngineProcess) -> psutil.Process:
     return max(children, key=lambda p: p.memory_info().rss)
 
 
-def host_copy(folder: Path, version: int) -> HostCopy:
+def host_copy(folder: Path, version: int) -> StagedVersion:
     """A version with random weights, as an agent holds it."""
     generator = torch.Generator().manual_seed(version)
     shapes = family_of(MODEL).shapes(MODEL)
@@ -71,11 +71,11 @@ def host_copy(folder: Path, version: int) -> HostCopy:
     return assemble(make_plan([manifest]), [manifest.digest], {0: blob}, BUCKET)
 
 
-def ours(engine: Engine, direct: bool) -> Callable[[HostCopy], dict[str, float]]:
+def ours(engine: Engine, direct: bool) -> Callable[[StagedVersion], dict[str, float]]:
     """Updates by our agent's way into the engine."""
     installer = Installer("engine-0", engine, 1, 600)
 
-    def update(copy: HostCopy) -> dict[str, float]:
+    def update(copy: StagedVersion) -> dict[str, float]:
         with installer.updating(copy.plan.version):
             group = installer._joined()
             group.direct = group.direct and direct
@@ -85,9 +85,9 @@ def ours(engine: Engine, direct: bool) -> Callable[[HostCopy], dict[str, float]]
     return update
 
 
-def per_tensor(engine: Engine) -> Callable[[HostCopy], dict[str, float]]:
+def per_tensor(engine: Engine) -> Callable[[StagedVersion], dict[str, float]]:
     """The plain baseline: a broadcast for each tensor, a request for each bucket of names."""
-    group = UpdateGroup(engine, "per-tensor", 1, 600)
+    group = LocalGroup(engine, "per-tensor", 1, 600)
 
     def send(bucket: Any) -> None:
         start = 0
@@ -97,7 +97,7 @@ def per_tensor(engine: Engine) -> Callable[[HostCopy], dict[str, float]]:
             dist.broadcast(view, src=0, group=group._group)
             start += size
 
-    def update(copy: HostCopy) -> dict[str, float]:
+    def update(copy: StagedVersion) -> dict[str, float]:
         started = time.monotonic()
         engine.pause()
         engine.begin_update()
@@ -130,7 +130,7 @@ for _ in range(int(sys.argv[3])):
 """
 
 
-def raw(copy: HostCopy) -> float:
+def raw(copy: StagedVersion) -> float:
     """Seconds of a bare broadcast of the same bytes, in the same buckets, into memory that was touched."""
     store = dist.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
     arguments = [str(value) for value in (store.port, copy.nbytes, ROUNDS + 1, BUCKET)]

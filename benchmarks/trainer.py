@@ -14,11 +14,12 @@ from typing import Any
 from grpo_devcluster.paths import REPO
 from grpo_devcluster.results import RESULTS, record
 
-sys.path.insert(0, str(REPO / "tests" / "worker"))
+sys.path.insert(0, str(REPO / "tests"))
 
-import ranks
-from compare import largest_gap
 from test_fidelity import LAYOUTS
+
+from support.ranks.compare import largest_gap
+from support.ranks.launcher import run as run_on_ranks
 
 
 def main() -> None:
@@ -42,7 +43,9 @@ def _logits(model: str, world: int, layout: dict[str, int]) -> float:
     """Largest difference of any logit from transformers'."""
     with tempfile.TemporaryDirectory() as folder:
         root = str(Path(folder) / "hf")
-        found = ranks.run("fidelity_cases:against_transformers", world, root=root, model=model, layout=layout)
+        found = run_on_ranks(
+            "fidelity_cases:against_transformers", world, root=root, model=model, layout=layout
+        )
     return max(float(rank["difference"]) for rank in found if rank["difference"] is not None)
 
 
@@ -52,8 +55,8 @@ def _gradients() -> float:
     worst = 0.0
     for model, world, layout in LAYOUTS.values():
         if model not in one:
-            one[model] = ranks.run("fidelity_cases:gradients", 1, model=model, layout={})[0]
-        for found in ranks.run("fidelity_cases:gradients", world, model=model, layout=layout):
+            one[model] = run_on_ranks("fidelity_cases:gradients", 1, model=model, layout={})[0]
+        for found in run_on_ranks("fidelity_cases:gradients", world, model=model, layout=layout):
             worst = max(worst, largest_gap(found, one[model])[0])
     return worst
 

@@ -32,7 +32,7 @@ from grpo_operator.api.catalog.architectures import architecture
 from grpo_worker.weightsync.agent.agent import Agent
 from grpo_worker.weightsync.agent.engine_client import Engine
 from grpo_worker.weightsync.protocol.direct_load import LINK
-from grpo_worker.weightsync.protocol.group_offer import LinkOffer, shipment_of
+from grpo_worker.weightsync.protocol.group_offer import GroupOffer, transfer_plan_of
 from grpo_worker.weightsync.transport.factory import IPC
 
 ROUNDS = 6
@@ -123,8 +123,8 @@ class Link:
         self.name, world = f"{LINK}{trainers}-bench{number}", trainers + len(self.case.engine)
         layouts, port = self.ranks.all("layout"), self.ranks.ask(0, "listen", self.name).result()
         backend = self.case.transport if torch.cuda.is_available() else "gloo"
-        plan_id = shipment_of(layouts, self.bucket).plan_id
-        offer = LinkOffer(self.name, "127.0.0.1", port, world, trainers, backend, layouts, plan_id)
+        plan_id = transfer_plan_of(layouts, self.bucket).plan_id
+        offer = GroupOffer(self.name, "127.0.0.1", port, world, trainers, backend, layouts, plan_id)
         with ThreadPoolExecutor(1) as thread:
             joining = thread.submit(self.agent.join, "bench", offer)
             place = self.name, "127.0.0.1", port, world, layouts, self.bucket, plan_id, backend
@@ -151,10 +151,10 @@ class Link:
         found["rounds"] += [self.version(version) for version in range(2, ROUNDS + 2)]
         found["same_as_first"] = engine.checksum() == first
         assert self.agent._link is not None
-        shipment = self.agent._link.shipment
-        found |= {"bytes": shipment.nbytes, "tensors": len(shipment.tensors)}
+        transfer_plan = self.agent._link.transfer_plan
+        found |= {"bytes": transfer_plan.nbytes, "tensors": len(transfer_plan.tensors)}
         found["trainer_extra_bytes"] = max(self.ranks.all("extra_bytes"))
-        return found | {"told": self.agent._installer.told, "buckets": len(shipment.buckets)}
+        return found | {"told": self.agent._installer.told, "buckets": len(transfer_plan.buckets)}
 
     def stall(self, server: EngineProcess, patience: float) -> dict[str, Any]:
         """The engine stands still: how long do the ranks wait, and are all well again afterwards?"""
@@ -184,7 +184,7 @@ class Link:
 
 def _raw(ranks: Processes, case: Case, bucket: int, cpu: bool) -> float:
     """A bare broadcast of the same bytes between the same GPUs."""
-    nbytes = shipment_of(ranks.all("layout"), bucket).nbytes
+    nbytes = transfer_plan_of(ranks.all("layout"), bucket).nbytes
     others = [gpu for gpu in case.engine if cpu or gpu != case.trainers[0]]
     world = 1 + len(others)
     store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)

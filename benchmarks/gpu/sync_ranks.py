@@ -18,7 +18,7 @@ from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.quantization.fp8 import Part, quantised_parts
 from grpo_worker.weightsync.agent.engine_client import Engine
 from grpo_worker.weightsync.protocol.tiling import TensorPlan
-from grpo_worker.weightsync.trainer.endpoint import TrainerEnd
+from grpo_worker.weightsync.trainer.endpoint import TrainerEndpoint
 from grpo_worker.weightsync.transport import torch_group
 
 TIMEOUT = timedelta(seconds=120)
@@ -31,7 +31,7 @@ class Rank:
         self._device, self._fp8 = torch.device(device), fp8
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
-        self._end = TrainerEnd(rank, world, self._device)
+        self._end = TrainerEndpoint(rank, world, self._device)
         self._versions = [list(_parts(rank, world, self._device, model, seed)) for seed in (0, 1)]
         self._before = 0
 

@@ -70,8 +70,8 @@ def binary(name: str) -> Path:
     """Path of a component in the cache; build it with ``build_all`` first."""
     component = COMPONENTS[name]
     pins = MODULES / component.module
-    recipe = " ".join([component.package, *_flags(component)])
-    key = content_key((pins / "go.mod").read_bytes(), (pins / "go.sum").read_bytes(), recipe.encode())
+    copy_plan = " ".join([component.package, *_flags(component)])
+    key = content_key((pins / "go.mod").read_bytes(), (pins / "go.sum").read_bytes(), copy_plan.encode())
     return CACHE / "bin" / f"{name}-{key}"
 
 

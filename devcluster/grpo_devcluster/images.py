@@ -22,8 +22,8 @@ IMAGES = ("operator", "trainer", "rollout")
 def ensure_images() -> dict[str, str]:
     """Build and import what is missing; return image references by name."""
     wheel = build_wheel()
-    recipe = (_SUITE, _BASE_PACKAGES, driver_stub.SOURCE, _PATH, _SLEEP)
-    base_key = content_key(*(part.encode() for part in recipe))
+    copy_plan = (_SUITE, _BASE_PACKAGES, driver_stub.SOURCE, _PATH, _SLEEP)
+    base_key = content_key(*(part.encode() for part in copy_plan))
     references = {name: f"localhost/grpo-{name}:{_key(name, wheel, base_key)}" for name in IMAGES}
     have = ctr("images", "list", "-q")[1].split()
     missing = [name for name, reference in references.items() if reference not in have]

@@ -1,5 +1,7 @@
 """One devcluster with the operator for all end-to-end tests, and the runs that they compare."""
 
+from support.jobs import ENDED, STEPS, Start, apply, store_of
+
 import copy
 import subprocess
 from collections.abc import Callable, Iterator
@@ -14,8 +16,6 @@ from grpo_devcluster.follow import JobView
 from grpo_devcluster.install import devcluster_values, install_operator
 from grpo_devcluster.paths import JOB_DATA, KUBECONFIG, REPO
 
-ENDED = frozenset({"Succeeded", "Failed"})
-STEPS = 112
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,6 @@ def kubeconfig() -> Iterator[Path]:
     cluster.down()
 
 
-Start = Callable[..., JobView]
 
 
 @pytest.fixture(scope="session")
@@ -48,19 +47,8 @@ def start(kubeconfig: Path) -> Start:
     return begin
 
 
-def apply(kubeconfig: Path, text: str, *arguments: str) -> str:
-    """kubectl with a manifest on standard input."""
-    from grpo_devcluster.gobuild import binary
-
-    command = [str(binary("kubectl")), f"--kubeconfig={kubeconfig}", *arguments]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
-def store_of(job: JobView) -> Path:
-    """The job's folder of checkpoints and metrics on this machine."""
-    return JOB_DATA / f"{job.namespace}-{job.name}-{job.get()['metadata']['uid'][:8]}"
 
 
 @pytest.fixture(scope="session")

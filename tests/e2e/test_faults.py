@@ -6,8 +6,13 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from conftest import ENDED, STEPS, Start, store_of
-from faults import (
+from support.jobs import ENDED, STEPS, Start, store_of
+
+from grpo_devcluster.follow import JobView
+from grpo_devcluster.install import NAMESPACE
+from grpo_devcluster.report import load
+from grpo_devcluster.results import record
+from support.faults import (
     agent,
     cut_off,
     kill_container,
@@ -20,11 +25,6 @@ from faults import (
     until,
     wait_step,
 )  # fmt: skip
-
-from grpo_devcluster.follow import JobView
-from grpo_devcluster.install import NAMESPACE
-from grpo_devcluster.report import load
-from grpo_devcluster.results import record
 
 
 @pytest.fixture(scope="module")

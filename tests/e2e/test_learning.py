@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from conftest import ENDED, STEPS, Start, store_of
-from faults import step_of, until, wait_step
+from support.jobs import ENDED, STEPS, Start, store_of
 from prometheus_client.parser import text_string_to_metric_families
 
 from grpo_devcluster.paths import JOB_DATA
 from grpo_devcluster.report import GAP, load, summarise
 from grpo_worker.megatron.conversion.readers import SafetensorsWeights, SeededWeights
 from grpo_worker.megatron.families.registry import family_of
+from support.faults import step_of, until, wait_step
 
 GAP_BOUND = 1e-4  # fp32 on both sides; measured 3e-7
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from conftest import ENDED, Start, store_of
+from support.jobs import ENDED, Start, store_of
 from safetensors import safe_open
 
 from grpo_devcluster.paths import JOB_DATA, REPO

@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import own_model
 import pytest
-from conftest import Start
-from faults import until
+from support.jobs import Start
 
 from grpo_devcluster.paths import JOB_DATA
 from grpo_devcluster.results import record
+from support.faults import until
+from support.published_models import job as own_model
 
 ROOT = JOB_DATA / "named-errors"
 # Seconds from the start of the controller's pod. The recorded figure is at most 30; in a run of all tests the

@@ -5,19 +5,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-import own_model
 import pytest
-import sglang_server
 import torch
-from conftest import ENDED, Start, store_of
-from faults import until
-from stand_in_hub import StandInHub
+from support.jobs import ENDED, Start, store_of
 from transformers import AutoModelForCausalLM
 
 from grpo_devcluster.paths import JOB_DATA
 from grpo_devcluster.report import GAP, load
 from grpo_devcluster.settings import GATEWAY
 from grpo_worker.data.tokenizer import load_tokenizer
+from support import sglang_server
+from support.faults import until
+from support.published_models import job as own_model
+from support.stand_in_hub import StandInHub
 
 ROOT = JOB_DATA / "own"
 PROMPT = "Mara packs 6 boxes."

@@ -13,14 +13,14 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from conftest import ENDED, Start, apply, store_of
-from faults import AGENT_PORT, agent, report, step_of, uids, until, wait_step
+from support.jobs import ENDED, Start, apply, store_of
 
 from grpo_devcluster.addons import kubectl
 from grpo_devcluster.follow import JobView
 from grpo_devcluster.gobuild import binary
 from grpo_devcluster.install import CHART, NAMESPACE
 from grpo_devcluster.paths import REPO
+from support.faults import AGENT_PORT, agent, report, step_of, uids, until, wait_step
 
 LAST, SAMPLES = 32, 16
 REFERENCE = {"poolRef": {"name": "shared"}}

@@ -1,5 +1,7 @@
 """A real API server with KubeRay and KWOK, and the operator as a process; no node of its own."""
 
+from support.api_server import Api, Operator, until, POOL, WHOLE, running, lose_controller, manifests
+
 import json
 import subprocess
 import time
@@ -11,32 +13,15 @@ from typing import Any
 
 import pytest
 import yaml
-from fault_proxy import FaultProxy
 
 from grpo_devcluster import cluster
 from grpo_devcluster.fakenodes import fake_node
 from grpo_devcluster.gobuild import binary
 from grpo_devcluster.operator_process import install_crds, operator_process
 from grpo_devcluster.paths import KUBECONFIG, REPO
+from support.fault_proxy import FaultProxy
 
 
-class Api:
-    """kubectl against the test's API server."""
-
-    def run(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-        command = [str(binary("kubectl")), f"--kubeconfig={KUBECONFIG}", *arguments]
-        return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
-
-    def ok(self, *arguments: str, stdin: str | None = None) -> str:
-        done = self.run(*arguments, stdin=stdin)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def get(self, *arguments: str) -> dict[str, Any]:
-        return dict(json.loads(self.ok("get", *arguments, "-o", "json")))
-
-    def apply(self, manifest: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-        return self.run("apply", "-f", "-", stdin=yaml.safe_dump(manifest))
 
 
 @pytest.fixture(scope="session")
@@ -48,18 +33,6 @@ def api() -> Iterator[Api]:
     cluster.down()
 
 
-class Operator:
-    """The operator's process, which a test may replace."""
-
-    def __init__(self, directory: Path, stack: ExitStack) -> None:
-        self._directory = directory
-        self._stack = stack
-        self.process = stack.enter_context(operator_process(directory))
-
-    def restart(self) -> None:
-        self.process.terminate()
-        self.process.wait(20)
-        self.process = self._stack.enter_context(operator_process(self._directory))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -98,13 +71,6 @@ def tiny(api: Api, fake_nodes: Any) -> Iterator[dict[str, Any]]:
     until("nothing is left", lambda: not api.get(left)["items"], 90)
 
 
-def until(what: str, check: Callable[[], Any], timeout: float = 30) -> Any:
-    """Poll until true; the value. Raises AssertionError with ``what``."""
-    deadline = time.monotonic() + timeout
-    while not (value := check()):
-        assert time.monotonic() < deadline, f"not within {timeout:.0f} s: {what}"
-        time.sleep(0.2)
-    return value
 
 
 @pytest.fixture(scope="module")
@@ -115,23 +81,9 @@ def proxy(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultP
     made.stop()
 
 
-POOL = "rl.grpo.dev/pool"
-WHOLE = Counter({"head": 1, "controller": 1, "trainer": 2, "rollout": 2})
 
 
-def running(api: Api) -> Counter[str]:
-    """Number of running pods of each pool."""
-    items = api.get("pods")["items"]
-    return Counter(p["metadata"]["labels"][POOL] for p in items if p["status"].get("phase") == "Running")
 
 
-def lose_controller(api: Api, job: str) -> None:
-    """Leave the job without a running controller. KWOK's answers nobody, so a suspended job would
-    wait for its checkpoint for ever; without a controller there is nothing to wait for."""
-    nodes = api.ok("get", "nodes", "-o", "name").split()
-    api.ok("cordon", *(node.removeprefix("node/") for node in nodes))
-    api.ok("delete", "pod", "-l", f"rl.grpo.dev/job={job},{POOL}=controller")
 
 
-def manifests() -> list[Path]:
-    return sorted((REPO / "manifests").glob("*.yaml"))

@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 import pytest
-from conftest import Api, manifests, until
+from support.api_server import Api, manifests, until
 
 
 def _set(manifest: dict[str, Any], path: str, value: Any) -> None:

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import WHOLE, Api, running, until
-from fault_proxy import FaultProxy
+from support.api_server import WHOLE, Api, running, until
 
 from grpo_devcluster.operator_process import operator_process
+from support.fault_proxy import FaultProxy
 
 AWAY_SECONDS = 120
 

@@ -8,12 +8,12 @@ from urllib.parse import unquote
 
 import pytest
 import yaml
-from conftest import POOL, Api, until
-from fault_proxy import FaultProxy
+from support.api_server import POOL, Api, until
 
 from grpo_devcluster.gobuild import binary, build_all
 from grpo_devcluster.install import CHART
 from grpo_devcluster.operator_process import operator_process
+from support.fault_proxy import FaultProxy
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import WHOLE, Api, running, until
+from support.api_server import WHOLE, Api, running, until
 
 CHILDREN = {
     "configmap": "tiny-moe-job",

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import POOL, Api, running, until
+from support.api_server import POOL, Api, running, until
 
 from grpo_operator.plan.capacity.feasibility import GPU
 

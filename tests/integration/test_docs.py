@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import Api
+from support.api_server import Api
 
 from grpo_devcluster.paths import REPO
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import POOL, Api, Operator, until
+from support.api_server import POOL, Api, Operator, until
 
 SECRET = "grpo-agents"
 

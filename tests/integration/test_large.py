@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import POOL, Api, until
+from support.api_server import POOL, Api, until
 
 from grpo_devcluster.fakenodes import gpu_cluster, volume
 from grpo_devcluster.paths import REPO

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import Api
+from support.api_server import Api
 from kubernetes import client, config
 
 from grpo_devcluster.paths import KUBECONFIG

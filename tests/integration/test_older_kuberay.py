@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import WHOLE, Api, lose_controller, running, until
+from support.api_server import WHOLE, Api, lose_controller, running, until
 
 from grpo_devcluster import processes
 from grpo_devcluster.addons import start_kuberay

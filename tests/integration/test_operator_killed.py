@@ -5,10 +5,10 @@ import signal
 from typing import Any
 
 import pytest
-from conftest import Api, until
-from fault_proxy import FaultProxy
+from support.api_server import Api, until
 
 from grpo_devcluster.operator_process import operator_process
+from support.fault_proxy import FaultProxy
 
 KINDS = "configmaps,services,poddisruptionbudgets,networkpolicies,rolloutpools,rayclusters"
 

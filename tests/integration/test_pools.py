@@ -4,7 +4,7 @@ import json
 import time
 from typing import Any
 
-from conftest import POOL, Api, lose_controller, until
+from support.api_server import POOL, Api, lose_controller, until
 
 ENGINES = "rl.grpo.dev/rolloutpool=shared"
 

@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from conftest import POOL, WHOLE, Api, lose_controller, running, until
+from support.api_server import POOL, WHOLE, Api, lose_controller, running, until
 
 
 def test_apply_makes_one_ray_cluster_with_all_pools(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from conftest import Api
+from support.api_server import Api
 from kubernetes import config
 
 from grpo_devcluster.paths import KUBECONFIG

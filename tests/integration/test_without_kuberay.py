@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import WHOLE, Api, running, until
+from support.api_server import WHOLE, Api, running, until
 
 from grpo_devcluster.gobuild import module_directory
 from grpo_devcluster.operator_process import operator_process

@@ -5,10 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stand_in_hub import StandInHub
-
 from grpo_operator.api.v1alpha1.volumes import VolumeSpec
 from grpo_worker.volumes.fetched_volume import FetchedVolume
+from support.stand_in_hub import StandInHub
 
 FIELD = "spec.model.volume"
 FILES = {

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from engine_server import Server
+
+from support.engine_server import Server
 
 
 @pytest.fixture(scope="session")

@@ -9,14 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
-import ranks
-from engine_server import JOB, Server, generate, serve, serve_app, watch_until
-from weight_layouts import LAYOUTS, copy_version
 
 from grpo_worker.weightsync.agent import metrics
 from grpo_worker.weightsync.agent.agent import Agent
 from grpo_worker.weightsync.agent.http import rollout_application
 from grpo_worker.weightsync.agent.update import Phase, Update
+from support.engine_server import JOB, Server, generate, serve, serve_app, watch_until
+from support.ranks.launcher import run as run_on_ranks
+from support.weight_layouts import LAYOUTS, copy_version
 
 _POST = "import httpx, json, sys; print(httpx.post(sys.argv[1], json=json.loads(sys.argv[2]), timeout=60))"
 
@@ -49,7 +49,7 @@ class Pool:
 def pool(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Pool:
     root = tmp_path_factory.mktemp("coordinators")
     world, layout = LAYOUTS["TP2 EP2"]
-    ranks.run("weight_cases:publish_versions", world, root=str(root), layout=layout, versions=2)
+    run_on_ranks("weight_cases:publish_versions", world, root=str(root), layout=layout, versions=2)
     (root / "update-2" / "v2").rename(root / "update-1" / "v2")
     agent = Agent("engine-0", server.control(), 1, bucket_bytes=64 << 10, timeout=30, writer=JOB)
     watch_until(agent, "STALE", server)

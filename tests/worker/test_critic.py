@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
-import ranks
 import torch
-from compare import largest_gap
+
+from support.ranks.compare import largest_gap
+from support.ranks.launcher import run as run_on_ranks
 
 LAYOUTS = {
     "tp2-ep2": ("deepseek_v3", 2, {"tensor": 2, "expert": 2}, False),
@@ -19,7 +20,7 @@ LAYOUTS = {
 @pytest.fixture(scope="module")
 def one_rank() -> dict[str, dict[str, torch.Tensor]]:
     return {
-        model: ranks.run("critic_cases:gradients", 1, model=model, layout={})[0]
+        model: run_on_ranks("critic_cases:gradients", 1, model=model, layout={})[0]
         for model in ("deepseek_v3", "qwen3-tied")
     }
 
@@ -27,18 +28,18 @@ def one_rank() -> dict[str, dict[str, torch.Tensor]]:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_gradients_are_equal_in_every_layout(name: str, one_rank: dict[str, dict[str, torch.Tensor]]) -> None:
     model, world, layout, packed = LAYOUTS[name]
-    for found in ranks.run("critic_cases:gradients", world, model=model, layout=layout, packed=packed):
+    for found in run_on_ranks("critic_cases:gradients", world, model=model, layout=layout, packed=packed):
         assert "score.weight" in found
         assert largest_gap(found, one_rank[model]) < (1e-5,)
 
 
 def test_it_learns_what_the_tokens_say() -> None:
-    losses = ranks.run("critic_cases:learns", 2, layout={"tensor": 2, "expert": 2}, steps=12)[0]
+    losses = run_on_ranks("critic_cases:learns", 2, layout={"tensor": 2, "expert": 2}, steps=12)[0]
     assert losses[-1] < 0.5 * losses[0]
 
 
 def test_policy_critic_and_reference_resume_together(tmp_path: Path) -> None:
-    for undisturbed, resumed in ranks.run(
+    for undisturbed, resumed in run_on_ranks(
         "critic_cases:resumed", 2, root=str(tmp_path), layout={"tensor": 2, "expert": 2}
     ):
         assert resumed == undisturbed

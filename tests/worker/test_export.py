@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ranks
 import torch
 from safetensors import safe_open
-from tiny_models import tiny_model
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from transformers.utils.quantization_config import FineGrainedFP8Config
 
 from grpo_worker.model_files.names import FP8_CONFIG, TINY_TOKENIZER
+from support.ranks.launcher import run as run_on_ranks
+from support.tiny_models import tiny_model
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
 LAYOUTS: dict[str, tuple[str, dict[str, int]]] = {
@@ -48,7 +48,7 @@ def source(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_transformers_and_a_second_job_find_the_model(name: str, source: Path, tmp_path: Path) -> None:
     model, layout = LAYOUTS[name]
-    found = ranks.run(
+    found = run_on_ranks(
         "export_cases:round_trip",
         world_of(layout),
         root=str(tmp_path),
@@ -67,7 +67,7 @@ def test_transformers_and_a_second_job_find_the_model(name: str, source: Path, t
 @pytest.mark.parametrize("taken", [False, True])
 def test_config_names_the_next_token_layer_only_when_it_is_there(taken: bool, tmp_path: Path) -> None:
     arguments = {"model": "deepseek_v3", "layout": {"pipeline": 2}, "source": None, "next_tokens": taken}
-    found = ranks.run("export_cases:round_trip", 2, root=str(tmp_path), **arguments)
+    found = run_on_ranks("export_cases:round_trip", 2, root=str(tmp_path), **arguments)
     assert all(rank["reloaded"] for rank in found)
     assert max(rank["difference"] for rank in found if rank["difference"] is not None) <= 1e-5
     config, layers = _json(tmp_path / "first" / "config.json"), tiny_model("deepseek_v3")["num_hidden_layers"]
@@ -78,7 +78,7 @@ def test_config_names_the_next_token_layer_only_when_it_is_there(taken: bool, tm
 
 
 def test_a_preset_goes_home_with_its_tokenizer(tmp_path: Path) -> None:
-    ranks.run("export_cases:in_bf16", 1, root=str(tmp_path / "hf"))
+    run_on_ranks("export_cases:in_bf16", 1, root=str(tmp_path / "hf"))
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (1, 2, 0)
     text = "what is 12 + 7?"
@@ -104,7 +104,7 @@ def test_fp8_files_hold_the_blocks_of_whole_matrices(
     model: str, layout: dict[str, int], tmp_path: Path
 ) -> None:
     root = tmp_path / "hf"
-    for counts in ranks.run("export_cases:in_fp8", 2, root=str(root), model=model, layout=layout):
+    for counts in run_on_ranks("export_cases:in_fp8", 2, root=str(root), model=model, layout=layout):
         assert counts["otherwise"] == 0 and counts["quantised"] > 20 and counts["kept"] > 5
     index, tensors = _json(root / "model.safetensors.index.json"), _tensors(root)
     for name, tensor in tensors.items():
@@ -119,7 +119,7 @@ def test_fp8_files_hold_the_blocks_of_whole_matrices(
 def test_every_rank_fails_when_one_cannot_write(rank: int, tmp_path: Path) -> None:
     target = tmp_path / "export" / "step-00000001"
     layout = {"tensor": 2, "expert": 2}
-    for said in ranks.run("export_cases:with_a_full_disk", 2, root=str(target), layout=layout, rank=rank):
+    for said in run_on_ranks("export_cases:with_a_full_disk", 2, root=str(target), layout=layout, rank=rank):
         assert said.startswith(f"checkpoint.store: {target} was not exported: rank {rank} cannot write")
         assert "1 of 2 ranks" in said
     _is_whole(target, tiny_model("deepseek_v3"))
@@ -128,7 +128,7 @@ def test_every_rank_fails_when_one_cannot_write(rank: int, tmp_path: Path) -> No
 def test_a_slow_store_is_no_hang(tmp_path: Path) -> None:
     """Who waits for a rank that writes does so outside of collectives, which end the gang in the end."""
     layout = {"tensor": 2, "expert_tensor": 2}
-    looks, _ = ranks.run("export_cases:on_a_slow_store", 2, root=str(tmp_path / "hf"), layout=layout)
+    looks, _ = run_on_ranks("export_cases:on_a_slow_store", 2, root=str(tmp_path / "hf"), layout=layout)
     assert len(looks) > 3 and looks == [[]] * len(looks)
 
 

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
-import ranks
 import torch
-from compare import largest_gap
+
+from support.ranks.compare import largest_gap
+from support.ranks.launcher import run as run_on_ranks
 
 LAYOUTS: dict[str, tuple[str, int, dict[str, int]]] = {
     "deepseek-1": ("deepseek_v3", 1, {}),
@@ -36,8 +37,12 @@ PACKED = ["deepseek-1", "deepseek-tp2-pp2-ep2", "deepseek-pp2-vpp2", "qwen3-tp2-
 @EVERY
 def test_logits_equal_those_of_transformers_and_files_keep_every_bit(name: str, tmp_path: Path) -> None:
     model, world, layout = LAYOUTS[name]
-    found = ranks.run(
-        "fidelity_cases:against_transformers", world, root=str(tmp_path / "hf"), model=model, layout=layout
+    found = run_on_ranks(
+        "fidelity_cases:against_transformers",
+        world,
+        root=str(tmp_path / "hf"),
+        model=model,
+        layout=layout,
     )
     assert all(rank["bitwise"] and rank["reloaded"] for rank in found)
     differences = [rank["difference"] for rank in found if rank["difference"] is not None]
@@ -47,7 +52,7 @@ def test_logits_equal_those_of_transformers_and_files_keep_every_bit(name: str, 
 @pytest.mark.parametrize("name", PACKED)
 def test_packed_sequences_do_not_see_each_other(name: str, tmp_path: Path) -> None:
     model, world, layout = LAYOUTS[name]
-    found = ranks.run(
+    found = run_on_ranks(
         "fidelity_cases:against_transformers",
         world,
         root=str(tmp_path / "hf"),
@@ -60,7 +65,7 @@ def test_packed_sequences_do_not_see_each_other(name: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("model", ["deepseek_v3", "qwen3_moe"])
 def test_routers_choose_the_same_experts_for_1024_tokens(model: str, tmp_path: Path) -> None:
-    (found,) = ranks.run("fidelity_cases:routing", 1, root=str(tmp_path / "hf"), model=model)
+    (found,) = run_on_ranks("fidelity_cases:routing", 1, root=str(tmp_path / "hf"), model=model)
     assert found["equal"] == [True] * 3
     assert min(found["experts_used"]) > 1, "a router that uses one expert proves nothing"
 
@@ -68,7 +73,7 @@ def test_routers_choose_the_same_experts_for_1024_tokens(model: str, tmp_path: P
 @pytest.fixture(scope="module")
 def one_rank() -> dict[str, dict[str, torch.Tensor]]:
     return {
-        model: ranks.run("fidelity_cases:gradients", 1, model=model, layout={})[0]
+        model: run_on_ranks("fidelity_cases:gradients", 1, model=model, layout={})[0]
         for model in ("deepseek_v3", "qwen3", "qwen3-tied", "qwen3_moe")
     }
 
@@ -81,5 +86,5 @@ def test_gradients_of_a_grpo_step_are_equal_in_every_layout(
     name: str, packed: bool, one_rank: dict[str, dict[str, torch.Tensor]]
 ) -> None:
     model, world, layout = LAYOUTS[name]
-    for found in ranks.run("fidelity_cases:gradients", world, model=model, layout=layout, packed=packed):
+    for found in run_on_ranks("fidelity_cases:gradients", world, model=model, layout=layout, packed=packed):
         assert largest_gap(found, one_rank[model]) < (1e-5,)

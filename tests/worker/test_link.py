@@ -6,27 +6,27 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import partial_cases
 import psutil
 import pytest
-import ranks
 import torch
-from engine_server import JOB, Server, serve, watch_until
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore
-from weight_layouts import LAYOUTS, from_disk
 
 from grpo_worker.weightsync.agent.agent import Agent
 from grpo_worker.weightsync.agent.engine_client import EngineError
 from grpo_worker.weightsync.agent.installer import UpdateError
 from grpo_worker.weightsync.protocol.direct_load import AGENT, LINK
-from grpo_worker.weightsync.protocol.group_offer import LinkOffer, shipment_of
+from grpo_worker.weightsync.protocol.group_offer import GroupOffer, transfer_plan_of
 from grpo_worker.weightsync.protocol.manifest import layout
 from grpo_worker.weightsync.protocol.tiling import PlanError
 from grpo_worker.weightsync.transport import rendezvous
 from grpo_worker.weightsync.transport.factory import IPC
-from grpo_worker.weightsync.transport.process_group import Peers
-from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS, LinkError, give_up
+from grpo_worker.weightsync.transport.process_group import CollectiveGroup
+from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS, TransferError, give_up
+from support.engine_server import JOB, Server, serve, watch_until
+from support.ranks import partial_cases
+from support.ranks.launcher import run as run_on_ranks
+from support.weight_layouts import LAYOUTS, from_disk
 
 BUCKET = 64 << 10
 
@@ -47,9 +47,9 @@ class Trainers:
         arguments = {"root": str(root), "layout": layout, "versions": versions, "bucket": BUCKET} | more
         self._threads = ThreadPoolExecutor(1)
         self.result: Future[list[Any]] = self._threads.submit(
-            ranks.run, "weight_cases:send_versions", world, **arguments
+            run_on_ranks, "weight_cases:send_versions", world, **arguments
         )
-        self.offer = LinkOffer.from_json(json.loads(self._await("offer")))
+        self.offer = GroupOffer.from_json(json.loads(self._await("offer")))
 
     def ready(self, version: int) -> None:
         self._await(f"ready-{version}")
@@ -100,7 +100,7 @@ def test_a_link_of_another_plan_is_not_joined(agent: Agent) -> None:
     before = agent.status()
     one = layout(0, 1, [("w", (4,), 0, 0, torch.zeros(4))]).to_json()
     with pytest.raises(PlanError, match="the controller's is another"):
-        agent.join(JOB, LinkOffer("grpo-link-1-x", "127.0.0.1", 1, 2, 1, "gloo", [one], "another"))
+        agent.join(JOB, GroupOffer("grpo-link-1-x", "127.0.0.1", 1, 2, 1, "gloo", [one], "another"))
     assert agent.status() == before
 
 
@@ -164,11 +164,11 @@ def test_an_engine_that_stands_still_does_not_keep_the_trainers(server: Server, 
     assert_same_as_on_disk(server, tmp_path / "hf-2")
 
 
-def _engines_offer(store: TCPStore, name: str) -> LinkOffer:
+def _engines_offer(store: TCPStore, name: str) -> GroupOffer:
     """To a link of a trainer rank and the engine."""
     text = layout(0, 1, [("w", (4,), 0, 0, torch.zeros(4))]).to_json()
-    plan_id = shipment_of([text], BUCKET).plan_id
-    return LinkOffer(name, "127.0.0.1", store.port, 2, 1, "gloo", [text], plan_id)
+    plan_id = transfer_plan_of([text], BUCKET).plan_id
+    return GroupOffer(name, "127.0.0.1", store.port, 2, 1, "gloo", [text], plan_id)
 
 
 @pytest.mark.parametrize("how", ["nobody comes", "one comes and goes"])
@@ -190,13 +190,13 @@ def test_a_link_that_does_not_form_gives_the_engine_back(server: Server, tmp_pat
 def test_members_that_wait_give_up_together(monkeypatch: pytest.MonkeyPatch) -> None:
     store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     with ThreadPoolExecutor(1) as thread:
-        forming = thread.submit(Peers, store, f"{LINK}1-x", 0, 2, 1, torch.device("cpu"))
+        forming = thread.submit(CollectiveGroup, store, f"{LINK}1-x", 0, 2, 1, torch.device("cpu"))
         give_up(store, f"{LINK}1-x")
-        with pytest.raises(LinkError, match="another member gave up"):
+        with pytest.raises(TransferError, match="another member gave up"):
             forming.result(10)
     monkeypatch.setattr(rendezvous, "JOIN_SECONDS", 0.1)
-    with pytest.raises(LinkError, match=r"ranks \[1, 2\] did not come"):
-        Peers(store, f"{LINK}1-y", 0, 3, 1, torch.device("cpu"))
+    with pytest.raises(TransferError, match=r"ranks \[1, 2\] did not come"):
+        CollectiveGroup(store, f"{LINK}1-y", 0, 3, 1, torch.device("cpu"))
 
 
 def test_a_request_of_an_agent_that_is_gone_ends_at_once(server: Server) -> None:
@@ -212,7 +212,7 @@ def test_a_request_of_an_agent_that_is_gone_ends_at_once(server: Server) -> None
 def test_an_engine_of_two_ranks_gets_only_what_each_keeps(tmp_path: Path, backend: str) -> None:
     """Of the first version every byte, by which a rank learns what it takes; later its own experts alone."""
     arguments = {"root": str(tmp_path), "backend": backend, "count": 4, "moves_at": 4}
-    *trainers, first, second = ranks.run("partial_cases:versions", partial_cases.WORLD, 120, **arguments)
+    *trainers, first, second = run_on_ranks("partial_cases:versions", partial_cases.WORLD, 120, **arguments)
     assert trainers == [[""] * 5] * 2
     whole = sum(tensor.nbytes for tensor in partial_cases.tensors(1).values())
     for engine in (first, second):

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-import ranks
 import torch
 from safetensors.torch import save_file
 
 from grpo_worker.megatron.conversion.readers import SafetensorsWeights
 from grpo_worker.megatron.families.registry import expert_layers, family_of
+from support.ranks.launcher import run as run_on_ranks
 
 MIB = 2**20
 
@@ -17,7 +17,7 @@ MIB = 2**20
 def test_loading_takes_a_rank_no_more_than_its_shard_and_two_tensors(
     world: int, layout: dict[str, int], tmp_path: Path
 ) -> None:
-    for rank in ranks.run("loading_cases:peak", world, root=str(tmp_path), layout=layout):
+    for rank in run_on_ranks("loading_cases:peak", world, root=str(tmp_path), layout=layout):
         assert rank["taken"] <= rank["own"] + 2 * rank["largest"] + 8 * MIB, rank
 
 
@@ -64,7 +64,7 @@ def test_unknown_architectures_are_refused_with_the_known_ones() -> None:
 
 
 def test_a_routing_replay_needs_experts() -> None:
-    from tiny_models import tiny_model
+    from support.tiny_models import tiny_model
 
     assert expert_layers(tiny_model("qwen3_moe")).moe == (0, 2, 3)
     with pytest.raises(ValueError, match="a qwen3 model has no experts"):

@@ -6,35 +6,35 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ranks
 import torch
 
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.shape import ModelShape
+from support.ranks.launcher import run as run_on_ranks
 
 TP2_EP2 = {"tensor": 2, "expert": 2, "expert_tensor": 1}
 
 
 def test_training_steps_agree_between_layouts() -> None:
-    one = ranks.run("policy_cases:steps", 1, layout={}, count=3)[0]
-    for rank in ranks.run("policy_cases:steps", 2, layout=TP2_EP2, count=3):
+    one = run_on_ranks("policy_cases:steps", 1, layout={}, count=3)[0]
+    for rank in run_on_ranks("policy_cases:steps", 2, layout=TP2_EP2, count=3):
         for mine, reference in zip(rank, one, strict=True):
             for name, value in reference.items():
                 assert mine[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
 
 
 def test_recomputing_activations_changes_no_step() -> None:
-    kept = ranks.run("policy_cases:steps", 2, layout=TP2_EP2, count=2)
-    assert ranks.run("policy_cases:steps", 2, layout=TP2_EP2, count=2, recompute=True) == kept
+    kept = run_on_ranks("policy_cases:steps", 2, layout=TP2_EP2, count=2)
+    assert run_on_ranks("policy_cases:steps", 2, layout=TP2_EP2, count=2, recompute=True) == kept
 
 
 @pytest.mark.parametrize("layout", [TP2_EP2, {"pipeline": 2, "layers_in_first_stage": 1}], ids=str)
 def test_offloading_changes_no_bit_and_leaves_nothing_on_the_device(
     layout: dict[str, int], tmp_path: Path
 ) -> None:
-    plain = ranks.run("policy_cases:steps_and_weights", 2, layout=layout, count=3)
-    away = ranks.run("policy_cases:steps_offloaded", 2, root=str(tmp_path), layout=layout, count=2)
+    plain = run_on_ranks("policy_cases:steps_and_weights", 2, layout=layout, count=3)
+    away = run_on_ranks("policy_cases:steps_offloaded", 2, root=str(tmp_path), layout=layout, count=2)
     for found, expected in zip(away, plain, strict=True):
         assert found["history"] == expected["history"] and found["held"] == [0, 0, 0]
         assert found["again"] == [expected["history"][2:]] * 2, "from a checkpoint, and from a snapshot"
@@ -42,7 +42,7 @@ def test_offloading_changes_no_bit_and_leaves_nothing_on_the_device(
 
 
 def test_resume_from_an_asynchronous_checkpoint_is_bitwise(tmp_path: Path) -> None:
-    for rank in ranks.run("policy_cases:save_and_resume", 2, root=str(tmp_path), layout=TP2_EP2):
+    for rank in run_on_ranks("policy_cases:save_and_resume", 2, root=str(tmp_path), layout=TP2_EP2):
         assert rank["resumed"] == rank["undisturbed"]
         assert rank["weights_equal"]
     assert (tmp_path / "step-00000001" / "COMMITTED").is_file()
@@ -50,16 +50,16 @@ def test_resume_from_an_asynchronous_checkpoint_is_bitwise(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("layout", [TP2_EP2, {"pipeline": 2, "layers_in_first_stage": 1}, {"context": 2}])
 def test_resume_from_a_snapshot_is_bitwise(layout: dict[str, int], tmp_path: Path) -> None:
-    for rank in ranks.run("policy_cases:snapshot_and_resume", 2, root=str(tmp_path), layout=layout):
+    for rank in run_on_ranks("policy_cases:snapshot_and_resume", 2, root=str(tmp_path), layout=layout):
         assert rank["resumed"] == rank["undisturbed"]
         assert rank["weights_equal"]
 
 
 @pytest.mark.parametrize("layout", [TP2_EP2, {"pipeline": 2, "layers_in_first_stage": 1}, {"context": 2}])
 def test_figures_of_the_model_and_its_routers_are_those_of_all_ranks(layout: dict[str, int]) -> None:
-    ((active, expected),) = ranks.run("policy_cases:figures", 1, layout={})
+    ((active, expected),) = run_on_ranks("policy_cases:figures", 1, layout={})
     assert active == _active(architecture("tiny-moe"))
-    for found, routers in ranks.run("policy_cases:figures", 2, layout=layout):
+    for found, routers in run_on_ranks("policy_cases:figures", 2, layout=layout):
         assert found == active
         assert routers == pytest.approx(expected, rel=1e-4)
     assert {name: value for name, value in expected.items() if "dropped" in name} == pytest.approx(
@@ -95,8 +95,8 @@ RESHARD = {
 @pytest.mark.parametrize("name", RESHARD)
 def test_a_checkpoint_goes_on_in_another_layout_with_the_same_losses(name: str, tmp_path: Path) -> None:
     (before, saved), (after, loaded) = RESHARD[name]
-    expected = ranks.run("policy_cases:save", before, root=str(tmp_path), layout=saved)[0]
-    for rank in ranks.run("policy_cases:resume", after, root=str(tmp_path), layout=loaded):
+    expected = run_on_ranks("policy_cases:save", before, root=str(tmp_path), layout=saved)[0]
+    for rank in run_on_ranks("policy_cases:resume", after, root=str(tmp_path), layout=loaded):
         for mine, reference in zip(rank, expected, strict=True):
             for metric, value in reference.items():
                 assert mine[metric] == pytest.approx(value, rel=2e-5, abs=1e-6), metric

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-import ranks
 import torch
-from compare import largest_gap
 
 from grpo_worker.megatron.families.registry import family_of
+from support.ranks.compare import largest_gap
+from support.ranks.launcher import run as run_on_ranks
 
 LAYOUTS: dict[str, tuple[int, dict[str, int], bool]] = {
     "one": (1, {}, False),
@@ -25,7 +25,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, int], bool]] = {
 def test_guesses_equal_a_reference_and_files_keep_every_bit(name: str, tmp_path: Path) -> None:
     world, layout, packed = LAYOUTS[name]
     root = str(tmp_path / "hf")
-    found = ranks.run("next_token_cases:guesses", world, root=root, layout=layout, packed=packed)
+    found = run_on_ranks("mtp_cases:guesses", world, root=root, layout=layout, packed=packed)
     assert all(rank["bitwise"] for rank in found)
     differences = [rank["difference"] for rank in found if rank["difference"] is not None]
     assert differences and max(differences) < 1e-5
@@ -33,19 +33,19 @@ def test_guesses_equal_a_reference_and_files_keep_every_bit(name: str, tmp_path:
 
 @pytest.fixture(scope="module")
 def one_rank() -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = ranks.run("next_token_cases:gradients", 1, layout={})[0]
+    found: dict[str, torch.Tensor] = run_on_ranks("mtp_cases:gradients", 1, layout={})[0]
     return found
 
 
 @pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "one"])
 def test_gradients_are_equal_in_every_layout(name: str, one_rank: dict[str, torch.Tensor]) -> None:
     world, layout, packed = LAYOUTS[name]
-    for found in ranks.run("next_token_cases:gradients", world, layout=layout, packed=packed):
+    for found in run_on_ranks("mtp_cases:gradients", world, layout=layout, packed=packed):
         assert largest_gap(found, one_rank) < (1e-5,)
 
 
 def test_the_policy_learns_nothing_from_it(one_rank: dict[str, torch.Tensor]) -> None:
-    (without,) = ranks.run("next_token_cases:gradients", 1, layout={}, next_tokens=False)
+    (without,) = run_on_ranks("mtp_cases:gradients", 1, layout={}, next_tokens=False)
     assert set(without) < set(one_rank) and all(torch.equal(t, one_rank[n]) for n, t in without.items())
     added = {name: one_rank[name] for name in one_rank.keys() - without.keys()}
     assert all(gradient.abs().sum() > 0 for name, gradient in added.items() if ".experts." not in name)
@@ -53,7 +53,7 @@ def test_the_policy_learns_nothing_from_it(one_rank: dict[str, torch.Tensor]) ->
 
 @pytest.mark.parametrize("layout", [{"tensor": 2, "expert": 2}, {"pipeline": 2}], ids=str)
 def test_it_learns_and_comes_back_from_a_checkpoint(layout: dict[str, int], tmp_path: Path) -> None:
-    for found in ranks.run("next_token_cases:learns_and_resumes", 2, root=str(tmp_path), layout=layout):
+    for found in run_on_ranks("mtp_cases:learns_and_resumes", 2, root=str(tmp_path), layout=layout):
         losses = found["losses"]
         assert losses == sorted(losses, reverse=True) and losses[-1] < 0.95 * losses[0]
         assert found["again"]

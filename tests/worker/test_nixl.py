@@ -12,12 +12,12 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-from engine_server import cpu_seconds, free_port
 
-from grpo_worker.weightsync.agent.fetcher import Puller, PullError
+from grpo_worker.weightsync.agent.fetcher import Fetcher, FetchError
 from grpo_worker.weightsync.protocol.manifest import Manifest
 from grpo_worker.weightsync.trainer.publisher import publish
 from grpo_worker.weightsync.transport.nixl.importer import Importer, ReadError
+from support.engine_server import cpu_seconds, free_port
 
 RANKS, ROWS = 2, 1024
 os.environ["UCX_TLS"] = "tcp"  # on one host it would copy from process to process
@@ -75,9 +75,9 @@ def source(tmp_path: Path) -> Iterator[Source]:
     made.end()
 
 
-def _pull(puller: Puller, source: Source, version: int) -> dict[int, bytes]:
-    manifests = puller.manifests(source.urls(), version)
-    return {rank: bytes(blob.numpy()) for rank, blob in puller.blobs(source.urls(), manifests).items()}
+def _pull(fetcher: Fetcher, source: Source, version: int) -> dict[int, bytes]:
+    manifests = fetcher.manifests(source.urls(), version)
+    return {rank: bytes(blob.numpy()) for rank, blob in fetcher.blobs(source.urls(), manifests).items()}
 
 
 def _over_nixl(caplog: pytest.LogCaptureFixture) -> bool:
@@ -89,29 +89,29 @@ def _over_nixl(caplog: pytest.LogCaptureFixture) -> bool:
 
 def test_version_after_version_comes_as_over_http(source: Source, caplog: pytest.LogCaptureFixture) -> None:
     """The trainer writes the third version into the first one's memory; the fourth has another size."""
-    puller = Puller(30, importer=Importer())
+    fetcher = Fetcher(30, importer=Importer())
     for version, rows in ((1, ROWS), (2, ROWS), (3, ROWS), (4, ROWS // 2), (5, ROWS // 2)):
         source.publish(version, rows)
-        blobs = _pull(puller, source, version)
+        blobs = _pull(fetcher, source, version)
         assert _over_nixl(caplog)
-        assert blobs == _pull(Puller(30), source, version) and len(blobs) == RANKS
-        assert puller.received == sum(len(blob) for blob in blobs.values())
+        assert blobs == _pull(Fetcher(30), source, version) and len(blobs) == RANKS
+        assert fetcher.received == sum(len(blob) for blob in blobs.values())
 
 
 def test_what_is_held_already_is_not_read_again(source: Source) -> None:
-    puller = Puller(30, importer=Importer())
+    fetcher = Fetcher(30, importer=Importer())
     source.publish(1)
-    first = _pull(puller, source, 1)
-    assert _pull(puller, source, 1) == first and puller.received == 0
-    puller.forget()
-    assert _pull(puller, source, 1) == first and puller.received > 0
+    first = _pull(fetcher, source, 1)
+    assert _pull(fetcher, source, 1) == first and fetcher.received == 0
+    fetcher.forget()
+    assert _pull(fetcher, source, 1) == first and fetcher.received > 0
 
 
 def test_between_versions_both_ends_rest(source: Source) -> None:
     """NIXL's own thread would poll without a pause, a core at each end."""
-    puller = Puller(30, importer=Importer())
+    fetcher = Fetcher(30, importer=Importer())
     source.publish(1)
-    _pull(puller, source, 1)
+    _pull(fetcher, source, 1)
     ends = [source.process.pid, os.getpid()]
     before = cpu_seconds(ends)
     time.sleep(3)
@@ -119,21 +119,21 @@ def test_between_versions_both_ends_rest(source: Source) -> None:
 
 
 def test_memory_of_deleted_blobs_is_given_back(source: Source) -> None:
-    puller = Puller(30, importer=Importer())
+    fetcher = Fetcher(30, importer=Importer())
     for version in range(1, 7):  # each size is new, so no file is written over
         source.publish(version, ROWS + version)
-        _pull(puller, source, version)
+        _pull(fetcher, source, version)
     assert source.deleted() <= RANKS
 
 
 def test_a_source_that_was_replaced_is_met_anew(source: Source, caplog: pytest.LogCaptureFixture) -> None:
-    puller = Puller(30, importer=Importer())
+    fetcher = Fetcher(30, importer=Importer())
     source.publish(1)
-    _pull(puller, source, 1)
+    _pull(fetcher, source, 1)
     source.end()
     source.start()
     source.publish(2)
-    assert _pull(puller, source, 2) == _pull(Puller(30), source, 2) and _over_nixl(caplog)
+    assert _pull(fetcher, source, 2) == _pull(Fetcher(30), source, 2) and _over_nixl(caplog)
 
 
 def test_without_a_common_wire_the_blobs_come_over_http(
@@ -142,7 +142,7 @@ def test_without_a_common_wire_the_blobs_come_over_http(
     source = Source(tmp_path / "weights", UCX_TLS="self")
     try:
         source.publish(1)
-        assert _pull(Puller(30, importer=Importer()), source, 1) == _pull(Puller(30), source, 1)
+        assert _pull(Fetcher(30, importer=Importer()), source, 1) == _pull(Fetcher(30), source, 1)
         assert not _over_nixl(caplog)
     finally:
         source.end()
@@ -157,10 +157,10 @@ def test_a_source_that_falls_silent_ends_the_read_at_its_deadline(
     source: Source, fault: Callable[[Source], None]
 ) -> None:
     """Everything is agreed upon; then the source's process stands still, or is gone."""
-    importer, puller = Importer(), Puller(30)
+    importer, fetcher = Importer(), Fetcher(30)
     manifests = source.publish(1, 16 * ROWS)
     into = {rank: torch.zeros(m.blob_bytes, dtype=torch.uint8) for rank, m in manifests.items()}
-    offers = {rank: puller.offer(source.urls(), m) for rank, m in manifests.items()}
+    offers = {rank: fetcher.offer(source.urls(), m) for rank, m in manifests.items()}
     fault(source)
     started = time.monotonic()
     with pytest.raises(ReadError):
@@ -183,8 +183,8 @@ def test_a_flipped_bit_is_noticed_and_another_blob_never_taken_for_it(
         byte = handle.read(1)
         handle.seek(100)
         handle.write(bytes([byte[0] ^ 1]))
-    with pytest.raises(PullError, match="another digest"):
-        _pull(Puller(30, importer=Importer()), source, 1)
+    with pytest.raises(FetchError, match="another digest"):
+        _pull(Fetcher(30, importer=Importer()), source, 1)
 
 
 def test_a_process_with_an_agent_ends_well(tmp_path: Path) -> None:

@@ -1,25 +1,31 @@
 """The planner against Megatron-Core itself: what it accepts can be built, with those sizes."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ranks
 
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.training.memory import Workload, stage_memory
+from support.ranks.launcher import run as run_on_ranks
 
 CASES = 150
 
 
 def _ask(function: str, **arguments: Any) -> Any:
-    command = [sys.executable, "-W", "ignore", str(Path(__file__).parent / "planner_cases.py")]
-    done = subprocess.run([*command, function, json.dumps(arguments)], capture_output=True, check=True)
+    command = [sys.executable, "-W", "ignore", "-m", "support.ranks.planner_cases"]
+    done = subprocess.run(
+        [*command, function, json.dumps(arguments)],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        check=True,
+    )
     return json.loads(done.stdout)
 
 
@@ -56,7 +62,7 @@ def test_real_groups_have_the_sizes_of_the_layout() -> None:
         {"world": 8, "tensor": 4, "expert": 8},
         {"world": 8, "context": 8, "expert": 4},
     ]
-    for sizes in ranks.run("planner_cases:group_sizes", 8, layouts=layouts):
+    for sizes in run_on_ranks("planner_cases:group_sizes", 8, layouts=layouts):
         for fields, got in zip(layouts, sizes, strict=True):
             layout = Layout(**fields)
             assert got == [

@@ -1,9 +1,10 @@
 """Routing replay: the trainer takes the experts that it is told, on every axis."""
 
 import pytest
-import ranks
 import torch
-from compare import largest_gap
+
+from support.ranks.compare import largest_gap
+from support.ranks.launcher import run as run_on_ranks
 
 LAYOUTS = {
     "tp2-ep2": (2, {"tensor": 2, "expert": 2}, {}),
@@ -20,7 +21,7 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def one_rank() -> dict[str, torch.Tensor]:
-    return dict(ranks.run("fidelity_cases:replayed", 1, model="deepseek_v3", layout={})[0])
+    return dict(run_on_ranks("fidelity_cases:replayed", 1, model="deepseek_v3", layout={})[0])
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -28,13 +29,13 @@ def test_gradients_under_replay_are_equal_in_every_layout(
     name: str, one_rank: dict[str, torch.Tensor]
 ) -> None:
     world, layout, how = LAYOUTS[name]
-    for found in ranks.run("fidelity_cases:replayed", world, model="deepseek_v3", layout=layout, **how):
+    for found in run_on_ranks("fidelity_cases:replayed", world, model="deepseek_v3", layout=layout, **how):
         assert largest_gap(found, one_rank) < (1e-5,)
 
 
 @pytest.mark.parametrize("model", ["deepseek_v3", "qwen3_moe"])
 def test_the_routers_own_choice_replayed_changes_nothing_and_another_does(model: str) -> None:
-    own, same, other, agreed = ranks.run("fidelity_cases:own_choice_replayed", 1, model=model)[0]
+    own, same, other, agreed = run_on_ranks("fidelity_cases:own_choice_replayed", 1, model=model)[0]
     assert torch.allclose(own, same, atol=1e-6)  # the experts' outputs are summed in another order
     assert (own - other).abs().max() > 1e-3
     assert agreed == 1.0
@@ -43,7 +44,7 @@ def test_the_routers_own_choice_replayed_changes_nothing_and_another_does(model:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_agreement_of_routers_is_the_same_in_every_layout(name: str) -> None:
     world, layout, how = LAYOUTS[name]
-    (expected,) = ranks.run("fidelity_cases:agreement", 1, layout={})
+    (expected,) = run_on_ranks("fidelity_cases:agreement", 1, layout={})
     assert 0.3 < expected < 0.7, "drawn at random, about half of them agree by chance"
-    found = ranks.run("fidelity_cases:agreement", world, layout=layout, packed=how.get("packed", False))
+    found = run_on_ranks("fidelity_cases:agreement", world, layout=layout, packed=how.get("packed", False))
     assert found == pytest.approx([expected] * world, abs=1e-3)

@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-import ranks
 import torch
 from safetensors.torch import save_file
-from tiny_models import tiny_model
+
+from support.ranks.launcher import run as run_on_ranks
+from support.tiny_models import tiny_model
 
 CASES = {
     "deepseek-1-packed": ("deepseek_v3", 1, {}, True),
@@ -20,8 +21,13 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_scores_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     model, world, layout, packed = CASES[name]
-    found = ranks.run(
-        "reward_cases:scores", world, root=str(tmp_path / "judge"), model=model, layout=layout, packed=packed
+    found = run_on_ranks(
+        "reward_cases:scores",
+        world,
+        root=str(tmp_path / "judge"),
+        model=model,
+        layout=layout,
+        packed=packed,
     )
     for ours, theirs in found:
         assert ours.shape == theirs.shape and theirs.std() > 1e-3
@@ -42,5 +48,5 @@ def test_a_model_that_cannot_judge_is_refused(
     policy = tiny_model("qwen3")
     (tmp_path / "config.json").write_text(json.dumps(policy | {"vocab_size": vocabulary}))
     save_file(head, tmp_path / "model.safetensors")
-    (found,) = ranks.run("reward_cases:refusal", 1, root=str(tmp_path), model="qwen3")
+    (found,) = run_on_ranks("reward_cases:refusal", 1, root=str(tmp_path), model="qwen3")
     assert said in found

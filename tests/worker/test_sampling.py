@@ -10,10 +10,8 @@ from typing import Any
 import httpx
 import numpy as np
 import psutil
-import published
 import pytest
 import torch
-from engine_server import Server, free_port
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
@@ -24,6 +22,8 @@ from grpo_worker.rollout import client as client_module
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.routing import EngineEntry, EngineTable
 from grpo_worker.rollout.sampling import Sample, UnfitEngineError, sampling_params
+from support.engine_server import Server, free_port
+from support.published_models import directory as published
 
 VERSION = 7
 CONTEXT = 512

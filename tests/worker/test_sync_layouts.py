@@ -1,12 +1,12 @@
 """What the sync planner takes trainer ranks to hold is what real ranks hold."""
 
 import pytest
-import ranks
-from tiny_models import tiny_model
 
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.plan.planner.training.stages import stage_layers
 from grpo_worker.weightsync.planner.layouts import trainer_side
+from support.ranks.launcher import run as run_on_ranks
+from support.tiny_models import tiny_model
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_the_trainers_side_is_what_ranks_hold(world: int, sizes: dict[str, int])
     }
     real = {
         (*part, rank)
-        for rank, parts in enumerate(ranks.run("sync_cases:held", world, layout=sizes))
+        for rank, parts in enumerate(run_on_ranks("sync_cases:held", world, layout=sizes))
         for part in parts
     }
     assert planned == real

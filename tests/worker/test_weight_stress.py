@@ -14,20 +14,20 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-import ranks
 import torch
-from engine_server import JOB, URL, Server, generate, serve, watch_until
-from weight_layouts import LAYOUTS, copy_version, from_disk, rewrite
 
 from grpo_worker.weightsync.agent import installer
 from grpo_worker.weightsync.agent.agent import Agent
 from grpo_worker.weightsync.agent.engine_client import EngineError
-from grpo_worker.weightsync.agent.fetcher import Puller
+from grpo_worker.weightsync.agent.fetcher import Fetcher
 from grpo_worker.weightsync.agent.installer import UpdateError
-from grpo_worker.weightsync.agent.local_group import UpdateGroup
+from grpo_worker.weightsync.agent.local_group import LocalGroup
 from grpo_worker.weightsync.protocol.direct_load import DirectLoad
 from grpo_worker.weightsync.protocol.manifest import Manifest
 from grpo_worker.weightsync.trainer.publisher import publish
+from support.engine_server import JOB, URL, Server, generate, serve, watch_until
+from support.ranks.launcher import run as run_on_ranks
+from support.weight_layouts import LAYOUTS, copy_version, from_disk, rewrite
 
 VERSIONS = 3
 PROMPT = list(range(20, 60))
@@ -35,8 +35,8 @@ PROMPT = list(range(20, 60))
 
 def new_agent(server: Server, timeout: float = 30, deltas: bool = False) -> Agent:
     engine, bucket = server.control(timeout), 64 << 10
-    puller = Puller(timeout, deltas)
-    return Agent("engine-0", engine, 1, bucket_bytes=bucket, timeout=timeout, writer=JOB, puller=puller)
+    fetcher = Fetcher(timeout, deltas)
+    return Agent("engine-0", engine, 1, bucket_bytes=bucket, timeout=timeout, writer=JOB, fetcher=fetcher)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Version 1 of a TP2 x EP2 trainer."""
     root = tmp_path_factory.mktemp("versions")
     world, layout = LAYOUTS["TP2 EP2"]
-    ranks.run("weight_cases:publish_versions", world, root=str(root), layout=layout, versions=1)
+    run_on_ranks("weight_cases:publish_versions", world, root=str(root), layout=layout, versions=1)
     return root / "update-1"
 
 
@@ -70,7 +70,7 @@ def test_every_tensor_equals_the_exported_checkpoint_after_each_update(
     name = "TP2 EP2"
     world, layout = LAYOUTS[name]
     arguments = {"root": str(tmp_path), "layout": layout, "versions": VERSIONS}
-    ranks.run("weight_cases:publish_versions", world, **arguments)
+    run_on_ranks("weight_cases:publish_versions", world, **arguments)
     seen = set()
     for version in range(1, VERSIONS + 1):
         sources = serve(tmp_path / f"update-{version}", world)
@@ -197,16 +197,16 @@ def _same_as_with_all_bytes(
 @pytest.fixture
 def damaged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One bit of the third bucket flips on its way into the engine."""
-    original, count = UpdateGroup.send, [0]
+    original, count = LocalGroup.send, [0]
 
-    def send(self: UpdateGroup, flat: torch.Tensor) -> None:
+    def send(self: LocalGroup, flat: torch.Tensor) -> None:
         count[0] += 1
         if count[0] == 3:
             flat = flat.clone()
             flat[len(flat) // 2] ^= 1
         original(self, flat)
 
-    monkeypatch.setattr(UpdateGroup, "send", send)
+    monkeypatch.setattr(LocalGroup, "send", send)
     yield
     assert count[0] > 3, "there was no third bucket"
 
@@ -227,13 +227,13 @@ def test_a_plan_that_does_not_fit_is_refused(
     agent: Agent, sources: dict[int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent.sync(JOB, 1, sources)
-    original = installer.HostCopy.direct_load
+    original = installer.StagedVersion.direct_load
 
     def fewer(self: Any) -> DirectLoad:
         load = original(self)
         return DirectLoad(load.plan_id, load.counts[:-1], load.fingerprints[:-1])
 
-    monkeypatch.setattr(installer.HostCopy, "direct_load", fewer)
+    monkeypatch.setattr(installer.StagedVersion, "direct_load", fewer)
     with pytest.raises(UpdateError, match=r"transfer, bucket \d+ of \d+: .*buckets of \d+ tensors for"):
         agent.sync(JOB, 60, sources)
     assert agent.status()["state"] == "STALE"
@@ -245,19 +245,19 @@ def test_an_engine_that_stands_still_is_named_with_phase_and_bucket_and_comes_ba
     server: Server, sources: dict[int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Frozen in the middle of a transfer: the agent gives up at its deadline, and repairs it later."""
-    agent, original, stopped = new_agent(server, timeout=5), UpdateGroup.send, []
+    agent, original, stopped = new_agent(server, timeout=5), LocalGroup.send, []
     watch_until(agent, "STALE", server)
     agent.sync(JOB, 1, sources)
     processes = [p.pid for p in psutil.Process(server.process.pid).children(recursive=True)]
 
-    def send(self: UpdateGroup, flat: torch.Tensor) -> None:
+    def send(self: LocalGroup, flat: torch.Tensor) -> None:
         if not stopped:
             stopped.extend([server.process.pid, *processes])
             for pid in stopped:
                 os.kill(pid, signal.SIGSTOP)
         original(self, flat)
 
-    monkeypatch.setattr(UpdateGroup, "send", send)
+    monkeypatch.setattr(LocalGroup, "send", send)
     started = time.monotonic()
     with pytest.raises(UpdateError, match=r"engine-0: version 60, transfer, bucket \d+ of \d+: .*Timeout"):
         agent.sync(JOB, 60, sources)

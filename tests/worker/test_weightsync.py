@@ -8,9 +8,7 @@ import httpx
 import numpy as np
 import psutil
 import pytest
-import ranks
 import torch
-from engine_server import JOB, URL, Server, cpu_seconds, generate, serve, watch_until
 
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_worker.data.prompts import Prompt
@@ -19,6 +17,8 @@ from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.routing import EngineTable
 from grpo_worker.weightsync.agent.agent import Agent, WriterError
 from grpo_worker.weightsync.agent.installer import UpdateError
+from support.engine_server import JOB, URL, Server, cpu_seconds, generate, serve, watch_until
+from support.ranks.launcher import run as run_on_ranks
 
 LAYOUT = {"tensor": 2, "expert": 2, "expert_tensor": 1}
 
@@ -27,7 +27,7 @@ LAYOUT = {"tensor": 2, "expert": 2, "expert_tensor": 1}
 def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor, torch.Tensor]:
     """Two real trainer ranks publish version 3; their log-probs of a batch."""
     root = tmp_path_factory.mktemp("weights")
-    log_probs, ids = ranks.run("policy_cases:publish", 2, root=str(root), layout=LAYOUT)[0]
+    log_probs, ids = run_on_ranks("policy_cases:publish", 2, root=str(root), layout=LAYOUT)[0]
     return root, log_probs, ids
 
 
@@ -89,7 +89,7 @@ def test_the_engine_takes_the_trainers_experts_and_says_which(
         experts[row, : tokens - 1] = layers.decode(answer["meta_info"], ran)[: tokens - 1]
     assert len(np.unique(experts[:, : tokens - 1])) == 8, "all experts take part"
     arguments = {"layout": LAYOUT, "ids": ids[:rows].tolist(), "experts": experts.tolist()}
-    replayed = ranks.run("policy_cases:replay", 2, **arguments)[0]
+    replayed = run_on_ranks("policy_cases:replay", 2, **arguments)[0]
     assert torch.allclose(replayed[:, 1:], log_probs[:rows, 1:], atol=1e-5)
 
 
@@ -119,7 +119,7 @@ def test_an_answer_under_way_goes_on_with_new_weights_and_says_which_token_is_wh
     agent: Agent, sources: dict[int, str], tmp_path: Path
 ) -> None:
     agent.sync(JOB, 3, sources)
-    ranks.run("policy_cases:publish", 2, root=str(tmp_path), layout=LAYOUT, version=4, steps=3)
+    run_on_ranks("policy_cases:publish", 2, root=str(tmp_path), layout=LAYOUT, version=4, steps=3)
     newer = serve(tmp_path)
     prompt, length = list(range(10, 26)), 200
     how = {"max_new_tokens": length, "ignore_eos": True, "sampling_seed": 11, "temperature": 1.0}

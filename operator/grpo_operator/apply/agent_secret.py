@@ -15,7 +15,7 @@ _BYTES = 32
 _FRESH_SECONDS = 60.0  # a Secret that was replaced is noticed after this long
 
 
-class Keys:
+class AgentSecrets:
     """Keys by namespace. A namespace gets one when its first pods do; it stays until the namespace goes."""
 
     def __init__(self, kube: Kube) -> None:

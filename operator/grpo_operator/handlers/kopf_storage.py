@@ -9,7 +9,7 @@ from typing import Any
 import kopf
 
 
-class NoDiffs(kopf.DiffBaseStorage):
+class NullDiffBase(kopf.DiffBaseStorage):
     """No object's last handled state."""
 
     def build(self, **_: Any) -> Any:

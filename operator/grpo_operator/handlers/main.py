@@ -11,19 +11,19 @@ from kubernetes import client, config
 from prometheus_client import REGISTRY, start_http_server
 
 from grpo_operator.api.names import OWNER_LABELS, owner_in_labels, owner_of
-from grpo_operator.apply.agent_secret import Keys
+from grpo_operator.apply.agent_secret import AgentSecrets
 from grpo_operator.apply.writer import Writer
-from grpo_operator.handlers.kopf_storage import NoDiffs, NoProgress
+from grpo_operator.handlers.kopf_storage import NoProgress, NullDiffBase
 from grpo_operator.handlers.metrics import JobCollector
 from grpo_operator.handlers.reconcile_loop import Loop
-from grpo_operator.handlers.reconcilers.admission_round import Admissions
-from grpo_operator.handlers.reconcilers.context import Kit
-from grpo_operator.handlers.workqueue import Work
+from grpo_operator.handlers.reconcilers.admission_round import AdmissionRound
+from grpo_operator.handlers.reconcilers.context import ReconcileContext
+from grpo_operator.handlers.workqueue import WorkQueue
 from grpo_operator.kuberay_client.kube import Kube
 from grpo_operator.observe.cache import Cache, key_of
-from grpo_operator.observe.pod_client import PodProbe
-from grpo_operator.observe.pod_poller import Prober
-from grpo_operator.observe.prerequisites import Surroundings
+from grpo_operator.observe.pod_client import PodClient
+from grpo_operator.observe.pod_poller import PodPoller
+from grpo_operator.observe.prerequisites import Prerequisites
 from grpo_operator.observe.relist import Listing
 from grpo_operator.observe.watched_kinds import WATCHED, Watched
 from grpo_operator.plan.capacity.feasibility import room
@@ -35,7 +35,7 @@ METRICS_PORT = 9090
 PAGE = 100  # objects of a listing that are in memory at once, as they came
 
 cache = Cache()
-loop = Loop(cache, Work())
+loop = Loop(cache, WorkQueue())
 
 
 @kopf.on.startup()
@@ -49,7 +49,7 @@ async def startup(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
             settings.watching.label_selectors[kind.group, kind.version, kind.plural] = kind.label
     # A worker keeps its last event, whole, while it waits for another one of the same object.
     settings.queueing.idle_timeout = 0.1
-    settings.persistence.diffbase_storage = NoDiffs()
+    settings.persistence.diffbase_storage = NullDiffBase()
     settings.persistence.progress_storage = NoProgress()
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each event of each pod
     try:
@@ -59,16 +59,16 @@ async def startup(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
     chart = load_settings(SETTINGS_FILE)
     kube = Kube(client.ApiClient())
     writer = Writer(kube)
-    keys = Keys(kube)
-    memo.probe = PodProbe(keys)
-    memo.prober = Prober(cache, memo.probe, lambda owner: loop.mark([owner]))
-    kit = Kit(cache, writer, memo.probe, memo.prober, chart, Admissions(cache), keys)
+    keys = AgentSecrets(kube)
+    memo.probe = PodClient(keys)
+    memo.poller = PodPoller(cache, memo.probe, lambda owner: loop.mark([owner]))
+    context = ReconcileContext(cache, writer, memo.probe, memo.poller, chart, AdmissionRound(cache), keys)
     listing = Listing(kube, cache, chart.watch_namespaces)
     REGISTRY.register(JobCollector(cache))
     start_http_server(METRICS_PORT)
     memo.tasks = [
-        asyncio.create_task(loop.run(kit, listing)),
-        asyncio.create_task(loop.look_around(Surroundings(kube, cache))),
+        asyncio.create_task(loop.run(context, listing)),
+        asyncio.create_task(loop.look_around(Prerequisites(kube, cache))),
         asyncio.create_task(loop.forget_deleted(listing)),
     ]
     for task in memo.tasks:
@@ -87,7 +87,7 @@ async def cleanup(memo: Any, **_: Any) -> None:
     for task in memo.tasks:
         task.remove_done_callback(_die)
         task.cancel()
-    memo.prober.stop()
+    memo.poller.stop()
     await memo.probe.close()
 
 

@@ -13,13 +13,13 @@ from urllib3.exceptions import HTTPError
 
 from grpo_operator.api.names import Owner
 from grpo_operator.handlers.metrics import RECONCILE_SECONDS, RECONCILES
-from grpo_operator.handlers.reconcilers.context import Kit
+from grpo_operator.handlers.reconcilers.context import ReconcileContext
 from grpo_operator.handlers.reconcilers.grpojob import JobReconciler
 from grpo_operator.handlers.reconcilers.orphans import delete_orphans
 from grpo_operator.handlers.reconcilers.rolloutpool import PoolReconciler
-from grpo_operator.handlers.workqueue import Work
+from grpo_operator.handlers.workqueue import WorkQueue
 from grpo_operator.observe.cache import Cache
-from grpo_operator.observe.prerequisites import Surroundings
+from grpo_operator.observe.prerequisites import Prerequisites
 from grpo_operator.observe.relist import Listing
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ CONCURRENCY = 4  # more would only wait for the API server together
 class Loop:
     """Everything that runs beside the watches."""
 
-    def __init__(self, cache: Cache, work: Work) -> None:
+    def __init__(self, cache: Cache, work: WorkQueue) -> None:
         self._cache = cache
         self._work = work
         self._wake = asyncio.Event()
@@ -46,29 +46,29 @@ class Loop:
             self._work.mark(owner, time.monotonic())
         self._wake.set()
 
-    async def run(self, kit: Kit, listing: Listing) -> None:
+    async def run(self, context: ReconcileContext, listing: Listing) -> None:
         """Reconcile for ever, beginning when the cache is whole."""
         while not await _tried("listing", listing.wait_whole):  # noqa: ASYNC110 - it is no waiting
             await asyncio.sleep(LOOK_SECONDS)
         await self._looked.wait()
         _give_back_memory()
         log.info("the cache is whole: %d jobs", len(self._cache.jobs))
-        jobs, pools = JobReconciler(kit), PoolReconciler(kit)
+        jobs, pools = JobReconciler(context), PoolReconciler(context)
         while True:
-            kit.prober.start()
+            context.poller.start()
             self._work.forget_all_but(self._cache.owners())
             due = self._work.take(time.monotonic())
             if due:
-                kit.admissions.update()
+                context.admissions.update()
                 await asyncio.gather(*(self._one(jobs, pools, Owner(*key)) for key in due))
-            await _tried("orphans", lambda: delete_orphans(kit.cache, kit.writer))
+            await _tried("orphans", lambda: delete_orphans(context.cache, context.writer))
             if due:  # the first change of a burst was heeded at once; now its rest
                 await asyncio.sleep(BURST_SECONDS)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), LOOK_SECONDS)
             self._wake.clear()
 
-    async def look_around(self, surroundings: Surroundings) -> None:
+    async def look_around(self, surroundings: Prerequisites) -> None:
         """Jobs wait, and say why, while KubeRay is missing or too old, or the CRDs are."""
 
         async def look() -> None:

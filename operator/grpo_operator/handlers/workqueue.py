@@ -7,7 +7,7 @@ RESYNC_SECONDS = 15.0
 _LONGEST_WAIT = 30.0
 
 
-class Work:
+class WorkQueue:
     """Objects with the time at which they are due. Times are seconds of a monotonic clock."""
 
     def __init__(self) -> None:

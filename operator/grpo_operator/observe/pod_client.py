@@ -8,16 +8,16 @@ import aiohttp
 
 from grpo_operator.api import names
 from grpo_operator.api.names import AGENT_PORT, CONTROLLER_PORT
-from grpo_operator.apply.agent_secret import Keys
+from grpo_operator.apply.agent_secret import AgentSecrets
 from grpo_operator.plan.observed import first_hosts, of_pool
 
 _TIMEOUT = aiohttp.ClientTimeout(total=3)
 
 
-class PodProbe:
+class PodClient:
     """Asks pods by address. A pod that does not answer yields None: it is starting or gone."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: AgentSecrets) -> None:
         self._keys = keys
         self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from grpo_operator.api.names import Owner
 from grpo_operator.observe.cache import Cache
-from grpo_operator.observe.pod_client import PodProbe
+from grpo_operator.observe.pod_client import PodClient
 
 log = logging.getLogger(__name__)
 _LONGEST = 8.0  # seconds between two looks at a job none of whose pods answers
@@ -24,10 +24,10 @@ class Reports:
     agents: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-class Prober:
+class PodPoller:
     """One look at a job at a time; ``changed`` gets the job whose answers differ from the last."""
 
-    def __init__(self, cache: Cache, probe: PodProbe, changed: Callable[[Owner], None]) -> None:
+    def __init__(self, cache: Cache, probe: PodClient, changed: Callable[[Owner], None]) -> None:
         self._cache = cache
         self._probe = probe
         self._changed = changed

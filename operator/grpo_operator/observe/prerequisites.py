@@ -12,7 +12,7 @@ from grpo_operator.plan.compatibility.crds import lacking
 _AGAIN_SECONDS = 600.0
 
 
-class Surroundings:
+class Prerequisites:
     """Looks, and leaves what it found in the cache."""
 
     def __init__(self, kube: Kube, cache: Cache) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from grpo_operator.api.v1alpha1.data import DataSpec
 from grpo_worker.controller.config import JobConfig
 from grpo_worker.controller.model_files import ModelFiles, open_model
-from grpo_worker.controller.status.progress import Board
+from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.data.prompts import PromptSource
 from grpo_worker.data.tasks import SCHEME, PromptFormat, Task, open_gym
 from grpo_worker.data.tokenizer import TextTokenizer
@@ -29,7 +29,7 @@ class Inputs:
     reward: RewardManager
 
 
-def read_inputs(config: JobConfig, board: Board) -> Inputs:
+def read_inputs(config: JobConfig, board: ProgressBoard) -> Inputs:
     """Read what the job names, and tell the board.
 
     Raises ValueError or RewardError that says what is wrong.

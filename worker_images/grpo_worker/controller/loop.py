@@ -11,12 +11,12 @@ from grpo_operator.api.v1alpha1.status import Phase
 from grpo_worker.checkpointing.store import directory
 from grpo_worker.common.errors import one_line
 from grpo_worker.controller.generation.sample_ledger import SampleLedger
-from grpo_worker.controller.generation.scheduler import OneStepAhead, OnPolicy, Producer
+from grpo_worker.controller.generation.scheduler import OneStepAhead, OnPolicy, RolloutScheduler
 from grpo_worker.controller.generation.step_sampler import StepSampler
 from grpo_worker.controller.recovery.failures import FailureHandler
 from grpo_worker.controller.recovery.memory_tier import MemoryTier
 from grpo_worker.controller.recovery.run_record import Cause, SupersededError
-from grpo_worker.controller.status.progress import Board
+from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.training.batch_trainer import BatchTrainer
 from grpo_worker.controller.training.gang import CALL_TIMEOUT, Restored, TrainerGang
 from grpo_worker.controller.training.parity import ParityError, check_configs
@@ -42,7 +42,7 @@ class GrpoLoop:
     """Runs a job to its end, through restarts of the training gang."""
 
     def __init__(
-        self, spec: GRPOJobSpec, store: Path, board: Board, trainers: TrainerGang, pool: RolloutPool,
+        self, spec: GRPOJobSpec, store: Path, board: ProgressBoard, trainers: TrainerGang, pool: RolloutPool,
         client: RolloutClient, source: PromptSource, pad_id: int, reward: RewardManager,
         failures: FailureHandler,
     ) -> None:  # fmt: skip
@@ -55,7 +55,7 @@ class GrpoLoop:
         sampler = StepSampler(spec, source, client, reward)
         keep, every = spec.checkpoint.keep, spec.checkpoint.every_steps
         ahead = OneStepAhead(sampler, store / "pending", keep, every, spec.staleness.partial_rollouts)
-        self._producer: Producer = ahead if spec.staleness.max_version_lag else OnPolicy(sampler)
+        self._producer: RolloutScheduler = ahead if spec.staleness.max_version_lag else OnPolicy(sampler)
         self._reward = reward
         self._training = BatchTrainer(spec, trainers)
         self._weights = WeightSender(trainers, pool, spec)

@@ -13,7 +13,7 @@ from grpo_worker.controller.config import JobConfig, load_job_config
 from grpo_worker.controller.inputs import read_inputs
 from grpo_worker.controller.recovery.failures import FailureHandler
 from grpo_worker.controller.recovery.run_record import Cause, RunRecord
-from grpo_worker.controller.status.progress import Board
+from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.status.server import application, serve_in_background
 from grpo_worker.megatron.families.registry import expert_layers
 from grpo_worker.rewards.verifiers import RewardError
@@ -34,7 +34,7 @@ def main() -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     config = load_job_config()
     spec = config.spec
-    board = Board()
+    board = ProgressBoard()
     timeout = spec.weight_sync.timeout_seconds
     pool = RolloutPool(config.rollout_service, config.min_available, timeout, config.writer, config.fp8)
     client = RolloutClient(
@@ -51,7 +51,7 @@ def main() -> None:
     signal.pause()
 
 
-def run(config: JobConfig, board: Board, build: "Callable[[FailureHandler], GrpoLoop]") -> None:
+def run(config: JobConfig, board: ProgressBoard, build: "Callable[[FailureHandler], GrpoLoop]") -> None:
     """Build the loop and run it. Wrong files and fields end the job at once; other failures are counted, and
     tried again."""
     config.store.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,11 @@ def run(config: JobConfig, board: Board, build: "Callable[[FailureHandler], Grpo
 
 
 def build_loop(
-    config: JobConfig, board: Board, pool: RolloutPool, client: RolloutClient, failures: FailureHandler
+    config: JobConfig,
+    board: ProgressBoard,
+    pool: RolloutPool,
+    client: RolloutClient,
+    failures: FailureHandler,
 ) -> "GrpoLoop":
     """Read what the job names, join the Ray cluster, and wire the loop.
 

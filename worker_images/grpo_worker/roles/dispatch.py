@@ -111,7 +111,7 @@ def dispatch_mode(function: Callable[..., Any]) -> Dispatch | None:
     return mode if isinstance(mode, Dispatch) else None
 
 
-class Deal:
+class BatchPartition:
     """One batch dealt out to ranks: equally many rows each, of about equal length in sum.
 
     Rows that are lacking for an even split are filled up with copies of the first ones, whose loss

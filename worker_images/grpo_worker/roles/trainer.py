@@ -19,7 +19,7 @@ from grpo_worker.metrics.flops import ModelFlops, attention_width
 from grpo_worker.profiling.hang import Position, position, write_flight_record
 from grpo_worker.roles.dispatch import Dispatch, RankInfo, register
 from grpo_worker.roles.weight_sync import WEIGHTS, WeightMethods
-from grpo_worker.weightsync.trainer.endpoint import TrainerEnd
+from grpo_worker.weightsync.trainer.endpoint import TrainerEndpoint
 
 SNAPSHOTS = WEIGHTS / "snapshots"
 COLLECTIVE_TIMEOUT = timedelta(minutes=5)
@@ -97,7 +97,7 @@ class TrainerWorker(WeightMethods):
         self._spec, self._hf = spec, config["hf"]
         layout = spec.trainer.parallelism.layout(world)
         initialize_parallel(layout, spec.seed)
-        self._link = TrainerEnd(rank, world, device())
+        self._link = TrainerEndpoint(rank, world, device())
         trainer, algorithm = spec.trainer, spec.algorithm
         setup = ModelSetup(
             config["hf"],

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from grpo_worker.quantization.fp8 import Part
 from grpo_worker.roles.dispatch import Dispatch, register
-from grpo_worker.weightsync.trainer.endpoint import TrainerEnd
+from grpo_worker.weightsync.trainer.endpoint import TrainerEndpoint
 
 if TYPE_CHECKING:
     from grpo_worker.megatron.training.policy import PolicyModel
@@ -20,7 +20,7 @@ class WeightMethods:
     _rank: int
     _world: int
     _policy: "PolicyModel"
-    _link: TrainerEnd
+    _link: TrainerEndpoint
 
     @register(Dispatch.ONE_TO_ALL)
     def publish_weights(self, version: int, fp8: bool, deltas: bool) -> str:

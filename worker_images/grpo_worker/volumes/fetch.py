@@ -16,7 +16,7 @@ from pathlib import Path
 from grpo_operator.api.v1alpha1.status import Phase
 from grpo_operator.api.v1alpha1.volumes import CredentialSpec, VolumeSpec
 from grpo_worker.controller.config import JobConfig, load_job_config
-from grpo_worker.controller.status.progress import Board
+from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.status.server import application, serve_in_background
 from grpo_worker.volumes.fetched_volume import FetchedVolume
 from grpo_worker.volumes.remote.errors import PermanentFetchError
@@ -34,7 +34,7 @@ def main() -> None:
     """Fetch, and end; or say what is wrong until stopped."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    board = Board()
+    board = ProgressBoard()
     config = load_job_config()
     serve_in_background(application(board, list))
     try:
@@ -52,7 +52,7 @@ def main() -> None:
         sys.exit(1)
 
 
-def fetch(kind: str, config: JobConfig, directory: Path, board: Board) -> None:
+def fetch(kind: str, config: JobConfig, directory: Path, board: ProgressBoard) -> None:
     """Fetch the volume of ``kind``, model or data, and report on the board.
 
     Raises PermanentFetchError or MissingSecretError.

@@ -58,12 +58,14 @@ def _rollout(args: argparse.Namespace) -> Starlette:
     if os.environ.get("HOST_INDEX", "0") != "0":
         return further_host_application(engine)
     from grpo_worker.weightsync.agent.agent import Agent
-    from grpo_worker.weightsync.agent.fetcher import Puller
+    from grpo_worker.weightsync.agent.fetcher import Fetcher
     from grpo_worker.weightsync.transport.nixl.importer import Importer
 
     bucket = args.bucket_megabytes << 20
-    puller = Puller(args.timeout, args.deltas, Importer() if args.nixl else None)
-    agent = Agent(args.name, engine, args.engine_ranks, bucket, args.timeout, args.writer, puller, args.turns)
+    fetcher = Fetcher(args.timeout, args.deltas, Importer() if args.nixl else None)
+    agent = Agent(
+        args.name, engine, args.engine_ranks, bucket, args.timeout, args.writer, fetcher, args.turns
+    )
     threading.Thread(target=_watch_forever, args=(agent,), daemon=True).start()
     return rollout_application(agent, args.model_config)
 

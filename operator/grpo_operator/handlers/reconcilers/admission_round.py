@@ -12,15 +12,15 @@ from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec
 from grpo_operator.observe.cache import Cache
 from grpo_operator.plan import lifecycle
 from grpo_operator.plan.capacity.admission import Claim, waiting
-from grpo_operator.plan.capacity.feasibility import PodNeed
+from grpo_operator.plan.capacity.feasibility import PodRequest
 from grpo_operator.plan.capacity.pod_requests import job_needs, pool_needs
-from grpo_operator.plan.capacity.pool_binding import Suitor, bind
+from grpo_operator.plan.capacity.pool_binding import PoolCandidate, bind
 
 MANAGER = "rl.grpo.dev/grpo-operator"
 _Spec = TypeVar("_Spec", bound=Model)
 
 
-class Admissions:
+class AdmissionRound:
     """Room on the nodes, and the turns of jobs that share a RolloutPool."""
 
     def __init__(self, cache: Cache) -> None:
@@ -60,14 +60,14 @@ class Admissions:
         spec = self._job_spec(job)
         return (job, spec) if spec and spec.managed_by == MANAGER else None
 
-    def _suitor(self, job: dict[str, Any], spec: GRPOJobSpec) -> Suitor | None:
+    def _suitor(self, job: dict[str, Any], spec: GRPOJobSpec) -> PoolCandidate | None:
         if spec.rollout.pool_ref is None:
             return None
         owner = owner_of(job)
         holds = self._holds(owner) or bool(self._cache.pods_of(owner))
         if spec.suspend and not holds:
             return None
-        return Suitor(owner, spec.rollout.pool_ref.name, job["metadata"]["creationTimestamp"], holds)
+        return PoolCandidate(owner, spec.rollout.pool_ref.name, job["metadata"]["creationTimestamp"], holds)
 
     def _job_claim(self, job: dict[str, Any], spec: GRPOJobSpec) -> Claim | None:
         """None for a job that is suspended, queued elsewhere, or without its turn."""
@@ -87,7 +87,7 @@ class Admissions:
         spec = self._pool_spec(pool)
         return None if spec is None or spec.scheduling.queue_name else self._claim(pool, pool_needs(spec))
 
-    def _claim(self, obj: dict[str, Any], needs: list[PodNeed]) -> Claim:
+    def _claim(self, obj: dict[str, Any], needs: list[PodRequest]) -> Claim:
         owner = owner_of(obj)
         return Claim(owner, obj["metadata"]["creationTimestamp"], self._holds(owner), needs)
 

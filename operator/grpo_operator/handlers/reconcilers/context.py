@@ -13,14 +13,14 @@ from grpo_operator.api.names import POOL_LABEL, Owner, owner_in_labels
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.api.v1alpha1.scheduling import SchedulingSpec
 from grpo_operator.api.v1alpha1.trainer import TrainerSpec
-from grpo_operator.apply.agent_secret import Keys
+from grpo_operator.apply.agent_secret import AgentSecrets
 from grpo_operator.apply.writer import Writer
-from grpo_operator.handlers.reconcilers.admission_round import Admissions
+from grpo_operator.handlers.reconcilers.admission_round import AdmissionRound
 from grpo_operator.handlers.reconcilers.orphans import owner_uid
 from grpo_operator.kuberay_client.models import RayCluster, RayClusterStatus
 from grpo_operator.observe.cache import Cache, key_of
-from grpo_operator.observe.pod_client import PodProbe
-from grpo_operator.observe.pod_poller import Prober
+from grpo_operator.observe.pod_client import PodClient
+from grpo_operator.observe.pod_poller import PodPoller
 from grpo_operator.observe.watched_kinds import WATCHED
 from grpo_operator.plan.capacity import unhealthy_nodes
 from grpo_operator.plan.capacity.topology import Leaves, assign, free_nodes
@@ -37,16 +37,16 @@ _PATHS = {kind.plural: kind.path for kind in WATCHED}
 
 
 @dataclass(frozen=True, slots=True)
-class Kit:
+class ReconcileContext:
     """The cache to read, and the tools to write and to ask with."""
 
     cache: Cache
     writer: Writer
-    probe: PodProbe
-    prober: Prober
+    probe: PodClient
+    poller: PodPoller
     settings: OperatorSettings
-    admissions: Admissions
-    keys: Keys
+    admissions: AdmissionRound
+    keys: AgentSecrets
 
     def cluster_status(self, owner: Owner) -> RayClusterStatus | None:
         cluster = self.cache.ray_clusters.get((owner.namespace, owner.name))

@@ -13,7 +13,7 @@ from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTemplate
 from grpo_operator.api.v1alpha1.status import LayoutStatus
 from grpo_operator.handlers.reconcilers.admission_round import MANAGER
-from grpo_operator.handlers.reconcilers.context import Kit, now
+from grpo_operator.handlers.reconcilers.context import ReconcileContext, now
 from grpo_operator.observe.pod_poller import Reports
 from grpo_operator.plan import lifecycle
 from grpo_operator.plan.capacity.feasibility import infeasible, partly_taken
@@ -44,8 +44,8 @@ class WaitError(RefusedError):
 class JobReconciler:
     """Brings one job's children and status to what its spec and the cluster ask for."""
 
-    def __init__(self, kit: Kit) -> None:
-        self._kit = kit
+    def __init__(self, context: ReconcileContext) -> None:
+        self._kit = context
 
     async def reconcile(self, job: dict[str, Any]) -> None:
         """Reconcile one GRPOJob."""
@@ -165,9 +165,9 @@ class JobReconciler:
 
     def _observe(self, job: dict[str, Any], engines: Engines) -> Observed:
         owner, cache = owner_of(job), self._kit.cache
-        reports, theirs = self._kit.prober.reports(owner), Reports()
+        reports, theirs = self._kit.poller.reports(owner), Reports()
         if not engines.own:
-            theirs = self._kit.prober.reports(engines.owner)
+            theirs = self._kit.poller.reports(engines.owner)
         return Observed(
             self._kit.cluster_status(owner),
             cache.pods_of(owner),
@@ -179,31 +179,31 @@ class JobReconciler:
     async def _apply(
         self, job: dict[str, Any], spec: GRPOJobSpec, engines: Engines, observed: Observed
     ) -> None:
-        kit, owner, status = self._kit, owner_of(job), job.get("status") or {}
+        context, owner, status = self._kit, owner_of(job), job.get("status") or {}
         suspend = lifecycle.pods_suspended(status, spec.suspend, observed, spec.cleanup_policy)
         trainers = observed.nodes_of(names.TRAINER)
         own = engines.pool if engines.own else None
         alone = None if spec.mode == "colocated" else own  # engines that need nodes of their own
-        leaves = kit.leaves(owner, spec.scheduling, alone, spec.trainer, trainers)
+        leaves = context.leaves(owner, spec.scheduling, alone, spec.trainer, trainers)
         service = engines.owner.rollout_service
         # First what takes longest to come up; pods wait for their ConfigMap.
         queued = spec.scheduling.queue_name is not None
         if not lifecycle.cluster_unwanted(status, spec.cleanup_policy, suspend, queued):
-            await kit.ray_cluster(job_cluster(job, spec, own, kit.settings, suspend, leaves))
-        elif kit.cache.ray_clusters.get((owner.namespace, owner.name)):
-            await kit.writer.delete_ray_cluster(owner.namespace, owner.name)
+            await context.ray_cluster(job_cluster(job, spec, own, context.settings, suspend, leaves))
+        elif context.cache.ray_clusters.get((owner.namespace, owner.name)):
+            await context.writer.delete_ray_cluster(owner.namespace, owner.name)
         wanted = [
             ("configmaps", config_map.job_config_map(job, spec, service, engines.pool)),
             ("poddisruptionbudgets", policies.trainer_budget(job, spec.trainer.nodes)),
         ]
         if spec.scheduling.network_policy:
             friends = None if engines.own else {"matchLabels": engines.owner.label}
-            wanted.append(("networkpolicies", policies.network_policy(job, kit.settings, friends)))
+            wanted.append(("networkpolicies", policies.network_policy(job, context.settings, friends)))
         if own:
-            wanted += kit.pool_children(job, own, leaves)
+            wanted += context.pool_children(job, own, leaves)
         if own and spec.rollout.template:
             wanted.append(("rolloutpools", config_map.owned_pool(job, spec, spec.rollout.template)))
-        await kit.children(*wanted)
+        await context.children(*wanted)
 
     async def _pool_report(self, job: dict[str, Any], observed: Observed) -> None:
         owner = owner_of(job)

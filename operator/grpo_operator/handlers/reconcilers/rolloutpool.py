@@ -9,7 +9,7 @@ from grpo_operator.api.base import LONGEST_NAME
 from grpo_operator.api.errors import describe
 from grpo_operator.api.names import Owner, owner_in_labels, owner_of
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec
-from grpo_operator.handlers.reconcilers.context import Kit, now
+from grpo_operator.handlers.reconcilers.context import ReconcileContext, now
 from grpo_operator.plan.capacity.feasibility import infeasible
 from grpo_operator.plan.capacity.pod_requests import pool_needs
 from grpo_operator.plan.compatibility.kuberay import shortcoming
@@ -24,8 +24,8 @@ from grpo_operator.render.ray_cluster import pool_cluster
 class PoolReconciler:
     """Brings one pool's children and status to what its spec and the cluster ask for."""
 
-    def __init__(self, kit: Kit) -> None:
-        self._kit = kit
+    def __init__(self, context: ReconcileContext) -> None:
+        self._kit = context
 
     async def reconcile(self, pool: dict[str, Any]) -> None:
         """Reconcile one RolloutPool; those of jobs are reported with their job."""
@@ -70,26 +70,28 @@ class PoolReconciler:
         await self._kit.report("rolloutpools", pool, status, pool_event)
 
     async def _run(self, pool: dict[str, Any], spec: RolloutPoolSpec) -> None:
-        kit, owner = self._kit, owner_of(pool)
-        writer, pods = kit.admissions.writer(owner), kit.cache.pods_of(owner)
-        reports = kit.prober.reports(owner)
-        observed = Observed(kit.cluster_status(owner), pods, None, reports.agents)
+        context, owner = self._kit, owner_of(pool)
+        writer, pods = context.admissions.writer(owner), context.cache.pods_of(owner)
+        reports = context.poller.reports(owner)
+        observed = Observed(context.cluster_status(owner), pods, None, reports.agents)
         name = writer.name if writer else None
-        blocked = await kit.applied(self._apply(pool, spec))
+        blocked = await context.applied(self._apply(pool, spec))
         status = pool_status(pool, spec, owner, observed, name, now(), blocked)
-        await kit.report("rolloutpools", pool, status, pool_event)
-        await kit.replace_sick(pool, pods, spec.scheduling)
+        await context.report("rolloutpools", pool, status, pool_event)
+        await context.replace_sick(pool, pods, spec.scheduling)
         if writer:
             await self._tell_agents(observed, writer)
 
     async def _apply(self, pool: dict[str, Any], spec: RolloutPoolSpec) -> None:
-        kit = self._kit
-        leaves = kit.leaves(owner_of(pool), spec.scheduling, spec, None, set())
-        wanted = kit.pool_children(pool, spec, leaves)
+        context = self._kit
+        leaves = context.leaves(owner_of(pool), spec.scheduling, spec, None, set())
+        wanted = context.pool_children(pool, spec, leaves)
         if spec.scheduling.network_policy:
-            wanted.append(("networkpolicies", policies.network_policy(pool, kit.settings, policies.ANY_JOB)))
-        await kit.children(*wanted)
-        await kit.ray_cluster(pool_cluster(pool, spec, kit.settings, leaves))
+            wanted.append(
+                ("networkpolicies", policies.network_policy(pool, context.settings, policies.ANY_JOB))
+            )
+        await context.children(*wanted)
+        await context.ray_cluster(pool_cluster(pool, spec, context.settings, leaves))
 
     async def _tell_agents(self, observed: Observed, writer: Owner) -> None:
         """Every agent takes weights from the bound job alone; one that restarted must be told again."""

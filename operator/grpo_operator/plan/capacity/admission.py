@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_operator.api.names import Owner
-from grpo_operator.plan.capacity.feasibility import PodNeed, place, rooms
+from grpo_operator.plan.capacity.feasibility import PodRequest, place, rooms
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Claim:
     key: Owner
     since: str
     holds: bool
-    needs: Sequence[PodNeed]
+    needs: Sequence[PodRequest]
 
 
 def waiting(

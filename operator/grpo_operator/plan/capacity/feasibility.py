@@ -18,7 +18,7 @@ _QUANTITY = re.compile(r"([0-9.]+(?:[eE][0-9]+)?)([A-Za-z]*)")
 
 
 @dataclass(frozen=True, slots=True)
-class PodNeed:
+class PodRequest:
     """``count`` equal pods of one pool. cpu in cores, memory in bytes."""
 
     pool: str
@@ -40,7 +40,7 @@ class NodeRoom:
     gpus: int
     labels: dict[str, str]
 
-    def takes(self, need: PodNeed) -> bool:
+    def takes(self, need: PodRequest) -> bool:
         matches = need.node_selector.items() <= self.labels.items()
         return matches and self.cpu >= need.cpu and self.memory >= need.memory and self.gpus >= need.gpus
 
@@ -74,7 +74,7 @@ def room(node: dict[str, Any]) -> NodeRoom | None:
 class Missing:
     """The first pod that found no node. ``placed``: pods of its pool that did."""
 
-    need: PodNeed
+    need: PodRequest
     placed: int
     nodes: int
 
@@ -100,7 +100,7 @@ def rooms(nodes: Sequence[dict[str, Any]]) -> list[NodeRoom]:
     return [r for r in map(room, nodes) if r is not None]
 
 
-def place(needs: Sequence[PodNeed], free: list[NodeRoom]) -> Missing | None:
+def place(needs: Sequence[PodRequest], free: list[NodeRoom]) -> Missing | None:
     """Put the pods into ``free``, which is changed; the first that finds no place, or None."""
     placed: Counter[str] = Counter()
     for need in sorted(needs, key=lambda n: (n.gpus, n.memory, n.cpu), reverse=True):
@@ -129,7 +129,7 @@ def partly_taken(per_node: int, selector: dict[str, str], nodes: Sequence[dict[s
     )
 
 
-def infeasible(needs: Sequence[PodNeed], nodes: Sequence[dict[str, Any]]) -> str | None:
+def infeasible(needs: Sequence[PodRequest], nodes: Sequence[dict[str, Any]]) -> str | None:
     """Message with field, value and remedy when the pods can never fit, or None when they can."""
     missing = place(needs, rooms(nodes))
     if missing is None:

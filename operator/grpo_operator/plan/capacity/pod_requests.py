@@ -3,13 +3,13 @@
 from grpo_operator.api.base import Device, Resources
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTemplate
-from grpo_operator.plan.capacity.feasibility import PodNeed, quantity
+from grpo_operator.plan.capacity.feasibility import PodRequest, quantity
 
 HEAD_RESOURCES = Resources(cpu="200m", memory="2Gi")
 AGENT_RESOURCES = Resources(cpu="50m", memory="1Gi")
 
 
-def job_needs(spec: GRPOJobSpec, own_pool: RolloutTemplate | None) -> list[PodNeed]:
+def job_needs(spec: GRPOJobSpec, own_pool: RolloutTemplate | None) -> list[PodRequest]:
     """Every pod of a job, by pool, with the field that sets its number."""
     trainer, controller = spec.trainer, spec.controller
     gpus = trainer.gpus_per_node if trainer.device == Device.CUDA else 0
@@ -24,7 +24,7 @@ def job_needs(spec: GRPOJobSpec, own_pool: RolloutTemplate | None) -> list[PodNe
     return [*needs, _engines(own_pool, "spec.rollout.template.replicas", spec.shares_gpus)]
 
 
-def pool_needs(spec: RolloutPoolSpec) -> list[PodNeed]:
+def pool_needs(spec: RolloutPoolSpec) -> list[PodRequest]:
     """Every pod of a RolloutPool without a job."""
     return [
         _need("head", "spec.replicas", 1, [HEAD_RESOURCES], 0, {}),
@@ -32,7 +32,7 @@ def pool_needs(spec: RolloutPoolSpec) -> list[PodNeed]:
     ]
 
 
-def _engines(pool: RolloutTemplate, field_name: str, shares_gpus: bool = False) -> PodNeed:
+def _engines(pool: RolloutTemplate, field_name: str, shares_gpus: bool = False) -> PodRequest:
     own = pool.engine.device == Device.CUDA and not shares_gpus
     gpus = pool.engine.gpus_per_node if own else 0
     pods = pool.replicas * pool.engine.nodes_per_engine
@@ -41,7 +41,7 @@ def _engines(pool: RolloutTemplate, field_name: str, shares_gpus: bool = False) 
 
 def _need(
     pool: str, field_name: str, count: int, parts: list[Resources], gpus: int, selector: dict[str, str]
-) -> PodNeed:
+) -> PodRequest:
     cpu = sum(quantity(part.cpu) for part in parts)
     memory = int(sum(quantity(part.memory) for part in parts))
-    return PodNeed(pool, field_name, count, cpu, memory, gpus, selector)
+    return PodRequest(pool, field_name, count, cpu, memory, gpus, selector)

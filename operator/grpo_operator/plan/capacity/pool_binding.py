@@ -11,7 +11,7 @@ from grpo_operator.api.names import Owner
 
 
 @dataclass(frozen=True, slots=True)
-class Suitor:
+class PoolCandidate:
     """A job that wants a pool. ``pool``: its name. ``holds``: the job has pods. ``since``: its creation."""
 
     job: Owner
@@ -20,7 +20,7 @@ class Suitor:
     holds: bool
 
 
-def bind(suitors: Iterable[Suitor]) -> dict[Owner, Owner]:
+def bind(suitors: Iterable[PoolCandidate]) -> dict[Owner, Owner]:
     """The writer of each pool that somebody wants."""
     result: dict[Owner, Owner] = {}
     for suitor in sorted(suitors, key=lambda s: (not s.holds, s.since, s.job)):

@@ -11,7 +11,7 @@ from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.rollout.batch_file import Generated
 
 
-class Producer(Protocol):
+class RolloutScheduler(Protocol):
     """Hands out the groups of one step after the other; none is lost or handed out twice."""
 
     def take(self, version: int, timer: StepTimer) -> Generated:

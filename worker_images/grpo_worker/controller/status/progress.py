@@ -29,7 +29,7 @@ class Progress:
     data: dict[str, Any] | None = None  # DataStatus
 
 
-class Board:
+class ProgressBoard:
     """Thread-safe holder of the latest Progress and of the wish to suspend."""
 
     def __init__(self) -> None:

@@ -13,14 +13,14 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from grpo_worker.common.auth import guarded
-from grpo_worker.controller.status.progress import Board
+from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.rollout.routing import EngineEntry
 
 PORT = 8090
 
 
 def application(
-    board: Board, engines: Callable[[], list[EngineEntry]], stalled: Callable[[], str] = lambda: ""
+    board: ProgressBoard, engines: Callable[[], list[EngineEntry]], stalled: Callable[[], str] = lambda: ""
 ) -> Starlette:
     """``GET /v1/status``, ``POST /v1/suspend``, ``GET /metrics``, ``GET /healthz``.
 

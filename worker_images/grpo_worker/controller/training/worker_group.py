@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from grpo_worker.common.errors import one_line
 from grpo_worker.profiling.hang import Position, report, stuck_ranks
-from grpo_worker.roles.dispatch import Deal, Dispatch, RankInfo, dispatch_mode
+from grpo_worker.roles.dispatch import BatchPartition, Dispatch, RankInfo, dispatch_mode
 
 log = logging.getLogger(__name__)
 _WATCH = "watch"  # threads of an actor that answer while another one works
@@ -97,7 +97,7 @@ class WorkerGroup:
             return self._wait([self._remote(0, method, *args, **kwargs)], method)[0]
         if mode is Dispatch.ONE_TO_ALL:
             return self.begin(method, *args, **kwargs)()
-        deal = Deal(args[0], self.ranks, mode)
+        deal = BatchPartition(args[0], self.ranks, mode)
         stored = [ray.put(part) for part in deal.parts]  # once, however many ranks get it
         calls = [self._remote(r, method, stored[n], *args[1:], **kwargs) for r, n in enumerate(deal.part_of)]
         return deal.join(self._wait(calls, method))

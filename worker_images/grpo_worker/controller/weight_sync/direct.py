@@ -12,16 +12,16 @@ from grpo_worker.controller.training.gang import TrainerGang
 from grpo_worker.rollout.engine_pool import RolloutPool
 from grpo_worker.rollout.routing import EngineEntry
 from grpo_worker.weightsync.protocol.direct_load import LINK
-from grpo_worker.weightsync.protocol.group_offer import LinkOffer, shipment_of
+from grpo_worker.weightsync.protocol.group_offer import GroupOffer, transfer_plan_of
 from grpo_worker.weightsync.protocol.tiling import PlanError
-from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS, LinkError
+from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS, TransferError
 
 log = logging.getLogger(__name__)
-Members = dict[str, tuple[str, str, int]]  # name -> address of an engine, its agent, its restarts
+TransferGroup = dict[str, tuple[str, str, int]]  # name -> address of an engine, its agent, its restarts
 _MOST_PATIENCE = 63
 
 
-class LinkedPool:
+class DirectTransfer:
     """The link between a gang and the engines of a pool. ``backend``: nccl, gloo or cuda-ipc; ``timeout``:
     seconds for a version."""
 
@@ -30,8 +30,8 @@ class LinkedPool:
         self._pool = pool
         self._backend = backend
         self._timeout = timeout
-        self._members: Members = {}
-        self._failed: Members = {}
+        self._members: TransferGroup = {}
+        self._failed: TransferGroup = {}
         self._patience = self._skipped = 0  # versions to let pass after a failure, and that have passed
         self.failures = 0
         self.latest = ""  # name of the link that was tried last
@@ -53,7 +53,7 @@ class LinkedPool:
                     self._open(engines)
                     self._members = members
                 seconds = self._send(engines, version)
-            except LinkError:
+            except TransferError:
                 self.failures += 1
                 self._trainers.call("close_link")
                 self._members, self._failed = {}, members
@@ -61,15 +61,15 @@ class LinkedPool:
             self._patience, self._failed = 0, {}
             return seconds
 
-    def _check(self, members: Members) -> None:
+    def _check(self, members: TransferGroup) -> None:
         """Those with whom it has failed are not tried again at once: a link that does not form takes long."""
         if not members:
-            raise LinkError("no engine is there")
+            raise TransferError("no engine is there")
         if members != self._failed:
             self._patience = 0
         elif self._skipped < self._patience:
             self._skipped += 1
-            raise LinkError(
+            raise TransferError(
                 f"it failed with these engines; {self._patience - self._skipped} versions to wait"
             )
         self._patience, self._skipped = min(2 * self._patience + 1, _MOST_PATIENCE), 0
@@ -77,19 +77,19 @@ class LinkedPool:
     def _open(self, engines: Sequence[EngineEntry]) -> None:
         limits = {engine.bucket_bytes for engine in engines}
         if len(limits) > 1:
-            raise LinkError(f"engines take buckets of different sizes: {sorted(limits)} bytes")
+            raise TransferError(f"engines take buckets of different sizes: {sorted(limits)} bytes")
         bucket = limits.pop()
         self._trainers.call("close_link")
         layouts = self._trainers.call("weight_layout", self._pool.fp8)
         try:
-            plan_id = shipment_of(layouts, bucket).plan_id
+            plan_id = transfer_plan_of(layouts, bucket).plan_id
         except PlanError as error:
-            raise LinkError(str(error)) from error
+            raise TransferError(str(error)) from error
         ranks = self._trainers.world
         world = ranks + sum(engine.ranks for engine in engines)
         name = self.latest = f"{LINK}{ranks}-{uuid.uuid4().hex[:12]}"
         address, port = self._trainers.address, self._trainers.call("listen", name)
-        offer = LinkOffer(name, address, port, world, ranks, self._backend, layouts, plan_id)
+        offer = GroupOffer(name, address, port, world, ranks, self._backend, layouts, plan_id)
         joining: list[Future[Any]] = []
         for engine in engines:
             joining.append(self._pool.ask(engine, "link", JOIN_SECONDS * 2, offer=offer.to_json()))
@@ -121,7 +121,7 @@ class LinkedPool:
         if late:
             problems.append(f"{len(late)} engines do not answer")
         if problems:
-            raise LinkError("; ".join(problems)[:1000])
+            raise TransferError("; ".join(problems)[:1000])
         return told
 
     def _heed(self, link: str, future: Future[Any]) -> None:

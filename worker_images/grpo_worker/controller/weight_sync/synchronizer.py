@@ -9,9 +9,9 @@ from typing import Any
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.controller.training.gang import TrainerGang
-from grpo_worker.controller.weight_sync.direct import LinkedPool
+from grpo_worker.controller.weight_sync.direct import DirectTransfer
 from grpo_worker.rollout.engine_pool import RolloutPool, Target
-from grpo_worker.weightsync.transport.rendezvous import LinkError
+from grpo_worker.weightsync.transport.rendezvous import TransferError
 
 log = logging.getLogger(__name__)
 _PREFIX = "timing_s/update_weights_"
@@ -35,7 +35,7 @@ class WeightSender:
         self._deltas = spec.weight_sync.mode == "delta"
         self._shared = spec.shares_gpus
         backend = spec.weight_sync.link_backend(spec.trainer.device, self._shared)
-        self._link = LinkedPool(trainers, pool, backend, self._timeout) if backend else None
+        self._link = DirectTransfer(trainers, pool, backend, self._timeout) if backend else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
         self._published: Target | None = None  # what engines are to take when the GPUs are theirs
 
@@ -95,7 +95,7 @@ class WeightSender:
         started = time.monotonic()
         try:
             linked, seconds = True, self._link.send(version)
-        except LinkError as error:
+        except TransferError as error:
             linked, seconds = False, {}
             log.warning("version %d goes through the agents' memory: %s", version, error)
         found = {f"{_PREFIX}{part}": value for part, value in seconds.items()}

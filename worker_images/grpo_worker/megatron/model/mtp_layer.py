@@ -17,7 +17,7 @@ from grpo_worker.megatron.model.layer_spec import RMSNorm, layer_spec
 NAME = "next_tokens"  # of the layer in a model chunk
 
 
-class NextTokenLayer(MultiTokenPredictionLayer):  # type: ignore[misc]
+class MtpLayer(MultiTokenPredictionLayer):  # type: ignore[misc]
     """Megatron-Core's layer, for embeddings that the caller looks up."""
 
     def forward(
@@ -38,6 +38,6 @@ def add_layer(model: Any, vp_stage: int | None) -> None:
         layer_norm=RMSNorm,
     )
     groups = ProcessGroupCollection.use_mpu_process_groups(required_pgs=["cp"])
-    spec = ModuleSpec(NextTokenLayer, submodules=submodules)
+    spec = ModuleSpec(MtpLayer, submodules=submodules)
     layer = build_module(spec, config=model.config, vp_stage=vp_stage, pg_collection=groups)
     model.add_module(NAME, layer)

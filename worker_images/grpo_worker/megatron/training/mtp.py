@@ -20,7 +20,7 @@ from grpo_worker.megatron.training.runner import context_slice, context_whole, p
 FACTOR = 0.1  # of its loss beside the policy's; DeepSeek-V3's own at the end of its training
 
 
-class NextTokens:
+class MultiTokenPrediction:
     """What the layer of a rank's chunks guesses, and how far off it is."""
 
     def __init__(self, chunks: Sequence[Any], hf: dict[str, Any]) -> None:

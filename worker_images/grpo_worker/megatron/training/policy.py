@@ -14,7 +14,7 @@ from grpo_worker.megatron.model import vocab_parallel
 from grpo_worker.megatron.model.build import build_chunks
 from grpo_worker.megatron.optim.optimizer import Trainable, frozen_weights
 from grpo_worker.megatron.training.expert_load import ExpertLoad
-from grpo_worker.megatron.training.mtp import FACTOR, NextTokens
+from grpo_worker.megatron.training.mtp import FACTOR, MultiTokenPrediction
 from grpo_worker.megatron.training.router_replay import RoutingReplay
 from grpo_worker.megatron.training.runner import (
     Around,
@@ -59,7 +59,7 @@ class PolicyModel:
             self.reference = [chunk.eval().requires_grad_(False) for chunk in frozen]
             hf_mapping.load(self.reference, self.family, setup.reader)
         self.reference_weights = frozen_weights(self.reference, setup.offload)
-        self._next = NextTokens(chunks, setup.hf) if setup.next_tokens else None
+        self._next = MultiTokenPrediction(chunks, setup.hf) if setup.next_tokens else None
         self._runner = Runner(setup.layout, setup.batching)
         self._expert_load = ExpertLoad(chunks)
         self._replay = RoutingReplay(chunks) if replay_routing else None

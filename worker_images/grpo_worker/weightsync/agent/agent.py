@@ -15,13 +15,13 @@ from typing import Any
 from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.weightsync.agent import metrics
 from grpo_worker.weightsync.agent.engine_client import Engine, EngineError
-from grpo_worker.weightsync.agent.engine_state import EngineView
-from grpo_worker.weightsync.agent.fetcher import Puller
-from grpo_worker.weightsync.agent.gpu_lease import GpuMemory
+from grpo_worker.weightsync.agent.engine_state import EngineStateMachine
+from grpo_worker.weightsync.agent.fetcher import Fetcher
+from grpo_worker.weightsync.agent.gpu_lease import GpuLease
 from grpo_worker.weightsync.agent.installer import Installer, UpdateError
-from grpo_worker.weightsync.agent.staged_version import HostCopy, assemble
-from grpo_worker.weightsync.agent.transfer_group import AgentLink, enter, leave
-from grpo_worker.weightsync.protocol.group_offer import LinkOffer
+from grpo_worker.weightsync.agent.staged_version import StagedVersion, assemble
+from grpo_worker.weightsync.agent.transfer_group import JoinedGroup, enter, leave
+from grpo_worker.weightsync.protocol.group_offer import GroupOffer
 from grpo_worker.weightsync.protocol.tiling import make_plan
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Agent:
 
     def __init__(
         self, name: str, engine: Engine, engine_ranks: int, bucket_bytes: int, timeout: float,
-        writer: str | None = None, puller: Puller | None = None, turns: Path | None = None,
+        writer: str | None = None, fetcher: Fetcher | None = None, turns: Path | None = None,
     ) -> None:  # fmt: skip
         self._name = name
         self._instance = uuid.uuid4().hex[:12]  # another one after a restart, which has forgotten its link
@@ -49,17 +49,17 @@ class Agent:
         self._patience = SILENCE_SECONDS + timeout
         self._bucket_bytes = bucket_bytes
         self._lock = threading.Lock()
-        self._copy: HostCopy | None = None
-        self._spare: HostCopy | None = None  # memory of the version before
-        self._puller = puller or Puller(timeout)
+        self._copy: StagedVersion | None = None
+        self._spare: StagedVersion | None = None  # memory of the version before
+        self._puller = fetcher or Fetcher(timeout)
         self._checksum = ""
         self._writer = writer
         self._attempt = 0  # the newest of the writer that has written
-        self._link: AgentLink | None = None
+        self._link: JoinedGroup | None = None
         self._linked: str | None = None  # the link by which the version that is served has come
-        self._memory = GpuMemory(engine, turns)
+        self._memory = GpuLease(engine, turns)
         self._expecting = False  # is a new version on its way, so that the copy of the old one is of no use?
-        self.view = EngineView()
+        self.view = EngineStateMachine()
 
     def bind(self, writer: str) -> None:
         """Take weights from this job alone from now on; those of the one before are not its own."""
@@ -124,7 +124,7 @@ class Agent:
         """What the liveness probe of the engine's container asks: does it answer, and its scheduler too?"""
         return self._engine.alive() and self._engine.silence() < self._patience
 
-    def join(self, writer: str, link: LinkOffer, attempt: int = 0) -> dict[str, Any]:
+    def join(self, writer: str, link: GroupOffer, attempt: int = 0) -> dict[str, Any]:
         """Let the engine join a link with the ranks of the job ``writer``. Returns status().
 
         Raises EngineError, PlanError, or WriterError for another job or an older ``attempt``; the engine's
@@ -150,13 +150,13 @@ class Agent:
                         raise EngineError(f"not in {link}, but in {held.name if held else 'no link'}")
                     self._copy = self._spare = None
                     self._puller.forget()
-                    self._write(version, lambda: installer.take(link, held.shipment, version))
+                    self._write(version, lambda: installer.take(link, held.transfer_plan, version))
                     self._linked = link
             except UpdateError as error:
                 self._leave()
                 self._failed(error, touched=self.view is not untouched)
                 raise
-            return self.status() | {"seconds": installer.seconds, "planId": held.shipment.plan_id}
+            return self.status() | {"seconds": installer.seconds, "planId": held.transfer_plan.plan_id}
 
     def _leave(self) -> None:
         link, self._link, self._linked = self._link, None, None
@@ -252,7 +252,7 @@ class Agent:
         self.view = self.view.alive()
         self._memory.came_up()
 
-    def _reload(self, copy: HostCopy) -> None:
+    def _reload(self, copy: StagedVersion) -> None:
         log.info("reloading version %d from host memory", copy.plan.version)
         try:
             with self._installer.updating(copy.plan.version):
@@ -261,7 +261,7 @@ class Agent:
             self._failed(error, touched=True)
             raise
 
-    def _load(self, copy: HostCopy) -> None:
+    def _load(self, copy: StagedVersion) -> None:
         """Install ``copy``, if the engine is there; caller holds the lock."""
         if self.view.state == EngineState.RESTARTING:
             if not self._engine.alive():

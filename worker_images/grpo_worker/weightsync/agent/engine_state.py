@@ -24,7 +24,7 @@ class TransitionError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineView:
+class EngineStateMachine:
     """What an agent knows of its engine. ``version`` is set only while SERVING; ``history``: the
     last states, oldest first."""
 
@@ -35,29 +35,29 @@ class EngineView:
     reason: str = ""
     history: tuple[EngineState, ...] = (EngineState.RESTARTING,)
 
-    def alive(self) -> "EngineView":
+    def alive(self) -> "EngineStateMachine":
         """The server answers after a (re)start; its weights are unknown."""
         return self._to(EngineState.STALE, "engine answers; weights not loaded yet")
 
-    def lost(self, reason: str) -> "EngineView":
+    def lost(self, reason: str) -> "EngineStateMachine":
         """The server is gone or was replaced."""
         if self.state == EngineState.RESTARTING:
             return self
         counted = replace(self, restarts=self.restarts + 1)
         return counted._to(EngineState.RESTARTING, reason)
 
-    def stale(self, reason: str) -> "EngineView":
+    def stale(self, reason: str) -> "EngineStateMachine":
         """The weights are not (or no longer) those of the pool."""
         if self.state == EngineState.STALE:
             return replace(self, reason=reason)
         return self._to(EngineState.STALE, reason)
 
-    def committed(self, version: int) -> "EngineView":
+    def committed(self, version: int) -> "EngineStateMachine":
         """Every byte of ``version`` was loaded and verified."""
         moved = self._to(EngineState.SERVING, "")
         return replace(moved, version=version)
 
-    def _to(self, state: EngineState, reason: str) -> "EngineView":
+    def _to(self, state: EngineState, reason: str) -> "EngineStateMachine":
         if state not in _EDGES[self.state]:
             raise TransitionError(f"{self.state} -> {state} ({reason})")
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

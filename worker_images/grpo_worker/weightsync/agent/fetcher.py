@@ -27,11 +27,11 @@ R = TypeVar("R")
 _AT_ONCE = 8  # sources that are read side by side
 
 
-class PullError(RuntimeError):
+class FetchError(RuntimeError):
     """A source did not deliver; the message names it."""
 
 
-class Puller:
+class Fetcher:
     """Reads versions from the trainer-side agents, into the same memory each time: the first touch of
     fresh memory takes longer than receiving into it. ``timeout``: seconds for all blobs of a version,
     however the bytes trickle. ``deltas``: ask first for what changed since the version that is held.
@@ -106,7 +106,7 @@ class Puller:
         try:
             offers = _each(lambda rank: self.offer(sources, wanted[rank]), wanted)
             self._importer.read(dict(zip(wanted, offers, strict=True)), into, now + (deadline - now) / 2)
-        except (PullError, ReadError) as error:
+        except (FetchError, ReadError) as error:
             log.warning("NIXL: %s; taking the blobs over HTTP", error)
             metrics.read_remotely(succeeded=False)
             for rank in wanted:
@@ -141,7 +141,7 @@ class Puller:
         try:
             with _Response(asked, self._timeout) as response:
                 found, size = apply(blob, held.digest, partial(response.fill, deadline=deadline))
-        except (PullError, DeltaError) as error:
+        except (FetchError, DeltaError) as error:
             log.info("taking the whole blob: %s", error)
             return None
         return size if found == manifest.digest else None
@@ -152,7 +152,7 @@ class Puller:
         with _Response(url, self._timeout) as response:
             length = response.read_into(view, deadline)
         if length != size or digest(view) != manifest.digest:
-            raise PullError(f"{url}: {length} bytes with another digest than the manifest's")
+            raise FetchError(f"{url}: {length} bytes with another digest than the manifest's")
         return data
 
 
@@ -179,11 +179,11 @@ class _Response:
             self._response = self._connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
-            raise PullError(f"{self._url}: {error!r}") from error
+            raise FetchError(f"{self._url}: {error!r}") from error
         if self._response.status != 200:
             status = self._response.status
             self._connection.close()
-            raise PullError(f"{self._url}: HTTP {status}")
+            raise FetchError(f"{self._url}: HTTP {status}")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -194,12 +194,12 @@ class _Response:
         try:
             return self._response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise PullError(f"{self._url}: {error!r}") from error
+            raise FetchError(f"{self._url}: {error!r}") from error
 
     def fill(self, to: memoryview, deadline: float) -> None:
         """Receive the next bytes of the body. Raises PullError after ``deadline``, and at the body's end."""
         if (length := self._receive(to, deadline)) < len(to):
-            raise PullError(f"{self._url}: {length} more bytes, expected {len(to)}")
+            raise FetchError(f"{self._url}: {length} more bytes, expected {len(to)}")
 
     def read_into(self, to: memoryview, deadline: float) -> int:
         """Receive the body in place, if it fits exactly; how many bytes it has.
@@ -219,7 +219,7 @@ class _Response:
             while length < len(to) and (got := body.readinto1(to[length:])):
                 length += got
                 if time.monotonic() > deadline:
-                    raise PullError(f"{self._url}: {length} of {len(to)} bytes within the time limit")
+                    raise FetchError(f"{self._url}: {length} of {len(to)} bytes within the time limit")
         except (OSError, http.client.HTTPException) as error:
-            raise PullError(f"{self._url}: {error!r}") from error
+            raise FetchError(f"{self._url}: {error!r}") from error
         return length

@@ -24,7 +24,7 @@ class _State:
     starting: bool = False
 
 
-class GpuMemory:
+class GpuLease:
     """One engine's. ``shared``: a file beside the engine; the controller says whose turn it is, and until
     then it is the trainers'. Without it the engine has its GPUs for itself.
 

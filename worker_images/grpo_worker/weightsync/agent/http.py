@@ -15,7 +15,7 @@ from starlette.routing import Route
 from grpo_worker.common.auth import guarded
 from grpo_worker.weightsync.agent.agent import Agent, WriterError
 from grpo_worker.weightsync.agent.engine_client import Engine
-from grpo_worker.weightsync.protocol.group_offer import LinkOffer
+from grpo_worker.weightsync.protocol.group_offer import GroupOffer
 
 
 def further_host_application(engine: Engine) -> Starlette:
@@ -50,7 +50,7 @@ def rollout_application(agent: Agent, model_config: Path | None = None) -> Starl
 
     async def join(request: Request) -> Response:
         body = await request.json()
-        return await answer(body, agent.join, LinkOffer.from_json(body["offer"]))
+        return await answer(body, agent.join, GroupOffer.from_json(body["offer"]))
 
     async def take(request: Request) -> Response:
         body = await request.json()

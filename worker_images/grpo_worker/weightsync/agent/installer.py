@@ -10,11 +10,11 @@ from typing import Any
 
 from grpo_worker.weightsync.agent import metrics
 from grpo_worker.weightsync.agent.engine_client import Engine, EngineError
-from grpo_worker.weightsync.agent.local_group import UpdateGroup
-from grpo_worker.weightsync.agent.staged_version import HostCopy, checksum_of
+from grpo_worker.weightsync.agent.local_group import LocalGroup
+from grpo_worker.weightsync.agent.staged_version import StagedVersion, checksum_of
 from grpo_worker.weightsync.agent.update import Phase, Update
-from grpo_worker.weightsync.protocol.direct_load import AGENT, DirectLoad, linked_load
-from grpo_worker.weightsync.protocol.transfer_plan import Shipment
+from grpo_worker.weightsync.protocol.direct_load import AGENT, DirectLoad, direct_load_request
+from grpo_worker.weightsync.protocol.transfer_plan import TransferPlan
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Installer:
         self._engine = engine
         self._ranks = ranks
         self._timeout = timeout
-        self._group: UpdateGroup | None = None
+        self._group: LocalGroup | None = None
         self.seconds: dict[str, float] = {}
         self.told: dict[str, Any] = {}  # by the engine, of the last direct load
         self.update = Update(0)
@@ -66,7 +66,7 @@ class Installer:
         finally:
             self.seconds[part] = self.seconds.get(part, 0.0) + time.monotonic() - started
 
-    def install(self, copy: HostCopy) -> str:
+    def install(self, copy: StagedVersion) -> str:
         """Everything after the plan; the digest of what the engine holds. Call it inside ``updating``."""
         load = copy.direct_load()
         self._enter(self.update.prepare(load.plan_id, len(copy.buckets)))
@@ -81,19 +81,19 @@ class Installer:
 
         return self._transact(load.plan_id, copy.nbytes, transfer, checksum)
 
-    def take(self, link: str, shipment: Shipment, version: int) -> str:
+    def take(self, link: str, transfer_plan: TransferPlan, version: int) -> str:
         """Like ``install``, of a version that the trainer ranks send over ``link``."""
-        load = linked_load(shipment, self._timeout)
-        self._enter(self.update.prepare(load.plan_id, len(shipment.buckets)))
+        load = direct_load_request(transfer_plan, self._timeout)
+        self._enter(self.update.prepare(load.plan_id, len(transfer_plan.buckets)))
         fingerprints: list[int] = []
 
         def transfer() -> None:
-            told = self._engine.receive_all(link, shipment.tensors, str(version), load)
+            told = self._engine.receive_all(link, transfer_plan.tensors, str(version), load)
             fingerprints.extend(told["fingerprints"])
-            self._sent = len(shipment.buckets)
+            self._sent = len(transfer_plan.buckets)
             self._note(version, told)
 
-        return self._transact(load.plan_id, shipment.nbytes, transfer, lambda: checksum_of(fingerprints))
+        return self._transact(load.plan_id, transfer_plan.nbytes, transfer, lambda: checksum_of(fingerprints))
 
     def _transact(
         self, plan_id: str, nbytes: int, transfer: Callable[[], None], checksum: Callable[[], str]
@@ -134,15 +134,15 @@ class Installer:
             except EngineError as error:
                 log.info("nothing to tidy: %s", error)
 
-    def _joined(self) -> UpdateGroup:
+    def _joined(self) -> LocalGroup:
         if self._group is None:
             with self.timed("join"):
                 # No name twice: the engine may still have the group of an agent that died.
                 name = f"{AGENT}{uuid.uuid4().hex[:12]}"
-                self._group = UpdateGroup(self._engine, name, self._ranks, self._timeout)
+                self._group = LocalGroup(self._engine, name, self._ranks, self._timeout)
         return self._group
 
-    def _send_directly(self, group: UpdateGroup, copy: HostCopy, load: DirectLoad) -> None:
+    def _send_directly(self, group: LocalGroup, copy: StagedVersion, load: DirectLoad) -> None:
         """All buckets by one request; the engine writes one while the next is under way."""
         tensors = [tensor for bucket in copy.buckets for tensor in bucket.tensors]
         sender = threading.Thread(target=self._broadcast, args=(group, copy), daemon=True)
@@ -158,7 +158,7 @@ class Installer:
         self.told = {name: told[name] for name in names}
         log.info("version %d: %s", version, self.told)
 
-    def _broadcast(self, group: UpdateGroup, copy: HostCopy) -> None:
+    def _broadcast(self, group: LocalGroup, copy: StagedVersion) -> None:
         for bucket in copy.buckets:
             group.send(bucket.flat)
             self._sent += 1
@@ -167,7 +167,7 @@ class Installer:
         while self.update.phase == Phase.TRANSFER and self.update.sent < self._sent:
             self.update = self.update.bucket(self.update.sent)
 
-    def _send(self, group: UpdateGroup, copy: HostCopy) -> None:
+    def _send(self, group: LocalGroup, copy: StagedVersion) -> None:
         for index, bucket in enumerate(copy.buckets):
             last = index == len(copy.buckets) - 1
             sender = threading.Thread(target=group.send, args=(bucket.flat,), daemon=True)

@@ -12,7 +12,7 @@ from grpo_worker.weightsync.agent.engine_client import Engine
 from grpo_worker.weightsync.transport import torch_group
 
 
-class UpdateGroup:
+class LocalGroup:
     """Process group over which one engine receives weights.
 
     Both sides join by ``torch_group.join``; an engine without our plugin does by SGLang's

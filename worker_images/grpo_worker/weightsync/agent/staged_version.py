@@ -14,9 +14,9 @@ from grpo_worker.weightsync.protocol.fingerprint import fingerprint
 from grpo_worker.weightsync.protocol.tiling import Plan, TensorPlan
 from grpo_worker.weightsync.protocol.transfer_plan import (
     Message,
-    ShippedBucket,
+    TransferBucket,
     bucketed_id,
-    make_shipment,
+    make_transfer_plan,
     nbytes,
 )
 
@@ -33,7 +33,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True)
-class HostCopy:
+class StagedVersion:
     """The pool's current version. ``digests``: of the ranks' blobs that it was made of."""
 
     plan: Plan
@@ -66,8 +66,8 @@ def assemble(
     digests: list[str],
     blobs: Mapping[int, torch.Tensor],
     limit: int,
-    spare: HostCopy | None = None,
-) -> HostCopy:
+    spare: StagedVersion | None = None,
+) -> StagedVersion:
     """Put the slices of the ranks' blobs (uint8) in their places.
 
     ``limit``: bytes of a bucket. ``spare``: a copy that nobody needs any more; its memory is used
@@ -76,7 +76,7 @@ def assemble(
     """
     old = spare.buckets if spare is not None and spare.plan.plan_id == plan.plan_id else ()
     found = []
-    for index, bucket in enumerate(make_shipment(plan, limit).buckets):
+    for index, bucket in enumerate(make_transfer_plan(plan, limit).buckets):
         size = sum(map(nbytes, bucket.tensors))
         flat = old[index].flat if old else torch.empty(size, dtype=torch.uint8)
         _fill(flat, bucket.tensors, blobs)
@@ -86,7 +86,7 @@ def assemble(
             for message in bucket.messages
         ]
         found.append(Bucket(bucket.tensors, flat, whole, tuple(messages)))
-    return HostCopy(plan, digests, tuple(found))
+    return StagedVersion(plan, digests, tuple(found))
 
 
 def _fill(flat: torch.Tensor, tensors: Sequence[TensorPlan], blobs: Mapping[int, torch.Tensor]) -> None:
@@ -100,7 +100,7 @@ def _fill(flat: torch.Tensor, tensors: Sequence[TensorPlan], blobs: Mapping[int,
         start += size
 
 
-def _message(flat: torch.Tensor, bucket: ShippedBucket, message: Message) -> torch.Tensor:
+def _message(flat: torch.Tensor, bucket: TransferBucket, message: Message) -> torch.Tensor:
     """What a rank would send of a bucket, uint8 [bytes of the message]."""
     if message.start is not None:
         return flat[message.start : message.start + message.nbytes]

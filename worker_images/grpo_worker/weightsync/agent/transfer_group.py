@@ -4,32 +4,32 @@ import logging
 from dataclasses import dataclass
 
 from grpo_worker.weightsync.agent.engine_client import Engine, EngineError
-from grpo_worker.weightsync.protocol.group_offer import LinkOffer, shipment_of
-from grpo_worker.weightsync.protocol.transfer_plan import Shipment
+from grpo_worker.weightsync.protocol.group_offer import GroupOffer, transfer_plan_of
+from grpo_worker.weightsync.protocol.transfer_plan import TransferPlan
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class AgentLink:
+class JoinedGroup:
     """A link that the engine is a member of, and what is sent over it."""
 
     name: str
-    shipment: Shipment
+    transfer_plan: TransferPlan
 
 
-def enter(engine: Engine, offer: LinkOffer, bucket_bytes: int) -> AgentLink:
+def enter(engine: Engine, offer: GroupOffer, bucket_bytes: int) -> JoinedGroup:
     """Bring the engine in. Raises PlanError and EngineError."""
-    shipment = shipment_of(offer.layouts, bucket_bytes, offer.plan_id)
+    transfer_plan = transfer_plan_of(offer.layouts, bucket_bytes, offer.plan_id)
     engine.listen()
     place = offer.address, offer.port, offer.name, offer.world, offer.first, offer.backend
     if not engine.join_group(*place):
-        leave(engine, AgentLink(offer.name, shipment))
+        leave(engine, JoinedGroup(offer.name, transfer_plan))
         raise EngineError(f"{offer.name}: the engine takes no direct loads")
-    return AgentLink(offer.name, shipment)
+    return JoinedGroup(offer.name, transfer_plan)
 
 
-def leave(engine: Engine, link: AgentLink) -> None:
+def leave(engine: Engine, link: JoinedGroup) -> None:
     """Take the engine out; it may be gone."""
     try:
         engine.leave_group(link.name)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from grpo_worker.weightsync.protocol.buffers import ALIGNED, aligned
 from grpo_worker.weightsync.protocol.transfer_plan import Message, Piece
 
-Stretch = tuple[int, int]  # bytes from the first up to, but not including, the second
-Wanted = list[list[list[Stretch]]]  # by bucket of a source, message and place
+ByteRange = tuple[int, int]  # bytes from the first up to, but not including, the second
+Wanted = list[list[list[ByteRange]]]  # by bucket of a source, message and place
 
 _WORTH = 256  # a gap of less than this part of a bucket costs less than another message
 
@@ -27,8 +27,8 @@ class Extent:
 
 
 def wanted(
-    messages: Sequence[Message], extents: Sequence[Extent], kept: Sequence[Stretch]
-) -> list[list[Stretch]]:
+    messages: Sequence[Message], extents: Sequence[Extent], kept: Sequence[ByteRange]
+) -> list[list[ByteRange]]:
     """For each message of a bucket the stretches that must travel, so that the bytes ``kept`` of it come.
 
     ``extents``: of the bucket's tensors. ``kept``: without overlaps, in order.
@@ -37,11 +37,11 @@ def wanted(
     return [merged(_needed(message, extents, kept), gap, message.nbytes) for message in messages]
 
 
-def merged(stretches: Iterable[Stretch], gap: int = 0, end: int | None = None) -> list[Stretch]:
+def merged(byte_ranges: Iterable[ByteRange], gap: int = 0, end: int | None = None) -> list[ByteRange]:
     """The same bytes in order; neighbours at most ``gap`` apart are one. With ``end`` (bytes of the whole)
     each is widened to where devices like it to begin and end."""
-    found: list[Stretch] = []
-    for first, last in sorted(stretches):
+    found: list[ByteRange] = []
+    for first, last in sorted(byte_ranges):
         if end is not None:
             first, last = first // ALIGNED * ALIGNED, min(aligned(last), end)
         if found and first <= found[-1][1] + gap:
@@ -51,12 +51,12 @@ def merged(stretches: Iterable[Stretch], gap: int = 0, end: int | None = None) -
     return found
 
 
-def came(pieces: Sequence[Piece], stretches: Sequence[Stretch]) -> list[tuple[int, Piece]]:
+def came(pieces: Sequence[Piece], byte_ranges: Sequence[ByteRange]) -> list[tuple[int, Piece]]:
     """The pieces of a message that lie in what travelled of it, each with its first byte there."""
     found, start = [], 0
     for piece in pieces:
         end = start + piece.nbytes
-        if any(first <= start and end <= last for first, last in stretches):
+        if any(first <= start and end <= last for first, last in byte_ranges):
             found.append((start, piece))
         start = end
     return found
@@ -70,7 +70,7 @@ def from_json(text: str) -> Wanted:
     return [[[(first, last) for first, last in message] for message in bucket] for bucket in json.loads(text)]
 
 
-def _needed(message: Message, extents: Sequence[Extent], kept: Sequence[Stretch]) -> list[Stretch]:
+def _needed(message: Message, extents: Sequence[Extent], kept: Sequence[ByteRange]) -> list[ByteRange]:
     if message.start is not None:
         inside = _common((message.start, message.start + message.nbytes), kept)
         return [(first - message.start, last - message.start) for first, last in inside]
@@ -82,7 +82,7 @@ def _needed(message: Message, extents: Sequence[Extent], kept: Sequence[Stretch]
     return found
 
 
-def _home(piece: Piece, extent: Extent) -> Stretch:
+def _home(piece: Piece, extent: Extent) -> ByteRange:
     """Where in the bucket a piece belongs: rows are one stretch, of columns only the tensor is known."""
     if piece.dim:
         return extent.start, extent.start + extent.nbytes
@@ -90,6 +90,6 @@ def _home(piece: Piece, extent: Extent) -> Stretch:
     return extent.start + piece.offset * row, extent.start + (piece.offset + piece.length) * row
 
 
-def _common(stretch: Stretch, kept: Sequence[Stretch]) -> list[Stretch]:
-    pairs = [(max(stretch[0], first), min(stretch[1], last)) for first, last in kept]
+def _common(byte_range: ByteRange, kept: Sequence[ByteRange]) -> list[ByteRange]:
+    pairs = [(max(byte_range[0], first), min(byte_range[1], last)) for first, last in kept]
     return [(first, last) for first, last in pairs if first < last]

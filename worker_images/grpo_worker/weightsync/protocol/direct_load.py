@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
-from grpo_worker.weightsync.protocol.transfer_plan import Message, Piece, Shipment
+from grpo_worker.weightsync.protocol.transfer_plan import Message, Piece, TransferPlan
 
 PREFIX = "grpo:"
 MARK = "[grpo direct loading]"
@@ -43,11 +43,11 @@ class DirectLoad:
             raise ValueError(f"load_format {text[:80]!r} is no direct load") from error
 
 
-def linked_load(shipment: Shipment, timeout: float) -> DirectLoad:
+def direct_load_request(transfer_plan: TransferPlan, timeout: float) -> DirectLoad:
     """The announcement of a shipment."""
-    counts = tuple(len(bucket.tensors) for bucket in shipment.buckets)
-    messages = tuple(bucket.messages for bucket in shipment.buckets)
-    return DirectLoad(shipment.plan_id, counts, (), messages, timeout)
+    counts = tuple(len(bucket.tensors) for bucket in transfer_plan.buckets)
+    messages = tuple(bucket.messages for bucket in transfer_plan.buckets)
+    return DirectLoad(transfer_plan.plan_id, counts, (), messages, timeout)
 
 
 def _brief(message: Message) -> list[object]:

@@ -6,11 +6,11 @@ from typing import Any
 
 from grpo_worker.weightsync.protocol.manifest import Manifest
 from grpo_worker.weightsync.protocol.tiling import PlanError, make_plan
-from grpo_worker.weightsync.protocol.transfer_plan import Shipment, make_shipment
+from grpo_worker.weightsync.protocol.transfer_plan import TransferPlan, make_transfer_plan
 
 
 @dataclass(frozen=True, slots=True)
-class LinkOffer:
+class GroupOffer:
     """How to join. ``address``, ``port``: of the store at the first trainer rank; ``world``: members, of
     which this engine's first is rank ``first``; ``layouts``: manifests without bytes of the trainer ranks;
     ``plan_id``: of what is made of them."""
@@ -28,17 +28,17 @@ class LinkOffer:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "LinkOffer":
+    def from_json(cls, data: dict[str, Any]) -> "GroupOffer":
         return cls(**{name: data[name] for name in cls.__dataclass_fields__})
 
 
-def shipment_of(layouts: Sequence[str], bucket_bytes: int, plan_id: str | None = None) -> Shipment:
+def transfer_plan_of(layouts: Sequence[str], bucket_bytes: int, plan_id: str | None = None) -> TransferPlan:
     """What the ranks of these layouts send. ``plan_id``: what the controller has found it to be.
 
     Raises PlanError when they do not form whole tensors, or another plan: members that cut other buckets
     would wait for each other.
     """
-    found = make_shipment(make_plan([Manifest.from_json(text) for text in layouts]), bucket_bytes)
+    found = make_transfer_plan(make_plan([Manifest.from_json(text) for text in layouts]), bucket_bytes)
     if plan_id is not None and plan_id != found.plan_id:
         raise PlanError(f"the plan here is {found.plan_id}, the controller's is {plan_id}: other versions?")
     return found

@@ -42,7 +42,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class ShippedBucket:
+class TransferBucket:
     """Tensors of one bucket, which lie in it without gaps, and who sends what of it."""
 
     tensors: tuple[TensorPlan, ...]
@@ -50,11 +50,11 @@ class ShippedBucket:
 
 
 @dataclass(frozen=True, slots=True)
-class Shipment:
+class TransferPlan:
     """All buckets of a version. Same ``plan_id``: same names, shapes, shards and buckets."""
 
     plan_id: str
-    buckets: tuple[ShippedBucket, ...]
+    buckets: tuple[TransferBucket, ...]
 
     @property
     def tensors(self) -> list[TensorPlan]:
@@ -65,15 +65,15 @@ class Shipment:
         return sum(message.nbytes for bucket in self.buckets for message in bucket.messages)
 
 
-def make_shipment(plan: Plan, limit: int) -> Shipment:
+def make_transfer_plan(plan: Plan, limit: int) -> TransferPlan:
     """Buckets of which each takes at most ``limit`` bytes where it is received, whichever way they travel.
     A tensor that takes more has a bucket of its own.
 
     Raises PlanError for a piece that would not be aligned.
     """
     limit -= limit // MARGIN
-    found = [ShippedBucket(tensors, _messages(tensors)) for tensors in _bucketed(plan, limit)]
-    return Shipment(bucketed_id(plan, [bucket.tensors for bucket in found]), tuple(found))
+    found = [TransferBucket(tensors, _messages(tensors)) for tensors in _bucketed(plan, limit)]
+    return TransferPlan(bucketed_id(plan, [bucket.tensors for bucket in found]), tuple(found))
 
 
 def _bucketed(plan: Plan, limit: int) -> list[tuple[TensorPlan, ...]]:
@@ -134,7 +134,7 @@ Box = tuple[str, int]  # name and offset of a shard
 
 
 def places(
-    message_bytes: torch.Tensor, bucket: ShippedBucket, message: Message
+    message_bytes: torch.Tensor, bucket: TransferBucket, message: Message
 ) -> list[tuple[Box, torch.Tensor]]:
     """Where each piece stands in its message, uint8 [bytes of the message]."""
     found, start = [], 0

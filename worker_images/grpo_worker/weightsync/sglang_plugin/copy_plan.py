@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from grpo_worker.weightsync.protocol.byte_ranges import Stretch, merged
-from grpo_worker.weightsync.sglang_plugin.load_tracer import Copy, Recording
+from grpo_worker.weightsync.protocol.byte_ranges import ByteRange, merged
+from grpo_worker.weightsync.sglang_plugin.load_tracer import Copy, LoadTrace
 
 
 @dataclass(slots=True)
@@ -21,14 +21,14 @@ class _Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class CopyPlan:
     """Copies of one bucket. ``by_loader``: names that the model's own loader must take. ``reads``: the bytes
     of the bucket that the copies take."""
 
     steps: tuple[_Step, ...]
     by_loader: frozenset[str]
     homes: frozenset[int]
-    reads: tuple[Stretch, ...]
+    reads: tuple[ByteRange, ...]
 
     def repeat(self, flat: torch.Tensor) -> None:
         """Write the bytes of ``flat`` (uint8 [bytes of the bucket]) into the parameters."""
@@ -59,25 +59,27 @@ def _read(flat: torch.Tensor, step: _Step) -> torch.Tensor:
     return whole.as_strided(step.size, step.stride, first)
 
 
-def make_recipe(recording: Recording, flat: torch.Tensor, partners: Iterable[Sequence[str]] = ()) -> Recipe:
+def make_copy_plan(
+    load_trace: LoadTrace, flat: torch.Tensor, partners: Iterable[Sequence[str]] = ()
+) -> CopyPlan:
     """Merge what was seen while the bucket ``flat`` was loaded.
 
     ``partners``: names that the loader takes only together; if one goes to the loader, all do.
     """
-    by_loader = set(recording.unexplained)
+    by_loader = set(load_trace.unexplained)
     for group in partners:
         if by_loader & set(group):
             by_loader |= set(group)
     steps: list[_Step] = []
-    for name, copies in recording.copies.items():
+    for name, copies in load_trace.copies.items():
         if name not in by_loader:
             steps.extend(_step(copy, flat) for copy in copies)
     fewer = _merged(steps)
     reads = merged(_reads(step) for step in fewer)
-    return Recipe(tuple(fewer), frozenset(by_loader), homes(step.to for step in fewer), tuple(reads))
+    return CopyPlan(tuple(fewer), frozenset(by_loader), homes(step.to for step in fewer), tuple(reads))
 
 
-def _reads(step: _Step) -> Stretch:
+def _reads(step: _Step) -> ByteRange:
     """From the first byte that a step reads to its last."""
     last = sum((size - 1) * stride for size, stride in zip(step.size, step.stride, strict=True))
     return step.start, step.start + (last + 1) * step.dtype.itemsize

@@ -7,27 +7,33 @@ from dataclasses import dataclass
 import torch
 
 from grpo_worker.weightsync.protocol.buffers import aligned, copy_all
-from grpo_worker.weightsync.protocol.byte_ranges import Extent, Stretch, came, to_json, wanted
+from grpo_worker.weightsync.protocol.byte_ranges import ByteRange, Extent, came, to_json, wanted
 from grpo_worker.weightsync.protocol.direct_load import DirectLoad
 from grpo_worker.weightsync.protocol.fingerprint import fingerprint
 from grpo_worker.weightsync.protocol.transfer_plan import Message
-from grpo_worker.weightsync.sglang_plugin.receivers import DirectLoadError, Spec, Then, Work, view_of
-from grpo_worker.weightsync.transport.rendezvous import Members
+from grpo_worker.weightsync.sglang_plugin.receivers import (
+    DirectLoadError,
+    PendingReceive,
+    Spec,
+    Then,
+    view_of,
+)
+from grpo_worker.weightsync.transport.rendezvous import TransferGroup
 
 
-class Link:
+class GroupMembership:
     """The link that this rank is a member of. ``wanted``: by bucket and message, the stretches that this
     rank has said it keeps; None before."""
 
-    def __init__(self, members: Members) -> None:
+    def __init__(self, members: TransferGroup) -> None:
         self.members = members
-        self.wanted: list[list[list[Stretch]]] | None = None
+        self.wanted: list[list[list[ByteRange]]] | None = None
 
-    def tell(self, load: DirectLoad, buckets: Sequence[Sequence[Spec]], kept: list[list[Stretch]]) -> None:
+    def tell(self, load: DirectLoad, buckets: Sequence[Sequence[Spec]], kept: list[list[ByteRange]]) -> None:
         """Let the trainer ranks know which bytes of each bucket this rank keeps. Raises LinkError."""
         found = [
-            wanted(messages, [Extent(spec.start, spec.nbytes, spec.shape[0]) for spec in specs], stretches)
-            for messages, specs, stretches in zip(load.messages, buckets, kept, strict=True)
+            wanted(messages, [Extent(spec.start, spec.nbytes, spec.shape[0]) for spec in specs], byte_ranges)
+            for messages, specs, byte_ranges in zip(load.messages, buckets, kept, strict=True)
         ]
         for source in sorted({message.source for messages in load.messages for message in messages}):
             told = [
@@ -44,18 +50,18 @@ class _Arriving:
 
     message: Message
     data: torch.Tensor
-    stretches: Sequence[Stretch]
+    byte_ranges: Sequence[ByteRange]
     tail: torch.Tensor
 
     @property
     def parts(self) -> list[torch.Tensor]:
-        return [self.data[first:last] for first, last in self.stretches]
+        return [self.data[first:last] for first, last in self.byte_ranges]
 
 
-class Linked:
+class DirectReceiver:
     """From the trainer ranks themselves; each message is followed by its fingerprints."""
 
-    def __init__(self, request: DirectLoad, link: Link, buckets: Sequence[Sequence[Spec]]) -> None:
+    def __init__(self, request: DirectLoad, link: GroupMembership, buckets: Sequence[Sequence[Spec]]) -> None:
         self.partial, self.nbytes = link.wanted is not None, 0
         self._request = request
         self._link = link
@@ -66,7 +72,7 @@ class Linked:
     def beside(self, index: int) -> int:
         return sum(aligned(m.nbytes) for m in self._request.messages[index] if m.start is None)
 
-    def receive(self, index: int, flat: torch.Tensor, beside: torch.Tensor) -> Work:
+    def receive(self, index: int, flat: torch.Tensor, beside: torch.Tensor) -> PendingReceive:
         arriving = list(self._arriving(index, flat, beside))
         pairs = [(tensor, a.message.source) for a in arriving for tensor in (*a.parts, a.tail)]
         transfer = self._link.members.receive(pairs, self._deadline)
@@ -76,22 +82,22 @@ class Linked:
         used = 0
         for place, message in enumerate(self._request.messages[index]):
             told = self._link.wanted
-            stretches = [(0, message.nbytes)] if told is None else told[index][place]
-            tail = torch.empty(1 + len(stretches), dtype=torch.int64, device=flat.device)
-            self.nbytes += sum(last - first for first, last in stretches)
+            byte_ranges = [(0, message.nbytes)] if told is None else told[index][place]
+            tail = torch.empty(1 + len(byte_ranges), dtype=torch.int64, device=flat.device)
+            self.nbytes += sum(last - first for first, last in byte_ranges)
             if message.start is None:
                 data = beside[used : used + message.nbytes]
                 used += aligned(message.nbytes)
             else:
                 data = flat[message.start : message.start + message.nbytes]
-            yield _Arriving(message, data, stretches, tail)
+            yield _Arriving(message, data, byte_ranges, tail)
 
     def _arrived(self, index: int, flat: torch.Tensor, arriving: Sequence[_Arriving]) -> None:
         for each in arriving:
             found = [fingerprint(part) for part in each.parts]
             self._checks.append((index, each.message.source, found, each.tail))
             if each.message.start is None:
-                deal_out(each.data, each.message, flat, self._buckets[index], each.stretches)
+                deal_out(each.data, each.message, flat, self._buckets[index], each.byte_ranges)
 
     def verified(self) -> list[int]:
         mine = _values([part for *_, parts, _ in self._checks for part in parts])
@@ -106,7 +112,7 @@ class Linked:
             at += 1 + len(parts)
         return messages
 
-    def keep(self, kept: list[list[Stretch]]) -> None:
+    def keep(self, kept: list[list[ByteRange]]) -> None:
         """These bytes of each bucket are what this rank takes: no others need come with later versions.
         Raises LinkError."""
         self._link.tell(self._request, self._buckets, kept)
@@ -119,12 +125,12 @@ def _values(numbers: list[torch.Tensor]) -> list[int]:
 
 def deal_out(
     data: torch.Tensor, message: Message, flat: torch.Tensor, specs: Sequence[Spec],
-    stretches: Sequence[Stretch],
+    byte_ranges: Sequence[ByteRange],
 ) -> None:  # fmt: skip
     """Put the pieces of ``message`` that came into the tensors of the bucket ``flat``. ``data``: its bytes,
-    of which the ``stretches`` are there."""
+    of which the ``byte_ranges`` are there."""
     places, boxes = [], []
-    for start, piece in came(message.pieces, stretches):
+    for start, piece in came(message.pieces, byte_ranges):
         spec = specs[piece.tensor]
         place = view_of(flat, spec).narrow(piece.dim, piece.offset, piece.length)
         boxes.append(data[start : start + piece.nbytes].view(spec.dtype).view(place.shape))

@@ -18,16 +18,16 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from grpo_worker.weightsync.protocol.direct_load import AGENT, LINK, MARK, PREFIX, DirectLoad
-from grpo_worker.weightsync.sglang_plugin.direct_receiver import Link, Linked
+from grpo_worker.weightsync.sglang_plugin.direct_receiver import DirectReceiver, GroupMembership
 from grpo_worker.weightsync.sglang_plugin.loader import DirectLoader, Report
-from grpo_worker.weightsync.sglang_plugin.receivers import Broadcast, DirectLoadError, Spec, specs_of
+from grpo_worker.weightsync.sglang_plugin.receivers import DirectLoadError, Spec, StagedReceiver, specs_of
 from grpo_worker.weightsync.transport import torch_group
 from grpo_worker.weightsync.transport.factory import join
-from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS, LinkError, connect
+from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS, TransferError, connect
 
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater."
 _loaders: dict[int, DirectLoader] = {}
-_links: dict[str, Link] = {}
+_links: dict[str, GroupMembership] = {}
 
 
 def register() -> None:
@@ -52,7 +52,7 @@ class _Announced:
 
     request: DirectLoad
     buckets: list[list[Spec]]
-    incoming: Broadcast | Linked
+    incoming: StagedReceiver | DirectReceiver
 
 
 def _joined(
@@ -81,9 +81,9 @@ def _linked(
     try:
         store, rank = connect(address, port), first + updater.tp_rank
         members = join(backend, store, name, rank, world, trainers, device)
-    except LinkError as error:
+    except TransferError as error:
         return False, str(error)
-    _links[name] = Link(members)
+    _links[name] = GroupMembership(members)
     return True, "joined"
 
 
@@ -143,8 +143,8 @@ def _announced(
     rows = iter(zip(names, map(_dtype, dtypes), shapes, strict=True))
     buckets = [specs_of(islice(rows, count)) for count in request.counts]
     if group_name in _links:
-        return _Announced(request, buckets, Linked(request, _links[group_name], buckets))
-    return _Announced(request, buckets, Broadcast(request, updater._model_update_group[group_name]))
+        return _Announced(request, buckets, DirectReceiver(request, _links[group_name], buckets))
+    return _Announced(request, buckets, StagedReceiver(request, updater._model_update_group[group_name]))
 
 
 def _dtype(told: Any) -> torch.dtype:
@@ -158,7 +158,7 @@ def _run(updater: Any, announced: _Announced) -> tuple[bool, str]:
     try:
         report = loader.load(announced.request.plan_id, announced.buckets, announced.incoming)
         _tell(loader, announced)
-    except (DirectLoadError, LinkError) as error:
+    except (DirectLoadError, TransferError) as error:
         problem = str(error)
     problem = _anyones(problem or None)
     if not problem and (untaken := _untaken(model, announced, report)):
@@ -176,7 +176,7 @@ def _run(updater: Any, announced: _Announced) -> tuple[bool, str]:
 def _tell(loader: DirectLoader, announced: _Announced) -> None:
     """Let the trainer ranks of a link know what this rank keeps, once. Raises LinkError."""
     incoming = announced.incoming
-    if not isinstance(incoming, Linked) or incoming.partial:
+    if not isinstance(incoming, DirectReceiver) or incoming.partial:
         return
     kept = loader.kept(announced.request.plan_id, announced.buckets)
     if kept is not None:

@@ -32,7 +32,7 @@ class Copy:
 
 
 @dataclass
-class Recording:
+class LoadTrace:
     """What was seen: copies by source name, and the names that copies do not explain."""
 
     copies: dict[str, list[Copy]] = field(default_factory=dict)
@@ -60,21 +60,21 @@ class Source(torch.Tensor):
 
     elements: torch.Tensor
     parts: tuple[Part, ...]
-    recording: Recording
+    load_trace: LoadTrace
 
     @staticmethod
-    def __new__(cls, elements: torch.Tensor, parts: tuple[Part, ...], recording: Recording) -> "Source":
+    def __new__(cls, elements: torch.Tensor, parts: tuple[Part, ...], load_trace: LoadTrace) -> "Source":
         made: Source = torch.Tensor._make_wrapper_subclass(
             cls, elements.size(), strides=elements.stride(), storage_offset=elements.storage_offset(),
             dtype=elements.dtype, device=elements.device,
         )  # fmt: skip
-        made.elements, made.parts, made.recording = elements, parts, recording
+        made.elements, made.parts, made.load_trace = elements, parts, load_trace
         return made
 
     @classmethod
-    def of(cls, name: str, view: torch.Tensor, recording: Recording) -> "Source":
+    def of(cls, name: str, view: torch.Tensor, load_trace: LoadTrace) -> "Source":
         """The whole of a source tensor."""
-        return cls(view, (Part(name, view, 0, 0),), recording)
+        return cls(view, (Part(name, view, 0, 0),), load_trace)
 
     def is_view(self) -> bool:
         """Is it a piece of one source, with the elements where they were?"""
@@ -118,7 +118,7 @@ def _on_view(func: Any, args: Any, found: list[Source], call: _Call) -> Any:
     source = found[0]
 
     def again(elements: torch.Tensor) -> Source:
-        return Source(elements, (Part(source.parts[0].name, elements, 0, 0),), source.recording)
+        return Source(elements, (Part(source.parts[0].name, elements, 0, 0),), source.load_trace)
 
     result = call()
     if isinstance(result, torch.Tensor):
@@ -129,7 +129,7 @@ def _on_view(func: Any, args: Any, found: list[Source], call: _Call) -> Any:
 
 
 def _on_detach(func: Any, args: Any, found: list[Source], call: _Call) -> Any:
-    return Source(found[0].elements, found[0].parts, found[0].recording)
+    return Source(found[0].elements, found[0].parts, found[0].load_trace)
 
 
 def _on_cat(func: Any, args: Any, found: list[Source], call: _Call) -> Any:
@@ -139,12 +139,12 @@ def _on_cat(func: Any, args: Any, found: list[Source], call: _Call) -> Any:
     for source in found:
         parts.append(Part(source.parts[0].name, source.elements, dim, start))
         start += source.elements.shape[dim]
-    return Source(whole, tuple(parts), found[0].recording)
+    return Source(whole, tuple(parts), found[0].load_trace)
 
 
 def _on_cast(func: Any, args: Any, found: list[Source], call: _Call) -> Any:
     """The elements as another type; a copy into a parameter of that type converts them by itself."""
-    return Source(call(), found[0].parts, found[0].recording)
+    return Source(call(), found[0].parts, found[0].load_trace)
 
 
 def _on_copy(func: Any, args: Any, found: list[Source], call: _Call) -> Any:
@@ -156,38 +156,38 @@ def _on_copy(func: Any, args: Any, found: list[Source], call: _Call) -> Any:
         here = to.detach()
         if len(source.parts) > 1:
             here = here.narrow(part.dim, part.start, part.view.shape[part.dim])
-        source.recording.add(part.name, here, part.view)
+        source.load_trace.add(part.name, here, part.view)
     call()
     return to
 
 
 def _on_anything_else(func: Any, args: Any, found: list[Source], call: _Call) -> Any:
     for source in found:
-        source.recording.give_up([part.name for part in source.parts], str(func))
+        source.load_trace.give_up([part.name for part in source.parts], str(func))
     return call()
 
 
 def record(
     load: Callable[[list[tuple[str, torch.Tensor]]], Any], tensors: Sequence[tuple[str, torch.Tensor]]
-) -> Recording:
+) -> LoadTrace:
     """Let ``load`` take ``tensors`` (name, view of a buffer), and say what it copied where.
 
     The weights are loaded when this returns. Copies whose place holds something else in the end are
     among the unexplained. Raises what ``load`` raises when it cannot take them in any form.
     """
-    recording = Recording()
-    sources = [(name, Source.of(name, tensor, recording)) for name, tensor in tensors]
+    load_trace = LoadTrace()
+    sources = [(name, Source.of(name, tensor, load_trace)) for name, tensor in tensors]
     try:
         load(list(sources))
     except Exception as error:  # e.g. a loader that needs real memory
         load(list(tensors))
-        recording.give_up([name for name, _ in tensors], f"{type(error).__name__}: {error}")
-    for name, copies in recording.copies.items():
+        load_trace.give_up([name for name, _ in tensors], f"{type(error).__name__}: {error}")
+    for name, copies in load_trace.copies.items():
         if not all(_holds(copy) for copy in copies):
-            recording.give_up([name], "another tensor was written to the same place")
-    for name in recording.unexplained:
-        recording.copies.pop(name, None)
-    return recording
+            load_trace.give_up([name], "another tensor was written to the same place")
+    for name in load_trace.unexplained:
+        load_trace.copies.pop(name, None)
+    return load_trace
 
 
 def _holds(copy: Copy) -> bool:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from grpo_worker.weightsync.protocol.buffers import MARGIN, aligned
-from grpo_worker.weightsync.protocol.byte_ranges import Stretch, merged
-from grpo_worker.weightsync.sglang_plugin.copy_plan import Recipe, homes, make_recipe
+from grpo_worker.weightsync.protocol.byte_ranges import ByteRange, merged
+from grpo_worker.weightsync.sglang_plugin.copy_plan import CopyPlan, homes, make_copy_plan
 from grpo_worker.weightsync.sglang_plugin.load_tracer import record
-from grpo_worker.weightsync.sglang_plugin.receivers import DirectLoadError, Incoming, Spec, view_of
+from grpo_worker.weightsync.sglang_plugin.receivers import DirectLoadError, Receiver, Spec, view_of
 
 _Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments by place and by name
 
@@ -22,7 +22,7 @@ class _Known:
     """What is known of a bucket since it was loaded first. ``after``: the model's own work after
     loading, to be repeated each time; ``late``: it needs more memory than is spared beside a bucket."""
 
-    recipe: Recipe
+    copy_plan: CopyPlan
     after: list[_Call]
     late: bool
 
@@ -50,7 +50,7 @@ class DirectLoader:
         self._taken: set[str] = set()
         self._memory = _ExtraMemory(device)
 
-    def load(self, plan_id: str, buckets: Sequence[Sequence[Spec]], incoming: Incoming) -> Report:
+    def load(self, plan_id: str, buckets: Sequence[Sequence[Spec]], incoming: Receiver) -> Report:
         """Receive and write every bucket.
 
         All buckets are received also after one could not be written, because others wait for this rank.
@@ -72,16 +72,16 @@ class DirectLoader:
         report.taken, report.extra_bytes = self._taken, self._memory.bytes()
         return report
 
-    def kept(self, plan_id: str, buckets: Sequence[Sequence[Spec]]) -> list[list[Stretch]] | None:
+    def kept(self, plan_id: str, buckets: Sequence[Sequence[Spec]]) -> list[list[ByteRange]] | None:
         """The bytes of each bucket that loads of this plan take from it; None if that is not known."""
         known = [self._known.get((plan_id, index)) for index in range(len(buckets))]
-        recipes = [each.recipe for each in known if each is not None]
-        if len(recipes) < len(buckets):
+        copy_plans = [each.copy_plan for each in known if each is not None]
+        if len(copy_plans) < len(buckets):
             return None
-        return [_kept(recipe, bucket) for recipe, bucket in zip(recipes, buckets, strict=True)]
+        return [_kept(copy_plan, bucket) for copy_plan, bucket in zip(copy_plans, buckets, strict=True)]
 
     def _load_all(
-        self, plan_id: str, buckets: Sequence[Sequence[Spec]], incoming: Incoming, report: Report
+        self, plan_id: str, buckets: Sequence[Sequence[Spec]], incoming: Receiver, report: Report
     ) -> str:
         """What went wrong with a bucket, or an empty text."""
         problem, after = "", _After(self._model)
@@ -97,7 +97,7 @@ class DirectLoader:
         return problem or after.run()
 
     def _received(
-        self, buckets: Sequence[Sequence[Spec]], incoming: Incoming, report: Report
+        self, buckets: Sequence[Sequence[Spec]], incoming: Receiver, report: Report
     ) -> Iterator[tuple[int, torch.Tensor]]:
         """Each bucket's bytes, the next one under way. A device orders the reuse of memory by itself: a
         transfer that is begun later waits for the copies that were begun before."""
@@ -125,7 +125,7 @@ class DirectLoader:
     ) -> list[_Call]:
         """Write one bucket. What the model still has to do, when the buckets' memory is free again."""
         known = self._known.get(key)
-        if known is None or not known.recipe.homes <= here:
+        if known is None or not known.copy_plan.homes <= here:
             if partial:  # what the model's own loader would look for has not come
                 raise DirectLoadError(
                     "the parameters are elsewhere than when this link was told what is kept"
@@ -136,8 +136,8 @@ class DirectLoader:
         else:
             self._repeat(known, flat, bucket)
             left = known.after if known.late else []
-        report.copies += len(known.recipe.steps)
-        report.by_loader += len(known.recipe.by_loader)
+        report.copies += len(known.copy_plan.steps)
+        report.by_loader += len(known.copy_plan.by_loader)
         return left
 
     def _record(self, flat: torch.Tensor, bucket: Sequence[Spec]) -> _Known:
@@ -154,20 +154,20 @@ class DirectLoader:
         if original:
             self._model.post_load_weights = seen
         try:
-            recording = record(self._model.load_weights, tensors)
+            load_trace = record(self._model.load_weights, tensors)
         finally:
             if original:
                 del self._model.post_load_weights
-        self._taken |= recording.copies.keys() | recording.unexplained.keys()
+        self._taken |= load_trace.copies.keys() | load_trace.unexplained.keys()
         late = any(nbytes > len(flat) // MARGIN for _, nbytes in after)
-        recipe = make_recipe(recording, flat, _partners(bucket))
-        return _Known(recipe, [call for call, _ in after[-1:]], late)
+        copy_plan = make_copy_plan(load_trace, flat, _partners(bucket))
+        return _Known(copy_plan, [call for call, _ in after[-1:]], late)
 
     def _repeat(self, known: _Known, flat: torch.Tensor, bucket: Sequence[Spec]) -> None:
-        known.recipe.repeat(flat)
-        if known.recipe.by_loader:
+        known.copy_plan.repeat(flat)
+        if known.copy_plan.by_loader:
             rest = [
-                (spec.name, view_of(flat, spec)) for spec in bucket if spec.name in known.recipe.by_loader
+                (spec.name, view_of(flat, spec)) for spec in bucket if spec.name in known.copy_plan.by_loader
             ]
             self._model.load_weights(rest)
         if not known.late:
@@ -203,9 +203,9 @@ def _places(sizes: Sequence[int], device: str) -> list[torch.Tensor]:
     return [memory[most - size :] if index % 2 else memory[:size] for index, size in enumerate(sizes)]
 
 
-def _kept(recipe: Recipe, bucket: Sequence[Spec]) -> list[Stretch]:
-    by_loader = [(s.start, s.start + s.nbytes) for s in bucket if s.name in recipe.by_loader]
-    return merged([*recipe.reads, *by_loader])
+def _kept(copy_plan: CopyPlan, bucket: Sequence[Spec]) -> list[ByteRange]:
+    by_loader = [(s.start, s.start + s.nbytes) for s in bucket if s.name in copy_plan.by_loader]
+    return merged([*copy_plan.reads, *by_loader])
 
 
 class _ExtraMemory:

@@ -41,13 +41,13 @@ def view_of(flat: torch.Tensor, spec: Spec) -> torch.Tensor:
     return flat[spec.start : spec.start + spec.nbytes].view(spec.dtype).view(spec.shape)
 
 
-class Work(Protocol):
+class PendingReceive(Protocol):
     """A transfer under way."""
 
     def wait(self) -> Any: ...
 
 
-class Incoming(Protocol):
+class Receiver(Protocol):
     """One version under way to this rank. ``partial``: only the bytes come that it has said it keeps;
     ``nbytes``: those that have been asked for."""
 
@@ -58,7 +58,7 @@ class Incoming(Protocol):
         """Bytes that receiving bucket ``index`` needs beside its own."""
         ...
 
-    def receive(self, index: int, flat: torch.Tensor, beside: torch.Tensor) -> Work:
+    def receive(self, index: int, flat: torch.Tensor, beside: torch.Tensor) -> PendingReceive:
         """Begin to fill ``flat``, uint8 [bytes of bucket ``index``]. ``beside``: uint8 [``beside(index)``],
         of no use any more when the bytes are there."""
         ...
@@ -69,7 +69,7 @@ class Incoming(Protocol):
         ...
 
 
-class Broadcast:
+class StagedReceiver:
     """From an agent's memory; the agent is rank 0 of the group. Each bucket is one message."""
 
     partial = False
@@ -83,7 +83,7 @@ class Broadcast:
     def beside(self, index: int) -> int:
         return 0
 
-    def receive(self, index: int, flat: torch.Tensor, beside: torch.Tensor) -> Work:
+    def receive(self, index: int, flat: torch.Tensor, beside: torch.Tensor) -> PendingReceive:
         self.nbytes += len(flat)
         work: Any = dist.broadcast(flat, src=0, group=self._group, async_op=True)
         return Then(work, lambda: self._found.append(fingerprint(flat)))
@@ -100,7 +100,7 @@ class Broadcast:
 class Then:
     """A transfer, and what is done when it is over."""
 
-    work: Work
+    work: PendingReceive
     then: Any
 
     def wait(self) -> None:

@@ -8,24 +8,24 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 from grpo_worker.quantization.fp8 import Part, quantised_parts
-from grpo_worker.weightsync.protocol.group_offer import shipment_of
+from grpo_worker.weightsync.protocol.group_offer import transfer_plan_of
 from grpo_worker.weightsync.protocol.manifest import layout
 from grpo_worker.weightsync.trainer.sender import Sender
 from grpo_worker.weightsync.transport.factory import join
-from grpo_worker.weightsync.transport.rendezvous import LinkError, Members, connect, give_up
+from grpo_worker.weightsync.transport.rendezvous import TransferError, TransferGroup, connect, give_up
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
-class TrainerEnd:
+class TrainerEndpoint:
     """Rank ``rank`` of ``world``. Failures are told by words: a broken link is no broken rank."""
 
     rank: int
     world: int
     device: torch.device
     _store: tuple[str, TCPStore] | None = None  # at the first rank: name and store of the latest link
-    _members: Members | None = None
+    _members: TransferGroup | None = None
     _sender: Sender | None = field(default=None, repr=False)
 
     def layout(self, parts: Sequence[Part], fp8: bool) -> str:
@@ -46,11 +46,11 @@ class TrainerEnd:
         """Join the link ``name`` of ``world`` members; what went wrong, or an empty text."""
         self.close()
         try:
-            shipment = shipment_of(layouts, bucket, plan_id)
+            transfer_plan = transfer_plan_of(layouts, bucket, plan_id)
             store = self._store[1] if self.rank == 0 and self._store else connect(address, port)
             self._members = join(backend, store, name, self.rank, world, self.world, self.device)
-            self._sender = Sender(self.rank, shipment, self._members, self.device)
-        except (LinkError, ValueError) as error:
+            self._sender = Sender(self.rank, transfer_plan, self._members, self.device)
+        except (TransferError, ValueError) as error:
             return f"trainer rank {self.rank}: {error}"
         return ""
 
@@ -60,7 +60,7 @@ class TrainerEnd:
             return f"trainer rank {self.rank}: it is in no link"
         try:
             self._sender.send(parts, timeout, fp8)
-        except LinkError as error:
+        except TransferError as error:
             return f"trainer rank {self.rank}: {error}"
         return ""
 

@@ -7,10 +7,10 @@ import torch
 
 from grpo_worker.quantization.fp8 import FP8_BLOCK, Part, check_blocks, is_quantised, quantise_into
 from grpo_worker.weightsync.protocol.buffers import aligned, copy_all
-from grpo_worker.weightsync.protocol.byte_ranges import Stretch, Wanted, from_json
+from grpo_worker.weightsync.protocol.byte_ranges import ByteRange, Wanted, from_json
 from grpo_worker.weightsync.protocol.fingerprint import fingerprint
-from grpo_worker.weightsync.protocol.transfer_plan import Box, Message, Shipment, ShippedBucket, places
-from grpo_worker.weightsync.transport.rendezvous import Members, Transfer
+from grpo_worker.weightsync.protocol.transfer_plan import Box, Message, TransferBucket, TransferPlan, places
+from grpo_worker.weightsync.transport.rendezvous import Transfer, TransferGroup
 
 _AHEAD = 2  # buckets that are packed or under way
 
@@ -18,9 +18,11 @@ _AHEAD = 2  # buckets that are packed or under way
 class Sender:
     """Sends the shards of trainer rank ``rank``, bucket after bucket; packs one while another leaves."""
 
-    def __init__(self, rank: int, shipment: Shipment, members: Members, device: torch.device) -> None:
+    def __init__(
+        self, rank: int, transfer_plan: TransferPlan, members: TransferGroup, device: torch.device
+    ) -> None:
         self._members = members
-        mine = [(b, [m for m in b.messages if m.source == rank]) for b in shipment.buckets]
+        mine = [(b, [m for m in b.messages if m.source == rank]) for b in transfer_plan.buckets]
         mine = [(bucket, messages) for bucket, messages in mine if messages]
         size = max((sum(aligned(m.nbytes) for m in messages) for _, messages in mine), default=0)
         buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(_AHEAD)]
@@ -67,12 +69,12 @@ class _Cut:
     def __init__(self, data: torch.Tensor) -> None:
         self._data = data
         self._whole = fingerprint(data)
-        self._known: dict[tuple[Stretch, ...], list[torch.Tensor]] = {}
+        self._known: dict[tuple[ByteRange, ...], list[torch.Tensor]] = {}
 
-    def cut(self, stretches: Sequence[Stretch] | None) -> list[torch.Tensor]:
+    def cut(self, byte_ranges: Sequence[ByteRange] | None) -> list[torch.Tensor]:
         """The stretches (None: all bytes as one), and the fingerprints of the whole and of each:
         int64 [1 + stretches]."""
-        key = tuple(stretches) if stretches is not None else ((0, len(self._data)),)
+        key = tuple(byte_ranges) if byte_ranges is not None else ((0, len(self._data)),)
         if key not in self._known:
             found = [self._data[first:last] for first, last in key]
             prints = [self._whole] + [
@@ -83,7 +85,7 @@ class _Cut:
 
 
 def _batch(
-    buffer: torch.Tensor, bucket: ShippedBucket, messages: Sequence[Message]
+    buffer: torch.Tensor, bucket: TransferBucket, messages: Sequence[Message]
 ) -> Iterator[tuple[torch.Tensor, list[tuple[Box, torch.Tensor]]]]:
     """Each message's bytes in ``buffer``, and where its pieces stand."""
     start = 0

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from grpo_worker.weightsync.transport.ipc_handles import open_shared, share
-from grpo_worker.weightsync.transport.rendezvous import Members, link_errors
+from grpo_worker.weightsync.transport.rendezvous import TransferGroup, link_errors
 
 _POLL = 0.0002  # seconds between two looks at the store
 _SMALL = 4096  # bytes that travel by the store itself
@@ -23,7 +23,7 @@ _SMALL = 4096  # bytes that travel by the store itself
 class _Awaited:
     """``done`` when all ``keys`` are at the store."""
 
-    members: "Neighbours"
+    members: "CudaIpcGroup"
     keys: Sequence[str]
     deadline: float
     done: Callable[[], None]
@@ -33,7 +33,7 @@ class _Awaited:
         self.done()
 
 
-class Neighbours(Members):
+class CudaIpcGroup(TransferGroup):
     """This process among members that are all on one host."""
 
     def __init__(

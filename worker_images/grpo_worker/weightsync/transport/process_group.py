@@ -10,7 +10,12 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _abort_process_group
 
 from grpo_worker.weightsync.transport import torch_group
-from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS, LinkError, Members, link_errors
+from grpo_worker.weightsync.transport.rendezvous import (
+    JOIN_SECONDS,
+    TransferError,
+    TransferGroup,
+    link_errors,
+)
 
 _FOREVER = timedelta(days=1)  # NCCL's own watchdog would end the process; deadlines are kept here
 # gloo waits five times as long for a connection as for anything else, and nothing can interrupt it.
@@ -22,7 +27,7 @@ class GroupTransfer:
     """Bytes under way. Their tensors are kept until then."""
 
     def __init__(
-        self, members: Members, works: Iterable[Any], tensors: Sequence[torch.Tensor], deadline: float
+        self, members: TransferGroup, works: Iterable[Any], tensors: Sequence[torch.Tensor], deadline: float
     ) -> None:
         self._members = members
         self._works = list(works)
@@ -45,7 +50,7 @@ class GroupTransfer:
         work.wait()
 
 
-class Peers(Members):
+class CollectiveGroup(TransferGroup):
     """This process in the group ``name`` of ``world`` members, the first ``trainers`` of which send."""
 
     def __init__(
@@ -64,7 +69,7 @@ class Peers(Members):
             here = [torch.empty(0, device=device)]
             GroupTransfer(self, [met], here, time.monotonic() + JOIN_SECONDS).wait()
         except RuntimeError as error:
-            raise LinkError(f"the group {name} did not form: {str(error)[:200]}") from error
+            raise TransferError(f"the group {name} did not form: {str(error)[:200]}") from error
 
     def send(self, pairs: Sequence[tuple[torch.Tensor, int]], deadline: float) -> GroupTransfer:
         return self._batch(dist.isend, pairs, deadline)

@@ -18,7 +18,7 @@ _ASK = 0.5  # seconds between two looks at whether another member gave up
 _GIVEN_UP = "given-up"
 
 
-class LinkError(RuntimeError):
+class TransferError(RuntimeError):
     """A member of the link is missing, or did not send or take its bytes in time."""
 
 
@@ -28,7 +28,7 @@ def link_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise LinkError(str(error).splitlines()[0][:200]) from error
+        raise TransferError(str(error).splitlines()[0][:200]) from error
 
 
 class Transfer(Protocol):
@@ -39,7 +39,7 @@ class Transfer(Protocol):
         ...
 
 
-class Members(ABC):
+class TransferGroup(ABC):
     """This process among ``world`` members of the link ``name``, the first ``trainers`` of which send."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Members(ABC):
         try:
             self._assemble(world)
         except RuntimeError as error:
-            raise LinkError(f"the group {name} did not form: {str(error)[:200]}") from error
+            raise TransferError(f"the group {name} did not form: {str(error)[:200]}") from error
 
     @abstractmethod
     def send(self, pairs: Sequence[tuple[torch.Tensor, int]], deadline: float) -> Transfer:
@@ -72,7 +72,7 @@ class Members(ABC):
         try:
             self._store.set(f"told-{self._rank}-{trainer}", text)
         except RuntimeError as error:
-            raise LinkError(f"the store is gone: {str(error)[:200]}") from error
+            raise TransferError(f"the store is gone: {str(error)[:200]}") from error
 
     def told(self, engine: int) -> str | None:
         """What an engine's rank has left for this one. Raises LinkError."""
@@ -80,7 +80,7 @@ class Members(ABC):
         try:
             return self._store.get(key).decode() if self._store.check([key]) else None
         except RuntimeError as error:
-            raise LinkError(f"the store is gone: {str(error)[:200]}") from error
+            raise TransferError(f"the store is gone: {str(error)[:200]}") from error
 
     def wait_until(self, done: Callable[[], bool], deadline: float, pause: float) -> None:
         """Look each ``pause`` seconds. Raises LinkError at the deadline, or when another member gave up."""
@@ -88,11 +88,11 @@ class Members(ABC):
         while not done():
             now = time.monotonic()
             if now > deadline:
-                raise LinkError("not done within the deadline")
+                raise TransferError("not done within the deadline")
             if now > asked + _ASK:
                 asked = now
                 if self._given_up():
-                    raise LinkError("another member gave up")
+                    raise TransferError("another member gave up")
             time.sleep(pause)
 
     def _given_up(self) -> bool:
@@ -110,10 +110,10 @@ class Members(ABC):
             self._store.set("complete", "")
         while not self._store.check(["complete"]):
             if self._given_up():
-                raise LinkError("another member gave up")
+                raise TransferError("another member gave up")
             if time.monotonic() > deadline:
                 missing = [member for member in range(world) if not self._store.check([f"here-{member}"])]
-                raise LinkError(f"ranks {missing} did not come in {JOIN_SECONDS:.0f} s")
+                raise TransferError(f"ranks {missing} did not come in {JOIN_SECONDS:.0f} s")
             time.sleep(_LOOK)
 
 
@@ -129,4 +129,4 @@ def connect(address: str, port: int) -> TCPStore:
         socket.create_connection((address, port), JOIN_SECONDS).close()
         return TCPStore(address, port, None, False, timedelta(seconds=JOIN_SECONDS))
     except (RuntimeError, OSError) as error:
-        raise LinkError(f"{address}:{port}: {str(error)[:200]}") from error
+        raise TransferError(f"{address}:{port}: {str(error)[:200]}") from error

@@ -1,0 +1,1 @@
+"""Helpers and stand-ins of the tests. No test module imports another."""

@@ -1,0 +1,1 @@
+"""Directories of published models, shrunk in size only, and jobs that train them."""

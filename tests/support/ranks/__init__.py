@@ -1,0 +1,1 @@
+"""Functions that run on several ranks, each in a process of its own, and their launcher."""

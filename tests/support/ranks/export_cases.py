@@ -1,0 +1,162 @@
+"""Functions that run on ranks: a model goes out as files, and comes back from them."""
+
+import pickle
+import resource
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM
+
+from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_worker.megatron.conversion import hf_mapping
+from grpo_worker.megatron.conversion.readers import SafetensorsWeights, weight_reader
+from grpo_worker.megatron.export import files as export_files
+from grpo_worker.megatron.export.exporter import ExportError, export
+from grpo_worker.megatron.families.registry import family_of
+from grpo_worker.megatron.model.build import build_chunks, initialize_parallel
+from grpo_worker.model_files.config import model_config
+from grpo_worker.profiling.hang import Position, position, stuck_ranks
+from grpo_worker.quantization.fp8 import dequantise, is_quantised, quantise
+from support.ranks.fidelity_cases import SEED, UnevenBiases, _logits, _tokens
+from support.tiny_models import tiny_model
+
+
+def _model(model: str, next_tokens: bool | None = None, **changes: int) -> dict[str, Any]:
+    """``next_tokens``: None for a model without the layer that guesses the token after the next."""
+    return tiny_model(model) | changes | ({} if next_tokens is None else {"num_nextn_predict_layers": 1})
+
+
+def _loaded(hf: dict[str, Any], layout: dict[str, int], next_tokens: bool = False) -> list[Any]:
+    parallel = Layout(world=dist.get_world_size(), **layout)
+    initialize_parallel(parallel, 0)
+    chunks = build_chunks(hf, parallel, next_tokens=next_tokens)
+    hf_mapping.load(chunks, family_of(hf), UnevenBiases(hf, SEED))
+    return chunks
+
+
+def round_trip(
+    root: str, model: str, layout: dict[str, int], source: str | None, next_tokens: bool | None = None
+) -> dict[str, Any]:
+    """Export to ``root``/first, start a second trainer from it and export that to ``root``/second.
+
+    Largest difference of any logit from transformers' over 4 x 64 tokens in fp32 (on the last stage), and
+    whether the second trainer holds the same bits.
+    """
+    hf, first, second = _model(model, next_tokens), Path(root) / "first", Path(root) / "second"
+    parallel, family = Layout(world=dist.get_world_size(), **layout), family_of(hf)
+    chunks = _loaded(hf, layout, bool(next_tokens))
+    export(first, hf, chunks, family, Path(source) if source else None)
+    found = model_config(str(first))
+    again = build_chunks(found, parallel, next_tokens=bool(next_tokens))
+    hf_mapping.load(again, family_of(found), weight_reader(str(first), found, SEED + 1))
+    pairs = zip(hf_mapping.shards(chunks, family), hf_mapping.shards(again, family), strict=True)
+    reloaded = all(torch.equal(a.tensor, b.tensor) for a, b in pairs)
+    export(second, found, again, family, first)
+    batch, difference = _tokens(hf, 4, 64), None
+    ours = _logits([chunk.eval() for chunk in chunks], parallel, batch, packed=False)
+    if ours is not None:
+        theirs = AutoModelForCausalLM.from_pretrained(first, dtype=torch.float32).eval()
+        with torch.no_grad():
+            difference = float((ours - theirs(batch["input_ids"]).logits).abs().max())
+    return {"reloaded": reloaded, "difference": difference}
+
+
+def in_fp8(root: str, model: str, layout: dict[str, int]) -> dict[str, int]:
+    """Export in FP8 a model whose shards cut through blocks; tensors by how they come back: as the whole
+    matrix, quantised and dequantised, as they were, or otherwise."""
+    hf = _model(model, intermediate_size=320, moe_intermediate_size=160, hidden_size=192)
+    export(Path(root), hf, _loaded(hf, layout), family_of(hf), quantization="fp8-block128")
+    files, source = SafetensorsWeights(Path(root)), UnevenBiases(hf, SEED)
+    counts = {"quantised": 0, "kept": 0, "otherwise": 0}
+    for name, shape in family_of(hf).shapes(hf).items():
+        expected, kind = source.read(name, 0, 0, shape[0]), "kept"
+        if is_quantised(name):
+            values, scale = quantise(expected)
+            expected, kind = dequantise(values.float(), scale), "quantised"
+        same = files.shape(name) == shape and torch.equal(files.read(name, 0, 0, shape[0]), expected)
+        counts[kind if same else "otherwise"] += 1
+    return counts
+
+
+def in_bf16(root: str) -> None:
+    """Export a model that is trained in bf16."""
+    hf = _model("deepseek_v3")
+    layout = Layout(world=1)
+    initialize_parallel(layout, 0)
+    chunks = build_chunks(hf, layout, torch.bfloat16)
+    hf_mapping.load(chunks, family_of(hf), UnevenBiases(hf, SEED))
+    export(Path(root), hf, chunks, family_of(hf))
+
+
+def with_a_full_disk(root: str, layout: dict[str, int], rank: int) -> str:
+    """Export while a rank cannot write; what this rank is told. A second try, with room, succeeds."""
+    hf, target = _model("deepseek_v3"), Path(root)
+    chunks, said = _loaded(hf, layout), ""
+    try:
+        with _no_room(dist.get_rank() == rank):
+            export(target, hf, chunks, family_of(hf))
+    except ExportError as error:
+        said = str(error)
+    dist.barrier()
+    assert list(target.parent.iterdir()) == [], "something was left behind"
+    dist.barrier()
+    export(target, hf, chunks, family_of(hf))
+    return said
+
+
+@contextmanager
+def _no_room(limited: bool) -> Iterator[None]:
+    """This process cannot write files beyond 64 KiB."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limited:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (65536, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def on_a_slow_store(root: str, layout: dict[str, int]) -> list[list[int]]:
+    """Ranks that seem stuck while rank 0 writes each of its files, by the collectives that all have begun."""
+    hf, asked, found = _model("deepseek_v3"), Path(root).with_name("asked"), []
+    chunks, rank, thread = _loaded(hf, layout), dist.get_rank(), threading.get_ident()
+    save, export_files.FILE_BYTES = export_files.save_file, 150_000
+
+    def save_slowly(*args: Any, **kwargs: Any) -> None:
+        time.sleep(0.5)  # now the other rank waits
+        found.append(stuck_ranks([position(0, thread), _ask(asked)]))
+        save(*args, **kwargs)
+
+    if rank == 0:
+        export_files.save_file = save_slowly
+    else:
+        threading.Thread(target=_answer, args=(asked, thread), daemon=True).start()
+    export(Path(root), hf, chunks, family_of(hf))
+    return found
+
+
+def _ask(asked: Path) -> Position:
+    """Where rank 1 is just now."""
+    asked.touch()
+    answer = asked.with_suffix(".pickle")
+    while not answer.exists():
+        time.sleep(0.01)
+    found: Position = pickle.loads(answer.read_bytes())
+    answer.unlink()
+    return found
+
+
+def _answer(asked: Path, thread: int) -> None:
+    while True:
+        time.sleep(0.01)
+        if asked.exists():
+            asked.unlink()
+            whole = asked.with_suffix(".partial")
+            whole.write_bytes(pickle.dumps(position(1, thread)))
+            whole.rename(asked.with_suffix(".pickle"))

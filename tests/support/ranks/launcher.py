@@ -1,0 +1,158 @@
+"""Run functions of this folder on several ranks, each in its own process, over gloo (or NCCL).
+
+Importing torch and Megatron-Core costs many times what a test computes, so a template process does it
+once and forks the ranks of each call. Every call has fresh processes: Megatron-Core's models, and
+with them process groups and their polling threads, outlive their last use in a process.
+"""
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parents[2]
+
+
+class Template:
+    """The process that forks ranks."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._calls = 0
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, self._folder.name],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def call(
+        self, module: str, name: str, world: int, timeout: float, arguments: dict[str, Any]
+    ) -> list[Any]:
+        """Results by rank. Raises AssertionError when a rank ends or is silent for too long."""
+        self._calls += 1
+        folder = Path(self._folder.name) / str(self._calls)
+        folder.mkdir()
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([str(folder), module, name, world, arguments]) + "\n")
+        self._process.stdin.flush()
+        deadline = time.monotonic() + timeout
+        while not (folder / "codes").exists():
+            assert self._process.poll() is None, f"{name}: the template ended"
+            assert time.monotonic() < deadline, f"{name}: no answer in {timeout:.0f} s; {_machine()}"
+            time.sleep(0.02)
+        codes = json.loads((folder / "codes").read_text())
+        assert codes == [0] * world, f"{name}: exit codes of the ranks: {codes}"
+        return [pickle.loads((folder / str(rank)).read_bytes()) for rank in range(world)]
+
+    def end(self) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._folder.cleanup()
+
+
+def _machine() -> str:
+    """What a slow machine looks like; without it a silent rank is a riddle."""
+    free = shutil.disk_usage(tempfile.gettempdir()).free >> 30
+    memory = next(line for line in Path("/proc/meminfo").read_text().splitlines() if "Available" in line)
+    return f"load {os.getloadavg()}, {memory}, {free} GiB of disk free"
+
+
+_templates: list[Template] = []
+
+
+def run(function: str, world: int, timeout: float = 480, **arguments: Any) -> list[Any]:
+    """Run ``module.function(**arguments)`` on ``world`` ranks; return their results by rank."""
+    module, name = function.split(":")
+    if not _templates:
+        _templates.append(Template())
+    answered = False
+    try:
+        found = _templates[0].call(module, name, world, timeout, arguments)
+        answered = True
+    finally:
+        if not answered:
+            _end()
+    return found
+
+
+@atexit.register
+def _end() -> None:
+    while _templates:
+        _templates.pop().end()
+
+
+def _serve() -> None:
+    """The template's loop. Nothing here may start a thread: forks would lack it."""
+    sys.path.insert(0, str(TESTS))
+    from grpo_worker.megatron.cpu import platform as cpu_platform
+
+    cpu_platform.install()
+    for line in sys.stdin:
+        folder, module, name, world, arguments = json.loads(line)
+        function = getattr(importlib.import_module(f"support.ranks.{module}"), name)
+        gc.freeze()  # collecting would copy the pages that the forks share
+        pids = [_fork(Path(folder), rank, world, function, arguments) for rank in range(world)]
+        codes = _codes(pids)
+        partial = Path(folder) / "codes.partial"
+        partial.write_text(json.dumps(codes))
+        partial.rename(Path(folder) / "codes")
+
+
+def _fork(folder: Path, rank: int, world: int, function: Any, arguments: dict[str, Any]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        (folder / str(rank)).write_bytes(pickle.dumps(_on_rank(folder, rank, world, function, arguments)))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _on_rank(folder: Path, rank: int, world: int, function: Any, arguments: dict[str, Any]) -> Any:
+    import torch
+
+    torch.set_num_threads(1)
+    gpu = torch.cuda.is_available()
+    if gpu:
+        torch.cuda.set_device(rank)
+        torch.backends.cuda.matmul.allow_tf32 = False
+    torch.distributed.init_process_group(
+        "nccl" if gpu else "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world
+    )
+    value = function(**arguments)
+    torch.distributed.barrier()
+    return value
+
+
+def _codes(pids: list[int]) -> list[int]:
+    """Exit codes by rank; when one rank fails the others, which may wait for it, are killed."""
+    codes: dict[int, int] = {}
+    while len(codes) < len(pids):
+        pid, status = os.wait()
+        codes[pid] = os.waitstatus_to_exitcode(status)
+        if codes[pid] != 0:
+            for other in set(pids) - set(codes):
+                os.kill(other, signal.SIGKILL)
+    return [codes[pid] for pid in pids]
+
+
+if __name__ == "__main__":
+    _serve()

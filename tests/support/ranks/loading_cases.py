@@ -1,0 +1,69 @@
+"""Function that runs on ranks: how much memory the loading of a shard takes."""
+
+import ctypes
+import gc
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_worker.megatron.conversion import hf_mapping
+from grpo_worker.megatron.conversion.readers import SafetensorsWeights
+from grpo_worker.megatron.families.registry import family_of
+from grpo_worker.megatron.model.build import build_chunks, initialize_parallel
+from support.tiny_models import tiny_model
+
+
+def peak(root: str, layout: dict[str, int]) -> dict[str, int]:
+    """Bytes of this rank's weights, of the largest tensor of the files, and of anonymous memory that
+    building and loading took at most."""
+    hf = tiny_model("qwen3") | {"hidden_size": 512, "intermediate_size": 2048, "vocab_size": 32768}
+    family, parallel = family_of(hf), Layout(world=dist.get_world_size(), **layout)
+    shapes = family.shapes(hf)
+    if dist.get_rank() == 0:
+        tensors = {name: torch.full(shape, 0.5) for name, shape in shapes.items()}
+        save_file(tensors, Path(root) / "model.safetensors")
+        del tensors
+    dist.barrier()
+    initialize_parallel(parallel, 0)
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    before = _anonymous()
+    with _Watch() as watch:
+        chunks = build_chunks(hf, parallel)
+        hf_mapping.load(chunks, family, SafetensorsWeights(Path(root)))
+    own = sum(p.nbytes for chunk in chunks for p in chunk.parameters())
+    whole = all(bool((p == 0.5).all()) for chunk in chunks for p in chunk.parameters())
+    assert whole, "some weight was not loaded"
+    largest = max(torch.Size(shape).numel() for shape in shapes.values()) * 4
+    return {"own": own, "largest": largest, "taken": watch.highest - before}
+
+
+def _anonymous() -> int:
+    """Bytes of anonymous memory; pages of the files themselves, which the kernel may drop, do not count."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024
+
+
+class _Watch:
+    """Highest anonymous memory while it is open."""
+
+    def __enter__(self) -> "_Watch":
+        self.highest, self._done = _anonymous(), threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+        return self
+
+    def _look(self) -> None:
+        while not self._done.wait(0.001):
+            self.highest = max(self.highest, _anonymous())
+
+    def __exit__(self, *_error: Any) -> None:
+        self._done.set()
+        self._thread.join()
+        self.highest = max(self.highest, _anonymous())

@@ -1,0 +1,125 @@
+"""Functions that run on ranks: multi-token prediction beside a reference made of transformers' parts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import linear, rms_norm
+from transformers import AutoModelForCausalLM
+
+from grpo_worker.algorithms.losses import PolicyLossConfig
+from grpo_worker.checkpointing.store import directory
+from grpo_worker.data.micro_batch import Batch
+from grpo_worker.megatron.conversion.readers import SafetensorsWeights, SeededWeights
+from grpo_worker.megatron.export.exporter import export
+from grpo_worker.megatron.training.policy import PolicyModel
+from support.ranks.fidelity_cases import keep_gradients
+from support.ranks.policy_cases import (
+    batch,
+    checkpointer,
+    everywhere,
+    make_model,
+    own_rows,
+    train,
+    whole_weights,
+)
+from support.tiny_models import tiny_model
+
+HF = tiny_model("deepseek_v3") | {"num_nextn_predict_layers": 1}
+LAYER = HF["num_hidden_layers"]
+
+
+def policy_of(layout: dict[str, int], packed: bool = False, next_tokens: bool = True) -> PolicyModel:
+    return make_model(HF, layout, max_tokens=80 if packed else None, next_tokens=next_tokens)
+
+
+def guesses(root: str, layout: dict[str, int], packed: bool = False) -> dict[str, Any]:
+    """Largest difference of any token's log-probability from the reference's, and whether the exported
+    files hold the very bits that were loaded."""
+    policy = policy_of(layout, packed)
+    family = policy.family
+    export(Path(root), HF, policy.chunks, family)
+    files, source = SafetensorsWeights(Path(root)), SeededWeights(HF, 7)
+    shapes = family.shapes(HF) | family.next_layer(HF)
+    bitwise = all(
+        torch.equal(files.read(name, 0, 0, shape[0]), source.read(name, 0, 0, shape[0]))
+        for name, shape in shapes.items()
+    )
+    data = batch(0)
+    next_tokens = policy._next
+    assert next_tokens is not None
+    next_tokens.begin()
+    for chunk in policy.chunks:
+        chunk.eval()
+    wanted = {"guess": lambda _output, micro, width: next_tokens.rows(micro, width)}
+    found = policy._runner.rows(policy.chunks, own_rows(data), wanted).get("guess")
+    if found is None:
+        return {"bitwise": bitwise, "difference": None}
+    expected = own_rows({"guess": _reference(Path(root), data)})["guess"]
+    seen = own_rows(data)["attention_mask"]
+    return {"bitwise": bitwise, "difference": float(((found - expected) * seen).abs().max())}
+
+
+def _reference(root: Path, data: Batch) -> torch.Tensor:
+    """[b, s]: the layer behind the last, and what is around it, written down by hand."""
+    config = json.loads((root / "config.json").read_text())
+    other = root.with_name(f"{root.name}-{torch.distributed.get_rank()}")
+    other.mkdir()
+    for file in root.iterdir():
+        (other / file.name).symlink_to(file)
+    (other / "config.json").unlink()
+    (other / "config.json").write_text(json.dumps(config | {"num_hidden_layers": LAYER + 1}))
+    model: Any = AutoModelForCausalLM.from_pretrained(other, dtype=torch.float32).eval()
+    layer, model.model.layers = model.model.layers[LAYER], model.model.layers[:LAYER]
+    model.config.num_hidden_layers = LAYER
+    files, eps = SafetensorsWeights(root), HF["rms_norm_eps"]
+
+    def own(name: str) -> torch.Tensor:
+        full = f"model.layers.{LAYER}.{name}.weight"
+        return files.read(full, 0, 0, files.shape(full)[0])
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        return rms_norm(x, (x.shape[-1],), own(name), eps)
+
+    ids = data["input_ids"]
+    positions = torch.arange(ids.shape[1]).expand_as(ids)
+    with torch.no_grad():
+        hidden = model.model(ids).last_hidden_state
+        embedded = model.model.embed_tokens(ids.roll(-1, 1))
+        both = torch.cat([norm(embedded, "enorm"), norm(hidden, "hnorm")], -1)
+        x = linear(both, own("eh_proj"))
+        turned = model.model.rotary_emb(x, positions)
+        x = layer(x, attention_mask=None, position_ids=positions, position_embeddings=turned)
+        x = x[0] if isinstance(x, tuple) else x
+        log_probs = model.lm_head(norm(x, "shared_head.norm")).log_softmax(-1)
+    picked = log_probs[:, :-2].gather(-1, ids[:, 2:, None])[..., 0]
+    return torch.nn.functional.pad(picked, (2, 0))
+
+
+def gradients(
+    layout: dict[str, int], packed: bool = False, next_tokens: bool = True
+) -> dict[str, torch.Tensor]:
+    """Gradient of one GRPO step under Hugging Face names, whole, on every rank."""
+    policy = policy_of(layout, packed, next_tokens)
+    data = own_rows(batch(0))
+    data["old_log_probs"] = everywhere(policy, data)
+    data["ref_log_prob"] = data["old_log_probs"] - 0.1
+    policy.trainable.step = lambda: keep_gradients(policy)  # type: ignore[method-assign]
+    policy.update(data, PolicyLossConfig(), 0.1, 1.0)
+    return whole_weights(policy)
+
+
+def learns_and_resumes(root: str, layout: dict[str, int]) -> dict[str, Any]:
+    """Its loss over steps on the same batch, and whether a checkpoint brings it back bit for bit."""
+    policy = policy_of(layout)
+    history = [step for _ in range(6) for step in train(policy, range(1))]
+    saving = checkpointer(root, policy)
+    saving.save(6, {})
+    saving.poll(blocking=True)
+    expected = train(policy, range(2))
+    saving.load(directory(Path(root), 6))
+    return {
+        "losses": [step["actor/mtp_loss"] for step in history],
+        "again": train(policy, range(2)) == expected,
+    }

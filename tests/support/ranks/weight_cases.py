@@ -1,0 +1,102 @@
+"""Functions that run on ranks: versions of weights, published and exported."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from grpo_worker.megatron.export.exporter import export
+from grpo_worker.model_files.config import model_config
+from grpo_worker.weightsync.protocol import manifest
+from grpo_worker.weightsync.protocol.direct_load import LINK
+from grpo_worker.weightsync.protocol.group_offer import GroupOffer, transfer_plan_of
+from grpo_worker.weightsync.trainer.endpoint import TrainerEndpoint
+from support.ranks.policy_cases import make, train
+
+
+def publish_versions(root: str, layout: dict[str, int], versions: int) -> None:
+    """Train a step, publish it and export it as a Hugging Face directory; ``versions`` times."""
+    policy = make(layout)
+    for version in range(1, versions + 1):
+        train(policy, range(version, version + 1))
+        parts = [(s.name, s.shape, s.dim, s.offset, s.tensor) for s in policy.shards()]
+        folder = Path(root) / f"update-{version}"
+        manifest.publish(folder, version, dist.get_rank(), dist.get_world_size(), parts)
+        hf = model_config("preset:tiny-moe")
+        export(Path(root) / f"hf-{version}", hf, policy.chunks, policy.family)
+
+
+def send_versions(
+    root: str,
+    layout: dict[str, int],
+    versions: int,
+    bucket: int,
+    patience: float = 30,
+    dies_at: int = 0,
+    flips_at: int = 0,
+    backend: str = "gloo",
+) -> list[str]:
+    """Train a step, export it and send it over a link to one engine; ``versions`` times.
+
+    The offer stands in ``root``/offer, and version N is ready when ``root``/ready-N is there. Rank 1 kills
+    itself instead of sending version ``dies_at``, and a bit of its version ``flips_at`` flips on the way.
+    Returns what went wrong with each version.
+    """
+    policy, rank, world = make(layout), dist.get_rank(), dist.get_world_size()
+    end = TrainerEndpoint(rank, world, torch.device("cpu"))
+
+    def parts() -> list[Any]:
+        return [(s.name, s.shape, s.dim, s.offset, s.tensor) for s in policy.shards()]
+
+    layouts: list[str] = [""] * world
+    dist.all_gather_object(layouts, end.layout(parts(), False))
+    name = f"{LINK}{world}-test{os.path.basename(root)[-8:]}"
+    place = [("127.0.0.1", end.listen(name)) if rank == 0 else None]
+    dist.broadcast_object_list(place)
+    assert place[0] is not None
+    plan_id = transfer_plan_of(layouts, bucket).plan_id
+    if rank == 0:
+        offer = GroupOffer(name, *place[0], world + 1, world, backend, layouts, plan_id)
+        _put(Path(root) / "offer", json.dumps(offer.to_json()))
+    found = [end.open(name, *place[0], world + 1, layouts, bucket, plan_id, backend)]
+    for version in range(1, versions + 1):
+        train(policy, range(version, version + 1))
+        export(Path(root) / f"hf-{version}", model_config("preset:tiny-moe"), policy.chunks, policy.family)
+        dist.barrier()
+        if rank == 0:
+            _put(Path(root) / f"ready-{version}", "")
+        if version == dies_at and rank == 1:
+            time.sleep(1)  # the engine waits by now
+            os.kill(os.getpid(), signal.SIGKILL)
+        if version == flips_at and rank == 1:
+            _flip_one(end)
+        found.append(end.send(parts(), patience, False))
+        manifest.publish(Path(root), version, rank, world, parts())
+    if not dies_at:
+        dist.barrier()  # rank 0 takes the store with it, at which the other may still be looking
+    end.close()
+    return found
+
+
+def _put(file: Path, text: str) -> None:
+    partial = file.with_suffix(".partial")
+    partial.write_text(text)
+    partial.rename(file)
+
+
+def _flip_one(end: TrainerEndpoint) -> None:
+    """In the next message, between its fingerprint and the wire."""
+    assert end._members is not None
+    original = end._members.send
+
+    def send(pairs: Any, deadline: float) -> Any:
+        end._members.send = original  # type: ignore[method-assign, union-attr]
+        pairs[0][0][len(pairs[0][0]) // 2] ^= 1
+        return original(pairs, deadline)
+
+    end._members.send = send  # type: ignore[method-assign]

@@ -1,0 +1,18 @@
+"""A stand-in of engines and rewards for tests of sampling."""
+
+from typing import Any
+
+from grpo_worker.data.prompts import Prompt
+from grpo_worker.rollout.sampling import Sample
+
+N, WANTED = 16, 8
+
+
+class Even:
+    """Generates for every prompt, and rewards only the groups of even prompts unequally."""
+
+    def generate(self, prompts: list[Prompt], version: int, cancelled: Any = None) -> list[Sample]:
+        return [Sample(p.index, k, (5,), (-0.1,), version, "e") for p in prompts for k in range(N)]
+
+    def score(self, samples: list[Sample]) -> list[float]:
+        return [float(s.prompt_index % 2 == 0 and s.number == 0) for s in samples]

@@ -1,0 +1,389 @@
+"""Trainers and engines on the same GPUs: whose turn it is, what is rendered, what is refused."""
+
+import threading
+from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from pydantic import ValidationError
+from starlette.testclient import TestClient
+
+from grpo_operator.api.names import Owner
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec
+from grpo_operator.api.v1alpha1.status import EngineState
+from grpo_operator.cli.report import as_data, as_table
+from grpo_operator.plan.capacity.feasibility import GPU, partly_taken
+from grpo_operator.plan.capacity.pod_requests import job_needs
+from grpo_operator.plan.observed import Observed
+from grpo_operator.plan.planner.resolve import RefusedError, resolve, training_pool
+from grpo_operator.plan.status.rolloutpool import pool_status
+from grpo_operator.render.ray_cluster import job_cluster
+from grpo_operator.settings import OperatorSettings
+from grpo_worker.controller.training.gang import TrainerGang
+from grpo_worker.controller.weight_sync.colocation import Turns
+from grpo_worker.controller.weight_sync.synchronizer import WeightSender
+from grpo_worker.metrics.timing import StepTimer
+from grpo_worker.rollout.engine_pool import RolloutPool, SyncError
+from grpo_worker.rollout.routing import EngineEntry
+from grpo_worker.rollout.sglang.prepare import await_turn
+from grpo_worker.weightsync.agent.agent import Agent
+from grpo_worker.weightsync.agent.engine_client import Engine, EngineError
+from grpo_worker.weightsync.agent.http import rollout_application
+from support.objects import NOW, job, pod, pool_of, spec_of
+
+JOB = "default/tiny"
+ALL, BOTH = ["weights", "kv_cache"], "kv_cache weights"
+RELEASED, TAKEN = f"released {BOTH}", f"taken {BOTH}"
+OFFLOAD = dict.fromkeys(("parameters", "gradients", "optimizer"), True)
+
+
+def colocated(**changes: Any) -> dict[str, Any]:
+    """A job on two nodes of 4 GPUs; ``changes`` by dotted path."""
+    manifest = job(mode="colocated")
+    spec = manifest["spec"]
+    spec["trainer"] |= {"device": "cuda", "nodes": 2, "gpusPerNode": 4, "offload": dict(OFFLOAD)}
+    spec["trainer"]["microBatchSizePerGpu"] = 1
+    spec["trainer"]["parallelism"] = {"expert": 4}
+    engine = {"device": "cuda", "tensorParallel": 4, "gpusPerNode": 4, "contextLength": 4096}
+    spec["rollout"] = {"template": {"replicas": 2, "minAvailable": 2, "engine": engine}}
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        target = spec
+        for parent in parents:
+            target = target.setdefault(parent, {})
+        target[last] = value
+    return manifest
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"rollout": {"poolRef": {"name": "x"}}}, "standing pool has GPUs of its own"),
+        ({"rollout__template__replicas": 3}, "must not exceed trainer.nodes"),
+        ({"trainer__offload__optimizer": False}, "needs trainer.offload"),
+        ({"trainer__gpusPerNode": 8}, "gpusPerNode like trainer.gpusPerNode"),
+        ({"staleness": {"maxVersionLag": 1}}, "excludes staleness"),
+        ({"weightSync": {"transport": "nccl"}}, "excludes weightSync.transport nccl"),
+        (
+            {"weightSync": {"transport": "cuda-ipc"}},
+            "cuda-ipc needs mode colocated on cuda and trainer.nodes 1",
+        ),
+    ],
+)
+def test_what_cannot_share_is_refused(change: dict[str, Any], told: str) -> None:
+    spec_of(colocated())
+    with pytest.raises(ValidationError, match=told):
+        spec_of(colocated(**change))
+
+
+def test_memory_is_planned_for_what_the_other_side_keeps() -> None:
+    spec = spec_of(colocated())
+    alone = GRPOJobSpec.model_validate(spec.wire() | {"mode": "static"})
+    plan = resolve(spec, pool_of(spec))
+    assert plan.model is not None
+    rooms = [training_pool(each, pool_of(each), plan.model).gpu.usable for each in (alone, spec)]
+    assert rooms[0] - rooms[1] == 6 * 10**9
+    table = as_table(as_data(spec, pool_of(spec), plan, 1e9))
+    assert "2 engines on 2 nodes, 8 x h100-80gb, the training pool's own, in turn" in table
+    greedy = spec_of(colocated(rollout__template__engine__memoryFraction=0.95))
+    with pytest.raises(RefusedError, match=r"memoryFraction=0.95: .*set it to 0.85 or less"):
+        resolve(greedy, pool_of(greedy))
+
+
+def node(name: str, gpus: int) -> dict[str, Any]:
+    offer = {"cpu": "64", "memory": "1000Gi", GPU: str(gpus)}
+    labels = {"gpus": str(gpus)}
+    return {"metadata": {"name": name, "labels": labels}, "spec": {}, "status": {"allocatable": offer}}
+
+
+def test_a_pod_must_have_all_of_its_nodes_gpus() -> None:
+    nodes = [node("a", 8), node("b", 4), node("c", 0)]
+    assert partly_taken(8, {}, nodes) is None and partly_taken(4, {"gpus": "4"}, nodes) is None
+    assert "node a has 8 GPUs" in (partly_taken(4, {}, nodes) or "")
+
+
+def test_engines_need_no_gpus_beside_those_of_the_trainers() -> None:
+    spec = spec_of(colocated())
+    needs = {need.pool: need.gpus for need in job_needs(spec, pool_of(spec))}
+    assert (needs["trainer"], needs["rollout"]) == (4, 0)
+
+
+def test_an_engine_is_bound_to_a_training_pods_node_and_asks_for_no_device() -> None:
+    manifest = colocated(scheduling={"rdma": {"resource": "rdma/ib", "count": 8}})
+    spec = spec_of(manifest)
+    cluster = job_cluster(manifest, spec, pool_of(spec), OperatorSettings("t:1", "r:1"), False).wire()
+    pods = {g["groupName"]: g["template"]["spec"] for g in cluster["spec"]["workerGroupSpecs"]}
+    server, agent = pods["rollout"]["containers"]
+    for kind in ("requests", "limits"):
+        assert not {GPU, "rdma/ib"} & server["resources"][kind].keys()
+    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"} in server["env"]
+    assert "--enable-memory-saver" in server["args"][0]
+    assert "--turn http://127.0.0.1:9000/turnz && exec" in server["args"][0]
+    assert "--turns /tmp/model/turns.json" in agent["args"][0]
+    near = pods["rollout"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert near[0]["labelSelector"]["matchLabels"]["rl.grpo.dev/pool"] == "trainer"
+    apart = pods["rollout"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert apart[0]["labelSelector"]["matchLabels"]["rl.grpo.dev/pool"] == "rollout", "one engine a node"
+    assert "podAntiAffinity" not in pods["trainer"].get("affinity", {})
+    assert pods["trainer"]["containers"][0]["resources"]["limits"][GPU] == "4"
+
+
+def test_only_cuda_ipc_opens_pods_to_their_nodes_other_processes() -> None:
+    one = {"trainer__nodes": 1, "rollout__template__replicas": 1, "rollout__template__minAvailable": 1}
+    for transport, opened in (("cuda-ipc", True), ("auto", None)):
+        manifest = colocated(**one, weightSync={"transport": transport})
+        spec = spec_of(manifest)
+        cluster = job_cluster(manifest, spec, pool_of(spec), OperatorSettings("t:1", "r:1"), False).wire()
+        pods = {g["groupName"]: g["template"]["spec"] for g in cluster["spec"]["workerGroupSpecs"]}
+        for pool in ("trainer", "rollout"):
+            assert pods[pool].get("hostIPC") is pods[pool].get("hostPID") is opened
+            volumes = {volume["name"] for volume in pods[pool]["volumes"]}
+            mounts = {m["name"] for c in pods[pool]["containers"] for m in c["volumeMounts"]}
+            assert ("shm" in volumes) == ("shm" in mounts) == (opened is None)
+        assert "hostIPC" not in pods["controller"]
+
+
+class Server(Engine):
+    """Writes down what is asked of its memory. ``up``: does it answer?"""
+
+    def __init__(self) -> None:
+        super().__init__("http://127.0.0.1:1", 1)
+        self.up, self.memory, self.broken = False, [], False  # type: tuple[bool, list[str], bool]
+
+    def alive(self) -> bool:
+        return self.up
+
+    def weight_version(self) -> str:
+        return "default"
+
+    def release_memory(self, parts: Sequence[str]) -> None:
+        if self.broken:
+            raise EngineError("/release_memory_occupation: HTTP 500")
+        self.memory.append("released " + " ".join(parts))
+
+    def take_memory(self, parts: Sequence[str]) -> None:
+        self.memory.append("taken " + " ".join(parts))
+
+
+def agent_of(server: Server, folder: Path) -> Agent:
+    return Agent("engine-0", server, 1, 1 << 20, 5, JOB, turns=folder / "turns.json")
+
+
+def running(server: Server, folder: Path) -> Agent:
+    """Of an engine that has started in its turn."""
+    agent = agent_of(server, folder)
+    agent.turn(JOB, ALL)
+    agent.may_start()
+    server.up = True
+    agent.watch()
+    return agent
+
+
+def test_an_engine_starts_in_its_turn_and_makes_room_for_the_trainers(tmp_path: Path) -> None:
+    server = Server()
+    agent = agent_of(server, tmp_path)
+    assert not agent.may_start() and agent.status()["settled"], "until the controller speaks it waits"
+    assert not agent.turn(JOB, ALL)["settled"]
+    assert agent.may_start() and not agent.turn(JOB, [])["settled"], "it may be half way up"
+    server.up = True
+    agent.watch()
+    assert server.memory == [RELEASED] and agent.status()["settled"]
+    for _ in range(2):  # twice is once
+        assert agent.turn(JOB, ALL)["settled"]
+        assert agent.turn(JOB, [])["settled"]
+    assert server.memory == [RELEASED] + [TAKEN, RELEASED] * 2
+
+
+def test_nothing_is_written_while_the_trainers_have_the_gpus(tmp_path: Path) -> None:
+    server = Server()
+    agent = running(server, tmp_path)
+    agent.turn(JOB, [])
+    with pytest.raises(EngineError, match="the trainers' for now"):
+        agent._write(1, lambda: pytest.fail("it was written"))
+    agent.turn(JOB, ["weights"])
+    assert server.memory[1:] == ["taken weights"] and not agent.status()["waits"]
+    agent._write(1, lambda: "checksum")
+    assert agent.status()["state"] == EngineState.SERVING
+    agent.turn(JOB, ALL)
+    assert server.memory[2:] == ["taken kv_cache"] and agent.status()["weightVersion"] == 1
+    with pytest.raises(ValueError, match="parts of an engine's memory are kv_cache, weights"):
+        agent.turn(JOB, ["cuda_graph"])
+
+
+def test_an_agent_that_restarts_knows_what_its_engine_holds(tmp_path: Path) -> None:
+    server = Server()
+    first = running(server, tmp_path)
+    first.turn(JOB, [])
+    second = agent_of(server, tmp_path)
+    second.watch()
+    assert server.memory == [RELEASED], "SGLang does not take a second release"
+    second.turn(JOB, ALL)
+    third = agent_of(server, tmp_path)
+    third.watch()
+    assert third.status()["settled"] and server.memory == [RELEASED, TAKEN]
+
+
+def test_an_engine_that_died_in_the_trainers_turn_waits_for_its_own(tmp_path: Path) -> None:
+    server = Server()
+    agent = running(server, tmp_path)
+    agent.turn(JOB, [])
+    server.up = False
+    agent.watch()
+    assert agent.status()["state"] == EngineState.RESTARTING and not agent.may_start()
+    agent.turn(JOB, ALL)
+    assert agent.may_start()
+    server.up = True
+    agent.watch()
+    assert server.memory == [RELEASED] and agent.status()["settled"], "a new server has taken everything"
+
+
+def test_who_waits_for_its_turn_is_ready_and_says_so(tmp_path: Path) -> None:
+    """Else pods and pools would be unready in every step."""
+    server = Server()
+    agent = running(server, tmp_path)
+    with TestClient(rollout_application(agent)) as client:
+        assert client.get("/readyz").status_code == 503, "its turn, and no weights yet"
+        agent.turn(JOB, [])
+        assert client.get("/readyz").status_code == 200 and client.get("/v1/status").json()["waits"]
+    pods = (pod("rollout", 0), pod("rollout", 1))
+    agents = {p["metadata"]["name"]: agent.status() for p in pods}
+    engines = Observed(pods=pods, agents=agents)
+    owner = {"metadata": {"name": "tiny-moe-rollout", "generation": 1}}
+    spec = RolloutPoolSpec.model_validate(
+        pool_of(spec_of(job())).wire() | {"model": {"path": "preset:tiny-moe"}}
+    )
+    status = pool_status(owner, spec, Owner("GRPOJob", "default", "tiny-moe"), engines, JOB, NOW)
+    assert status.phase == "Serving" and status.ready_replicas == 2 and status.weight_version is None
+    assert [(e.state, e.waits) for e in status.engines] == [(EngineState.STALE, True)] * 2
+
+
+def test_a_release_that_fails_is_not_taken_for_one(tmp_path: Path) -> None:
+    server = Server()
+    agent = running(server, tmp_path)
+    server.broken = True
+    with TestClient(rollout_application(agent)) as client:
+        told = client.post("/v1/turn", json={"writer": JOB, "attempt": 0, "parts": []})
+        assert told.status_code == 500 and "HTTP 500" in told.json()["error"] and not told.json()["settled"]
+        assert client.get("/turnz").status_code == 503
+        server.broken = False
+        assert client.post("/v1/turn", json={"writer": JOB, "attempt": 0, "parts": []}).json()["settled"]
+
+
+def test_an_engine_with_gpus_of_its_own_is_never_asked_for_its_memory() -> None:
+    server = Server()
+    agent = Agent("engine-0", server, 1, 1 << 20, 5, JOB)
+    assert agent.may_start() and agent.status()["settled"]
+    server.up = True
+    agent.watch()
+    assert not server.memory
+
+
+def test_the_engines_container_waits_for_its_turn() -> None:
+    answers = [503, 503, 200]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(answers.pop(0))
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        await_turn(f"http://127.0.0.1:{server.server_port}/turnz", pause=0.01)
+        server.shutdown()
+    assert not answers
+
+
+class Pool(RolloutPool):
+    """Agents that answer as they are told, without a network."""
+
+    def __init__(self, *answers: Callable[[list[str]], Any]) -> None:
+        super().__init__("localhost.invalid", len(answers), 1, JOB, False)
+        self.answers = dict(zip("abc", answers, strict=False))
+        self.table.replace([EngineEntry(n, n, EngineState.STALE, None) for n in self.answers])
+
+    def _look_forever(self) -> None: ...
+
+    def _post(self, engine: EngineEntry, what: str, timeout: float, body: dict[str, Any]) -> dict[str, Any]:
+        assert what == "turn"
+        return dict(self.answers[engine.name](body["parts"]))
+
+
+def test_the_pool_waits_until_every_engine_has_left() -> None:
+    looks = iter([False, False, True])
+    pool = Pool(lambda _: {"settled": True, "attempt": 0}, lambda _: {"settled": next(looks), "attempt": 0})
+    pool.turn([], 10)
+    assert next(looks, None) is None
+    stuck = Pool(
+        lambda _: {"settled": True, "attempt": 0},
+        lambda _: {"settled": True, "attempt": 0, "error": "/release: HTTP 500"},
+    )
+    with pytest.raises(SyncError, match=r"do not leave the GPUs in 0 s: \['b'\]"):
+        stuck.turn([], 0.2)
+
+
+def test_a_controller_whose_successor_is_at_work_waits_for_nothing() -> None:
+    with pytest.raises(SyncError, match="attempt 2 of this job has it, this is 0"):
+        Pool(lambda _: {"settled": False, "attempt": 2}).turn([], 60)
+
+
+def test_no_engine_at_all_is_not_taken_for_room() -> None:
+    with pytest.raises(SyncError, match="no engine found"):
+        Pool().turn([], 0.1)
+
+
+class Script:
+    """Gang, pool and sender that write down what they are asked for."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def call(self, method: str) -> list[tuple[int, int]]:
+        self.done.append(method)
+        return [(1 << 30, 2 << 30), (1 << 30, 3 << 30)]
+
+    def turn(self, parts: Sequence[str], timeout: float) -> None:
+        self.done.append(" ".join(parts) or "trainers")
+
+    def hand_over(self) -> dict[str, float]:
+        self.done.append("version")
+        return {"timing_s/update_weights_pull": 1.0}
+
+
+def turns_of(spec: GRPOJobSpec, script: Script) -> Turns:
+    parts = cast(TrainerGang, script), cast(RolloutPool, script), cast(WeightSender, script)
+    return Turns(spec, *parts)
+
+
+def test_the_gpus_go_round() -> None:
+    script, timer = Script(), StepTimer()
+    turns = turns_of(spec_of(colocated()), script)
+    turns.begin_attempt()
+    assert script.done == [BOTH, "trainers"], "engines start with nobody beside them"
+    for _ in range(2):
+        turns.to_engines(timer)
+    assert script.done[2:] == ["empty_cache", "weights", "version", "empty_cache", BOTH]
+    assert timer.seconds["perf/waiting_memory_reserved_gb"] == 3, "the fullest rank's"
+    for _ in range(2):
+        turns.to_trainers(timer)
+    assert script.done[7:] == ["trainers"]
+    assert {
+        "timing_s/to_engines",
+        "timing_s/to_trainers",
+        "timing_s/update_weights_pull",
+    } <= timer.seconds.keys()
+    turns.begin_attempt()
+    assert script.done[8:] == [BOTH, "trainers"], "an attempt knows nothing of the one before"
+
+
+def test_with_gpus_of_their_own_nobody_waits() -> None:
+    script, timer = Script(), StepTimer()
+    turns = turns_of(spec_of(job()), script)
+    turns.begin_attempt()
+    turns.to_engines(timer)
+    turns.to_trainers(timer)
+    assert not script.done and not timer.seconds

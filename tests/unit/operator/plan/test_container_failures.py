@@ -1,0 +1,162 @@
+"""Containers that fail are named in the status of job and pool, with their last error."""
+
+from typing import Any
+
+import pytest
+
+from grpo_operator.api.names import Owner
+from grpo_operator.api.v1alpha1.status import LayoutStatus
+from grpo_operator.kuberay_client.models import RayClusterStatus
+from grpo_operator.observe.watched_kinds import reduced
+from grpo_operator.plan.observed import Observed
+from grpo_operator.plan.status.container_failures import container_failures, failing
+from grpo_operator.plan.status.grpojob import job_status
+from grpo_operator.plan.status.rolloutpool import pool_status
+from support.objects import NOW, job, pod, pool_of, progress, running, spec_of
+
+LAYOUT = LayoutStatus(
+    world=2, data=1, tensor=2, pipeline=1, context=1, expert=2, expert_tensor=1, stages=[], reason="given"
+)
+CRASHED = {"exitCode": 1, "reason": "Error", "message": "noise\nAttributeError: no 'topk_method'\n"}
+
+
+def _container(restarts: int = 2, **changes: Any) -> dict[str, Any]:
+    waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
+    status = {"name": "engine", "ready": False, "restartCount": restarts, "state": waiting}
+    return status | {"lastState": {"terminated": CRASHED}} | changes
+
+
+@pytest.mark.parametrize(
+    ("container", "expected"),
+    [
+        (_container(), ("Error, exit code 1", "AttributeError: no 'topk_method'", 2)),
+        (
+            _container(
+                0, state={"waiting": {"reason": "ErrImagePull", "message": "not found"}}, lastState={}
+            ),
+            ("ErrImagePull", "not found", 0),
+        ),
+        (
+            _container(state={"running": {}}, started=False),
+            ("Error, exit code 1", "AttributeError: no 'topk_method'", 2),
+        ),
+        (_container(state={"running": {}}, started=True), None),
+        (_container(state={"running": {}}, ready=True), None),
+        (_container(0, state={"waiting": {"reason": "ContainerCreating"}}, lastState={}), None),
+        (_container(state={"running": {}}, lastState={"terminated": {"exitCode": 0}}), None),
+    ],
+)
+def test_what_is_kept_of_a_container(
+    container: dict[str, Any], expected: tuple[str, str, int] | None
+) -> None:
+    found = [(f["reason"], f["error"], f["restarts"]) for f in failing({"containerStatuses": [container]})]
+    assert found == ([expected] if expected else [])
+
+
+def test_the_cache_keeps_failures_alone() -> None:
+    whole = pod("rollout", ready=False)
+    whole["status"]["containerStatuses"] = [_container()]
+    kept = reduced("pods", whole)
+    assert [t.text for t in container_failures([kept])] == [
+        "tiny-moe-rollout-0, container engine: Error, exit code 1 after 2 restarts: "
+        "AttributeError: no 'topk_method'"
+    ]
+    assert "failing" not in reduced("pods", pod("rollout"))["status"]
+
+
+def _crashing(number: int, restarts: int, message: str = "AttributeError: x") -> dict[str, Any]:
+    found = pod("rollout", number, ready=False)
+    container = _container(restarts, lastState={"terminated": CRASHED | {"message": message}})
+    found["spec"] = {"nodeName": "node"}
+    found["status"]["failing"] = failing({"containerStatuses": [container]})
+    return found
+
+
+def _status(observed: Observed, **old: Any) -> Any:
+    manifest = job()
+    if old:
+        manifest["status"] = old
+    return job_status(manifest, spec_of(manifest), LAYOUT, 2, observed, NOW)
+
+
+def _condition(status: Any, kind: str) -> Any:
+    return next(c for c in status.conditions if c.type == kind)
+
+
+def _starting(*engines: dict[str, Any]) -> Observed:
+    report = progress("Starting", message="sending the first weights", weight_version=None, step=0)
+    pods = (pod("controller"), pod("trainer", 0), pod("trainer", 1), *engines)
+    return Observed(RayClusterStatus(), pods, report)
+
+
+def test_a_job_whose_engines_crash_is_degraded_and_says_why() -> None:
+    status = _status(_starting(_crashing(0, 1), pod("rollout", 1, ready=False)))
+    assert status.phase == "Starting"
+    degraded = _condition(status, "Degraded")
+    assert degraded.status == "True" and "AttributeError: x" in degraded.message
+    assert "AttributeError: x" in _condition(status, "Ready").message
+
+
+def test_engines_that_never_came_up_end_the_job_when_all_say_the_same() -> None:
+    same = _starting(_crashing(0, 3), _crashing(1, 4))
+    status = _status(same)
+    assert status.phase == "Failed"
+    assert "no engine has come up: tiny-moe-rollout-0" in _condition(status, "Failed").message
+    assert _status(same, weightVersion=3, phase="Training").phase == "Starting", "they have served before"
+    assert _status(_starting(_crashing(0, 3), _crashing(1, 2))).phase == "Starting"
+    assert _status(_starting(_crashing(0, 3), _crashing(1, 3, "OSError: y"))).phase == "Starting"
+    waiting = pod("rollout", 1, ready=False)
+    assert _status(_starting(_crashing(0, 3), waiting)).phase == "Failed", "it has no node yet"
+    waiting["spec"] = {"nodeName": "node"}
+    assert _status(_starting(_crashing(0, 3), waiting)).phase == "Starting"
+
+
+def test_one_crashing_engine_of_a_job_that_trains_degrades_it_and_no_more() -> None:
+    observed = running()
+    observed.pods[-1]["status"] |= _crashing(1, 2)["status"]
+    status = _status(observed, weightVersion=3, phase="Training")
+    assert _condition(status, "Ready").status == "True"
+    degraded = _condition(status, "Degraded")
+    assert (degraded.status, degraded.reason) == ("True", "ContainersFailing")
+    assert "AttributeError: x" in degraded.message
+
+
+def test_a_controller_that_has_just_started_takes_nothing_back() -> None:
+    report = {"attempt": 0, "step": 0, "weight_version": None, "reward_mean": None, "last_checkpoint": None}
+    fresh = running("Starting", **report, restarts={"job": 0, "infrastructure": 0})
+    status = _status(fresh, step=300, phase="Training", restarts={"job": 1, "infrastructure": 2})
+    assert (status.phase, status.step, status.restarts.infrastructure) == ("Recovering", 300, 2)
+
+
+def test_long_words_of_an_agent_do_not_stop_the_status() -> None:
+    agents = {"tiny-moe-rollout-0": {
+        "state": "STALE", "weightVersion": None, "since": "", "restarts": 0, "reason": "x" * 5000
+    }}  # fmt: skip
+    observed = Observed(RayClusterStatus(), running().pods, progress("Training"), agents)
+    assert len(observed.engines()[0].message or "") == 1024
+
+
+def test_a_job_without_samples_is_not_ready() -> None:
+    assert _condition(_status(running()), "Ready").status == "True"
+    status = _status(running(stalled="no sample was accepted for 300 s: engine-0: HTTP 400"))
+    assert status.phase == "Training"
+    for kind, value in (("Ready", "False"), ("Degraded", "True")):
+        found = _condition(status, kind)
+        assert (found.status, found.reason) == (value, "NoSamples") and "HTTP 400" in found.message
+
+
+def test_tokens_and_rows_stand_in_the_status() -> None:
+    tokens = {"end": [5, 3], "pad": 3, "chatTemplate": True}
+    status = _status(running(tokens=tokens, data={"rows": 70, "too_long": 3}))
+    assert status.wire()["tokens"] == tokens
+    assert status.data.rows == 70 and status.data.too_long == 3
+
+
+def test_the_pool_names_the_last_error_of_an_engine() -> None:
+    manifest = job()
+    spec = pool_of(spec_of(manifest))
+    pool = {"metadata": {"generation": 1}}
+    observed = _starting(_crashing(0, 2), pod("rollout", 1, ready=False))
+    status = pool_status(pool, spec, Owner("GRPOJob", "default", "tiny-moe"), observed, None, NOW)  # type: ignore[arg-type]
+    assert status.engines[0].message and "AttributeError: x" in status.engines[0].message
+    assert "AttributeError: x" in _condition(status, "Degraded").message

@@ -1,0 +1,129 @@
+"""Events from status differences, pods on sick nodes, and the cache that both come from."""
+
+from typing import Any
+
+from grpo_operator.api.names import Owner
+from grpo_operator.api.v1alpha1.scheduling import SchedulingSpec
+from grpo_operator.observe.cache import Cache
+from grpo_operator.plan.capacity.unhealthy_nodes import to_replace
+from grpo_operator.plan.status.events import job_event, pool_event
+from support.objects import pod
+
+
+def _status(phase: str, *true: tuple[str, str, str], **more: Any) -> dict[str, Any]:
+    conditions = [{"type": t, "status": "True", "reason": r, "message": m} for t, r, m in true]
+    return {"phase": phase, "conditions": conditions, **more}
+
+
+def test_a_new_phase_is_told_once() -> None:
+    before, after = _status("Starting"), _status("Training", ("Ready", "Training", ""))
+    event = job_event(before, after)
+    assert event is not None and (event.reason, event.warning) == ("Training", False)
+    assert job_event(after, after) is None
+
+
+def test_a_restart_names_its_cause_before_anything_else() -> None:
+    before = _status("Training", restarts={"job": 0, "infrastructure": 0})
+    message = ("Progressing", "Recovering", "rank 3 died")
+    after = _status("Recovering", message, restarts={"job": 0, "infrastructure": 1})
+    event = job_event(before, after)
+    assert event is not None and event.reason == "TrainingRestarted" and event.warning
+    assert event.message == "restart 1 caused by the infrastructure: rank 3 died"
+
+
+def test_a_refusal_is_a_warning_with_its_remedy() -> None:
+    after = _status("Pending", ("Stalled", "Infeasible", "spec.trainer.nodes=64: add nodes"))
+    event = job_event({}, after)
+    assert event is not None and event.warning and event.message == "spec.trainer.nodes=64: add nodes"
+    changed = _status("Pending", ("Stalled", "Infeasible", "spec.trainer.nodes=32: add nodes"))
+    event = job_event(after, changed)
+    assert event is not None and event.reason == "Infeasible"
+
+
+def test_engines_that_come_and_go_are_told_once_as_degraded() -> None:
+    whole = _status("Training")
+    one = _status("Training", ("Degraded", "PoolsIncomplete", "engines 7/8"))
+    two = _status("Training", ("Degraded", "PoolsIncomplete", "engines 6/8"))
+    event = job_event(whole, one)
+    assert event is not None and event.reason == "PoolsIncomplete"
+    assert job_event(one, two) is None
+
+
+def test_a_pool_tells_who_writes() -> None:
+    bound = pool_event({}, {"boundTo": "a"})
+    released = pool_event({"boundTo": "a"}, {})
+    assert bound is not None and bound.reason == "Bound" and "GRPOJob a" in bound.message
+    assert released is not None and released.reason == "Released"
+
+
+def _node(closed: bool, **parts: Any) -> dict[str, Any]:
+    conditions = [{"type": kind, "status": "True"} for kind in parts.get("conditions", ())]
+    taints = [{"key": key, "effect": "NoSchedule"} for key in parts.get("taints", ())]
+    return {"spec": {"unschedulable": closed, "taints": taints}, "status": {"conditions": conditions}}
+
+
+def test_pods_leave_a_sick_node_only_when_it_is_closed() -> None:
+    signs = {"conditions": ["GpuMemWatch"], "taints": ["gpu/xid"]}
+    scheduling = SchedulingSpec.model_validate({"unhealthyNodes": signs})
+    nodes = {
+        "sick": _node(True, conditions=["GpuMemWatch"]),
+        "tainted": _node(True, taints=["gpu/xid"]),
+        "open": _node(False, conditions=["GpuMemWatch"]),
+        "drained": _node(True, conditions=["Ready"]),
+    }
+    pods = []
+    for number, name in enumerate(nodes):
+        made = pod("trainer", number)
+        pods.append(made | {"spec": {"nodeName": name}})
+    found = {p["spec"]["nodeName"]: why for p, why in to_replace(pods, nodes.get, scheduling)}
+    assert set(found) == {"sick", "tainted"}
+    assert found["sick"] == "pod tiny-moe-trainer-0 leaves node sick: condition GpuMemWatch"
+    assert list(to_replace(pods, nodes.get, SchedulingSpec())) == []
+
+
+def test_the_cache_keeps_what_is_read_and_forgets_whole_owners() -> None:
+    cache, owner = Cache(), Owner("GRPOJob", "default", "tiny-moe")
+    made = pod("trainer")
+    made["metadata"] |= {"namespace": "default", "managedFields": [{"manager": "x"}]}
+    limits = {"limits": {"nvidia.com/gpu": "8", "cpu": "1"}}
+    made["spec"] = {"nodeName": "n1", "containers": [{"name": "a"}, {"name": "b", "resources": limits}]}
+    cache.store("pods", {"type": "ADDED", "object": made})
+    (kept,) = cache.pods_of(owner)
+    assert kept["spec"] == {"nodeName": "n1", "gpus": 8} and "managedFields" not in kept["metadata"]
+    assert cache.nodes_of_all_but({owner}) == set() and cache.nodes_of_all_but(set()) == {"n1"}
+    assert cache.gpus_of_all_but({owner}) == {} and cache.gpus_of_all_but(set()) == {"n1": 8}
+    assert cache.keys("pods") == {("default", "tiny-moe-trainer-0")}
+    cache.store("pods", {"type": "DELETED", "object": made})
+    assert cache.pods_of(owner) == () and cache.keys("pods") == set()
+
+
+def test_a_ray_cluster_is_kept_as_text_and_comes_back_whole() -> None:
+    cache = Cache()
+    made: dict[str, Any] = {
+        "metadata": {"name": "a", "namespace": "default", "managedFields": [{}], "annotations": {"x": "1"}},
+        "spec": {"suspend": True, "workerGroupSpecs": [{"groupName": "trainer"}]},
+        "status": {"state": "ready"},
+    }
+    cache.store("rayclusters", {"type": "ADDED", "object": made})
+    kept = cache.ray_clusters[("default", "a")]
+    assert kept["spec"] == {"suspend": True} and kept["status"] == {"state": "ready"}
+    live = cache.live("rayclusters", ("default", "a"))
+    assert live is not None and live["spec"] == made["spec"] and "managedFields" not in live["metadata"]
+    assert cache.live("rayclusters", ("default", "b")) is None
+
+
+def _named(uid: str, created: str) -> dict[str, Any]:
+    metadata = {"name": "a", "namespace": "default", "uid": uid, "creationTimestamp": created}
+    return {"metadata": metadata, "spec": {"rollout": {}}}
+
+
+def test_late_events_of_a_deleted_job_do_not_touch_the_one_made_anew_under_its_name() -> None:
+    cache = Cache()
+    old, new = _named("1", "2026-01-01T00:00:00Z"), _named("2", "2026-01-01T00:00:05Z")
+    cache.store("grpojobs", {"type": "ADDED", "object": old})
+    cache.store("grpojobs", {"type": "ADDED", "object": new})
+    for late in ("MODIFIED", "DELETED"):
+        cache.store("grpojobs", {"type": late, "object": old})
+        assert cache.jobs[("default", "a")]["metadata"]["uid"] == "2"
+    cache.store("grpojobs", {"type": "DELETED", "object": new})
+    assert not cache.jobs

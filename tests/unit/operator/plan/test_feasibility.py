@@ -1,0 +1,58 @@
+"""Can the cluster hold the pods: quantities, packing, messages."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_operator.plan.capacity.feasibility import PodRequest, infeasible, quantity
+
+
+def node(name: str, cpu: str = "2", memory: str = "24Gi", gpus: int = 0, **spec: Any) -> dict[str, Any]:
+    offer = {"cpu": cpu, "memory": memory, "nvidia.com/gpu": str(gpus)}
+    return {"metadata": {"name": name, "labels": {}}, "spec": spec, "status": {"allocatable": offer}}
+
+
+def need(count: int, cpu: float = 1, gpus: int = 0) -> PodRequest:
+    return PodRequest("trainer", "spec.trainer.nodes", count, cpu, 2**30, gpus)
+
+
+def test_too_few_nodes_names_field_value_and_remedy() -> None:
+    message = infeasible([need(4, gpus=8)], [node("a", "64", gpus=8), node("b", "64", gpus=8)])
+    assert message is not None
+    assert "spec.trainer.nodes=4" in message and "only 2 of 4" in message and "add nodes or lower" in message
+
+
+def test_cordoned_nodes_do_not_count() -> None:
+    assert infeasible([need(1)], [node("a", unschedulable=True)]) is not None
+    assert infeasible([need(1)], [node("a")]) is None
+
+
+@given(nodes=st.integers(1, 8), pods=st.integers(1, 20))
+def test_equal_pods_fit_exactly_while_their_sum_fits(nodes: int, pods: int) -> None:
+    """Pods of one core on nodes of two: first fit is exact here."""
+    message = infeasible([need(pods)], [node(str(i)) for i in range(nodes)])
+    assert (message is None) == (pods <= 2 * nodes)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("2", 2),
+        ("500m", 0.5),
+        ("1.5", 1.5),
+        ("2Gi", 2**31),
+        ("1000Ki", 1024000),
+        ("100k", 1e5),
+        ("3M", 3e6),
+        ("1e3", 1e3),
+    ],
+)
+def test_quantities_as_the_api_server_writes_them(text: str, value: float) -> None:
+    assert quantity(text) == value
+
+
+def test_what_is_no_quantity_is_named() -> None:
+    with pytest.raises(ValueError, match="'2GB' is no Kubernetes quantity"):
+        quantity("2GB")

@@ -1,0 +1,155 @@
+"""When pods may exist, and what the status says of it."""
+
+from typing import Any
+
+import pytest
+
+from grpo_operator.api.v1alpha1.status import GRPOJobStatus
+from grpo_operator.kuberay_client.models import RayClusterStatus
+from grpo_operator.plan.lifecycle import cluster_unwanted, pods_suspended, wish_to_suspend
+from grpo_operator.plan.observed import Observed
+from grpo_operator.plan.planner.resolve import resolve, with_layout
+from grpo_operator.plan.status.grpojob import (
+    job_status,
+    layout_status,
+    refused_status,
+    settled_layout,
+)
+from support.objects import NOW, job, pod, pool_of, progress, running, spec_of
+
+LAYOUT = layout_status(resolve(spec_of(job()), pool_of(spec_of(job()))))
+
+
+def test_a_running_job_keeps_its_pods_until_its_checkpoint_is_complete() -> None:
+    assert not pods_suspended({}, False, running())
+    assert not pods_suspended({}, True, running("Training"))
+    assert not pods_suspended({}, True, running("Suspending"))
+    assert pods_suspended({}, True, running("Suspended"))
+
+
+def test_without_a_controller_there_is_nothing_to_wait_for() -> None:
+    lost = Observed(RayClusterStatus(), (pod("trainer"),), None)
+    assert pods_suspended({}, True, lost)
+    assert not pods_suspended({}, False, lost)
+    waiting = pod("controller")
+    waiting["status"]["phase"] = "Pending"
+    assert pods_suspended({}, True, Observed(RayClusterStatus(), (waiting, pod("trainer")), None))
+
+
+def test_a_controller_that_does_not_answer_is_not_taken_for_gone() -> None:
+    silent = Observed(RayClusterStatus(), (pod("controller"),), None)
+    assert not pods_suspended({}, True, silent)
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_an_ended_job_never_gets_pods_again(phase: str) -> None:
+    assert pods_suspended({"phase": phase}, False, Observed())
+
+
+def test_a_ray_cluster_goes_when_all_is_to_be_cleaned_or_kueue_wants_its_quota_back() -> None:
+    ended = {"phase": "Succeeded"}
+    assert cluster_unwanted(ended, "All", False, False) and not cluster_unwanted(
+        ended, "Workers", True, False
+    )
+    assert cluster_unwanted({}, "Workers", True, queued=True)
+    assert not cluster_unwanted({}, "Workers", False, queued=True)
+    assert not cluster_unwanted({}, "Workers", True, queued=False)
+
+
+def test_a_queued_job_is_pending_until_kueue_starts_its_cluster() -> None:
+    manifest = job(scheduling={"queueName": "team-a"})
+    held = Observed(RayClusterStatus(state="suspended"), (), None)
+    status = _status(held, manifest)
+    assert status.phase == "Pending" and "queued in team-a" in status.conditions[0].message
+    assert _true(status) == {"Progressing", "Reconciling"}
+    assert _status(running(), manifest).phase == "Training"
+
+
+def test_suspension_is_kept_while_kuberay_deletes_pods() -> None:
+    condition = {"type": "RayClusterSuspending", "status": "True"}
+    going = Observed(RayClusterStatus(conditions=[condition]), (pod("controller"),), progress("Training"))
+    assert pods_suspended({}, True, going)
+
+
+def test_the_controller_is_told_only_what_it_does_not_know() -> None:
+    assert wish_to_suspend(True, running()) is True
+    assert wish_to_suspend(True, running(suspend_requested=True)) is None
+    assert wish_to_suspend(False, running(suspend_requested=True)) is False
+    assert wish_to_suspend(True, Observed()) is None
+
+
+def _status(observed: Observed, manifest: dict[str, Any] | None = None) -> GRPOJobStatus:
+    manifest = manifest or job()
+    return job_status(manifest, spec_of(manifest), LAYOUT, 2, observed, NOW)
+
+
+def _true(status: GRPOJobStatus) -> set[str]:
+    return {c.type for c in status.conditions if c.status == "True"}
+
+
+def test_status_of_a_training_job() -> None:
+    status = _status(running())
+    assert status.phase == "Training" and status.progress == "7/120" and status.weights == "v7"
+    assert status.reward_mean == "0.250" and status.train_ready == "2/2"
+    assert status.last_checkpoint is not None and status.last_checkpoint.step == 5
+    assert _true(status) == {"Ready", "Progressing"}
+
+
+def test_a_missing_engine_is_degraded_not_failed() -> None:
+    seen = running()
+    fewer = Observed(seen.ray_cluster, seen.pods[:-1], seen.progress)
+    assert _true(_status(fewer)) == {"Ready", "Progressing", "Degraded"}
+
+
+def test_figures_survive_a_controller_that_restarts() -> None:
+    manifest = job()
+    manifest["status"] = _status(running()).wire()
+    status = _status(Observed(RayClusterStatus(), (), None), manifest)
+    assert status.phase == "Recovering" and status.step == 7 and status.weights == "v7"
+
+
+def test_an_ended_phase_is_latched() -> None:
+    manifest = job()
+    manifest["status"] = _status(running("Succeeded", message="60 steps done")).wire()
+    status = _status(Observed(), manifest)
+    assert status.phase == "Succeeded" and status.finished_at == NOW
+    (condition,) = [c for c in status.conditions if c.type == "Succeeded"]
+    assert condition.status == "True" and condition.message == "60 steps done"
+
+
+def test_transition_times_move_only_with_the_status() -> None:
+    manifest = job()
+    manifest["status"] = _status(running()).wire()
+    later = job_status(manifest, spec_of(manifest), LAYOUT, 2, running(step=8), "2027-01-01T00:00:00Z")
+    assert {c.last_transition_time for c in later.conditions} == {NOW}
+
+
+def test_a_refused_job_is_stalled_and_says_why() -> None:
+    status = refused_status(job(), "Infeasible", "spec.trainer.nodes=64: add nodes", NOW)
+    (stalled,) = [c for c in status.conditions if c.type == "Stalled"]
+    assert stalled.status == "True" and "add nodes" in stalled.message
+    assert status.phase == "Pending"
+
+
+def test_a_job_suspended_from_the_start_is_suspended() -> None:
+    status = _status(Observed(), job(suspend=True))
+    assert status.phase == "Suspended" and "Suspended" in _true(status)
+
+
+def test_a_settled_layout_stays_and_reaches_the_ranks() -> None:
+    manifest = job()
+    manifest["status"] = {"layout": LAYOUT.wire()}
+    settled = settled_layout(manifest)
+    assert settled == LAYOUT and settled_layout(job()) is None
+    sizes = with_layout(spec_of(job()), LAYOUT).trainer.parallelism
+    assert (sizes.tensor, sizes.expert, sizes.auto) == (2, 2, False)
+    assert sizes.layout(2) == LAYOUT.layout()
+
+
+def test_a_resumed_job_that_must_wait_keeps_what_it_has_reached() -> None:
+    manifest = job()
+    manifest["status"] = _status(running()).wire()
+    status = refused_status(manifest, "WaitingForCapacity", "no room", NOW, waits=True)
+    assert status.phase == "Pending" and status.layout == LAYOUT and status.step == 7
+    assert status.last_checkpoint is not None and status.train_ready is None
+    assert _true(status) == {"Reconciling"}

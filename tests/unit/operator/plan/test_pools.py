@@ -1,0 +1,141 @@
+"""RolloutPools without a job: their manifests, whose turn it is, what the status tells."""
+
+from typing import Any
+
+import pytest
+
+from grpo_operator.api.names import Owner, owner_in_labels
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec
+from grpo_operator.plan.capacity.pool_binding import PoolCandidate, bind
+from grpo_operator.plan.observed import Observed
+from grpo_operator.plan.planner.resolve import RefusedError, check_pool, check_reference
+from grpo_operator.plan.status.rolloutpool import pool_status
+from grpo_operator.render.policies import ANY_JOB, network_policy
+from grpo_operator.render.ray_cluster import job_cluster, pool_cluster
+from grpo_operator.render.services import rollout_service
+from grpo_operator.settings import OperatorSettings
+from support.objects import NOW, job, pool_of, spec_of
+
+SETTINGS = OperatorSettings("trainer:1", "rollout:1")
+OWNER = Owner("RolloutPool", "default", "shared")
+
+
+def pool(**spec: Any) -> dict[str, Any]:
+    """A RolloutPool as the API server returns it, with the tiny job's engines."""
+    template = pool_of(spec_of(job())).wire()
+    return {
+        "apiVersion": "rl.grpo.dev/v1alpha1",
+        "kind": "RolloutPool",
+        "metadata": {"name": "shared", "namespace": "default", "uid": "99999999-bbbb", "generation": 1},
+        "spec": template | {"model": {"path": "preset:tiny-moe"}} | spec,
+    }
+
+
+def pool_spec(**spec: Any) -> RolloutPoolSpec:
+    return RolloutPoolSpec.model_validate(pool(**spec)["spec"])
+
+
+def referring(**spec: Any) -> dict[str, Any]:
+    return job(rollout={"poolRef": {"name": "shared"}}, **spec)
+
+
+def test_a_pool_has_its_own_ray_cluster_whose_agents_wait_to_be_told_a_writer() -> None:
+    made = pool_cluster(pool(), pool_spec(), SETTINGS).wire()
+    (group,) = made["spec"]["workerGroupSpecs"]
+    assert made["metadata"]["ownerReferences"][0]["kind"] == "RolloutPool"
+    labels = group["template"]["metadata"]["labels"]
+    assert owner_in_labels({"metadata": {"labels": labels, "namespace": "default"}}) == OWNER
+    agent = group["template"]["spec"]["containers"][1]
+    assert "--writer" not in agent["args"][0]
+    service = rollout_service(pool(), pool_spec())
+    assert service["metadata"]["name"] == "shared"
+    assert service["spec"]["selector"].items() <= labels.items()
+
+
+def test_a_job_that_refers_to_a_pool_has_no_engines_of_its_own() -> None:
+    manifest = referring()
+    made = job_cluster(manifest, spec_of(manifest), None, SETTINGS, False).wire()
+    assert [g["groupName"] for g in made["spec"]["workerGroupSpecs"]] == ["controller", "trainer"]
+
+
+def test_the_engines_of_a_job_take_weights_from_it_alone() -> None:
+    made = job_cluster(job(), spec_of(job()), pool_of(spec_of(job())), SETTINGS, False).wire()
+    agent = made["spec"]["workerGroupSpecs"][2]["template"]["spec"]["containers"][1]
+    assert "--writer tiny-moe-12345678" in agent["args"][0]
+
+
+def test_kai_gets_a_ray_cluster_without_an_owner() -> None:
+    manifest = job(scheduling={"gangScheduler": "kai", "gangQueue": "rl"})
+    spec = spec_of(manifest)
+    made = job_cluster(manifest, spec, pool_of(spec), SETTINGS, False).wire()["metadata"]
+    assert "ownerReferences" not in made and made["labels"]["kai.scheduler/queue"] == "rl"
+    assert made["annotations"]["rl.grpo.dev/owner-uid"] == manifest["metadata"]["uid"]
+
+
+def test_the_jobs_of_a_pool_may_reach_it() -> None:
+    peers = network_policy(pool(), SETTINGS, ANY_JOB)["spec"]["ingress"][0]["from"]
+    assert peers == [
+        {"podSelector": {"matchLabels": {"rl.grpo.dev/rolloutpool": "shared"}}},
+        {"podSelector": {"matchExpressions": [{"key": "rl.grpo.dev/job", "operator": "Exists"}]}},
+    ]
+
+
+def _suitor(name: str, since: str, holds: bool = False, pool: str = "shared") -> PoolCandidate:
+    return PoolCandidate(Owner("GRPOJob", "default", name), pool, since, holds)
+
+
+def test_one_job_writes_at_a_time_and_goes_on_until_it_lets_go() -> None:
+    old, new = _suitor("old", "2026-01-01"), _suitor("new", "2026-02-01")
+    assert bind([new, old]) == {OWNER: old.job}
+    assert bind([_suitor("new", "2026-02-01", holds=True), old]) == {OWNER: new.job}
+    assert bind([new]) == {OWNER: new.job} and bind([]) == {}
+    other = _suitor("b", "2026-03-01", pool="other")
+    assert len(bind([old, other])) == 2
+
+
+def test_the_status_names_the_writer_or_what_the_pool_waits_for() -> None:
+    seen = Observed()
+    idle = pool_status(pool(), pool_spec(), OWNER, seen, None, NOW)
+    assert idle.bound_to is None and "poolRef" in idle.conditions[0].message
+    assert idle.selector == "rl.grpo.dev/pool=rollout,rl.grpo.dev/rolloutpool=shared"
+    assert pool_status(pool(), pool_spec(), OWNER, seen, "tiny-moe", NOW).bound_to == "tiny-moe"
+
+
+@pytest.mark.parametrize(
+    ("spec", "texts"),
+    [
+        ({"model": {"path": "/models/other"}}, ["serves /models/other", "preset:tiny-moe", "the same model"]),
+        ({"engine": {"contextLength": 64, "device": "cpu"}}, ["contextLength of RolloutPool shared (64)"]),
+    ],
+)
+def test_a_job_must_fit_the_pool(spec: dict[str, Any], texts: list[str]) -> None:
+    with pytest.raises(RefusedError) as refused:
+        check_reference(spec_of(referring()), pool_spec(**spec))
+    assert refused.value.reason == "PoolMismatch"
+    for text in texts:
+        assert text in str(refused.value)
+
+
+def test_a_pool_whose_engines_cannot_hold_the_model_is_refused() -> None:
+    engine = {"tensorParallel": 8, "gpusPerNode": 8, "expertParallel": 8, "gpuType": "h100-80gb"}
+    model = {"path": "/models/DeepSeek-V3", "architecture": "deepseek-v3"}
+    with pytest.raises(RefusedError, match=r"spec\.engine\.tensorParallel=8: weights take"):
+        check_pool(pool_spec(engine=engine, model=model))
+
+
+def test_stop_texts_need_a_pool_with_a_tokenizer() -> None:
+    spec = spec_of(referring(algorithm={"stop": ["####"]}))
+    plain = pool_spec()
+    with pytest.raises(
+        RefusedError, match=r"algorithm\.stop: .* RolloutPool shared needs engine.tokenizer: true"
+    ):
+        check_reference(spec, plain)
+    able = plain.engine.model_copy(update={"tokenizer": True})
+    check_reference(spec, plain.model_copy(update={"engine": able}))
+
+
+@pytest.mark.parametrize("rollout", [{}, {"poolRef": {"name": "a"}, "template": {}}])
+def test_exactly_one_of_template_and_pool_ref(rollout: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="exactly one of template and poolRef"):
+        GRPOJobSpec.model_validate(job(rollout=rollout)["spec"])

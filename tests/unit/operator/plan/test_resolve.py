@@ -1,0 +1,107 @@
+"""From spec to plan: auto, refusals that name field, value and remedy, and the command line."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.cli.plan import main
+from grpo_operator.plan.planner.resolve import JobPlan, RefusedError, resolve
+from support.objects import pool_of
+
+ROOT = Path(__file__).parents[4]
+LARGE = ROOT / "manifests" / "deepseek-v3-512xh100.yaml"
+
+
+def _spec(**changes: Any) -> dict[str, Any]:
+    """The large job's spec with values replaced by dotted path."""
+    spec = copy.deepcopy(dict(yaml.safe_load(LARGE.read_text())["spec"]))
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        target = spec
+        for parent in parents:
+            target = target[parent]
+        if value is None:
+            del target[last]
+        else:
+            target[last] = value
+    return spec
+
+
+def _resolve(**changes: Any) -> JobPlan:
+    spec = GRPOJobSpec.model_validate(_spec(**changes))
+    return resolve(spec, pool_of(spec))
+
+
+def test_the_large_job_fits_as_given() -> None:
+    plan = _resolve()
+    assert str(plan.layout) == "TP8 PP8 CP4 EP32 DP1" and plan.reason == "given"
+    assert [stage.layers for stage in plan.stages] == [7, 8, 8, 8, 8, 8, 8, 6]
+    assert plan.engine_memory is not None and plan.engine_memory.kv_tokens > 16384
+
+
+def test_auto_chooses_and_explains() -> None:
+    plan = _resolve(trainer__parallelism={"auto": True})
+    assert "fastest by estimate of" in plan.reason and "next is" in plan.reason
+    assert plan == _resolve(trainer__parallelism={"auto": True})
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "texts"),
+    [
+        (
+            {"trainer__nodes": 64, "trainer__parallelism": {"tensor": 8, "pipeline": 8, "expert": 8,
+             "layersInFirstStage": 7, "layersInLastStage": 6}},
+            "Infeasible",
+            ["spec.trainer.parallelism: TP8 PP8 CP1 EP8 DP8 on 512 needs", "before activations", "try TP"],
+        ),
+        ({"trainer__nodes": 8, "trainer__parallelism": {"auto": True}}, "Infeasible", ["no layout of 64"]),
+        ({"model__architecture": None, "trainer__parallelism": {"auto": True}}, "InvalidSpec",
+         ["cannot read /models/DeepSeek-V3: set spec.model.architecture"]),
+        ({"trainer__parallelism": {"tensor": 8, "pipeline": 8, "context": 4, "expert": 32}}, "InvalidSpec",
+         ["spec.trainer.parallelism.pipeline=8: 61 layers", "layersInFirstStage=7"]),
+        ({"trainer__microBatchSizePerGpu": 3}, "InvalidSpec", ["miniBatchSize x samplesPerPrompt = 2048"]),
+        ({"rollout__template__engine__quantization": "none"}, "Infeasible",
+         ["tensorParallel=32: weights take", "quantization to fp8-block128"]),
+        ({"rollout__template__engine__expertParallel": 1}, "InvalidSpec",
+         ["spec.rollout.template.engine.expertParallel=1", "raise expertParallel"]),
+    ],
+    ids=lambda value: "" if not isinstance(value, dict) else next(iter(value)),
+)  # fmt: skip
+def test_a_refusal_names_field_value_and_remedy(
+    changes: dict[str, Any], reason: str, texts: list[str]
+) -> None:
+    with pytest.raises(RefusedError) as caught:
+        _resolve(**changes)
+    assert caught.value.reason == reason
+    for text in texts:
+        assert text in str(caught.value)
+
+
+def test_a_model_that_only_the_pods_can_read_is_run_as_given() -> None:
+    plan = _resolve(model__architecture=None)
+    assert plan.stages == () and plan.model is None
+
+
+def test_the_command_line_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(LARGE)]) == 0
+    table = capsys.readouterr().out
+    assert "TP8 PP8 CP4 EP32" in table and "9.39 TB" in table and "at least 0.49 s" in table
+    assert main([str(LARGE), "--json"]) == 0
+    (plan,) = json.loads(capsys.readouterr().out)
+    assert plan["pools"]["rollout"]["gpus"] == 256
+    assert plan["stages"][1]["total"] < plan["usable_per_gpu"]
+
+
+def test_the_command_line_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text(yaml.safe_dump({"kind": "GRPOJob", "spec": _spec(trainer__nodes=-1)}))
+    assert main([str(bad)]) == 1
+    assert "spec.trainer.nodes" in capsys.readouterr().out
+    bad.write_text("kind: Pod")
+    assert main([str(bad)]) == 2 and "no object of kind GRPOJob" in capsys.readouterr().err
+    assert main([str(tmp_path / "absent.yaml")]) == 2

@@ -1,0 +1,128 @@
+"""Children of a job: one RayCluster with three groups, and stable digests."""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_operator.render.config_map import job_config_map, owned_pool
+from grpo_operator.render.metadata import is_current, with_hash
+from grpo_operator.render.ray_cluster import job_cluster
+from grpo_operator.render.services import rollout_service
+from grpo_operator.settings import OperatorSettings
+from support.objects import job, pool_of, spec_of
+
+SETTINGS = OperatorSettings("trainer:1", "rollout:1", pod_overlay={"env": [{"name": "X", "value": "1"}]})
+
+
+def cluster(suspend: bool = False, **spec: Any) -> dict[str, Any]:
+    manifest = job(**spec)
+    parsed = spec_of(manifest)
+    return job_cluster(manifest, parsed, pool_of(parsed), SETTINGS, suspend).wire()
+
+
+def group(name: str) -> dict[str, Any]:
+    groups = cluster()["spec"]["workerGroupSpecs"]
+    return dict(next(g for g in groups if g["groupName"] == name))
+
+
+def test_groups_and_their_sizes() -> None:
+    groups = cluster()["spec"]["workerGroupSpecs"]
+    assert [(g["groupName"], g["replicas"]) for g in groups] == [
+        ("controller", 1),
+        ("trainer", 2),
+        ("rollout", 2),
+    ]
+
+
+def test_every_pod_is_owned_labelled_and_evicted_soon() -> None:
+    manifest = cluster()
+    assert manifest["metadata"]["ownerReferences"][0]["kind"] == "GRPOJob"
+    templates = [g["template"] for g in manifest["spec"]["workerGroupSpecs"]]
+    for template in [*templates, manifest["spec"]["headGroupSpec"]["template"]]:
+        assert template["metadata"]["labels"]["rl.grpo.dev/job"] == "tiny-moe"
+        assert {t["tolerationSeconds"] for t in template["spec"]["tolerations"]} == {30}
+        assert template["spec"]["automountServiceAccountToken"] is False
+        for container in template["spec"]["containers"]:
+            assert {"name": "X", "value": "1"} in container["env"]
+
+
+def test_only_trainer_pods_carry_the_pool_resource_and_are_replaced_when_they_die() -> None:
+    assert group("trainer")["rayStartParams"]["resources"] == '"{\\"trainer\\": 1}"'
+    assert group("trainer")["template"]["spec"]["restartPolicy"] == "Never"
+    (agent,) = group("trainer")["template"]["spec"]["initContainers"]
+    assert (agent["name"], agent["restartPolicy"]) == ("agent", "Always"), "a dead agent costs no pod"
+    for other in ("controller", "rollout"):
+        assert "resources" not in group(other)["rayStartParams"]
+        assert "restartPolicy" not in group(other)["template"]["spec"]
+
+
+def test_an_engine_is_ready_and_alive_only_through_its_agent() -> None:
+    engine, agent = group("rollout")["template"]["spec"]["containers"]
+    assert agent["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    assert engine["livenessProbe"]["httpGet"] == {"path": "/enginez", "port": 9000}
+    assert "sglang.launch_server" in engine["args"][0] and "--device cpu" in engine["args"][0]
+
+
+@pytest.mark.parametrize("transport", ["auto", "nccl", "gloo", "staged", "nixl"])
+def test_agents_read_by_nixl_when_they_are_asked_to(transport: str) -> None:
+    made = cluster(weightSync={"transport": transport})
+    groups = {g["groupName"]: g["template"]["spec"] for g in made["spec"]["workerGroupSpecs"]}
+    assert ("--nixl" in groups["rollout"]["containers"][1]["args"][0]) == (transport == "nixl")
+
+
+def test_ray_is_started_again_on_a_node_too_busy_for_its_patience(tmp_path: Path) -> None:
+    """The command of a training pod in a real shell: Ray fails twice, or runs for long and dies."""
+    (command,) = group("trainer")["template"]["spec"]["containers"][0]["args"]
+    command = command.partition("done; ")[2]  # without the wait for Ray's head
+    fails = f"echo x >>{tmp_path}/tries; test $(wc -l <{tmp_path}/tries) -ge 3"
+    assert _shell(command, fails) == 0 and (tmp_path / "tries").read_text() == "x\n" * 3
+    assert _shell(f"SECONDS=300; {command}", "exit_code() { return 7; }; exit_code") == 7
+
+
+def _shell(command: str, ray: str) -> int:
+    environment = os.environ | {"KUBERAY_GEN_RAY_START_CMD": ray}
+    return subprocess.run(["/bin/bash", "-c", command], env=environment, check=False, timeout=30).returncode
+
+
+def test_cpu_jobs_ask_for_no_gpu_and_gpu_jobs_do() -> None:
+    assert "nvidia.com/gpu" not in str(cluster())
+    manifest = job()
+    manifest["spec"]["trainer"]["device"] = "cuda"
+    parsed = spec_of(manifest)
+    gpu = job_cluster(manifest, parsed, pool_of(parsed), SETTINGS, False).wire()
+    ranks = gpu["spec"]["workerGroupSpecs"][1]["template"]["spec"]["containers"][0]
+    assert ranks["resources"]["limits"]["nvidia.com/gpu"] == "1"
+
+
+def test_kueue_keeps_suspend_to_itself() -> None:
+    assert cluster(suspend=True)["spec"]["suspend"] is True
+    assert "suspend" not in cluster(suspend=True, scheduling={"queueName": "team-a"})["spec"]
+
+
+def test_digest_changes_with_the_manifest_alone() -> None:
+    first, again, other = with_hash(cluster()), with_hash(cluster()), with_hash(cluster(suspend=True))
+    assert is_current(first, again)
+    assert not is_current(first, other) and not is_current(first, None)
+
+
+def test_pools_and_services_follow_the_job() -> None:
+    manifest = job()
+    spec = spec_of(manifest)
+    service = rollout_service(manifest, pool_of(spec_of(manifest)))
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    model = owned_pool(manifest, spec, pool_of(spec))["spec"]["model"]
+    assert model == {"path": "preset:tiny-moe", "multiTokenPrediction": False}
+    config = yaml.safe_load(
+        job_config_map(manifest, spec, "tiny-moe-rollout", pool_of(spec))["data"]["job.json"]
+    )
+    assert config["rolloutService"] == "tiny-moe-rollout.default.svc.cluster.local"
+    assert config["writer"] == "tiny-moe-12345678" and config["minAvailable"] == 1
+    assert config["fp8"] is False
+    assert config["store"] == "/store/default-tiny-moe-12345678"
+    suspended = job(suspend=True)
+    again = job_config_map(suspended, spec_of(suspended), "tiny-moe-rollout", pool_of(spec))
+    assert again == job_config_map(manifest, spec, "tiny-moe-rollout", pool_of(spec))

@@ -1,0 +1,169 @@
+"""The 512-GPU job's manifests: engines of several hosts, devices, topology, policies, overlays."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.plan.capacity.topology import Leaves
+from grpo_operator.render.overlay import merge
+from grpo_operator.render.policies import network_policy, rollout_budget, trainer_budget
+from grpo_operator.render.ray_cluster import job_cluster, settled_leaves
+from grpo_operator.render.services import engine_services, rollout_service
+from grpo_operator.settings import OperatorSettings
+from support.objects import pool_of
+
+MANIFEST = Path(__file__).parents[4] / "manifests" / "deepseek-v3-512xh100.yaml"
+SETTINGS = OperatorSettings("trainer:1", "rollout:1", namespace="ops")
+
+
+def job() -> dict[str, Any]:
+    manifest = yaml.safe_load(MANIFEST.read_text())
+    manifest["metadata"] |= {"namespace": "rl", "uid": "12345678-aaaa", "generation": 1}
+    return dict(manifest)
+
+
+def cluster(manifest: dict[str, Any] | None = None) -> dict[str, Any]:
+    manifest = manifest or job()
+    spec = GRPOJobSpec.model_validate(manifest["spec"])
+    return job_cluster(manifest, spec, pool_of(spec), SETTINGS, False).wire()
+
+
+def template(name: str, manifest: dict[str, Any] | None = None) -> dict[str, Any]:
+    groups = cluster(manifest)["spec"]["workerGroupSpecs"]
+    return dict(next(g["template"] for g in groups if g["groupName"] == name))
+
+
+def test_engines_live_and_die_as_one() -> None:
+    (group,) = [g for g in cluster()["spec"]["workerGroupSpecs"] if g["groupName"] == "rollout"]
+    assert (group["replicas"], group["numOfHosts"]) == (8, 4)
+    engine = template("rollout")["spec"]["containers"][0]
+    command = engine["args"][0]
+    for part in ("--tp-size 32", "--ep-size 32", "--dp-size 32 --enable-dp-attention", "--nnodes 4",
+                 '--node-rank "$HOST_INDEX"', '"deepseek-v3-grpo-$GROUP-$REPLICA_INDEX:20000"',
+                 "/models/DeepSeek-V3 /tmp/model --fp8-block128"):  # fmt: skip
+        assert part in command
+    fields = {e["name"]: e["valueFrom"]["fieldRef"]["fieldPath"] for e in engine["env"] if "valueFrom" in e}
+    assert fields["HOST_INDEX"] == "metadata.labels['ray.io/replica-host-index']"
+
+
+def test_each_engine_has_a_name_for_its_first_host_which_alone_is_asked() -> None:
+    spec = GRPOJobSpec.model_validate(job()["spec"])
+    services = engine_services(job(), pool_of(spec))
+    assert [s["metadata"]["name"] for s in services] == [f"deepseek-v3-grpo-rollout-{i}" for i in range(8)]
+    assert services[3]["spec"]["selector"]["ray.io/worker-group-replica-index"] == "3"
+    selector = rollout_service(job(), pool_of(spec))["spec"]["selector"]
+    assert selector["ray.io/replica-host-index"] == "0"
+
+
+@pytest.mark.parametrize("pool", ["trainer", "rollout"])
+def test_gpu_pods_get_devices_and_keep_apart(pool: str) -> None:
+    spec = template(pool)["spec"]
+    main = spec["containers"][0]
+    assert main["resources"]["limits"]["nvidia.com/gpu"] == "8"
+    assert main["resources"]["limits"]["rdma/hca"] == "8"
+    assert main["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
+    env = {e["name"]: e.get("value") for e in main["env"]}
+    assert env["CUDA_DEVICE_MAX_CONNECTIONS"] == "1" and env["NCCL_CUMEM_ENABLE"] == "0"
+    assert {"name": "shm", "mountPath": "/dev/shm"} in main["volumeMounts"]
+    (apart,) = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    other = {"trainer": "rollout", "rollout": "trainer"}[pool]
+    assert apart["labelSelector"]["matchLabels"]["rl.grpo.dev/pool"] == other
+    assert apart["topologyKey"] == "kubernetes.io/hostname"
+
+
+def test_an_engine_stays_inside_one_leaf() -> None:
+    affinity = template("rollout")["spec"]["affinity"]["podAffinity"]
+    (together,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert together["matchLabelKeys"] == ["ray.io/worker-group-replica-name"]
+    assert together["topologyKey"] == "topology.kubernetes.io/leaf"
+    assert (
+        "requiredDuringSchedulingIgnoredDuringExecution"
+        not in (template("trainer")["spec"]["affinity"]["podAffinity"])
+    )
+
+
+def test_the_controller_and_the_head_keep_off_gpu_nodes() -> None:
+    head = cluster()["spec"]["headGroupSpec"]["template"]["spec"]
+    for spec in (head, template("controller")["spec"]):
+        (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+            "nodeSelectorTerms"
+        ]
+        assert term["matchExpressions"][0] == {
+            "key": "nvidia.com/gpu.present", "operator": "NotIn", "values": ["true"],
+        }  # fmt: skip
+        assert "nvidia.com/gpu" not in spec["containers"][0]["resources"]["limits"]
+
+
+def test_queues_and_gangs_are_labels_of_the_job_cluster() -> None:
+    manifest = job()
+    manifest["spec"]["scheduling"] |= {
+        "queueName": "team-a", "gangScheduler": "volcano", "gangQueue": "rl", "priorityClassName": "high",
+    }  # fmt: skip
+    labels = cluster(manifest)["metadata"]["labels"]
+    assert labels["kueue.x-k8s.io/queue-name"] == "team-a"
+    assert labels["ray.io/gang-scheduling-enabled"] == "true"
+    assert labels["volcano.sh/queue-name"] == "rl" and labels["ray.io/priority-class-name"] == "high"
+
+
+def test_a_drain_may_not_break_the_gang_and_strangers_stay_out() -> None:
+    spec = GRPOJobSpec.model_validate(job()["spec"])
+    trainer, rollout = trainer_budget(job(), 32), rollout_budget(job(), pool_of(spec))
+    assert trainer["spec"]["minAvailable"] == 32 and rollout["spec"]["minAvailable"] == 24
+    policy = network_policy(job(), SETTINGS)["spec"]
+    assert policy["policyTypes"] == ["Ingress"]
+    assert policy["ingress"][1]["from"][0]["namespaceSelector"]["matchLabels"] == {
+        "kubernetes.io/metadata.name": "ops"
+    }
+    assert len(policy["ingress"]) == 2
+    watched = network_policy(job(), replace(SETTINGS, scrape_namespace="monitoring"))["spec"]["ingress"][2]
+    assert watched["from"][0]["namespaceSelector"]["matchLabels"] == {
+        "kubernetes.io/metadata.name": "monitoring"
+    }
+    assert [port["port"] for port in watched["ports"]] == [8090, 9000]
+
+
+def test_overlays_merge_as_kubectl_would() -> None:
+    manifest = job()
+    manifest["spec"]["trainer"]["podTemplate"] = {
+        "metadata": {"annotations": {"team": "rl"}},
+        "spec": {
+            "hostNetwork": True,
+            "containers": [{"name": "ray-worker", "env": [{"name": "NCCL_IB_HCA", "value": "=mlx5_0"}]}],
+            "volumes": [{"name": "models", "persistentVolumeClaim": {"claimName": "models"}}],
+        },
+    }
+    made = template("trainer", manifest)
+    ranks = made["spec"]["containers"][0]
+    assert made["spec"]["hostNetwork"] is True and made["metadata"]["annotations"]["team"] == "rl"
+    assert {"name": "NCCL_IB_HCA", "value": "=mlx5_0"} in ranks["env"] and "args" in ranks
+    assert {v["name"] for v in made["spec"]["volumes"]} >= {"models", "shm", "weights", "store"}
+    assert len(made["spec"]["containers"]) == 1
+
+
+def test_merge_changes_neither_side_and_null_removes() -> None:
+    base = {"a": 1, "b": {"c": [1]}, "env": [{"name": "x", "value": "1"}]}
+    over = {"a": None, "b": {"c": [2]}, "env": [{"name": "x", "value": "2"}, {"name": "y"}]}
+    merged = merge(base, over)
+    assert merged == {"b": {"c": [2]}, "env": [{"name": "x", "value": "2"}, {"name": "y"}]}
+    assert base["a"] == 1 and base["env"][0]["value"] == "1"
+
+
+def test_each_leaf_has_its_own_group_bound_to_it() -> None:
+    manifest = job()
+    spec = GRPOJobSpec.model_validate(manifest["spec"])
+    leaves = Leaves(("leaf-2",), (("leaf-0", 5), ("leaf-1", 3)))
+    made = job_cluster(manifest, spec, pool_of(spec), SETTINGS, False, leaves).wire()
+    groups = made["spec"]["workerGroupSpecs"][2:]
+    assert [(g["replicas"], g["numOfHosts"]) for g in groups] == [(5, 4), (3, 4)]
+    rule = groups[1]["template"]["spec"]["affinity"]["nodeAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]["nodeSelectorTerms"][0]["matchExpressions"][0]
+    assert rule == {"key": "topology.kubernetes.io/leaf", "operator": "In", "values": ["leaf-1"]}
+    assert settled_leaves(made) == leaves
+    services = engine_services(manifest, pool_of(spec), leaves)
+    assert len({s["metadata"]["name"] for s in services}) == 8
+    assert {s["spec"]["selector"]["ray.io/group"] for s in services} == {g["groupName"] for g in groups}

@@ -1,0 +1,217 @@
+"""Failures: named in one line, counted, and the end of the job when they repeat."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.exceptions import RayTaskError
+
+from grpo_operator.api.errors import cause_of, last_error_line
+from grpo_operator.api.v1alpha1.grpojob import RestartPolicySpec
+from grpo_operator.api.v1alpha1.status import Phase
+from grpo_worker.common.errors import one_line
+from grpo_worker.controller.config import JobConfig
+from grpo_worker.controller.main import run
+from grpo_worker.controller.recovery.failures import FailureHandler
+from grpo_worker.controller.recovery.run_record import RunRecord
+from grpo_worker.controller.status.progress import ProgressBoard
+from grpo_worker.rollout.sample_watch import SampleWatch
+from grpo_worker.rollout.sglang.engine_process import report
+
+TRACE = """\x1b[36mray::TrainerWorker.start()\x1b[39m (pid=12, ip=10.0.0.1)
+  File "/x/actor.py", line 3, in start
+KeyError: 'num_experts'
+"""
+SGLANG = """[2026-11-23 05:00:01] Scheduler hit an exception: Traceback (most recent call last):
+  File "/x/deepseek_v2.py", line 519, in __init__
+    if config.topk_method == "noaux_tc":
+AttributeError: 'DeepseekV3Config' object has no attribute 'topk_method'
+
+[2026-11-23 05:00:02] Received sigquit from a child process. It usually means the child failed.
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (TRACE, "KeyError: 'num_experts'"),
+        (SGLANG, "AttributeError: 'DeepseekV3Config' object has no attribute 'topk_method'"),
+        (
+            "torch.cuda.OutOfMemoryError: CUDA out of memory",
+            "torch.cuda.OutOfMemoryError: CUDA out of memory",
+        ),
+        ("usage: x\nx: error: unrecognized arguments: --nope", "x: error: unrecognized arguments: --nope"),
+        ("", ""),
+    ],
+)
+def test_the_last_error_is_found_without_colours(text: str, line: str) -> None:
+    assert last_error_line(text) == line
+
+
+def test_a_ray_task_is_named_by_what_it_raised() -> None:
+    error = RayTaskError("start", TRACE, KeyError("num_experts"))
+    assert one_line(error) == "KeyError: 'num_experts'"
+    assert one_line(OSError("disk\n full")) == "OSError: disk full"
+
+
+def test_causes_are_equal_but_for_numbers_and_addresses() -> None:
+    assert cause_of("no answer in 61 s from 0x7f3a") == cause_of("no answer in 120 s from 0x91")
+    assert cause_of("KeyError: 'a'") != cause_of("KeyError: 'b'")
+
+
+@pytest.fixture
+def handler(tmp_path: Path) -> FailureHandler:
+    return FailureHandler(RunRecord.load(tmp_path / "run.json"), RestartPolicySpec(backoff_seconds=5))
+
+
+def test_the_third_failure_of_one_cause_ends_the_job(handler: FailureHandler) -> None:
+    assert handler.count("start: KeyError: 'x' at 1", "job") == 5
+    assert handler.count("start: KeyError: 'x' at 2", "job") == 10 and not handler.record.failed
+    handler.count("start: KeyError: 'x' at 3", "job")
+    assert handler.record.failed == "start: KeyError: 'x' at 3 (3 times in a row)"
+    again = RunRecord.load(handler.record.path)
+    assert again.failed and again.same_failures == 3, "a controller that restarts knows it"
+
+
+def test_other_causes_progress_and_infrastructure_do_not_add_up(handler: FailureHandler) -> None:
+    for message in ("a", "b", "a", "b"):
+        handler.count(message, "job")
+    handler.count("b", "job", step=7)
+    handler.finished(7)
+    for seconds in (0, 5, 10, 20, 40):
+        assert handler.count("a pod was lost", "infrastructure") == seconds
+    handler.finished(8)
+    assert handler.count("a pod was lost", "infrastructure") == 0
+    handler.count("b", "job")
+    assert not handler.record.failed and handler.record.restarts == {"job": 6, "infrastructure": 6}
+
+
+def test_replayed_steps_are_no_progress(handler: FailureHandler) -> None:
+    for _ in range(3):
+        for step in range(1, 15):
+            handler.finished(step)
+        handler.count("KeyError: 'x'", "job", step=15)
+    assert "3 times in a row" in handler.record.failed
+
+
+def test_a_store_that_is_away_is_no_reason_to_stop_counting(
+    handler: FailureHandler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: RunRecord) -> None:
+        raise OSError("Stale file handle")
+
+    monkeypatch.setattr(RunRecord, "save", fail)
+    for _ in range(3):
+        handler.count("KeyError: 'x'", "job")
+    assert handler.record.failed
+
+
+def test_max_restarts_still_ends_a_job_of_many_causes(tmp_path: Path) -> None:
+    policy = RestartPolicySpec(max_restarts=1)
+    handler = FailureHandler(RunRecord.load(tmp_path / "run.json"), policy)
+    handler.count("a", "job")
+    handler.count("b", "job")
+    assert handler.record.failed == "restartPolicy.maxRestarts (1) used up: b"
+
+
+class _Loop:
+    """Runs nothing."""
+
+    def run(self) -> None: ...
+
+
+def _config(tmp_path: Path) -> JobConfig:
+    from support.objects import job, spec_of
+
+    spec = spec_of(job(restartPolicy={"backoffSeconds": 0}))
+    return JobConfig("j", "default", spec, "service", 1, False, "j-1", tmp_path / "store")
+
+
+@pytest.mark.parametrize(
+    ("errors", "failed", "count"),
+    [
+        ([ValueError("spec.model.path: no config.json")], "spec.model.path: no config.json", 0),
+        ([KeyError("x")] * 3, "KeyError: 'x' (3 times in a row)", 3),
+        ([OSError("stale")] * 4 + [KeyError("x")], "", 1),
+    ],
+    ids=["what-is-missing-ends-at-once", "repeats", "passes"],
+)
+def test_every_exception_before_the_first_step_counts(
+    tmp_path: Path, errors: list[Exception], failed: str, count: int
+) -> None:
+    board, left = ProgressBoard(), list(errors)
+
+    def build(_: FailureHandler) -> Any:
+        if left:
+            raise left.pop(0)
+        return _Loop()
+
+    run(_config(tmp_path), board, build)
+    assert not left
+    assert board.get().phase == (Phase.FAILED if failed else Phase.STARTING)
+    assert board.get().restarts["job"] == count
+    if failed:
+        assert board.get().message == failed
+
+
+def test_waiting_without_a_sample_is_said_after_the_limit() -> None:
+    now = [0.0]
+    watch = SampleWatch(lambda: now[0])
+    assert watch.stalled(10) == ""
+    with watch.waiting():
+        now[0] = 9.0
+        assert watch.stalled(10) == ""
+        watch.problem("no engine serves version 3", unless_known=True)
+        watch.problem("engine-0: HTTP 500")
+        watch.problem("no engine serves version 3", unless_known=True)
+        now[0] = 10.0
+        assert watch.stalled(10) == "no sample was accepted for 10 s: engine-0: HTTP 500"
+        watch.accepted()
+        assert watch.stalled(10) == ""
+        now[0] = 30.0
+        assert watch.stalled(10) == "no sample was accepted for 10 s: engines give no answer"
+    assert watch.stalled(10) == "", "while trainers compute nothing is awaited"
+    with watch.waiting():
+        assert watch.stalled(10) == ""
+
+
+def test_kubelet_gets_the_error_and_not_its_echo(tmp_path: Path) -> None:
+    file = tmp_path / "termination-log"
+    report(SGLANG.splitlines(keepends=True), file)
+    assert not file.exists(), "outside of a container there is no such file"
+    file.touch()
+    report(SGLANG.splitlines(keepends=True), file)
+    assert file.read_text() == "AttributeError: 'DeepseekV3Config' object has no attribute 'topk_method'"
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("import sys; print('out'); print('ValueError: no', file=sys.stderr); sys.exit(3)", 3),
+        ("import os; os.kill(os.getpid(), 9)", 137),
+        ("import os, time; os.fork() or time.sleep(30)", 0),
+    ],
+    ids=["exit-code", "killed", "orphans-do-not-hold-it"],
+)
+def test_the_first_process_ends_with_its_child(script: str, code: int, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "grpo_worker.rollout.sglang.engine_process",
+        sys.executable,
+        "-c",
+        script,
+    ]
+    out, errors = tmp_path / "out", tmp_path / "errors"
+    with out.open("w") as stdout, errors.open("w") as stderr:  # no pipes: an orphan would hold them open
+        done = subprocess.run(command, stdout=stdout, stderr=stderr, timeout=20, check=False)
+    assert done.returncode == code
+    if code == 3:
+        assert (out.read_text(), errors.read_text()) == ("out\n", "ValueError: no\n")
+
+
+def test_the_controller_says_what_is_wrong_before_it_imports_torch_or_ray() -> None:
+    code = "import sys, grpo_worker.controller.main; sys.exit(bool({'torch', 'ray'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

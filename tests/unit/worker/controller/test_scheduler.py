@@ -1,0 +1,151 @@
+"""One step ahead: nothing is lost, nothing comes twice, and a replay sees the very same samples."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from grpo_worker.controller.generation.scheduler import OneStepAhead, OnPolicy
+from grpo_worker.controller.generation.step_sampler import StepSampler
+from grpo_worker.data.prompts import Prompt, PromptSource
+from grpo_worker.data.tasks import open_gym
+from grpo_worker.data.tokenizer import load_tokenizer
+from grpo_worker.metrics.timing import StepTimer
+from grpo_worker.rollout.batch_file import Generated
+from grpo_worker.rollout.sampling import Sample
+from support.objects import job, spec_of
+from support.rollout_fakes import WANTED, Even, N
+
+
+class Engines(Even):
+    """Answers whose length, log-prob and experts follow from prompt, number and version."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.versions: list[int] = []
+
+    def generate(self, prompts: list[Prompt], version: int, cancelled: Any = None) -> list[Sample]:
+        self.gate.wait(10)
+        self.versions.append(version)
+        return [self._answer(p, number, version) for p in prompts for number in range(N)]
+
+    def _answer(self, prompt: Prompt, number: int, version: int) -> Sample:
+        ids = tuple(range(1 + (prompt.index + number) % 5))
+        routed = np.full((len(prompt.ids) + len(ids) - 1, 2, 4), version, dtype=np.uint16)
+        return Sample(prompt.index, number, ids, (-0.1 * version,) * len(ids), version, "e", routed=routed)
+
+
+class Run:
+    """The part of the loop that produces and consumes, with checkpoints."""
+
+    def __init__(self, folder: Path, engines: Any, **algorithm: Any) -> None:
+        spec = spec_of(job())
+        spec = spec.model_copy(update={"algorithm": type(spec.algorithm).model_validate(algorithm)})
+        self.source = PromptSource(
+            open_gym("reasoning-gym:gcd", seed=3), load_tokenizer("preset:tiny-moe"), 4096
+        )
+        self.producer = OneStepAhead(
+            StepSampler(spec, self.source, engines, engines), folder, keep=2, every=1
+        )
+        self.folder = folder
+
+    def steps(self, first: int, last: int) -> list[Generated]:
+        """What the steps ``first`` to ``last`` trained on; each is followed by a checkpoint."""
+        found = []
+        for step in range(first, last + 1):
+            found.append(self.producer.take(step - 1, StepTimer()))
+            self.producer.go_ahead(step - 1)
+            self.producer.settle(StepTimer())
+            self.source.consumed(found[-1].taken)
+            self.producer.save(step)
+            (self.folder / f"source-{step}.json").write_text(json.dumps(self.source.state_dict()))
+        return found
+
+    def resume(self, step: int) -> None:
+        self.producer.restore(step)
+        self.source.load_state_dict(json.loads((self.folder / f"source-{step}.json").read_text()))
+
+
+def test_each_step_trains_on_samples_of_the_weights_before(tmp_path: Path) -> None:
+    found = Run(tmp_path, Engines()).steps(1, 5)
+    assert [{s.version for s in step.samples} for step in found] == [{0}, {0}, {1}, {2}, {3}]
+    prompts = [p.index for step in found for p in step.prompts]
+    assert prompts == list(range(5 * WANTED)), "every prompt once, in order"
+
+
+def test_what_is_consumed_is_what_was_generated_so_no_length_is_favoured(tmp_path: Path) -> None:
+    found = Run(tmp_path, Engines()).steps(1, 6)
+    consumed = [len(s.ids) for step in found for s in step.samples]
+    generated = [1 + (index + number) % 5 for index in range(6 * WANTED) for number in range(N)]
+    assert consumed == generated
+
+
+@pytest.mark.parametrize(
+    "algorithm", [{}, {"filter_groups": {"max_num_gen_batches": 4}}], ids=["all", "dapo"]
+)
+def test_a_replay_trains_on_the_same_samples(tmp_path: Path, algorithm: dict[str, Any]) -> None:
+    undisturbed = Run(tmp_path / "a", Engines(), **algorithm).steps(1, 6)
+    run = Run(tmp_path / "b", Engines(), **algorithm)
+    assert run.steps(1, 4) == undisturbed[:4]
+    again = Run(tmp_path / "b", Engines(), **algorithm)
+    again.resume(3)
+    replayed = again.steps(4, 6)
+    assert replayed == undisturbed[3:]
+    first, second = replayed[0].samples[0].routed, undisturbed[3].samples[0].routed
+    assert first is not None and second is not None and np.array_equal(first, second)
+
+
+def test_a_restart_waits_for_what_is_under_way_and_forgets_it(tmp_path: Path) -> None:
+    engines = Engines()
+    run = Run(tmp_path, engines)
+    run.steps(1, 2)
+    run.producer.take(2, StepTimer())
+    engines.gate.clear()
+    run.producer.go_ahead(2)
+    threading.Timer(0.2, engines.gate.set).start()
+    run.resume(2)
+    found = run.steps(3, 3)[0]
+    assert [p.index for p in found.prompts] == list(range(2 * WANTED, 3 * WANTED))
+    assert {s.version for s in found.samples} == {1}
+
+
+def test_what_is_under_way_holds_up_no_change_of_weights_when_it_may_go_on(tmp_path: Path) -> None:
+    engines = Engines()
+    run = Run(tmp_path, engines)
+    run.producer._partial = True
+    run.producer.take(0, StepTimer())
+    engines.gate.clear()
+    run.producer.go_ahead(0)
+    run.producer.settle(StepTimer())  # returns, although nothing is generated yet
+    engines.gate.set()
+    run.producer.save(1)  # a checkpoint waits for it
+    assert run.producer.take(1, StepTimer()).prompts
+
+
+def test_files_of_old_checkpoints_go(tmp_path: Path) -> None:
+    Run(tmp_path, Engines()).steps(1, 6)
+    assert [f.name for f in sorted(tmp_path.glob("*.npz"))] == [f"step-{s:08d}.npz" for s in (4, 5, 6)]
+
+
+def test_on_policy_samples_come_from_the_newest_weights() -> None:
+    engines = Engines()
+    spec = spec_of(job())
+    source = PromptSource(open_gym("reasoning-gym:gcd", seed=3), load_tokenizer("preset:tiny-moe"), 4096)
+    producer = OnPolicy(StepSampler(spec, source, engines, engines))
+    for step in range(1, 4):
+        found = producer.take(step - 1, StepTimer())
+        producer.go_ahead(step - 1)
+        assert {s.version for s in found.samples} == {step - 1}
+        source.consumed(found.taken)
+
+
+def test_what_the_stores_checkpoints_need_is_kept_beside_newer_snapshots(tmp_path: Path) -> None:
+    run = Run(tmp_path, Engines())
+    run.producer._every = 4
+    run.steps(1, 15)
+    kept = sorted(int(file.stem.removeprefix("step-")) for file in tmp_path.glob("step-*.npz"))
+    assert kept == [4, 8, 12, 14, 15]
