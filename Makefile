@@ -3,11 +3,13 @@ PYTHON ?= python3
 DEV := PYTHONPATH=devcluster $(PYTHON) -m grpo_devcluster
 VENV := .venv/bin
 PYTEST := PYTHONPATH=devcluster $(VENV)/python -m pytest
+CODE := operator worker_images devcluster tests benchmarks
+TEXT := $(CODE) docs helm manifests Makefile README.md CONTRIBUTING.md
 
-.PHONY: help demo down up test lint unit worker integration e2e bench-operator bench-planner bench-trainer bench-controller bench-sync-planner bench-sync bench-delta bench-job bench-learning bench-own-models crds env clean
+.PHONY: help demo down up test check lint format unit worker integration e2e bench-operator bench-planner bench-trainer bench-controller bench-sync-planner bench-sync bench-delta bench-job bench-learning bench-own-models bench-faults bench-test crds docs env clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
 
 demo:  ## train a tiny mixture of experts on a real single-node Kubernetes (KUBECONFIG=...: on yours)
 	PYTHONPATH=devcluster $(PYTHON) -m grpo_devcluster.demo
@@ -21,12 +23,21 @@ down:  ## remove every trace of the embedded Kubernetes
 test:  ## all levels: lint, unit, worker, integration, e2e
 	PYTHONPATH=devcluster $(PYTHON) -m grpo_devcluster.testing
 
-lint: env  ## ruff, mypy strict, import layers, generated CRDs
-	$(VENV)/ruff check operator worker_images devcluster tests benchmarks
-	$(VENV)/ruff format --check operator worker_images devcluster tests benchmarks
+check: lint unit  ## what to run before every commit
+
+lint: env  ## ruff, mypy strict, import layers, spelling, generated CRDs
+	$(VENV)/ruff check $(CODE)
+	$(VENV)/ruff format --check $(CODE)
 	$(VENV)/mypy -p grpo_operator -p grpo_worker -p grpo_devcluster
+	$(VENV)/mypy tests
+	MYPYPATH=operator:worker_images:devcluster:tests:benchmarks/gpu:benchmarks/learning:benchmarks $(VENV)/mypy $$(git ls-files 'benchmarks/*.py')
 	PYTHONPATH=devcluster $(VENV)/lint-imports
+	$(VENV)/codespell $(TEXT)
 	helm/check-crds.sh
+
+format: env  ## format the code and apply ruff's safe fixes
+	$(VENV)/ruff check --fix $(CODE)
+	$(VENV)/ruff format $(CODE)
 
 unit: env  ## pure logic, no network, under 2 minutes
 	$(PYTEST) tests/unit
@@ -68,15 +79,25 @@ bench-own-models:  ## every published model, shrunk, as a job; writes benchmarks
 	$(DEV) prepare
 	PYTHONPATH=devcluster $(VENV)/python benchmarks/own_models.py
 
+bench-faults:  ## recovery times of the end-to-end fault tests; adds to benchmarks/results/demo.json
+	$(DEV) prepare
+	GRPO_RECORD=1 $(PYTEST) tests/e2e/test_faults.py tests/e2e/test_named_errors.py -v --timeout=1800
+
 bench-job: env  ## whole jobs with a core for the engine and one for the trainer; adds to benchmarks/results/trainer.json
 	PYTHONPATH=devcluster $(VENV)/python benchmarks/gpu/job.py ours benchmarks/results/job_cpu.json --cpu
 
 bench-learning: env  ## our curve beside TRL's; writes benchmarks/results/learning.json and .png
 	PYTHONPATH=devcluster $(VENV)/python benchmarks/learning/run.py
 
+bench-test:  ## all levels, and record how long they took in benchmarks/results
+	GRPO_RECORD=1 PYTHONPATH=devcluster $(PYTHON) -m grpo_devcluster.testing
+
 crds: env  ## generate crds/ from the API models
 	$(VENV)/python -m grpo_operator.api.crd crds
 	cp crds/*.yaml helm/grpo-operator/crds/
+
+docs: env  ## generate docs/reference/ from the CRDs, metrics, conditions and Helm values
+	PYTHONPATH=devcluster $(VENV)/python -m grpo_devcluster.reference docs/reference
 
 env:
 	@$(DEV) env

@@ -1,8 +1,8 @@
-"""``make bench-controller``: what one controller costs at 256 ranks.
+"""``make bench-controller``: seconds of one dispatch of the controller to 256 ranks.
 
-Deals a batch of 512 x 16 samples out to TP8 x PP8 x DP4 and collects log-probabilities, through real
-Ray actors that compute nothing. The ranks that answer have a process each; one process stands for
-many of the others, which only receive. Writes two figures into benchmarks/results/trainer.json.
+Dispatches a batch of 512 x 16 samples to TP8 x PP8 x DP4 and collects log-probabilities, through real Ray
+actors that compute nothing. The 32 ranks that answer have a process each; SHARED processes stand for the
+others, which only receive. Adds to benchmarks/results/trainer.json.
 """
 
 import statistics
@@ -27,22 +27,22 @@ class Idle:
     """A rank that answers at once."""
 
     def stand_at(self, place: RankInfo) -> None:
-        self.place = place
+        self.rank_info = place
 
     @register(Dispatch.MEGATRON_COMPUTE)
     def log_probs(self, batch: TensorDict) -> TensorDict:
-        found = torch.zeros(batch["input_ids"].shape)
-        return TensorDict({"log_probs": found, "entropy": found}, batch_size=batch.batch_size)
+        zeros = torch.zeros(batch["input_ids"].shape)
+        return TensorDict({"log_probs": zeros, "entropy": zeros}, batch_size=batch.batch_size)
 
 
 class Receiver:
-    """Stands for many ranks whose answer does not count."""
+    """Stand-in for many ranks whose answer is not collected."""
 
     def log_probs(self, batch: Packed) -> None: ...
 
 
 class Simulated(WorkerGroup):
-    """A worker group over actors that are there already."""
+    """A worker group over actors that exist already."""
 
     def __init__(self, ranks: list[RankInfo]) -> None:
         self._cls, self._timeout, self._hang, self._flight_records = Idle, 120.0, 240.0, ""
@@ -76,9 +76,9 @@ def main() -> None:
     seconds: list[float] = []
     for _ in range(ROUNDS + 1):  # the first one starts the processes' imports
         started = time.monotonic()
-        found: Any = group.call("log_probs", batch)
+        collected: Any = group.call("log_probs", batch)
         seconds.append(time.monotonic() - started)
-        assert found["log_probs"].shape == batch["input_ids"].shape
+        assert collected["log_probs"].shape == batch["input_ids"].shape
     ray.shutdown()
     print([round(value, 3) for value in seconds])
     print(record("trainer", {"dispatch_seconds_256_ranks": statistics.median(seconds[1:])}).read_text())

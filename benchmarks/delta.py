@@ -1,9 +1,9 @@
-"""``make bench-delta``: a new version over a line of 10 Gb/s, all its bytes or those that changed.
+"""``make bench-delta``: a new weight version over a 10 Gb/s line, in full and as a delta.
 
-The trainer's agent runs in a network namespace of its own, behind a pair of interfaces that tc holds to
-10 Gb/s; the other end pulls a version of one rank whole, over NIXL's TCP, and by what changed when 2 % of
-the bytes did. What changed is found by the rank while it takes the digest of what it publishes: the seconds
-of both ways of publishing are measured too. Both ends share the cores of this machine. Needs root; adds to
+The trainer's agent runs in its own network namespace, behind a pair of interfaces that tc limits to 10 Gb/s.
+The other end pulls a version of one rank in three ways: in full over HTTP, in full over NIXL's TCP, and as a
+delta when 2 % of the bytes changed. The rank finds the changes while it computes the digest of a version, so
+both ways of publishing are measured too. Both ends share the cores of this machine. Needs root; adds to
 benchmarks/results/sync.json.
 """
 
@@ -36,7 +36,7 @@ def _ip(*arguments: str) -> None:
 
 @contextmanager
 def line() -> Iterator[None]:
-    """Two interfaces with RATE between them; one of them in a namespace of its own."""
+    """Create two interfaces with RATE between them, one of them in its own namespace."""
     subprocess.run(["ip", "netns", "delete", NAMESPACE], check=False, stderr=subprocess.DEVNULL)
     _ip("netns", "add", NAMESPACE)
     try:
@@ -46,7 +46,7 @@ def line() -> Iterator[None]:
         for command in (
             ["ip", "address", "add", f"{FAR}/30", "dev", "grpo-far"],
             ["ip", "link", "set", "grpo-far", "up"],
-            ["ip", "link", "set", "lo", "up"],  # by which NIXL meets itself
+            ["ip", "link", "set", "lo", "up"],  # NIXL connects to itself over it
             ["tc", "qdisc", "add", "dev", "grpo-far", "root", "tbf", "rate", RATE,
              "burst", "4mb", "latency", "50ms"],
         ):  # fmt: skip
@@ -58,7 +58,7 @@ def line() -> Iterator[None]:
 
 @contextmanager
 def agent(weights: Path) -> Iterator[dict[int, str]]:
-    """The trainer's agent at the far end."""
+    """Start the trainer's agent at the far end."""
     command = [sys.executable, "-m", "grpo_worker.weightsync.main", "trainer", "--weights", str(weights)]
     process = subprocess.Popen(["ip", "netns", "exec", NAMESPACE, *command, "--host", FAR])
     sources = {0: f"http://{FAR}:9000"}
@@ -78,7 +78,7 @@ def agent(weights: Path) -> Iterator[dict[int, str]]:
 
 
 def next_version(tensor: torch.Tensor, seed: int) -> torch.Tensor:
-    """With CHANGED of the bytes changed, each in a weight of its own: the low half of a bf16."""
+    """Return weights with the share CHANGED of the bytes changed, each the low byte of another bf16."""
     generator = torch.Generator().manual_seed(seed)
     words = tensor.view(torch.int16).clone()
     where = torch.randint(0, len(words), (int(SIZE * CHANGED),), generator=generator)
@@ -87,14 +87,14 @@ def next_version(tensor: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def pull(fetcher: Fetcher, sources: dict[int, str], version: int) -> float:
-    """Seconds until the version is here, and checked."""
+    """Return the seconds until the version has arrived and its digest was checked."""
     started = time.monotonic()
     fetcher.blobs(sources, fetcher.manifests(sources, version))
     return time.monotonic() - started
 
 
 def published(root: Path, version: int, tensor: torch.Tensor, deltas: bool) -> float:
-    """Seconds until the version is there for the agent."""
+    """Return the seconds until the agent can read the version."""
     started = time.monotonic()
     publish(root, version, 0, 1, [("w", (SIZE // 2,), 0, 0, tensor)], deltas)
     return time.monotonic() - started
@@ -123,8 +123,8 @@ def measure(weights: Path) -> dict[str, float]:
             blobs = [fetcher._blobs[0] for fetcher in pullers.values()]
             assert all(torch.equal(blobs[0], blob) for blob in blobs)
     assert REGISTRY.get_sample_value("grpo_weight_nixl_reads_total", {"outcome": "fallback"}) == 0
-    # The first compiles.
-    full, delta, nixl, whole, both = (statistics.median(found[1:]) for found in seconds.values())
+    # The first round compiles.
+    full, delta, nixl, whole, both = (statistics.median(times[1:]) for times in seconds.values())
     return {
         "publish_seconds": whole,
         "publish_delta_seconds": both,
@@ -138,7 +138,9 @@ def measure(weights: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    os.environ["UCX_TLS"] = "tcp"  # on one host it would copy from process to process, beside the line
+    os.environ["UCX_TLS"] = (
+        "tcp"  # on one host UCX would otherwise copy between processes and bypass the line
+    )
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         figures = measure(Path(name))
     print(json.dumps(figures, indent=1))

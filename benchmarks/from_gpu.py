@@ -1,20 +1,30 @@
-"""``python benchmarks/from_gpu.py FOLDER``: takes over what was measured on a host with GPUs.
+"""``python benchmarks/from_gpu.py FOLDER``: add measurements of GPU hosts to benchmarks/results.
 
-FOLDER holds what there is of sync.json (benchmarks/gpu/sync.py), ours.json with trl.json, on_policy.json,
-colocated.json and traced.json (benchmarks/gpu/job.py; on_policy: ``ours`` with ONLY=on_policy). Writes
-sync_gpu.json, sync_gpu.png, job_gpu.json, update_weights_gpu.json, colocated_gpu.json and traced_gpu.json,
-and adds to sync.json and trainer.json in benchmarks/results/.
+FOLDER holds any of these files, with the origin of each in the file itself:
+sync.json (benchmarks/gpu/sync.py); ours.json with trl.json, on_policy.json (``ours --only on_policy``),
+colocated.json and traced.json (benchmarks/gpu/job.py); update.json, packing.json and rounding.json
+(benchmarks/gpu/trainer_speed.py); memory-*.json (benchmarks/gpu/planner_memory.py).
+Raw data go to the files with ``_gpu`` in their name and planner_memory.json, figures to sync.json and
+trainer.json.
 """
 
+import argparse
 import json
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 
-from grpo_devcluster.results import RESULTS, record
+from grpo_devcluster.paths import REPO
+from grpo_devcluster.results import RESULTS, Stamp, record, record_cases
+
+sys.path.insert(0, str(REPO / "benchmarks" / "gpu"))
+
+from job_figures import mfu_figures, update_weights_figures
+from models import MODEL, SEQUENCE, training_mfu_pct
 
 _PARTS = {
     "engine_receive_and_load": ("receive and load", "tab:blue"),
@@ -24,34 +34,30 @@ _PARTS = {
 }
 
 
-def sync(found: dict[str, Any]) -> dict[str, float]:
-    """Figures of the ways between GPUs. A case for which there were too few GPUs stays as it was."""
-    file, measured = RESULTS / "sync_gpu.json", found["cases"]
-    for case in measured.values():
-        case["gpus"] = found["gpus"]
-    earlier = json.loads(file.read_text())["cases"] if file.is_file() else {}
-    found = found | {"cases": measured | {name: earlier[name] for name in earlier.keys() - measured.keys()}}
-    file.write_text(json.dumps(found, indent=1) + "\n")
-    small, wide, fp8 = (measured[name]["figures"] for name in ("small", "wide", "fp8"))
-    draw(measured, found["gpus"])
-    split = {
-        figure: measured[case]["figures"]["bytes_ratio_vs_nccl"]
-        for figure, case in (
-            ("bytes_ratio_2_to_2", "small 2 to 2"),
-            ("bytes_ratio_2_to_2_shared_gpus", "small 2 to 2, shared GPUs"),
-        )
-        if case in measured
-    }
-    return split | {
+def sync(measured: dict[str, Any]) -> None:
+    """Record updates between GPUs. Cases that the host had too few GPUs for keep their earlier figures."""
+    cases, origin = measured["cases"], measured["of"]
+    record_cases("sync_gpu", cases, origin)
+    draw(cases, origin["machine"])
+    small, wide, fp8 = (cases[name]["figures"] for name in ("small", "wide", "fp8"))
+    figures = {
         "bytes_ratio_vs_nccl": wide["bytes_ratio_vs_nccl"],
         "bytes_ratio_small_matrices": small["bytes_ratio_vs_nccl"],
+        "bytes_ratio_fp8": fp8["bytes_ratio_vs_nccl"],
         "speedup_vs_per_tensor": small["speedup_vs_per_tensor"],
+        "speedup_vs_per_tensor_wide": wide["speedup_vs_per_tensor"],
         "pause_seconds": small["pause_seconds"],
         "raw_copy_seconds": small["raw_seconds"],
-        "extra_memory_buckets": _most(measured, "extra_memory_buckets"),
-        "trainer_extra_memory_buckets": _most(measured, "trainer_extra_memory_buckets"),
+        "extra_memory_buckets": _most(cases, "extra_memory_buckets"),
+        "trainer_extra_memory_buckets": _most(cases, "trainer_extra_memory_buckets"),
         "fp8_speedup": wide["engine_receive_and_load_seconds"] / fp8["engine_receive_and_load_seconds"],
     }
+    split = {"bytes_ratio_2_to_2": "small 2 to 2",
+             "bytes_ratio_2_to_2_shared_gpus": "small 2 to 2, shared GPUs"}  # fmt: skip
+    for figure, case in split.items():
+        if case in cases:
+            figures[figure] = cases[case]["figures"]["bytes_ratio_vs_nccl"]
+    _record("sync", figures, origin)
 
 
 def _most(cases: dict[str, Any], name: str) -> float:
@@ -59,7 +65,7 @@ def _most(cases: dict[str, Any], name: str) -> float:
 
 
 def draw(cases: dict[str, Any], gpus: str) -> None:
-    """Which part of the pause took what, beside a bare broadcast and the baseline."""
+    """Draw the parts of the pause beside a bare broadcast and the baseline."""
     figure, axes = plt.subplots(figsize=(9, 3))
     for row, case in enumerate(cases.values()):
         left = 0.0
@@ -74,56 +80,96 @@ def draw(cases: dict[str, Any], gpus: str) -> None:
             axes.text(left + 2, row, plain, va="center", fontsize=8)
     axes.set_yticks(range(len(cases)), [f"{n}: {c['bytes'] / 1e9:.1f} GB" for n, c in cases.items()])
     axes.invert_yaxis()
-    axes.set_xlabel(f"milliseconds in which the engine stands still ({gpus})")
+    axes.set_xlabel(f"milliseconds in which the engine is paused ({gpus})")
     axes.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(RESULTS / "sync_gpu.png", dpi=120)
 
 
-def _seconds(told: dict[str, float]) -> dict[str, float]:
-    rest = told["pause"] - told["send"] - told["verify"]
-    return told | {"request": told["send"] - told["engine_receive_and_load"], "rest": rest}
+def _seconds(parts: dict[str, float]) -> dict[str, float]:
+    rest = parts["pause"] - parts["send"] - parts["verify"]
+    return parts | {"request": parts["send"] - parts["engine_receive_and_load"], "rest": rest}
 
 
-def job(ours: dict[str, Any], peer: dict[str, Any]) -> dict[str, float]:
-    """Figures of whole steps."""
-    found = ours["figures"]
+def job(ours: dict[str, Any], trl: dict[str, Any]) -> None:
+    """Record whole steps, and their throughput beside TRL's."""
+    figures, baseline = ours["figures"], trl["cases"]["trl"]
     ratios = {
-        "step_ratio_vs_trl": found["tokens_per_second"] / peer["tokens_per_second"],
-        "step_ratio_vs_trl_ahead": found["tokens_per_second_ahead"] / peer["tokens_per_second"],
-        "overlap_ratio": found["overlap_ratio"],
+        "step_ratio_vs_trl": figures["tokens_per_second"] / baseline["tokens_per_second"],
+        "step_ratio_vs_trl_ahead": figures["tokens_per_second_ahead"] / baseline["tokens_per_second"],
     }
-    told = {"gpus": ours["gpus"], "figures": found | ratios, "steps": ours["steps"], "trl": peer}
-    (RESULTS / "job_gpu.json").write_text(json.dumps(told, indent=1) + "\n")
-    return ratios
+    record_cases("job_gpu", ours["cases"], ours["of"])
+    record_cases("job_gpu", trl["cases"], trl["of"])
+    record("job_gpu", figures | ratios, ours["of"])
+    mfu = {f"job_{name}": value for name, value in mfu_figures(ours["cases"]["on_policy"]).items()}
+    _record("trainer", ratios | mfu | {"overlap_ratio": figures["overlap_ratio"]}, ours["of"])
 
 
-def update_weights(found: dict[str, Any]) -> dict[str, float]:
-    """Seconds that a version takes a job, and what goes on beside it; medians without the first step."""
-    steps = found["steps"]["on_policy"][1:]
-    parts = ("update_weights", "update_weights_pause", "update_weights_publish")
-    figures = {f"{part}_seconds": statistics.median(s[f"timing_s/{part}"] for s in steps) for part in parts}
-    (RESULTS / "update_weights_gpu.json").write_text(
-        json.dumps(found | {"figures": figures}, indent=1) + "\n"
-    )
-    return {"job_update_weights_seconds": figures["update_weights_seconds"]}
+def update_weights(measured: dict[str, Any]) -> None:
+    """Record the seconds that a weight version takes a job, and the work beside it."""
+    figures = update_weights_figures(measured["cases"]["on_policy"])
+    record_cases("update_weights_gpu", measured["cases"], measured["of"])
+    record("update_weights_gpu", figures, measured["of"])
+    _record("sync", {"job_update_weights_seconds": figures["update_weights_seconds"]}, measured["of"])
 
 
-def _record(name: str, figures: dict[str, float], found: dict[str, Any]) -> None:
-    record(name, {figure: round(value, 4) for figure, value in figures.items()}, found["gpus"])
+def trainer(measured: dict[str, Any]) -> None:
+    """Record one case of the trainer's speed or rounding."""
+    record_cases("trainer_gpu", measured["cases"], measured["of"])
+    for name, case in measured["cases"].items():
+        _record("trainer", trainer_figures(name, case, measured["of"]["machine"]), measured["of"])
+
+
+def trainer_figures(name: str, case: dict[str, Any], machine: str) -> dict[str, float]:
+    """Return the figures of one case. ``machine``: "N x GPU", whose peak rate the utilisation needs."""
+    if name == "packing":
+        return {"packing_ratio": case["packing_ratio"]}
+    if name == "rounding":
+        return {
+            "bf16_logprob_diff_mean": case["ours_bf16"]["mean"],
+            "bf16_logprob_diff_mean_transformers": case["transformers_bf16"]["mean"],
+        }
+    hf = MODEL | {"num_nextn_predict_layers": 0}
+    speeds = [row["tokens_per_second_per_gpu"]["ours"] for row in case["rows"]]
+    utilisations = [training_mfu_pct(hf, SEQUENCE, speed, machine) for speed in speeds]
+    return {
+        "runner_overhead_ratio": case["runner_overhead_ratio"],
+        "runner_update_mfu_pct_max": max(utilisations),
+        "runner_update_mfu_pct_min": min(utilisations),
+    }
+
+
+def _record(name: str, figures: dict[str, float], origin: Stamp) -> None:
+    record(name, {figure: round(value, 4) for figure, value in figures.items()}, origin)
 
 
 def main() -> None:
-    files = Path(sys.argv[1]).glob("*.json")
-    found = {file.stem: json.loads(file.read_text()) for file in files}
-    if "sync" in found:
-        _record("sync", sync(found["sync"]), found["sync"])
-    if "ours" in found:
-        _record("trainer", job(found["ours"], found["trl"]), found["ours"])
-    if "on_policy" in found:
-        _record("sync", update_weights(found["on_policy"]), found["on_policy"])
-    for name in found.keys() & {"colocated", "traced"}:
-        (RESULTS / f"{name}_gpu.json").write_text(json.dumps(found[name], indent=1) + "\n")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    files = parser.parse_args().folder.glob("*.json")
+    measured = {file.stem: json.loads(file.read_text()) for file in files}
+    failed = {name: content["failed"] for name, content in measured.items() if content.get("failed")}
+    if failed:
+        raise SystemExit(f"nothing was recorded, because cases failed: {failed}; measure them again")
+    single: dict[str, Callable[[dict[str, Any]], None]] = {
+        "sync": sync, "on_policy": update_weights, "update": trainer, "packing": trainer, "rounding": trainer,
+        "colocated": lambda content: _keep("colocated_gpu", content),
+        "traced": lambda content: _keep("traced_gpu", content),
+    }  # fmt: skip
+    for name, content in measured.items():
+        if name in single:
+            single[name](content)
+        elif name.startswith("memory-"):
+            _keep("planner_memory", content)
+        elif name == "ours":
+            job(content, measured["trl"])
+
+
+def _keep(name: str, content: dict[str, Any]) -> None:
+    if "cases" in content:
+        record_cases(name, content["cases"], content["of"])
+    if "figures" in content:
+        record(name, content["figures"], content["of"])
 
 
 if __name__ == "__main__":

@@ -1,18 +1,22 @@
-"""Trains the published models' directories, shrunk in size only, as whole jobs in the embedded cluster.
+"""Train the published models' directories, shrunk in size only, as whole jobs in the embedded cluster.
+
+    own_models.py [MODEL/FORM ...]
 
 Every model in every form: as published, saved by transformers 4, saved by transformers 5. Each job takes
 three steps on rows in verl's layouts with the model's chat template, and exports. Every export must load and
-answer in transformers; a stock SGLang serves one form of each model too, and must continue with the same
+answer in transformers. A stock SGLang serves one form of each model too, and must continue with the same
 tokens. Writes benchmarks/results/own_models_jobs.json, job by job, so that a run may cover a part of the
-matrix; benchmarks/results/own_models.json counts the jobs in it.
+matrix; benchmarks/results/own_models.json counts the jobs in it. Exits with 1 if a job failed.
 """
 
+import argparse
 import json
 import shutil
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -20,11 +24,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_devcluster import cluster
 from grpo_devcluster.addons import kubectl
-from grpo_devcluster.follow import JobView, commit_id
+from grpo_devcluster.follow import JobView
 from grpo_devcluster.install import devcluster_values, install_operator
 from grpo_devcluster.paths import JOB_DATA, KUBECONFIG, REPO
 from grpo_devcluster.report import GAP, load
-from grpo_devcluster.results import RESULTS, record
+from grpo_devcluster.results import RESULTS, record, record_cases
 
 sys.path.insert(0, str(REPO / "tests"))
 
@@ -43,31 +47,35 @@ ENDED = frozenset({"Succeeded", "Failed"})
 
 
 def main() -> None:
-    """Run the matrix, or the forms named as arguments (MODEL/FORM), and record the figures."""
+    """Run the matrix, or the forms named as arguments, and record the figures."""
     matrix = [f"{model}/{form}" for form in published.GENERATIONS[::-1] for model in published.MODELS]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", default=matrix, metavar="MODEL/FORM")
+    names = parser.parse_args().names
+    if unknown := set(names) - set(matrix):
+        parser.error(f"no such form: {', '.join(sorted(unknown))}; there are {', '.join(matrix)}")
     cluster.prepare()
     install_operator(KUBECONFIG, devcluster_values(cluster.up()))
     try:
-        for number, name in enumerate(matrix):
-            if not sys.argv[1:] or name in sys.argv[1:]:
-                _note(name, number)
+        passed = [_run(name, number) for number, name in enumerate(matrix) if name in names]
     finally:
         cluster.down()
     record("own_models", {"export_roundtrip_max_logit_diff": _round_trip()})
+    if not all(passed):
+        sys.exit(f"{passed.count(False)} of {len(passed)} jobs failed")
 
 
-def _note(name: str, number: int) -> None:
-    """Run one job, and add what became of it to the results."""
+def _run(name: str, number: int) -> bool:
+    """Run one job, add its result to the file, and return whether it passed."""
     model, form = name.split("/")
     data, serve = DATA[number % len(DATA)], number % len(published.GENERATIONS) == 0
     try:
         problem = _job(f"own-{number}", model, form, data, number, serve)
-    except Exception as error:  # a job that fails is a result
+    except Exception as error:  # noqa: BLE001 - a job that fails is a result
         problem = f"{type(error).__name__}: {error}"[:600]
     print(f"{name:<40}{data:<15}{problem or 'ok'}", flush=True)
-    jobs = json.loads(JOBS.read_text()) if JOBS.exists() else {}
-    jobs[name] = {"result": problem or "ok", "data": data, "served": serve, "commit": commit_id(REPO)}
-    JOBS.write_text(json.dumps(dict(sorted(jobs.items())), indent=1) + "\n")
+    record_cases("own_models_jobs", {name: {"result": problem or "ok", "data": data, "served": serve}})
+    jobs = json.loads(JOBS.read_text())["cases"]
     good = [job for job in jobs.values() if job["result"] == "ok"]
     figures = {
         "published_models_ok": len(good),
@@ -76,10 +84,11 @@ def _note(name: str, number: int) -> None:
         "data_layouts_ok": len({job["data"] for job in good}),
     }
     record("own_models", figures)
+    return not problem
 
 
 def _job(name: str, model: str, form: str, data: str, number: int, serve: bool) -> str:
-    """One job to its end, and its export into both readers; what is wrong, or nothing."""
+    """Run one job and load its export in both readers; return the problem, or an empty string."""
     shutil.rmtree(ROOT, ignore_errors=True)
     ROOT.mkdir(parents=True)
     own_model.write_files(ROOT, model, form)
@@ -97,7 +106,7 @@ def _job(name: str, model: str, form: str, data: str, number: int, serve: bool) 
     try:
         status = job.wait(ENDED, 600, verbose=False)
         if status["phase"] != "Succeeded":
-            return next(c["message"] for c in status["conditions"] if c["type"] == "Failed")
+            return str(next(c["message"] for c in status["conditions"] if c["type"] == "Failed"))
         store = JOB_DATA / f"default-{name}-{job.get()['metadata']['uid'][:8]}"
         return _checked(store, serve)
     finally:
@@ -127,13 +136,13 @@ def _checked(store: Path, serve: bool) -> str:
 
 
 def _round_trip() -> float:
-    """Largest difference of logits between a trainer and transformers on its export, over the families."""
+    """Return the largest difference of logits between a trainer and transformers on its export."""
     return max(_difference(model) for model in ("deepseek_v3", "qwen3", "qwen3_moe"))
 
 
 def _difference(model: str) -> float:
     with tempfile.TemporaryDirectory() as root:
-        arguments = {"root": root, "model": model, "layout": STAGES, "source": None}
+        arguments: dict[str, Any] = {"root": root, "model": model, "layout": STAGES, "source": None}
         found = run_on_ranks("export_cases:round_trip", 2, **arguments)
     if not all(rank["reloaded"] for rank in found):
         raise AssertionError(f"{model}: the export holds other weights")

@@ -1,7 +1,7 @@
-"""``make bench-sync-planner``: routes of a weight sync of DeepSeek-V3 beside the least that is possible.
+"""``make bench-sync-planner``: planned routes of a weight update of DeepSeek-V3 beside a lower bound.
 
-Adds to benchmarks/results/sync.json: the busiest interface's bytes over the linear program's bound (the
-worst of six engine layouts), seconds at RATE for FP8 on 8 engines of EP32, and seconds of planning.
+Adds to benchmarks/results/sync.json: the busiest interface's bytes over the linear program's bound (the worst
+of six engine layouts), seconds at RATE of each layout, and seconds of planning. No job uses these routes yet.
 """
 
 import math
@@ -16,7 +16,7 @@ from grpo_worker.weightsync.planner.layouts import EngineShape, engine_side, ten
 from grpo_worker.weightsync.planner.regions import Atom, atoms
 from grpo_worker.weightsync.planner.routes import Routes, plan_id, route
 
-RATE = 44.26e9  # bytes/s of one 400 Gb/s interface: the best payload rate that anybody has published
+RATE = 44.26e9  # bytes/s of one 400 Gb/s interface: the best published payload rate
 LARGEST = 8 << 20
 V3 = architecture("deepseek-v3")
 ENGINES = ((16, 16), (8, 32), (4, 64))
@@ -27,20 +27,20 @@ def node(gpu: int) -> int:
 
 
 def trainer(replicas: int) -> Layout:
-    """The layout of 256 ranks, ``replicas`` times."""
+    """Return the layout of 256 ranks, replicated ``replicas`` times."""
     return Layout(256 * replicas, 8, 8, 4, 32, layers_in_first_stage=7, layers_in_last_stage=6)
 
 
 def planned(layout: Layout, engines: int, width: int, fp8: bool) -> tuple[list[Atom], Routes, float]:
-    """Parts, routes, and the seconds that they took."""
+    """Return atoms, routes and the seconds of planning."""
     start = time.perf_counter()
     stages = {number: s for s, layers in enumerate(stage_layers(61, layout)) for number in layers}
     tensors = tensors_of(V3, fp8)
     held = list(trainer_side(V3, layout, stages.__getitem__))
-    wanted = list(engine_side(V3, EngineShape(width, width), engines))
-    parts = atoms(tensors, held, wanted, LARGEST)
+    needed = list(engine_side(V3, EngineShape(width, width), engines))
+    parts = atoms(tensors, held, needed, LARGEST)
     routes = route(parts, node)
-    plan_id(tensors, held, wanted)
+    plan_id(tensors, held, needed)
     return parts, routes, time.perf_counter() - start
 
 
@@ -60,7 +60,7 @@ def main() -> None:
         figures[f"plan_seconds_{512 * replicas}"] = seconds
         print(512 * replicas, f"{seconds:.1f} s")
     small, large = figures["plan_seconds_1024"], figures["plan_seconds_4096"]
-    # 1: as n log n; smaller: slower growth than that
+    # 1: grows as n log n; below 1: grows more slowly
     figures["plan_growth_over_n_log_n"] = large / small / (4 * math.log(4096) / math.log(1024))
     print(record("sync", figures).read_text())
 

@@ -1,10 +1,10 @@
-"""``make bench-sync``: one version into a real engine, ours beside a broadcast of tensor after tensor.
+"""``make bench-sync``: one weight version into a real engine, ours beside a broadcast per tensor.
 
-A mixture of experts of more than 2 000 tensors lies in an agent's memory; an SGLang engine on the same
-machine takes it (a) directly, as our agents send it, (b) by SGLang's flattened buckets, (c) tensor after
-tensor, as the distributed updates of RL frameworks do it: a broadcast for each tensor and one request
-for each bucket of names. The limit is a bare gloo broadcast of the same bytes between two processes.
-Adds to benchmarks/results/sync.json, and draws which part took what.
+A mixture of experts of more than 2 000 tensors lies in an agent's memory. An SGLang engine on this machine
+receives it (a) directly from our agent, (b) in SGLang's flattened buckets, (c) tensor by tensor as in the
+distributed updates of RL frameworks: a broadcast for each tensor and one request for each bucket of names.
+The limit is a bare gloo broadcast of the same bytes between two processes.
+Adds to benchmarks/results/sync.json, and draws the parts of the pause.
 """
 
 import json
@@ -23,9 +23,10 @@ import matplotlib.pyplot as plt
 import psutil
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from grpo_devcluster.paths import REPO
-from grpo_devcluster.results import record
+from grpo_devcluster.results import RESULTS, record
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.weightsync.agent.engine_client import Engine
@@ -52,13 +53,13 @@ BUCKET, ROUNDS = 64 << 20, 3
 
 
 def scheduler(engine: EngineProcess) -> psutil.Process:
-    """The process that holds the weights."""
+    """Return the process that holds the weights."""
     children = psutil.Process(engine.process.pid).children(recursive=True)
     return max(children, key=lambda p: p.memory_info().rss)
 
 
 def host_copy(folder: Path, version: int) -> StagedVersion:
-    """A version with random weights, as an agent holds it."""
+    """Return a version with random weights in an agent's memory."""
     generator = torch.Generator().manual_seed(version)
     shapes = family_of(MODEL).shapes(MODEL)
     parts = [
@@ -72,12 +73,12 @@ def host_copy(folder: Path, version: int) -> StagedVersion:
 
 
 def ours(engine: Engine, direct: bool) -> Callable[[StagedVersion], dict[str, float]]:
-    """Updates by our agent's way into the engine."""
+    """Return a function that updates the engine through our agent and returns the seconds of its parts."""
     installer = Installer("engine-0", engine, 1, 600)
 
     def update(copy: StagedVersion) -> dict[str, float]:
         with installer.updating(copy.plan.version):
-            group = installer._joined()
+            group = installer.local_group()
             group.direct = group.direct and direct
             installer.install(copy)
         return dict(installer.seconds)
@@ -86,7 +87,7 @@ def ours(engine: Engine, direct: bool) -> Callable[[StagedVersion], dict[str, fl
 
 
 def per_tensor(engine: Engine) -> Callable[[StagedVersion], dict[str, float]]:
-    """The plain baseline: a broadcast for each tensor, a request for each bucket of names."""
+    """Return the baseline: a broadcast for each tensor, a request for each bucket of names."""
     group = LocalGroup(engine, "per-tensor", 1, 600)
 
     def send(bucket: Any) -> None:
@@ -110,7 +111,7 @@ def per_tensor(engine: Engine) -> Callable[[StagedVersion], dict[str, float]]:
                 body["weight_version"] = str(copy.plan.version)
             engine._call("POST", "/update_weights_from_distributed", **body)
             thread.join()
-        engine.end_update()  # without a checksum: the updates that this stands for take none
+        engine.end_update()  # without a checksum, like the updates of those frameworks
         engine.resume()
         return {"pause": time.monotonic() - started}
 
@@ -131,8 +132,8 @@ for _ in range(int(sys.argv[3])):
 
 
 def raw(copy: StagedVersion) -> float:
-    """Seconds of a bare broadcast of the same bytes, in the same buckets, into memory that was touched."""
-    store = dist.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
+    """Return the seconds of a bare broadcast of the same bytes, in buckets, into memory already mapped."""
+    store = TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
     arguments = [str(value) for value in (store.port, copy.nbytes, ROUNDS + 1, BUCKET)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     peer = subprocess.Popen([sys.executable, "-c", RAW, *arguments], env=environment)
@@ -151,8 +152,8 @@ def raw(copy: StagedVersion) -> float:
 
 
 def extra_memory(process: psutil.Process, update: Callable[[], Any]) -> float:
-    """Buckets by which the engine's memory rises above where it was, at most, during an update."""
-    Path(f"/proc/{process.pid}/clear_refs").write_text("5")  # the peak begins anew
+    """Return the largest rise of the engine's memory during an update, in buckets."""
+    Path(f"/proc/{process.pid}/clear_refs").write_text("5")  # resets the peak
     before = process.memory_info().rss
     update()
     status = Path(f"/proc/{process.pid}/status").read_text()
@@ -161,7 +162,7 @@ def extra_memory(process: psutil.Process, update: Callable[[], Any]) -> float:
 
 
 def measure(folder: Path) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """Figures, and the seconds of each way's parts (medians of ROUNDS updates after the first)."""
+    """Return the figures, and each way's seconds by part (medians over ROUNDS updates after the first)."""
     server = EngineProcess(folder, MODEL, 30000)
     try:
         server.await_alive(time.monotonic() + 300)
@@ -178,7 +179,7 @@ def measure(folder: Path) -> tuple[dict[str, float], dict[str, dict[str, float]]
             found[name] = {part: statistics.median(r[part] for r in rounds) for part in rounds[0]}
             found[name]["first"] = first["pause"]
             sums.add(engine.checksum())
-        assert len(sums) == 1, "the ways do not end with the same weights"
+        assert len(sums) == 1, "the three ways end with different weights"
         extra = extra_memory(scheduler(server), lambda: ways["ours"](copies[0]))
         limit = raw(copies[0])
     finally:
@@ -199,7 +200,7 @@ def measure(folder: Path) -> tuple[dict[str, float], dict[str, dict[str, float]]
 
 
 def draw(found: dict[str, dict[str, float]], raw_seconds: float) -> None:
-    """Which part of the pause took what."""
+    """Draw the parts of the pause."""
     figure, axes = plt.subplots(figsize=(8, 2.6))
     for row, parts in enumerate(found.values()):
         left = 0.0
@@ -213,10 +214,10 @@ def draw(found: dict[str, dict[str, float]], raw_seconds: float) -> None:
     axes.axvline(raw_seconds, color="black", linestyle="--", label="bare broadcast")
     axes.set_yticks(range(len(found)), list(found))
     axes.invert_yaxis()
-    axes.set_xlabel("seconds in which the engine stands still")
+    axes.set_xlabel("seconds in which the engine is paused")
     axes.legend(loc="lower right")
     figure.tight_layout()
-    figure.savefig(REPO / "benchmarks" / "results" / "sync.png", dpi=120)
+    figure.savefig(RESULTS / "sync.png", dpi=120)
 
 
 def main() -> None:

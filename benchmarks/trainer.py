@@ -1,25 +1,22 @@
-"""``make bench-trainer``: how faithful and how fast the trainer is.
+"""``make bench-trainer``: difference of the trainer from transformers, and between its layouts, in fp32.
 
-Measures on gloo ranks of this machine, and takes over what benchmarks/gpu/trainer.py and
-benchmarks/gpu/planner_memory.py measured on GPUs (benchmarks/results/trainer_gpu.json and
-planner_memory.json). Writes benchmarks/results/trainer.json.
+Measures on gloo ranks of this machine and adds to benchmarks/results/trainer.json. The GPU figures of that
+file come from benchmarks/from_gpu.py.
 """
 
-import json
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from grpo_devcluster.paths import REPO
-from grpo_devcluster.results import RESULTS, record
+from grpo_devcluster.results import record
 
 sys.path.insert(0, str(REPO / "tests"))
 
-from test_fidelity import LAYOUTS
-
 from support.ranks.compare import largest_gap
 from support.ranks.launcher import run as run_on_ranks
+from support.ranks.layouts import LAYOUTS
 
 
 def main() -> None:
@@ -27,20 +24,11 @@ def main() -> None:
         "logit_diff_max_fp32": max(_logits(*case) for case in LAYOUTS.values()),
         "gradient_diff_max_fp32": _gradients(),
     }
-    gpu = json.loads((RESULTS / "trainer_gpu.json").read_text())
-    planner = json.loads((RESULTS / "planner.json").read_text())["figures"]
-    figures |= {
-        "update_ratio_vs_megatron": gpu["update"]["update_ratio_vs_megatron"],
-        "packing_ratio": gpu["packing"]["packing_ratio"],
-        "bf16_logprob_diff_mean": gpu["rounding"]["ours_bf16"]["mean"],
-        "bf16_logprob_diff_mean_transformers": gpu["rounding"]["transformers_bf16"]["mean"],
-        "memory_error_pct_max": planner["memory_error_pct_max"],
-    }
     print(record("trainer", figures).read_text())
 
 
 def _logits(model: str, world: int, layout: dict[str, int]) -> float:
-    """Largest difference of any logit from transformers'."""
+    """Return the largest difference of any logit from transformers'."""
     with tempfile.TemporaryDirectory() as folder:
         root = str(Path(folder) / "hf")
         found = run_on_ranks(
@@ -50,7 +38,7 @@ def _logits(model: str, world: int, layout: dict[str, int]) -> float:
 
 
 def _gradients() -> float:
-    """Largest difference from one rank's gradient, relative to the largest entry of its tensor."""
+    """Return the largest difference from one rank's gradient, relative to the largest entry of its tensor."""
     one: dict[str, Any] = {}
     worst = 0.0
     for model, world, layout in LAYOUTS.values():

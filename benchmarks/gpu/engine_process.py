@@ -20,8 +20,11 @@ _GPU = [
 
 
 class EngineProcess:
-    """Its weights are dummies until somebody sends it a version. ``gpus``: those that it sees; none: it runs
-    on the CPU. ENGINE_PYTHONPATH: its packages on a host with GPUs."""
+    """An engine with dummy weights until it receives a version.
+
+    ``gpus``: the GPUs that it sees; without any it runs on the CPU. ENGINE_PYTHONPATH in the environment: its
+    packages on a host with GPUs.
+    """
 
     def __init__(
         self, folder: Path, model: dict[str, Any], port: int, gpus: tuple[int, ...] = (), fp8: bool = False
@@ -47,18 +50,18 @@ class EngineProcess:
         self.url, self.key = f"http://127.0.0.1:{port}", folder / "model" / "admin-key"
 
     def control(self, timeout: float) -> Engine:
-        """Its control routes, as its agent has them."""
+        """Return a client of its control routes."""
         return Engine(self.url, timeout, self.key)
 
     def await_alive(self, deadline: float) -> None:
-        """Raises RuntimeError when it ends, or does not answer by ``deadline``."""
+        """Wait for an answer. Raises RuntimeError if it ends or does not answer by ``deadline``."""
         while not self.control(5).alive():
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"no engine: {self.words()}")
+                raise RuntimeError(f"the engine did not start: {self.log_tail()}")
             time.sleep(0.5)
 
-    def words(self) -> str:
-        """The end of its log."""
+    def log_tail(self) -> str:
+        """Return the end of its log."""
         lines = self._log.read_text(errors="replace").splitlines()
         return "\n".join(line for line in lines if "GET /ping" not in line)[-5000:]
 
@@ -70,12 +73,12 @@ class EngineProcess:
 
 def _environment(folder: Path, gpus: tuple[int, ...]) -> dict[str, str]:
     if not gpus:
-        from grpo_devcluster.cpu_engine import environment  # only where there is no GPU
+        from grpo_devcluster.cpu_engine import environment  # needs the devcluster's cache
 
         return environment(folder)
     sources = os.pathsep.join(str(REPO / part) for part in ("operator", "worker_images"))
     path = os.pathsep.join([sources, os.environ.get("ENGINE_PYTHONPATH", "")])
     visible = ",".join(map(str, gpus))
     own = {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": visible, "OMP_NUM_THREADS": "1"}
-    own["SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"] = "false"  # others are on some of the GPUs
+    own["SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"] = "false"  # trainer ranks share some of the GPUs
     return dict(os.environ) | own

@@ -1,14 +1,17 @@
-"""Versions of weights from trainer GPUs into engines, beside the wire's limit and a tensor-wise broadcast.
+"""Weight versions from trainer GPUs into engines, beside the limit of NCCL and a broadcast per tensor.
 
-    python3 benchmarks/gpu/sync.py RESULT.json [--cpu]
+    python3 benchmarks/gpu/sync.py sync.json [--cpu]
 
-Engines (SGLang) run on the first GPU, their trainer rank on the second; an engine of two ranks takes its
-weights from two trainer ranks on the same GPUs, by CUDA IPC, and with four GPUs another one from two ranks on
-other GPUs. ENGINE_PYTHONPATH: packages of the engines.
-small: a mixture of experts of more than 2 000 tensors; wide: matrices of DeepSeek-V3's size; fp8: the same
-in blocks of 128 x 128. ``--cpu``: a tiny model over gloo, to see that everything runs.
+Engines (SGLang) run on the first GPU, their trainer rank on the second. An engine of two ranks receives from
+two trainer ranks on the same GPUs by CUDA IPC and, with four GPUs, another one from two ranks on other GPUs.
+ENGINE_PYTHONPATH: packages of the engines.
+small: a mixture of experts of more than 2 000 tensors; wide: matrices of DeepSeek-V3's size; fp8: the same in
+blocks of 128 x 128. ``--cpu``: a tiny model over gloo, to see that everything runs.
+A case whose engine ends with other weights than it should, or fails in another way, is named under ``failed``
+in the result; then the exit status is 1.
 """
 
+import argparse
 import json
 import os
 import signal
@@ -28,12 +31,13 @@ from engine_process import EngineProcess
 from sync_ranks import Processes
 from torch._C._distributed_c10d import TCPStore
 
+from grpo_devcluster.results import stamp, write_raw
 from grpo_operator.api.catalog.architectures import architecture
+from grpo_operator.api.weight_path import Backend
 from grpo_worker.weightsync.agent.agent import Agent
 from grpo_worker.weightsync.agent.engine_client import Engine
 from grpo_worker.weightsync.protocol.direct_load import LINK
 from grpo_worker.weightsync.protocol.group_offer import GroupOffer, transfer_plan_of
-from grpo_worker.weightsync.transport.factory import IPC
 
 ROUNDS = 6
 _SHORT = {"max_position_embeddings": 4096, "num_nextn_predict_layers": 0, "vocab_size": 32768}
@@ -50,7 +54,7 @@ TINY = architecture("tiny-moe")
 
 @dataclass(frozen=True)
 class Case:
-    """``engine``: its GPUs; ``trainers``: GPUs of the trainer ranks; ``baselines``: are they measured too?"""
+    """``engine``, ``trainers``: GPUs of the ranks; ``baselines``: measure the broadcast per tensor too."""
 
     name: str
     model: dict[str, Any]
@@ -59,20 +63,20 @@ class Case:
     trainers: tuple[int, ...]
     baselines: bool
     port: int
-    transport: str = "nccl"
+    backend: Backend = Backend.NCCL
 
 
 def cases(gpus: int) -> list[Case]:
-    """What this machine has room for."""
-    found = [
+    """Return the cases that a machine with this number of GPUs can run."""
+    selected = [
         Case("small", SMALL, False, (0,), (1,), True, 31000),
         Case("wide", WIDE, False, (0,), (1,), True, 32000),
         Case("fp8", WIDE, True, (0,), (1,), False, 33000),
-        Case("small 2 to 2, shared GPUs", SMALL, False, (0, 1), (0, 1), False, 35000, IPC),
+        Case("small 2 to 2, shared GPUs", SMALL, False, (0, 1), (0, 1), False, 35000, Backend.CUDA_IPC),
     ]
     if gpus >= 4:
-        found.append(Case("small 2 to 2", SMALL, False, (2, 3), (0, 1), False, 34000))
-    return found
+        selected.append(Case("small 2 to 2", SMALL, False, (2, 3), (0, 1), False, 34000))
+    return selected
 
 
 TINY_CASES = [
@@ -82,7 +86,7 @@ TINY_CASES = [
 
 
 def measure(case: Case, server: EngineProcess, bucket: int, cpu: bool) -> dict[str, Any]:
-    """One case: our versions, and where asked for the limit and the baseline."""
+    """Measure one case. Raises AssertionError if an engine ends with other weights than it should."""
     devices = ["cpu" if cpu else f"cuda:{gpu}" for gpu in case.trainers]
     ranks = Processes(len(case.trainers), devices, case.model, case.fp8)
     try:
@@ -102,14 +106,22 @@ def measure(case: Case, server: EngineProcess, bucket: int, cpu: bool) -> dict[s
             # Its last version has the weights of our last one.
             found["same_weights"] = engine.checksum() == ours
             found["stall"] = link.stall(server, 8)
+        check_equal(found)
         return found
     finally:
         ranks.end()
 
 
+def check_equal(found: dict[str, Any]) -> None:
+    """Raise AssertionError if a flag that says that weights are equal is false."""
+    flags = ("same_as_first", "same_weights", "same_quantisation")
+    unequal = [flag for flag in flags if found.get(flag) is False]
+    assert not unequal, f"the weights differ: {unequal}"
+
+
 @dataclass
 class Link:
-    """Trainer ranks and the engine of a case, brought together again and again."""
+    """Trainer ranks and the engine of a case, which form transfer groups one after the other."""
 
     case: Case
     agent: Agent
@@ -118,49 +130,53 @@ class Link:
     name: str = ""
 
     def open(self, number: int) -> float:
-        """Seconds."""
+        """Form a transfer group and return the seconds."""
         trainers, started = len(self.case.trainers), time.monotonic()
         self.name, world = f"{LINK}{trainers}-bench{number}", trainers + len(self.case.engine)
         layouts, port = self.ranks.all("layout"), self.ranks.ask(0, "listen", self.name).result()
-        backend = self.case.transport if torch.cuda.is_available() else "gloo"
+        backend = self.case.backend if torch.cuda.is_available() else Backend.GLOO
         plan_id = transfer_plan_of(layouts, self.bucket).plan_id
-        offer = GroupOffer(self.name, "127.0.0.1", port, world, trainers, backend, layouts, plan_id)
+        offer = GroupOffer(
+            self.name, "127.0.0.1", port, world, trainers, backend, layouts, plan_id, self.bucket
+        )
         with ThreadPoolExecutor(1) as thread:
             joining = thread.submit(self.agent.join, "bench", offer)
-            place = self.name, "127.0.0.1", port, world, layouts, self.bucket, plan_id, backend
-            problems = self.ranks.all("open", *place)
+            problems = self.ranks.all("open", offer)
             joining.result()
         assert not any(problems), problems
         return time.monotonic() - started
 
     def version(self, version: int) -> dict[str, float]:
-        """Seconds of the parts."""
+        """Send one version and return the seconds of the parts."""
         started = time.monotonic()
         with ThreadPoolExecutor(1) as thread:
-            taking = thread.submit(self.agent.take, "bench", version, self.name)
+            taking = thread.submit(self.agent.receive, "bench", version, self.name)
             told = self.ranks.all("send", version)
             seconds: dict[str, float] = taking.result()["seconds"]
         assert not any(problem for problem, _ in told), told
         return seconds | {"whole": time.monotonic() - started, "trainer": max(s for _, s in told)}
 
     def all_versions(self, engine: Engine) -> dict[str, Any]:
-        """What was measured, and of what. The first version comes whole, the last, with the same weights, as
-        what each rank of the engine keeps."""
+        """Send the versions; return the seconds of each and the sizes.
+
+        The first version is sent in full. The last has the same weights, of which each engine rank gets only
+        the byte ranges that it keeps.
+        """
         found: dict[str, Any] = {"join": self.open(1), "rounds": [self.version(1)]}
         first = engine.checksum()
         found["rounds"] += [self.version(version) for version in range(2, ROUNDS + 2)]
         found["same_as_first"] = engine.checksum() == first
-        assert self.agent._link is not None
-        transfer_plan = self.agent._link.transfer_plan
+        assert self.agent._group is not None
+        transfer_plan = self.agent._group.transfer_plan
         found |= {"bytes": transfer_plan.nbytes, "tensors": len(transfer_plan.tensors)}
         found["trainer_extra_bytes"] = max(self.ranks.all("extra_bytes"))
-        return found | {"told": self.agent._installer.told, "buckets": len(transfer_plan.buckets)}
+        return found | {"told": self.agent._installer.load_report, "buckets": len(transfer_plan.buckets)}
 
     def stall(self, server: EngineProcess, patience: float) -> dict[str, Any]:
-        """The engine stands still: how long do the ranks wait, and are all well again afterwards?"""
+        """Stop the engine during an update; return how long the ranks wait and the state afterwards."""
         os.killpg(server.process.pid, signal.SIGSTOP)
         with ThreadPoolExecutor(1) as thread:
-            taking = thread.submit(self.agent.take, "bench", 100, self.name)
+            taking = thread.submit(self.agent.receive, "bench", 100, self.name)
             try:
                 told = self.ranks.all("send", 100, patience)
                 self.ranks.all("close")
@@ -183,7 +199,7 @@ class Link:
 
 
 def _raw(ranks: Processes, case: Case, bucket: int, cpu: bool) -> float:
-    """A bare broadcast of the same bytes between the same GPUs."""
+    """Return the seconds of a bare broadcast of the same bytes between the same GPUs."""
     nbytes = transfer_plan_of(ranks.all("layout"), bucket).nbytes
     others = [gpu for gpu in case.engine if cpu or gpu != case.trainers[0]]
     world = 1 + len(others)
@@ -203,7 +219,7 @@ def _raw(ranks: Processes, case: Case, bucket: int, cpu: bool) -> float:
 
 
 def figures(found: dict[str, Any], bucket: int) -> dict[str, float]:
-    """Of one case; medians of the rounds after the first two."""
+    """Return the figures of one case: medians of the rounds after the first two."""
     rounds = found["rounds"][2:]
     middle = {part: statistics.median(r[part] for r in rounds) for part in rounds[0]}
     result = {
@@ -223,31 +239,37 @@ def figures(found: dict[str, Any], bucket: int) -> dict[str, float]:
 
 
 def main() -> None:
-    target, cpu = Path(sys.argv[1]), "--cpu" in sys.argv
-    wanted = TINY_CASES if cpu else cases(torch.cuda.device_count())
-    bucket = (256 << 10) if cpu else (512 << 20)
-    results: dict[str, Any] = {}
+    parser = argparse.ArgumentParser()
+    parser.add_argument("result", type=Path)
+    parser.add_argument("--cpu", action="store_true")
+    args = parser.parse_args()
+    selected = TINY_CASES if args.cpu else cases(torch.cuda.device_count())
+    bucket = (256 << 10) if args.cpu else (512 << 20)
+    where = "" if args.cpu else f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    origin, results, failed = stamp(where), {}, []
     with tempfile.TemporaryDirectory() as name:
         servers = [
-            EngineProcess(Path(name) / str(c.port), c.model, c.port, () if cpu else c.engine, c.fp8)
-            for c in wanted
+            EngineProcess(Path(name) / str(c.port), c.model, c.port, () if args.cpu else c.engine, c.fp8)
+            for c in selected
         ]
         deadline = time.monotonic() + 300
         try:
-            for case, server in zip(wanted, servers, strict=True):
+            for case, server in zip(selected, servers, strict=True):
                 try:
                     server.await_alive(deadline)
-                    found = measure(case, server, bucket, cpu)
-                    results[case.name] = {"figures": figures(found, bucket)} | found
+                    found = measure(case, server, bucket, args.cpu)
+                    results[case.name] = {"figures": figures(found, bucket), "bucket": bucket} | found
                     print(case.name, json.dumps(results[case.name]), flush=True)
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001 - the other cases run all the same
+                    failed.append(case.name)
                     traceback.print_exc()
-                    print(f"--- {case.name}: {str(error)[-500:]}\n{server.words()}", flush=True)
-                gpus = "cpu" if cpu else f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
-                target.write_text(json.dumps({"gpus": gpus, "bucket": bucket, "cases": results}))
+                    print(f"--- {case.name}: {str(error)[-500:]}\n{server.log_tail()}", flush=True)
+                write_raw(args.result, origin, cases=results, failed=failed)
         finally:
             for server in servers:
                 server.stop()
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

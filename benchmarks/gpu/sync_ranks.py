@@ -1,4 +1,4 @@
-"""Trainer ranks for benchmarks/gpu/sync.py: each a process with a GPU and the shards of two versions."""
+"""Trainer ranks for benchmarks/gpu/sync.py, each a process with a GPU and the shards of two versions."""
 
 import multiprocessing
 import statistics
@@ -17,6 +17,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.quantization.fp8 import Part, quantised_parts
 from grpo_worker.weightsync.agent.engine_client import Engine
+from grpo_worker.weightsync.protocol.group_offer import GroupOffer
 from grpo_worker.weightsync.protocol.tiling import TensorPlan
 from grpo_worker.weightsync.trainer.endpoint import TrainerEndpoint
 from grpo_worker.weightsync.transport import torch_group
@@ -25,7 +26,7 @@ TIMEOUT = timedelta(seconds=120)
 
 
 class Rank:
-    """What the processes do. Even versions have one set of weights, odd ones another."""
+    """A trainer rank. Even versions have one set of weights, odd versions another."""
 
     def __init__(self, rank: int, world: int, device: str, model: dict[str, Any], fp8: bool) -> None:
         self._device, self._fp8 = torch.device(device), fp8
@@ -41,20 +42,20 @@ class Rank:
     def listen(self, name: str) -> int:
         return self._end.listen(name)
 
-    def open(self, *place: Any) -> str:
+    def open(self, offer: GroupOffer) -> str:
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         self._before = self._allocated()
-        return self._end.open(*place)
+        return self._end.open(offer)
 
     def send(self, version: int, timeout: float = 120) -> tuple[str, float]:
-        """What went wrong, and the seconds."""
+        """Send a version; return the error, or an empty string, and the seconds."""
         started = time.monotonic()
         problem = self._end.send(self._versions[version % 2], timeout, self._fp8)
         return problem, time.monotonic() - started
 
     def extra_bytes(self) -> int:
-        """By how much the GPU's memory in use rose, at most, since the link was opened."""
+        """Return the largest rise of allocated GPU memory since the transfer group was opened."""
         return self._allocated() - self._before
 
     def _allocated(self) -> int:
@@ -64,8 +65,11 @@ class Rank:
         self._end.close()
 
     def per_tensor(self, url: str, key: str, bucket: int, versions: list[int]) -> list[float]:
-        """The plain baseline, as the distributed updates of RL frameworks do it: a broadcast for each
-        tensor and a request for each bucket of names. Seconds of each version."""
+        """Run the baseline and return the seconds of each version.
+
+        The baseline is the distributed update of RL frameworks: a broadcast for each tensor and a request for
+        each bucket of names. Every request flushes the engine's cache.
+        """
         engine = Engine(url, 600, Path(key))
         store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
         backend = "nccl" if self._device.type == "cuda" else "gloo"
@@ -88,8 +92,7 @@ class Rank:
             plans = [TensorPlan(n, tuple(t.shape), str(t.dtype).removeprefix("torch."), ()) for n, t in names]
             body = engine._tensors("plain", plans) | {"flush_cache": True, "weight_version": str(version)}
             with ThreadPoolExecutor(1) as thread:
-                path = "/update_weights_from_distributed"
-                asked = thread.submit(lambda path=path, body=body: engine._call("POST", path, **body))
+                asked = thread.submit(engine._call, "POST", "/update_weights_from_distributed", **body)
                 works = [dist.broadcast(t, src=0, group=group, async_op=True) for _, t in names]
                 asked.result()
                 for work in works:
@@ -106,7 +109,7 @@ class Rank:
         return broadcast(port, 0, world, str(self._device), nbytes, bucket)
 
     def same_quantisation(self) -> bool:
-        """Does the GPU's kernel give the bits that the CPU gives?"""
+        """Return whether the GPU's kernel and the CPU quantise to the same bits."""
         for part in self._versions[0][:40]:
             for mine, other in zip(
                 quantised_parts([part]), quantised_parts([(*part[:-1], part[-1].cpu())]), strict=True
@@ -117,7 +120,7 @@ class Rank:
 
 
 def broadcast(port: int, rank: int, world: int, device: str, nbytes: int, bucket: int) -> float:
-    """Seconds of a bare broadcast of ``nbytes`` from rank 0, in buckets; the median of five."""
+    """Return the seconds of a bare broadcast of ``nbytes`` from rank 0, in buckets; the median of five."""
     here = torch.device(device)
     store = TCPStore("127.0.0.1", port, None, False)
     cuda = here.type == "cuda"
@@ -143,7 +146,7 @@ def broadcast(port: int, rank: int, world: int, device: str, nbytes: int, bucket
 
 
 def _parts(rank: int, world: int, device: torch.device, model: dict[str, Any], seed: int) -> Any:
-    """Experts whole at one rank each; other matrices cut by rows, where blocks of 128 allow it."""
+    """Yield a rank's shards: whole experts, and rows of other matrices where blocks of 128 allow it."""
     generator = torch.Generator(device).manual_seed(seed)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     for name, shape in family_of(model).shapes(model).items():
@@ -177,7 +180,7 @@ def _buckets(tensors: list[tuple[str, torch.Tensor]], limit: int) -> list[list[t
 
 
 class Processes:
-    """Ranks in processes of their own, asked all at once."""
+    """Ranks in their own processes, which are called in parallel."""
 
     def __init__(self, world: int, devices: list[str], model: dict[str, Any], fp8: bool) -> None:
         context = multiprocessing.get_context("spawn")
@@ -217,5 +220,5 @@ def _serve(pipe: Any, *args: Any) -> None:
         method, arguments = pipe.recv()
         try:
             pipe.send(("value", getattr(rank, method)(*arguments)))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - sent to the parent process
             pipe.send(("error", repr(error)))

@@ -1,10 +1,11 @@
-"""``make bench-learning``: do we learn what TRL's GRPO learns?
+"""``make bench-learning``: reward curves of our GRPO and of TRL's.
 
 The tiny job on the embedded Kubernetes, and TRL's GRPOTrainer, each with several seeds: the same first
-weights, prompts, rewards and hyperparameters. Writes benchmarks/results/learning.json and .png.
-Arguments: ours, peer, report (default: all three); curves are kept in build/learning in between.
+weights, prompts, rewards and hyperparameters. Writes benchmarks/results/learning.json and .png. The parts can
+be run one by one (``run.py ours``); curves are kept in build/learning and in the results file.
 """
 
+import argparse
 import copy
 import json
 import os
@@ -12,8 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import first_weights
 import numpy as np
-import start
 import yaml
 
 from grpo_devcluster import cluster
@@ -23,33 +24,30 @@ from grpo_devcluster.install import devcluster_values, install_operator
 from grpo_devcluster.packages import peers
 from grpo_devcluster.paths import JOB_DATA, KUBECONFIG, REPO
 from grpo_devcluster.report import load
-from grpo_devcluster.results import RESULTS, record
+from grpo_devcluster.results import RESULTS, record, record_cases
 from grpo_worker.model_files.config import model_config
 
 STEPS, WINDOW, LAST = 120, 10, 20
-OURS, PEER = range(1, 5), range(1, 9)
+OUR_SEEDS, TRL_SEEDS = range(1, 5), range(1, 9)
 CURVES = REPO / "build" / "learning"
 MANIFEST = REPO / "manifests" / "tiny-moe.yaml"
 ENDED = frozenset({"Succeeded", "Failed"})
 
 
 def main() -> None:
-    wanted = sys.argv[1:] or ["ours", "peer", "report"]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("parts", nargs="*", default=[*PARTS], metavar="|".join(PARTS))
     CURVES.mkdir(parents=True, exist_ok=True)
-    if "ours" in wanted:
-        run_ours()
-    if "peer" in wanted:
-        run_peer()
-    if "report" in wanted:
-        report()
+    for part in parser.parse_args().parts:
+        PARTS[part]()
 
 
 def run_ours() -> None:
-    """Jobs on real pods, one after the other."""
+    """Run our jobs on real pods, one after the other."""
     cluster.prepare()
     try:
         install_operator(KUBECONFIG, devcluster_values(cluster.up()))
-        for seed in OURS:
+        for seed in OUR_SEEDS:
             _job(seed)
     finally:
         cluster.down()
@@ -71,20 +69,21 @@ def _job(seed: int) -> None:
     job.kubectl("delete", "grpojob", name, "--cascade=foreground")
 
 
-def run_peer() -> None:
-    """TRL, with its packages in sight of its process alone."""
+def run_trl() -> None:
+    """Run TRL. Only its process imports its packages."""
     here = Path(__file__).parent
     path = os.pathsep.join([str(REPO / "devcluster"), str(peers())])
-    for seed in PEER:
-        model = start.write(CURVES / f"model-{seed}", model_config("preset:tiny-moe"), seed)
-        file = CURVES / f"peer-{seed}.json"
-        command = [sys.executable, here / "peer.py", model, str(seed), str(STEPS), file]
+    for seed in TRL_SEEDS:
+        model = first_weights.write(CURVES / f"model-{seed}", model_config("preset:tiny-moe"), seed)
+        file = CURVES / f"trl-{seed}.json"
+        own = ["--seed", str(seed), "--steps", str(STEPS)]
+        command = [sys.executable, str(here / "trl_curve.py"), str(model), str(file), *own]
         subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, check=True, stdout=subprocess.DEVNULL)
 
 
 def report() -> None:
-    """Figures and picture: where our mean lies among TRL's seeds."""
-    ours, theirs = _curves("ours"), _curves("peer")
+    """Record the curves, and how often our mean lies between TRL's lowest and highest seed."""
+    ours, theirs = _curves("ours"), _curves("trl")
     mean, low, high = ours.mean(0), theirs.min(0), theirs.max(0)
     final_ours, final_theirs = ours[:, -LAST:].mean(1), theirs[:, -LAST:].mean(1)
     figures = {
@@ -98,16 +97,19 @@ def report() -> None:
         "steps": STEPS,
     }
     _picture(ours, theirs)
-    print(record("learning", figures).read_text())
+    record_cases("learning", {"ours": ours.tolist(), "trl": theirs.tolist()})
+    record("learning", figures)
+    print(json.dumps(figures, indent=1))
 
 
 def _curves(who: str) -> np.ndarray:
-    """[seeds, steps]: mean reward of each step, as a running mean."""
+    """Return [seeds, steps]: a running mean of the steps' mean rewards."""
     files = sorted(CURVES.glob(f"{who}-*.json"))
     curves = np.array([json.loads(file.read_text())[:STEPS] for file in files])
     sums = np.cumsum(np.pad(curves, ((0, 0), (WINDOW, 0))), axis=1)
     counts = np.minimum(np.arange(1, STEPS + 1), WINDOW)
-    return (sums[:, WINDOW:] - sums[:, :-WINDOW]) / counts
+    means: np.ndarray = (sums[:, WINDOW:] - sums[:, :-WINDOW]) / counts
+    return means
 
 
 def _picture(ours: np.ndarray, theirs: np.ndarray) -> None:
@@ -128,6 +130,8 @@ def _picture(ours: np.ndarray, theirs: np.ndarray) -> None:
     figure.tight_layout()
     figure.savefig(RESULTS / "learning.png", dpi=100)
 
+
+PARTS = {"ours": run_ours, "trl": run_trl, "report": report}
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""A job's hyperparameters as TRL names them."""
+"""The hyperparameters of a job under TRL's names."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 
 
 def trl_config(spec: GRPOJobSpec, steps: int, folder: Path, **own: Any) -> GRPOConfig:
-    """``own``: what the job does not say, such as the seed and the rows of a forward."""
+    """Return TRL's configuration. ``own``: fields without a counterpart in the job, such as a batch size."""
     algorithm, optimizer = spec.algorithm, spec.trainer.optimizer
     shared = {
         "output_dir": str(folder),

@@ -1,25 +1,27 @@
 """``make bench-operator``: creation beside a bare RayCluster, and many jobs at once.
 
+    bench.py [JOBS ...]      numbers of jobs to measure at, default 10, 100 and 300
+    bench.py --only JOBS     this number alone, without creation, idle minutes and restart
+
 Real API server, scheduler, KubeRay and operator; KWOK runs the pods. A large job has 66 pods (head,
 controller, 32 training pods, 32 rollout pods), a small one 6. Writes benchmarks/results/operator.json.
 
-    bench.py [JOBS ...]      numbers of jobs to measure at, default 10, 100 and 300
-    bench.py only JOBS       that number alone, without creation, idle minutes and restart
-
-The idle minutes and the restart come after the second number. IDLE_SECONDS in the environment
-shortens the ten idle minutes. The first LARGE_JOBS (environment, default 100) jobs are large: on two
-cores scheduler, KubeRay and KWOK themselves do not get through 20 000 pods in an hour.
+The idle minutes and the restart come after the second number. IDLE_SECONDS in the environment changes the ten
+idle minutes. The first LARGE_JOBS (environment, default 100) jobs are large, the others small: on two cores
+scheduler, KubeRay and KWOK cannot start 20 000 pods in an hour. ``large_jobs_N`` says how many of N jobs were
+large, so figures of different N are not a growth curve.
 """
 
+import argparse
 import copy
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ from grpo_devcluster.addons import kubectl
 from grpo_devcluster.fakenodes import gpu_cluster, volume
 from grpo_devcluster.operator_process import install_crds, operator_process
 from grpo_devcluster.paths import REPO
-from grpo_devcluster.results import record
+from grpo_devcluster.results import record, record_cases
 
 METRICS = "http://127.0.0.1:9090/metrics"
 PODS, IDLE_SECONDS = 66, int(os.environ.get("IDLE_SECONDS", "600"))
@@ -40,9 +42,13 @@ LARGE, SMALL = "256/256 8/8", "2/2 2/2"
 
 
 def main() -> None:
-    only = sys.argv[1:2] == ["only"]
-    counts = [int(argument) for argument in sys.argv[1 + only :]] or [10, 100, 300]
-    figures = _Figures()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("jobs", nargs="*", type=int, default=[10, 100, 300])
+    parser.add_argument("--only", type=int, metavar="JOBS")
+    args = parser.parse_args()
+    counts, figures = args.jobs, _Figures()
+    if len(counts) < 2:
+        parser.error("give at least two numbers of jobs, or --only JOBS")
     with tempfile.TemporaryDirectory() as directory:
         cluster.down()
         cluster.up(with_node=False)
@@ -50,10 +56,12 @@ def main() -> None:
         # Room for all jobs at once, so that none waits: nodes of 8 x as many GPU pods.
         nodes = [_roomy(node) for node in gpu_cluster()]
         _apply([*nodes, *volume("grpo-checkpoints")])
-        if only:
+        if args.only:
             with operator_process(Path(directory)) as operator:
                 _wait("the operator's metrics", _answers, 60)
-                figures |= _many(counts[0], operator)
+                alone = _many(args.only, operator)
+            del alone["writes_per_change_max"]  # of all numbers of jobs, so it needs a whole run
+            figures |= alone
             cluster.down()
             return
         with operator_process(Path(directory)) as operator:
@@ -70,14 +78,14 @@ def main() -> None:
 
 
 class _Figures(dict[str, float]):
-    """Figures that are written down as they come: a run takes most of an hour."""
+    """Figures that are recorded as they are measured, because a run takes most of an hour."""
 
     def __ior__(self, more: dict[str, float]) -> "_Figures":  # type: ignore[override,misc]
         most = max(self.get("writes_per_change_max", 0), more.get("writes_per_change_max", 0))
         self.update(more)
         if most:
             self["writes_per_change_max"] = most
-        record("operator", dict(self))
+        record("operator", {name: self[name] for name in more})
         return self
 
 
@@ -101,7 +109,7 @@ def _apply(objects: list[dict[str, Any]]) -> None:
 
 
 def _wait(what: str, check: Callable[[], bool], timeout: float, every: float = 0.05) -> float:
-    """Seconds until ``check`` holds, looked at ``every`` so many seconds."""
+    """Return the seconds until ``check`` holds, polled every ``every`` seconds."""
     started = time.monotonic()
     while not check():
         if time.monotonic() - started > timeout:
@@ -110,31 +118,36 @@ def _wait(what: str, check: Callable[[], bool], timeout: float, every: float = 0
     return time.monotonic() - started
 
 
-def _pods(selector: str) -> int:
-    return len(kubectl("get", "pods", "-l", selector, "-o", "name").split())
+def _has_pods(cluster_name: str, count: int) -> bool:
+    selector = f"ray.io/cluster={cluster_name}"
+    return len(kubectl("get", "pods", "-l", selector, "-o", "name").split()) == count
 
 
 def _creation(rounds: int = 8) -> dict[str, float]:
-    """Apply until all pods exist: a GRPOJob, and the same RayCluster without it, in turns."""
+    """Return the shortest time from apply until all pods exist: of a GRPOJob, and of its RayCluster alone.
+
+    The two alternate. The file keeps the seconds of every round.
+    """
     with_job, bare = [], []
     for number in range(rounds):
         name = f"create-{number}"
         started = time.monotonic()
         _apply([_job(name)])
-        _wait("pods of the job", lambda n=name: _pods(f"ray.io/cluster={n}") == PODS, 120)
+        _wait("pods of the job", partial(_has_pods, name, PODS), 120)
         with_job.append(time.monotonic() - started)
         manifest = json.loads(kubectl("get", "raycluster", name, "-o", "json"))
         kubectl("delete", "grpojob", name)
-        _wait("pods to go", lambda n=name: _pods(f"ray.io/cluster={n}") == 0, 120)
+        _wait("pods to go", partial(_has_pods, name, 0), 120)
         plain = f"bare-{number}"
         manifest["metadata"] = {"name": plain, "namespace": "default"}
         manifest.pop("status", None)
         started = time.monotonic()
         _apply([manifest])
-        _wait("pods of the RayCluster", lambda n=plain: _pods(f"ray.io/cluster={n}") == PODS, 120)
+        _wait("pods of the RayCluster", partial(_has_pods, plain, PODS), 120)
         bare.append(time.monotonic() - started)
         kubectl("delete", "raycluster", plain)
-        _wait("pods to go", lambda n=plain: _pods(f"ray.io/cluster={n}") == 0, 120)
+        _wait("pods to go", partial(_has_pods, plain, 0), 120)
+    record_cases("operator", {"create_seconds_rounds": {"grpojob": with_job, "raycluster": bare}})
     best, base = min(with_job), min(bare)
     return {
         "create_seconds": round(best, 2),
@@ -151,7 +164,7 @@ def _answers() -> bool:
 
 
 def _samples() -> dict[str, float]:
-    """The operator's metrics by name with labels."""
+    """Return the operator's metrics by name with labels."""
     text = urllib.request.urlopen(METRICS, timeout=10).read().decode()
     lines = (line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#"))
     return {name: float(value) for name, value in lines}
@@ -162,7 +175,7 @@ def _writes(samples: dict[str, float]) -> float:
 
 
 def _quantile(before: dict[str, float], after: dict[str, float], q: float) -> float:
-    """Upper bound, in seconds, of the histogram bucket that holds the quantile."""
+    """Return the upper bound, in seconds, of the histogram bucket that holds the quantile."""
     prefix = 'grpo_reconcile_seconds_bucket{kind="GRPOJob",le="'
     buckets = {k[len(prefix) : -2]: v - before.get(k, 0) for k, v in after.items() if k.startswith(prefix)}
     total = buckets["+Inf"]
@@ -170,8 +183,7 @@ def _quantile(before: dict[str, float], after: dict[str, float], q: float) -> fl
 
 
 def _many(count: int, operator: subprocess.Popen[bytes]) -> dict[str, float]:
-    """Bring up ``count`` jobs: reconcile times while they start, and with all of them running and some
-    changing; writes for each change."""
+    """Bring up ``count`` jobs and change some; return reconcile times of both and writes per change."""
     before = _samples()
     started = time.monotonic()
     have = len(kubectl("get", "grpojobs", "-o", "name").split())
@@ -197,8 +209,10 @@ def _many(count: int, operator: subprocess.Popen[bytes]) -> dict[str, float]:
 
 
 def _settle(quiet: float = 10) -> None:
-    """Until nothing has been written for ``quiet`` seconds: what jobs that have just started still write is
-    not what a change costs."""
+    """Wait until the operator has not written for ``quiet`` seconds.
+
+    Writes of jobs that have just started must not count as the cost of a change.
+    """
     before = -1.0
     while (now := _writes(_samples())) != before:
         before = now
@@ -212,7 +226,7 @@ def _ready(count: int) -> bool:
 
 
 def _writes_per_change(jobs: int, changes: int = 10) -> float:
-    """Writes of the operator for one edit of a job's spec that changes its status."""
+    """Return the most writes of the operator for one edit of a spec that changes the job's status."""
     most = 0.0
     for number in range(min(changes, jobs)):
         before = _writes(_samples())
@@ -224,14 +238,14 @@ def _writes_per_change(jobs: int, changes: int = 10) -> float:
 
 
 def _idle() -> dict[str, float]:
-    """Writes while nothing changes."""
+    """Return the writes while nothing changes."""
     before = _writes(_samples())
     time.sleep(IDLE_SECONDS)
     return {"idle_writes": _writes(_samples()) - before, "idle_seconds": IDLE_SECONDS}
 
 
 def _restart(count: int, operator: subprocess.Popen[bytes]) -> dict[str, float]:
-    """Seconds until a new operator has reconciled every job; it must write nothing."""
+    """Return the seconds until a new operator has reconciled every job. Raises RuntimeError if it writes."""
 
     def synced() -> bool:
         try:

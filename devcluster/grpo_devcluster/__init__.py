@@ -1,0 +1,1 @@
+"""A single-node Kubernetes for the demo and the tests."""

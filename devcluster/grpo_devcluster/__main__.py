@@ -1,4 +1,4 @@
-"""``python -m grpo_devcluster prepare|env|up|down``."""
+"""Command line of the devcluster: ``python -m grpo_devcluster prepare|env|up|down``."""
 
 import sys
 
@@ -9,7 +9,7 @@ from grpo_devcluster.stages import StageError, fail
 
 
 def main() -> None:
-    """Run one command; a failure prints what, why and what to do."""
+    """Run one command; on failure print the step, the cause and the remedy."""
     command = sys.argv[1] if len(sys.argv) == 2 else ""
     try:
         if command == "prepare":

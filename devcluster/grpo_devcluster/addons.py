@@ -1,4 +1,4 @@
-"""CoreDNS, the KubeRay operator and KWOK, as processes of the host."""
+"""CoreDNS, the KubeRay operator and KWOK, run as host processes."""
 
 from pathlib import Path
 
@@ -22,14 +22,14 @@ _COREFILE = f"""\
 
 
 def kubectl(*arguments: str | Path, stdin: str | None = None, kubeconfig: Path = KUBECONFIG) -> str:
-    """Run kubectl as cluster administrator; raises StageError with its message."""
+    """Run kubectl as cluster administrator and return its output. Raises StageError with its message."""
     command = [binary("kubectl"), f"--kubeconfig={kubeconfig}", *arguments]
     what = " ".join(str(a) for a in arguments[:3])
     return run(command, step=f"kubectl {what}", remedy="See the message above.", stdin=stdin)
 
 
 def served(resource: str) -> bool:
-    """Does the API server serve this kind yet? CRDs take a moment after they are applied."""
+    """Return whether the API server serves this kind; a CRD is served some time after it is applied."""
     try:
         kubectl("get", resource)
     except StageError:
@@ -38,14 +38,14 @@ def served(resource: str) -> bool:
 
 
 def start_coredns() -> None:
-    """Cluster DNS on the bridge's address. KubeRay's workers find their head by name."""
+    """Start cluster DNS on the bridge's address; KubeRay's workers find their head by name."""
     corefile = RUN / "Corefile"
     corefile.write_text(_COREFILE)
     processes.start("coredns", [binary("coredns"), "-conf", corefile])
 
 
 def start_kuberay(component: str = "kuberay-operator", gates: str = "") -> None:
-    """KubeRay's CRDs and its operator. ``gates``: feature gates of the operator."""
+    """Install KubeRay's CRDs and start its operator. ``gates``: feature gates of the operator."""
     source = module_directory(COMPONENTS[component].module, "github.com/ray-project/kuberay/ray-operator")
     kubectl("apply", "--server-side", "--force-conflicts", "-f", source / "config" / "crd" / "bases")
     processes.start(
@@ -59,13 +59,13 @@ def start_kuberay(component: str = "kuberay-operator", gates: str = "") -> None:
             "--reconcile-concurrency=4",
             "--enable-leader-election=false",
         ],
-        # The pods wait for the head themselves; an interpreter start in each costs minutes here.
+        # The pods wait for the head themselves; an init container would start another interpreter in each.
         env={"KUBECONFIG": str(KUBECONFIG), "ENABLE_INIT_CONTAINER_INJECTION": "false"},
     )
 
 
 def start_kwok() -> None:
-    """KWOK for nodes that carry its annotation: pods on them run without a kubelet."""
+    """Start KWOK for nodes with its annotation: their pods are simulated without a kubelet."""
     source = module_directory("kwok", "sigs.k8s.io/kwok")
     kubectl("apply", "--server-side", "-f", source / "kustomize" / "crd" / "bases")
     wait_for("KWOK's Stage kind", lambda: served("stages.kwok.x-k8s.io"), 30)
@@ -86,7 +86,7 @@ def start_kwok() -> None:
             "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
             "--enable-crds=Stage",
             f"--cidr={FAKE_POD_CIDR}",
-            # Heartbeats by lease, as kubelets do: status patches alone come too rarely.
+            # Heartbeats by lease, like kubelets: status patches alone are too rare.
             "--node-lease-duration-seconds=20",
             "--server-address=127.0.0.1:10247",
         ],

@@ -1,4 +1,4 @@
-"""Certificates and kubeconfigs, made with openssl for one life of the cluster."""
+"""Certificates and kubeconfigs, made with openssl for one start of the cluster."""
 
 import base64
 import json
@@ -12,7 +12,7 @@ _REMEDY = "Is openssl installed?"
 
 
 def make_certificates(node: str, address: str, service_ip: str) -> None:
-    """CA, serving certificate, service-account key, and one client certificate a component."""
+    """Create the CA, serving certificates, the service-account key and a client certificate per component."""
     PKI.mkdir(parents=True, exist_ok=True, mode=0o700)
     _openssl(
         "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",

@@ -1,4 +1,4 @@
-"""The whole devcluster: up and down."""
+"""Starts and stops the whole devcluster."""
 
 import shutil
 import subprocess
@@ -13,13 +13,13 @@ from grpo_devcluster.stages import stage, wait_for
 
 
 def prepare_client() -> None:
-    """What a demo on the user's own cluster needs: kubectl and helm."""
+    """Build what a demo on the user's own cluster needs: kubectl and helm."""
     with stage("kubectl and helm"):
         build_all(("kubectl", "helm"))
 
 
 def prepare() -> None:
-    """Everything that is installed or built, nothing that runs."""
+    """Install and build everything; start nothing."""
     with stage("Debian packages"):
         install_debian()
     with stage("Python environment"):
@@ -29,12 +29,12 @@ def prepare() -> None:
 
 
 def up(with_node: bool = True) -> dict[str, str]:
-    """Start a cluster; image references by name. One that runs is completed, not restarted.
+    """Start a cluster and return the image references by name. A running cluster is not restarted.
 
-    Without a node there is an API server, KubeRay and KWOK: enough for integration tests.
+    Without a node, only the API server, KubeRay and KWOK run, which is enough for integration tests.
     """
-    if processes.names() and not _whole(with_node):
-        down()  # left by an unclean end
+    if processes.names() and not _complete(with_node):
+        down()  # remains of a cluster that was not stopped properly
     images: dict[str, str] = {}
     with stage("network and control plane"):
         network.up()
@@ -54,11 +54,11 @@ def up(with_node: bool = True) -> dict[str, str]:
     return images
 
 
-def _whole(with_node: bool) -> bool:
-    wanted = {"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"}
+def _complete(with_node: bool) -> bool:
+    daemons = {"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"}
     if with_node:
-        wanted |= {"containerd", "kubelet", "kube-proxy", "coredns"}
-    return all(processes.is_running(name) for name in wanted)
+        daemons |= {"containerd", "kubelet", "kube-proxy", "coredns"}
+    return all(processes.is_running(name) for name in daemons)
 
 
 def _node_ready() -> bool:
@@ -68,12 +68,12 @@ def _node_ready() -> bool:
 
 
 def down() -> None:
-    """Remove every trace: pods, shims, mounts, namespaces, interfaces, rules, cgroups, files."""
+    """Remove everything: pods, shims, mounts, namespaces, interfaces, rules, cgroups, files."""
     with stage("stopping the devcluster"):
         for name in ("kubelet", "kuberay-operator", "kwok", "kube-controller-manager"):
             processes.stop(name)
         if processes.is_running("containerd") or (RUN / "containerd.toml").exists():
-            node.start_containerd()  # after an unclean end its tasks still need it
+            node.start_containerd()  # removing leftover tasks needs a running containerd
             node.remove_tasks()
         for name in processes.names():
             processes.stop(name)

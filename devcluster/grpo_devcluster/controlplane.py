@@ -1,4 +1,4 @@
-"""etcd, API server, controller-manager and scheduler."""
+"""Control plane: etcd, API server, controller-manager and scheduler."""
 
 import ssl
 import urllib.error
@@ -47,7 +47,7 @@ def _etcd() -> None:
             f"--listen-peer-urls={ETCD_PEER}",
             f"--initial-advertise-peer-urls={ETCD_PEER}",
             f"--initial-cluster=default={ETCD_PEER}",
-            "--unsafe-no-fsync",  # the cluster lives in /run anyway
+            "--unsafe-no-fsync",  # /run does not survive a reboot anyway
             "--log-level=warn",
         ],
     )
@@ -83,7 +83,7 @@ def _ready() -> bool:
     context = ssl.create_default_context(cafile=str(PKI / "ca.crt"))
     context.load_cert_chain(PKI / "admin.crt", PKI / "admin.key")
     try:
-        with urllib.request.urlopen(f"{SERVER}/readyz", context=context, timeout=2) as reply:
+        with urllib.request.urlopen(f"{SERVER}/readyz", context=context, timeout=2) as reply:  # noqa: S310 - our own HTTPS address
             return bool(reply.status == 200)
     except (urllib.error.URLError, OSError):
         return False
@@ -101,7 +101,7 @@ def _managers() -> None:
             f"--cluster-cidr={POD_CIDR}",
             "--use-service-account-credentials=true",
             "--leader-elect=false",
-            # Two busy cores hold KWOK's heartbeats up; its pods never become Ready again by themselves.
+            # A busy machine delays KWOK's heartbeats, and its pods never become Ready again by themselves.
             "--node-monitor-grace-period=300s",
             "--concurrent-gc-syncs=4",
         ],

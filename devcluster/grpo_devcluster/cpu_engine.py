@@ -1,4 +1,4 @@
-"""What an SGLang server needs to run on this machine's CPU, outside a pod."""
+"""Environment of an SGLang server on the CPU of this machine, outside a pod."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from grpo_operator.render.sglang_command import CPU_ENGINE_ENV
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """The environment of the server; a library that stands for the driver is built in ``folder``."""
+    """Return the environment of the server; build the stub of the CUDA driver library in ``folder``."""
     driver_stub.build(folder / "libcuda.so.1")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     own = {"LD_LIBRARY_PATH": str(folder), "OMP_NUM_THREADS": "1", "PATH": path}

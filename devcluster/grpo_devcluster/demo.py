@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def demo() -> None:
-    """All stages. With KUBECONFIG set, the user's own cluster is used instead."""
+    """Run all stages. With KUBECONFIG set, use that cluster instead of the embedded one."""
     started, idle = time.monotonic(), memory_used()
     cold = not everything_built()
     own = os.environ.get("KUBECONFIG")
@@ -43,29 +43,29 @@ def demo() -> None:
         install_operator(kubeconfig, values)
     job = JobView(kubeconfig, "tiny-moe")
     with stage("kubectl apply -f manifests/tiny-moe.yaml"):
-        # A finished job of an earlier demo is replaced, so that each demo trains from the start.
+        # A finished job of an earlier demo is replaced, so that each demo trains from step 0.
         job.kubectl("delete", "grpojob", job.name, "--ignore-not-found", "--cascade=foreground")
         kubectl("apply", "-f", MANIFEST, kubeconfig=kubeconfig)
     with stage("training"):
         status = job.wait(ENDED, 1800)
     seconds = time.monotonic() - started
     if status["phase"] != "Succeeded":
-        raise StageError(f"the job ended as {status['phase']}: {_why(status)}")
+        raise StageError(f"the job ended as {status['phase']}: {_failure(status)}")
     figures = {"peak_memory_gib": round((job.peak_used - idle) / 2**30, 2)}
     figures["cold_seconds" if cold else "warm_seconds"] = round(seconds, 1)
     _summary(job, status, figures, own is None)
 
 
 def _own_values() -> dict[str, Any]:
-    """Chart values for the user's cluster: the JSON file named by GRPO_VALUES, or the defaults."""
+    """Return chart values for the user's cluster: the JSON file named by GRPO_VALUES, or the defaults."""
     path = os.environ.get("GRPO_VALUES")
     try:
         return dict(json.loads(Path(path).read_text())) if path else {}
     except (OSError, ValueError) as error:
-        raise StageError(f"GRPO_VALUES={path} is no readable JSON file of chart values: {error}") from error
+        raise StageError(f"GRPO_VALUES={path} is not a readable JSON file of values: {error}") from error
 
 
-def _why(status: dict[str, Any]) -> str:
+def _failure(status: dict[str, Any]) -> str:
     return "; ".join(c["message"] for c in status["conditions"] if c["type"] == "Failed")
 
 
@@ -119,7 +119,7 @@ def _report(store: Path) -> dict[str, float]:
 
 
 def _kubectl_directory() -> Path:
-    """A folder where the built kubectl and helm have their plain names."""
+    """Return a folder where the built kubectl and helm have their plain names."""
     directory = REPO / "build" / "bin"
     directory.mkdir(parents=True, exist_ok=True)
     for name in ("kubectl", "helm"):

@@ -1,13 +1,13 @@
-"""Nodes that KWOK pretends to run, and a volume that any of their pods can mount."""
+"""Nodes that KWOK simulates, and a volume that their pods can mount."""
 
 from typing import Any
 
 LEAF = "topology.kubernetes.io/leaf"
 
 
-def fake_node(name: str, labels: dict[str, str], room: dict[str, str]) -> dict[str, Any]:
-    """A node that KWOK keeps alive. ``room``: allocatable beside 110 pods."""
-    offer = {"pods": "110"} | room
+def fake_node(name: str, labels: dict[str, str], capacity: dict[str, str]) -> dict[str, Any]:
+    """Return a node that KWOK keeps Ready. ``capacity``: allocatable resources in addition to 110 pods."""
+    capacity = {"pods": "110"} | capacity
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -16,12 +16,12 @@ def fake_node(name: str, labels: dict[str, str], room: dict[str, str]) -> dict[s
             "annotations": {"kwok.x-k8s.io/node": "fake"},
             "labels": {"kubernetes.io/hostname": name} | labels,
         },
-        "status": {"capacity": offer, "allocatable": offer},
+        "status": {"capacity": capacity, "allocatable": capacity},
     }
 
 
 def gpu_cluster(leaves: int = 8, nodes_per_leaf: int = 8, cpu_nodes: int = 2) -> list[dict[str, Any]]:
-    """Nodes of 8 GPUs with leaf and rack labels, and CPU nodes."""
+    """Return nodes with 8 GPUs, leaf and rack labels, and CPU nodes."""
     cpu = {"cpu": "128", "memory": "2Ti"}
     nodes = [fake_node(f"cpu-{index}", {}, cpu) for index in range(cpu_nodes)]
     devices = cpu | {"nvidia.com/gpu": "8", "rdma/hca": "8"}
@@ -32,7 +32,7 @@ def gpu_cluster(leaves: int = 8, nodes_per_leaf: int = 8, cpu_nodes: int = 2) ->
 
 
 def volume(name: str, namespace: str = "default") -> list[dict[str, Any]]:
-    """A PersistentVolume and the claim ``name`` bound to it."""
+    """Return a PersistentVolume and the claim ``name`` bound to it."""
     size = {"storage": "100Ti"}
     source = {
         "capacity": size,
@@ -42,8 +42,8 @@ def volume(name: str, namespace: str = "default") -> list[dict[str, Any]]:
         "claimRef": {"namespace": namespace, "name": name},
     }
     claim = {"accessModes": ["ReadWriteMany"], "storageClassName": "", "resources": {"requests": size}}
-    place = {"name": name, "namespace": namespace}
+    metadata = {"name": name, "namespace": namespace}
     return [
         {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": source},
-        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": place, "spec": claim},
+        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": claim},
     ]

@@ -1,7 +1,6 @@
-"""Follows a GRPOJob live and reads its figures through kubectl and the controller."""
+"""Follows a GRPOJob live through kubectl."""
 
 import json
-import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ JOB_LABEL, POOL_LABEL = "rl.grpo.dev/job", "rl.grpo.dev/pool"
 
 @dataclass(slots=True)
 class JobView:
-    """One job of one cluster."""
+    """One job of one cluster. ``peak_used``: highest memory use in bytes that ``wait`` measured."""
 
     kubeconfig: Path
     name: str
@@ -22,7 +21,7 @@ class JobView:
     peak_used: int = field(default=0)
 
     def get(self) -> dict[str, Any]:
-        """The GRPOJob object."""
+        """Return the GRPOJob object."""
         text = self.kubectl("get", "grpojob", self.name, "-o", "json")
         data: dict[str, Any] = json.loads(text)
         return data
@@ -31,25 +30,25 @@ class JobView:
         return dict(self.get().get("status") or {})
 
     def pool(self) -> dict[str, Any]:
-        """Status of the job's RolloutPool."""
+        """Return the status of the job's RolloutPool."""
         text = self.kubectl("get", "rolloutpool", f"{self.name}-rollout", "-o", "json")
         return dict(json.loads(text).get("status") or {})
 
     def pods(self, pool: str = "") -> list[dict[str, Any]]:
-        """Pods of the job, or of one pool of it."""
+        """Return the pods of the job, or of one of its pools."""
         selector = f"{JOB_LABEL}={self.name}" + (f",{POOL_LABEL}={pool}" if pool else "")
-        found = json.loads(self.kubectl("get", "pods", "-l", selector, "-o", "json"))
-        return list(found["items"])
+        pods = json.loads(self.kubectl("get", "pods", "-l", selector, "-o", "json"))
+        return list(pods["items"])
 
     def kubectl(self, *arguments: str) -> str:
         return kubectl("-n", self.namespace, *arguments, kubeconfig=self.kubeconfig)
 
     def exec(self, pod: str, container: str, *command: str) -> str:
-        """Run a command in a container."""
+        """Run a command in a container and return its output."""
         return self.kubectl("exec", pod, "-c", container, "--", *command)
 
     def wait(self, done: frozenset[str], timeout: float, verbose: bool = True) -> dict[str, Any]:
-        """Wait until the phase is one of ``done``; print a line whenever something changed.
+        """Wait until the phase is one of ``done`` and return the status; print a line for each change.
 
         Raises TimeoutError with the last status.
         """
@@ -78,16 +77,9 @@ def _line(status: dict[str, Any]) -> str:
 
 
 def memory_used() -> int:
-    """Bytes of memory in use on this machine, page cache not counted."""
+    """Return the bytes of memory in use on this machine, without the page cache."""
     fields = dict(
         line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line
     )
     kilobytes = {name: int(fields[name].split()[0]) for name in ("MemTotal", "MemAvailable")}
     return (kilobytes["MemTotal"] - kilobytes["MemAvailable"]) * 1024
-
-
-def commit_id(repo: Path) -> str:
-    """Short id of the checked-out commit."""
-    command = ["git", "-C", str(repo), "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"

@@ -1,4 +1,4 @@
-"""Kubernetes components built from pinned Go modules, each cached by the content of its pins."""
+"""Builds Kubernetes components from pinned Go modules; binaries are cached by the content of the pins."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ _REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One binary: the folder of its pins below ``modules/`` and its package path."""
+    """One binary. ``module``: folder of its pins below ``modules/``. ``package``: its Go package path."""
 
     name: str
     module: str
@@ -50,12 +50,12 @@ COMPONENTS = {
         Component("helm", "helm", "helm.sh/helm/v4/cmd/helm"),
     )
 }
-# The others are for one test each, which builds them.
+# Each of the others is needed by one test only, which builds it.
 DEFAULT = tuple(name for name in COMPONENTS if name not in ("kuberay-operator-1.5", "promtool"))
 
 
 def _flags(component: Component) -> list[str]:
-    """Build flags; Kubernetes binaries get the version of their module, which clients check."""
+    """Return build flags; Kubernetes binaries get the version of their module, which clients check."""
     link = "-s -w"
     if component.module == "kubernetes":
         pins = (MODULES / component.module / "go.mod").read_text().split()
@@ -67,21 +67,21 @@ def _flags(component: Component) -> list[str]:
 
 
 def binary(name: str) -> Path:
-    """Path of a component in the cache; build it with ``build_all`` first."""
+    """Return the path of a component in the cache; ``build_all`` builds it."""
     component = COMPONENTS[name]
     pins = MODULES / component.module
-    copy_plan = " ".join([component.package, *_flags(component)])
-    key = content_key((pins / "go.mod").read_bytes(), (pins / "go.sum").read_bytes(), copy_plan.encode())
+    build = " ".join([component.package, *_flags(component)])
+    key = content_key((pins / "go.mod").read_bytes(), (pins / "go.sum").read_bytes(), build.encode())
     return CACHE / "bin" / f"{name}-{key}"
 
 
 def everything_built() -> bool:
-    """Is the cache warm? A run that must build first is called cold."""
+    """Return whether the cache has all default components."""
     return all(binary(name).exists() for name in DEFAULT)
 
 
 def build_all(names: Sequence[str] = DEFAULT) -> None:
-    """Build the named components that are not in the cache, with one progress line each."""
+    """Build the named components that are missing in the cache, with a progress line for each."""
     missing = [COMPONENTS[name] for name in names if not binary(name).exists()]
     if missing and shutil.which("go") is None:
         raise StageError(f"go is not on PATH. {_REMEDY}")
@@ -114,7 +114,7 @@ def _environment() -> dict[str, str]:
 
 
 def module_directory(module: str, path: str) -> Path:
-    """Source folder of a pinned module (for CRDs and stages that it ships)."""
+    """Return the source folder of a pinned module, for the CRDs and KWOK stages in it."""
     output = run(
         ["go", "mod", "download", "-json", path],
         step=f"locating the sources of {path}",

@@ -1,4 +1,4 @@
-"""Container images without a registry: a Debian base, and the project's own Dockerfiles on it."""
+"""Builds container images without a registry: a Debian base image, and the project's Dockerfiles on it."""
 
 import shutil
 import subprocess
@@ -14,16 +14,16 @@ from grpo_devcluster.stages import StageError, run, stage
 _SUITE = "bookworm"
 _BASE_PACKAGES = "python3,python3-pip,ca-certificates,wget,procps,libgomp1,libnuma1"
 _PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_SLEEP = "/bin/sleep infinity"  # what a pod's sandbox runs
-_REMEDY = "See setup.log for the whole output; run the command again after mending the cause."
+_SLEEP = "/bin/sleep infinity"  # command of pod sandboxes
+_REMEDY = "See setup.log for the whole output; run the command again after fixing the cause."
 IMAGES = ("operator", "trainer", "rollout")
 
 
 def ensure_images() -> dict[str, str]:
-    """Build and import what is missing; return image references by name."""
+    """Build and import missing images; return the image references by name."""
     wheel = build_wheel()
-    copy_plan = (_SUITE, _BASE_PACKAGES, driver_stub.SOURCE, _PATH, _SLEEP)
-    base_key = content_key(*(part.encode() for part in copy_plan))
+    base_inputs = (_SUITE, _BASE_PACKAGES, driver_stub.SOURCE, _PATH, _SLEEP)
+    base_key = content_key(*(part.encode() for part in base_inputs))
     references = {name: f"localhost/grpo-{name}:{_key(name, wheel, base_key)}" for name in IMAGES}
     have = ctr("images", "list", "-q")[1].split()
     missing = [name for name, reference in references.items() if reference not in have]
@@ -42,7 +42,7 @@ def ensure_images() -> dict[str, str]:
 
 
 def build_wheel() -> Path:
-    """The project as a wheel in ``dist/``, which the Dockerfiles install."""
+    """Build the project's wheel in ``dist/``, which the Dockerfiles install, and return its path."""
     key = tree_key(REPO / "operator", REPO / "worker_images", REPO / "pyproject.toml")
     dist = REPO / "dist"
     stamp = dist / ".key"
@@ -74,7 +74,7 @@ def _buildah(*arguments: str | Path, step: str) -> str:
 
 
 def _base_image(key: str) -> str:
-    """A minimal Debian with Python: stands where NGC's and SGLang's images stand on GPUs."""
+    """Build a minimal Debian with Python, in place of NGC's and SGLang's images, and return its reference."""
     reference = f"localhost/grpo-base:{key}"
     have = _buildah("images", "--format", "{{.Name}}:{{.Tag}}", step="listing images").split()
     if reference in have:
@@ -111,7 +111,7 @@ def _build(name: str, base: str, reference: str) -> None:
 
 
 def _download_operator_wheels() -> None:
-    """The operator's few dependencies, as wheels next to the project's own."""
+    """Download the operator's dependencies as wheels, next to the project's own."""
     requirements = REPO / "dist" / "operator-requirements.txt"
     command = [uv(), "export", "--frozen", "--no-dev", "--no-emit-project", "--no-hashes", "-o", requirements]
     run(command, step="exporting the lock file", remedy=_REMEDY, env=uv_environment(), cwd=REPO)
@@ -126,7 +126,7 @@ def _push(image: str, layout: Path, reference: str) -> None:
 
 
 def _import(layout: Path) -> None:
-    """Hand all images to containerd in one archive: they share the base layer."""
+    """Import all images into containerd in one archive, because they share the base layer."""
     archive = RUN / "images.tar"
     run(["tar", "-C", layout, "-cf", archive, "."], step="packing the images", remedy=_REMEDY)
     code, output = ctr("images", "import", "--all-platforms", str(archive))
@@ -137,7 +137,7 @@ def _import(layout: Path) -> None:
 
 
 def environment_mounts() -> list[Path]:
-    """Host folders that hold the Python environment, for read-only mounts into the pods."""
+    """Return the host folders of the Python environment, which pods mount read-only."""
     base = Path(sys.base_prefix)  # also right when this runs inside the environment itself
     mounts = [REPO / ".venv"]
     return mounts if base == Path("/usr") else [*mounts, base]

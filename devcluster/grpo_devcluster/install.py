@@ -1,4 +1,4 @@
-"""Installs the operator with helm, into the devcluster or into the user's own cluster."""
+"""Installs the operator with Helm, into the devcluster or into the user's own cluster."""
 
 import json
 import tempfile
@@ -16,9 +16,9 @@ NAMESPACE = "grpo-system"
 
 
 def install_operator(kubeconfig: Path, values: dict[str, Any]) -> None:
-    """helm upgrade --install, then wait until the operator is ready."""
-    _need_kuberay(kubeconfig)
-    # helm installs CRDs but never upgrades them.
+    """Run ``helm upgrade --install`` and wait until the operator is ready."""
+    _require_kuberay(kubeconfig)
+    # Helm installs CRDs but never upgrades them.
     kubectl("apply", "--server-side", "--force-conflicts", "-f", REPO / "crds", kubeconfig=kubeconfig)
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(values, file)
@@ -34,14 +34,14 @@ def install_operator(kubeconfig: Path, values: dict[str, Any]) -> None:
         )  # fmt: skip
 
 
-def _need_kuberay(kubeconfig: Path) -> None:
+def _require_kuberay(kubeconfig: Path) -> None:
     command = [binary("kubectl"), f"--kubeconfig={kubeconfig}", "get", "crd", "rayclusters.ray.io"]
     remedy = "Install KubeRay 1.5.1 or newer first: https://docs.ray.io/en/latest/cluster/kubernetes"
     run(command, step="looking for KubeRay", remedy=remedy)
 
 
 def devcluster_values(images: dict[str, str]) -> dict[str, Any]:
-    """Chart values for the devcluster: its images, and the host's Python environment in pods."""
+    """Return chart values for the devcluster: its images, and the host's Python environment in pods."""
     repository, tag = images["operator"].rsplit(":", 1)
     mounts = environment_mounts()
     volumes = [

@@ -1,4 +1,4 @@
-"""The bridge of the node, and the CNI configuration that puts pods on it."""
+"""Bridge of the node, and the CNI configuration that connects pods to it."""
 
 import json
 import subprocess
@@ -10,17 +10,17 @@ from grpo_devcluster.stages import run
 
 CNI_CONF = RUN / "cni"
 CNI_STATE = RUN / "cni-state"
-_REMEDY = "The devcluster must run as root with the right to make network interfaces."
+_REMEDY = "The devcluster must run as root, with permission to create network interfaces."
 
 
 def up() -> None:
-    """Create the bridge (before the first pod: daemons bind to its address) and the CNI conf."""
+    """Create the bridge, to whose address daemons bind, and the CNI configuration."""
     CNI_CONF.mkdir(parents=True, exist_ok=True)
     if not Path(f"/sys/class/net/{BRIDGE}").exists():
         _ip("link", "add", BRIDGE, "type", "bridge")
     _ip("address", "replace", f"{GATEWAY}/24", "dev", BRIDGE)
     _ip("link", "set", BRIDGE, "up")
-    # Else what the operator asks such pods would leave the machine.
+    # Without this route, the operator's requests to simulated pods would leave the machine.
     _ip("route", "replace", "unreachable", FAKE_POD_CIDR)
     _sysctl("net/ipv4/ip_forward")
     _sysctl("net/bridge/bridge-nf-call-iptables")
@@ -46,8 +46,8 @@ def up() -> None:
 
 def down() -> None:
     """Remove the bridge, the route, leftover pod interfaces and every iptables rule of Kubernetes and CNI."""
-    for what in (("link", "delete", BRIDGE), ("route", "delete", "unreachable", FAKE_POD_CIDR)):
-        subprocess.run(["ip", *what], capture_output=True, check=False)
+    for command in (("link", "delete", BRIDGE), ("route", "delete", "unreachable", FAKE_POD_CIDR)):
+        subprocess.run(["ip", *command], capture_output=True, check=False)
     for table in ("nat", "filter", "mangle"):
         _remove_rules(table)
 
@@ -67,5 +67,5 @@ def _ip(*arguments: str) -> None:
 
 def _sysctl(name: str) -> None:
     path = Path("/proc/sys") / name
-    if path.exists():  # bridge-nf is absent where the kernel has it built differently
+    if path.exists():  # some kernels are built without bridge-nf
         path.write_text("1")

@@ -14,7 +14,7 @@ from grpo_devcluster.stages import wait_for
 
 SOCKET = RUN / "containerd.sock"
 CONTAINERD_STATE = RUN / "containerd"
-CONTAINERD_ROOT = CACHE / "containerd"  # images stay imported between two lives of the cluster
+CONTAINERD_ROOT = CACHE / "containerd"  # kept by ``down``, so that images stay imported
 PAUSE_IMAGE = "localhost/grpo-pause:dev"
 
 _CONTAINERD = f"""\
@@ -25,7 +25,7 @@ state = "{CONTAINERD_STATE}"
   address = "{SOCKET}"
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{PAUSE_IMAGE}"
-  # Where CAP_SYS_RESOURCE is missing runc may not lower oom_score_adj: sandboxes would die.
+  # Without CAP_SYS_RESOURCE runc cannot lower oom_score_adj, and sandboxes would fail to start.
   restrict_oom_score_adj = true
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "/usr/lib/cni"
@@ -34,7 +34,7 @@ state = "{CONTAINERD_STATE}"
 
 
 def start_containerd() -> None:
-    """Start containerd with a configuration, root and socket of its own."""
+    """Start containerd with its own configuration, root and socket."""
     RUN.mkdir(parents=True, exist_ok=True)
     config = RUN / "containerd.toml"
     config.write_text(_CONTAINERD)
@@ -43,7 +43,7 @@ def start_containerd() -> None:
 
 
 def ctr(*arguments: str) -> tuple[int, str]:
-    """Run ctr in Kubernetes' namespace; (exit code, output)."""
+    """Run ctr in containerd's namespace k8s.io and return (exit code, output)."""
     command = ["ctr", "--address", str(SOCKET), "--namespace", "k8s.io", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout
@@ -114,7 +114,7 @@ def _proxy_config() -> dict[str, object]:
 
 
 def remove_tasks() -> None:
-    """Kill what kubelet left: every container, its shim, its mounts and network namespace."""
+    """Delete every container that kubelet left behind, and kill the shims."""
     code, output = ctr("containers", "list", "-q")
     for container in output.split() if code == 0 else []:
         ctr("task", "kill", "--signal", "SIGKILL", container)
@@ -124,7 +124,7 @@ def remove_tasks() -> None:
 
 
 def unmount_all() -> None:
-    """Unmount everything below the devcluster's folders, deepest first; drop network namespaces."""
+    """Unmount everything below the devcluster's folders, deepest first, and delete network namespaces."""
     roots = (str(RUN), str(LIB), "/run/netns/cni-", "/var/run/netns/cni-")
     points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     for point in sorted((p for p in points if p.startswith(roots)), key=len, reverse=True):
@@ -144,5 +144,5 @@ def remove_cgroups() -> None:
 
 
 def _rmdir(path: Path) -> None:
-    with contextlib.suppress(OSError):  # still in use: the kernel removes nothing that lives
+    with contextlib.suppress(OSError):  # fails while the cgroup is in use
         path.rmdir()

@@ -1,4 +1,4 @@
-"""The operator as a process of this machine, against the devcluster's API server."""
+"""Runs the operator as a process of this machine, with the devcluster's API server."""
 
 import json
 import os
@@ -18,7 +18,7 @@ _SETTINGS: dict[str, object] = {
 
 
 def install_crds() -> None:
-    """GRPOJob and RolloutPool, and wait until they are served."""
+    """Install the CRDs and wait until they are served."""
     kubectl("apply", "--server-side", "-f", REPO / "crds")
     wait_for("GRPOJob", lambda: served("grpojobs,rolloutpools"), 30)
 
@@ -27,9 +27,9 @@ def install_crds() -> None:
 def operator_process(
     directory: Path, kubeconfig: Path = KUBECONFIG, namespaces: Sequence[str] = ()
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the operator until the block ends; settings and log lie in ``directory``.
+    """Run the operator until the block ends. Its settings and log are in ``directory``.
 
-    ``namespaces``: those that it watches; empty means all.
+    ``namespaces``: the namespaces that it watches; empty means all.
     """
     settings = directory / "settings.json"
     settings.write_text(json.dumps(_SETTINGS | {"watchNamespaces": list(namespaces)}))

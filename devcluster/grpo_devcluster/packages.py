@@ -1,4 +1,4 @@
-"""Debian packages and the Python environment that everything else needs."""
+"""Installs the Debian packages and the Python environment."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ UV_VERSION = "0.13.8"
 
 
 def install_debian() -> None:
-    """Install what is missing of the Debian packages."""
+    """Install the missing Debian packages."""
     installed = run(
         ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n"],
         step="listing Debian packages",
@@ -42,7 +42,7 @@ def install_debian() -> None:
 
 
 def uv() -> Path:
-    """A pinned uv in the cache."""
+    """Return a pinned uv in the cache; install it if needed."""
     home = CACHE / f"uv-{UV_VERSION}"
     binary = home / "bin" / "uv"
     if not binary.exists():
@@ -55,7 +55,7 @@ def uv() -> Path:
 
 
 def sync_environment() -> None:
-    """Make ``.venv`` agree with ``uv.lock`` and the entry points; does nothing when it does already."""
+    """Install ``uv.lock`` and the project's entry points into ``.venv``; do nothing when it is up to date."""
     lock = (REPO / "uv.lock").read_bytes() + (REPO / "pyproject.toml").read_bytes()
     stamp = REPO / ".venv" / ".synced"
     if stamp.exists() and stamp.read_bytes() == lock:
@@ -63,7 +63,7 @@ def sync_environment() -> None:
     run(
         [uv(), "sync", "--frozen", "--all-extras", "--python", sys.executable],
         step="installing the Python environment",
-        remedy="It needs 12 GB of disk and a package index; run the command again to go on.",
+        remedy="It needs 12 GB of disk and a package index; run the command again to continue.",
         env=uv_environment(),
         cwd=REPO,
     )
@@ -71,7 +71,7 @@ def sync_environment() -> None:
 
 
 def uv_environment() -> dict[str, str]:
-    """Environment of every uv call: one cache, byte code compiled before pods mount it read-only."""
+    """Return the environment of uv calls: one cache, and bytecode compiled before pods mount it read-only."""
     return {
         "UV_CACHE_DIR": str(CACHE / "uv"),
         "UV_COMPILE_BYTECODE": "1",
@@ -86,17 +86,17 @@ PEERS = ("trl==1.16.0", "accelerate==1.12.0")
 
 
 def oracles() -> Path:
-    """Folder with other projects' functions, which tests compare ours with; never a dependency."""
+    """Return a folder with other projects' code that tests use as a reference; never a dependency."""
     return _beside("oracles", ORACLES)
 
 
 def peers() -> Path:
-    """Folder with other projects' trainers, which benchmarks run beside ours; never a dependency."""
+    """Return a folder with other projects' trainers that benchmarks compare with; never a dependency."""
     return _beside("peers", PEERS)
 
 
 def _beside(name: str, packages: tuple[str, ...]) -> Path:
-    """Install without the packages' own dependencies: what they import is in ``.venv`` already."""
+    """Install packages without dependencies, because ``.venv`` has what they import; return the folder."""
     target = CACHE / f"{name}-{content_key(' '.join(packages).encode())}"
     if not target.exists():
         temporary = target.with_suffix(".installing")
@@ -105,7 +105,7 @@ def _beside(name: str, packages: tuple[str, ...]) -> Path:
         run(
             [uv(), *install, *packages],
             step=f"installing {', '.join(packages)}",
-            remedy="Check that a package index is reached, then run the command again.",
+            remedy="Check that pip reaches a package index, then run the command again.",
             env=uv_environment(),
         )
         temporary.rename(target)

@@ -1,4 +1,4 @@
-"""Where the devcluster keeps things. Only ``cache`` outlives ``down``."""
+"""Directories of the devcluster. Only the cache is kept by ``down``."""
 
 import hashlib
 import os
@@ -14,7 +14,7 @@ JOB_DATA = LIB / "data"
 
 
 def content_key(*parts: bytes) -> str:
-    """Short digest that names a cache entry by what it is made from."""
+    """Return a short digest of the inputs of a cache entry, which names the entry."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)
@@ -22,7 +22,7 @@ def content_key(*parts: bytes) -> str:
 
 
 def tree_key(*roots: Path) -> str:
-    """Digest over the names and contents of files below ``roots``."""
+    """Return a digest of the names and contents of the files below ``roots``."""
     parts: list[bytes] = []
     for root in roots:
         files = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())

@@ -1,4 +1,4 @@
-"""Daemons of the devcluster: started in their own session, found again by pid file, stopped."""
+"""Starts and stops the daemons of the devcluster, each in its own session, tracked by pid files."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ PIDS = RUN / "pids"
 
 
 def start(name: str, command: Sequence[str | Path], env: Mapping[str, str] | None = None) -> None:
-    """Start a daemon; its output goes to ``LOGS/name.log``. A running one is left alone."""
+    """Start a daemon with its output in ``LOGS/name.log``; do nothing when it is running."""
     if is_running(name):
         return
     PIDS.mkdir(parents=True, exist_ok=True)
@@ -33,17 +33,18 @@ def start(name: str, command: Sequence[str | Path], env: Mapping[str, str] | Non
 
 
 def log_file(name: str) -> Path:
+    """Return the log file of a daemon."""
     return LOGS / f"{name}.log"
 
 
 def is_running(name: str) -> bool:
-    """Is the daemon of this pid file alive, and not another process that got its number?"""
+    """Return whether the daemon is alive, and its pid was not reused by another process."""
     pid, started = _read(name)
     return pid is not None and _start_time(pid) == started
 
 
 def stop(name: str, grace: float = 2.0) -> None:
-    """SIGTERM, then SIGKILL; fine when it is gone."""
+    """Stop a daemon by SIGTERM, then SIGKILL after ``grace`` seconds; do nothing when it is gone."""
     pid, _ = _read(name)
     if pid is not None and is_running(name):
         os.kill(pid, signal.SIGTERM)
@@ -57,7 +58,7 @@ def stop(name: str, grace: float = 2.0) -> None:
 
 
 def names() -> list[str]:
-    """All daemons with a pid file."""
+    """Return the names of all daemons with a pid file."""
     return sorted(path.name for path in PIDS.glob("*")) if PIDS.is_dir() else []
 
 
@@ -70,7 +71,7 @@ def _read(name: str) -> tuple[int | None, str]:
 
 
 def _start_time(pid: int) -> str:
-    """Kernel start time of a live process; "" for one that is gone or a zombie."""
+    """Return the kernel's start time of a live process; "" for a process that is gone or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""What a finished run amounts to: quarters, test statistic, curve. Runs inside ``.venv``."""
+"""Summary of a finished run: quarters, test statistic, curve. Runs inside ``.venv``."""
 
 import json
 import sys
@@ -14,12 +14,12 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def load(store: Path) -> list[dict[str, Any]]:
-    """Records of all steps of a run."""
+    """Return the records of all steps of a run."""
     return [json.loads(line) for line in (store / "metrics.jsonl").read_text().splitlines()]
 
 
 def summarise(records: list[dict[str, Any]]) -> dict[str, float]:
-    """Figures of a run. p_value: one-sided Mann-Whitney, last quarter against the first."""
+    """Return figures of a run. p_value: one-sided Mann-Whitney, last quarter against the first."""
     rewards = [r[REWARD] for r in records]
     quarter = max(len(rewards) // 4, 1)
     first, last = rewards[:quarter], rewards[-quarter:]
@@ -36,14 +36,14 @@ def summarise(records: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def terminal_curve(values: list[float], width: int = 60) -> str:
-    """A one-line curve of block characters."""
+    """Return a one-line curve of block characters."""
     top = max([*values, 1e-9])
     bins = np.array_split(np.array(values), min(width, len(values)))
     return "".join(_BLOCKS[round(float(b.mean()) / top * (len(_BLOCKS) - 1))] for b in bins)
 
 
 def picture(records: list[dict[str, Any]], target: Path) -> None:
-    """Reward curve with its running mean, as PNG."""
+    """Draw the reward curve with its running mean as PNG."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -63,7 +63,7 @@ def picture(records: list[dict[str, Any]], target: Path) -> None:
 
 
 def main() -> None:
-    """``report STORE PNG``: print the curve, write the picture, print figures as JSON last."""
+    """Run ``report STORE PNG``: print the curve, write the picture, print the figures as JSON last."""
     store, png = Path(sys.argv[1]), Path(sys.argv[2])
     records = load(store)
     png.parent.mkdir(parents=True, exist_ok=True)

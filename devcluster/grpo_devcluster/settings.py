@@ -1,9 +1,9 @@
 """Addresses and names of the devcluster."""
 
 BRIDGE = "grpo0"
-GATEWAY = "10.244.0.1"  # the bridge: address of the node, the API server and CoreDNS
+GATEWAY = "10.244.0.1"  # address of the bridge, the node, the API server and CoreDNS
 POD_CIDR = "10.244.0.0/24"
-FAKE_POD_CIDR = "10.244.128.0/17"  # of pods on KWOK's nodes: nothing is there, and nothing is reached
+FAKE_POD_CIDR = "10.244.128.0/17"  # of simulated pods on KWOK's nodes; unreachable
 SERVICE_CIDR = "10.96.0.0/16"
 SERVICE_IP = "10.96.0.1"
 NODE = "grpo-node"

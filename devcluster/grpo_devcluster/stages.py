@@ -1,4 +1,4 @@
-"""Stages with a progress line, and commands whose failure says which step, why, and what to do."""
+"""Progress lines of stages, and commands whose errors name the step, the cause and the remedy."""
 
 import os
 import subprocess
@@ -12,12 +12,12 @@ from grpo_devcluster.paths import LOGS
 
 
 class StageError(RuntimeError):
-    """A step of the set-up failed; the text is meant for the user."""
+    """A step of the set-up failed; the message is for the user."""
 
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Print ``name`` when it starts and its seconds when it ends."""
+    """Print ``name`` when the stage starts and its seconds when it ends."""
     started = time.monotonic()
     print(f"==> {name}", flush=True)
     yield
@@ -33,7 +33,7 @@ def run(
     cwd: Path | None = None,
     stdin: str | None = None,
 ) -> str:
-    """Run a command, return its output.
+    """Run a command and return its output.
 
     Raises StageError with the step, the end of the output and the remedy.
     """
@@ -60,7 +60,7 @@ def run(
 
 
 def wait_for(what: str, check: Callable[[], bool], timeout: float, log: Path | None = None) -> None:
-    """Poll ``check`` until it holds. Raises StageError with the end of ``log`` after ``timeout`` s."""
+    """Poll ``check`` until it returns True. Raises StageError with the end of ``log`` after ``timeout`` s."""
     deadline = time.monotonic() + timeout
     while not check():
         if time.monotonic() > deadline:
@@ -70,6 +70,6 @@ def wait_for(what: str, check: Callable[[], bool], timeout: float, log: Path | N
 
 
 def fail(error: StageError) -> None:
-    """Print the error and leave with exit code 1."""
+    """Print the error and exit with code 1."""
     print(f"\nERROR: {error}", file=sys.stderr)
     sys.exit(1)

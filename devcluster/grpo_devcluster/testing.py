@@ -1,4 +1,7 @@
-"""``make test``: every level in order, each with its own time; fails at the first that fails."""
+"""``make test``: every level in order, with the time of each; stops at the first that fails.
+
+The times are written to build/results/demo.json, with GRPO_RECORD=1 to benchmarks/results/demo.json.
+"""
 
 import os
 import subprocess
@@ -7,7 +10,7 @@ import time
 from grpo_devcluster import cluster
 from grpo_devcluster.gobuild import everything_built
 from grpo_devcluster.paths import REPO
-from grpo_devcluster.results import record
+from grpo_devcluster.results import record_from_test
 from grpo_devcluster.stages import StageError, fail
 
 LEVELS = ("lint", "unit", "worker", "integration", "e2e")
@@ -20,7 +23,7 @@ def main() -> None:
     seconds: dict[str, float] = {}
     try:
         cluster.prepare()
-        cluster.down()  # whatever an unclean end left
+        cluster.down()  # remains of a run that was killed
         seconds["setup"] = time.monotonic() - started
         for level in LEVELS:
             seconds[level] = _level(level)
@@ -33,7 +36,7 @@ def main() -> None:
         print(f"{level:<12}{value:7.1f} s")
     print(f"{'total':<12}{total:7.1f} s ({'cold' if cold else 'warm'})")
     name = "test_cold_seconds" if cold else "test_warm_seconds"
-    record("demo", {name: round(total, 1), "unit_seconds": round(seconds["unit"], 1)})
+    record_from_test("demo", {name: round(total, 1), "unit_seconds": round(seconds["unit"], 1)})
 
 
 def _level(level: str) -> float:

@@ -1,4 +1,4 @@
-"""Cluster-wide settings of the operator: images, and an overlay for every pod."""
+"""Cluster-wide settings of the operator, set by the Helm chart."""
 
 import json
 from dataclasses import dataclass, field
@@ -8,9 +8,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class OperatorSettings:
-    """Set by the Helm chart. ``namespace``: the operator's own. ``pod_overlay``: volumes,
-    volumeMounts and env added to every pod. ``watch_namespaces``: empty means all.
-    ``scrape_namespace``: where Prometheus runs, which may read the controllers' metrics."""
+    """Settings of the operator.
+
+    ``namespace``: namespace of the operator itself. ``pod_overlay``: volumes, volumeMounts and env added to
+    every pod. ``watch_namespaces``: empty means all. ``scrape_namespace``: namespace of Prometheus, which
+    NetworkPolicies allow to read metrics.
+    """
 
     trainer_image: str
     rollout_image: str
@@ -22,7 +25,7 @@ class OperatorSettings:
 
 
 def load_settings(path: Path) -> OperatorSettings:
-    """Read the chart's JSON. Raises KeyError that names a missing key."""
+    """Read the settings that the chart writes as JSON. Raises KeyError with the name of a missing key."""
     data = json.loads(path.read_text())
     return OperatorSettings(
         trainer_image=data["images"]["trainer"],

@@ -1,10 +1,7 @@
 """One devcluster with the operator for all end-to-end tests, and the runs that they compare."""
 
-from support.jobs import ENDED, STEPS, Start, apply, store_of
-
 import copy
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +11,8 @@ import yaml
 from grpo_devcluster import cluster
 from grpo_devcluster.follow import JobView
 from grpo_devcluster.install import devcluster_values, install_operator
-from grpo_devcluster.paths import JOB_DATA, KUBECONFIG, REPO
-
+from grpo_devcluster.paths import KUBECONFIG, REPO
+from support.jobs import ENDED, STEPS, Start, apply, store_of
 
 
 @pytest.fixture(scope="session")
@@ -25,8 +22,6 @@ def kubeconfig() -> Iterator[Path]:
     install_operator(KUBECONFIG, devcluster_values(images))
     yield KUBECONFIG
     cluster.down()
-
-
 
 
 @pytest.fixture(scope="session")
@@ -45,10 +40,6 @@ def start(kubeconfig: Path) -> Start:
         return JobView(kubeconfig, name)
 
     return begin
-
-
-
-
 
 
 @pytest.fixture(scope="session")

@@ -1,17 +1,18 @@
-"""One run, every fault: it must end with the same weights as the run that nobody disturbed."""
+"""One run with every fault must end with the same weights as an undisturbed run."""
 
 import json
+import statistics
 import time
 from collections import Counter
 from typing import Any
 
 import pytest
-from support.jobs import ENDED, STEPS, Start, store_of
 
 from grpo_devcluster.follow import JobView
 from grpo_devcluster.install import NAMESPACE
 from grpo_devcluster.report import load
-from grpo_devcluster.results import record
+from grpo_devcluster.results import record_from_test
+from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS
 from support.faults import (
     agent,
     cut_off,
@@ -25,18 +26,21 @@ from support.faults import (
     until,
     wait_step,
 )  # fmt: skip
+from support.jobs import ENDED, STEPS, Start, store_of
+
+DEADLINE = 20  # seconds of weightSync.timeoutSeconds
 
 
 @pytest.fixture(scope="module")
 def job(start: Start, undisturbed: list[dict[str, Any]]) -> JobView:
-    # The store's checkpoints are rare: what is lost comes back from the pods' memory.
+    # The store's checkpoints are rare, so lost steps are restored from the pods' memory.
     store = {"path": "/var/lib/grpo-devcluster/data"}
     memory = {"store": store, "everySteps": 20, "memory": {"everySteps": 1}}
-    return start("disturbed", checkpoint=memory, weightSync={"timeoutSeconds": 20})
+    return start("disturbed", checkpoint=memory, weightSync={"timeoutSeconds": DEADLINE})
 
 
 def _restarted(job: JobView, count: int) -> None:
-    """The gang was restarted from the pods' memory and has finished a step since."""
+    """Wait until the gang was restarted from the pods' memory and has finished a step."""
     until("restart is counted", lambda: report(job)["restarts"]["infrastructure"] >= count, 120)
     step = report(job)["step"]
     wait_step(job, step + 1, 240)
@@ -52,7 +56,7 @@ def test_a_killed_training_pod_restarts_the_gang_and_only_that_pod_is_replaced(j
     started = time.monotonic()
     kill_container(victim, "ray-worker")
     _restarted(job, 1)
-    record("demo", {"recovery_seconds_trainer": round(time.monotonic() - started, 1)})
+    record_from_test("demo", {"recovery_seconds_trainer": round(time.monotonic() - started, 1)})
     after = uids(job)
     assert victim["metadata"]["name"] not in after
     assert {n: u for n, u in before.items() if n != victim["metadata"]["name"]}.items() <= after.items()
@@ -81,16 +85,23 @@ def test_a_controller_that_dies_during_a_sync_and_is_deleted_resumes_by_itself(j
     assert uids(job, "trainer", "rollout", "head") == before
 
 
-def test_a_killed_engine_comes_back_through_stale_while_training_goes_on(job: JobView) -> None:
+def test_a_killed_engine_comes_back_through_stale_while_training_goes_on(
+    job: JobView, undisturbed: list[dict[str, Any]]
+) -> None:
     wait_step(job, 24)
     before, step = uids(job), step_of(job)
     pod, started = job.pods("rollout")[0], time.monotonic()
     restarts = agent(pod)["restarts"]
     kill_container(pod, "engine")
     states = _states_until_serving(pod, restarts)
-    record("demo", {"recovery_seconds_engine": round(time.monotonic() - started, 1)})
+    seconds = time.monotonic() - started
+    record_from_test("demo", {"recovery_seconds_engine": round(seconds, 1)})
     assert states[0] == "RESTARTING" and states[-2:] == ["STALE", "SERVING"]
-    assert step_of(job) > step + 2, "training waited for the dead engine"
+    # A tenth of the undisturbed speed: one version may wait for its deadline, and the start of the engine
+    # takes a core. A run that waits for the engine makes one step at most.
+    undisturbed_step = statistics.median(record["timing_s/step"] for record in undisturbed)
+    least = max(2, seconds / (10 * undisturbed_step))
+    assert step_of(job) - step > least, f"training waited for the dead engine ({seconds:.0f} s)"
     assert uids(job) == before, "an engine is repaired in its pod"
 
 
@@ -99,7 +110,7 @@ def test_a_killed_agent_of_the_trainers_comes_back_and_costs_nothing_else(job: J
     pod = job.pods("trainer")[0]
     kill_container(pod, "agent")
     step = step_of(job)
-    wait_step(job, step + 2, 120)  # nobody gets the weights of a step without both agents
+    wait_step(job, step + 2, 120)  # without both agents no engine gets the weights of a step
     assert uids(job) == before and report(job)["restarts"] == restarts
 
 
@@ -121,7 +132,10 @@ def test_an_engine_cut_off_from_the_trainers_holds_them_up_no_longer_than_the_de
     pod, step = job.pods("rollout")[1], step_of(job)
     with cut_off(pod, job.pods("trainer")):
         wait_step(job, step + 3, 240)
-        assert _behind(job, pod), "it took a version without a line to the trainers"
+        # A version may first wait for the transfer group to form, then for the transfer and for the engines.
+        links = [r["timing_s/update_weights_link"] for r in load(store_of(job)) if r["step"] > step]
+        assert max(links, default=0) < JOIN_SECONDS + 3 * DEADLINE, links
+        assert _behind(job, pod), "it has a new version without a connection to the trainers"
     until("both engines serve", lambda: _serving(job) == 2, 120)
     wait_step(job, step_of(job) + 2, 120)
     assert uids(job) == before and report(job)["restarts"] == restarts
@@ -147,7 +161,7 @@ def test_an_engine_killed_during_a_sync_is_left_out_and_comes_back(job: JobView)
 
 
 def test_the_operator_may_be_away(job: JobView) -> None:
-    """Meanwhile the engine that was killed before comes back."""
+    """Stop the operator; meanwhile the engine of the test before recovers."""
     before, step = uids(job), step_of(job)
     _scale_operator(job, 0)
     try:
@@ -168,7 +182,7 @@ def test_the_end_is_the_same_bit_for_bit(job: JobView, undisturbed: list[dict[st
         for key in ("step", "actor/loss", "actor/grad_norm", "critic/score/mean", "weights"):
             assert mine[key] == theirs[key], f"step {mine['step']}: {key}"
     failures = [run[-1]["weight_sync/link_failures"] for run in (undisturbed, records)]
-    assert failures[0] == 0 < failures[1], "one run's versions all came over links, the other's not"
+    assert failures[0] == 0 < failures[1], "only the disturbed run has failed direct transfers"
 
 
 def test_every_sample_was_consumed_exactly_once(job: JobView) -> None:
@@ -182,9 +196,9 @@ def test_every_sample_was_consumed_exactly_once(job: JobView) -> None:
 
 
 def _behind(job: JobView, pod: dict[str, Any]) -> bool:
-    """An engine that was not touched may go on with the weights it has, as the version says that it shows."""
-    told = agent(pod)
-    return bool(told["state"] != "SERVING" or told["weightVersion"] < step_of(job) - 1)
+    """Return whether an engine does not serve, or serves an older version that it reports."""
+    status = agent(pod)
+    return bool(status["state"] != "SERVING" or status["weightVersion"] < step_of(job) - 1)
 
 
 def _serving(job: JobView) -> int:
@@ -192,7 +206,7 @@ def _serving(job: JobView) -> int:
 
 
 def _states_until_serving(pod: dict[str, Any], restarts: int, timeout: float = 240) -> list[str]:
-    """States that the agent went through after ``restarts`` losses, from the last loss to SERVING."""
+    """Return the agent's states after ``restarts`` losses, from the last loss to SERVING."""
 
     def back() -> list[str] | None:
         seen = agent(pod)

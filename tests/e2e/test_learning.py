@@ -1,11 +1,11 @@
 """A whole run: it learns, its trainer and engines agree, and without a learning rate it does not."""
 
 import json
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import httpx
-from support.jobs import ENDED, STEPS, Start, store_of
 from prometheus_client.parser import text_string_to_metric_families
 
 from grpo_devcluster.paths import JOB_DATA
@@ -13,8 +13,9 @@ from grpo_devcluster.report import GAP, load, summarise
 from grpo_worker.megatron.conversion.readers import SafetensorsWeights, SeededWeights
 from grpo_worker.megatron.families.registry import family_of
 from support.faults import step_of, until, wait_step
+from support.jobs import ENDED, STEPS, Start, store_of
 
-GAP_BOUND = 1e-4  # fp32 on both sides; measured 3e-7
+GAP_BOUND = 1e-5  # fp32 on both sides; benchmarks/results/demo.json has 3e-7
 
 
 def test_the_reward_rises(undisturbed: list[dict[str, Any]]) -> None:
@@ -32,7 +33,7 @@ def test_trainer_and_engines_agree_through_every_sync(undisturbed: list[dict[str
 
 
 def test_without_learning_rate_no_rise_and_suspend_and_delete(start: Start) -> None:
-    """One job, five behaviours, in the order of its life."""
+    """Check five behaviours of one job in the order of its life."""
     profile = {"ranks": [1], "stepStart": 2, "stepEnd": 3}
     checkpoint = {"store": {"path": str(JOB_DATA)}, "everySteps": 5, "exportAtEnd": True}
     more = {"checkpoint": checkpoint, "weightSync": {"mode": "delta"}}
@@ -53,29 +54,29 @@ def test_without_learning_rate_no_rise_and_suspend_and_delete(start: Start) -> N
 
 
 def _only_what_changed(job: Any) -> None:
-    """After the first version, the expert bias alone."""
+    """Check that after the first version only the expert bias was transferred."""
     for pod in job.pods("rollout"):
-        told = httpx.get(f"http://{pod['status']['podIP']}:9000/metrics", timeout=5).text
-        families = text_string_to_metric_families(told)
+        text = httpx.get(f"http://{pod['status']['podIP']}:9000/metrics", timeout=5).text
+        families = text_string_to_metric_families(text)
         figures = {family.name: family.samples[0].value for family in families if family.samples}
         versions, taken = figures["grpo_weight_update_bytes"], figures["grpo_weight_received_bytes"]
         assert 0 < taken < versions / 5, figures
 
 
 def _traced(file: Path) -> None:
-    """The wanted steps of the wanted rank, with what it computed."""
+    """Check the trace: the requested steps of the requested rank, with its operations."""
     assert [f.name for f in file.parent.iterdir()] == [file.name]
     names = {event.get("name", "") for event in json.loads(file.read_text())["traceEvents"]}
     assert "aten::mm" in names and any("Backward" in name for name in names)
 
 
 def _exported(folder: Path) -> None:
-    """A Hugging Face directory with every tensor of the model; without a learning rate the drawn ones."""
+    """Check that the export has every tensor of the model, unchanged by a learning rate of 0."""
     hf = json.loads((folder / "config.json").read_text())
     files, drawn = SafetensorsWeights(folder), SeededWeights(hf, seed=1)
     for name, shape in family_of(hf).shapes(hf).items():
         assert files.shape(name) == shape
-        if not name.endswith("e_score_correction_bias"):  # moves by a rule of its own
+        if not name.endswith("e_score_correction_bias"):  # moved by the load balancing
             assert files.read(name, 0, 0, shape[0]).equal(drawn.read(name, 0, 0, shape[0])), name
 
 
@@ -97,17 +98,23 @@ def _delete_leaves_nothing(job: Any) -> None:
 
 
 def _watch_versions(job: Any, last: int) -> None:
-    """While a job trains, every engine that serves does so at one of its versions, in order."""
-    seen: list[int] = []
+    """Watch a job train: each engine serves the job's versions in ascending order."""
+    seen: dict[str, list[int]] = defaultdict(list)
+    compared = 0
     while step_of(job) < last:
-        serving = [e for e in job.pool().get("engines", []) if e["state"] == "SERVING"]
-        seen += [e["weightVersion"] for e in serving]
-        _ask_engines(job)
-    assert len(set(seen)) >= 3 and max(seen) <= step_of(job)
+        for engine in job.pool().get("engines", []):
+            if engine["state"] == "SERVING":
+                seen[engine["name"]].append(engine["weightVersion"])
+        compared += _ask_engines(job)
+    assert compared, "no engine was asked for its version"
+    assert all(versions == sorted(versions) for versions in seen.values()), seen
+    served = set().union(*seen.values())
+    assert len(served) >= 3 and max(served) <= step_of(job)
 
 
-def _ask_engines(job: Any) -> None:
-    """What an engine reports itself is never newer or older than what its agent says it serves."""
+def _ask_engines(job: Any) -> int:
+    """Check that each engine reports the version that its agent reports; return how many were compared."""
+    compared = 0
     for pod in job.pods("rollout"):
         address = pod["status"].get("podIP")
         try:
@@ -121,3 +128,5 @@ def _ask_engines(job: Any) -> None:
             and before["weightVersion"] == after["weightVersion"]
         ):
             assert engine["weight_version"] == str(before["weightVersion"])
+            compared += 1
+    return compared

@@ -1,5 +1,6 @@
 """Another way to train, whole: PPO on files with a reward function, packed, offloaded, with routing
-replay and multi-token prediction."""
+replay and multi-token prediction.
+"""
 
 import copy
 import json
@@ -10,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from support.jobs import ENDED, Start, store_of
 from safetensors import safe_open
 
 from grpo_devcluster.paths import JOB_DATA, REPO
 from grpo_devcluster.report import GAP, load
 from grpo_worker.model_files.config import model_config
+from support.jobs import ENDED, Start, store_of
 
 sys.path.insert(0, str(REPO / "benchmarks" / "learning"))
 
-from start import write
+from start import write  # type: ignore[import-not-found]
 
 STEPS, SAMPLES = 6, 16
 WITH_NEXT = model_config("preset:tiny-moe") | {"num_nextn_predict_layers": 1}

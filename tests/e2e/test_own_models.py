@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.jobs import ENDED, Start, store_of
 from transformers import AutoModelForCausalLM
 
 from grpo_devcluster.paths import JOB_DATA
@@ -16,6 +15,7 @@ from grpo_devcluster.settings import GATEWAY
 from grpo_worker.data.tokenizer import load_tokenizer
 from support import sglang_server
 from support.faults import until
+from support.jobs import ENDED, Start, store_of
 from support.published_models import job as own_model
 from support.stand_in_hub import StandInHub
 
@@ -117,9 +117,8 @@ def _message(job: Any) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _clean() -> Any:
+def _clean() -> None:
     import shutil
 
     shutil.rmtree(ROOT, ignore_errors=True)
     (ROOT / "models").mkdir(parents=True)
-    yield

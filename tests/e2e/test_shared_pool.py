@@ -1,5 +1,6 @@
 """A RolloutPool of its own: jobs write to the same engine in turn, through a helm upgrade; one whose
-engine computes something else; one whose answers go on under new weights."""
+engine computes something else; one whose answers go on under new weights.
+"""
 
 import base64
 import json
@@ -13,7 +14,6 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from support.jobs import ENDED, Start, apply, store_of
 
 from grpo_devcluster.addons import kubectl
 from grpo_devcluster.follow import JobView
@@ -21,6 +21,7 @@ from grpo_devcluster.gobuild import binary
 from grpo_devcluster.install import CHART, NAMESPACE
 from grpo_devcluster.paths import REPO
 from support.faults import AGENT_PORT, agent, report, step_of, uids, until, wait_step
+from support.jobs import ENDED, Start, apply, store_of
 
 LAST, SAMPLES = 32, 16
 REFERENCE = {"poolRef": {"name": "shared"}}
@@ -102,7 +103,7 @@ def _a_job_whose_turn_is_over_cannot_write(job: JobView, engine: dict[str, Any])
 
 
 def _upgrade(kubeconfig: Path) -> None:
-    """helm upgrade with a changed value: another operator pod."""
+    """Helm upgrade with a changed value: another operator pod."""
     command = [
         *(str(binary("helm")), "upgrade", "grpo-operator", str(CHART), "-n", NAMESPACE, "--reuse-values"),
         *("--set", "resources.limits.memory=600Mi", "--wait", "--timeout", "2m"),
@@ -131,7 +132,8 @@ def _reads(engine: dict[str, Any]) -> dict[str, float]:
 
 def _superseded(job: JobView) -> int:
     """Another controller of the job has begun an attempt, as when a node is cut off: the one that still
-    runs touches nothing any more. The attempt."""
+    runs touches nothing any more. The attempt.
+    """
     file = store_of(job) / "run.json"
     record = json.loads(file.read_text())
     record["attempt"] += 1

@@ -1,14 +1,7 @@
 """A real API server with KubeRay and KWOK, and the operator as a process; no node of its own."""
 
-from support.api_server import Api, Operator, until, POOL, WHOLE, running, lose_controller, manifests
-
-import json
-import subprocess
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +9,10 @@ import yaml
 
 from grpo_devcluster import cluster
 from grpo_devcluster.fakenodes import fake_node
-from grpo_devcluster.gobuild import binary
-from grpo_devcluster.operator_process import install_crds, operator_process
+from grpo_devcluster.operator_process import install_crds
 from grpo_devcluster.paths import KUBECONFIG, REPO
+from support.api_server import Api, Operator, until
 from support.fault_proxy import FaultProxy
-
-
 
 
 @pytest.fixture(scope="session")
@@ -31,8 +22,6 @@ def api() -> Iterator[Api]:
     install_crds()
     yield Api()
     cluster.down()
-
-
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -47,7 +36,6 @@ def operator(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
 @pytest.fixture
 def fake_nodes(api: Api) -> Iterator[Callable[[int], None]]:
     """Add KWOK nodes of 8 GPUs, 64 cores and 512 GiB; gone after the test."""
-
     room = {"cpu": "64", "memory": "512Gi", "nvidia.com/gpu": "8"}
 
     def add(count: int) -> None:
@@ -61,8 +49,10 @@ def fake_nodes(api: Api) -> Iterator[Callable[[int], None]]:
 
 @pytest.fixture
 def tiny(api: Api, fake_nodes: Any) -> Iterator[dict[str, Any]]:
-    """The tiny manifest, to be changed and applied; its job is deleted after the test, before the
-    nodes: pods of a node that is gone linger."""
+    """The tiny manifest, for a test to change and apply.
+
+    Its job is deleted after the test and before the nodes, since pods of a deleted node linger.
+    """
     manifest = yaml.safe_load((REPO / "manifests" / "tiny-moe.yaml").read_text())
     yield manifest
     api.run("delete", "grpojobs,rolloutpools", "--all", "--wait", "--timeout=60s")
@@ -71,19 +61,9 @@ def tiny(api: Api, fake_nodes: Any) -> Iterator[dict[str, Any]]:
     until("nothing is left", lambda: not api.get(left)["items"], 90)
 
 
-
-
 @pytest.fixture(scope="module")
 def proxy(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
     """An API server that fails on demand, for the modules whose operator goes through it."""
     made = FaultProxy(KUBECONFIG, tmp_path_factory.mktemp("proxy"))
     yield made
     made.stop()
-
-
-
-
-
-
-
-

@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 import pytest
+
 from support.api_server import Api, manifests, until
 
 
@@ -38,7 +39,9 @@ def _set(manifest: dict[str, Any], path: str, value: Any) -> None:
         ("algorithm.klCtrl.type", "magic", ["spec.algorithm.klCtrl.type", "magic", "fixed"]),
     ],
 )
-def test_refused_at_apply(api: Api, tiny: dict[str, Any], path: str, value: Any, texts: list[str]) -> None:
+def test_an_invalid_job_is_refused_at_apply(
+    api: Api, tiny: dict[str, Any], path: str, value: Any, texts: list[str]
+) -> None:
     _set(tiny, path, value)
     done = api.apply(tiny)
     assert done.returncode != 0
@@ -54,7 +57,7 @@ def test_refused_at_apply(api: Api, tiny: dict[str, Any], path: str, value: Any,
         ("rollout.template.replicas", 400, ["replicas=400: only", "add nodes or lower"]),
     ],
 )
-def test_reported_within_five_seconds_and_no_pod(
+def test_an_infeasible_job_is_stalled_and_has_no_pod(
     api: Api, tiny: dict[str, Any], fake_nodes: Any, path: str, value: Any, texts: list[str]
 ) -> None:
     fake_nodes(1)
@@ -74,7 +77,7 @@ def test_reported_within_five_seconds_and_no_pod(
     assert api.get("pods", "-A")["items"] == [] and api.get("rayclusters", "-A")["items"] == []
 
 
-def test_what_is_fixed_cannot_be_edited(api: Api, tiny: dict[str, Any]) -> None:
+def test_immutable_fields_cannot_be_edited(api: Api, tiny: dict[str, Any]) -> None:
     tiny["spec"]["suspend"] = True
     assert api.apply(tiny).returncode == 0
     tiny["spec"]["trainer"]["nodes"] = 4

@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
-from support.api_server import WHOLE, Api, running, until
 
 from grpo_devcluster.operator_process import operator_process
+from support.api_server import WHOLE, Api, running, until
 from support.fault_proxy import FaultProxy
 
 AWAY_SECONDS = 120
@@ -32,7 +33,11 @@ def _clusters(api: Api) -> list[str]:
     return [c["metadata"]["uid"] for c in api.get("rayclusters")["items"]]
 
 
-def test_writes_that_fail_are_made_again(
+def _has_engines(api: Api, count: int) -> bool:
+    return running(api)["rollout"] == count
+
+
+def test_failed_writes_are_repeated(
     api: Api, proxy: FaultProxy, tiny: dict[str, Any], fake_nodes: Any
 ) -> None:
     proxy.write_codes.extend([409, 422, 429, 500, 503])
@@ -49,9 +54,9 @@ def test_cut_watches_lose_nothing(api: Api, proxy: FaultProxy, tiny: dict[str, A
         for _ in range(6):
             proxy.cut_watches()
             time.sleep(0.4)
-        until("the pool", lambda: api.run("get", "rpool", "tiny-moe-rollout").returncode == 0, 60)
+        until("the pool", lambda: api.exists("rpool", "tiny-moe-rollout"), 60)
         api.ok("scale", "rpool", "tiny-moe-rollout", f"--replicas={replicas}")
-        until(f"{replicas} engines", lambda n=replicas: running(api)["rollout"] == n, 90)
+        until(f"{replicas} engines", partial(_has_engines, api, replicas), 90)
     assert proxy.cut > 20 and running(api) == WHOLE
 
 

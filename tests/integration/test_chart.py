@@ -8,11 +8,11 @@ from urllib.parse import unquote
 
 import pytest
 import yaml
-from support.api_server import POOL, Api, until
 
 from grpo_devcluster.gobuild import binary, build_all
 from grpo_devcluster.install import CHART
 from grpo_devcluster.operator_process import operator_process
+from support.api_server import POOL, Api, until
 from support.fault_proxy import FaultProxy
 
 
@@ -39,7 +39,7 @@ def _of(objects: list[dict[str, Any]], kind: str, name: str = "ops") -> list[dic
     return [o for o in objects if o["kind"] == kind and o["metadata"]["name"] == name]
 
 
-def test_with_a_list_of_namespaces_the_rights_end_there() -> None:
+def test_roles_are_limited_to_the_listed_namespaces() -> None:
     objects = _render("--set", "watchNamespaces={team-a,team-b}")
     (cluster,) = _of(objects, "ClusterRole")
     resources = {r for rule in cluster["rules"] for r in rule["resources"]}
@@ -52,7 +52,7 @@ def test_with_a_list_of_namespaces_the_rights_end_there() -> None:
     assert "--namespace=team-a" in arguments and "--all-namespaces" not in arguments
 
 
-def test_cluster_wide_rights_hold_no_wildcard_and_no_secret_but_its_own() -> None:
+def test_the_cluster_role_has_no_wildcard_and_only_its_own_secret() -> None:
     (cluster,) = _of(_render(), "ClusterRole")
     for rule in cluster["rules"]:
         assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
@@ -60,8 +60,8 @@ def test_cluster_wide_rights_hold_no_wildcard_and_no_secret_but_its_own() -> Non
     assert secrets == [(["get"], ["grpo-agents"]), (["create"], None)]
 
 
-def test_the_operator_reads_one_secret_of_a_namespace_alone(api: Api) -> None:
-    """Asked of the API server's own authorizer."""
+def test_the_operator_reads_only_one_secret_of_a_namespace(api: Api) -> None:
+    """Checked by the API server's own authorizer."""
     rights = [o for o in _render() if o["kind"] in ("ClusterRole", "ClusterRoleBinding")]
     api.ok("apply", "-f", "-", stdin=yaml.safe_dump_all(rights))
     asked = [
@@ -78,7 +78,7 @@ def test_the_operator_reads_one_secret_of_a_namespace_alone(api: Api) -> None:
     assert answers == ["yes", "yes", "no", "no", "no", "no"]
 
 
-def test_every_pod_of_the_chart_is_restricted() -> None:
+def test_every_pod_of_the_chart_meets_the_restricted_standard() -> None:
     objects = _render()
     specs = [o["spec"]["template"]["spec"] for o in objects if o["kind"] == "Deployment"]
     specs += [o["spec"] for o in objects if o["kind"] == "Pod"]
@@ -92,7 +92,7 @@ def test_every_pod_of_the_chart_is_restricted() -> None:
             assert context["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_monitoring_objects_come_only_when_asked_for() -> None:
+def test_monitoring_objects_are_rendered_only_when_enabled() -> None:
     plain = {o["kind"] for o in _render()}
     assert not plain & {"PodMonitor", "PrometheusRule"}
     asked = _render("--set", "metrics.podMonitor=true,metrics.prometheusRule=true,metrics.dashboard=true")
@@ -121,7 +121,7 @@ def test_a_wrong_value_is_refused_by_the_schema(setting: str, text: str) -> None
     assert any(part in done.stderr for part in text.split("|")), done.stderr
 
 
-def test_a_real_api_server_takes_everything_as_it_stands(api: Api) -> None:
+def test_a_real_api_server_accepts_the_chart(api: Api) -> None:
     """Stricter than schemas: defaulting, validation and admission of the API server itself."""
     api.run("create", "namespace", "grpo-system")
     for arguments in ((), ("--set", "watchNamespaces={grpo-system}"), ("--set", "metrics.dashboard=true")):
@@ -131,16 +131,15 @@ def test_a_real_api_server_takes_everything_as_it_stands(api: Api) -> None:
         )
 
 
-def test_with_a_list_of_namespaces_nothing_else_is_asked_of_the_api(
-    api: Api, proxy: FaultProxy, tmp_path: Any
-) -> None:
-    """What the operator of ``watchNamespaces`` really requests, seen by a proxy before a real API server;
-    of pods only those of jobs."""
+def test_the_operator_requests_only_the_listed_namespaces(api: Api, proxy: FaultProxy, tmp_path: Any) -> None:
+    """A proxy in front of a real API server records the requests; only pods of jobs are listed."""
     directory = tmp_path / "operator"
     directory.mkdir()
     with operator_process(directory, proxy.kubeconfig, namespaces=("default",)):
         until(
-            "the cache is whole", lambda: "the cache is whole" in (directory / "operator.log").read_text(), 30
+            "the cache is complete",
+            lambda: "the cache is complete" in (directory / "operator.log").read_text(),
+            30,
         )
     asked = {path.split("?")[0] for path in proxy.paths}
     wide = {path for path in asked if "/namespaces/default/" not in path}
@@ -162,7 +161,7 @@ def test_with_a_list_of_namespaces_nothing_else_is_asked_of_the_api(
     }
 
 
-def test_the_alerts_fire_when_they_should_and_only_then() -> None:
+def test_alerts_fire_only_in_their_conditions() -> None:
     """Prometheus' own tool reads the rules and runs them against the series of a test file."""
     build_all(("promtool",))
     rules, cases = CHART / "files" / "rules.yaml", Path(__file__).with_name("rules_test.yaml")

@@ -1,12 +1,14 @@
-"""What others do to the children, and specs at the edge of what an API server takes."""
+"""Changes of a job's children by others, and specs at the limits of an API server."""
 
 import copy
 import json
 import time
+from functools import partial
 from typing import Any
 
 import pytest
 import yaml
+
 from support.api_server import WHOLE, Api, running, until
 
 CHILDREN = {
@@ -24,14 +26,14 @@ def _stalled(api: Api, name: str) -> dict[str, str]:
     return next(found, {})
 
 
-def test_children_that_somebody_deletes_come_back(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
+def test_deleted_children_are_recreated(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
     fake_nodes(2)
     assert api.apply(tiny).returncode == 0
     until("all pods run", lambda: running(api) == WHOLE, 60)
     cluster = api.get("raycluster", "tiny-moe")["metadata"]["uid"]
     for kind, name in CHILDREN.items():
         # Budgets come when all pods are there.
-        until(f"{kind} {name}", lambda k=kind, n=name: api.run("get", k, n).returncode == 0)
+        until(f"{kind} {name}", partial(api.exists, kind, name))
         before = api.get(kind, name)["metadata"]["uid"]
         api.ok("delete", kind, name)
 
@@ -46,7 +48,7 @@ def test_children_that_somebody_deletes_come_back(api: Api, tiny: dict[str, Any]
     assert api.get("raycluster", "tiny-moe")["metadata"]["uid"] != cluster
 
 
-def test_what_others_change_of_ours_is_put_back_and_what_is_theirs_stays(
+def test_our_fields_are_restored_and_fields_of_others_stay(
     api: Api, tiny: dict[str, Any], fake_nodes: Any
 ) -> None:
     fake_nodes(2)
@@ -55,7 +57,7 @@ def test_what_others_change_of_ours_is_put_back_and_what_is_theirs_stays(
     api.ok("label", "raycluster", "tiny-moe", "team=rl")
     path = "/spec/workerGroupSpecs/2/replicas"
     patch = json.dumps([{"op": "replace", "path": path, "value": 5}])
-    api.ok("patch", "raycluster", "tiny-moe", "--type=json", "--field-manager=somebody", "-p", patch)
+    api.ok("patch", "raycluster", "tiny-moe", "--type=json", "--field-manager=another", "-p", patch)
     changed = "rl.grpo.dev/job=tiny-moe"
     api.ok("patch", "configmap", "tiny-moe-job", "--type=merge", "-p", '{"data": {"job.json": "{}"}}')
 
@@ -76,7 +78,7 @@ def test_what_others_change_of_ours_is_put_back_and_what_is_theirs_stays(
     after = [
         i["metadata"]["resourceVersion"] for i in api.get("rayclusters,configmaps", "-l", changed)["items"]
     ]
-    assert after == before, "the operator quarrels with somebody"
+    assert after == before, "the operator and another field manager undo each other"
 
 
 def test_a_name_of_63_characters_is_refused_with_the_bound(api: Api, tiny: dict[str, Any]) -> None:
@@ -90,7 +92,7 @@ def test_the_longest_name_works(api: Api, tiny: dict[str, Any], fake_nodes: Any)
     tiny["metadata"]["name"] = "n" * 40
     assert api.apply(tiny).returncode == 0
     until("all pods run", lambda: running(api) == WHOLE, 60)
-    until("its pool", lambda: api.run("get", "rpool", "n" * 40 + "-rollout").returncode == 0, 30)
+    until("its pool", lambda: api.exists("rpool", "n" * 40 + "-rollout"), 30)
 
 
 def test_ten_thousand_variables_reach_the_pods(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
@@ -115,7 +117,7 @@ def test_ten_thousand_variables_reach_the_pods(api: Api, tiny: dict[str, Any], f
     ],
     ids=["wrong type", "too large"],
 )
-def test_what_the_api_server_refuses_is_said_by_the_job(
+def test_the_job_reports_what_the_api_server_refuses(
     api: Api, tiny: dict[str, Any], fake_nodes: Any, overlay: dict[str, Any], text: str
 ) -> None:
     fake_nodes(2)
@@ -129,7 +131,7 @@ def test_what_the_api_server_refuses_is_said_by_the_job(
     assert api.get("pods")["items"] == []
 
 
-def test_an_older_crd_is_named_with_what_it_lacks(
+def test_an_older_crd_is_reported_with_its_missing_fields(
     api: Api, tiny: dict[str, Any], fake_nodes: Any, operator: Any
 ) -> None:
     fake_nodes(2)
@@ -143,11 +145,11 @@ def test_an_older_crd_is_named_with_what_it_lacks(
         operator.restart()
         assert api.apply(tiny).returncode == 0
 
-        def told() -> str:
+        def message() -> str:
             conditions = api.get("grpojob", "tiny-moe").get("status", {}).get("conditions", [])
             return next((c["message"] for c in conditions if c["reason"] == "CrdTooOld"), "")
 
-        assert "spec.scheduling.unhealthyNodes" in until("what is lacking", told, 60)
+        assert "spec.scheduling.unhealthyNodes" in until("the missing fields", message, 60)
         assert api.get("pods")["items"] == []
     finally:
         newest = api.get("crd", "grpojobs.rl.grpo.dev")["metadata"]["resourceVersion"]

@@ -4,15 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.api_server import POOL, Api, running, until
 
 from grpo_operator.plan.capacity.feasibility import GPU
+from support.api_server import POOL, Api, running, until
 
 OFFLOAD = dict.fromkeys(("parameters", "gradients", "optimizer"), True)
 
 
 def colocated(tiny: dict[str, Any], gpus: int = 8) -> dict[str, Any]:
-    """The tiny job on two nodes with ``gpus`` of their GPUs."""
+    """Return the tiny job on two nodes, with ``gpus`` GPUs of each."""
     spec = tiny["spec"]
     spec["mode"] = "colocated"
     spec["trainer"] |= {"device": "cuda", "gpusPerNode": gpus, "offload": dict(OFFLOAD)}
@@ -27,11 +27,11 @@ def colocated(tiny: dict[str, Any], gpus: int = 8) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "value", "text"),
     [
-        ("rollout", {"poolRef": {"name": "shared"}}, "a standing pool has GPUs of its own"),
+        ("rollout", {"poolRef": {"name": "shared"}}, "engines of a RolloutPool have GPUs of their own"),
         ("rollout.template.replicas", 3, "must not exceed trainer.nodes"),
-        ("rollout.template.engine.gpusPerNode", 4, "gpusPerNode like trainer.gpusPerNode"),
+        ("rollout.template.engine.gpusPerNode", 4, "and, on cuda, trainer.gpusPerNode"),
         ("trainer.offload.gradients", False, "needs trainer.offload"),
-        ("staleness", {"maxVersionLag": 1}, "excludes staleness.maxVersionLag"),
+        ("staleness", {"maxVersionLag": 1}, "requires staleness.maxVersionLag 0"),
         ("weightSync", {"transport": "nccl"}, "excludes weightSync.transport nccl"),
         (
             "weightSync",
@@ -40,7 +40,9 @@ def colocated(tiny: dict[str, Any], gpus: int = 8) -> dict[str, Any]:
         ),
     ],
 )
-def test_refused_at_apply(api: Api, tiny: dict[str, Any], path: str, value: Any, text: str) -> None:
+def test_an_invalid_job_is_refused_at_apply(
+    api: Api, tiny: dict[str, Any], path: str, value: Any, text: str
+) -> None:
     manifest = colocated(tiny)
     *parents, last = path.split(".")
     target = manifest["spec"]
@@ -71,7 +73,7 @@ def test_engines_run_beside_the_ranks_whose_gpus_they_share(
     assert changed.returncode != 0 and "mode is fixed" in changed.stderr
 
 
-def test_a_part_of_a_nodes_gpus_cannot_be_shared(
+def test_colocation_needs_all_gpus_of_a_node(
     api: Api, tiny: dict[str, Any], fake_nodes: Callable[[int], None]
 ) -> None:
     fake_nodes(2)

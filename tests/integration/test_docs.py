@@ -5,15 +5,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.api_server import Api
+from pydantic import BaseModel
 
 from grpo_devcluster.paths import REPO
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec
+from support.api_server import Api
 
-PAGES = sorted([REPO / "README.md", *(REPO / "docs").glob("*.md")])
+PAGES = sorted([REPO / "README.md", *(REPO / "docs").rglob("*.md")])
 BLOCK = re.compile(r"^```ya?ml\n(.*?)^```", re.MULTILINE | re.DOTALL)
-SPECS = {"GRPOJob": GRPOJobSpec, "RolloutPool": RolloutPoolSpec}
+SPECS: dict[str, type[BaseModel]] = {"GRPOJob": GRPOJobSpec, "RolloutPool": RolloutPoolSpec}
 
 
 def blocks() -> list[tuple[Path, str]]:
@@ -21,10 +22,12 @@ def blocks() -> list[tuple[Path, str]]:
 
 
 def test_there_are_blocks() -> None:
-    assert len(blocks()) >= 3
+    assert len(blocks()) >= 8
 
 
-@pytest.mark.parametrize("block", [text for _, text in blocks()])
+@pytest.mark.parametrize(
+    "block", [pytest.param(text, id=f"{page.stem}-{number}") for number, (page, text) in enumerate(blocks())]
+)
 def test_a_block_is_accepted(api: Api, block: str) -> None:
     api.ok("apply", "--dry-run=server", "--validate=strict", "-f", "-", stdin=block)
     for document in yaml.safe_load_all(block):

@@ -1,10 +1,11 @@
-"""The key that the pods of a namespace share: made once, mounted where it is needed, and never guessed."""
+"""The key shared by the pods of a namespace: created once and mounted where it is needed."""
 
 import base64
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
 from support.api_server import POOL, Api, Operator, until
 
 SECRET = "grpo-agents"
@@ -16,12 +17,12 @@ def _key(api: Api, namespace: str = "default") -> str:
 
 
 def _sees(pod: dict[str, Any]) -> set[str]:
-    """Containers of a pod that can read the key."""
+    """Return the containers of a pod that can read the key."""
     containers = pod["spec"]["containers"] + pod["spec"].get("initContainers", [])
     return {c["name"] for c in containers for mount in c["volumeMounts"] if mount["name"] == "key"}
 
 
-def test_agents_and_the_controller_get_one_key_and_it_outlives_the_operator(
+def test_agents_and_controller_share_a_key_across_operator_restarts(
     api: Api, tiny: dict[str, Any], fake_nodes: Any, operator: Operator
 ) -> None:
     fake_nodes(3)
@@ -45,7 +46,7 @@ def namespace(api: Api) -> Iterator[str]:
     api.ok("delete", "namespace", "apart", "--wait=false")
 
 
-def test_a_secret_without_a_key_is_named_and_nothing_starts_until_it_is_gone(
+def test_a_secret_without_a_key_stalls_the_job_until_deleted(
     api: Api, tiny: dict[str, Any], fake_nodes: Any, namespace: str
 ) -> None:
     fake_nodes(2)

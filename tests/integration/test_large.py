@@ -3,14 +3,15 @@
 import copy
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import yaml
-from support.api_server import POOL, Api, until
 
 from grpo_devcluster.fakenodes import gpu_cluster, volume
 from grpo_devcluster.paths import REPO
+from support.api_server import POOL, Api, until
 
 REPLICA = "ray.io/worker-group-replica-name"
 
@@ -26,7 +27,7 @@ def gpus(api: Api) -> Iterator[None]:
 
 @pytest.fixture
 def large(api: Api, gpus: None) -> Iterator[dict[str, Any]]:
-    """The manifest, to be changed and applied; its job is gone after the test."""
+    """The manifest for a test to change and apply; its job is deleted after the test."""
     yield yaml.safe_load((REPO / "manifests" / "deepseek-v3-512xh100.yaml").read_text())
     api.run("delete", "grpojobs", "--all", "--wait", "--timeout=60s")
     until("no pod is left", lambda: not api.get("pods")["items"], 120)
@@ -37,7 +38,7 @@ def _status(api: Api, name: str) -> dict[str, Any]:
 
 
 def _running(api: Api, job: str) -> dict[str, list[dict[str, Any]]]:
-    """Running pods of a job by pool."""
+    """Return the running pods of a job by pool."""
     pools: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for pod in api.get("pods", "-l", f"rl.grpo.dev/job={job}")["items"]:
         if pod["status"].get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp"):
@@ -50,20 +51,24 @@ def _count(api: Api, job: str) -> tuple[int, int]:
     return len(pools["trainer"]), len(pools["rollout"])
 
 
+def _has_pods(api: Api, job: str, trainers: int, engines: int) -> bool:
+    return _count(api, job) == (trainers, engines)
+
+
 def _wait_whole(api: Api, job: str, wanted: tuple[int, int]) -> None:
-    """Wait for (training pods, engine pods); a failure says what the scheduler said."""
+    """Wait for (training pods, engine pods); a failure quotes the scheduler."""
     try:
         until("all pods run", lambda: _count(api, job) == wanted, 180)
     except AssertionError as error:
         pending = [p for p in api.get("pods")["items"] if p["status"].get("phase") == "Pending"]
         names = [p["metadata"]["name"] for p in pending]
-        said = [c.get("message") for p in pending[:3] for c in p["status"].get("conditions", [])]
+        messages = [c.get("message") for p in pending[:3] for c in p["status"].get("conditions", [])]
         status = _status(api, job).get("conditions", [{}])[0]
-        raise AssertionError(f"{_count(api, job)}: {status}; pending {names}: {said}") from error
+        raise AssertionError(f"{_count(api, job)}: {status}; pending {names}: {messages}") from error
 
 
 def _wait_reported(api: Api, job: str, ranks: str) -> None:
-    """Wait until the status counts these ranks; a failure says what it counts, and what it should."""
+    """Wait until the status counts these ranks; a failure shows both counts."""
     try:
         until("status", lambda: _status(api, job).get("trainReady") == ranks)
     except AssertionError as error:
@@ -80,7 +85,7 @@ def _where(pods: list[dict[str, Any]]) -> list[str]:
 
 
 def _engines(pods: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """Nodes of each engine."""
+    """Return the nodes of each engine."""
     engines: dict[str, list[str]] = defaultdict(list)
     for pod in pods:
         engines[pod["metadata"]["labels"][REPLICA]].append(pod["spec"]["nodeName"])
@@ -124,7 +129,7 @@ def test_the_rollout_pool_scales_by_whole_engines_while_training_stays(
     trainers = {pod["metadata"]["uid"] for pod in _running(api, name)["trainer"]}
     for engines in (6, 8):
         api.ok("scale", "rpool", f"{name}-rollout", f"--replicas={engines}")
-        until(f"{engines} engines", lambda n=engines: _count(api, name) == (32, 4 * n), 120)
+        until(f"{engines} engines", partial(_has_pods, api, name, 32, 4 * engines), 120)
         sizes = [len(nodes) for nodes in _engines(_running(api, name)["rollout"]).values()]
         assert sizes == [4] * engines
     assert {pod["metadata"]["uid"] for pod in _running(api, name)["trainer"]} == trainers
@@ -155,9 +160,7 @@ def _elsewhere(api: Api, job: str, node: str) -> bool:
     return len(trainers) == 32 and node not in trainers
 
 
-def test_of_two_jobs_one_waits_whole_and_starts_when_the_other_is_gone(
-    api: Api, large: dict[str, Any]
-) -> None:
+def test_the_second_large_job_waits_until_the_first_is_gone(api: Api, large: dict[str, Any]) -> None:
     first, second = large["metadata"]["name"], "second"
     other = copy.deepcopy(large) | {"metadata": {"name": second}}
     assert api.ok("apply", "-f", "-", stdin=yaml.safe_dump_all([large, other]))

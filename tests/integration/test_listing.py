@@ -1,17 +1,17 @@
-"""The cache beside the API server's own list: whole before the first reconcile, nothing kept for ever."""
+"""The cache beside the API server's own list: complete at the first reconcile, without deleted objects."""
 
 import asyncio
 from typing import Any
 
 import pytest
 import yaml
-from support.api_server import Api
 from kubernetes import client, config
 
 from grpo_devcluster.paths import KUBECONFIG
 from grpo_operator.kuberay_client.kube import Kube
 from grpo_operator.observe.cache import Cache
-from grpo_operator.observe.relist import Listing
+from grpo_operator.observe.relist import Relist
+from support.api_server import Api
 
 COUNT = 25
 
@@ -43,7 +43,7 @@ def kube(api: Api, monkeypatch: pytest.MonkeyPatch) -> Kube:
 
 
 def _cache(kube: Kube, maps: list[dict[str, Any]]) -> Cache:
-    """A cache that lacks nothing but ConfigMaps."""
+    """Return a cache that lacks only ConfigMaps."""
     cache = Cache()
     for found in maps:
         cache.store("configmaps", {"type": "ADDED", "object": found})
@@ -60,7 +60,7 @@ def test_names_come_in_pages_and_by_label(kube: Kube, maps: list[dict[str, Any]]
 def test_the_first_reconcile_waits_for_the_last_object(kube: Kube, maps: list[dict[str, Any]]) -> None:
     async def scenario() -> None:
         cache = _cache(kube, maps[:-1])
-        waiting = asyncio.create_task(Listing(kube, cache).wait_whole())
+        waiting = asyncio.create_task(Relist(kube, cache).wait_complete())
         await asyncio.sleep(2)
         assert not waiting.done()
         cache.store("configmaps", {"type": "ADDED", "object": maps[-1]})
@@ -69,15 +69,17 @@ def test_the_first_reconcile_waits_for_the_last_object(kube: Kube, maps: list[di
     asyncio.run(scenario())
 
 
-def test_what_was_deleted_unseen_is_forgotten(api: Api, kube: Kube, maps: list[dict[str, Any]]) -> None:
+def test_objects_deleted_between_watches_are_dropped(
+    api: Api, kube: Kube, maps: list[dict[str, Any]]
+) -> None:
     cache = _cache(kube, maps)
     api.ok("delete", "configmap", "m-7")
-    asyncio.run(Listing(kube, cache).forget_deleted())
+    asyncio.run(Relist(kube, cache).forget_deleted())
     assert len(cache.keys("configmaps")) == COUNT - 1 and ("default", "m-7") not in cache.keys("configmaps")
     api.ok("delete", "configmap", "-l", "rl.grpo.dev/job=x")
 
 
-def test_a_refusal_is_told_in_the_api_servers_words(kube: Kube, api: Api) -> None:
+def test_a_refusal_quotes_the_api_server(kube: Kube, api: Api) -> None:
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "Bad_Name", "namespace": "default"}}
     with pytest.raises(client.ApiException) as refused:
         asyncio.run(kube.apply("api/v1", "configmaps", body))

@@ -1,17 +1,17 @@
-"""KubeRay 1.5.1 in place of 1.6.2: the same jobs run; what only 1.6 can do is refused by name."""
+"""KubeRay 1.5.1 in place of 1.6.2: the same jobs run; features of 1.6 are refused by name."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
-from support.api_server import WHOLE, Api, lose_controller, running, until
 
 from grpo_devcluster import processes
 from grpo_devcluster.addons import start_kuberay
 from grpo_devcluster.fakenodes import gpu_cluster, volume
 from grpo_devcluster.gobuild import build_all
 from grpo_devcluster.paths import REPO
+from support.api_server import WHOLE, Api, lose_controller, running, until
 
 OLD = "kuberay-operator-1.5"
 CRD = "crd/rayclusters.ray.io"
@@ -20,7 +20,7 @@ FIELDS = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties"
 
 @pytest.fixture(scope="module", autouse=True)
 def kuberay(api: Api) -> Iterator[None]:
-    """Engines of several pods need replica labels, which 1.5 has behind a gate."""
+    """Multi-node engines need replica labels, which KubeRay 1.5 has behind a feature gate."""
     build_all((OLD,))
     processes.stop("kuberay-operator")
     api.ok("delete", CRD)
@@ -34,11 +34,11 @@ def kuberay(api: Api) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def operator(kuberay: None, operator: Any) -> Any:
-    """The operator starts when the older KubeRay is there."""
+    """An operator that starts after the older KubeRay is installed."""
     return operator
 
 
-def test_it_is_the_older_one(api: Api) -> None:
+def test_the_older_kuberay_is_installed(api: Api) -> None:
     (version,) = [v for v in api.get(CRD)["spec"]["versions"] if v["name"] == "v1"]
     fields = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
     assert "authOptions" in fields and "upgradeStrategy" not in fields
@@ -56,16 +56,16 @@ def test_a_job_starts_scales_and_suspends(api: Api, tiny: dict[str, Any], fake_n
     until("no pod is left", lambda: not api.get("pods")["items"], 60)
 
 
-def test_an_upgrade_strategy_needs_1_6(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
+def test_an_upgrade_strategy_needs_kuberay_1_6(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
     fake_nodes(2)
     tiny["spec"]["upgradeStrategy"] = "Recreate"
     assert api.apply(tiny).returncode == 0
 
-    def told() -> str:
+    def message() -> str:
         conditions = api.get("grpojob", "tiny-moe").get("status", {}).get("conditions", [])
         return next((c["message"] for c in conditions if c["reason"] == "KubeRayTooOld"), "")
 
-    assert "upgradeStrategy=Recreate needs KubeRay 1.6" in until("the reason", told, 30)
+    assert "upgradeStrategy=Recreate needs KubeRay 1.6" in until("the reason", message, 30)
 
 
 def test_engines_of_several_pods_are_whole(api: Api) -> None:
@@ -85,4 +85,5 @@ def test_engines_of_several_pods_are_whole(api: Api) -> None:
 
 
 def _rollout(api: Api, job: dict[str, Any]) -> str | None:
-    return api.get("grpojob", job["metadata"]["name"]).get("status", {}).get("rolloutReady")
+    ready: str | None = api.get("grpojob", job["metadata"]["name"]).get("status", {}).get("rolloutReady")
+    return ready

@@ -1,13 +1,14 @@
-"""SIGKILL of the operator at each of its writes: the next one finishes what was begun."""
+"""SIGKILL of the operator at each of its writes: its successor finishes the work."""
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
-from support.api_server import Api, until
 
 from grpo_devcluster.operator_process import operator_process
+from support.api_server import Api, until
 from support.fault_proxy import FaultProxy
 
 KINDS = "configmaps,services,poddisruptionbudgets,networkpolicies,rolloutpools,rayclusters"
@@ -15,7 +16,7 @@ KINDS = "configmaps,services,poddisruptionbudgets,networkpolicies,rolloutpools,r
 
 @pytest.fixture(scope="module", autouse=True)
 def operator() -> None:
-    """The tests start, and kill, their own."""
+    """The tests start and kill operators of their own."""
 
 
 def _children(api: Api, job: str) -> list[tuple[str, str]]:
@@ -24,16 +25,17 @@ def _children(api: Api, job: str) -> list[tuple[str, str]]:
 
 
 def _phase(api: Api, job: str) -> str | None:
-    return api.get("grpojob", job).get("status", {}).get("phase")
+    phase: str | None = api.get("grpojob", job).get("status", {}).get("phase")
+    return phase
 
 
 def _suspended(tiny: dict[str, Any], name: str) -> dict[str, Any]:
-    """A job that makes all its children but no pod, so that many can be tried."""
+    """Return a job with all children but no pods, so that many can be created."""
     return tiny | {"metadata": {"name": name}, "spec": tiny["spec"] | {"suspend": True}}
 
 
-def test_killed_at_every_write_the_operator_finishes_the_same_job(
-    api: Api, proxy: FaultProxy, tiny: dict[str, Any], fake_nodes: Any, tmp_path: Any
+def test_an_operator_killed_at_any_write_is_resumed_by_the_next(
+    api: Api, proxy: FaultProxy, tiny: dict[str, Any], fake_nodes: Any, tmp_path: Path
 ) -> None:
     fake_nodes(2)
     with operator_process(tmp_path, proxy.kubeconfig):
@@ -43,21 +45,32 @@ def test_killed_at_every_write_the_operator_finishes_the_same_job(
         wanted, total = _children(api, "whole"), proxy.writes
     assert total >= 6
     for number in range(1, total + 1):
-        name, killed = f"killed-{number}", []
-        with operator_process(tmp_path, proxy.kubeconfig) as process:
-            proxy.writes = 0
-
-            def kill(write: int, at: int = number, pid: int = process.pid, to: Any = killed) -> None:
-                if write == at:
-                    os.kill(pid, signal.SIGKILL)
-                    to.append(write)
-
-            proxy.before_write = kill
-            assert api.apply(_suspended(tiny, name)).returncode == 0
-            until(f"killed at write {number}", lambda p=process: p.poll() is not None, 60)
-        proxy.before_write = None
-        with operator_process(tmp_path, proxy.kubeconfig):
-            until("Suspended", lambda n=name: _phase(api, n) == "Suspended", 60)
-            until("the same children", lambda n=name: _children(api, n) == wanted, 30)
-        assert killed == [number]
+        name = f"killed-{number}"
+        _create_and_kill(api, proxy, _suspended(tiny, name), number, tmp_path)
+        _finish(api, proxy, name, wanted, tmp_path)
         api.ok("delete", "grpojob", name)
+
+
+def _create_and_kill(api: Api, proxy: FaultProxy, job: dict[str, Any], number: int, folder: Path) -> None:
+    """Create the job, and kill its operator right before its ``number``-th write."""
+    killed_at: list[int] = []
+    with operator_process(folder, proxy.kubeconfig) as process:
+        proxy.writes = 0
+
+        def kill(write: int) -> None:
+            if write == number:
+                os.kill(process.pid, signal.SIGKILL)
+                killed_at.append(write)
+
+        proxy.before_write = kill
+        assert api.apply(job).returncode == 0
+        until(f"killed at write {number}", lambda: process.poll() is not None, 60)
+    proxy.before_write = None
+    assert killed_at == [number]
+
+
+def _finish(api: Api, proxy: FaultProxy, name: str, children: list[tuple[str, str]], folder: Path) -> None:
+    """Start another operator and wait until it has made the same children."""
+    with operator_process(folder, proxy.kubeconfig):
+        until("Suspended", lambda: _phase(api, name) == "Suspended", 60)
+        until("the same children", lambda: _children(api, name) == children, 30)

@@ -10,7 +10,7 @@ ENGINES = "rl.grpo.dev/rolloutpool=shared"
 
 
 def _shared(tiny: dict[str, Any], **spec: Any) -> dict[str, Any]:
-    """A pool like the tiny job's own."""
+    """Return a pool like the tiny job's own."""
     template = tiny["spec"]["rollout"]["template"]
     return {
         "apiVersion": tiny["apiVersion"],
@@ -26,7 +26,7 @@ def _referring(tiny: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _pods(api: Api, selector: str) -> dict[str, str]:
-    """Name -> UID of running pods."""
+    """Return name -> UID of running pods."""
     items = api.get("pods", "-l", selector)["items"]
     return {p["metadata"]["name"]: p["metadata"]["uid"] for p in items if p["status"]["phase"] == "Running"}
 
@@ -37,10 +37,11 @@ def _reason(api: Api, kind: str, name: str) -> str:
 
 
 def _bound(api: Api) -> str | None:
-    return api.get("rpool", "shared").get("status", {}).get("boundTo")
+    bound: str | None = api.get("rpool", "shared").get("status", {}).get("boundTo")
+    return bound
 
 
-def test_jobs_write_to_a_pool_in_turn_and_its_engines_stay(
+def test_jobs_write_to_a_pool_in_turn_and_its_engines_remain(
     api: Api, tiny: dict[str, Any], fake_nodes: Any
 ) -> None:
     fake_nodes(3)
@@ -89,7 +90,7 @@ def test_a_pool_scales_and_everything_goes_with_it(api: Api, tiny: dict[str, Any
 
 
 def test_an_autoscaler_finds_and_scales_a_pool(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
-    """Below its minimum a HorizontalPodAutoscaler scales without asking for metrics."""
+    """Below its minimum a HorizontalPodAutoscaler scales without metrics."""
     fake_nodes(3)
     assert api.apply(_shared(tiny)).returncode == 0
     until("engines", lambda: len(_pods(api, f"{ENGINES},{POOL}=rollout")) == 2, 60)
@@ -119,7 +120,7 @@ def test_what_cannot_be_bound_is_said(api: Api, tiny: dict[str, Any], fake_nodes
     assert api.apply(other).returncode == 0
     until("another model", lambda: _reason(api, "grpo", "lost") == "PoolMismatch", 30)
     assert api.apply(tiny).returncode == 0
-    until("the job's own pool", lambda: api.run("get", "rpool", "tiny-moe-rollout").returncode == 0, 30)
+    until("the job's own pool", lambda: api.exists("rpool", "tiny-moe-rollout"), 30)
     thief = _referring(tiny, "thief")
     thief["spec"]["rollout"] = {"poolRef": {"name": "tiny-moe-rollout"}}
     assert api.apply(thief).returncode == 0
@@ -134,7 +135,7 @@ def test_a_name_that_is_taken_is_refused_and_nothing_is_overwritten(
     pool = _shared(tiny)
     pool["metadata"]["name"] = "tiny-moe-rollout"
     assert api.apply(pool).returncode == 0
-    until("its RayCluster", lambda: api.run("get", "raycluster", "tiny-moe-rollout").returncode == 0, 30)
+    until("its RayCluster", lambda: api.exists("raycluster", "tiny-moe-rollout"), 30)
     assert api.apply(tiny).returncode == 0
     until("refused", lambda: _reason(api, "grpo", "tiny-moe") == "NameTaken", 30)
     assert api.apply(tiny | {"metadata": {"name": "tiny-moe-rollout"}}).returncode == 0
@@ -157,19 +158,19 @@ def test_an_ended_job_stays_ended_when_its_pool_goes(api: Api, tiny: dict[str, A
     assert (status["phase"], status["step"]) == ("Succeeded", 7)
 
 
-def test_kai_clusters_have_no_owner_and_still_go_with_their_job(
+def test_kai_clusters_are_deleted_with_their_job_without_an_owner(
     api: Api, tiny: dict[str, Any], fake_nodes: Any
 ) -> None:
     fake_nodes(2)
     tiny["spec"]["scheduling"] = {"gangScheduler": "kai"}
     assert api.apply(tiny).returncode == 0
-    until("the RayCluster", lambda: api.run("get", "raycluster", "tiny-moe").returncode == 0, 30)
+    until("the RayCluster", lambda: api.exists("raycluster", "tiny-moe"), 30)
     assert "ownerReferences" not in api.get("raycluster", "tiny-moe")["metadata"]
     api.ok("delete", "grpo", "tiny-moe")
     until("it is swept", lambda: api.run("get", "raycluster", "tiny-moe").returncode != 0, 60)
 
 
-def test_pods_leave_a_node_that_is_sick_and_cordoned(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
+def test_pods_leave_an_unhealthy_cordoned_node(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
     fake_nodes(2)
     tiny["spec"]["scheduling"] = {"unhealthyNodes": {"taints": ["gpu/xid"]}}
     assert api.apply(tiny).returncode == 0

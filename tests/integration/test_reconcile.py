@@ -8,7 +8,9 @@ from typing import Any
 from support.api_server import POOL, WHOLE, Api, lose_controller, running, until
 
 
-def test_apply_makes_one_ray_cluster_with_all_pools(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
+def test_a_job_becomes_one_ray_cluster_with_all_pools(
+    api: Api, tiny: dict[str, Any], fake_nodes: Any
+) -> None:
     fake_nodes(2)
     assert api.apply(tiny).returncode == 0
     until("all pods run", lambda: running(api) == WHOLE, 60)
@@ -37,7 +39,7 @@ def test_nothing_is_written_while_nothing_changes(api: Api, tiny: dict[str, Any]
     assert versions() == before
 
 
-def test_scaling_the_pool_scales_the_engines_alone(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
+def test_scaling_the_pool_scales_only_the_engines(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
     fake_nodes(2)
     assert api.apply(tiny).returncode == 0
     until("all pods run", lambda: running(api) == WHOLE, 60)
@@ -79,12 +81,12 @@ def test_deleting_the_job_deletes_everything(api: Api, tiny: dict[str, Any], fak
     until("nothing is left", lambda: not api.ok("get", kinds, "-l", "rl.grpo.dev/job", "-o", "name"), 60)
 
 
-def test_of_a_queued_job_suspend_is_left_to_kueue(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
-    """What Kueue does to a RayCluster, done by hand: hold it, start it; and a user who suspends the job."""
+def test_suspend_of_a_queued_job_is_left_to_kueue(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
+    """Suspend and resume the RayCluster by hand as Kueue does; then a user suspends the job."""
     fake_nodes(2)
     tiny["spec"]["scheduling"] = {"queueName": "team-a"}
     assert api.apply(tiny).returncode == 0
-    until("the RayCluster", lambda: api.run("get", "raycluster", "tiny-moe").returncode == 0, 30)
+    until("the RayCluster", lambda: api.exists("raycluster", "tiny-moe"), 30)
     assert api.get("raycluster", "tiny-moe")["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
     _hold(api, True)
     until("queued", lambda: api.get("grpojob", "tiny-moe")["status"]["phase"] == "Pending", 30)

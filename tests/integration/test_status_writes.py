@@ -1,17 +1,17 @@
-"""Status is written by what was decided on the newest object, or not at all."""
+"""Status is written only if it was computed from the newest object."""
 
 import asyncio
 import json
 from typing import Any
 
 import pytest
-from support.api_server import Api
 from kubernetes import config
 
 from grpo_devcluster.paths import KUBECONFIG
 from grpo_operator.api.v1alpha1.status import GRPOJobStatus
 from grpo_operator.apply.writer import Writer
 from grpo_operator.kuberay_client.kube import Kube
+from support.api_server import Api
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -19,7 +19,7 @@ def operator() -> None:
     """This test writes in the operator's place."""
 
 
-def test_an_old_reading_never_replaces_a_newer_status(api: Api, tiny: dict[str, Any]) -> None:
+def test_a_stale_read_never_replaces_a_newer_status(api: Api, tiny: dict[str, Any]) -> None:
     writer = Writer(Kube(config.new_client_from_config(str(KUBECONFIG))))
     assert api.apply(tiny).returncode == 0
     old = api.get("grpo", "tiny-moe")

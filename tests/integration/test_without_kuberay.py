@@ -1,21 +1,23 @@
-"""A cluster without KubeRay: jobs say so, and start once it is there."""
+"""A cluster without KubeRay: jobs report it, and start once it is installed."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.api_server import WHOLE, Api, running, until
 
 from grpo_devcluster.gobuild import module_directory
 from grpo_devcluster.operator_process import operator_process
+from support.api_server import WHOLE, Api, running, until
 
 CRD = "crd/rayclusters.ray.io"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def operator(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """An operator that starts without KubeRay. (When a watched kind vanishes, kopf ends the process
-    and kubelet starts it again, which comes to the same.)"""
+    """An operator that starts without KubeRay.
+
+    Deleting the CRDs of a running operator leads to the same state: kopf exits and kubelet restarts it.
+    """
     api.ok("delete", CRD)
     until("RayClusters are unknown", lambda: api.run("get", "rayclusters").returncode != 0, 30)
     with operator_process(tmp_path_factory.mktemp("operator")) as process:

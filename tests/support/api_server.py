@@ -4,18 +4,17 @@ import json
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-import pytest
+
 import yaml
-from grpo_devcluster import cluster
-from grpo_devcluster.fakenodes import fake_node
+
 from grpo_devcluster.gobuild import binary
-from grpo_devcluster.operator_process import install_crds, operator_process
+from grpo_devcluster.operator_process import operator_process
 from grpo_devcluster.paths import KUBECONFIG, REPO
-from support.fault_proxy import FaultProxy
+
 
 class Api:
     """kubectl against the test's API server."""
@@ -31,6 +30,9 @@ class Api:
 
     def get(self, *arguments: str) -> dict[str, Any]:
         return dict(json.loads(self.ok("get", *arguments, "-o", "json")))
+
+    def exists(self, kind: str, name: str) -> bool:
+        return self.run("get", kind, name).returncode == 0
 
     def apply(self, manifest: dict[str, Any]) -> subprocess.CompletedProcess[str]:
         return self.run("apply", "-f", "-", stdin=yaml.safe_dump(manifest))
@@ -51,7 +53,7 @@ class Operator:
 
 
 def until(what: str, check: Callable[[], Any], timeout: float = 30) -> Any:
-    """Poll until true; the value. Raises AssertionError with ``what``."""
+    """Poll until ``check`` is true and return its value. Raises AssertionError with ``what``."""
     deadline = time.monotonic() + timeout
     while not (value := check()):
         assert time.monotonic() < deadline, f"not within {timeout:.0f} s: {what}"
@@ -66,14 +68,17 @@ WHOLE = Counter({"head": 1, "controller": 1, "trainer": 2, "rollout": 2})
 
 
 def running(api: Api) -> Counter[str]:
-    """Number of running pods of each pool."""
+    """Return the number of running pods of each pool."""
     items = api.get("pods")["items"]
     return Counter(p["metadata"]["labels"][POOL] for p in items if p["status"].get("phase") == "Running")
 
 
 def lose_controller(api: Api, job: str) -> None:
-    """Leave the job without a running controller. KWOK's answers nobody, so a suspended job would
-    wait for its checkpoint for ever; without a controller there is nothing to wait for."""
+    """Leave the job without a running controller.
+
+    A controller on a KWOK node answers no request, so a suspended job would wait for its checkpoint and
+    never end. Without a controller there is nothing to wait for.
+    """
     nodes = api.ok("get", "nodes", "-o", "name").split()
     api.ok("cordon", *(node.removeprefix("node/") for node in nodes))
     api.ok("delete", "pod", "-l", f"rl.grpo.dev/job={job},{POOL}=controller")

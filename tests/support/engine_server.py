@@ -1,4 +1,4 @@
-"""A real SGLang server as a rollout pod starts it, and what tests do with it."""
+"""A real SGLang server, started as in a rollout pod, and helpers to use it."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ class Server:
     def __init__(
         self, directory: Path, model: str = "preset:tiny-moe", port: int = ENGINE_PORT, **engine: Any
     ) -> None:
-        """``engine``: fields of EngineSpec. ``port``: another one for an engine beside the session's."""
+        """``engine``: fields of EngineSpec. ``port``: differs for an engine beside the session's."""
         spec = {"context_length": 256, "max_total_tokens": 8192, "return_routed_experts": True} | engine
         pool = RolloutTemplate(engine=EngineSpec(device="cpu", dtype="float32", **spec))
         command = (
@@ -58,11 +58,11 @@ class Server:
             )
 
     def control(self, timeout: float = 30) -> Engine:
-        """Its control routes, as its agent has them."""
+        """Return a client of its control routes, as its agent uses them."""
         return Engine(self.url, timeout, self.key)
 
     def admin(self, path: str, **body: Any) -> httpx.Response:
-        """One call to a control route."""
+        """Call a control route."""
         headers = {"authorization": f"Bearer {self.key.read_text()}"}
         return httpx.post(f"{self.url}{path}", json=body, headers=headers, timeout=120)
 
@@ -84,12 +84,12 @@ class Server:
 
 
 def serve(root: Path, ranks: int = 2) -> dict[int, str]:
-    """The trainer-side agent over what was published in ``root``: rank -> URL."""
+    """Serve the versions published in ``root`` by a trainer's agent; return rank -> URL."""
     return dict.fromkeys(range(ranks), serve_app(application(root)))
 
 
 def serve_app(app: Starlette) -> str:
-    """Answer from a daemon thread; the base URL."""
+    """Serve ``app`` from a daemon thread and return its base URL."""
     port = free_port()
     config = uvicorn.Config(app, port=port, log_level="error")
     server = uvicorn.Server(config)
@@ -102,14 +102,14 @@ def serve_app(app: Starlette) -> str:
 
 
 def free_port() -> int:
-    """A port that nobody listens at."""
+    """Return an unused port."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """What the processes have used so far."""
+    """Return the CPU seconds used by the processes so far."""
     times = [psutil.Process(pid).cpu_times() for pid in pids]
     return sum(time.user + time.system for time in times)
 

@@ -1,4 +1,4 @@
-"""Faults for the end-to-end tests: each returns only after it has really happened."""
+"""Faults for the end-to-end tests; each function returns only after the fault has happened."""
 
 import contextlib
 import os
@@ -19,9 +19,9 @@ AGENT_PORT, CONTROLLER_PORT = 9000, 8090
 
 
 def until(what: str, check: Callable[[], Any], timeout: float, every: float = 0.5) -> Any:
-    """Poll until ``check`` gives something true; its value. Raises AssertionError with ``what``.
+    """Poll until ``check`` is true and return its value. Raises AssertionError with ``what``.
 
-    A pod that does not answer, or is not there, counts as "not yet".
+    A pod that does not answer or does not exist counts as "not yet".
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -34,20 +34,20 @@ def until(what: str, check: Callable[[], Any], timeout: float, every: float = 0.
 
 
 def uids(job: JobView, *pools: str) -> dict[str, str]:
-    """Name -> UID of the job's pods, of some pools or of all."""
+    """Return name -> UID of the job's pods, of some pools or of all."""
     pods = [pod for pool in pools or ("",) for pod in job.pods(pool)]
     return {p["metadata"]["name"]: p["metadata"]["uid"] for p in pods}
 
 
 def report(job: JobView) -> dict[str, Any]:
-    """The controller's own status, straight from its pod."""
+    """Return the controller's status, read directly from its pod."""
     (pod,) = job.pods("controller")
     url = f"http://{pod['status']['podIP']}:{CONTROLLER_PORT}/v1/status"
     return dict(httpx.get(url, timeout=5).json())
 
 
 def step_of(job: JobView) -> int:
-    """Completed steps; -1 while the controller does not answer."""
+    """Return the completed steps, or -1 while the controller does not answer."""
     try:
         return int(report(job)["step"])
     except (httpx.HTTPError, ValueError, KeyError):
@@ -59,7 +59,7 @@ def wait_step(job: JobView, step: int, timeout: float = 300) -> None:
 
 
 def agent(pod: dict[str, Any]) -> dict[str, Any]:
-    """The agent's status of a rollout pod; {} while it does not answer."""
+    """Return the status of a rollout pod's agent, or {} while it does not answer."""
     try:
         return dict(httpx.get(f"http://{pod['status']['podIP']}:{AGENT_PORT}/v1/status", timeout=2).json())
     except (httpx.HTTPError, ValueError, KeyError):
@@ -67,18 +67,20 @@ def agent(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def main_process(pod: dict[str, Any], container: str) -> int:
-    """Host process id of a container's first process."""
+    """Return the host process id of a container's first process."""
     states = pod["status"]["containerStatuses"] + pod["status"].get("initContainerStatuses", [])
-    (found,) = [s["containerID"].removeprefix("containerd://") for s in states if s["name"] == container]
+    (container_id,) = [
+        s["containerID"].removeprefix("containerd://") for s in states if s["name"] == container
+    ]
     for line in ctr("tasks", "list")[1].splitlines()[1:]:
         name, pid, _ = line.split()
-        if name == found:
+        if name == container_id:
             return int(pid)
     raise AssertionError(f"container {container} of {pod['metadata']['name']} has no task")
 
 
 def kill_container(pod: dict[str, Any], container: str) -> None:
-    """SIGKILL the container's first process; with it the kernel ends its whole pid namespace."""
+    """SIGKILL the container's first process; the kernel then ends its whole PID namespace."""
     pid = main_process(pod, container)
     os.kill(pid, signal.SIGKILL)
     until(f"process {pid} is gone", lambda: not Path(f"/proc/{pid}").exists(), 10, every=0.05)
@@ -87,7 +89,7 @@ def kill_container(pod: dict[str, Any], container: str) -> None:
 def kill_during_sync(pod: dict[str, Any], pid: int, timeout: float = 120) -> None:
     """SIGKILL a process while the agent of the engine ``pod`` is loading weights.
 
-    An update takes a tenth of a second; the agent's log, as kubelet keeps it, says at once that one begins.
+    An update takes a tenth of a second; the agent's log, as kubelet keeps it, shows at once that one begins.
     """
     deadline = time.monotonic() + timeout
     meta = pod["metadata"]
@@ -103,7 +105,7 @@ def kill_during_sync(pod: dict[str, Any], pid: int, timeout: float = 120) -> Non
 
 @contextlib.contextmanager
 def slowed(pod: dict[str, Any], rate: str) -> Iterator[None]:
-    """What a pod sends leaves it at ``rate`` (of tc); it is checked that packets had to wait."""
+    """Limit a pod's outgoing traffic to ``rate`` (tc syntax); check that packets were delayed."""
     inside = ["nsenter", "-t", str(main_process(pod, "agent")), "-n", "tc"]
     shape = ["qdisc", "add", "dev", "eth0", "root", "tbf", "rate", rate, "burst", "16kb", "latency", "2s"]
     subprocess.run([*inside, *shape], check=True)
@@ -119,7 +121,7 @@ def slowed(pod: dict[str, Any], rate: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def cut_off(pod: dict[str, Any], others: list[dict[str, Any]]) -> Iterator[None]:
-    """Between a pod and others every packet is lost; it is checked that some were."""
+    """Drop every packet between a pod and others; check that some were dropped."""
     inside = ["nsenter", "-t", str(main_process(pod, "engine")), "-n", "iptables"]
     ways = [("INPUT", "-s"), ("OUTPUT", "-d")]
     rules = [[chain, flag, other["status"]["podIP"]] for chain, flag in ways for other in others]

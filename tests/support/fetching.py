@@ -1,4 +1,4 @@
-"""Fetches from the stand-in hub."""
+"""Helpers that fetch volumes from the stand-in hub."""
 
 import time
 from collections.abc import Callable
@@ -30,10 +30,10 @@ def fetching(
 
 
 def fetch(spec: VolumeSpec, directory: Path, token: str | None = None, pause: float = 0.01) -> list[str]:
-    """Fetch, and return what was reported."""
-    said: list[str] = []
-    fetching(spec, directory, token).fetch(said.append, pause)
-    return said
+    """Fetch a volume and return the progress reports."""
+    reports: list[str] = []
+    fetching(spec, directory, token).fetch(reports.append, pause)
+    return reports
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -42,6 +42,6 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 def until(done: Callable[[], Any]) -> None:
-    """Wait, bounded by the test's own time-out."""
+    """Wait until true, bounded by the test's own timeout."""
     while not done():
         time.sleep(0.02)

@@ -1,16 +1,11 @@
 """Jobs on the devcluster."""
 
-import copy
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-import pytest
-import yaml
-from grpo_devcluster import cluster
+
 from grpo_devcluster.follow import JobView
-from grpo_devcluster.install import devcluster_values, install_operator
-from grpo_devcluster.paths import JOB_DATA, KUBECONFIG, REPO
+from grpo_devcluster.paths import JOB_DATA
 
 ENDED = frozenset({"Succeeded", "Failed"})
 
@@ -22,7 +17,7 @@ Start = Callable[..., JobView]
 
 
 def apply(kubeconfig: Path, text: str, *arguments: str) -> str:
-    """kubectl with a manifest on standard input."""
+    """Run kubectl with a manifest on standard input and return its output."""
     from grpo_devcluster.gobuild import binary
 
     command = [str(binary("kubectl")), f"--kubeconfig={kubeconfig}", *arguments]
@@ -32,5 +27,5 @@ def apply(kubeconfig: Path, text: str, *arguments: str) -> str:
 
 
 def store_of(job: JobView) -> Path:
-    """The job's folder of checkpoints and metrics on this machine."""
+    """Return the job's folder of checkpoints and metrics on this machine."""
     return JOB_DATA / f"{job.namespace}-{job.name}-{job.get()['metadata']['uid'][:8]}"

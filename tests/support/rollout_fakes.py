@@ -1,4 +1,4 @@
-"""A stand-in of engines and rewards for tests of sampling."""
+"""Stand-ins of engines and rewards for tests of sampling."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ N, WANTED = 16, 8
 
 
 class Even:
-    """Generates for every prompt, and rewards only the groups of even prompts unequally."""
+    """Generates for every prompt; only groups of even prompts get unequal rewards."""
 
     def generate(self, prompts: list[Prompt], version: int, cancelled: Any = None) -> list[Sample]:
         return [Sample(p.index, k, (5,), (-0.1,), version, "e") for p in prompts for k in range(N)]

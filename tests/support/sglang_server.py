@@ -1,4 +1,4 @@
-"""A stock SGLang server on a directory, as somebody starts it who has never heard of this project."""
+"""A stock SGLang server on a model directory, without anything of this project."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ PORT = 30100
 
 @contextmanager
 def serving(model: Path, folder: Path) -> Iterator[str]:
-    """Serve ``model`` with its weights and tokenizer; the base URL. ``folder``: for the log."""
+    """Serve ``model`` with its weights and tokenizer; yield the base URL. ``folder``: for the log."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [
         sys.executable, "-m", "sglang.launch_server", "--model-path", str(model), "--device", "cpu",
@@ -52,7 +52,7 @@ def _await(process: "subprocess.Popen[bytes]", log: Path) -> None:
 
 
 def greedy(url: str, ids: list[int], tokens: int) -> list[int]:
-    """The likeliest continuation."""
+    """Return the greedy continuation."""
     body = {
         "input_ids": ids,
         "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True},
@@ -63,7 +63,7 @@ def greedy(url: str, ids: list[int], tokens: int) -> list[int]:
 
 
 def chat(url: str, text: str) -> dict[str, Any]:
-    """One answer by the OpenAI API, which needs tokenizer and chat template."""
+    """Return one answer of the OpenAI API, which needs tokenizer and chat template."""
     body = {
         "model": "any",
         "messages": [{"role": "user", "content": text}],

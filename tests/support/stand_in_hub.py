@@ -21,7 +21,7 @@ class StandInHub:
     """One repository, ``name``, of models or (``kind``) datasets. Files of ``large`` are stored as LFS files.
 
     ``cut``: bytes after which the connection ends, once for each entry. ``failures``: statuses of the next
-    answers. ``pause``: seconds between two pieces of a file. ``ranges``: heed the header Range. ``entries``:
+    answers. ``pause``: seconds between two pieces of a file. ``ranges``: honour Range. ``entries``:
     the list of files that it gives, if not that of ``files``. ``broken``: a path with status 503.
     """
 
@@ -64,12 +64,12 @@ class StandInHub:
         return f"http://{self.address}:{self._server.server_port}"
 
     def reads(self, file: str) -> list[str | None]:
-        """The Range of each time that a file was asked for."""
-        return [asked for method, path, asked in self.requests if method == "GET" and path.endswith(file)]
+        """Return the Range header of each request for a file."""
+        return [value for method, path, value in self.requests if method == "GET" and path.endswith(file)]
 
     def answer(self, call: "_Handler") -> None:
-        path, asked = unquote(urlsplit(call.path).path), call.headers.get("range")
-        self.requests.append((call.command, path, asked))
+        path, range_header = unquote(urlsplit(call.path).path), call.headers.get("range")
+        self.requests.append((call.command, path, range_header))
         api, files = f"/api/{self.kind}/{self.name}", ("/datasets" if self.kind == "datasets" else "")
         resolve = f"{files}/{self.name}/resolve/{COMMIT}/"
         if self.failures:
@@ -84,16 +84,16 @@ class StandInHub:
             entries = [self._entry(*item) for item in self.files.items()]
             call.reply(200, json.dumps(self.entries or entries).encode())
         elif path.startswith(resolve) and path.removeprefix(resolve) in self.files:
-            self._send(call, self.files[path.removeprefix(resolve)], asked)
+            self._send(call, self.files[path.removeprefix(resolve)], range_header)
         elif path.startswith("/files/") and path.endswith("/"):
             self._send_page(call, path.removeprefix("/files/"))
         elif path.startswith("/files/") and path.removeprefix("/files/") in self.files:
-            self._send(call, self.files[path.removeprefix("/files/")], asked)
+            self._send(call, self.files[path.removeprefix("/files/")], range_header)
         else:
             call.reply(404, b"Not Found", {"x-error-code": "RepoNotFound"})
 
     def _send_page(self, call: "_Handler", directory: str) -> None:
-        """As Apache lists a directory: with links that sort it, and one to the directory above."""
+        """Send a directory index like Apache's, with links that sort it and one to the parent directory."""
         below = [name.removeprefix(directory) for name in self.files if name.startswith(directory)]
         names = sorted({head + slash for head, slash, _ in (name.partition("/") for name in below)})
         above = "/files/" if directory else "/"
@@ -107,15 +107,15 @@ class StandInHub:
             entry["lfs"] = lfs
         return entry
 
-    def _send(self, call: "_Handler", content: bytes, asked: str | None) -> None:
-        asked = asked if self.ranges else None
-        begin = int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
+    def _send(self, call: "_Handler", content: bytes, range_header: str | None) -> None:
+        range_header = range_header if self.ranges else None
+        begin = int(range_header.removeprefix("bytes=").rstrip("-")) if range_header else 0
         rest, more = content[begin:], {"etag": f'"{hashlib.sha1(content).hexdigest()}"'}
         if call.command == "HEAD" or not (self.cut or self.pause):
-            call.reply(206 if asked else 200, rest, more)
+            call.reply(206 if range_header else 200, rest, more)
             return
         end = self.cut.pop(0) if self.cut else len(rest)
-        call.head(206 if asked else 200, len(rest), more)
+        call.head(206 if range_header else 200, len(rest), more)
         for start in range(0, end, 4096):
             call.wfile.write(rest[start : min(start + 4096, end)])
             time.sleep(self.pause)
@@ -135,4 +135,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""

@@ -21,7 +21,7 @@ _QWEN3: dict[str, Any] = {
 
 
 def tiny_model(name: str) -> dict[str, Any]:
-    """config.json of a small model: deepseek_v3 (4 layers), qwen3, qwen3-tied or qwen3_moe."""
+    """Return the config.json of a small model: deepseek_v3 (4 layers), qwen3, qwen3-tied or qwen3_moe."""
     if name == "deepseek_v3":
         return architecture("tiny-moe") | {"num_hidden_layers": 4}
     if name == "qwen3_moe":

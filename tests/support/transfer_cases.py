@@ -1,4 +1,4 @@
-"""Random tensors cut over ranks, and the transfer plan of them."""
+"""Random tensors sharded over ranks, and their transfer plan."""
 
 import torch
 from hypothesis import strategies as st
@@ -27,17 +27,17 @@ cut_tensors = st.dictionaries(
 
 
 def parts_of(cuts: dict[str, tuple[list[int], int, int]]) -> tuple[list[list[Part]], dict[str, torch.Tensor]]:
-    """Each rank's parts, and the whole tensors."""
-    found: list[list[Part]] = [[] for _ in range(RANKS)]
+    """Return each rank's parts and the whole tensors."""
+    parts: list[list[Part]] = [[] for _ in range(RANKS)]
     whole = {}
     for name, (sizes, dim, first) in cuts.items():
         shape = (sum(sizes), 4) if dim == 0 else (4, sum(sizes))
         whole[name] = torch.randn(shape)
         offset = 0
-        for number, piece in enumerate(whole[name].split(sizes, dim)):
-            found[(first + number) % RANKS].append((name, shape, dim, offset, piece))
+        for number, piece in enumerate(torch.split(whole[name], sizes, dim)):
+            parts[(first + number) % RANKS].append((name, shape, dim, offset, piece))
             offset += piece.shape[dim]
-    return found, whole
+    return parts, whole
 
 
 def transfer_plan(parts: list[list[Part]], limit: int) -> TransferPlan:

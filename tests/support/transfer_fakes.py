@@ -1,7 +1,10 @@
-"""Trainers and engines of a link without weights: they write down what they are asked for."""
+"""Trainers and engines without weights, which record the calls of a weight synchronizer.
+
+mypy compares them with the protocols of the synchronizer, which the real classes satisfy too.
+"""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
@@ -24,33 +27,37 @@ A, B = (
 PARTS: list[list[Part]] = [[(f"w{rank}", (4,), 0, 0, torch.zeros(4))] for rank in (0, 1)]
 
 
-class Gang:
-    """Two ranks that write down what they are asked for."""
+class FakeTrainers:
+    """Two ranks. ``events``: the calls in their order; the engines can append to the same list."""
 
     world, address = 2, "10.0.1.1"
 
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.told: list[tuple[Any, ...]] = []
-        self.problem = ""
-        self.let_go = threading.Event()
-        self.dies = False
+    def __init__(self, events: list[str] | None = None) -> None:
+        self.events: list[str] = [] if events is None else events
+        self.notified: list[tuple[Any, ...]] = []
+        self.problem = ""  # of rank 1 in a direct transfer
+        self.staging_may_end = threading.Event()
+        self.dies = False  # while it stages a version
 
     def call(self, method: str, *args: Any) -> Any:
-        self.calls.append(method)
-        if method == "listen":
+        self.events.append(method)
+        if method == "start_rendezvous":
             return 1234
         if method == "weight_layout":
             return [layout(rank, 2, PARTS[rank]).to_json() for rank in (0, 1)]
+        if method == "empty_cache":  # bytes that are allocated and reserved afterwards
+            return [(1 << 30, 2 << 30), (1 << 30, 3 << 30)]
+        if method == "publish_weights":
+            return ["digest-0", "digest-1"]
         return ["", self.problem if method == "send_weights" else ""]
 
-    def begin(self, method: str, *args: Any) -> Callable[[], Any]:
-        """The answer of ``publish_weights`` waits until it is let go."""
-        self.calls.append(method)
-        return self._copied
+    def begin(self, method: str, *args: Any) -> Callable[[], list[Any]]:
+        """Start ``publish_weights``, whose results wait for ``staging_may_end``."""
+        self.events.append(method)
+        return self._staged
 
-    def _copied(self) -> list[str]:
-        assert self.let_go.wait(10)
+    def _staged(self) -> list[str]:
+        assert self.staging_may_end.wait(10)
         if self.dies:
             raise GangError("publish_weights: a rank is gone", [1])
         return ["digest-0", "digest-1"]
@@ -58,30 +65,35 @@ class Gang:
     def sources(self) -> dict[int, str]:
         return {rank: f"http://10.0.1.{rank + 1}:9000" for rank in (0, 1)}
 
-    def tell(self, method: str, *args: Any) -> None:
-        self.calls.append(method)
-        self.told.append((method, *args))
+    def notify(self, method: str, *args: Any) -> None:
+        self.events.append(method)
+        self.notified.append((method, *args))
 
 
-class Pool:
+class FakeEngines:
     """Engines whose agents answer at once."""
 
     fp8 = False
 
-    def __init__(self, *engines: EngineEntry) -> None:
+    def __init__(self, *engines: EngineEntry, events: list[str] | None = None) -> None:
+        self.events: list[str] = [] if events is None else events
         self.engines = list(engines)
         self.asked: list[tuple[str, str, dict[str, Any]]] = []
         self.answers: dict[str, Any] = {}
-        self.serving = False  # do enough engines serve what a link has brought?
+        self.serving = False  # whether enough engines serve a version after its direct transfer
         self.target: Target | None = None
 
     def hold(self) -> None:
         self.target = None
 
+    def turn(self, parts: Sequence[str], timeout: float) -> None:
+        self.events.append(f"hold {' '.join(parts) or 'nothing'}")
+
     def serves(self, version: int) -> bool:
         return self.serving
 
     def serve(self, target: Target, timeout: float) -> dict[str, float]:
+        self.events.append(f"serve {target.version}")
         self.target = target
         return {"timing_s/update_weights_pull": 1.0}
 
@@ -89,9 +101,12 @@ class Pool:
     def reserved(self) -> Iterator[list[EngineEntry]]:
         yield self.engines
 
-    def ask(self, engine: EngineEntry, what: str, timeout: float, **body: Any) -> "Future[Any]":
-        self.asked.append((engine.name, what, body))
-        future: Future[Any] = Future()
+    def ask(self, engine: EngineEntry, route: str, timeout: float, **body: Any) -> "Future[dict[str, Any]]":
+        self.asked.append((engine.name, route, body))
+        future: Future[dict[str, Any]] = Future()
         answer = self.answers.get(engine.name, {"seconds": {"pause": float(engine.ranks)}})
-        future.set_exception(answer) if isinstance(answer, Exception) else future.set_result(answer)
+        if isinstance(answer, Exception):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
         return future

@@ -1,4 +1,4 @@
-"""Trainer layouts of which weights are sent, and the engine's own way to the same weights."""
+"""Trainer layouts for weight updates, and SGLang's own load of the same weights."""
 
 import json
 import shutil
@@ -17,19 +17,19 @@ LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {
 
 
 def copy_version(root: Path, old: int, new: int) -> None:
-    """The weights of a published version as another one."""
+    """Copy a published version under another number."""
     shutil.copytree(root / f"v{old}", root / f"v{new}")
     rewrite(root / f"v{new}", new)
 
 
 def rewrite(folder: Path, version: int) -> None:
-    """Say that a folder's blobs are of ``version``."""
+    """Rewrite the manifests of a folder to ``version``."""
     for file in folder.glob("*.json"):
         file.write_text(json.dumps(json.loads(file.read_text()) | {"version": version}))
 
 
 def from_disk(server: Server, folder: Path) -> None:
-    """Load an exported checkpoint by SGLang's own route."""
+    """Load an exported checkpoint through SGLang's own route."""
     call = "/update_weights_from_disk"
     answer = server.admin(call, model_path=str(folder), load_format="safetensors").json()
     assert answer["success"], answer

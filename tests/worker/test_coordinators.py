@@ -1,4 +1,4 @@
-"""Controllers that die in the middle of an update of a real engine, or do not know of their successor."""
+"""Controllers that die during an update of a real engine, or were superseded."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ _POST = "import httpx, json, sys; print(httpx.post(sys.argv[1], json=json.loads(
 
 
 class Pool:
-    """One engine, its agent as pods reach it, and two versions of weights under every number."""
+    """One engine, its agent over HTTP, and two versions of weights under every number."""
 
     def __init__(self, agent: Agent, root: Path) -> None:
         self.agent = agent
@@ -32,7 +32,7 @@ class Pool:
         self.version = 2
 
     def body(self, attempt: int) -> dict[str, Any]:
-        """What a controller asks for the next version."""
+        """Return a controller's request for the next version."""
         self.version += 1
         copy_version(self._root, 2 - self.version % 2, self.version)
         sources = {str(rank): url for rank, url in self._sources.items()}
@@ -57,7 +57,7 @@ def pool(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Pool:
 
 
 def _checksums(pool: Pool, server: Server) -> dict[int, str]:
-    """Inside the engine, of odd and of even versions."""
+    """Return the engine's checksums of odd and even versions."""
     found = {}
     for _ in range(2):
         pool.sync(pool.body(1)).raise_for_status()
@@ -67,10 +67,10 @@ def _checksums(pool: Pool, server: Server) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("phase", [Phase.PLAN, Phase.PREPARE, Phase.TRANSFER, Phase.COMMIT])
-def test_a_controller_killed_in_any_phase_leaves_a_whole_version_and_the_next_goes_on(
+def test_a_controller_killed_in_any_phase_leaves_a_whole_version(
     pool: Pool, server: Server, monkeypatch: pytest.MonkeyPatch, phase: Phase
 ) -> None:
-    whole, entered = _checksums(pool, server), metrics.entered
+    whole, entered = _checksums(pool, server), metrics.record_phase
     body = pool.body(1)
     child = subprocess.Popen([sys.executable, "-c", _POST, f"{pool.url}/v1/sync", json.dumps(body)])
     killed_in: list[Phase] = []
@@ -82,7 +82,7 @@ def test_a_controller_killed_in_any_phase_leaves_a_whole_version_and_the_next_go
             killed_in.append(update.phase)
             assert child.wait() == -9
 
-    monkeypatch.setattr(metrics, "entered", kill)
+    monkeypatch.setattr(metrics, "record_phase", kill)
     deadline = time.monotonic() + 60
     while pool.status()["weightVersion"] != body["version"]:
         assert time.monotonic() < deadline, pool.status()
@@ -94,8 +94,8 @@ def test_a_controller_killed_in_any_phase_leaves_a_whole_version_and_the_next_go
     assert server.control().checksum() == whole[pool.version % 2]
 
 
-def test_an_attempt_that_is_over_changes_nothing(pool: Pool, server: Server) -> None:
-    """Two controllers of one job: the older one's node was cut off, and it does not know."""
+def test_a_superseded_attempt_changes_nothing(pool: Pool, server: Server) -> None:
+    """Two controllers of one job: the older one was partitioned and does not know its successor."""
     pool.sync(pool.body(2)).raise_for_status()
     before, inside = pool.status(), server.control().checksum()
     late = pool.body(1)

@@ -1,4 +1,4 @@
-"""PPO's critic: the same in every layout, it learns, and it resumes with the policy."""
+"""PPO's critic: equal in every layout, learns, and resumes with the policy."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def test_gradients_are_equal_in_every_layout(name: str, one_rank: dict[str, dict
         assert largest_gap(found, one_rank[model]) < (1e-5,)
 
 
-def test_it_learns_what_the_tokens_say() -> None:
+def test_the_critic_learns_values_from_tokens() -> None:
     losses = run_on_ranks("critic_cases:learns", 2, layout={"tensor": 2, "expert": 2}, steps=12)[0]
     assert losses[-1] < 0.5 * losses[0]
 

@@ -1,4 +1,4 @@
-"""A trained model taken home: transformers takes the files, a second job starts from them, FP8 too."""
+"""Export of a trained model: transformers and a second job load the files, also in FP8."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def world_of(layout: dict[str, int]) -> int:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """What a job started from, but for the weights."""
+    """Write the model directory of a job, without weights."""
     folder = tmp_path / "source"
     folder.mkdir()
     (folder / "tokenizer.json").write_bytes(TINY_TOKENIZER.read_bytes())
@@ -46,7 +46,7 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_transformers_and_a_second_job_find_the_model(name: str, source: Path, tmp_path: Path) -> None:
+def test_transformers_and_a_second_job_load_the_export(name: str, source: Path, tmp_path: Path) -> None:
     model, layout = LAYOUTS[name]
     found = run_on_ranks(
         "export_cases:round_trip",
@@ -65,9 +65,16 @@ def test_transformers_and_a_second_job_find_the_model(name: str, source: Path, t
 
 
 @pytest.mark.parametrize("taken", [False, True])
-def test_config_names_the_next_token_layer_only_when_it_is_there(taken: bool, tmp_path: Path) -> None:
-    arguments = {"model": "deepseek_v3", "layout": {"pipeline": 2}, "source": None, "next_tokens": taken}
-    found = run_on_ranks("export_cases:round_trip", 2, root=str(tmp_path), **arguments)
+def test_config_names_the_mtp_layer_only_when_it_is_exported(taken: bool, tmp_path: Path) -> None:
+    found = run_on_ranks(
+        "export_cases:round_trip",
+        2,
+        root=str(tmp_path),
+        model="deepseek_v3",
+        layout={"pipeline": 2},
+        source=None,
+        mtp=taken,
+    )
     assert all(rank["reloaded"] for rank in found)
     assert max(rank["difference"] for rank in found if rank["difference"] is not None) <= 1e-5
     config, layers = _json(tmp_path / "first" / "config.json"), tiny_model("deepseek_v3")["num_hidden_layers"]
@@ -77,7 +84,7 @@ def test_config_names_the_next_token_layer_only_when_it_is_there(taken: bool, tm
     assert _contents(tmp_path / "first") == _contents(tmp_path / "second")
 
 
-def test_a_preset_goes_home_with_its_tokenizer(tmp_path: Path) -> None:
+def test_a_preset_is_exported_with_its_tokenizer(tmp_path: Path) -> None:
     run_on_ranks("export_cases:in_bf16", 1, root=str(tmp_path / "hf"))
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (1, 2, 0)
@@ -119,32 +126,32 @@ def test_fp8_files_hold_the_blocks_of_whole_matrices(
 def test_every_rank_fails_when_one_cannot_write(rank: int, tmp_path: Path) -> None:
     target = tmp_path / "export" / "step-00000001"
     layout = {"tensor": 2, "expert": 2}
-    for said in run_on_ranks("export_cases:with_a_full_disk", 2, root=str(target), layout=layout, rank=rank):
-        assert said.startswith(f"checkpoint.store: {target} was not exported: rank {rank} cannot write")
-        assert "1 of 2 ranks" in said
+    for error in run_on_ranks("export_cases:with_a_full_disk", 2, root=str(target), layout=layout, rank=rank):
+        assert error.startswith(f"checkpoint.store: {target} was not exported: rank {rank} cannot write")
+        assert "1 of 2 ranks" in error
     _is_whole(target, tiny_model("deepseek_v3"))
 
 
-def test_a_slow_store_is_no_hang(tmp_path: Path) -> None:
-    """Who waits for a rank that writes does so outside of collectives, which end the gang in the end."""
+def test_a_slow_store_is_not_reported_as_a_hang(tmp_path: Path) -> None:
+    """Ranks wait for a writing rank outside collectives, whose timeout would end the gang."""
     layout = {"tensor": 2, "expert_tensor": 2}
     looks, _ = run_on_ranks("export_cases:on_a_slow_store", 2, root=str(tmp_path / "hf"), layout=layout)
     assert len(looks) > 3 and looks == [[]] * len(looks)
 
 
 def _is_whole(folder: Path, hf: dict[str, Any]) -> None:
-    """What the loaders of SGLang and vLLM need: the architecture, a dtype, and an index of the very tensors
-    that the files hold."""
+    """Check what SGLang and vLLM need: the architecture, a dtype, and an index that matches the files."""
     config = _json(folder / "config.json")
     assert (config["architectures"], config["torch_dtype"]) == (hf["architectures"], "float32")
     assert "quantization_config" not in config and "dtype" not in config
-    index, found = _json(folder / "model.safetensors.index.json"), {}
+    index = _json(folder / "model.safetensors.index.json")
+    files: dict[str, str] = {}
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as handle:
             assert handle.metadata() == {"format": "pt"}
             for name in handle.keys():  # noqa: SIM118
-                assert found.setdefault(name, file.name) == file.name, f"{name} is in two files"
-    assert index["weight_map"] == found
+                assert files.setdefault(name, file.name) == file.name, f"{name} is in two files"
+    assert index["weight_map"] == files
     assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in _tensors(folder).values())
 
 
@@ -156,7 +163,7 @@ def _says_how_to_talk(folder: Path) -> None:
 
 
 def _is_quantised_for_engines(root: Path, model: str, tensors: dict[str, torch.Tensor]) -> None:
-    """Engines make room for FP8 where a projection is not listed; transformers' and SGLang's own reading."""
+    """Check that transformers and SGLang read the quantization: unlisted projections are FP8."""
     from sglang.srt.layers.quantization.fp8 import Fp8Config
 
     config = _json(root / "config.json")["quantization_config"]
@@ -179,8 +186,8 @@ def _contents(folder: Path) -> dict[str, bytes]:
 
 
 def _tensors(folder: Path) -> dict[str, torch.Tensor]:
-    found = {}
+    tensors: dict[str, torch.Tensor] = {}
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "pt") as handle:
-            found |= {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
-    return found
+            tensors |= {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+    return tensors

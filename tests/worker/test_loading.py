@@ -1,4 +1,4 @@
-"""Reading Hugging Face files: box by box, FP8 too, within the memory that a shard needs."""
+"""Reading Hugging Face files: slice by slice, also FP8, within a shard's memory."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ MIB = 2**20
 
 
 @pytest.mark.parametrize(("world", "layout"), [(1, {}), (2, {"tensor": 2, "expert_tensor": 2})])
-def test_loading_takes_a_rank_no_more_than_its_shard_and_two_tensors(
+def test_loading_needs_memory_for_the_shard_and_two_tensors(
     world: int, layout: dict[str, int], tmp_path: Path
 ) -> None:
     for rank in run_on_ranks("loading_cases:peak", world, root=str(tmp_path), layout=layout):
@@ -22,7 +22,7 @@ def test_loading_takes_a_rank_no_more_than_its_shard_and_two_tensors(
 
 
 def _fp8_file(folder: Path, shape: tuple[int, int]) -> torch.Tensor:
-    """A block-quantised tensor in a file; returns what it means."""
+    """Write a block-quantised tensor to a file; return its dequantised value."""
     generator = torch.Generator().manual_seed(2)
     values = torch.randn(shape, generator=generator).to(torch.float8_e4m3fn)
     blocks = [-(-size // 128) for size in shape]
@@ -38,7 +38,7 @@ def _fp8_file(folder: Path, shape: tuple[int, int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("shape", [(256, 384), (300, 200)])
 @pytest.mark.parametrize(("dim", "offset", "length"), [(0, 0, 200), (0, 100, 60), (1, 64, 128), (1, 130, 70)])
-def test_fp8_boxes_are_dequantised_by_their_blocks(
+def test_fp8_slices_are_dequantised_by_their_blocks(
     tmp_path: Path, shape: tuple[int, int], dim: int, offset: int, length: int
 ) -> None:
     whole = _fp8_file(tmp_path, shape)
@@ -63,7 +63,7 @@ def test_unknown_architectures_are_refused_with_the_known_ones() -> None:
         family_of({"model_type": "llama"})
 
 
-def test_a_routing_replay_needs_experts() -> None:
+def test_router_replay_needs_a_model_with_experts() -> None:
     from support.tiny_models import tiny_model
 
     assert expert_layers(tiny_model("qwen3_moe")).moe == (0, 2, 3)

@@ -30,7 +30,7 @@ def test_recomputing_activations_changes_no_step() -> None:
 
 
 @pytest.mark.parametrize("layout", [TP2_EP2, {"pipeline": 2, "layers_in_first_stage": 1}], ids=str)
-def test_offloading_changes_no_bit_and_leaves_nothing_on_the_device(
+def test_offloading_is_bitwise_and_leaves_nothing_on_the_device(
     layout: dict[str, int], tmp_path: Path
 ) -> None:
     plain = run_on_ranks("policy_cases:steps_and_weights", 2, layout=layout, count=3)
@@ -56,7 +56,7 @@ def test_resume_from_a_snapshot_is_bitwise(layout: dict[str, int], tmp_path: Pat
 
 
 @pytest.mark.parametrize("layout", [TP2_EP2, {"pipeline": 2, "layers_in_first_stage": 1}, {"context": 2}])
-def test_figures_of_the_model_and_its_routers_are_those_of_all_ranks(layout: dict[str, int]) -> None:
+def test_parameter_count_and_router_metrics_cover_all_ranks(layout: dict[str, int]) -> None:
     ((active, expected),) = run_on_ranks("policy_cases:figures", 1, layout={})
     assert active == _active(architecture("tiny-moe"))
     for found, routers in run_on_ranks("policy_cases:figures", 2, layout=layout):
@@ -69,12 +69,13 @@ def test_figures_of_the_model_and_its_routers_are_those_of_all_ranks(layout: dic
 
 
 def _active(hf: dict[str, Any]) -> int:
-    """By the planner's count: everything but the embedding, and of the experts the chosen ones."""
+    """Return the planner's count: all parameters but the embedding, and only the chosen experts."""
     model = ModelShape.from_hf(hf)
     whole = parameters.total(model)
     chosen = whole.expert * hf["num_experts_per_tok"] // hf["n_routed_experts"]
     biases = hf["n_routed_experts"] * (hf["num_hidden_layers"] - hf["first_k_dense_replace"])
-    return whole.split + whole.whole + chosen - parameters.embedding(model).total + biases
+    active: int = whole.split + whole.whole + chosen - parameters.embedding(model).total + biases
+    return active
 
 
 TP2 = (2, {"tensor": 2, "expert_tensor": 2})
@@ -93,7 +94,7 @@ RESHARD = {
 
 
 @pytest.mark.parametrize("name", RESHARD)
-def test_a_checkpoint_goes_on_in_another_layout_with_the_same_losses(name: str, tmp_path: Path) -> None:
+def test_a_checkpoint_resumes_in_another_layout_with_equal_losses(name: str, tmp_path: Path) -> None:
     (before, saved), (after, loaded) = RESHARD[name]
     expected = run_on_ranks("policy_cases:save", before, root=str(tmp_path), layout=saved)[0]
     for rank in run_on_ranks("policy_cases:resume", after, root=str(tmp_path), layout=loaded):
@@ -113,7 +114,7 @@ def test_every_cpu_fix_still_finds_its_module() -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
 
 
-def test_the_import_hook_refuses_to_come_too_late() -> None:
+def test_the_import_hook_refuses_a_late_installation() -> None:
     code = (
         "import sys, types; sys.modules['megatron.core'] = types.ModuleType('megatron.core');"
         "from grpo_worker.megatron.cpu import platform as cpu_platform; cpu_platform.install()"

@@ -26,7 +26,7 @@ BOUND = 1e-6
 
 @pytest.fixture(scope="module")
 def verl() -> Iterator[Any]:
-    """verl's core_algos; its packages are in sight of these tests alone."""
+    """Return verl's core_algos; its packages are importable only in these tests."""
     folder = str(oracles())
     sys.path.append(folder)
     from verl.trainer.ppo import core_algos
@@ -116,11 +116,11 @@ def test_policy_losses(verl: Any, batch: dict[str, torch.Tensor], kind: str, mod
         batch["old"].double(), theirs_in, batch["advantages"].double(), batch["mask"].double(), mode,
         theirs_config, weights.double(),
     )  # fmt: skip
-    theirs.backward()
+    torch.autograd.backward(theirs)
     ours_in = batch["log_prob"].double().requires_grad_()
     tokens, _ = policy_loss(ours_in, batch["old"], batch["advantages"], batch["mask"], ours_config)
     ours = (token_weights(batch["mask"], mode, TOKENS) * weights * tokens).sum()
-    ours.backward()
+    torch.autograd.backward(ours)
     _close(ours.detach(), theirs.detach())
     assert ours_in.grad is not None and theirs_in.grad is not None
     _close(ours_in.grad, theirs_in.grad)

@@ -1,4 +1,4 @@
-"""The planner against Megatron-Core itself: what it accepts can be built, with those sizes."""
+"""The planner compared with Megatron-Core: accepted layouts can be built, with equal sizes."""
 
 import json
 import os
@@ -12,7 +12,8 @@ import pytest
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.plan.planner.model.shape import ModelShape
-from grpo_operator.plan.planner.training.memory import Workload, stage_memory
+from grpo_operator.plan.planner.training.activations import Workload
+from grpo_operator.plan.planner.training.memory import stage_memory
 from support.ranks.launcher import run as run_on_ranks
 
 CASES = 150
@@ -42,12 +43,12 @@ def _ask(function: str, **arguments: Any) -> Any:
 def test_parameters_of_deepseek_v3_on_each_stage_equal_megatrons(sizes: dict[str, int]) -> None:
     hf = architecture("deepseek-v3")
     layout, guessing = Layout(world=256, **sizes), sizes.get("context") == 4
-    stages = stage_memory(ModelShape.from_hf(hf), layout, Workload(8192), next_tokens=guessing)
-    found = _ask("built", hf=hf, sizes={"world": 256} | sizes, next_tokens=guessing)
+    stages = stage_memory(ModelShape.from_hf(hf), layout, Workload(8192), mtp=guessing)
+    found = _ask("built", hf=hf, sizes={"world": 256} | sizes, mtp=guessing)
     assert found == [stage.weights // 2 for stage in stages]
 
 
-def test_random_layouts_are_accepted_exactly_when_megatron_can_build_them() -> None:
+def test_the_planner_accepts_exactly_what_megatron_can_build() -> None:
     result = _ask("disagreements", count=CASES)
     assert result["disagreements"] == []
     assert CASES // 10 < result["accepted"] < CASES, "the cases decide nothing"

@@ -1,4 +1,4 @@
-"""Routing replay: the trainer takes the experts that it is told, on every axis."""
+"""Router replay: the trainer uses the given experts in every layout."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def test_gradients_under_replay_are_equal_in_every_layout(
 
 
 @pytest.mark.parametrize("model", ["deepseek_v3", "qwen3_moe"])
-def test_the_routers_own_choice_replayed_changes_nothing_and_another_does(model: str) -> None:
+def test_replaying_the_routers_own_choice_changes_nothing(model: str) -> None:
     own, same, other, agreed = run_on_ranks("fidelity_cases:own_choice_replayed", 1, model=model)[0]
     assert torch.allclose(own, same, atol=1e-6)  # the experts' outputs are summed in another order
     assert (own - other).abs().max() > 1e-3
@@ -42,7 +42,7 @@ def test_the_routers_own_choice_replayed_changes_nothing_and_another_does(model:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_agreement_of_routers_is_the_same_in_every_layout(name: str) -> None:
+def test_router_agreement_is_equal_in_every_layout(name: str) -> None:
     world, layout, how = LAYOUTS[name]
     (expected,) = run_on_ranks("fidelity_cases:agreement", 1, layout={})
     assert 0.3 < expected < 0.7, "drawn at random, about half of them agree by chance"

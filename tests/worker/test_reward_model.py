@@ -1,4 +1,4 @@
-"""A reward model says what transformers' classifier says, in every layout; unfit ones are refused."""
+"""Scores of a reward model equal transformers' in every layout; unsuitable models are refused."""
 
 import json
 from pathlib import Path
@@ -35,18 +35,22 @@ def test_scores_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "head", "said"),
+    ("vocabulary", "head", "message"),
     [
         (256, {"score.weight": torch.zeros(1, 64)}, "vocabulary has 256 tokens, the policy's 128"),
-        (128, {"lm_head.weight": torch.zeros(128, 64)}, "no score.weight: not a sequence classifier"),
-        (128, {"score.weight": torch.zeros(5, 64)}, "5 labels, a reward has one"),
+        (
+            128,
+            {"lm_head.weight": torch.zeros(128, 64)},
+            "there is no tensor score.weight: use a sequence classifier",
+        ),
+        (128, {"score.weight": torch.zeros(5, 64)}, "the classifier has 5 labels: use one with one label"),
     ],
 )
-def test_a_model_that_cannot_judge_is_refused(
-    vocabulary: int, head: dict[str, torch.Tensor], said: str, tmp_path: Path
+def test_an_unsuitable_reward_model_is_refused(
+    vocabulary: int, head: dict[str, torch.Tensor], message: str, tmp_path: Path
 ) -> None:
     policy = tiny_model("qwen3")
     (tmp_path / "config.json").write_text(json.dumps(policy | {"vocab_size": vocabulary}))
     save_file(head, tmp_path / "model.safetensors")
     (found,) = run_on_ranks("reward_cases:refusal", 1, root=str(tmp_path), model="qwen3")
-    assert said in found
+    assert message in found

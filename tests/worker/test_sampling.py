@@ -1,4 +1,4 @@
-"""What a job asks of sampling, from a real SGLang server on a model that transformers 5 has saved."""
+"""Sampling parameters of a job on a real SGLang server, with a model saved by transformers 5."""
 
 import json
 import time
@@ -42,7 +42,7 @@ every_filter = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write what transformers saves of a configuration that was not read from the published file."""
+    """Write a model as transformers saves it from a configuration built in code."""
     folder = published.write("DeepSeek-V3", "transformers-5", tmp_path_factory.mktemp("model"))
     config = json.loads((folder / "config.json").read_text())
     for name in ("moe_layer_freq", "topk_method", "scoring_func"):
@@ -100,7 +100,7 @@ def _client(
     table: EngineTable, n: int = 1, end: tuple[int, ...] = (EOS,), tokens: int = TOKENS, **fields: Any
 ) -> RolloutClient:
     client = RolloutClient(table, seed=3, n=n, timeout=120)
-    client.ask_for(sampling_params(AlgorithmSpec(**fields), tokens, end))
+    client.set_sampling(sampling_params(AlgorithmSpec(**fields), tokens, end))
     return client
 
 
@@ -111,9 +111,7 @@ def _generate(engine: Server, params: list[dict[str, Any]], **more: Any) -> list
     return list(response.json())
 
 
-def test_a_model_that_transformers_5_has_saved_answers_as_transformers_computes(
-    model: Path, ask: Ask
-) -> None:
+def test_a_model_saved_by_transformers_5_is_served_with_its_log_probs(model: Path, ask: Ask) -> None:
     (sample,) = ask([PROMPT])
     assert (sample.version, sample.engine, len(sample.ids)) == (VERSION, "engine-0", TOKENS)
     theirs = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
@@ -128,7 +126,7 @@ def test_a_model_that_transformers_5_has_saved_answers_as_transformers_computes(
 
 
 @every_filter
-def test_a_seed_draws_the_same_tokens_alone_and_in_company(ask: Ask, filters: dict[str, Any]) -> None:
+def test_a_seed_draws_the_same_tokens_alone_and_in_a_batch(ask: Ask, filters: dict[str, Any]) -> None:
     (alone,) = ask([PROMPT], temperature=SHARP, **filters)
     together = ask([*OTHERS[:3], PROMPT, *OTHERS[3:]], n=4, temperature=SHARP, **filters)
     mine = [sample for sample in together if sample.prompt_index == PROMPT.index]
@@ -138,7 +136,7 @@ def test_a_seed_draws_the_same_tokens_alone_and_in_company(ask: Ask, filters: di
 
 
 @every_filter
-def test_all_tokens_come_that_are_not_left_out_and_no_others(engine: Server, filters: dict[str, Any]) -> None:
+def test_only_tokens_allowed_by_the_filters_are_sampled(engine: Server, filters: dict[str, Any]) -> None:
     asked = sampling_params(AlgorithmSpec(temperature=SHARP, **filters), 1, [EOS])
     seeds = [asked | {"sampling_seed": seed} for seed in range(256)]
     answers = _generate(engine, seeds, return_logprob=True, top_logprobs_num=50)
@@ -150,18 +148,18 @@ def test_all_tokens_come_that_are_not_left_out_and_no_others(engine: Server, fil
 
 
 def _kept(probs: np.ndarray, topP: float = 1.0, topK: int = 50, minP: float = 0.0) -> int:  # noqa: N803
-    """How many of the likeliest tokens may be sampled. ``probs``: of all tokens, in descending order."""
+    """Return how many of the likeliest tokens may be sampled. ``probs``: of all tokens, descending."""
     before = np.cumsum(probs) - probs
     return min(int((before <= topP).sum()), topK, int((probs >= minP * probs[0]).sum()))
 
 
-def test_the_highest_min_p_leaves_the_likeliest_token_alone(engine: Server, ask: Ask) -> None:
+def test_the_highest_min_p_leaves_only_the_likeliest_token(engine: Server, ask: Ask) -> None:
     greedy = _generate(engine, [{"temperature": 0, "max_new_tokens": TOKENS, "stop_token_ids": [EOS]}])
     answers = ask([PROMPT], n=4, temperature=SHARP, minP=0.9999)
     assert {answer.ids for answer in answers} == {tuple(greedy[0]["output_ids"])}
 
 
-def test_an_answer_ends_with_a_stop_text_and_keeps_its_tokens(model: Path, ask: Ask) -> None:
+def test_an_answer_ends_with_a_stop_string_and_keeps_its_tokens(model: Path, ask: Ask) -> None:
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     (free,) = ask([PROMPT])
     text, end = _text_within(tokenizer, free.ids)
@@ -171,7 +169,7 @@ def test_an_answer_ends_with_a_stop_text_and_keeps_its_tokens(model: Path, ask: 
 
 
 def _text_within(tokenizer: Tokenizer, ids: tuple[int, ...]) -> tuple[str, int]:
-    """A text of two tokens that an answer has once, and where it ends."""
+    """Return a text of two tokens that occurs once in an answer, and its end."""
     for end in range(4, len(ids) - 4):
         text, before = tokenizer.decode(ids[end - 2 : end]), tokenizer.decode(ids[: end - 1])
         if len(text) >= 3 and text.isprintable() and "\ufffd" not in text and text not in before:
@@ -190,13 +188,13 @@ def test_each_of_several_tokens_ends_an_answer(ask: Ask) -> None:
 
 
 def _until(ids: tuple[int, ...], end: tuple[int, ...]) -> tuple[int, ...]:
-    """An answer with its first token of ``end``."""
+    """Return an answer up to and including its first token of ``end``."""
     places = [place for place, token in enumerate(ids) if token in end]
     return ids[: places[0] + 1] if places else ids
 
 
-def test_a_request_that_no_engine_takes_is_given_up_and_the_engine_is_not(table: EngineTable) -> None:
-    """While another answer is awaited, the watch says why nothing comes."""
+def test_a_refused_request_fails_and_the_engine_stays_in_use(table: EngineTable) -> None:
+    """The watch names the cause while another answer is awaited."""
     client = _client(table, tokens=240)
     too_long = Prompt(9, (5,) * (CONTEXT + 1))
     with ThreadPoolExecutor(1) as thread:

@@ -1,4 +1,4 @@
-"""What the sync planner takes trainer ranks to hold is what real ranks hold."""
+"""The update planner's view of trainer ranks equals the shards of real ranks."""
 
 import pytest
 
@@ -20,7 +20,7 @@ from support.tiny_models import tiny_model
     ],
     ids=str,
 )
-def test_the_trainers_side_is_what_ranks_hold(world: int, sizes: dict[str, int]) -> None:
+def test_the_planners_trainer_side_equals_real_ranks(world: int, sizes: dict[str, int]) -> None:
     hf, layout = tiny_model("deepseek_v3"), Layout(world=world, **sizes)
     stages = {n: s for s, layers in enumerate(stage_layers(hf["num_hidden_layers"], layout)) for n in layers}
     planned = {

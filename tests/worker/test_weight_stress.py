@@ -1,4 +1,4 @@
-"""The weight plane under stress, with a real engine: equal to the disk, damaged, stalled, repeated."""
+"""The weight plane under stress with a real engine: repeated, damaged and stalled updates."""
 
 import contextlib
 import os
@@ -16,12 +16,12 @@ import psutil
 import pytest
 import torch
 
-from grpo_worker.weightsync.agent import installer
 from grpo_worker.weightsync.agent.agent import Agent
 from grpo_worker.weightsync.agent.engine_client import EngineError
 from grpo_worker.weightsync.agent.fetcher import Fetcher
 from grpo_worker.weightsync.agent.installer import UpdateError
 from grpo_worker.weightsync.agent.local_group import LocalGroup
+from grpo_worker.weightsync.agent.staged_version import StagedVersion
 from grpo_worker.weightsync.protocol.direct_load import DirectLoad
 from grpo_worker.weightsync.protocol.manifest import Manifest
 from grpo_worker.weightsync.trainer.publisher import publish
@@ -48,7 +48,7 @@ def agent(server: Server) -> Agent:
 
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Version 1 of a TP2 x EP2 trainer."""
+    """Publish version 1 of a TP2 x EP2 trainer."""
     root = tmp_path_factory.mktemp("versions")
     world, layout = LAYOUTS["TP2 EP2"]
     run_on_ranks("weight_cases:publish_versions", world, root=str(root), layout=layout, versions=1)
@@ -63,14 +63,13 @@ def sources(versions: Path) -> dict[int, str]:
 def test_every_tensor_equals_the_exported_checkpoint_after_each_update(
     agent: Agent, server: Server, tmp_path: Path
 ) -> None:
-    """The first update is recorded, the second and third are repeated: none may differ from the disk.
+    """The first load is traced, the second and third are replayed: each must equal the files on disk.
 
-    Other layouts go over a link in test_link.py; what an agent puts together is the same.
+    test_direct_transfer.py covers other layouts; the assembled buckets are the same.
     """
     name = "TP2 EP2"
     world, layout = LAYOUTS[name]
-    arguments = {"root": str(tmp_path), "layout": layout, "versions": VERSIONS}
-    run_on_ranks("weight_cases:publish_versions", world, **arguments)
+    run_on_ranks("weight_cases:publish_versions", world, root=str(tmp_path), layout=layout, versions=VERSIONS)
     seen = set()
     for version in range(1, VERSIONS + 1):
         sources = serve(tmp_path / f"update-{version}", world)
@@ -87,7 +86,7 @@ def test_every_tensor_equals_the_exported_checkpoint_after_each_update(
 def test_fifty_updates_with_the_same_weights_change_nothing(
     agent: Agent, versions: Path, sources: dict[int, str], server: Server
 ) -> None:
-    """What a learning rate of 0 does: log-probs stay the same to the bit, and memory where it was."""
+    """As with a learning rate of 0: log-probs stay bitwise equal, and memory does not grow."""
     agent.sync(JOB, 1, sources)
     before, memory = _log_probs(), 0
     for version in range(2, 52):
@@ -113,15 +112,15 @@ def _memory(server: Server) -> int:
     return sum(p.memory_info().rss for p in (own, *own.children(recursive=True)))
 
 
-def test_no_answer_is_built_on_the_old_weights_prefix(
+def test_the_prefix_cache_of_old_weights_is_not_reused(
     agent: Agent, server: Server, versions: Path, sources: dict[int, str]
 ) -> None:
-    """The prefix of a prompt that was computed with other weights is computed again."""
+    """A cached prefix is computed again after an update."""
     agent.sync(JOB, 1, sources)
     generate(PROMPT)
     _other_weights(versions, 60)
     agent.sync(JOB, 60, sources)
-    body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 4, "temperature": 0.0}}
+    body: dict[str, Any] = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 4, "temperature": 0.0}}
     body["return_logprob"] = True  # of the answer alone: those of the prompt would bypass the cache
     first = httpx.post(f"{URL}/generate", json=body, timeout=60).json()
     server.admin("/flush_cache").raise_for_status()
@@ -131,14 +130,14 @@ def test_no_answer_is_built_on_the_old_weights_prefix(
 
 
 def _other_weights(root: Path, version: int) -> None:
-    """Version 1's layout with all weights halved."""
+    """Publish version 1's layout with all weights halved."""
     for rank in (0, 1):
         publish(root / "other", version, rank, 2, _halved(root / "v1", rank))
     shutil.move(str(root / "other" / f"v{version}"), str(root / f"v{version}"))
 
 
 def _halved(folder: Path, rank: int, share: float = 1.0) -> list[Any]:
-    """A published rank's parts with a share of all weights halved."""
+    """Return a published rank's parts with a share of all weights halved."""
     generator = torch.Generator().manual_seed(rank)
     manifest = Manifest.from_json((folder / f"rank-{rank}.json").read_text())
     data = torch.frombuffer(bytearray((folder / f"rank-{rank}.bin").read_bytes()), dtype=torch.uint8)
@@ -152,10 +151,10 @@ def _halved(folder: Path, rank: int, share: float = 1.0) -> list[Any]:
     return parts
 
 
-def test_what_changed_leads_to_the_same_weights_as_all_bytes(
+def test_deltas_give_the_same_weights_as_full_versions(
     server: Server, versions: Path, tmp_path: Path
 ) -> None:
-    """Deltas are small, damage in the held copy is healed by whole blobs, and so is a version left out."""
+    """Deltas are small; damage of the base and a skipped version are repaired by full blobs."""
     shutil.copytree(versions / "v1", tmp_path / "v1")
     sources = serve(tmp_path)
     agent, whole = new_agent(server, deltas=True), new_agent(server)
@@ -173,7 +172,7 @@ def test_what_changed_leads_to_the_same_weights_as_all_bytes(
     agent.sync(JOB, 2, sources)
     assert 0 < agent.received() < every / 8
     _same_as_with_all_bytes(agent, whole, server, sources, 2)
-    agent._puller._blobs[0][100] ^= 1
+    agent._fetcher._blobs[0][100] ^= 1
     next_version(3)
     agent.sync(JOB, 3, sources)
     assert every / 8 < agent.received() <= every
@@ -196,7 +195,7 @@ def _same_as_with_all_bytes(
 
 @pytest.fixture
 def damaged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One bit of the third bucket flips on its way into the engine."""
+    """Flip one bit of the third bucket on its way into the engine."""
     original, count = LocalGroup.send, [0]
 
     def send(self: LocalGroup, flat: torch.Tensor) -> None:
@@ -211,7 +210,7 @@ def damaged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert count[0] > 3, "there was no third bucket"
 
 
-def test_a_bit_that_flips_on_the_way_into_the_engine_is_noticed(
+def test_a_bit_flipped_on_the_way_into_the_engine_is_detected(
     agent: Agent, versions: Path, sources: dict[int, str], damaged: None
 ) -> None:
     assert agent.status()["weightVersion"] == 60
@@ -227,13 +226,13 @@ def test_a_plan_that_does_not_fit_is_refused(
     agent: Agent, sources: dict[int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent.sync(JOB, 1, sources)
-    original = installer.StagedVersion.direct_load
+    original = StagedVersion.direct_load
 
     def fewer(self: Any) -> DirectLoad:
         load = original(self)
         return DirectLoad(load.plan_id, load.counts[:-1], load.fingerprints[:-1])
 
-    monkeypatch.setattr(installer.StagedVersion, "direct_load", fewer)
+    monkeypatch.setattr(StagedVersion, "direct_load", fewer)
     with pytest.raises(UpdateError, match=r"transfer, bucket \d+ of \d+: .*buckets of \d+ tensors for"):
         agent.sync(JOB, 60, sources)
     assert agent.status()["state"] == "STALE"
@@ -241,11 +240,12 @@ def test_a_plan_that_does_not_fit_is_refused(
     assert agent.sync(JOB, 60, sources)["state"] == "SERVING"
 
 
-def test_an_engine_that_stands_still_is_named_with_phase_and_bucket_and_comes_back(
+def test_a_frozen_engine_is_named_with_phase_and_bucket_and_recovers(
     server: Server, sources: dict[int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Frozen in the middle of a transfer: the agent gives up at its deadline, and repairs it later."""
-    agent, original, stopped = new_agent(server, timeout=5), LocalGroup.send, []
+    """The engine is frozen during a transfer: the agent gives up at its deadline and repairs it later."""
+    agent, original = new_agent(server, timeout=5), LocalGroup.send
+    stopped: list[int] = []
     watch_until(agent, "STALE", server)
     agent.sync(JOB, 1, sources)
     processes = [p.pid for p in psutil.Process(server.process.pid).children(recursive=True)]
@@ -276,8 +276,8 @@ def test_an_engine_that_stands_still_is_named_with_phase_and_bucket_and_comes_ba
     assert agent.status()["weightVersion"] == 60
 
 
-def test_a_source_that_trickles_does_not_hold_the_engine(server: Server, versions: Path) -> None:
-    """Bytes come, but too slowly: the update ends at its deadline, and the engine serves as before."""
+def test_a_slow_source_does_not_block_the_engine(server: Server, versions: Path) -> None:
+    """Bytes arrive too slowly: the update ends at its deadline and the engine keeps serving."""
     agent = new_agent(server, timeout=3)
     watch_until(agent, "STALE", server)
     agent.sync(JOB, 1, serve(versions))
@@ -290,7 +290,7 @@ def test_a_source_that_trickles_does_not_hold_the_engine(server: Server, version
 
 
 class SlowSource:
-    """A trainer's agent behind a line of 2 KiB a second."""
+    """A trainer's agent behind a line of 2 KiB per second."""
 
     def __init__(self, root: Path) -> None:
         self._root, self._socket = root, socket.create_server(("127.0.0.1", 0))
@@ -327,10 +327,8 @@ class SlowSource:
         connection.close()
 
 
-def test_a_scheduler_that_stands_still_is_asked_nothing_more_and_goes_on_later(
-    server: Server, sources: dict[int, str]
-) -> None:
-    """Its server answers all the while. What was given up must not stand before what comes later."""
+def test_a_frozen_scheduler_gets_no_more_calls_and_recovers(server: Server, sources: dict[int, str]) -> None:
+    """Its server keeps answering. A call that timed out must not delay later ones."""
     agent = new_agent(server, timeout=3)
     watch_until(agent, "STALE", server)
     agent.sync(JOB, 1, sources)

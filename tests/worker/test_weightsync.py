@@ -1,7 +1,8 @@
-"""The weight plane into a real SGLang server: commit, provenance, death, reload."""
+"""Weight updates of a real SGLang server: commit, versions, failure, reload."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -15,8 +16,9 @@ from grpo_worker.data.prompts import Prompt
 from grpo_worker.megatron.families.registry import expert_layers
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.routing import EngineTable
-from grpo_worker.weightsync.agent.agent import Agent, WriterError
+from grpo_worker.weightsync.agent.agent import Agent
 from grpo_worker.weightsync.agent.installer import UpdateError
+from grpo_worker.weightsync.agent.writer_guard import WriterError
 from support.engine_server import JOB, URL, Server, cpu_seconds, generate, serve, watch_until
 from support.ranks.launcher import run as run_on_ranks
 
@@ -25,7 +27,7 @@ LAYOUT = {"tensor": 2, "expert": 2, "expert_tensor": 1}
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor, torch.Tensor]:
-    """Two real trainer ranks publish version 3; their log-probs of a batch."""
+    """Publish version 3 from two real trainer ranks; return it with their log-probs of a batch."""
     root = tmp_path_factory.mktemp("weights")
     log_probs, ids = run_on_ranks("policy_cases:publish", 2, root=str(root), layout=LAYOUT)[0]
     return root, log_probs, ids
@@ -43,7 +45,7 @@ def agent(server: Server) -> Agent:
     return agent
 
 
-def test_a_version_that_is_not_there_leaves_the_engine_alone(agent: Agent, sources: dict[int, str]) -> None:
+def test_a_missing_version_leaves_the_engine_unchanged(agent: Agent, sources: dict[int, str]) -> None:
     with pytest.raises(UpdateError, match=r"engine-0: version 9, plan: .*404"):
         agent.sync(JOB, 9, sources)
     assert agent.status()["state"] == "STALE"
@@ -61,7 +63,7 @@ def test_flipped_bytes_are_refused_before_the_engine_is_touched(
     assert agent.status()["state"] == "STALE"
 
 
-def test_after_a_sync_the_engine_computes_what_the_trainer_computes(
+def test_after_a_sync_log_probs_of_engine_and_trainer_agree(
     agent: Agent, sources: dict[int, str], published: tuple[Path, torch.Tensor, torch.Tensor]
 ) -> None:
     """Weights in several buckets, from a TP2 x EP2 trainer; log-probs equal to 1e-5."""
@@ -76,10 +78,10 @@ def test_after_a_sync_the_engine_computes_what_the_trainer_computes(
         assert torch.allclose(engine, log_probs[row, 1:], atol=1e-5)
 
 
-def test_the_engine_takes_the_trainers_experts_and_says_which(
+def test_router_replay_of_the_engines_experts_keeps_log_probs(
     agent: Agent, published: tuple[Path, torch.Tensor, torch.Tensor]
 ) -> None:
-    """The trainer's routers, told to take them, give the same log-probs as by their own choice."""
+    """Replayed in the trainer, the engine's experts give the log-probs of the routers' own choice."""
     _, log_probs, ids = published
     layers, rows, tokens = expert_layers(architecture("tiny-moe")), 4, ids.shape[1]
     experts = np.zeros((rows, tokens, len(layers.moe), layers.topk), dtype=np.int16)
@@ -101,10 +103,10 @@ def test_a_second_sync_of_the_same_bytes_does_not_touch_the_engine(
     assert after["since"] == before["since"] and "send" not in after["seconds"]
 
 
-def test_seeds_make_samples_reproducible_in_any_company(agent: Agent) -> None:
+def test_seeds_make_samples_reproducible_in_any_batch(agent: Agent) -> None:
     """The same seed draws the same tokens alone and in a batch with others."""
-    ids, params = list(range(10, 30)), {"temperature": 1.0, "sampling_seed": 11}
-    alone = generate(ids, **params)["output_ids"]
+    ids = list(range(10, 30))
+    alone = generate(ids, temperature=1.0, sampling_seed=11)["output_ids"]
     body = {
         "input_ids": [ids, list(range(40, 60)), ids],
         "sampling_params": [
@@ -115,17 +117,19 @@ def test_seeds_make_samples_reproducible_in_any_company(agent: Agent) -> None:
     assert together[2]["output_ids"] == alone != together[0]["output_ids"]
 
 
-def test_an_answer_under_way_goes_on_with_new_weights_and_says_which_token_is_whose(
+def test_a_running_answer_continues_with_new_weights_and_token_spans(
     agent: Agent, sources: dict[int, str], tmp_path: Path
 ) -> None:
     agent.sync(JOB, 3, sources)
     run_on_ranks("policy_cases:publish", 2, root=str(tmp_path), layout=LAYOUT, version=4, steps=3)
     newer = serve(tmp_path)
     prompt, length = list(range(10, 26)), 200
-    how = {"max_new_tokens": length, "ignore_eos": True, "sampling_seed": 11, "temperature": 1.0}
-    alone = generate(prompt, **how)["output_ids"]
+    generate_all = partial(
+        generate, prompt, max_new_tokens=length, ignore_eos=True, sampling_seed=11, temperature=1.0
+    )
+    alone = generate_all()["output_ids"]
     with ThreadPoolExecutor(1) as thread:
-        answer = thread.submit(generate, prompt, **how)
+        answer = thread.submit(generate_all)
         time.sleep(0.4)
         agent.sync(JOB, 4, newer)
         mixed = answer.result(120)
@@ -143,8 +147,8 @@ def test_an_answer_under_way_goes_on_with_new_weights_and_says_which_token_is_wh
     agent.sync(JOB, 3, sources)
 
 
-def test_a_paused_engine_leaves_the_cores_to_others(agent: Agent, server: Server) -> None:
-    """As one stays after an update that was aborted, until it gets a whole version."""
+def test_a_paused_engine_uses_no_cpu(agent: Agent, server: Server) -> None:
+    """An engine stays paused after an aborted update, until it gets a complete version."""
     children = psutil.Process(server.process.pid).children(recursive=True)
     processes = [server.process.pid, *(child.pid for child in children)]
     server.control().pause()
@@ -171,13 +175,13 @@ def test_a_session_left_open_by_a_dead_agent_does_not_block_the_next(
 @pytest.mark.parametrize(
     "path", ["begin_weight_update", "pause_generation", "flush_cache", "weights_checker"]
 )
-def test_control_routes_are_closed_to_who_has_no_key(agent: Agent, path: str) -> None:
+def test_control_routes_need_the_key(agent: Agent, path: str) -> None:
     for headers in ({}, {"authorization": "Bearer guessed"}):
         assert httpx.post(f"{URL}/{path}", json={}, headers=headers, timeout=10).status_code in (401, 403)
     assert generate([5, 6, 7])["output_ids"], "what samples needs no key"
 
 
-def test_only_the_bound_job_writes_and_the_next_one_begins_stale(
+def test_only_the_bound_job_writes_and_the_next_one_starts_stale(
     agent: Agent, sources: dict[int, str]
 ) -> None:
     before = agent.status()

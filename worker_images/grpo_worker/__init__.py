@@ -1,0 +1,1 @@
+"""The processes in a job's pods: controller, trainer ranks, agents and engines."""

@@ -1,6 +1,6 @@
-{{/* What the operator may do inside a namespace that it watches. */}}
+{{/* Permissions of the operator in each watched namespace. */}}
 {{- define "grpo.namespacedRules" }}
-  # Its own kinds. Delete: ttlSecondsAfterFinished.
+  # Its own kinds. delete is for ttlSecondsAfterFinished.
   - apiGroups: [rl.grpo.dev]
     resources: [grpojobs]
     verbs: [get, list, watch, delete]
@@ -10,11 +10,11 @@
   - apiGroups: [rl.grpo.dev]
     resources: [grpojobs/status, rolloutpools/status]
     verbs: [patch]
-  # Finalizers: setting blockOwnerDeletion on children needs this where it is enforced.
+  # Setting blockOwnerDeletion on children needs this where OwnerReferencesPermissionEnforcement is on.
   - apiGroups: [rl.grpo.dev]
     resources: [grpojobs/finalizers, rolloutpools/finalizers]
     verbs: [update]
-  # Children. Deleting them is the garbage collector's work, but for cleanupPolicy: All.
+  # Children. The garbage collector deletes them; the operator itself deletes RayClusters only.
   - apiGroups: [ray.io]
     resources: [rayclusters]
     verbs: [get, list, watch, create, patch, delete]
@@ -27,7 +27,7 @@
   - apiGroups: [networking.k8s.io]
     resources: [networkpolicies]
     verbs: [get, list, watch, create, patch]
-  # The key that a namespace's pods share to move weights; no other Secret can be read.
+  # The bearer token that the pods of a namespace share; no other Secret can be read.
   - apiGroups: [""]
     resources: [secrets]
     resourceNames: [grpo-agents]
@@ -35,7 +35,7 @@
   - apiGroups: [""]
     resources: [secrets]
     verbs: [create]
-  # State of pods. Delete: pods on nodes that scheduling.unhealthyNodes calls sick.
+  # State of pods. delete is for pods on nodes that match scheduling.unhealthyNodes.
   - apiGroups: [""]
     resources: [pods]
     verbs: [get, list, watch, delete]

@@ -1,1 +1,1 @@
-"""Pydantic models of the custom resources, and what every layer knows of them."""
+"""Pydantic models of the custom resources, and definitions that all layers share."""

@@ -1,29 +1,39 @@
-"""Shared parts of the API models: naming, bounds, CEL rules, enumerations."""
+"""Base class, common field types and constants of the API models."""
 
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
+
+from grpo_operator.api.rules import Rule, UpdateRule
 
 GROUP = "rl.grpo.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
-LONGEST_NAME = 40  # characters of what users create: names of pods and services derive from it
+LONGEST_NAME = 40  # characters in metadata.name of a GRPOJob: names of pods and services derive from it
 
 
 class Model(BaseModel):
-    """Base of every API object: camelCase on the wire, unknown keys refused, immutable.
+    """Base of every API object: camelCase in manifests, unknown fields refused, immutable.
 
-    ``cel`` holds (rule, message) pairs that become ``x-kubernetes-validations`` in the CRD;
-    Python validators repeat them so that the command line and the controller agree.
+    ``rules`` and ``update_rules`` become ``x-kubernetes-validations`` in the CRD. ``rules`` are also
+    checked whenever a model is built, so that the API server, the command line and the controller
+    accept the same specs.
     """
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
-    cel: ClassVar[tuple[tuple[str, str], ...]] = ()
+    rules: ClassVar[tuple[Rule[Any], ...]] = ()
+    update_rules: ClassVar[tuple[UpdateRule, ...]] = ()
+
+    @model_validator(mode="after")
+    def _check_rules(self) -> Self:
+        if errors := [rule.error(self) for rule in self.rules if not rule.holds(self)]:
+            raise ValueError("; ".join(errors))
+        return self
 
     def wire(self) -> dict[str, Any]:
-        """The object as JSON-compatible data with camelCase keys, unset values left out."""
+        """Return the object as JSON-compatible data with camelCase keys, without unset values."""
         return self.model_dump(by_alias=True, mode="json", exclude_none=True)
 
 
@@ -33,16 +43,19 @@ Path = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
 class Device(StrEnum):
-    """Where a process computes. ``cpu`` needs no GPU node and uses gloo."""
+    """Kind of device that a process computes on. ``cpu`` needs no GPU node and uses gloo."""
 
     CUDA = "cuda"
     CPU = "cpu"
 
 
 class Resources(Model):
-    """Requests of one container; limits equal requests for memory and GPUs."""
+    """Resource requests of one container; memory and GPU limits equal the requests."""
 
     cpu: str = Field("1", pattern=r"^[0-9]+m?$|^[0-9]+\.[0-9]+$", max_length=16, description="CPU cores")
     memory: str = Field(
-        "2Gi", pattern=r"^[0-9]+(Ki|Mi|Gi|Ti)?$", max_length=16, description="bytes of memory"
+        "2Gi",
+        pattern=r"^[0-9]+(Ki|Mi|Gi|Ti)?$",
+        max_length=16,
+        description="memory in bytes, with an optional suffix: Ki, Mi, Gi or Ti",
     )

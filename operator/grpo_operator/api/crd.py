@@ -1,26 +1,28 @@
-"""CRDs generated from the pydantic models: ``python -m grpo_operator.api.crd DIRECTORY``.
+"""Generator of the CRDs from the pydantic models: ``python -m grpo_operator.api.crd DIRECTORY``.
 
-Kubernetes wants structural schemas: references are inlined, ``anyOf [X, null]`` becomes X,
-and each model's ``cel`` pairs become ``x-kubernetes-validations``.
+Kubernetes requires structural schemas: references are inlined, ``anyOf [X, null]`` becomes X,
+and the CEL side of each model's rules becomes ``x-kubernetes-validations``.
 """
 
+import re
 import sys
 from pathlib import Path
 from typing import Any, get_args
 
 import yaml
-from pydantic import BaseModel
 
 from grpo_operator.api.base import GROUP, LONGEST_NAME, VERSION, Model
+from grpo_operator.api.rules import Rule, UpdateRule
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutPoolStatus
 from grpo_operator.api.v1alpha1.status import Condition, GRPOJobStatus
 
+_LINE_BREAK = re.compile(r"(?<!\n)\n(?!\n)")
 _DROP = {"title", "const", "additionalProperties", "$defs", "discriminator"}
 
 
 def grpojob_crd() -> dict[str, Any]:
-    """CustomResourceDefinition of GRPOJob."""
+    """Return the CustomResourceDefinition of GRPOJob."""
     columns = [
         ("Phase", "string", ".status.phase"),
         ("Step", "string", ".status.progress"),
@@ -34,7 +36,7 @@ def grpojob_crd() -> dict[str, Any]:
 
 
 def rolloutpool_crd() -> dict[str, Any]:
-    """CustomResourceDefinition of RolloutPool, with the scale subresource."""
+    """Return the CustomResourceDefinition of RolloutPool, with the scale subresource."""
     columns = [
         ("Phase", "string", ".status.phase"),
         ("Ready", "integer", ".status.readyReplicas"),
@@ -48,7 +50,7 @@ def rolloutpool_crd() -> dict[str, Any]:
         "labelSelectorPath": ".status.selector",
     }
     models = (RolloutPoolSpec, RolloutPoolStatus)
-    # A job's own pool is named JOB-rollout.
+    # The pool that belongs to a job is named JOB-rollout.
     longest = LONGEST_NAME + len("-rollout")
     return _crd("RolloutPool", "rolloutpools", ["rpool"], models, columns, {"scale": scale}, longest)
 
@@ -67,8 +69,8 @@ def _crd(
     printer.append({"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"})
     name_rule = {
         "rule": f"size(self.metadata.name) <= {longest_name}",
-        "message": f"metadata.name must have at most {longest_name} characters: pods and services derive "
-        "from it",
+        "message": f"metadata.name must have at most {longest_name} characters: names of pods and services "
+        "derive from it",
     }
     version = {
         "name": VERSION,
@@ -108,7 +110,7 @@ def _crd(
 
 
 def structural(model: type[Model]) -> dict[str, Any]:
-    """Structural OpenAPI schema of a model."""
+    """Return the structural OpenAPI schema of a model."""
     schema = model.model_json_schema(by_alias=True)
     result: dict[str, Any] = _inline(schema, schema.get("$defs", {}))
     _add_rules(result, model)
@@ -134,6 +136,8 @@ def _inline(node: Any, defs: dict[str, Any]) -> Any:
         out["maxProperties"] = out.pop("maxLength", out.get("maxProperties", 64))
     if "properties" in node:
         out["properties"] = {k: _inline(v, defs) for k, v in node["properties"].items()}
+    if isinstance(out.get("description"), str):  # join the lines of each paragraph of a docstring
+        out["description"] = _LINE_BREAK.sub(" ", out["description"]).replace("``", "")
     if "const" in node:
         out["enum"] = [node["const"]]
     for bound, flag in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
@@ -142,16 +146,16 @@ def _inline(node: Any, defs: dict[str, Any]) -> Any:
     return out
 
 
-def _add_rules(schema: dict[str, Any], model: type[BaseModel]) -> None:
-    cel = getattr(model, "cel", ())
-    if cel:
-        schema["x-kubernetes-validations"] = [{"rule": r, "message": m} for r, m in cel]
+def _add_rules(schema: dict[str, Any], model: type[Model]) -> None:
+    rules: list[Rule[Any] | UpdateRule] = [*model.rules, *model.update_rules]
+    if rules:
+        schema["x-kubernetes-validations"] = [{"rule": r.cel, "message": r.message} for r in rules]
     for name, field in model.model_fields.items():
         for inner in (field.annotation, *get_args(field.annotation)):
-            if isinstance(inner, type) and issubclass(inner, BaseModel):
+            if isinstance(inner, type) and issubclass(inner, Model):
                 target = schema["properties"][field.alias or name]
                 if field.default_factory is not None and "items" not in target:
-                    # CEL rules read nested fields: the API server must fill them in first.
+                    # CEL rules read nested fields, so the API server must set their defaults first.
                     target["default"] = field.get_default(call_default_factory=True).wire()
                 _add_rules(target.get("items", target), inner)
     if any(inner is Condition for f in model.model_fields.values() for inner in get_args(f.annotation)):
@@ -162,7 +166,7 @@ def _add_rules(schema: dict[str, Any], model: type[BaseModel]) -> None:
 
 
 def main() -> None:
-    """Write both CRDs below the directory given as the first argument."""
+    """Write both CRDs to the directory given as the first argument."""
     directory = Path(sys.argv[1])
     for crd in (grpojob_crd(), rolloutpool_crd()):
         text = "# Generated by `make crds` from operator/grpo_operator/api: do not edit.\n"

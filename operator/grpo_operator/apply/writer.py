@@ -1,4 +1,4 @@
-"""Writes: children and status by server-side apply, only when they differ; events on changes."""
+"""Writes children and statuses by server-side apply, only when they differ, and records events."""
 
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -18,14 +18,14 @@ _PLURALS = {"GRPOJob": "grpojobs", "RolloutPool": "rolloutpools"}
 
 
 class Writer:
-    """All writes of the operator."""
+    """All writes of the operator except the agents' Secret."""
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
         self._ray = RayClusterApi(kube)
 
     async def ray_cluster(self, cluster: RayCluster, observed: dict[str, Any] | None) -> None:
-        """Apply a RayCluster unless the observed one came from the same manifest."""
+        """Apply a RayCluster unless the observed one was made from the same manifest."""
         stamped = _changed(cluster.wire(), observed)
         if stamped:
             await self._ray.apply(cluster.model_copy(update={"metadata": stamped["metadata"]}))
@@ -36,19 +36,19 @@ class Writer:
     async def child(
         self, group: str, plural: str, manifest: dict[str, Any], observed: dict[str, Any] | None
     ) -> None:
-        """Apply a child unless the observed one came from the same manifest.
+        """Apply a child unless the observed one was made from the same manifest.
 
-        Of a RolloutPool users may change the replicas.
+        A changed RolloutPool is not reverted: users may scale it.
         """
         stamped = _changed(manifest, observed, shared=plural == "rolloutpools")
         if stamped:
             await self._kube.apply(group, plural, stamped)
 
     async def status(self, plural: str, owner: dict[str, Any], status: Model) -> bool:
-        """Apply a status when it differs from the object's; True when written.
+        """Apply a status if it differs from the object's; return whether it was written.
 
-        Not written when the object has changed since it was read: what was decided by an old one
-        must not replace what is newer. The change marks the object, which is then looked at again.
+        The status is not written when the object has changed since it was read, because it was computed from
+        the old object. The change itself enqueues the object for another reconcile.
         """
         new = status.wire()
         if new == (owner.get("status") or {}):
@@ -75,9 +75,9 @@ class Writer:
         await self._kube.delete("api/v1", "pods", meta["namespace"], meta["name"])
 
     async def uid_of(self, owner: Owner) -> str | None:
-        """UID of a GRPOJob or RolloutPool, asked of the API server; None when it is gone."""
-        found = await self._kube.get(_GROUP, _PLURALS[owner.kind], owner.namespace, owner.name)
-        return str(found["metadata"]["uid"]) if found else None
+        """Return the UID of a GRPOJob or RolloutPool from the API server, or None when it does not exist."""
+        obj = await self._kube.get(_GROUP, _PLURALS[owner.kind], owner.namespace, owner.name)
+        return str(obj["metadata"]["uid"]) if obj else None
 
     async def delete_job(self, job: dict[str, Any]) -> None:
         meta = job["metadata"]
@@ -112,6 +112,6 @@ class Writer:
 def _changed(
     manifest: dict[str, Any], observed: dict[str, Any] | None, shared: bool = False
 ) -> dict[str, Any] | None:
-    """The manifest with its digest, or None when the observed object came from the same one."""
+    """Return the manifest with its digest, or None when the observed object was made from the same one."""
     stamped = with_hash(manifest)
     return None if is_current(stamped, observed, shared) else stamped

@@ -1,4 +1,4 @@
-"""``grpo-plan MANIFEST``: what the operator would do with a GRPOJob, without a cluster."""
+"""``grpo-plan MANIFEST``: prints the operator's plan for a GRPOJob, without a cluster."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ _Named = tuple[str, dict[str, Any]]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the plan of each GRPOJob in a manifest; 1 when one is refused, 2 for bad input."""
+    """Print the plan of each GRPOJob in a manifest; return 1 when one is refused, 2 for bad input."""
     parser = argparse.ArgumentParser(prog="grpo-plan", description=__doc__)
     parser.add_argument("manifest", type=Path, help="YAML file with one or more GRPOJobs")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
@@ -47,31 +47,31 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _read(path: Path) -> tuple[list[_Named], dict[str, dict[str, Any]]]:
-    """(name, spec) of each GRPOJob, and the specs of the RolloutPools by name."""
+    """Return (name, spec) of each GRPOJob, and the specs of the RolloutPools by name."""
     try:
         documents = [d for d in yaml.safe_load_all(path.read_text()) if d]
     except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML: {error}") from error
+        raise ValueError(f"{path} is not valid YAML: {error}") from error
     jobs = _of_kind(documents, "GRPOJob")
     if not jobs:
-        raise ValueError(f"{path} holds no object of kind GRPOJob")
+        raise ValueError(f"{path} contains no object of kind GRPOJob")
     return jobs, dict(_of_kind(documents, "RolloutPool"))
 
 
 def _of_kind(documents: list[Any], kind: str) -> list[_Named]:
-    found = [d for d in documents if isinstance(d, dict) and d.get("kind") == kind]
-    return [(str((d.get("metadata") or {}).get("name", "?")), d.get("spec") or {}) for d in found]
+    objects = [d for d in documents if isinstance(d, dict) and d.get("kind") == kind]
+    return [(str((d.get("metadata") or {}).get("name", "?")), d.get("spec") or {}) for d in objects]
 
 
 def _pool(spec: GRPOJobSpec, pools: dict[str, dict[str, Any]]) -> RolloutTemplate:
-    """The job's own pool, or the one that it refers to, from the same file."""
+    """Return the job's own pool, or the pool of its poolRef from the same file."""
     if spec.rollout.template is not None:
         return spec.rollout.template
     assert spec.rollout.pool_ref is not None
     name = spec.rollout.pool_ref.name
     if name not in pools:
         raise RefusedError(
-            f"spec.rollout.poolRef.name={name}: the manifest holds no such RolloutPool: add it to the file"
+            f"spec.rollout.poolRef.name={name}: the manifest contains no such RolloutPool: add it to the file"
         )
     pool = RolloutPoolSpec.model_validate(pools[name])
     check_reference(spec, pool)

@@ -1,4 +1,4 @@
-"""A job's plan as plain data and as a table (pure)."""
+"""Formats a job's plan as plain data and as a table (pure)."""
 
 from typing import Any
 
@@ -8,16 +8,17 @@ from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.plan.planner import transfer_bounds
 from grpo_operator.plan.planner.resolve import JobPlan
 
-_SHARED = ", the training pool's own, in turn"
+_SHARED = ", shared with the training pool"
 
 
 def as_data(spec: GRPOJobSpec, pool: RolloutTemplate, plan: JobPlan, store_speed: float) -> dict[str, Any]:
-    """Everything that the table shows. Bytes, seconds; ``store_speed``: bytes/s of one node."""
+    """Return the figures of the table, in bytes and seconds. ``store_speed``: bytes/s of one node."""
     data: dict[str, Any] = {
         "mode": spec.mode,
         "pools": _pools(spec, pool),
         "layout": str(plan.layout),
         "reason": plan.reason,
+        "weight_path": str(plan.weight_path),
         "stages": [],
     }
     if plan.model is None or plan.training is None:
@@ -83,16 +84,17 @@ def _sync(spec: GRPOJobSpec, pool: RolloutTemplate, plan: JobPlan) -> dict[str, 
 
 
 def as_table(data: dict[str, Any]) -> str:
-    """The plan for people."""
+    """Return the plan as a table for people."""
     trainer, rollout = data["pools"]["trainer"], data["pools"]["rollout"]
     lines = [
         f"training pool   {trainer['nodes']} nodes, {trainer['gpus']} x {trainer['gpu_type']}",
         f"rollout pool    {rollout['engines']} engines on {rollout['nodes']} nodes, "
         f"{rollout['gpus']} x {rollout['gpu_type']}{_SHARED if data['mode'] == 'colocated' else ''}",
         f"layout          {data['layout']} ({data['reason']})",
+        f"weight path     {data['weight_path']}",
     ]
     if not data["stages"]:
-        return "\n".join([*lines, "memory          unknown: name spec.model.architecture"])
+        return "\n".join([*lines, "memory          unknown: set spec.model.architecture"])
     columns = ("weights", "gradients", "optimizer", "activations", "other", "total")
     lines += ["", "GB per GPU" + " " * 6 + "layers" + "".join(f"{name:>13}" for name in columns)]
     lines += [
@@ -105,14 +107,14 @@ def as_table(data: dict[str, Any]) -> str:
         engine = data["engine"]
         lines.append(
             f"engine          {engine['weights'] / 1e9:.1f} GB of weights, {engine['kv_cache'] / 1e9:.1f} GB "
-            f"of KV cache on a GPU: {engine['kv_tokens']} tokens a replica, {engine['wanted_tokens']} wanted"
+            f"of KV cache per GPU: {engine['kv_tokens']} tokens per replica, {engine['wanted_tokens']} needed"
         )
     checkpoint, sync = data["checkpoint"], data["sync"]
     lines.append(
         f"checkpoint      {checkpoint['bytes'] / 1e12:.2f} TB, {checkpoint['seconds']:.0f} s to write"
     )
     lines.append(
-        f"weight sync     {sync['version_bytes'] / 1e9:.0f} GB a version, "
+        f"weight sync     {sync['version_bytes'] / 1e9:.0f} GB per version, "
         f"{sync['received_bytes'] / 1e12:.2f} TB into the engines, "
         f"at least {sync['lower_bound_seconds']:.2f} s"
     )

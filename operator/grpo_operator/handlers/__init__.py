@@ -1,1 +1,1 @@
-"""kopf handlers, the work queue and the metrics of the operator."""
+"""kopf handlers, the reconcile loop and its work queue, and the operator's metrics."""

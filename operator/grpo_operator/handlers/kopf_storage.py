@@ -1,7 +1,7 @@
-"""Storages of kopf that keep nothing: only watches are handled, so nothing is ever read from them.
+"""kopf storages that store nothing.
 
-kopf's own copy each object several times for each of its events, which is most of what the events of
-thousands of pods cost.
+The operator handles raw watch events only, so kopf never reads what it stored. kopf's default storages copy
+each object several times per event, which is most of the cost of the events of thousands of pods.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ import kopf
 
 
 class NullDiffBase(kopf.DiffBaseStorage):
-    """No object's last handled state."""
+    """Storage of the last handled state of objects."""
 
     def build(self, **_: Any) -> Any:
         return {}
@@ -19,23 +19,23 @@ class NullDiffBase(kopf.DiffBaseStorage):
         return None
 
     def store(self, **_: Any) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
 
 class NoProgress(kopf.ProgressStorage):
-    """No handler's progress."""
+    """Storage of the progress of handlers."""
 
     def fetch(self, **_: Any) -> None:
         return None
 
     def store(self, **_: Any) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
     def purge(self, **_: Any) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
     def touch(self, **_: Any) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
     def clear(self, *, essence: Any) -> Any:
         return essence

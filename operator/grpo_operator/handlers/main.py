@@ -1,4 +1,4 @@
-"""kopf's side: watches fill the cache, and one loop reconciles whatever is there."""
+"""Entry point of the operator: kopf's watches fill the cache, and one loop reconciles from it."""
 
 import asyncio
 import logging
@@ -24,15 +24,15 @@ from grpo_operator.observe.cache import Cache, key_of
 from grpo_operator.observe.pod_client import PodClient
 from grpo_operator.observe.pod_poller import PodPoller
 from grpo_operator.observe.prerequisites import Prerequisites
-from grpo_operator.observe.relist import Listing
+from grpo_operator.observe.relist import Relist
 from grpo_operator.observe.watched_kinds import WATCHED, Watched
-from grpo_operator.plan.capacity.feasibility import room
+from grpo_operator.plan.capacity.feasibility import node_capacity
 from grpo_operator.settings import load_settings
 
 log = logging.getLogger(__name__)
 SETTINGS_FILE = Path(os.environ.get("GRPO_SETTINGS", "/etc/grpo-operator/settings.json"))
 METRICS_PORT = 9090
-PAGE = 100  # objects of a listing that are in memory at once, as they came
+PAGE = 100  # objects per page of a listing, to limit the memory that unreduced objects take
 
 cache = Cache()
 loop = Loop(cache, WorkQueue())
@@ -47,11 +47,11 @@ async def startup(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
     for kind in WATCHED:
         if kind.label:
             settings.watching.label_selectors[kind.group, kind.version, kind.plural] = kind.label
-    # A worker keeps its last event, whole, while it waits for another one of the same object.
+    # An idle worker keeps the whole last event of its object in memory until it ends.
     settings.queueing.idle_timeout = 0.1
     settings.persistence.diffbase_storage = NullDiffBase()
     settings.persistence.progress_storage = NoProgress()
-    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # a line for each event of each pod
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # it logs a line per event of each pod
     try:
         config.load_incluster_config()
     except config.ConfigException:
@@ -59,73 +59,81 @@ async def startup(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
     chart = load_settings(SETTINGS_FILE)
     kube = Kube(client.ApiClient())
     writer = Writer(kube)
-    keys = AgentSecrets(kube)
-    memo.probe = PodClient(keys)
-    memo.poller = PodPoller(cache, memo.probe, lambda owner: loop.mark([owner]))
-    context = ReconcileContext(cache, writer, memo.probe, memo.poller, chart, AdmissionRound(cache), keys)
-    listing = Listing(kube, cache, chart.watch_namespaces)
+    secrets = AgentSecrets(kube)
+    memo.pod_client = PodClient(secrets)
+    memo.poller = PodPoller(cache, memo.pod_client, lambda owner: loop.enqueue([owner]))
+    context = ReconcileContext(
+        cache, writer, memo.pod_client, memo.poller, chart, AdmissionRound(cache), secrets
+    )
+    relist = Relist(kube, cache, chart.watch_namespaces)
     REGISTRY.register(JobCollector(cache))
     start_http_server(METRICS_PORT)
     memo.tasks = [
-        asyncio.create_task(loop.run(context, listing)),
-        asyncio.create_task(loop.look_around(Prerequisites(kube, cache))),
-        asyncio.create_task(loop.forget_deleted(listing)),
+        asyncio.create_task(loop.run(context, relist)),
+        asyncio.create_task(loop.check_prerequisites(Prerequisites(kube, cache))),
+        asyncio.create_task(loop.forget_deleted(relist)),
     ]
     for task in memo.tasks:
-        task.add_done_callback(_die)
+        task.add_done_callback(_exit)
 
 
-def _die(task: asyncio.Task[None]) -> None:
-    """These tasks never end by themselves: start afresh rather than live on without one."""
-    log.critical("a task of the operator ended", exc_info=None if task.cancelled() else task.exception())
+def _exit(task: asyncio.Task[None]) -> None:
+    """Exit the process, so that Kubernetes restarts it: these tasks never end by themselves."""
+    log.critical(
+        "a background task of the operator ended", exc_info=None if task.cancelled() else task.exception()
+    )
     os._exit(1)
 
 
 @kopf.on.cleanup()
 async def cleanup(memo: Any, **_: Any) -> None:
-    """Stop the loop; running jobs are not touched."""
+    """Stop the background tasks. Running jobs are not affected."""
     for task in memo.tasks:
-        task.remove_done_callback(_die)
+        task.remove_done_callback(_exit)
         task.cancel()
     memo.poller.stop()
-    await memo.probe.close()
+    await memo.pod_client.close()
 
 
 async def on_job(event: Any, **_: Any) -> None:
-    """A GRPOJob: the others may find other room when its claim changes."""
+    """Handle a GRPOJob event. If its resource claim changed, enqueue every owner: capacity may be free."""
     before = cache.jobs.get(key_of(event["object"]))
     cache.store("grpojobs", event)
-    loop.mark([owner_of(event["object"])])
+    loop.enqueue([owner_of(event["object"])])
     if event["type"] == "DELETED" or before is None or _claim(before) != _claim(event["object"]):
-        loop.mark(cache.owners())
+        loop.enqueue(cache.owners())
 
 
 async def on_pool(event: Any, **_: Any) -> None:
-    """A RolloutPool: of a job, or of its own."""
+    """Handle a RolloutPool event: enqueue its job, or the pool itself and every job that references it."""
     cache.store("rolloutpools", event)
     owner = owner_in_labels(event["object"])
-    loop.mark(
+    loop.enqueue(
         [owner] if owner else [owner_of(event["object"]), *cache.jobs_of_pool(*key_of(event["object"]))]
     )
 
 
 async def on_node(event: Any, **_: Any) -> None:
-    """A node; its heartbeats change nothing."""
+    """Handle a node event: enqueue every owner if its capacity changed, which heartbeats do not do."""
     before = cache.node(event["object"]["metadata"]["name"])
     cache.store("nodes", event)
-    if event["type"] == "DELETED" or before is None or room(before) != room(event["object"]):
-        loop.mark(cache.owners())
+    if (
+        event["type"] == "DELETED"
+        or before is None
+        or node_capacity(before) != node_capacity(event["object"])
+    ):
+        loop.enqueue(cache.owners())
 
 
 async def on_child(event: Any, resource: Any, **_: Any) -> None:
-    """Something that carries the label of its owner."""
+    """Handle an event of a child object: enqueue the owner that its label names."""
     cache.store(resource.plural, event)
     owner = owner_in_labels(event["object"])
-    loop.mark([owner] if owner else [])
+    loop.enqueue([owner] if owner else [])
 
 
 def _claim(job: Any) -> tuple[Any, ...]:
-    """What decides over the room, and the pool, that a job takes."""
+    """Return the fields whose change affects capacity: generation and phase."""
     return job["metadata"]["generation"], (job.get("status") or {}).get("phase")
 
 

@@ -1,4 +1,4 @@
-"""The operator's Prometheus metrics: its own work, and every job as the cache shows it."""
+"""Prometheus metrics of the operator: its reconciles, and the status of every job in the cache."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,24 +19,28 @@ _JOB = ["namespace", "name"]
 
 
 class JobCollector(Collector):
-    """Reads the jobs at each scrape, so that a deleted job leaves no series behind."""
+    """Collector that reads the cache at each scrape, so that series of deleted jobs disappear."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
 
     def collect(self) -> Iterator[Metric]:
-        """One sample a job and figure; figures that are not known yet are left out."""
+        """Yield one sample per job and metric; values that are not known yet are left out."""
         info = GaugeMetricFamily("grpo_job_info", "Jobs by phase", labels=[*_JOB, "phase"])
         restarts = CounterMetricFamily(
             "grpo_job_restarts", "Restarts by cause: job or infrastructure", labels=[*_JOB, "cause"]
         )
-        figures = {
+        gauges = {
             "step": GaugeMetricFamily("grpo_job_step", "Finished steps", labels=_JOB),
-            "totalSteps": GaugeMetricFamily("grpo_job_total_steps", "Wanted steps", labels=_JOB),
-            "weightVersion": GaugeMetricFamily("grpo_job_weight_version", "Weights served", labels=_JOB),
-            "rewardMean": GaugeMetricFamily("grpo_job_reward_mean", "Of the last step", labels=_JOB),
+            "totalSteps": GaugeMetricFamily("grpo_job_total_steps", "Total steps of the job", labels=_JOB),
+            "weightVersion": GaugeMetricFamily(
+                "grpo_job_weight_version", "Weight version that the engines serve", labels=_JOB
+            ),
+            "rewardMean": GaugeMetricFamily(
+                "grpo_job_reward_mean", "Mean reward of the last step", labels=_JOB
+            ),
             "tokensPerSecondPerGpu": GaugeMetricFamily(
-                "grpo_job_tokens_per_second_per_gpu", "Of the last step", labels=_JOB
+                "grpo_job_tokens_per_second_per_gpu", "Throughput of the last step", labels=_JOB
             ),
         }
         lag = GaugeMetricFamily(
@@ -45,7 +49,7 @@ class JobCollector(Collector):
         for (namespace, name), job in list(self._cache.jobs.items()):
             status, key = job.get("status") or {}, [namespace, name]
             info.add_metric([*key, status.get("phase", "Pending")], 1)
-            for field, family in figures.items():
+            for field, family in gauges.items():
                 if field in status:
                     family.add_metric(key, float(status[field]))
             for cause, count in (status.get("restarts") or {}).items():
@@ -53,11 +57,11 @@ class JobCollector(Collector):
             behind = self._lag(namespace, name, status)
             if behind is not None:
                 lag.add_metric(key, behind)
-        yield from (info, restarts, lag, *figures.values())
+        yield from (info, restarts, lag, *gauges.values())
 
     def _lag(self, namespace: str, name: str, status: dict[str, Any]) -> int | None:
         pool = self._cache.pools.get((namespace, f"{name}-rollout")) or {}
         versions = [e.get("weightVersion") for e in (pool.get("status") or {}).get("engines") or []]
         known = [version for version in versions if version is not None]
-        wanted = status.get("weightVersion")
-        return None if wanted is None or not known else max(wanted - min(known), 0)
+        current = status.get("weightVersion")
+        return None if current is None or not known else max(current - min(known), 0)

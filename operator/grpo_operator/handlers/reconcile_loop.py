@@ -1,4 +1,4 @@
-"""The reconcile loop: what is due is reconciled, at once after a change and now and then."""
+"""Reconcile loop: owners are reconciled right after a change, and periodically."""
 
 import asyncio
 import contextlib
@@ -20,71 +20,74 @@ from grpo_operator.handlers.reconcilers.rolloutpool import PoolReconciler
 from grpo_operator.handlers.workqueue import WorkQueue
 from grpo_operator.observe.cache import Cache
 from grpo_operator.observe.prerequisites import Prerequisites
-from grpo_operator.observe.relist import Listing
+from grpo_operator.observe.relist import Relist
 
 log = logging.getLogger(__name__)
-LOOK_SECONDS = 1.0
-BURST_SECONDS = 0.3
-SURROUNDINGS_SECONDS = 10.0
-LISTING_SECONDS = 600.0
-CONCURRENCY = 4  # more would only wait for the API server together
+ROUND_SECONDS = 1.0  # longest time between two rounds
+BURST_SECONDS = 0.3  # pause after a round, so that one reconcile covers a burst of changes
+PREREQUISITES_SECONDS = 10.0
+RELIST_SECONDS = 600.0
+CONCURRENCY = 4  # more reconciles at once would only wait for the API server
 
 
 class Loop:
-    """Everything that runs beside the watches."""
+    """Background tasks of the operator: the reconcile rounds, the prerequisites check and the relist."""
 
     def __init__(self, cache: Cache, work: WorkQueue) -> None:
         self._cache = cache
         self._work = work
         self._wake = asyncio.Event()
-        self._looked = asyncio.Event()
+        self._prerequisites_known = asyncio.Event()
         self._slots = asyncio.Semaphore(CONCURRENCY)
 
-    def mark(self, owners: Iterable[Owner]) -> None:
-        """Something changed for these."""
+    def enqueue(self, owners: Iterable[Owner]) -> None:
+        """Schedule owners for the next round."""
         for owner in owners:
-            self._work.mark(owner, time.monotonic())
+            self._work.add(owner, time.monotonic())
         self._wake.set()
 
-    async def run(self, context: ReconcileContext, listing: Listing) -> None:
-        """Reconcile for ever, beginning when the cache is whole."""
-        while not await _tried("listing", listing.wait_whole):  # noqa: ASYNC110 - it is no waiting
-            await asyncio.sleep(LOOK_SECONDS)
-        await self._looked.wait()
-        _give_back_memory()
-        log.info("the cache is whole: %d jobs", len(self._cache.jobs))
+    async def run(self, context: ReconcileContext, relist: Relist) -> None:
+        """Reconcile until cancelled, starting once the cache is complete.
+
+        With a partial cache the operator would apply children that already exist.
+        """
+        while not await _succeeds("listing", relist.wait_complete):  # noqa: ASYNC110 - retries, does not poll
+            await asyncio.sleep(ROUND_SECONDS)
+        await self._prerequisites_known.wait()
+        _release_memory()
+        log.info("the cache is complete: %d jobs", len(self._cache.jobs))
         jobs, pools = JobReconciler(context), PoolReconciler(context)
         while True:
             context.poller.start()
-            self._work.forget_all_but(self._cache.owners())
-            due = self._work.take(time.monotonic())
+            self._work.retain(self._cache.owners())
+            due = self._work.pop_due(time.monotonic())
             if due:
                 context.admissions.update()
                 await asyncio.gather(*(self._one(jobs, pools, Owner(*key)) for key in due))
-            await _tried("orphans", lambda: delete_orphans(context.cache, context.writer))
-            if due:  # the first change of a burst was heeded at once; now its rest
+            await _succeeds("deleting orphans", lambda: delete_orphans(context.cache, context.writer))
+            if due:  # the first change of a burst is handled at once, the rest together
                 await asyncio.sleep(BURST_SECONDS)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), LOOK_SECONDS)
+                await asyncio.wait_for(self._wake.wait(), ROUND_SECONDS)
             self._wake.clear()
 
-    async def look_around(self, surroundings: Prerequisites) -> None:
-        """Jobs wait, and say why, while KubeRay is missing or too old, or the CRDs are."""
+    async def check_prerequisites(self, prerequisites: Prerequisites) -> None:
+        """Check KubeRay and the CRDs periodically; enqueue every owner when they changed."""
 
-        async def look() -> None:
-            if await surroundings.look():
-                self.mark(self._cache.owners())
+        async def check() -> None:
+            if await prerequisites.refresh():
+                self.enqueue(self._cache.owners())
 
         while True:
-            if await _tried("looking at KubeRay and the CRDs", look):
-                self._looked.set()
-            await asyncio.sleep(SURROUNDINGS_SECONDS)
+            if await _succeeds("checking KubeRay and the CRDs", check):
+                self._prerequisites_known.set()
+            await asyncio.sleep(PREREQUISITES_SECONDS)
 
-    async def forget_deleted(self, listing: Listing) -> None:
-        """Find, now and then, what vanished while a watch was down."""
+    async def forget_deleted(self, relist: Relist) -> None:
+        """Drop periodically the objects that were deleted while a watch was interrupted."""
         while True:
-            await asyncio.sleep(LISTING_SECONDS)
-            await _tried("listing", listing.forget_deleted)
+            await asyncio.sleep(RELIST_SECONDS)
+            await _succeeds("listing", relist.forget_deleted)
 
     async def _one(self, jobs: JobReconciler, pools: PoolReconciler, owner: Owner) -> None:
         succeeded = False
@@ -97,23 +100,23 @@ class Loop:
                     await (jobs.reconcile(obj) if owner.kind == "GRPOJob" else pools.reconcile(obj))
                 succeeded = True
             except Exception:
-                log.exception("%s %s/%s", *owner)
+                log.exception("reconciling %s %s/%s failed", *owner)
         RECONCILES.labels(owner.kind, "success" if succeeded else "error").inc()
         self._work.done(owner, succeeded, time.monotonic())
 
 
-def _give_back_memory() -> None:
-    """Listing tens of thousands of pods leaves the heap several times as large as it needs to be."""
+def _release_memory() -> None:
+    """Return free heap memory to the kernel: the first listing grows the heap several times over."""
     gc.collect()
-    with contextlib.suppress(AttributeError, OSError):  # glibc alone has it
+    with contextlib.suppress(AttributeError, OSError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
 
 
-async def _tried(what: str, call: Callable[[], Awaitable[None]]) -> bool:
-    """Did the call succeed? The API server may be away; the caller comes again."""
+async def _succeeds(what: str, call: Callable[[], Awaitable[None]]) -> bool:
+    """Run the call; return False, for a later retry, when the API server fails or cannot be reached."""
     try:
         await call()
     except (ApiException, HTTPError) as error:
-        log.warning("%s: %s", what, error)
+        log.warning("%s failed: %s", what, error)
         return False
     return True

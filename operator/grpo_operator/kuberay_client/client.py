@@ -1,4 +1,4 @@
-"""Async client of RayClusters. Errors keep their HTTP status; watches are kopf's."""
+"""Async client for RayClusters. Errors keep their HTTP status. Watching is left to kopf."""
 
 from typing import Any
 
@@ -9,28 +9,28 @@ _GROUP = "apis/ray.io/v1"
 
 
 class RayClusterApi:
-    """RayClusters of one API server."""
+    """API of the RayClusters of one cluster."""
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube
 
     async def apply(self, cluster: RayCluster) -> dict[str, Any]:
-        """Server-side apply; creates or updates. Returns the object as stored."""
+        """Create or update by server-side apply; return the object as stored."""
         return await self._kube.apply(_GROUP, "rayclusters", cluster.wire())
 
     async def served(self) -> bool:
-        """Does the API server know RayClusters, that is: is KubeRay installed?"""
+        """Return whether the API server serves RayClusters, that is, whether KubeRay is installed."""
         return "rayclusters" in await self._kube.kinds(_GROUP)
 
     async def spec_fields(self) -> frozenset[str]:
-        """Names of the fields of ``spec`` that the installed KubeRay knows; empty without KubeRay.
+        """Return the names of the ``spec`` fields of the installed KubeRay; empty without KubeRay.
 
-        Server-side apply refuses the others.
+        Server-side apply refuses any other field.
         """
         schemas = await self._kube.schemas(_GROUP)
-        found = [s for name, s in schemas.items() if name.endswith(".RayCluster")]
-        return frozenset(found[0]["properties"]["spec"]["properties"]) if found else frozenset()
+        kinds = [schema for name, schema in schemas.items() if name.endswith(".RayCluster")]
+        return frozenset(kinds[0]["properties"]["spec"]["properties"]) if kinds else frozenset()
 
     async def delete(self, namespace: str, name: str) -> None:
-        """Delete in the background; fine when it does not exist."""
+        """Delete with background propagation; do nothing when it does not exist."""
         await self._kube.delete(_GROUP, "rayclusters", namespace, name)

@@ -1,4 +1,4 @@
-"""Async access to the API server: server-side apply, create, delete.
+"""Async client of the API server: server-side apply, get, list names, create, delete.
 
 The official client is synchronous; calls run in threads so that the event loop never blocks.
 """
@@ -12,13 +12,13 @@ from prometheus_client import Counter
 
 MANAGER = "grpo-operator"
 _METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-PAGE = 500  # objects of one page of a listing
-TIMEOUT = (5, 30)  # seconds to connect and to answer
+PAGE = 500  # objects per page of a listing
+TIMEOUT = (5, 30)  # seconds to connect, and to read the answer
 REQUESTS = Counter("grpo_api_requests_total", "Writes to the API server", ["verb", "code"])
 
 
 class Kube:
-    """Thin wrapper over kubernetes.client.ApiClient with plain JSON objects."""
+    """Thin wrapper around kubernetes.client.ApiClient with plain JSON objects."""
 
     def __init__(self, api: client.ApiClient) -> None:
         self._api = api
@@ -26,14 +26,14 @@ class Kube:
     async def apply(
         self, group: str, plural: str, manifest: dict[str, Any], subresource: str = ""
     ) -> dict[str, Any]:
-        """Server-side apply as this operator; conflicts with other managers are taken over."""
+        """Apply as field manager of this operator; fields of other managers are taken over (force)."""
         meta = manifest["metadata"]
         path = _path(group, plural, meta.get("namespace", ""), meta["name"]) + subresource
         query = [("fieldManager", MANAGER), ("force", "true")]
         return await self._call("PATCH", path, query, manifest)
 
     async def delete(self, group: str, plural: str, namespace: str, name: str) -> None:
-        """Delete in the background; fine when it does not exist."""
+        """Delete with background propagation; do nothing when it does not exist."""
         body = {"propagationPolicy": "Background"}
         try:
             await self._call("DELETE", _path(group, plural, namespace, name), body=body)
@@ -42,45 +42,45 @@ class Kube:
                 raise
 
     async def get(self, group: str, plural: str, namespace: str, name: str) -> dict[str, Any] | None:
-        """The object; None when it does not exist."""
-        return await self._found(_path(group, plural, namespace, name))
+        """Return the object, or None when it does not exist."""
+        return await self._get(_path(group, plural, namespace, name))
 
     async def create(self, group: str, plural: str, manifest: dict[str, Any]) -> dict[str, Any]:
         path = _path(group, plural, manifest["metadata"]["namespace"])
         return await self._call("POST", path, body=manifest)
 
     async def names(self, group: str, plural: str, namespace: str, selector: str) -> set[tuple[str, str]]:
-        """(namespace, name) of every object; none when the API server does not know the kind.
+        """Return (namespace, name) of every object; empty when the API server does not serve the kind.
 
-        ``namespace``: "" for all. Only metadata is asked for, in pages.
+        ``namespace``: "" for all. Only metadata is requested, in pages.
         """
-        found: set[tuple[str, str]] = set()
+        names: set[tuple[str, str]] = set()
         path = _path(group, plural, namespace)
         query = {"limit": str(PAGE), "labelSelector": selector}
         while True:
-            page = await self._found(path, list(query.items()), _METADATA)
+            page = await self._get(path, list(query.items()), _METADATA)
             if page is None:
                 return set()
             metadata = [item["metadata"] for item in page["items"] or ()]
-            found |= {(meta.get("namespace", ""), meta["name"]) for meta in metadata}
+            names |= {(meta.get("namespace", ""), meta["name"]) for meta in metadata}
             query["continue"] = page["metadata"].get("continue", "")
             if not query["continue"]:
-                return found
+                return names
 
     async def kinds(self, group: str) -> set[str]:
-        """Plural names that the API server serves in a group and version (``apis/GROUP/VERSION``)."""
-        found = await self._found(f"/{group}")
-        return {resource["name"] for resource in found["resources"]} if found else set()
+        """Return the plural names that the API server serves in ``group`` (``apis/GROUP/VERSION``)."""
+        answer = await self._get(f"/{group}")
+        return {resource["name"] for resource in answer["resources"]} if answer else set()
 
     async def schemas(self, group: str) -> dict[str, Any]:
-        """OpenAPI schemas by name of a group and version; empty when it is not served."""
-        found = await self._found(f"/openapi/v3/{group}")
-        return dict(found["components"]["schemas"]) if found else {}
+        """Return the OpenAPI schemas of a group and version by name; empty when it is not served."""
+        answer = await self._get(f"/openapi/v3/{group}")
+        return dict(answer["components"]["schemas"]) if answer else {}
 
-    async def _found(
+    async def _get(
         self, path: str, query: list[tuple[str, str]] | None = None, accept: str = "application/json"
     ) -> dict[str, Any] | None:
-        """What a GET answers; None for 404."""
+        """Return the answer to a GET request; None for 404."""
         try:
             return await self._call("GET", path, query, accept=accept)
         except client.ApiException as error:
@@ -121,7 +121,7 @@ class Kube:
 
 
 def _message(answer: str) -> str:
-    """What a refusing API server says: the message of its Status object."""
+    """Return the message of the Status object in an error answer, or the whole answer."""
     try:
         return str(json.loads(answer)["message"])
     except (ValueError, KeyError, TypeError):

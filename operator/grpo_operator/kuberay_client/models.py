@@ -1,7 +1,7 @@
 """Typed models of the RayCluster v1 fields that this operator writes and reads.
 
-``kuberay-client`` is not on PyPI (ray-project/kuberay#3915); this package covers what is needed
-and keeps the door open. Field names follow KubeRay's ``ray.io/v1`` (1.5 and 1.6).
+``kuberay-client`` is not on PyPI (ray-project/kuberay#3915), so this package covers the fields that are
+needed. Field names follow KubeRay's ``ray.io/v1`` (1.5 and 1.6).
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ class HeadGroup(_Model):
 
 
 class WorkerGroup(_Model):
-    """One entry of spec.workerGroupSpecs. A replica of several hosts lives and dies as one."""
+    """One entry of spec.workerGroupSpecs. KubeRay creates and deletes the hosts of a replica together."""
 
     group_name: str
     replicas: int
@@ -36,6 +36,8 @@ class WorkerGroup(_Model):
 
 
 class RayClusterSpec(_Model):
+    """Spec of a RayCluster."""
+
     ray_version: str
     suspend: bool | None = False  # None: left to Kueue, which sets it
     auth_options: dict[str, str] | None = None  # since KubeRay 1.5.1
@@ -45,13 +47,13 @@ class RayClusterSpec(_Model):
 
 
 class RayCluster(_Model):
-    """A RayCluster to apply."""
+    """Manifest of a RayCluster."""
 
     metadata: dict[str, Any]
     spec: RayClusterSpec
 
     def wire(self) -> dict[str, Any]:
-        """The manifest."""
+        """Return the manifest as JSON-compatible data."""
         spec = self.spec.model_dump(by_alias=True, exclude_none=True)
         return {
             "apiVersion": API_VERSION,
@@ -62,7 +64,7 @@ class RayCluster(_Model):
 
 
 class RayClusterStatus(_Model):
-    """Observed status. ``RayClusterProvisioned`` latches, so it is not read."""
+    """Observed status. The condition ``RayClusterProvisioned`` is never reset, so it is not used."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore")
     state: str = ""
@@ -73,10 +75,10 @@ class RayClusterStatus(_Model):
     conditions: list[dict[str, Any]] = Field(default_factory=list)
 
     def condition(self, kind: str) -> bool:
-        """Is the condition of this type true?"""
+        """Return whether the condition of this type is true."""
         return any(c["type"] == kind and c["status"] == "True" for c in self.conditions)
 
     @property
     def suspended(self) -> bool:
-        """Have all pods been deleted because of spec.suspend?"""
+        """Return whether all pods have been deleted because of spec.suspend."""
         return self.condition("RayClusterSuspended") or self.state == "suspended"

@@ -1,4 +1,4 @@
-"""Objects as the watches last delivered them, reduced to what the operator reads."""
+"""In-memory cache of the watched objects, reduced to the fields that the operator reads."""
 
 import json
 from collections import Counter, defaultdict
@@ -11,7 +11,7 @@ Key = tuple[str, str]  # namespace ("" for nodes), name
 
 
 class Cache:
-    """One table a kind, keyed by (namespace, name). Rebuilt by listing after a restart."""
+    """One table per kind, keyed by (namespace, name). kopf's watches rebuild it after a restart."""
 
     def __init__(self) -> None:
         self._tables: dict[str, dict[Key, Object]] = {kind.plural: {} for kind in WATCHED}
@@ -19,32 +19,34 @@ class Cache:
         self.jobs = self._tables["grpojobs"]
         self.pools = self._tables["rolloutpools"]
         self.ray_clusters = self._tables["rayclusters"]
-        self.kuberay: frozenset[str] = frozenset()  # fields of a RayCluster's spec
-        self.crds_lack = ""  # what an older CRD lacks, with the remedy
+        self.kuberay_fields: frozenset[str] = frozenset()  # of RayCluster.spec; empty without KubeRay
+        self.crd_problem = ""  # message when the installed CRDs are older than the operator
 
     @property
     def nodes(self) -> list[Object]:
+        """Return all nodes."""
         return list(self._tables["nodes"].values())
 
     def node(self, name: str) -> Object | None:
+        """Return a node by name, or None."""
         return self._tables["nodes"].get(("", name))
 
     def live(self, plural: str, key: Key) -> Object | None:
-        """A child as it is in the cluster, without its status."""
+        """Return a child as it is in the cluster, without its status, or None."""
         kept = self._tables[plural].get(key)
         if kept is None or "live" not in kept:
             return kept
         return dict(json.loads(kept["live"]))
 
     def owners(self) -> list[Owner]:
-        """Every GRPOJob and RolloutPool."""
+        """Return every GRPOJob and RolloutPool."""
         return [
             *(Owner("GRPOJob", *key) for key in self.jobs),
             *(Owner("RolloutPool", *key) for key in self.pools),
         ]
 
     def jobs_of_pool(self, namespace: str, pool: str) -> list[Owner]:
-        """Jobs whose poolRef names a RolloutPool."""
+        """Return the jobs whose poolRef names a RolloutPool."""
         references = {key: job["spec"]["rollout"].get("poolRef") for key, job in self.jobs.items()}
         return [
             Owner("GRPOJob", *k)
@@ -53,23 +55,24 @@ class Cache:
         ]
 
     def owner(self, owner: Owner) -> Object | None:
-        """The object of an owner."""
-        known = self.jobs if owner.kind == "GRPOJob" else self.pools
-        return known.get((owner.namespace, owner.name))
+        """Return the GRPOJob or RolloutPool object of an owner, or None."""
+        table = self.jobs if owner.kind == "GRPOJob" else self.pools
+        return table.get((owner.namespace, owner.name))
 
     def keys(self, plural: str) -> set[Key]:
+        """Return the keys of all cached objects of a kind."""
         return set(self._tables[plural])
 
     def pods_of(self, owner: Owner) -> tuple[Object, ...]:
-        """Pods labelled with this owner."""
+        """Return the pods that carry this owner's label."""
         return tuple(self._pods.get(owner, {}).values())
 
-    def nodes_of_all_but(self, owners: set[Owner]) -> set[str]:
-        """Names of the nodes on which pods of other owners than these run or end."""
-        return set(self.gpus_of_all_but(owners))
+    def nodes_of_others(self, owners: set[Owner]) -> set[str]:
+        """Return the names of the nodes with pods of other owners than these, terminating pods included."""
+        return set(self.gpus_of_others(owners))
 
-    def gpus_of_all_but(self, owners: set[Owner]) -> Counter[str]:
-        """GPUs that pods of other owners than these take, by node; 0 where they take none."""
+    def gpus_of_others(self, owners: set[Owner]) -> Counter[str]:
+        """Return the GPUs used by pods of other owners than these, by node; nodes may have 0."""
         used = Counter[str]()
         for owner, pods in self._pods.items():
             if owner not in owners:
@@ -79,10 +82,10 @@ class Cache:
         return used
 
     def store(self, plural: str, event: dict[str, Any]) -> None:
-        """Take over a watch event.
+        """Apply a watch event to the cache.
 
-        kopf hands out the events of an object in order, but those of an object and of one that was
-        made anew under its name in any order: what is older than the cached one is no news.
+        kopf orders the events of one object, but not those of an object and of its successor with the same
+        name. Events of an object that has been replaced are dropped.
         """
         key = key_of(event["object"])
         if _of_predecessor(event, self._tables[plural].get(key)):
@@ -107,16 +110,16 @@ class Cache:
 
 
 def _of_predecessor(event: dict[str, Any], kept: Object | None) -> bool:
-    """Does the event tell of an object that the kept one has replaced?"""
-    told = event["object"]["metadata"]
-    if kept is None or kept["metadata"].get("uid") == told.get("uid"):
+    """Return whether the event is of an object that the cached one has replaced."""
+    metadata = event["object"]["metadata"]
+    if kept is None or kept["metadata"].get("uid") == metadata.get("uid"):
         return False
     if event["type"] == "DELETED":
         return True
     created: str = kept["metadata"].get("creationTimestamp", "")
-    return bool(created > told.get("creationTimestamp", ""))
+    return bool(created > metadata.get("creationTimestamp", ""))
 
 
 def key_of(obj: Object) -> Key:
-    """(namespace, name) of an object."""
+    """Return (namespace, name) of an object."""
     return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]

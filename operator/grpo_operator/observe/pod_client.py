@@ -1,72 +1,81 @@
-"""HTTP calls to the job's own pods: the controller's report and the agents' states."""
+"""HTTP client of a job's own pods: the controller's status and the agents' statuses."""
 
 import asyncio
 import contextlib
-from typing import Any
+import logging
+from typing import Any, TypeVar
 
 import aiohttp
+from pydantic import ValidationError
 
 from grpo_operator.api import names
+from grpo_operator.api.messages import AgentStatus, ControllerStatus, Message
 from grpo_operator.api.names import AGENT_PORT, CONTROLLER_PORT
 from grpo_operator.apply.agent_secret import AgentSecrets
-from grpo_operator.plan.observed import first_hosts, of_pool
+from grpo_operator.plan.observed import first_hosts, of_pool, pod_name
 
+log = logging.getLogger(__name__)
 _TIMEOUT = aiohttp.ClientTimeout(total=3)
+_Status = TypeVar("_Status", bound=Message)
 
 
 class PodClient:
-    """Asks pods by address. A pod that does not answer yields None: it is starting or gone."""
+    """Calls pods by their IP address. A pod that does not answer yields None: it is starting or gone."""
 
-    def __init__(self, keys: AgentSecrets) -> None:
-        self._keys = keys
+    def __init__(self, secrets: AgentSecrets) -> None:
+        self._secrets = secrets
         self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
 
-    async def progress(self, pods: tuple[dict[str, Any], ...]) -> dict[str, Any] | None:
-        """The controller's status, or None."""
+    async def controller(self, pods: tuple[dict[str, Any], ...]) -> ControllerStatus | None:
+        """Return the controller's status, or None when no controller pod answers."""
         for pod in of_pool(pods, names.CONTROLLER):
-            report = await self._get(pod, CONTROLLER_PORT, "/v1/status")
-            if report is not None:
-                return report
+            status = await self._status(pod, CONTROLLER_PORT, ControllerStatus)
+            if status is not None:
+                return status
         return None
 
-    async def agents(self, pods: tuple[dict[str, Any], ...]) -> dict[str, dict[str, Any]]:
-        """Status of every engine's agent that answers, by pod name."""
+    async def agents(self, pods: tuple[dict[str, Any], ...]) -> dict[str, AgentStatus]:
+        """Return the status of every engine's agent that answers, by pod name."""
         rollout = first_hosts(of_pool(pods, names.ROLLOUT))
-        answers = await asyncio.gather(*(self._get(p, AGENT_PORT, "/v1/status") for p in rollout))
-        return {p["metadata"]["name"]: a for p, a in zip(rollout, answers, strict=True) if a}
+        statuses = await asyncio.gather(*(self._status(pod, AGENT_PORT, AgentStatus) for pod in rollout))
+        pairs = zip(rollout, statuses, strict=True)
+        return {pod_name(pod): status for pod, status in pairs if status is not None}
 
     async def set_writer(self, pod: dict[str, Any], writer: str) -> None:
-        """Tell an engine's agent from which job it takes weights."""
+        """Set the job from which an engine's agent accepts weights."""
         await self._post(pod, AGENT_PORT, "/v1/writer", {"writer": writer})
 
-    async def request_suspend(self, pods: tuple[dict[str, Any], ...], wanted: bool) -> None:
-        """Tell the controller to save a checkpoint and stop, or to go on."""
+    async def request_suspend(self, pods: tuple[dict[str, Any], ...], suspend: bool) -> None:
+        """Ask the controller to save a checkpoint and stop, or to resume."""
         for pod in of_pool(pods, names.CONTROLLER):
-            await self._post(pod, CONTROLLER_PORT, "/v1/suspend", {"suspend": wanted})
+            await self._post(pod, CONTROLLER_PORT, "/v1/suspend", {"suspend": suspend})
 
     async def _post(self, pod: dict[str, Any], port: int, path: str, body: dict[str, Any]) -> None:
-        """A pod that does not answer is asked again at the next look."""
+        """Send a request without checking the answer: the next reconcile sends it again if needed."""
         address = _address(pod)
         if not address:
             return
-        headers = {"authorization": f"Bearer {await self._keys.of(pod['metadata']['namespace'])}"}
+        headers = {"authorization": f"Bearer {await self._secrets.key(pod['metadata']['namespace'])}"}
         url = f"http://{address}:{port}{path}"
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             async with self._session.post(url, json=body, headers=headers):
                 pass
 
-    async def _get(self, pod: dict[str, Any], port: int, path: str) -> dict[str, Any] | None:
+    async def _status(self, pod: dict[str, Any], port: int, model: type[_Status]) -> _Status | None:
         address = _address(pod)
         if not address:
             return None
         try:
-            async with self._session.get(f"http://{address}:{port}{path}") as reply:
-                data: dict[str, Any] = await reply.json()
-                return data
+            async with self._session.get(f"http://{address}:{port}/v1/status") as reply:
+                return model.model_validate(await reply.json())
         except (aiohttp.ClientError, TimeoutError):
+            return None
+        except ValidationError as error:
+            log.warning("pod %s sent a status that cannot be parsed: %s", pod_name(pod), error)
             return None
 
     async def close(self) -> None:
+        """Close all connections."""
         await self._session.close()
 
 

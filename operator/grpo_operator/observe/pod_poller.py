@@ -1,4 +1,4 @@
-"""Asks the jobs' own pods beside the reconcile loop, so that a silent pod never holds it up."""
+"""Polls the jobs' own pods beside the reconcile loop, so that a slow pod never blocks a reconcile."""
 
 import asyncio
 import logging
@@ -6,74 +6,76 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
+from grpo_operator.api.messages import AgentStatus, ControllerStatus
 from grpo_operator.api.names import Owner
 from grpo_operator.observe.cache import Cache
 from grpo_operator.observe.pod_client import PodClient
 
 log = logging.getLogger(__name__)
-_LONGEST = 8.0  # seconds between two looks at a job none of whose pods answers
+_MAX_BACKOFF = 8.0  # seconds between two polls of an owner none of whose pods answers
 
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """What a job's pods said last. ``progress``: the controller; ``agents``: by pod name."""
+    """Latest answers of an owner's pods. ``agents``: by pod name."""
 
-    progress: dict[str, Any] | None = None
-    agents: dict[str, dict[str, Any]] = field(default_factory=dict)
+    controller: ControllerStatus | None = None
+    agents: dict[str, AgentStatus] = field(default_factory=dict)
 
 
 class PodPoller:
-    """One look at a job at a time; ``changed`` gets the job whose answers differ from the last."""
+    """Polls each owner at most once at a time, and calls ``changed`` with owners whose answers changed."""
 
-    def __init__(self, cache: Cache, probe: PodClient, changed: Callable[[Owner], None]) -> None:
+    def __init__(self, cache: Cache, client: PodClient, changed: Callable[[Owner], None]) -> None:
         self._cache = cache
-        self._probe = probe
+        self._client = client
         self._changed = changed
         self._reports: dict[Owner, Reports] = {}
-        self._silent: dict[Owner, tuple[int, float]] = {}  # looks without an answer, time of the next
+        self._backoff: dict[Owner, tuple[int, float]] = {}  # polls without an answer, time of the next poll
         self._running: dict[Owner, asyncio.Task[None]] = {}
 
-    def reports(self, key: Owner) -> Reports:
-        return self._reports.get(key, Reports())
+    def reports(self, owner: Owner) -> Reports:
+        """Return the latest answers; empty when no pod of the owner answers."""
+        return self._reports.get(owner, Reports())
 
     def start(self) -> None:
-        """Begin a look at every job that is due and not being looked at; forget deleted jobs."""
+        """Start a poll for every owner that is due and has none running; forget deleted owners."""
         owners = set(self._cache.owners())
-        for known in (self._reports, self._silent):
-            for key in known.keys() - owners:
-                del known[key]
+        for table in (self._reports, self._backoff):
+            for owner in table.keys() - owners:
+                del table[owner]
         now = time.monotonic()
-        for key in owners:
-            due = self._silent.get(key, (0, now))[1] <= now
-            wanted = key in self._reports or self._cache.pods_of(key)
-            if wanted and due and key not in self._running:
-                task = asyncio.create_task(self._look(key))
-                self._running[key] = task
-                task.add_done_callback(partial(self._done, key))
+        for owner in owners:
+            due = self._backoff.get(owner, (0, now))[1] <= now
+            has_pods = owner in self._reports or self._cache.pods_of(owner)
+            if has_pods and due and owner not in self._running:
+                task = asyncio.create_task(self._poll(owner))
+                self._running[owner] = task
+                task.add_done_callback(partial(self._done, owner))
 
-    def _done(self, key: Owner, task: asyncio.Task[None]) -> None:
-        self._running.pop(key, None)
+    def _done(self, owner: Owner, task: asyncio.Task[None]) -> None:
+        self._running.pop(owner, None)
         if not task.cancelled() and task.exception():
-            log.error("looking at %s %s/%s", *key, exc_info=task.exception())
+            log.error("polling the pods of %s %s/%s failed", *owner, exc_info=task.exception())
 
-    async def _look(self, key: Owner) -> None:
-        pods = self._cache.pods_of(key)
-        progress, agents = await asyncio.gather(self._probe.progress(pods), self._probe.agents(pods))
-        if progress is None and not agents:
-            looks = self._silent.get(key, (0, 0.0))[0] + 1
-            self._silent[key] = (looks, time.monotonic() + min(2.0**looks / 2, _LONGEST))
+    async def _poll(self, owner: Owner) -> None:
+        pods = self._cache.pods_of(owner)
+        controller, agents = await asyncio.gather(self._client.controller(pods), self._client.agents(pods))
+        if controller is None and not agents:
+            polls = self._backoff.get(owner, (0, 0.0))[0] + 1
+            self._backoff[owner] = (polls, time.monotonic() + min(2.0**polls / 2, _MAX_BACKOFF))
         else:
-            self._silent.pop(key, None)
-        fresh = Reports(progress, agents)
-        if fresh != self._reports.get(key, Reports()):
-            if fresh == Reports():
-                del self._reports[key]
+            self._backoff.pop(owner, None)
+        latest = Reports(controller, agents)
+        if latest != self._reports.get(owner, Reports()):
+            if latest == Reports():
+                del self._reports[owner]
             else:
-                self._reports[key] = fresh
-            self._changed(key)
+                self._reports[owner] = latest
+            self._changed(owner)
 
     def stop(self) -> None:
+        """Cancel all running polls."""
         for task in self._running.values():
             task.cancel()

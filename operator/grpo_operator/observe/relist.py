@@ -1,7 +1,8 @@
-"""Which objects the API server holds: when the cache is whole, and what it must forget.
+"""Compares the cache with listings of the API server.
 
-A watch that had to begin anew never tells of what was deleted meanwhile, and right after the start
-the watches have delivered only a part; a reconcile would write what is there already.
+Right after the start, the watches have delivered only some of the objects, and a reconcile from a partial
+cache would apply children that already exist. Later, a watch that had to be restarted does not report the
+objects that were deleted in between.
 """
 
 import asyncio
@@ -12,37 +13,39 @@ from grpo_operator.kuberay_client.kube import Kube
 from grpo_operator.observe.cache import Cache, Key
 from grpo_operator.observe.watched_kinds import WATCHED, Watched
 
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 
 
-class Listing:
-    """Compares the cache with listings of names alone."""
+class Relist:
+    """Lists the names of all watched objects and compares them with the cache."""
 
     def __init__(self, kube: Kube, cache: Cache, namespaces: Sequence[str] = ()) -> None:
-        """``namespaces``: those that are watched; empty means all."""
+        """``namespaces``: the watched namespaces; empty means all."""
         self._kube = kube
         self._cache = cache
         self._namespaces = namespaces or ("",)
 
-    async def wait_whole(self) -> None:
-        """Return once the watches have delivered everything that exists."""
+    async def wait_complete(self) -> None:
+        """Wait until the watches have delivered every existing object."""
         for kind in WATCHED:
             while missing := await self._names(kind) - self._cache.keys(kind.plural):
-                for _ in range(10):  # an object may be deleted while we wait for it: list again
-                    await asyncio.sleep(LOOK_SECONDS)
+                for _ in range(10):  # list again then: a missing object may have been deleted
+                    await asyncio.sleep(POLL_SECONDS)
                     if not missing - self._cache.keys(kind.plural):
                         break
 
     async def forget_deleted(self) -> None:
-        """Drop cached objects that exist no more."""
+        """Drop cached objects that no longer exist."""
         for kind in WATCHED:
-            before = self._cache.keys(kind.plural)  # what comes during the listing stays
+            before = self._cache.keys(
+                kind.plural
+            )  # read first, so that objects created during the listing stay
             for key in before - await self._names(kind):
                 self._cache.forget(kind.plural, key)
 
     async def _names(self, kind: Watched) -> set[Key]:
         namespaces = self._namespaces if kind.namespaced else ("",)
-        found: set[Key] = set()
+        keys: set[Key] = set()
         for namespace, selector in product(namespaces, kind.selectors):
-            found |= await self._kube.names(kind.path, kind.plural, namespace, selector)
-        return found
+            keys |= await self._kube.names(kind.path, kind.plural, namespace, selector)
+        return keys

@@ -1,4 +1,4 @@
-"""The kinds that the operator watches, and how much of each object it keeps (pure)."""
+"""Watched kinds, and the reduction of their objects to the fields that are cached (pure)."""
 
 import json
 import sys
@@ -15,8 +15,9 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """One watched kind. ``owned``: only what carries the label of a GRPOJob or RolloutPool; ``label``:
-    one that all of those carry, for the API server to leave out the others."""
+    """One watched kind. ``owned``: only objects with the label of a GRPOJob or RolloutPool are watched.
+    ``label``: a label on all of them, by which the API server filters the rest.
+    """
 
     group: str
     version: str
@@ -27,14 +28,14 @@ class Watched:
 
     @property
     def path(self) -> str:
-        """Path of its API group and version."""
+        """Return the path of its API group and version."""
         return f"apis/{self.group}/{self.version}" if self.group else f"api/{self.version}"
 
     @property
     def selectors(self) -> tuple[str, ...]:
-        """Label selectors that together name the watched objects."""
-        every = [self.label] if self.label else []
-        return tuple(",".join([owner, *every]) for owner in OWNER_LABELS.values()) if self.owned else ("",)
+        """Return label selectors that together select the watched objects."""
+        common = [self.label] if self.label else []
+        return tuple(",".join([owner, *common]) for owner in OWNER_LABELS.values()) if self.owned else ("",)
 
 
 WATCHED = (
@@ -53,8 +54,11 @@ _POD_LABELS = (*OWNER_LABELS.values(), POOL_LABEL, HOST_INDEX)
 
 
 def reduced(plural: str, obj: Object) -> Object:
-    """What is kept of an object. Hundreds of jobs have tens of thousands of pods, and their
-    RayClusters are large: of those, and of other children, the text is kept under ``live``."""
+    """Return the part of an object that is cached.
+
+    Hundreds of jobs have tens of thousands of pods, of which a few fields are kept. RayClusters are large:
+    they and the other children are kept as JSON text, under ``live``.
+    """
     if plural in ("grpojobs", "rolloutpools"):
         return _without_managers(obj)
     if plural == "pods":
@@ -86,7 +90,7 @@ def _pod(obj: Object) -> Object:
         "spec": ({"nodeName": sys.intern(node)} if node else {}) | {"gpus": _gpus(spec)},
         "status": {key: status[key] for key in ("phase", "podIP") if key in status}
         | {"conditions": [{"type": "Ready", "status": c["status"]} for c in ready]}
-        | ({"failing": found} if (found := failing(status)) else {}),
+        | ({"failing": failures} if (failures := failing(status)) else {}),
     }
 
 

@@ -1,1 +1,1 @@
-"""Pure decisions: what a spec and an observed cluster ask for. No I/O."""
+"""Pure decisions from a spec and the observed cluster. No I/O."""

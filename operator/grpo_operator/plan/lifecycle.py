@@ -1,4 +1,4 @@
-"""What the cluster should look like for one job (pure): shall its pods exist?"""
+"""Decides whether a job's RayCluster and its pods should exist (pure)."""
 
 from typing import Any
 
@@ -10,14 +10,15 @@ TERMINAL = (Phase.SUCCEEDED, Phase.FAILED)
 
 
 def is_terminal(status: dict[str, Any]) -> bool:
-    """Did the job end? Latched: an ended job never starts again."""
+    """Return whether the job has ended. The phase is latched: an ended job never starts again."""
     return status.get("phase") in TERMINAL
 
 
 def cluster_unwanted(status: dict[str, Any], cleanup: str, suspend: bool, queued: bool) -> bool:
-    """Should the RayCluster itself go? ``suspend``: its pods must go (see pods_suspended).
+    """Return whether the RayCluster itself should be deleted.
 
-    Of a queued one ``spec.suspend`` is Kueue's: only without the object the quota is free again.
+    ``suspend``: its pods must go (see pods_suspended). For a ``queued`` job, ``spec.suspend`` of the
+    RayCluster belongs to Kueue, and Kueue releases the quota only when the object is deleted.
     """
     return (cleanup == "All" and is_terminal(status)) or (suspend and queued)
 
@@ -25,10 +26,10 @@ def cluster_unwanted(status: dict[str, Any], cleanup: str, suspend: bool, queued
 def pods_suspended(
     status: dict[str, Any], suspend: bool, observed: Observed, cleanup: str = "Workers"
 ) -> bool:
-    """Should the RayCluster's pods be gone?
+    """Return whether the RayCluster's pods should be deleted.
 
-    A running job first saves a checkpoint: its pods go once the controller says so, or when
-    no controller runs that could.
+    A running job saves a checkpoint first: its pods are deleted once its controller reports that it is
+    suspended, or when no controller is running that could save one.
     """
     if is_terminal(status):
         return cleanup != "None"
@@ -39,14 +40,14 @@ def pods_suspended(
         return True
     started = [p for p in observed.of_pool(names.CONTROLLER) if p["status"].get("phase") != "Pending"]
     if not started:
-        return True  # nobody holds what a checkpoint lacks
-    progress = observed.progress
-    return progress is not None and progress["phase"] in (Phase.SUSPENDED, *TERMINAL)
+        return True  # nothing has happened since the last checkpoint
+    controller = observed.controller
+    return controller is not None and controller.phase in (Phase.SUSPENDED, *TERMINAL)
 
 
-def wish_to_suspend(suspend: bool, observed: Observed) -> bool | None:
-    """What to tell the controller, or None when it knows."""
-    progress = observed.progress
-    if progress is None or progress["suspend_requested"] == suspend:
+def suspend_request(suspend: bool, observed: Observed) -> bool | None:
+    """Return the request to send to the controller, or None when it already has it or does not answer."""
+    controller = observed.controller
+    if controller is None or controller.suspend_requested == suspend:
         return None
     return suspend

@@ -1,10 +1,11 @@
-"""What the operator sees of one job, gathered before anything is decided."""
+"""Snapshot of one job or pool, gathered before anything is decided."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_operator.api import names
+from grpo_operator.api.messages import AgentStatus, ControllerStatus
 from grpo_operator.api.v1alpha1.status import LONGEST_MESSAGE, EngineState, EngineStatus
 from grpo_operator.kuberay_client.models import RayClusterStatus
 from grpo_operator.plan.status.container_failures import ContainerFailure, container_failures
@@ -12,72 +13,74 @@ from grpo_operator.plan.status.container_failures import ContainerFailure, conta
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One look. ``progress``: the controller's own report, None while it cannot be reached.
-    ``pool_pods``: those of a RolloutPool that the job does not own but uses."""
+    """State of one job or pool. ``controller``: None while the controller cannot be reached.
+    ``agents``: by pod name. ``pool_pods``: pods of a RolloutPool that the job uses but does not own.
+    """
 
     ray_cluster: RayClusterStatus | None = None
     pods: tuple[dict[str, Any], ...] = ()
-    progress: dict[str, Any] | None = None
-    agents: dict[str, dict[str, Any]] = field(default_factory=dict)
+    controller: ControllerStatus | None = None
+    agents: dict[str, AgentStatus] = field(default_factory=dict)
     pool_pods: tuple[dict[str, Any], ...] = ()
 
     def of_pool(self, pool: str) -> list[dict[str, Any]]:
-        """Pods of one pool that are not on their way out."""
+        """Return the pods of one pool that are not being deleted."""
         return of_pool(self.pods, pool)
 
     def nodes_of(self, pool: str) -> set[str]:
-        """Names of the nodes on which pods of a pool run or end."""
-        found = (pod for pod in self.pods if pod["metadata"]["labels"].get(names.POOL_LABEL) == pool)
-        return {pod["spec"]["nodeName"] for pod in found if pod["spec"].get("nodeName")}
+        """Return the names of the nodes of a pool's pods, including pods that are being deleted."""
+        pods = (pod for pod in self.pods if pod["metadata"]["labels"].get(names.POOL_LABEL) == pool)
+        return {pod["spec"]["nodeName"] for pod in pods if pod["spec"].get("nodeName")}
 
     def ready(self, pool: str) -> int:
-        """Ready pods of a pool; of the rollout pool, ready engines."""
+        """Return the number of ready pods of a pool, or of ready engines for the rollout pool."""
         pods = self.engine_pods() if pool == names.ROLLOUT else self.of_pool(pool)
         return sum(is_ready(pod) for pod in pods)
 
     def engines(self) -> list[EngineStatus]:
-        """Each engine as its agent describes it; a silent agent means RESTARTING."""
+        """Return each engine's status. An engine whose agent does not answer counts as RESTARTING."""
         return [self._engine(pod) for pod in sorted(self.engine_pods(), key=pod_name)]
 
     def engine_pods(self) -> list[dict[str, Any]]:
-        """The first pod of each engine: it answers for the others."""
+        """Return the first pod of each engine; its agent reports for the whole engine."""
         return first_hosts(of_pool((*self.pods, *self.pool_pods), names.ROLLOUT))
 
     def _engine(self, pod: dict[str, Any]) -> EngineStatus:
         name, address = pod_name(pod), pod.get("status", {}).get("podIP")
         endpoint = f"http://{address}:{names.ENGINE_PORT}" if address else None
-        report = self.agents.get(name)
-        if report is None:
+        agent = self.agents.get(name)
+        if agent is None:
             dead = pod.get("status", {}).get("phase") == "Failed"
             state = EngineState.DEAD if dead else EngineState.RESTARTING
-            return EngineStatus(name=name, state=state, endpoint=endpoint, message=self._trouble(pod))
+            return EngineStatus(name=name, state=state, endpoint=endpoint, message=_container_error(pod))
         return EngineStatus(
             name=name,
-            state=EngineState(report["state"]),
-            weight_version=report["weightVersion"],
+            state=agent.state,
+            weight_version=agent.weight_version,
             endpoint=endpoint,
-            last_transition=report["since"] or None,
-            restarts=report["restarts"],
-            waits=report.get("waits") or None,
-            message=self._trouble(pod) or _reason(report),
+            last_transition=agent.since or None,
+            restarts=agent.restarts,
+            waits=agent.waits or None,
+            message=_container_error(pod) or _reason(agent),
         )
 
-    def _trouble(self, pod: dict[str, Any]) -> str | None:
-        return next((failure.text[:LONGEST_MESSAGE] for failure in container_failures([pod])), None)
-
     def container_failures(self) -> list[ContainerFailure]:
-        """Containers of the job's pods that fail."""
+        """Return the failing containers of the job's pods and of the pool that it uses."""
         return container_failures((*self.pods, *self.pool_pods))
 
 
-def _reason(report: dict[str, Any]) -> str | None:
-    """Why an engine does not serve, as its agent says."""
-    reason = "" if report["state"] == EngineState.SERVING else report.get("reason") or ""
+def _container_error(pod: dict[str, Any]) -> str | None:
+    return next((failure.text[:LONGEST_MESSAGE] for failure in container_failures([pod])), None)
+
+
+def _reason(agent: AgentStatus) -> str | None:
+    """Return why an engine does not serve, as reported by its agent."""
+    reason = "" if agent.state == EngineState.SERVING else agent.reason
     return reason[:LONGEST_MESSAGE] or None
 
 
 def of_pool(pods: Iterable[dict[str, Any]], pool: str) -> list[dict[str, Any]]:
-    """Those pods of one pool that are not on their way out."""
+    """Return the pods of one pool that are not being deleted."""
     return [
         pod
         for pod in pods
@@ -87,15 +90,16 @@ def of_pool(pods: Iterable[dict[str, Any]], pool: str) -> list[dict[str, Any]]:
 
 
 def first_hosts(pods: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without the pods that are a further host of an engine."""
+    """Return the pods that are the first host of their engine."""
     return [pod for pod in pods if pod["metadata"]["labels"].get(names.HOST_INDEX, "0") == "0"]
 
 
 def pod_name(pod: dict[str, Any]) -> str:
+    """Return metadata.name."""
     return str(pod["metadata"]["name"])
 
 
 def is_ready(pod: dict[str, Any]) -> bool:
-    """Pod condition Ready."""
+    """Return whether the pod condition Ready is true."""
     conditions = pod.get("status", {}).get("conditions") or []
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)

@@ -1,1 +1,1 @@
-"""Pure builders of the Kubernetes objects that a plan asks for."""
+"""Pure builders of the Kubernetes objects of a plan."""

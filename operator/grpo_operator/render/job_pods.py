@@ -8,18 +8,20 @@ from grpo_operator.api import names
 from grpo_operator.api.base import Device
 from grpo_operator.api.names import CONTROLLER_PORT, GCS_PORT
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.weight_path import Backend, WeightPath
 from grpo_operator.plan.capacity.topology import Leaves
-from grpo_operator.render.placement import apart_from, open_to_neighbours, packed, prefer_leaves
+from grpo_operator.plan.weight_path import job_weight_path
+from grpo_operator.render.placement import apart_from, packed, prefer_leaves, share_host_ipc
 from grpo_operator.render.pod_template import PYTHON, PodParts, overlaid, probe, share_key
 from grpo_operator.render.rollout_pods import EnginePods
 from grpo_operator.render.volumes import STORE_MOUNT, fetch, job_files, model_files
 
-# Ray lowers the priority of its workers by 15; the ranks are what the pod is for.
+# Ray lowers the priority of its workers by 15, but the ranks are the main processes of the pod.
 _RANK_ENV = {"GRPO_WEIGHTS_DIR": "/weights", "RAY_worker_niceness": "0"}
-# KubeRay's generated command starts Ray; waiting by hand costs no interpreter start.
+# KubeRay's generated command starts Ray. Waiting in the shell saves the start of a Python interpreter.
 _WAIT_FOR_HEAD = f'until (exec 3<>"/dev/tcp/$FQ_RAY_IP/{GCS_PORT}") 2>/dev/null; do sleep 0.5; done; '
-# Ray gives its own raylet 30 seconds to start, which a busy node does not always have, and gives up. A
-# raylet that dies later is another matter: it ends the pod.
+# Ray waits 30 seconds for its raylet to start, which is too short on a busy node, so a failed start is
+# repeated for 300 seconds. A raylet that dies later ends the pod.
 _START_RAY = (
     'while eval "$KUBERAY_GEN_RAY_START_CMD"; rc=$?; ((rc && SECONDS < 300)); do sleep 1; done; exit $rc'
 )
@@ -27,7 +29,7 @@ _START_RAY = (
 
 @dataclass(frozen=True, slots=True)
 class JobPods:
-    """Builds the PodTemplateSpecs of one job. ``writer``: what the job calls itself to the agents."""
+    """Builds the PodTemplateSpecs of one job. ``writer``: identity of the job towards the engines' agents."""
 
     parts: PodParts
     spec: GRPOJobSpec
@@ -38,8 +40,8 @@ class JobPods:
         return self.parts.head(self._image(), self.spec.controller)
 
     def controller(self) -> dict[str, Any]:
-        """The single controller: a Ray node without resources that runs the GRPO loop."""
-        # The controller reads the job's files while Ray's head is still on its way.
+        """Return the pod of the single controller: a Ray node without resources that runs the GRPO loop."""
+        # The controller reads the job's files while Ray's head is still starting.
         start = f"({_WAIT_FOR_HEAD}{_START_RAY}) & exec {PYTHON} -m grpo_worker.controller.main"
         of = self.spec.controller
         container = self.parts.container("controller", self._image(), of.resources, command=start)
@@ -57,7 +59,7 @@ class JobPods:
         return overlaid(pod, of)
 
     def trainer(self) -> dict[str, Any]:
-        """One training pod: a Ray node for its ranks, and the agent that serves their weights."""
+        """Return one training pod: a Ray node for its ranks, and the agent that serves their weights."""
         trainer = self.spec.trainer
         gpus = trainer.gpus_per_node if trainer.device == Device.CUDA else 0
         command = _WAIT_FOR_HEAD + _START_RAY
@@ -67,11 +69,11 @@ class JobPods:
             container["volumeMounts"].append({"name": "weights", "mountPath": "/weights"})
         pod = self.parts.pod(names.TRAINER, [ranks], trainer, self._trainer_affinity(gpus), gpus)
         self._with_files(pod)
-        if self.spec.weight_sync.transport == "cuda-ipc":
-            open_to_neighbours(pod["spec"])
+        if self._weight_path().direct is Backend.CUDA_IPC:
+            share_host_ipc(pod["spec"])
         pod["spec"]["volumes"].append({"name": "weights", "emptyDir": {"medium": "Memory"}})
-        # Dead ranks cost the pod, since they restart as a gang anyway. A dead agent is repaired in its
-        # place, which of a pod that is never restarted holds for sidecars alone.
+        # A failed rank ends the pod, because the ranks restart as a gang anyway. A failed agent is restarted
+        # in place: in a pod with restartPolicy Never, Kubernetes does that for sidecars only.
         pod["spec"]["restartPolicy"] = "Never"
         pod["spec"]["initContainers"] = [agent | {"restartPolicy": "Always"}]
         model = model_files(self.spec.model)
@@ -82,21 +84,27 @@ class JobPods:
         return overlaid(pod, trainer)
 
     def engines(self) -> EnginePods:
-        """The engines of the job's own pool; models may lie in the job's store."""
+        """Return the builder of the job's own engines. They mount the store, which may hold models."""
         mounts = ((self._store(), {"name": "store", "mountPath": STORE_MOUNT}),)
         colocated = self.spec.mode == "colocated"
         return EnginePods(
             self.parts,
             self.spec.model.path,
             self.spec.weight_sync,
+            self._weight_path(),
             self.writer,
             mounts,
             colocated,
             model_files(self.spec.model),
         )
 
+    def _weight_path(self) -> WeightPath:
+        template = self.spec.rollout.template
+        # With a shared pool, the trainer pods do not depend on the path.
+        return job_weight_path(self.spec, template) if template else WeightPath()
+
     def _trainer_affinity(self, gpus: int) -> dict[str, Any]:
-        """Off the engines' nodes, packed leaf by leaf, out of the leaves that engines need whole."""
+        """Return the affinity: off the engines' nodes and reserved leaves, packed leaf by leaf."""
         if not gpus:
             return self.parts.off_gpus()
         owner, key = self.parts.owner, self.parts.scheduling.topology_key
@@ -127,5 +135,5 @@ class JobPods:
 
 
 def trainer_ray_resources(ranks: int) -> str:
-    """Value of Ray's ``--resources``: what makes the training pool a pool of its own."""
+    """Return the value of Ray's ``--resources`` that marks nodes of the training pool."""
     return json.dumps(json.dumps({"trainer": ranks}))

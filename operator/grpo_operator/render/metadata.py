@@ -1,4 +1,4 @@
-"""Metadata of every child (pure)."""
+"""Metadata of child objects, and detection of drift by a digest (pure)."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ def metadata(
     labels: dict[str, str] | None = None,
     annotations: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Name, namespace, labels, annotations, and the GRPOJob or RolloutPool as owner."""
+    """Return metadata with the GRPOJob or RolloutPool as owner."""
     result: dict[str, Any] = {
         "name": name,
         "namespace": owner["metadata"]["namespace"],
@@ -24,7 +24,7 @@ def metadata(
 
 
 def with_hash(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The manifest with its own digest as an annotation, to skip needless writes."""
+    """Return the manifest with its own digest as an annotation, to skip needless writes."""
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:32]
     meta = manifest["metadata"]
     annotations = (meta.get("annotations") or {}) | {names.HASH_ANNOTATION: digest}
@@ -32,27 +32,29 @@ def with_hash(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_current(manifest: dict[str, Any], observed: dict[str, Any] | None, shared: bool = False) -> bool:
-    """Did the observed object come from ``manifest`` (from with_hash), and has nobody changed it?
+    """Return whether the observed object was made from ``manifest`` (of with_hash) and is unchanged.
 
-    The digest tells what is no longer wanted, the comparison what somebody else has changed, which
-    users may do with a ``shared`` object.
+    The digest detects fields that are no longer rendered; the comparison detects changes by others. A
+    ``shared`` object is not compared, because users may change it.
     """
     if observed is None:
         return False
     annotations = observed["metadata"].get("annotations") or {}
-    wanted = manifest["metadata"]["annotations"][names.HASH_ANNOTATION]
-    same = bool(annotations.get(names.HASH_ANNOTATION) == wanted)
+    digest = manifest["metadata"]["annotations"][names.HASH_ANNOTATION]
+    same = bool(annotations.get(names.HASH_ANNOTATION) == digest)
     return same and (shared or covers(observed, manifest))
 
 
-def covers(observed: Any, wanted: Any) -> bool:
-    """Does ``observed`` hold everything of ``wanted``? It may hold more: defaults, other people's labels."""
-    if isinstance(wanted, dict):
+def covers(observed: Any, desired: Any) -> bool:
+    """Return whether ``observed`` has all values of ``desired``; it may have more keys, such as defaults."""
+    if isinstance(desired, dict):
         return isinstance(observed, dict) and all(
-            key in observed and covers(observed[key], value) for key, value in wanted.items()
+            key in observed and covers(observed[key], value) for key, value in desired.items()
         )
-    if isinstance(wanted, list):
+    if isinstance(desired, list):
         return (
-            isinstance(observed, list) and len(observed) == len(wanted) and all(map(covers, observed, wanted))
+            isinstance(observed, list)
+            and len(observed) == len(desired)
+            and all(map(covers, observed, desired))
         )
-    return bool(observed == wanted)
+    return bool(observed == desired)

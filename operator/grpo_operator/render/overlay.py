@@ -15,7 +15,7 @@ MERGE_KEYS = {
 
 
 def merge(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:
-    """``base`` with ``overlay`` on top; neither is changed. A null removes the key."""
+    """Return ``base`` merged with ``overlay``, without changing either; a null removes the key."""
     result = dict(base)
     for key, value in overlay.items():
         if value is None:
@@ -31,11 +31,11 @@ def merge(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:
 
 def _merge_list(base: list[Any], overlay: list[Any], key: str) -> list[Any]:
     result = list(base)
-    places = {item[key]: index for index, item in enumerate(base) if key in item}
+    indices = {item[key]: index for index, item in enumerate(base) if key in item}
     for item in overlay:
-        place = places.get(item.get(key))
-        if place is None:
+        index = indices.get(item.get(key))
+        if index is None:
             result.append(item)
         else:
-            result[place] = merge(result[place], item)
+            result[index] = merge(result[index], item)
     return result

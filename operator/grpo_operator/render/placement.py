@@ -1,4 +1,4 @@
-"""Where pods go and which devices they get (pure): fields of a PodSpec."""
+"""Placement and devices of pods (pure): fields of a PodSpec."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,11 +8,14 @@ from grpo_operator.api.v1alpha1.scheduling import SchedulingSpec
 from grpo_operator.plan.capacity.feasibility import GPU
 from grpo_operator.plan.capacity.topology import Leaves
 
-GPU_NODE = "nvidia.com/gpu.present"  # label that NVIDIA's feature discovery puts on GPU nodes
+GPU_NODE = "nvidia.com/gpu.present"  # label that NVIDIA's GPU feature discovery sets on GPU nodes
 
 
 def tolerations(scheduling: SchedulingSpec, seconds: int | None) -> list[dict[str, Any]]:
-    """Stay this long on a lost node; Kubernetes' default of 5 minutes idles the gang."""
+    """Return the tolerations of a pod, with the seconds that it stays on an unreachable node.
+
+    With Kubernetes' default of 5 minutes, one lost node would idle the whole gang for that time.
+    """
     wait = scheduling.eviction_seconds if seconds is None else seconds
     own = [
         {
@@ -28,13 +31,13 @@ def tolerations(scheduling: SchedulingSpec, seconds: int | None) -> list[dict[st
 
 
 def apart_from(labels: dict[str, str]) -> dict[str, Any]:
-    """Affinity: on no node that has a pod with these labels."""
+    """Return an affinity that excludes nodes with a pod that has these labels."""
     term = {"labelSelector": {"matchLabels": labels}, "topologyKey": "kubernetes.io/hostname"}
     return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
 
 
 def beside(labels: dict[str, str], alone: dict[str, str] | None) -> dict[str, Any]:
-    """Affinity: on a node that has a pod with these labels; with ``alone`` on none that has one of those."""
+    """Return an affinity for nodes with a pod that has these labels, and no pod with the labels ``alone``."""
     host = "kubernetes.io/hostname"
     term = {"labelSelector": {"matchLabels": labels}, "topologyKey": host}
     together = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
@@ -43,7 +46,8 @@ def beside(labels: dict[str, str], alone: dict[str, str] | None) -> dict[str, An
 
 def packed(labels: dict[str, str], key: str, hosts: int) -> dict[str, Any]:
     """Affinity: pods of a pool fill leaf by leaf; the pods of an engine of several hosts share one
-    leaf, which is required, not preferred."""
+    leaf, which is required, not preferred.
+    """
     mine = {"labelSelector": {"matchLabels": labels}, "topologyKey": key}
     terms: dict[str, Any] = {
         "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": mine}]
@@ -55,7 +59,7 @@ def packed(labels: dict[str, str], key: str, hosts: int) -> dict[str, Any]:
 
 
 def prefer_leaves(key: str, leaves: Leaves) -> dict[str, Any]:
-    """Affinity of training pods: their leaves if possible, never those that engines need whole."""
+    """Return the affinity of training pods: they prefer their leaves and avoid those reserved for engines."""
     if not leaves.trainer:
         return {}
     rule = {"key": key, "operator": "In", "values": list(leaves.trainer)}
@@ -67,12 +71,12 @@ def prefer_leaves(key: str, leaves: Leaves) -> dict[str, Any]:
 
 
 def bind_to_leaf(spec: dict[str, Any], key: str, leaf: str) -> None:
-    """Let the pod run in this leaf only."""
+    """Restrict the pod to the nodes of this leaf."""
     spec.setdefault("affinity", {})["nodeAffinity"] = _required(key, "In", [leaf])
 
 
 def off_gpu_nodes() -> dict[str, Any]:
-    """Affinity of pods without a GPU in a cluster that has some."""
+    """Return the affinity that keeps pods without GPUs off GPU nodes."""
     return {"nodeAffinity": _required(GPU_NODE, "NotIn", ["true"])}
 
 
@@ -83,7 +87,7 @@ def _required(key: str, operator: str, values: Sequence[str]) -> dict[str, Any]:
 
 
 def add_devices(container: dict[str, Any], scheduling: SchedulingSpec) -> None:
-    """RDMA devices, the right to pin memory for them, NCCL's environment and a large /dev/shm."""
+    """Add RDMA devices, the capability to pin memory for them, NCCL's environment and a large /dev/shm."""
     rdma = scheduling.rdma
     if rdma is not None:
         for kind in ("requests", "limits"):
@@ -97,17 +101,19 @@ def add_devices(container: dict[str, Any], scheduling: SchedulingSpec) -> None:
 
 
 def see_all_devices(container: dict[str, Any], scheduling: SchedulingSpec) -> None:
-    """All GPUs of the node without asking for one: another pod has them, and takes turns with this one."""
-    taken = {GPU} | ({scheduling.rdma.resource} if scheduling.rdma else set())
+    """Give a container all GPUs of the node without requesting them: the training pod owns them."""
+    owned = {GPU} | ({scheduling.rdma.resource} if scheduling.rdma else set())
     resources = container["resources"]
     for kind in ("requests", "limits"):
-        resources[kind] = {name: value for name, value in resources[kind].items() if name not in taken}
+        resources[kind] = {name: value for name, value in resources[kind].items() if name not in owned}
     container["env"].append({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"})
 
 
-def open_to_neighbours(spec: dict[str, Any]) -> None:
-    """Let processes of other pods of the node read this pod's GPU memory: CUDA IPC asks for common process
-    numbers and a common /dev/shm."""
+def share_host_ipc(spec: dict[str, Any]) -> None:
+    """Let processes of other pods on the node read this pod's GPU memory by CUDA IPC.
+
+    CUDA IPC needs a common PID namespace and a common /dev/shm.
+    """
     spec |= {"hostIPC": True, "hostPID": True}
     spec["volumes"] = [volume for volume in spec["volumes"] if volume["name"] != "shm"]
     for container in spec["containers"]:
@@ -115,11 +121,12 @@ def open_to_neighbours(spec: dict[str, Any]) -> None:
 
 
 def shared_memory(scheduling: SchedulingSpec) -> dict[str, Any]:
+    """Return the pod's volume for /dev/shm."""
     return {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": scheduling.shared_memory}}
 
 
 def cluster_labels(scheduling: SchedulingSpec) -> dict[str, str]:
-    """Labels of the RayCluster from which Kueue, and KubeRay's gang schedulers, take the queue."""
+    """Return the labels of the RayCluster from which Kueue and KubeRay's gang schedulers read the queue."""
     labels: dict[str, str] = {}
     if scheduling.queue_name:
         labels["kueue.x-k8s.io/queue-name"] = scheduling.queue_name

@@ -1,4 +1,4 @@
-"""What every pod of a job or of a pool has in common (pure): fields of PodTemplateSpecs."""
+"""Common parts of all pods of a job or pool (pure): fields of PodTemplateSpecs."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ from grpo_operator.settings import OperatorSettings
 PYTHON = "python3"
 _KEY_MOUNT = "/etc/grpo-key"
 _Pool = ControllerSpec | TrainerSpec | RolloutTemplate
-# GCS learns of dead nodes within seconds.
+# Ray's GCS detects dead nodes within seconds.
 _HEAD_ENV = {
     "RAY_health_check_initial_delay_ms": "5000",
     "RAY_health_check_period_ms": "1000",
@@ -30,7 +30,7 @@ _HEAD_ENV = {
 
 @dataclass(frozen=True, slots=True)
 class PodParts:
-    """Builds parts of the pods of one owner. ``gpu_cluster``: does any of its pools use GPUs?"""
+    """Builder of the common parts of one owner's pods. ``gpu_cluster``: whether any pool uses GPUs."""
 
     owner: Owner
     scheduling: SchedulingSpec
@@ -38,21 +38,21 @@ class PodParts:
     gpu_cluster: bool
 
     def head(self, image: str, of: ControllerSpec) -> dict[str, Any]:
-        """Ray's head. It schedules nothing."""
+        """Return the pod of Ray's head, which runs no actors."""
         container = self.container("ray-head", image, HEAD_RESOURCES, env=_HEAD_ENV)
         return self.pod(names.HEAD, [container], of, self.off_gpus())
 
     def off_gpus(self) -> dict[str, Any]:
-        """Affinity of pods without a GPU."""
+        """Return the affinity of pods without GPUs."""
         return off_gpu_nodes() if self.gpu_cluster else {}
 
     def agent(self, image: str, arguments: str) -> dict[str, Any]:
-        """The sidecar that moves weights."""
+        """Return the sidecar container that transfers weights."""
         command = f"exec {PYTHON} -m grpo_worker.weightsync.main {arguments}"
         agent = self.container("agent", image, AGENT_RESOURCES, command=command)
         share_key(agent)
         agent["ports"] = [{"name": "agent", "containerPort": AGENT_PORT}]
-        # Long enough to import torch on a busy node.
+        # Enough time to import torch on a busy node.
         agent["livenessProbe"] = probe("/healthz", AGENT_PORT, period=10, failures=18)
         return agent
 
@@ -72,7 +72,7 @@ class PodParts:
             "resources": {"requests": limits | {"cpu": resources.cpu}, "limits": limits},
             "env": [*variables, {"name": "POD_NAME", "valueFrom": pod_name}, *overlay.get("env", [])],
             "volumeMounts": list(overlay.get("volumeMounts", [])),
-            # Why it ended stands in the pod's status, and from there in the job's.
+            # The pod's status then has the last output of a failed container, and the job's status quotes it.
             "terminationMessagePolicy": "FallbackToLogsOnError",
         }
         if command:
@@ -82,7 +82,7 @@ class PodParts:
     def pod(
         self, pool: str, containers: list[dict[str, Any]], of: _Pool, affinity: dict[str, Any], gpus: int = 0
     ) -> dict[str, Any]:
-        """PodTemplateSpec of one pool; devices go to the first container."""
+        """Return the PodTemplateSpec of one pool; the first container gets the devices."""
         scheduling = self.scheduling
         volumes = list(self.settings.pod_overlay.get("volumes", []))
         if pool != names.HEAD:
@@ -111,18 +111,18 @@ class PodParts:
 
 
 def share_key(container: dict[str, Any]) -> None:
-    """Give a container the key of its namespace's pods."""
+    """Mount the bearer token of the namespace into a container."""
     container["env"].append({"name": "GRPO_KEY_FILE", "value": f"{_KEY_MOUNT}/{KEY}"})
     container["volumeMounts"].append({"name": "key", "mountPath": _KEY_MOUNT, "readOnly": True})
 
 
 def overlaid(pod: dict[str, Any], of: _Pool) -> dict[str, Any]:
-    """The template with the pool's overlay on top."""
+    """Return the pod template merged with the pool's ``podTemplate`` overlay."""
     return merge(pod, of.pod_template.wire()) if of.pod_template else pod
 
 
 def probe(path: str, port: int, *, period: int, failures: int) -> dict[str, Any]:
-    """An HTTP probe; ``period`` in seconds."""
+    """Return an HTTP probe. ``period``: seconds. ``failures``: failureThreshold."""
     return {
         "httpGet": {"path": path, "port": port},
         "periodSeconds": period,

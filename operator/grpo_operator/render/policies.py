@@ -13,17 +13,17 @@ ANY_JOB: Selector = {"matchExpressions": [{"key": names.JOB_LABEL, "operator": "
 
 
 def trainer_budget(job: dict[str, Any], trainers: int) -> dict[str, Any]:
-    """A drain takes no training pod: suspend the job first."""
+    """Return a budget that keeps a drain from evicting any training pod: users suspend the job first."""
     return _budget(job, names.TRAINER, trainers)
 
 
 def rollout_budget(owner: dict[str, Any], pool: RolloutTemplate) -> dict[str, Any]:
-    """A drain takes engines down to minAvailable."""
+    """Return a budget that lets a drain evict engines down to minAvailable."""
     return _budget(owner, names.ROLLOUT, pool.min_available * pool.engine.nodes_per_engine)
 
 
 def _budget(owner: dict[str, Any], pool: str, available: int) -> dict[str, Any]:
-    """RayClusters have no scale subresource: the API allows minAvailable as a number only."""
+    # A percentage would need a scale subresource, which RayClusters do not have.
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
@@ -36,16 +36,16 @@ def _budget(owner: dict[str, Any], pool: str, available: int) -> dict[str, Any]:
 
 
 def network_policy(
-    owner: dict[str, Any], settings: OperatorSettings, friends: Selector | None = None
+    owner: dict[str, Any], settings: OperatorSettings, allowed: Selector | None = None
 ) -> dict[str, Any]:
-    """The owner's pods talk to each other; of the rest of the cluster only the operator gets in,
-    Prometheus for metrics, and the pods of ``friends``: a job's standing pool, or its jobs.
+    """Return a policy for ingress: the owner's pods, the operator, Prometheus and ``allowed`` pods only.
 
-    Nothing is said of what goes out, so DNS, stores and verifiers stay in reach.
+    ``allowed``: pods of the shared pool of a job, or of all jobs for a shared pool. Egress is not
+    restricted, so DNS, stores and verifiers remain reachable.
     """
     selector = {"matchLabels": owner_of(owner).label}
     scraper = settings.scrape_namespace
-    peers = [{"podSelector": selector}, *([{"podSelector": friends}] if friends else [])]
+    peers = [{"podSelector": selector}, *([{"podSelector": allowed}] if allowed else [])]
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",

@@ -1,4 +1,4 @@
-"""The RayCluster of a job, and that of a RolloutPool without a job (pure)."""
+"""RayCluster of a job, or of a RolloutPool without a job (pure)."""
 
 import json
 from collections.abc import Iterable
@@ -12,6 +12,7 @@ from grpo_operator.api.v1alpha1.grpojob import ControllerSpec, GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTemplate
 from grpo_operator.kuberay_client.models import HeadGroup, RayCluster, RayClusterSpec, WorkerGroup
 from grpo_operator.plan.capacity.topology import Leaves
+from grpo_operator.plan.weight_path import pool_weight_path
 from grpo_operator.render.job_pods import JobPods, trainer_ray_resources
 from grpo_operator.render.metadata import metadata
 from grpo_operator.render.placement import cluster_labels
@@ -22,18 +23,18 @@ from grpo_operator.render.volumes import model_files
 from grpo_operator.settings import OperatorSettings
 
 RAY_VERSION = "2.60.0"
-_SMALL_STORE = {"object-store-memory": "200000000"}  # bytes; by default Ray takes 30 % of memory
+_SMALL_STORE = {"object-store-memory": "200000000"}  # bytes; Ray's default is 30 % of memory
 
 
 def settled_leaves(cluster: dict[str, Any] | None) -> Leaves | None:
-    """The leaves that an existing RayCluster was made for."""
+    """Return the leaves that an existing RayCluster was rendered with, or None."""
     annotations = (cluster or {}).get("metadata", {}).get("annotations") or {}
     text = annotations.get(names.LEAVES_ANNOTATION)
     if text is None:
         return None
-    found = json.loads(text)
-    rollout = tuple((leaf, count) for leaf, count in found["rollout"])
-    return Leaves(tuple(found["trainer"]), rollout, tuple(found["reserved"]))
+    leaves = json.loads(text)
+    rollout = tuple((leaf, count) for leaf, count in leaves["rollout"])
+    return Leaves(tuple(leaves["trainer"]), rollout, tuple(leaves["reserved"]))
 
 
 def job_cluster(
@@ -44,7 +45,7 @@ def job_cluster(
     suspend: bool,
     leaves: Leaves = NO_LEAVES,
 ) -> RayCluster:
-    """The one RayCluster of a job: head, controller, training pool, and the engines of its ``pool``."""
+    """Return a job's RayCluster: head, controller, training pool, and the engines of its own ``pool``."""
     trainer = spec.trainer
     on_gpu = trainer.device == Device.CUDA
     pods = JobPods(
@@ -63,10 +64,11 @@ def job_cluster(
 def pool_cluster(
     pool: dict[str, Any], spec: RolloutPoolSpec, settings: OperatorSettings, leaves: Leaves = NO_LEAVES
 ) -> RayCluster:
-    """The RayCluster of a RolloutPool without a job: a head, which KubeRay demands, and the engines."""
+    """Return the RayCluster of a RolloutPool without a job: engines, and the head that KubeRay requires."""
     on_gpu = spec.engine.device == Device.CUDA
     parts = PodParts(owner_of(pool), spec.scheduling, settings, on_gpu)
-    engines = EnginePods(parts, spec.model.path, spec.weight_sync, model=model_files(spec.model))
+    path = pool_weight_path(spec)
+    engines = EnginePods(parts, spec.model.path, spec.weight_sync, path, model=model_files(spec.model))
     head = parts.head(settings.trainer_image, ControllerSpec())
     params = {} if on_gpu else _SMALL_STORE
     return _cluster(pool, spec, head, params, _engine_groups(engines, spec, leaves), False, leaves)

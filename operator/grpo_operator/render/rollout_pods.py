@@ -1,4 +1,4 @@
-"""Pod templates of engines: in the RayCluster of a job, or of a pool without a job (pure)."""
+"""Pod templates of engines, in the RayCluster of a job or of a pool without a job (pure)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,13 +8,14 @@ from grpo_operator.api.base import Device
 from grpo_operator.api.names import AGENT_PORT, ENGINE_PORT
 from grpo_operator.api.v1alpha1.model import WeightSyncSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
+from grpo_operator.api.weight_path import Backend, WeightPath
 from grpo_operator.render.placement import (
     apart_from,
     beside,
     bind_to_leaf,
-    open_to_neighbours,
     packed,
     see_all_devices,
+    share_host_ipc,
 )
 from grpo_operator.render.pod_template import PodParts, overlaid, probe
 from grpo_operator.render.sglang_command import (
@@ -29,24 +30,28 @@ from grpo_operator.render.volumes import Files
 
 @dataclass(frozen=True, slots=True)
 class EnginePods:
-    """Engines of one owner. ``writer``: the one job that may sync; None: the operator tells the agents.
+    """Builds the pods of one owner's engines.
 
-    ``mounts``: volumes with their mounts that every container gets. ``colocated``: beside the job's training
-    pods, whose GPUs they share. ``model``: what the server mounts to read the model's configuration.
+    ``weight_path``: path of new weights into the engines.
+    ``writer``: the only job that may write weights; None: the operator names the writer to the agents later.
+    ``mounts``: volumes of every container, each with its mount.
+    ``colocated``: the engines run beside the job's training pods and share their GPUs.
+    ``model``: volume from which the server reads the model's configuration.
     """
 
     parts: PodParts
     model_path: str
     weight_sync: WeightSyncSpec
+    weight_path: WeightPath
     writer: str | None = None
     mounts: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = ()
     colocated: bool = False
     model: Files | None = None
 
     def pod(self, pool: RolloutTemplate, leaf: str | None = None) -> dict[str, Any]:
-        """One pod of an engine: a stock SGLang server, restarted in place, and its weight agent.
+        """Return one pod of an engine: a stock SGLang server, restarted in place, and its weight agent.
 
-        ``leaf``: the leaf that the pod must be in.
+        ``leaf``: network leaf in which the pod must run.
         """
         engine, parts = pool.engine, self.parts
         gpus = engine.gpus_per_node if engine.device == Device.CUDA else 0
@@ -57,8 +62,8 @@ class EnginePods:
         pod = parts.pod(names.ROLLOUT, containers, pool, self._affinity(pool, gpus), gpus)
         if self.colocated and gpus:
             see_all_devices(containers[0], parts.scheduling)
-        if self.weight_sync.transport == "cuda-ipc":
-            open_to_neighbours(pod["spec"])
+        if self.weight_path.direct is Backend.CUDA_IPC:
+            share_host_ipc(pod["spec"])
         shared = ({"name": "model", "emptyDir": {}}, {"name": "model", "mountPath": MODEL_DIRECTORY})
         for volume, mount in (shared, *self.mounts):
             pod["spec"].setdefault("volumes", []).append(volume)
@@ -75,7 +80,7 @@ class EnginePods:
         return overlaid(pod, pool)
 
     def _affinity(self, pool: RolloutTemplate, gpus: int) -> dict[str, Any]:
-        """Off the trainers' nodes, packed leaf by leaf; the pods of one engine in one leaf."""
+        """Return the affinity: off the trainers' nodes, packed leaf by leaf, each engine within one leaf."""
         owner, key = self.parts.owner, self.parts.scheduling.topology_key
         if self.colocated:
             return beside(owner.labels(names.TRAINER), owner.labels(names.ROLLOUT) if gpus else None)
@@ -93,8 +98,8 @@ class EnginePods:
         server["ports"] = [{"name": "http", "containerPort": ENGINE_PORT}]
         server["startupProbe"] = probe("/ping", ENGINE_PORT, period=2, failures=900)
         server["readinessProbe"] = probe("/ping", ENGINE_PORT, period=5, failures=3)
-        # The agent's word: a scheduler that hangs does not keep the server from answering. Long enough for an
-        # agent that is restarted.
+        # The agent answers this probe, because the server also answers while its scheduler hangs. Twelve
+        # failures leave enough time to restart the agent.
         server["livenessProbe"] = probe("/enginez", AGENT_PORT, period=10, failures=12)
         return server
 
@@ -105,16 +110,17 @@ class EnginePods:
             f" --timeout {self.weight_sync.timeout_seconds}"
             f" --model-config {MODEL_DIRECTORY}/config.json --admin-key {ADMIN_KEY}"
         )
-        if self.weight_sync.mode == "delta":
+        if self.weight_path.delta:
             arguments += " --deltas"
-        if self.weight_sync.transport == "nixl":
+        if self.weight_path.staged == "nixl":
             arguments += " --nixl"
         if self.colocated and pool.engine.device == Device.CUDA:
             arguments += f" --turns {TURNS}"
         if self.writer:
             arguments += f" --writer {self.writer}"
         agent = self.parts.agent(self._image(pool), arguments)
-        # Ready means: serves the pool's version. A sync is shorter than two looks.
+        # Ready means that the engine serves the pool's version. Two failures: one update is no reason for
+        # unreadiness, and it is shorter than two periods.
         agent["readinessProbe"] = probe("/readyz", AGENT_PORT, period=2, failures=2)
         return agent
 
@@ -123,7 +129,7 @@ class EnginePods:
 
 
 def _host_env() -> list[dict[str, Any]]:
-    """Which engine, and which of its hosts, this pod is."""
+    """Return the environment variables that name the pod's engine and its host within the engine."""
     return [
         {"name": name, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{label}']"}}}
         for name, label in (

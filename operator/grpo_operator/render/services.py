@@ -1,4 +1,4 @@
-"""Services of a rollout pool, and the worker groups that its engines form (pure)."""
+"""Services of a rollout pool, and its worker groups (pure)."""
 
 from typing import Any
 
@@ -9,21 +9,18 @@ from grpo_operator.plan.capacity.topology import Leaves
 from grpo_operator.render.metadata import metadata
 
 NO_LEAVES = Leaves()
-MAX_LEAVES = 15
+MAX_LEAVES = 15  # Kueue allows 18 pod sets: head, controller, trainer and 15 leaves
 
 
 def rollout_groups(pool: RolloutTemplate, leaves: Leaves) -> list[tuple[str, str | None, int]]:
-    """(worker group, its leaf, its engines): one group a leaf, or one for all engines.
-
-    Kueue takes 18 pod sets: head, controller, trainer, and 15 leaves.
-    """
+    """Return (worker group, leaf, number of engines): one group per leaf, or one group for all engines."""
     if 0 < len(leaves.rollout) <= MAX_LEAVES:
         return [(names.leaf_group(leaf), leaf, count) for leaf, count in leaves.rollout]
     return [(names.ROLLOUT, None, pool.replicas)]
 
 
 def rollout_service(owner: dict[str, Any], pool: RolloutTemplate) -> dict[str, Any]:
-    """Headless service over all engines, ready or not: the controller asks each agent."""
+    """Return the headless service by which the controller discovers all engines, ready or not."""
     first = {names.HOST_INDEX: "0"} if pool.engine.nodes_per_engine > 1 else {}
     selector = owner_of(owner).labels(names.ROLLOUT) | first
     return _headless(
@@ -34,15 +31,15 @@ def rollout_service(owner: dict[str, Any], pool: RolloutTemplate) -> dict[str, A
 def engine_services(
     owner: dict[str, Any], pool: RolloutTemplate, leaves: Leaves = NO_LEAVES
 ) -> list[dict[str, Any]]:
-    """A name for the first host of each engine of several hosts: the others meet there."""
+    """Return a service for the first host of each multi-host engine: the rendezvous of its hosts."""
     if pool.engine.nodes_per_engine == 1:
         return []
-    who = owner_of(owner)
+    pool_owner = owner_of(owner)
     return [
         _headless(
             owner,
-            who.engine_service(group, index),
-            who.labels(names.ROLLOUT)
+            pool_owner.engine_service(group, index),
+            pool_owner.labels(names.ROLLOUT)
             | {names.GROUP: group, names.REPLICA_INDEX: str(index), names.HOST_INDEX: "0"},
             {"rendezvous": names.RENDEZVOUS_PORT},
         )

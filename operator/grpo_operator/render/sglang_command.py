@@ -6,18 +6,18 @@ from grpo_operator.api.base import Device
 from grpo_operator.api.names import AGENT_PORT, ENGINE_PORT, RENDEZVOUS_PORT, Owner
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 
-# The plain backends that run without compiled CPU kernels; seeds make samples reproducible.
+# Backends that run without compiled CPU kernels.
 _CPU = [
     *("--device", "cpu"),
     *("--attention-backend", "torch_native"),
     *("--sampling-backend", "pytorch"),
     *("--grammar-backend", "none"),
     "--disable-overlap-schedule",
-    "--sleep-on-idle",  # an idle scheduler polls without a pause, and the trainers need the cores
+    "--sleep-on-idle",  # else an idle scheduler polls without a pause, and trainers need the cores
 ]
-MODEL_DIRECTORY = "/tmp/model"  # the engine's config.json; its agent reads it too
-TURNS = f"{MODEL_DIRECTORY}/turns.json"  # what an agent that restarts must know of its engine's memory
-ADMIN_KEY = f"{MODEL_DIRECTORY}/admin-key"  # without it nobody pauses the engine or writes its weights
+MODEL_DIRECTORY = "/tmp/model"  # holds the engine's config.json, which its agent reads too
+TURNS = f"{MODEL_DIRECTORY}/turns.json"  # GPU memory that the engine holds, for an agent that restarts
+ADMIN_KEY = f"{MODEL_DIRECTORY}/admin-key"  # protects the routes that pause the engine and write weights
 CPU_ENGINE_ENV = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "SGLANG_PLUGINS": "grpo_cpu,grpo_weights,grpo_sampling",
@@ -26,11 +26,11 @@ CPU_ENGINE_ENV = {
 
 
 def engine_command(owner: Owner, model_path: str, pool: RolloutTemplate, turns: bool = False) -> str:
-    """Shell command that writes the model's configuration and becomes the server. ``turns``: it
-    starts when its agent says that the GPUs, shared with trainers, are its own, and can give memory back.
+    """Return the shell command that writes the model's configuration and then becomes the server.
 
-    Weights are not read: the server starts with dummy ones and serves nothing until its agent
-    has loaded the pool's version.
+    ``turns``: the GPUs are shared with trainers. The server then starts only when its agent allows it, and it
+    can release its GPU memory. The server reads no weights: it starts with dummy weights and serves nothing
+    until its agent has loaded the pool's version.
     """
     engine = pool.engine
     arguments = [
@@ -64,7 +64,7 @@ def engine_command(owner: Owner, model_path: str, pool: RolloutTemplate, turns: 
     arguments += engine.extra_args
     prepare = f"python3 -m grpo_worker.rollout.sglang.prepare {shlex.quote(model_path)} {MODEL_DIRECTORY}"
     if engine.quantization == "fp8-block128":
-        prepare += " --fp8-block128"  # config.json says so, and SGLang takes it from there
+        prepare += " --fp8-block128"  # written to config.json, from which SGLang reads it
     if engine.tokenizer:
         prepare += " --tokenizer"
     if turns:
@@ -78,6 +78,6 @@ def engine_command(owner: Owner, model_path: str, pool: RolloutTemplate, turns: 
 
 
 def _several_hosts(owner: Owner, hosts: int) -> str:
-    """Arguments that differ by pod; the shell fills them in from the labels that KubeRay gives."""
+    """Return the arguments that differ by pod; the shell reads them from the env of KubeRay's labels."""
     first = f"{owner.name}-$GROUP-$REPLICA_INDEX:{RENDEZVOUS_PORT}"
     return f' --nnodes {hosts} --node-rank "$HOST_INDEX" --dist-init-addr "{first}"'

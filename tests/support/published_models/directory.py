@@ -64,7 +64,7 @@ def _published_weights(model: str, seed: int) -> dict[str, torch.Tensor]:
         layer + "embed_tokens.weight": weights["model.embed_tokens.weight"].clone(),
         layer + "shared_head.head.weight": weights["lm_head.weight"].clone(),
     }
-    return weights | _drawn(hf, seed, list(family_of(hf).next_layer(hf))) | shared
+    return weights | _drawn(hf, seed, list(family_of(hf).mtp_shapes(hf))) | shared
 
 
 def _drawn(hf: dict[str, Any], seed: int, names: list[str]) -> dict[str, torch.Tensor]:

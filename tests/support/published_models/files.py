@@ -135,8 +135,8 @@ def write_small_files_of_4(model: str, folder: Path) -> Path:
 
 def read(file: Path) -> dict[str, Any]:
     """The JSON object in a file."""
-    found: dict[str, Any] = json.loads(file.read_text("utf-8"))
-    return found
+    content: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    return content
 
 
 def _with_ids(model: str, content: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
 from grpo_worker.checkpointing.store import Origin, directory
 from grpo_worker.data.micro_batch import Batch
-from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer, Part
+from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer, CheckpointPart
 from grpo_worker.megatron.conversion import hf_mapping
 from grpo_worker.megatron.conversion.readers import SeededWeights
 from grpo_worker.megatron.families.registry import family_of
@@ -50,7 +50,7 @@ def _data(critic: CriticModel, step: int) -> Batch:
 
 
 def gradients(model: str, layout: dict[str, int], packed: bool = False) -> dict[str, torch.Tensor]:
-    """Values of a batch, and the gradient of one step under Hugging Face names."""
+    """Return values of a batch, and the gradient of one step under Hugging Face names."""
     critic = _critic(model, layout, packed)
     data = _data(critic, 0)
     critic.trainable.step = lambda: keep_gradients(critic)  # type: ignore[method-assign]
@@ -59,22 +59,22 @@ def gradients(model: str, layout: dict[str, int], packed: bool = False) -> dict[
 
 
 def learns(layout: dict[str, int], steps: int) -> list[float]:
-    """Loss of a critic that sees the same batch again and again."""
+    """Return the losses of a critic that trains on the same batch repeatedly."""
     critic = _critic("deepseek_v3", layout, packed=False)
     return [critic.update(_data(critic, 0), 10.0)["critic/vf_loss"] for _ in range(steps)]
 
 
 def resumed(root: str, layout: dict[str, int]) -> list[dict[str, Any]]:
-    """Steps of policy and critic after a checkpoint of both: undisturbed, and from the checkpoint."""
+    """Return steps of policy and critic after a checkpoint of both: undisturbed, and resumed from it."""
     policy = make_model(tiny_model("deepseek_v3"), layout)
     critic = _critic("deepseek_v3", layout, packed=False, initialised=True)
-    parts = [*policy.parts(True), Part("critic.", critic.trainable.chunks, critic.trainable)]
+    parts = [*policy.parts(True), CheckpointPart("critic.", critic.trainable.chunks, critic.trainable)]
     saver = Checkpointer(root, parts, 2, Origin("tiny", str(policy.layout)))
 
     def step(number: int) -> dict[str, Any]:
-        found = critic.update(_data(critic, number), 0.5) | train(policy, range(number, number + 1))[0]
+        metrics = critic.update(_data(critic, number), 0.5) | train(policy, range(number, number + 1))[0]
         policy.refresh_reference()
-        return found
+        return metrics
 
     step(0)
     saver.save(1, {})

@@ -1,4 +1,4 @@
-"""Functions that run on ranks: a model goes out as files, and comes back from them."""
+"""Functions that run on ranks: a model is exported to files and loaded from them."""
 
 import pickle
 import resource
@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from grpo_operator.api.v1alpha1.layout import Layout
@@ -27,37 +29,37 @@ from support.ranks.fidelity_cases import SEED, UnevenBiases, _logits, _tokens
 from support.tiny_models import tiny_model
 
 
-def _model(model: str, next_tokens: bool | None = None, **changes: int) -> dict[str, Any]:
-    """``next_tokens``: None for a model without the layer that guesses the token after the next."""
-    return tiny_model(model) | changes | ({} if next_tokens is None else {"num_nextn_predict_layers": 1})
+def _model(model: str, mtp: bool | None = None, **changes: int) -> dict[str, Any]:
+    """``mtp``: None for a model without the layer that guesses the token after the next."""
+    return tiny_model(model) | changes | ({} if mtp is None else {"num_nextn_predict_layers": 1})
 
 
-def _loaded(hf: dict[str, Any], layout: dict[str, int], next_tokens: bool = False) -> list[Any]:
+def _loaded(hf: dict[str, Any], layout: dict[str, int], mtp: bool = False) -> list[Any]:
     parallel = Layout(world=dist.get_world_size(), **layout)
     initialize_parallel(parallel, 0)
-    chunks = build_chunks(hf, parallel, next_tokens=next_tokens)
+    chunks = build_chunks(hf, parallel, mtp=mtp)
     hf_mapping.load(chunks, family_of(hf), UnevenBiases(hf, SEED))
     return chunks
 
 
 def round_trip(
-    root: str, model: str, layout: dict[str, int], source: str | None, next_tokens: bool | None = None
+    root: str, model: str, layout: dict[str, int], source: str | None, mtp: bool | None = None
 ) -> dict[str, Any]:
     """Export to ``root``/first, start a second trainer from it and export that to ``root``/second.
 
-    Largest difference of any logit from transformers' over 4 x 64 tokens in fp32 (on the last stage), and
-    whether the second trainer holds the same bits.
+    Return the largest difference of any logit from transformers' over 4 x 64 tokens in fp32 (on the last
+    stage), and whether the second trainer holds the same bits.
     """
-    hf, first, second = _model(model, next_tokens), Path(root) / "first", Path(root) / "second"
+    hf, first, second = _model(model, mtp), Path(root) / "first", Path(root) / "second"
     parallel, family = Layout(world=dist.get_world_size(), **layout), family_of(hf)
-    chunks = _loaded(hf, layout, bool(next_tokens))
+    chunks = _loaded(hf, layout, bool(mtp))
     export(first, hf, chunks, family, Path(source) if source else None)
-    found = model_config(str(first))
-    again = build_chunks(found, parallel, next_tokens=bool(next_tokens))
-    hf_mapping.load(again, family_of(found), weight_reader(str(first), found, SEED + 1))
+    exported = model_config(str(first))
+    again = build_chunks(exported, parallel, mtp=bool(mtp))
+    hf_mapping.load(again, family_of(exported), weight_reader(str(first), exported, SEED + 1))
     pairs = zip(hf_mapping.shards(chunks, family), hf_mapping.shards(again, family), strict=True)
     reloaded = all(torch.equal(a.tensor, b.tensor) for a, b in pairs)
-    export(second, found, again, family, first)
+    export(second, exported, again, family, first)
     batch, difference = _tokens(hf, 4, 64), None
     ours = _logits([chunk.eval() for chunk in chunks], parallel, batch, packed=False)
     if ours is not None:
@@ -68,8 +70,10 @@ def round_trip(
 
 
 def in_fp8(root: str, model: str, layout: dict[str, int]) -> dict[str, int]:
-    """Export in FP8 a model whose shards cut through blocks; tensors by how they come back: as the whole
-    matrix, quantised and dequantised, as they were, or otherwise."""
+    """Export a model whose shards split blocks in FP8, and count its tensors by how they are read back.
+
+    Keys: equal to the whole matrix after quantising and dequantising, kept as they were, or otherwise.
+    """
     hf = _model(model, intermediate_size=320, moe_intermediate_size=160, hidden_size=192)
     export(Path(root), hf, _loaded(hf, layout), family_of(hf), quantization="fp8-block128")
     files, source = SafetensorsWeights(Path(root)), UnevenBiases(hf, SEED)
@@ -95,24 +99,24 @@ def in_bf16(root: str) -> None:
 
 
 def with_a_full_disk(root: str, layout: dict[str, int], rank: int) -> str:
-    """Export while a rank cannot write; what this rank is told. A second try, with room, succeeds."""
+    """Export while a rank cannot write and return this rank's error; a second try, with room, succeeds."""
     hf, target = _model("deepseek_v3"), Path(root)
-    chunks, said = _loaded(hf, layout), ""
+    chunks, message = _loaded(hf, layout), ""
     try:
         with _no_room(dist.get_rank() == rank):
             export(target, hf, chunks, family_of(hf))
     except ExportError as error:
-        said = str(error)
+        message = str(error)
     dist.barrier()
     assert list(target.parent.iterdir()) == [], "something was left behind"
     dist.barrier()
     export(target, hf, chunks, family_of(hf))
-    return said
+    return message
 
 
 @contextmanager
 def _no_room(limited: bool) -> Iterator[None]:
-    """This process cannot write files beyond 64 KiB."""
+    """Limit the files of this process to 64 KiB."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if limited:
         resource.setrlimit(resource.RLIMIT_FSIZE, (65536, before[1]))
@@ -123,40 +127,40 @@ def _no_room(limited: bool) -> Iterator[None]:
 
 
 def on_a_slow_store(root: str, layout: dict[str, int]) -> list[list[int]]:
-    """Ranks that seem stuck while rank 0 writes each of its files, by the collectives that all have begun."""
-    hf, asked, found = _model("deepseek_v3"), Path(root).with_name("asked"), []
+    """Return the ranks that the hang detector names while rank 0 writes each of its files."""
+    hf, request = _model("deepseek_v3"), Path(root).with_name("request")
+    stuck: list[list[int]] = []
     chunks, rank, thread = _loaded(hf, layout), dist.get_rank(), threading.get_ident()
-    save, export_files.FILE_BYTES = export_files.save_file, 150_000
 
     def save_slowly(*args: Any, **kwargs: Any) -> None:
         time.sleep(0.5)  # now the other rank waits
-        found.append(stuck_ranks([position(0, thread), _ask(asked)]))
-        save(*args, **kwargs)
+        stuck.append(stuck_ranks([position(0, thread), _ask(request)]))
+        save_file(*args, **kwargs)
 
-    if rank == 0:
-        export_files.save_file = save_slowly
-    else:
-        threading.Thread(target=_answer, args=(asked, thread), daemon=True).start()
-    export(Path(root), hf, chunks, family_of(hf))
-    return found
+    if rank:
+        threading.Thread(target=_answer, args=(request, thread), daemon=True).start()
+    save = save_slowly if rank == 0 else save_file
+    with patch.object(export_files, "FILE_BYTES", 150_000), patch.object(export_files, "save_file", save):
+        export(Path(root), hf, chunks, family_of(hf))
+    return stuck
 
 
-def _ask(asked: Path) -> Position:
-    """Where rank 1 is just now."""
-    asked.touch()
-    answer = asked.with_suffix(".pickle")
+def _ask(request: Path) -> Position:
+    """Return the current position of rank 1."""
+    request.touch()
+    answer = request.with_suffix(".pickle")
     while not answer.exists():
         time.sleep(0.01)
-    found: Position = pickle.loads(answer.read_bytes())
+    current: Position = pickle.loads(answer.read_bytes())
     answer.unlink()
-    return found
+    return current
 
 
-def _answer(asked: Path, thread: int) -> None:
+def _answer(request: Path, thread: int) -> None:
     while True:
         time.sleep(0.01)
-        if asked.exists():
-            asked.unlink()
-            whole = asked.with_suffix(".partial")
+        if request.exists():
+            request.unlink()
+            whole = request.with_suffix(".partial")
             whole.write_bytes(pickle.dumps(position(1, thread)))
-            whole.rename(asked.with_suffix(".pickle"))
+            whole.rename(request.with_suffix(".pickle"))

@@ -1,7 +1,8 @@
-"""Functions that run on ranks: our model against transformers, on the files that we export."""
+"""Functions that run on ranks: our model compared with transformers on exported files."""
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -40,32 +41,35 @@ def _tokens(hf: dict[str, Any], rows: int, length: int) -> Batch:
 
 
 def _logits(chunks: list[Any], layout: Layout, batch: Batch, packed: bool) -> torch.Tensor | None:
-    """Logits [b, s, vocab] by the pipeline schedule; None outside the last stage."""
+    """Return logits [b, s, vocab] from the pipeline schedule; None outside the last stage."""
     rows, length = batch["input_ids"].shape
     runner = Runner(layout, MicroBatching(2, max_tokens=2 * length if packed else None))
-    found = torch.zeros(rows, length, 0)
+    collected = torch.zeros(rows, length, 0)
 
     def collect(logits: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
-        nonlocal found
+        nonlocal collected
         whole = context_whole(gather_from_tensor_model_parallel_region(logits)).float().cpu()
-        if not found.numel():
-            found = torch.zeros(rows, length, whole.shape[-1])
+        if not collected.numel():
+            collected = torch.zeros(rows, length, whole.shape[-1])
         for place, row in enumerate(micro.indices):
             start = micro.bounds[place] if micro.bounds else 0
-            found[row] = whole[0, start : start + length] if micro.bounds else whole[place, :length]
+            collected[row] = whole[0, start : start + length] if micro.bounds else whole[place, :length]
         return logits.sum()
 
     moved = {name: column.to(device()) for name, column in batch.items()}
     with torch.no_grad():
         runner.run(chunks, runner.micro_batches(moved), collect, forward_only=True)
-    return found if found.numel() else None
+    return collected if collected.numel() else None
 
 
 def against_transformers(
     root: str, model: str, layout: dict[str, int], packed: bool = False
 ) -> dict[str, Any]:
-    """Largest difference of any logit over 4 x 64 tokens in fp32 (on the last stage), whether the
-    exported files hold the very bits that were loaded, and whether loading them gives them back."""
+    """Compare with transformers on exported files.
+
+    Returns the largest difference of any logit over 4 x 64 tokens in fp32 (on the last stage), whether the
+    exported files hold exactly the bits that were loaded, and whether loading restores them.
+    """
     hf, parallel = tiny_model(model), Layout(world=dist.get_world_size(), **layout)
     family = family_of(hf)
     initialize_parallel(parallel, 0)
@@ -98,7 +102,7 @@ def _same(files: SafetensorsWeights, source: SeededWeights, shapes: dict[str, tu
 
 
 def routing(root: str, model: str) -> dict[str, Any]:
-    """Experts that the routers of both choose for 1024 tokens, layer by layer (one rank)."""
+    """Return the experts that the routers of both choose for 1024 tokens, layer by layer (one rank)."""
     hf, layout = tiny_model(model), Layout(world=1)
     initialize_parallel(layout, 0)
     (ours,) = build_chunks(hf, layout)
@@ -122,37 +126,37 @@ def routing(root: str, model: str) -> dict[str, Any]:
 
 
 def _transformers_routing(model: Any, ids: torch.Tensor, hf: dict[str, Any]) -> list[torch.Tensor]:
-    """Boolean [tokens, experts] of each expert layer, from the inputs of its experts module."""
+    """Return bool [tokens, experts] for each expert layer, from the inputs of its experts module."""
     experts = hf.get("n_routed_experts") or hf["num_experts"]
-    found: list[torch.Tensor] = []
+    chosen: list[torch.Tensor] = []
 
     def note(_module: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         indices = keywords.get("top_k_index", inputs[1] if len(inputs) > 1 else None)
         assert indices is not None
         none = torch.zeros(len(indices), experts, device=indices.device)
-        found.append(none.scatter(1, indices, 1).bool())
+        chosen.append(none.scatter(1, indices, 1).bool())
 
     for name, module in model.named_modules():
         if name.endswith("mlp.experts"):
             module.register_forward_pre_hook(note, with_kwargs=True)
     with torch.no_grad():
         model(ids)
-    return found
+    return chosen
 
 
 def gradients(model: str, layout: dict[str, int], packed: bool = False) -> dict[str, torch.Tensor]:
-    """Gradient of one GRPO step under Hugging Face names, whole, on every rank."""
+    """Return the whole gradient of one GRPO step under Hugging Face names, on every rank."""
     policy = make_model(tiny_model(model), layout, max_tokens=80 if packed else None)
     data = own_rows(batch(0))
     data["old_log_probs"] = everywhere(policy, data)
     data["ref_log_prob"] = data["old_log_probs"] - 0.1
-    policy.trainable.step = lambda: keep_gradients(policy)
-    policy.update(data, PolicyLossConfig(entropy_coef=0.01), 0.1, 1.0)
+    with patch.object(policy.trainable, "step", lambda: keep_gradients(policy)):
+        policy.update(data, PolicyLossConfig(entropy_coef=0.01), 0.1, 1.0)
     return whole_weights(policy)
 
 
 def keep_gradients(policy: Any) -> dict[str, float]:
-    """Instead of the optimizer's step: put the reduced gradients in the place of the weights."""
+    """Replace the weights by the reduced gradients, instead of an optimizer step."""
     for ddp in policy.trainable.ddp:
         for buffer in [*ddp.buffers, *ddp.expert_parallel_buffers]:
             group = buffer.data_parallel_group
@@ -168,7 +172,7 @@ def keep_gradients(policy: Any) -> dict[str, float]:
 def replayed(
     model: str, layout: dict[str, int], packed: bool = False, recompute: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Gradient of a step whose tokens take experts drawn at random, under Hugging Face names."""
+    """Return the gradient of a step with randomly drawn experts, under Hugging Face names."""
     hf = tiny_model(model)
     policy = make_model(
         hf, layout, max_tokens=80 if packed else None, recompute=recompute, replay_routing=True
@@ -178,8 +182,8 @@ def replayed(
     data = own_rows(data)
     data["old_log_probs"] = everywhere(policy, data)
     data["ref_log_prob"] = data["old_log_probs"] - 0.1
-    policy.trainable.step = lambda: keep_gradients(policy)
-    policy.update(data, PolicyLossConfig(), 0.1, 1.0)
+    with patch.object(policy.trainable, "step", lambda: keep_gradients(policy)):
+        policy.update(data, PolicyLossConfig(), 0.1, 1.0)
     return whole_weights(policy)
 
 
@@ -191,7 +195,7 @@ def _random_experts(hf: dict[str, Any], rows: int, length: int) -> torch.Tensor:
 
 
 def agreement(layout: dict[str, int], packed: bool = False) -> float:
-    """Share of experts drawn at random that the routers would choose too."""
+    """Return the share of randomly drawn experts that the routers would choose too."""
     hf = tiny_model("deepseek_v3")
     policy = make_model(hf, layout, max_tokens=80 if packed else None, replay_routing=True)
     data = batch(0)
@@ -200,8 +204,10 @@ def agreement(layout: dict[str, int], packed: bool = False) -> float:
 
 
 def own_choice_replayed(model: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
-    """Log-probs with the routers' own choice, with that choice replayed, and with a random one; how far
-    the routers agree with their own choice."""
+    """Return log-probs with the routers' own choice, with it replayed and with a random choice.
+
+    The last value is the routers' agreement with their own choice.
+    """
     hf = tiny_model(model)
     policy = make_model(hf, {}, replay_routing=True)
     data = batch(0)

@@ -41,7 +41,7 @@ class Template:
     def call(
         self, module: str, name: str, world: int, timeout: float, arguments: dict[str, Any]
     ) -> list[Any]:
-        """Results by rank. Raises AssertionError when a rank ends or is silent for too long."""
+        """Return results by rank. Raises AssertionError when a rank ends or does not answer in time."""
         self._calls += 1
         folder = Path(self._folder.name) / str(self._calls)
         folder.mkdir()
@@ -64,7 +64,7 @@ class Template:
 
 
 def _machine() -> str:
-    """What a slow machine looks like; without it a silent rank is a riddle."""
+    """Describe the machine's load, which often explains an unresponsive rank."""
     free = shutil.disk_usage(tempfile.gettempdir()).free >> 30
     memory = next(line for line in Path("/proc/meminfo").read_text().splitlines() if "Available" in line)
     return f"load {os.getloadavg()}, {memory}, {free} GiB of disk free"
@@ -80,12 +80,12 @@ def run(function: str, world: int, timeout: float = 480, **arguments: Any) -> li
         _templates.append(Template())
     answered = False
     try:
-        found = _templates[0].call(module, name, world, timeout, arguments)
+        results = _templates[0].call(module, name, world, timeout, arguments)
         answered = True
     finally:
         if not answered:
             _end()
-    return found
+    return results
 
 
 @atexit.register
@@ -95,7 +95,7 @@ def _end() -> None:
 
 
 def _serve() -> None:
-    """The template's loop. Nothing here may start a thread: forks would lack it."""
+    """Run the template's loop. Nothing here may start a thread: forks would lack it."""
     sys.path.insert(0, str(TESTS))
     from grpo_worker.megatron.cpu import platform as cpu_platform
 
@@ -119,7 +119,7 @@ def _fork(folder: Path, rank: int, world: int, function: Any, arguments: dict[st
     try:
         (folder / str(rank)).write_bytes(pickle.dumps(_on_rank(folder, rank, world, function, arguments)))
         code = 0
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - a forked rank must not return into the template
         traceback.print_exc()
     finally:
         sys.stderr.flush()
@@ -143,7 +143,7 @@ def _on_rank(folder: Path, rank: int, world: int, function: Any, arguments: dict
 
 
 def _codes(pids: list[int]) -> list[int]:
-    """Exit codes by rank; when one rank fails the others, which may wait for it, are killed."""
+    """Return exit codes by rank; when one rank fails, kill the others, which may wait for it."""
     codes: dict[int, int] = {}
     while len(codes) < len(pids):
         pid, status = os.wait()

@@ -1,4 +1,4 @@
-"""Function that runs on ranks: how much memory the loading of a shard takes."""
+"""Function that runs on ranks: peak memory of loading a shard."""
 
 import ctypes
 import gc
@@ -19,8 +19,7 @@ from support.tiny_models import tiny_model
 
 
 def peak(root: str, layout: dict[str, int]) -> dict[str, int]:
-    """Bytes of this rank's weights, of the largest tensor of the files, and of anonymous memory that
-    building and loading took at most."""
+    """Return bytes of this rank's weights, of the files' largest tensor, and of peak anonymous memory."""
     hf = tiny_model("qwen3") | {"hidden_size": 512, "intermediate_size": 2048, "vocab_size": 32768}
     family, parallel = family_of(hf), Layout(world=dist.get_world_size(), **layout)
     shapes = family.shapes(hf)
@@ -44,14 +43,14 @@ def peak(root: str, layout: dict[str, int]) -> dict[str, int]:
 
 
 def _anonymous() -> int:
-    """Bytes of anonymous memory; pages of the files themselves, which the kernel may drop, do not count."""
+    """Return bytes of anonymous memory; the files' own pages, which the kernel may drop, do not count."""
     lines = Path("/proc/self/status").read_text().splitlines()
     (line,) = (line for line in lines if line.startswith("RssAnon"))
     return int(line.split()[1]) * 1024
 
 
 class _Watch:
-    """Highest anonymous memory while it is open."""
+    """Peak anonymous memory within a with block."""
 
     def __enter__(self) -> "_Watch":
         self.highest, self._done = _anonymous(), threading.Event()

@@ -1,4 +1,4 @@
-"""Functions that run on ranks: multi-token prediction beside a reference made of transformers' parts."""
+"""Functions that run on ranks: multi-token prediction, and a reference made of transformers' parts."""
 
 import json
 from pathlib import Path
@@ -30,39 +30,42 @@ HF = tiny_model("deepseek_v3") | {"num_nextn_predict_layers": 1}
 LAYER = HF["num_hidden_layers"]
 
 
-def policy_of(layout: dict[str, int], packed: bool = False, next_tokens: bool = True) -> PolicyModel:
-    return make_model(HF, layout, max_tokens=80 if packed else None, next_tokens=next_tokens)
+def policy_of(layout: dict[str, int], packed: bool = False, mtp: bool = True) -> PolicyModel:
+    return make_model(HF, layout, max_tokens=80 if packed else None, mtp=mtp)
 
 
 def guesses(root: str, layout: dict[str, int], packed: bool = False) -> dict[str, Any]:
-    """Largest difference of any token's log-probability from the reference's, and whether the exported
-    files hold the very bits that were loaded."""
+    """Compare with the reference.
+
+    Returns the largest difference of any token's log-probability, and whether the exported files hold
+    exactly the bits that were loaded.
+    """
     policy = policy_of(layout, packed)
     family = policy.family
     export(Path(root), HF, policy.chunks, family)
     files, source = SafetensorsWeights(Path(root)), SeededWeights(HF, 7)
-    shapes = family.shapes(HF) | family.next_layer(HF)
+    shapes = family.shapes(HF) | family.mtp_shapes(HF)
     bitwise = all(
         torch.equal(files.read(name, 0, 0, shape[0]), source.read(name, 0, 0, shape[0]))
         for name, shape in shapes.items()
     )
     data = batch(0)
-    next_tokens = policy._next
-    assert next_tokens is not None
-    next_tokens.begin()
+    mtp = policy._mtp
+    assert mtp is not None
+    mtp.broadcast_embedding()
     for chunk in policy.chunks:
         chunk.eval()
-    wanted = {"guess": lambda _output, micro, width: next_tokens.rows(micro, width)}
-    found = policy._runner.rows(policy.chunks, own_rows(data), wanted).get("guess")
-    if found is None:
+    wanted = {"guess": lambda _output, micro, width: mtp.rows(micro, width)}
+    log_probs = policy._runner.rows(policy.chunks, own_rows(data), wanted).get("guess")
+    if log_probs is None:
         return {"bitwise": bitwise, "difference": None}
     expected = own_rows({"guess": _reference(Path(root), data)})["guess"]
     seen = own_rows(data)["attention_mask"]
-    return {"bitwise": bitwise, "difference": float(((found - expected) * seen).abs().max())}
+    return {"bitwise": bitwise, "difference": float(((log_probs - expected) * seen).abs().max())}
 
 
 def _reference(root: Path, data: Batch) -> torch.Tensor:
-    """[b, s]: the layer behind the last, and what is around it, written down by hand."""
+    """Return log-probs [b, s] of the MTP layer, written out by hand."""
     config = json.loads((root / "config.json").read_text())
     other = root.with_name(f"{root.name}-{torch.distributed.get_rank()}")
     other.mkdir()
@@ -97,11 +100,9 @@ def _reference(root: Path, data: Batch) -> torch.Tensor:
     return torch.nn.functional.pad(picked, (2, 0))
 
 
-def gradients(
-    layout: dict[str, int], packed: bool = False, next_tokens: bool = True
-) -> dict[str, torch.Tensor]:
-    """Gradient of one GRPO step under Hugging Face names, whole, on every rank."""
-    policy = policy_of(layout, packed, next_tokens)
+def gradients(layout: dict[str, int], packed: bool = False, mtp: bool = True) -> dict[str, torch.Tensor]:
+    """Return the whole gradient of one GRPO step under Hugging Face names, on every rank."""
+    policy = policy_of(layout, packed, mtp)
     data = own_rows(batch(0))
     data["old_log_probs"] = everywhere(policy, data)
     data["ref_log_prob"] = data["old_log_probs"] - 0.1
@@ -111,7 +112,7 @@ def gradients(
 
 
 def learns_and_resumes(root: str, layout: dict[str, int]) -> dict[str, Any]:
-    """Its loss over steps on the same batch, and whether a checkpoint brings it back bit for bit."""
+    """Return the losses on one repeated batch, and whether a checkpoint restores the layer bit for bit."""
     policy = policy_of(layout)
     history = [step for _ in range(6) for step in train(policy, range(1))]
     saving = checkpointer(root, policy)

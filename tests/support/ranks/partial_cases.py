@@ -1,4 +1,4 @@
-"""Ranks of a link whose engine is two ranks; every part but SGLang itself is the real one."""
+"""Ranks of a transfer group with an engine of two ranks; every part but SGLang itself is real."""
 
 import json
 from pathlib import Path
@@ -8,10 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from grpo_operator.api.weight_path import Backend
 from grpo_worker.weightsync.protocol.buffers import dtype_of
 from grpo_worker.weightsync.protocol.direct_load import LINK, direct_load_request
-from grpo_worker.weightsync.protocol.group_offer import transfer_plan_of
-from grpo_worker.weightsync.sglang_plugin.direct_receiver import DirectReceiver, GroupMembership
+from grpo_worker.weightsync.protocol.group_offer import GroupOffer, transfer_plan_of
+from grpo_worker.weightsync.sglang_plugin.direct_receiver import DirectReceiver, GroupMember
 from grpo_worker.weightsync.sglang_plugin.loader import DirectLoader
 from grpo_worker.weightsync.sglang_plugin.receivers import DirectLoadError, specs_of
 from grpo_worker.weightsync.trainer.endpoint import TrainerEndpoint
@@ -23,30 +24,30 @@ _CPU = torch.device("cpu")
 
 
 def tensors(version: int) -> dict[str, torch.Tensor]:
-    """All weights of a version."""
+    """Return all weights of a version."""
     generator = torch.Generator().manual_seed(version)
     shapes = {f"experts.{n}": (128, 64) for n in range(EXPERTS)} | {"rows": (64, 32), "columns": (16, 128)}
     return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
 def parts(rank: int, version: int) -> list[Any]:
-    """Experts whole at one trainer rank each; the rest cut."""
-    found = []
+    """Return this rank's parts: complete experts, and shards of the rest."""
+    own = []
     for name, tensor in tensors(version).items():
         shape = tuple(tensor.shape)
         if "experts" in name:
             if int(name[-1]) * TRAINERS // EXPERTS == rank:
-                found.append((name, shape, 0, 0, tensor))
+                own.append((name, shape, 0, 0, tensor))
         else:
             dim = int(name == "columns")
             size = shape[dim] // TRAINERS
             piece = tensor.narrow(dim, rank * size, size).contiguous()
-            found.append((name, shape, dim, rank * size, piece))
-    return found
+            own.append((name, shape, dim, rank * size, piece))
+    return own
 
 
 class Half(nn.Module):
-    """An engine rank's model: every other expert, half of the rows, all columns."""
+    """Model of an engine rank: every other expert, half of the rows, all columns."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -78,8 +79,8 @@ class Half(nn.Module):
 def versions(root: str, backend: str, count: int, moves_at: int) -> list[Any]:
     """Send ``count`` versions. Engine rank 0's parameters are elsewhere from version ``moves_at`` on.
 
-    Of a trainer rank: what went wrong with each. Of an engine rank: bytes received, whether it then held
-    the version, and what was wrong.
+    A trainer rank returns the error of each version. An engine rank returns the bytes received, whether it
+    then held the version, and the error.
     """
     rank = dist.get_rank()
     layouts = [TrainerEndpoint(r, TRAINERS, _CPU).layout(parts(r, 0), False) for r in range(TRAINERS)]
@@ -89,21 +90,22 @@ def versions(root: str, backend: str, count: int, moves_at: int) -> list[Any]:
     dist.broadcast_object_list(place)
     assert place[0] is not None
     if rank < TRAINERS:
-        found: list[Any] = [end.open(name, *place[0], WORLD, layouts, BUCKET, plan_id, backend)]
+        offer = GroupOffer(name, *place[0], WORLD, TRAINERS, Backend(backend), layouts, plan_id, BUCKET)
+        results: list[Any] = [end.open(offer)]
         for version in range(1, count + 1):
-            found.append(end.send(parts(rank, version), 20, False))
+            results.append(end.send(parts(rank, version), 20, False))
             dist.barrier()
     else:
-        members = join(backend, connect(*place[0]), name, rank, WORLD, TRAINERS, _CPU)
-        found = _receive(rank, GroupMembership(members), layouts, count, moves_at)
-    (Path(root) / f"done-{rank}").write_text(json.dumps(found))
+        members = join(Backend(backend), connect(*place[0]), name, rank, WORLD, TRAINERS, _CPU)
+        results = _receive(rank, GroupMember(members), layouts, count, moves_at)
+    (Path(root) / f"done-{rank}").write_text(json.dumps(results))
     dist.barrier()
-    return found
+    return results
 
 
-def _receive(rank: int, link: GroupMembership, layouts: list[str], count: int, moves_at: int) -> list[Any]:
+def _receive(rank: int, member: GroupMember, layouts: list[str], count: int, moves_at: int) -> list[Any]:
     model = Half(rank - TRAINERS)
-    loader, transfer_plan, found = DirectLoader(model, "cpu"), transfer_plan_of(layouts, BUCKET), []
+    loader, transfer_plan, results = DirectLoader(model, "cpu"), transfer_plan_of(layouts, BUCKET), []
     load = direct_load_request(transfer_plan, 20)
     buckets = [
         specs_of((tensor.name, dtype_of(tensor.dtype), tensor.shape) for tensor in bucket.tensors)
@@ -112,15 +114,15 @@ def _receive(rank: int, link: GroupMembership, layouts: list[str], count: int, m
     for version in range(1, count + 1):
         if version == moves_at and rank == TRAINERS:
             model.columns = nn.Parameter(model.columns.data.clone())
-        incoming, wrong = DirectReceiver(load, link, buckets), ""
+        incoming, wrong = DirectReceiver(load, member, buckets), ""
         try:
             loader.load(load.plan_id, buckets, incoming)
             if not incoming.partial:
-                kept = loader.kept(load.plan_id, buckets)
-                assert kept is not None
-                incoming.keep(kept)
+                used = loader.used_ranges(load.plan_id, buckets)
+                assert used is not None
+                incoming.publish_needed_ranges(used)
         except DirectLoadError as error:
             wrong = str(error)
-        found.append((incoming.nbytes, model.holds(version), wrong))
+        results.append((incoming.nbytes, model.holds(version), wrong))
         dist.barrier()
-    return found
+    return results

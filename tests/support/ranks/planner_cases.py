@@ -1,4 +1,4 @@
-"""What Megatron-Core itself says of a layout: initialised and built, rank by rank, without peers.
+"""Layouts initialised and built by Megatron-Core itself, rank by rank, without peers.
 
 torch's "fake" backend stands for the other ranks, so that worlds of 512 fit in one process; the
 weights are on the meta device, so that DeepSeek-V3 itself does.
@@ -7,7 +7,8 @@ weights are on the meta device, so that DeepSeek-V3 itself does.
 import json
 import random
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -23,14 +24,22 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 from grpo_operator.api.catalog.architectures import architecture  # noqa: E402
 from grpo_operator.api.v1alpha1.layout import Layout  # noqa: E402
 from grpo_operator.plan.planner.model.shape import ModelShape  # noqa: E402
-from grpo_operator.plan.planner.training.memory import Workload, stage_memory  # noqa: E402
+from grpo_operator.plan.planner.training.activations import Workload  # noqa: E402
+from grpo_operator.plan.planner.training.memory import stage_memory  # noqa: E402
 from grpo_operator.plan.planner.training.rules import problems  # noqa: E402
 from grpo_worker.megatron.model.build import build_chunks, initialize_parallel  # noqa: E402
+
+# Files whose errors are refusals of a layout.
+CHECKS = ("megatron/core/", "grpo_worker/megatron/model/hf_config.py", "grpo_operator/api/v1alpha1/layout.py")
+
+
+class WrongLayersError(Exception):
+    """Megatron-Core built another number of layers than the model has."""
 
 
 @contextmanager
 def _fake_groups() -> Iterator[None]:
-    """Megatron-Core asks for some groups by name of the gloo backend: those are fake too."""
+    """Replace the groups that Megatron-Core requests with the gloo backend by fake ones."""
     original = torch.distributed.new_group
 
     def new_group(*arguments: Any, **options: Any) -> Any:
@@ -40,10 +49,10 @@ def _fake_groups() -> Iterator[None]:
         yield
 
 
-def stage_parameters(hf: dict[str, Any], layout: Layout, next_tokens: bool = False) -> list[int]:
-    """Parameters on the first rank of each pipeline stage.
+def stage_parameters(hf: dict[str, Any], layout: Layout, mtp: bool = False) -> list[int]:
+    """Return the parameters on the first rank of each pipeline stage.
 
-    Raises whatever Megatron-Core raises for a layout that it cannot run.
+    Raises the error of Megatron-Core for a layout that it cannot run, and WrongLayersError.
     """
     counts, layers = [], 0
     for stage in range(layout.pipeline):
@@ -55,19 +64,20 @@ def stage_parameters(hf: dict[str, Any], layout: Layout, next_tokens: bool = Fal
                 initialize_parallel(layout, seed=0)
             assert parallel_state.get_pipeline_model_parallel_rank() == stage
             with torch.device("meta"):
-                chunks = build_chunks(hf, layout, next_tokens=next_tokens)
+                chunks = build_chunks(hf, layout, mtp=mtp)
             layers += sum(len(chunk.decoder.layers) for chunk in chunks)
             counts.append(sum(p.numel() for chunk in chunks for p in chunk.parameters()))
         finally:
             parallel_state.destroy_model_parallel()
             torch.distributed.destroy_process_group()
     # With one stage Megatron-Core takes the first stage's number for the whole model's.
-    assert layers == hf["num_hidden_layers"], f"built {layers} layers"
+    if layers != hf["num_hidden_layers"]:
+        raise WrongLayersError(f"built {layers} layers")
     return counts
 
 
 def random_case(seed: int) -> tuple[dict[str, Any], dict[str, int | None]]:
-    """A small random model and the sizes of a layout, sensible or not."""
+    """Return a small random model and the sizes of a layout, valid or not."""
     draw = random.Random(seed)
     heads, experts = draw.choice([4, 6, 8, 8]), draw.choice([6, 8, 16])
     layers = draw.randint(3, 9)
@@ -101,8 +111,8 @@ def random_case(seed: int) -> tuple[dict[str, Any], dict[str, int | None]]:
 
 
 def disagreements(count: int) -> dict[str, Any]:
-    """Random cases on which planner and Megatron-Core differ, and how many each accepted."""
-    found, accepted = [], 0
+    """Return the random cases on which planner and Megatron-Core differ, and the number accepted."""
+    differences, accepted = [], 0
     for seed in range(count):
         hf, sizes = random_case(seed)
         plan, runtime = planned(hf, sizes), built(hf, sizes)
@@ -110,33 +120,41 @@ def disagreements(count: int) -> dict[str, Any]:
         if isinstance(plan, list) != isinstance(runtime, list) or (
             isinstance(plan, list) and plan != runtime
         ):
-            found.append({"seed": seed, "sizes": sizes, "planner": plan, "megatron": runtime})
-    return {"cases": count, "accepted": accepted, "disagreements": found}
+            differences.append({"seed": seed, "sizes": sizes, "planner": plan, "megatron": runtime})
+    return {"cases": count, "accepted": accepted, "disagreements": differences}
 
 
 def planned(hf: dict[str, Any], sizes: dict[str, Any]) -> list[int] | str:
-    """The planner's parameters on each stage, or its refusal."""
+    """Return the planner's parameters on each stage, or its refusal."""
     model = ModelShape.from_hf(hf)
     try:
         layout = Layout(**sizes)
-        found = problems(model, layout)
-        if found:
-            return "; ".join(found)
+        refusals = problems(model, layout)
+        if refusals:
+            return "; ".join(refusals)
         return [stage.weights // 2 for stage in stage_memory(model, layout, Workload(64))]
     except ValueError as error:
         return str(error)
 
 
-def built(hf: dict[str, Any], sizes: dict[str, Any], next_tokens: bool = False) -> list[int] | str:
-    """Megatron-Core's parameters on each stage, or what it raised."""
+def built(hf: dict[str, Any], sizes: dict[str, Any], mtp: bool = False) -> list[int] | str:
+    """Return Megatron-Core's parameters on each stage, or its refusal.
+
+    Raises every other error, so that a defect of ours is not counted as a refusal.
+    """
     try:
-        return stage_parameters(hf, Layout(**sizes), next_tokens)
+        return stage_parameters(hf, Layout(**sizes), mtp)
     except (AssertionError, ValueError, RuntimeError) as error:
+        origin = traceback.extract_tb(error.__traceback__)[-1].filename
+        if not any(checks in origin for checks in CHECKS):
+            raise
         return f"{type(error).__name__}: {error}"[:300]
+    except WrongLayersError as error:
+        return str(error)
 
 
 def group_sizes(layouts: list[dict[str, int]]) -> list[list[int]]:
-    """Sizes of real groups of this rank for each layout: tp, pp, cp, dp, ep, etp, expert-dp."""
+    """Return the sizes of this rank's real groups for each layout: tp, pp, cp, dp, ep, etp, expert-dp."""
     state, sizes = parallel_state, []
     for layout in layouts:
         initialize_parallel(Layout(**layout), seed=0)
@@ -158,8 +176,8 @@ def group_sizes(layouts: list[dict[str, int]]) -> list[list[int]]:
 def main() -> None:
     """``planner_cases.py FUNCTION JSON``: print the function's result as JSON."""
     name, arguments = sys.argv[1:]
-    results = {"disagreements": disagreements, "built": built}
-    print(json.dumps(results[name](**json.loads(arguments))))
+    functions: dict[str, Callable[..., Any]] = {"disagreements": disagreements, "built": built}
+    print(json.dumps(functions[name](**json.loads(arguments))))
 
 
 if __name__ == "__main__":

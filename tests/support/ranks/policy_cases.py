@@ -1,4 +1,4 @@
-"""Functions that run on ranks (started by ranks.py): a tiny policy, its steps, its weights."""
+"""Functions that run on ranks: a tiny policy, its steps and its weights."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,12 +19,12 @@ from grpo_worker.megatron.conversion.hf_mapping import Shard
 from grpo_worker.megatron.conversion.readers import SeededWeights
 from grpo_worker.megatron.model.build import device, initialize_parallel
 from grpo_worker.megatron.optim.optimizer import inner_optimizers
-from grpo_worker.megatron.training.parameter_count import active_parameters
 from grpo_worker.megatron.training.policy import PolicyModel
+from grpo_worker.megatron.training.reductions import active_parameters
 from grpo_worker.megatron.training.runner import MicroBatching
 from grpo_worker.megatron.training.setup import ModelSetup
 from grpo_worker.model_files.config import model_config
-from grpo_worker.weightsync.protocol import manifest
+from grpo_worker.weightsync.trainer import publisher
 
 SEED = 7
 NOTHING = OffloadSpec()
@@ -44,7 +44,7 @@ def make_model(
     replay_routing: bool = False,
     initialised: bool = False,
     offload: OffloadSpec = NOTHING,
-    next_tokens: bool = False,
+    mtp: bool = False,
 ) -> PolicyModel:
     parallel = Layout(world=dist.get_world_size(), **layout)
     if not initialised:
@@ -52,20 +52,20 @@ def make_model(
     batching = MicroBatching(4, max_tokens)
     setup = ModelSetup(
         hf, parallel, SeededWeights(hf, SEED), batching,
-        recompute=recompute, offload=offload, next_tokens=next_tokens,
+        recompute=recompute, offload=offload, mtp=mtp,
     )  # fmt: skip
     return PolicyModel(setup, OptimizerSpec(lr=lr), 100, replay_routing=replay_routing)
 
 
 def figures(layout: dict[str, int]) -> tuple[int, dict[str, float]]:
-    """Active parameters, and what the routers did in one step (padding would be routed too)."""
+    """Return the active parameters, and the router metrics of one step (padding would be routed too)."""
     policy = make(layout)
     data = own_rows(batch(0))
     data["attention_mask"] = torch.ones_like(data["attention_mask"])
     data["old_log_probs"] = data["ref_log_prob"] = everywhere(policy, data)
     metrics = policy.update(data, PolicyLossConfig(), 0.01, 1.0)
-    found = active_parameters(policy.chunks, policy.family)
-    return found, {name: value for name, value in metrics.items() if name.startswith("moe/")}
+    active = active_parameters(policy.chunks, policy.family)
+    return active, {name: value for name, value in metrics.items() if name.startswith("moe/")}
 
 
 def batch(step: int, rows: int = 8, length: int = 32) -> Batch:
@@ -81,19 +81,19 @@ def batch(step: int, rows: int = 8, length: int = 32) -> Batch:
 
 
 def own_rows(data: Batch) -> Batch:
-    """What this data-parallel rank gets of a batch."""
+    """Return this data-parallel rank's rows of a batch."""
     ranks, rank = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
     return {name: column.chunk(ranks)[rank] for name, column in data.items()}
 
 
 def everywhere(policy: PolicyModel, data: Batch, reference: bool = False) -> torch.Tensor:
-    """Log-probs on every pipeline stage, as the controller would hand them out."""
+    """Return log-probs on every pipeline stage, as the controller would distribute them."""
     return on_every_stage(policy.log_probs(data, 1.0, reference).get("log_probs"), data)
 
 
-def on_every_stage(found: torch.Tensor | None, data: Batch) -> torch.Tensor:
-    """What the last stage found, and the others not."""
-    whole = torch.zeros(data["input_ids"].shape) if found is None else found
+def on_every_stage(tensor: torch.Tensor | None, data: Batch) -> torch.Tensor:
+    """Return the last stage's tensor on every stage."""
+    whole = torch.zeros(data["input_ids"].shape) if tensor is None else tensor
     moved = whole.to(device())
     dist.all_reduce(moved, group=parallel_state.get_pipeline_model_parallel_group())
     return moved.cpu()
@@ -110,12 +110,12 @@ def train(policy: PolicyModel, steps: range) -> list[dict[str, float]]:
 
 
 def whole_weights(policy: PolicyModel) -> dict[str, torch.Tensor]:
-    """All weights under their Hugging Face names, assembled from every rank's shards."""
+    """Return all weights under their Hugging Face names, assembled from every rank's shards."""
     return assembled(policy.shards())
 
 
 def assembled(shards: Iterable[Shard]) -> dict[str, torch.Tensor]:
-    """Whole tensors out of every rank's own shards."""
+    """Return whole tensors, assembled from every rank's own shards."""
     local = [(s.name, s.shape, s.dim, s.offset, s.tensor.cpu().clone()) for s in shards if s.owner]
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, local)
@@ -131,33 +131,35 @@ def steps(layout: dict[str, int], count: int, recompute: bool = False) -> list[d
 
 
 def steps_offloaded(root: str, layout: dict[str, int], count: int) -> dict[str, Any]:
-    """``steps``, with nothing left on the device in between, and a checkpoint and a snapshot on the way.
-    Bytes that were on the device between steps, and afterwards."""
+    """Run ``steps`` with all state offloaded between steps, and with a checkpoint and a snapshot.
+
+    Also returns the bytes on the device between steps and afterwards.
+    """
     policy = make_model(model_config("preset:tiny-moe"), layout, offload=EVERYTHING)
     before = _resident(policy)
     history = train(policy, range(count))
     held = [before, _resident(policy)]
     saving = checkpointer(root, policy)
     saving.save(count, {})
-    copy = snapshot.take(policy.parts(False))
+    copy = snapshot.capture(policy.parts(False))
     held.append(_resident(policy))
     history += train(policy, range(count, count + 1))
     saving.poll(blocking=True)
     after = _known(policy)
     saving.load(directory(Path(root), count))
-    found = [train(policy, range(count, count + 1))]
-    snapshot.put(policy.parts(False), copy)
-    found.append(train(policy, range(count, count + 1)))
-    return {"history": history, "again": found, "held": held, "weights": after}
+    again = [train(policy, range(count, count + 1))]
+    snapshot.restore(policy.parts(False), copy)
+    again.append(train(policy, range(count, count + 1)))
+    return {"history": history, "again": again, "held": held, "weights": after}
 
 
 def _known(policy: PolicyModel) -> dict[str, torch.Tensor]:
-    with policy.trainable.weights.here():
+    with policy.trainable.weights.on_device():
         return whole_weights(policy)
 
 
 def _resident(policy: PolicyModel) -> int:
-    """Bytes of weights, gradients and Adam's moments that are on the device."""
+    """Return the bytes of weights, gradients and Adam's moments on the device."""
     trainable = policy.trainable
     buffers = [b for ddp in trainable.ddp for b in (*ddp.buffers, *ddp.expert_parallel_buffers)]
     tensors = [part for b in buffers for part in (b.param_data, b.grad_data)]
@@ -177,7 +179,7 @@ def checkpointer(root: str, policy: PolicyModel) -> Checkpointer:
 
 
 def save(root: str, layout: dict[str, int]) -> list[dict[str, float]]:
-    """Two steps, a checkpoint, and what the two steps after it are like."""
+    """Train two steps, save a checkpoint, and return the two steps after it."""
     policy = make(layout)
     saver = checkpointer(root, policy)
     train(policy, range(2))
@@ -187,14 +189,14 @@ def save(root: str, layout: dict[str, int]) -> list[dict[str, float]]:
 
 
 def resume(root: str, layout: dict[str, int]) -> list[dict[str, float]]:
-    """The two steps after a checkpoint, in whatever layout it was saved."""
+    """Return the two steps after a checkpoint, which any layout may have saved."""
     policy = make(layout)
     checkpointer(root, policy).load(directory(root, 1))
     return train(policy, range(2, 4))
 
 
 def save_and_resume(root: str, layout: dict[str, int]) -> dict[str, Any]:
-    """Steps 0-3 with a checkpoint after 1, and steps 2-3 again from that checkpoint."""
+    """Return steps 0-3 with a checkpoint after 1, and steps 2-3 repeated from that checkpoint."""
     policy = make(layout)
     saver = checkpointer(root, policy)
     train(policy, range(2))
@@ -210,15 +212,15 @@ def save_and_resume(root: str, layout: dict[str, int]) -> dict[str, Any]:
 
 
 def snapshot_and_resume(root: str, layout: dict[str, int]) -> dict[str, Any]:
-    """Steps 0-3 with a snapshot after 1, and steps 2-3 again from that snapshot, in another model."""
+    """Return steps 0-3 with a snapshot after 1, and steps 2-3 repeated from it in another model."""
     policy = make(layout)
     train(policy, range(2))
     file = Path(root) / f"rank-{dist.get_rank()}.pt"
-    torch.save(snapshot.take(policy.parts(True)), file)
+    torch.save(snapshot.capture(policy.parts(True)), file)
     undisturbed, expected = train(policy, range(2, 4)), whole_weights(policy)
     again = make_model(model_config("preset:tiny-moe"), layout, initialised=True)
     train(again, range(7, 8))
-    snapshot.put(again.parts(True), torch.load(file, weights_only=False))
+    snapshot.restore(again.parts(True), torch.load(file, weights_only=False))
     resumed, actual = train(again, range(2, 4)), whole_weights(again)
     equal = all(torch.equal(expected[name], actual[name]) for name in expected)
     return {"undisturbed": undisturbed, "resumed": resumed, "weights_equal": equal}
@@ -231,18 +233,18 @@ def publish(
     policy = make(layout)
     train(policy, range(steps))
     parts = [(s.name, s.shape, s.dim, s.offset, s.tensor) for s in policy.shards()]
-    manifest.publish(Path(root), version, dist.get_rank(), dist.get_world_size(), parts)
+    publisher.publish(Path(root), version, dist.get_rank(), dist.get_world_size(), parts)
     data = _full(batch(5)["input_ids"])
     return everywhere(policy, data), data["input_ids"]
 
 
 def _full(ids: torch.Tensor) -> Batch:
-    """Rows without padding."""
+    """Return a batch of rows without padding."""
     return {"input_ids": ids, "attention_mask": torch.ones(ids.shape, dtype=torch.bool)}
 
 
 def replay(layout: dict[str, int], ids: list[list[int]], experts: list[Any]) -> torch.Tensor:
-    """Log-probs of ``publish``'s policy when its routers take these experts."""
+    """Return log-probs of ``publish``'s policy with these experts replayed."""
     policy = make_model(model_config("preset:tiny-moe"), layout, replay_routing=True)
     train(policy, range(1))
     data = _full(torch.tensor(ids)) | {"routed_experts": torch.tensor(experts, dtype=torch.int16)}

@@ -18,7 +18,7 @@ from support.tiny_models import tiny_model
 
 
 def scores(root: str, model: str, layout: dict[str, int], packed: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """What we and transformers say of this data-parallel rank's rows."""
+    """Return our scores and transformers' of this data-parallel rank's rows."""
     hf, parallel = tiny_model(model), Layout(world=dist.get_world_size(), **layout)
     if dist.get_rank() == 0:
         _save(Path(root), model)
@@ -35,7 +35,7 @@ def scores(root: str, model: str, layout: dict[str, int], packed: bool) -> tuple
 
 
 def refusal(root: str, model: str) -> str:
-    """Why the model in ``root`` cannot judge."""
+    """Return the error of a reward model that cannot be used."""
     hf = tiny_model(model)
     try:
         RewardModel(root, ModelSetup(hf, Layout(world=1), SeededWeights(hf, SEED)))

@@ -1,4 +1,4 @@
-"""Functions that run on ranks: the parts of every tensor that real ranks hold."""
+"""Functions that run on ranks: the part of each tensor that a real rank holds."""
 
 import torch.distributed as dist
 
@@ -12,12 +12,13 @@ Part = tuple[str, int, int, int, int]
 
 
 def held(layout: dict[str, int]) -> list[Part]:
-    """(tensor, top, bottom, left, right) of each part on this rank."""
+    """Return (tensor, top, bottom, left, right) of each part on this rank."""
     hf, parallel = tiny_model("deepseek_v3"), Layout(world=dist.get_world_size(), **layout)
     initialize_parallel(parallel, 0)
-    found = []
+    parts = []
     for shard in hf_mapping.shards(build_chunks(hf, parallel), family_of(hf)):
-        ends = [[0, size] for size in (*shard.shape, 1)[:2]]
-        ends[shard.dim] = [shard.offset, shard.offset + shard.tensor.shape[shard.dim]]
-        found.append((shard.name, *ends[0], *ends[1]))
-    return found
+        ends = [(0, size) for size in (*shard.shape, 1)[:2]]
+        ends[shard.dim] = (shard.offset, shard.offset + shard.tensor.shape[shard.dim])
+        (top, bottom), (left, right) = ends
+        parts.append((shard.name, top, bottom, left, right))
+    return parts

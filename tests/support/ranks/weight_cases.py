@@ -10,23 +10,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from grpo_operator.api.weight_path import Backend
 from grpo_worker.megatron.export.exporter import export
 from grpo_worker.model_files.config import model_config
-from grpo_worker.weightsync.protocol import manifest
 from grpo_worker.weightsync.protocol.direct_load import LINK
 from grpo_worker.weightsync.protocol.group_offer import GroupOffer, transfer_plan_of
 from grpo_worker.weightsync.trainer.endpoint import TrainerEndpoint
+from grpo_worker.weightsync.trainer.publisher import publish
 from support.ranks.policy_cases import make, train
 
 
 def publish_versions(root: str, layout: dict[str, int], versions: int) -> None:
-    """Train a step, publish it and export it as a Hugging Face directory; ``versions`` times."""
+    """Train, publish and export as a Hugging Face directory, ``versions`` times."""
     policy = make(layout)
     for version in range(1, versions + 1):
         train(policy, range(version, version + 1))
         parts = [(s.name, s.shape, s.dim, s.offset, s.tensor) for s in policy.shards()]
         folder = Path(root) / f"update-{version}"
-        manifest.publish(folder, version, dist.get_rank(), dist.get_world_size(), parts)
+        publish(folder, version, dist.get_rank(), dist.get_world_size(), parts)
         hf = model_config("preset:tiny-moe")
         export(Path(root) / f"hf-{version}", hf, policy.chunks, policy.family)
 
@@ -41,11 +42,11 @@ def send_versions(
     flips_at: int = 0,
     backend: str = "gloo",
 ) -> list[str]:
-    """Train a step, export it and send it over a link to one engine; ``versions`` times.
+    """Train, export and transfer directly to one engine, ``versions`` times.
 
-    The offer stands in ``root``/offer, and version N is ready when ``root``/ready-N is there. Rank 1 kills
+    The group offer is in ``root``/offer; version N is ready once ``root``/ready-N exists. Rank 1 kills
     itself instead of sending version ``dies_at``, and a bit of its version ``flips_at`` flips on the way.
-    Returns what went wrong with each version.
+    Returns the error of each version, or an empty text.
     """
     policy, rank, world = make(layout), dist.get_rank(), dist.get_world_size()
     end = TrainerEndpoint(rank, world, torch.device("cpu"))
@@ -60,10 +61,10 @@ def send_versions(
     dist.broadcast_object_list(place)
     assert place[0] is not None
     plan_id = transfer_plan_of(layouts, bucket).plan_id
+    offer = GroupOffer(name, *place[0], world + 1, world, Backend(backend), layouts, plan_id, bucket)
     if rank == 0:
-        offer = GroupOffer(name, *place[0], world + 1, world, backend, layouts, plan_id)
         _put(Path(root) / "offer", json.dumps(offer.to_json()))
-    found = [end.open(name, *place[0], world + 1, layouts, bucket, plan_id, backend)]
+    errors = [end.open(offer)]
     for version in range(1, versions + 1):
         train(policy, range(version, version + 1))
         export(Path(root) / f"hf-{version}", model_config("preset:tiny-moe"), policy.chunks, policy.family)
@@ -75,12 +76,12 @@ def send_versions(
             os.kill(os.getpid(), signal.SIGKILL)
         if version == flips_at and rank == 1:
             _flip_one(end)
-        found.append(end.send(parts(), patience, False))
-        manifest.publish(Path(root), version, rank, world, parts())
+        errors.append(end.send(parts(), patience, False))
+        publish(Path(root), version, rank, world, parts())
     if not dies_at:
         dist.barrier()  # rank 0 takes the store with it, at which the other may still be looking
     end.close()
-    return found
+    return errors
 
 
 def _put(file: Path, text: str) -> None:
@@ -90,13 +91,13 @@ def _put(file: Path, text: str) -> None:
 
 
 def _flip_one(end: TrainerEndpoint) -> None:
-    """In the next message, between its fingerprint and the wire."""
-    assert end._members is not None
-    original = end._members.send
+    """Flip a bit of the next message after its fingerprint was computed."""
+    assert end._group is not None
+    original = end._group.send
 
     def send(pairs: Any, deadline: float) -> Any:
-        end._members.send = original  # type: ignore[method-assign, union-attr]
+        end._group.send = original  # type: ignore[method-assign, union-attr]
         pairs[0][0][len(pairs[0][0]) // 2] ^= 1
         return original(pairs, deadline)
 
-    end._members.send = send  # type: ignore[method-assign]
+    end._group.send = send  # type: ignore[method-assign]

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from grpo_devcluster import gobuild, processes, results
+from grpo_devcluster import gobuild, processes
 from grpo_devcluster.paths import content_key, tree_key
 from grpo_devcluster.report import GAP, REWARD, summarise, terminal_curve
 from grpo_devcluster.stages import StageError, run, wait_for
 
 
-def test_keys_depend_on_content_and_on_its_boundaries(tmp_path: Path) -> None:
+def test_cache_keys_depend_on_content_and_its_boundaries(tmp_path: Path) -> None:
     assert content_key(b"ab", b"c") != content_key(b"a", b"bc")
     (tmp_path / "x").write_text("1")
     before = tree_key(tmp_path)
@@ -44,7 +44,7 @@ def test_a_daemon_is_found_again_and_stopped(daemons: None) -> None:
 
 
 def test_another_process_with_the_same_number_is_not_taken_for_the_daemon(daemons: None) -> None:
-    """After an unclean end a pid file may name a stranger: it must not be killed."""
+    """After an unclean exit a pid file may name another process, which must not be killed."""
     processes.PIDS.mkdir()
     (processes.PIDS / "old").write_text("1 12345")  # init, but with another start time
     assert not processes.is_running("old")
@@ -52,7 +52,7 @@ def test_another_process_with_the_same_number_is_not_taken_for_the_daemon(daemon
     assert Path("/proc/1").exists()
 
 
-def test_a_failing_step_says_which_why_and_what_to_do(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_failing_step_names_cause_and_remedy(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("grpo_devcluster.stages.LOGS", tmp_path)
     with pytest.raises(StageError, match=r"building x failed \(exit 3\):\nno luck\nTry again\."):
         run(["sh", "-c", "echo no luck; exit 3"], step="building x", remedy="Try again.")
@@ -60,7 +60,7 @@ def test_a_failing_step_says_which_why_and_what_to_do(tmp_path: Path, monkeypatc
         run(["no-such-tool"], step="x", remedy="Install it.")
 
 
-def test_waiting_ends_with_the_log_of_what_did_not_come(tmp_path: Path) -> None:
+def test_a_timeout_shows_the_log_of_the_process(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
     log.write_text("address already in use\n")
     started = time.monotonic()
@@ -74,16 +74,9 @@ def _records(rewards: list[float]) -> list[dict[str, Any]]:
     return [{"step": i + 1, REWARD: r} | base for i, r in enumerate(rewards)]
 
 
-def test_the_statistic_sees_a_rise_and_no_rise() -> None:
+def test_the_statistic_tells_a_rise_from_noise() -> None:
     rising, flat = [i / 40 for i in range(40)], [0.1, 0.2] * 20
     assert summarise(_records(rising))["p_value"] < 1e-4
     assert summarise(_records(flat))["p_value"] > 0.3
     assert summarise(_records(rising))["reward_last_quarter"] > 0.8
     assert terminal_curve([0.0, 0.5, 1.0]) == " ▄█"
-
-
-def test_figures_are_merged_into_one_result_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "RESULTS", tmp_path)
-    results.record("demo", {"a": 1})
-    text = results.record("demo", {"b": 2}).read_text()
-    assert '"a": 1' in text and '"b": 2' in text and '"machine"' in text

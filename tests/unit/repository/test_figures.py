@@ -1,29 +1,93 @@
-"""What README and guide say of published models is what was measured."""
+"""README and docs show the figures of benchmarks/results, and every figure has an origin."""
 
 import json
-import re
+from pathlib import Path
+
+import pytest
 
 from grpo_devcluster.paths import REPO
+from support.figures import Quoted, check, quoted
 
 RESULTS = REPO / "benchmarks" / "results"
-FIGURES = json.loads((RESULTS / "own_models.json").read_text())["figures"]
+PAGES = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
+FILES = sorted(RESULTS.glob("*.json"))
 
 
-def _quoted(page: str, pattern: str) -> tuple[str, ...]:
-    found = re.search(pattern, " ".join((REPO / page).read_text().split()))
-    assert found, f"{page} no longer says {pattern!r}"
-    return found.groups()
+def _check_page(text: str, results: Path) -> None:
+    for figure in quoted(text):
+        check(results, figure)
 
 
-def test_the_readme_says_how_many_published_models_were_trained() -> None:
-    pattern = r"(\d+) of (\d+) such jobs .* SGLang served (\d+) of the exports"
-    ok, of, served = map(int, _quoted("README.md", pattern))
-    assert (ok, of) == (FIGURES["published_models_ok"], FIGURES["published_models_of"])
-    assert served == FIGURES["published_models_served_by_sglang"]
-    jobs = json.loads((RESULTS / "own_models_jobs.json").read_text())
-    assert (sum(job["result"] == "ok" for job in jobs.values()), len(jobs)) == (ok, of)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPO)))
+def test_a_page_shows_the_figures_of_the_results(page: Path) -> None:
+    _check_page(page.read_text(), RESULTS)
 
 
-def test_the_guide_says_when_an_error_is_named() -> None:
-    (seconds,) = _quoted("docs/guide.md", r"within (\d+) s of the pod's start")
-    assert FIGURES["seconds_to_named_error_max"] <= int(seconds)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_figure_has_commit_date_and_machine(file: Path) -> None:
+    content = json.loads(file.read_text())
+    assert content["name"] == file.stem
+    measured = content.get("figures", {}).keys() | content.get("cases", {}).keys()
+    assert measured and content["of"].keys() == measured
+    for key, origin in content["of"].items():
+        assert origin.keys() == {"commit", "date", "machine"}, key
+        assert all(isinstance(value, str) and value for value in origin.values()), key
+
+
+def test_the_counts_of_published_models_are_those_of_their_jobs() -> None:
+    figures = json.loads((RESULTS / "own_models.json").read_text())["figures"]
+    jobs = json.loads((RESULTS / "own_models_jobs.json").read_text())["cases"]
+    good = [job for job in jobs.values() if job["result"] == "ok"]
+    assert (figures["published_models_ok"], figures["published_models_of"]) == (len(good), len(jobs))
+    assert figures["published_models_served_by_sglang"] == sum(job["served"] for job in good)
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    figures = {
+        "ratio": 3.051, "stall_pct": 2.948, "share": 0.0588, "pause_seconds": 0.0687, "gap": 3.07e-07,
+        "total": 671026404352, "steps": [30.7, 141.9], "parts": {"per.tensor": {"seconds": 1.5}},
+    }  # fmt: skip
+    content = {"figures": figures, "cases": {"small 2 to 2": {"rounds": [0.25]}}}
+    (tmp_path / "sync.json").write_text(json.dumps(content))
+    return tmp_path
+
+
+RIGHT = [
+    "3.05 times<!-- sync.ratio -->", "3.1<!--sync.ratio--> times", "**3.051\u00d7**<!-- sync.ratio -->",
+    "2.9 %<!-- sync.stall_pct -->", "6 %<!-- sync.share -->", "5.88 percent<!-- sync.share -->",
+    "69 ms<!-- sync.pause_seconds -->", "0.07 s<!-- sync.pause_seconds -->", "3e-7<!-- sync.gap -->",
+    "3.1e-07<!-- sync.gap -->", "671,026,404,352<!-- sync.total -->", "671 026 404 352<!-- sync.total -->",
+    "671 billion<!-- sync.total -->", "141.9<!-- sync.steps.1 -->",
+    "1.5 s<!-- sync.parts.per.tensor.seconds -->", "0.25<!-- sync.cases.small 2 to 2.rounds.0 -->",
+]  # fmt: skip
+WRONG = {
+    "3.04 times<!-- sync.ratio -->": "sync.ratio is 3.051, the page shows 3.04 times",
+    "3.0<!-- sync.ratio -->": "shows 3.0",
+    "2.8 %<!-- sync.stall_pct -->": "shows 2.8 %",
+    "68 ms<!-- sync.pause_seconds -->": "shows 68 ms",
+    "4e-7<!-- sync.gap -->": "shows 4e-7",
+    "671,026,404,353<!-- sync.total -->": "shows 671,026,404,353",
+    "1<!-- sync.absent -->": "sync.json has no such figure",
+    "1<!-- sync.steps.2 -->": "sync.json has no such figure",
+    "1<!-- sync.parts -->": "sync.json has no such figure",
+    "1<!-- other.ratio -->": "there is no other.json",
+    "three times<!-- sync.ratio -->": "must follow a number",
+}
+
+
+@pytest.mark.parametrize("text", RIGHT)
+def test_a_figure_that_is_rounded_correctly_passes(text: str, results: Path) -> None:
+    (figure,) = quoted(f"It takes {text} of something, 7 of 9.")
+    check(results, figure)
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_wrong_figure_fails(text: str, results: Path) -> None:
+    with pytest.raises(AssertionError, match=WRONG[text]):
+        _check_page(f"It takes {text} of something.", results)
+
+
+def test_other_comments_and_other_numbers_are_no_figures() -> None:
+    assert quoted("<!-- a remark --> 5 GPUs, 3.5 GB. <!-- Generated by make docs; see x.py -->") == []
+    assert quoted("2 of 3.05<!-- sync.ratio -->") == [Quoted("3.05", "", "sync", "ratio")]

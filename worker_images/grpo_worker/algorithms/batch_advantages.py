@@ -1,4 +1,4 @@
-"""Advantages of a step's batch from its scores: shaping, KL in the rewards, estimator, correction."""
+"""Advantages of a step's batch: reward shaping, KL penalty, estimator, rollout correction."""
 
 from collections.abc import Sequence
 
@@ -14,10 +14,10 @@ from grpo_worker.algorithms.rewards import overlong_penalty, token_rewards, with
 def add_advantages(
     batch: TensorDict, scores: Sequence[float], spec: GRPOJobSpec, kl_coef: float
 ) -> dict[str, float]:
-    """Put ``advantages`` (and ``rollout_is_weights``) into the batch; metrics under verl's names.
+    """Add ``advantages`` (and ``rollout_is_weights``) to the batch; return metrics under verl's names.
 
-    batch [rows, tokens]: response_mask, old_log_probs, rollout_log_probs; ref_log_prob for a KL in the
-    rewards; values with a critic, which puts ``returns`` there too.
+    batch [rows, tokens]: response_mask, old_log_probs, rollout_log_probs; ref_log_prob for a KL penalty in
+    the rewards; values with a critic, for which ``returns`` are added too.
     """
     config, mask = spec.algorithm, batch["response_mask"]
     shaped = torch.tensor(scores, dtype=torch.float64)
@@ -49,10 +49,10 @@ def add_advantages(
 
 def _explained(values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
     inside = mask.bool()
-    wanted, errors = returns[inside].double(), (returns - values)[inside].double()
-    share = 1 - float(errors.var() / (wanted.var() + 1e-5))
+    targets, errors = returns[inside].double(), (returns - values)[inside].double()
+    share = 1 - float(errors.var() / (targets.var() + 1e-5))
     return {
         "critic/vf_explained_var": share,
         "critic/values/mean": float(values[inside].mean()),
-        "critic/returns/mean": float(wanted.mean()),
+        "critic/returns/mean": float(targets.mean()),
     }

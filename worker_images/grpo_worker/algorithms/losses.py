@@ -1,4 +1,4 @@
-"""Policy losses, per token (torch, on the trainer). Shapes are [batch, tokens] throughout."""
+"""Policy and value losses per token (torch, on the trainer). Shapes are [batch, tokens] throughout."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class PolicyLossConfig:
-    """Objective, clip range and further terms of the loss; names as in verl."""
+    """Objective, clip range and further terms of the policy loss; names as in verl."""
 
     clip_ratio_low: float = 0.2
     clip_ratio_high: float = 0.2
@@ -25,7 +25,7 @@ def policy_loss(
     mask: torch.Tensor,
     config: PolicyLossConfig,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(loss of each token, whether its clip was active) by the configured objective."""
+    """Return (loss of each token, whether its clip was active) by the configured objective."""
     if config.policy_loss == "gspo":
         return sequence_policy_loss(log_prob, old_log_prob, advantages, mask, config)
     return clipped_policy_loss(log_prob, old_log_prob, advantages, config)
@@ -38,10 +38,10 @@ def sequence_policy_loss(
     mask: torch.Tensor,
     config: PolicyLossConfig,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """GSPO's token form (arXiv 2507.18071, eq. 14): the geometric mean of a sequence's ratios, whose
-    gradient goes through each token's own log-probability.
+    """Return (loss, clipped) of GSPO's token form (arXiv 2507.18071, eq. 14).
 
-    mask: 1 at response tokens.
+    The ratio of each token is the geometric mean of its sequence's ratios; the gradient goes through the
+    token's own log-probability. mask: 1 at response tokens.
     """
     lengths = mask.sum(1, keepdim=True).clamp(min=1)
     sequence = ((log_prob - old_log_prob) * mask).sum(1, keepdim=True) / lengths
@@ -53,8 +53,10 @@ def sequence_policy_loss(
 
 
 def rollout_weights(old_log_prob: torch.Tensor, rollout_log_prob: torch.Tensor, cap: float) -> torch.Tensor:
-    """Truncated importance weights of tokens that the engines sampled with slightly other
-    probabilities than the trainer's (truncated importance sampling, TIS)."""
+    """Return truncated importance weights (truncated importance sampling, TIS).
+
+    They correct for tokens that the engines sampled with slightly different probabilities than the trainer's.
+    """
     ratio = torch.exp(torch.clamp(old_log_prob - rollout_log_prob, -20.0, 20.0))
     return torch.clamp(ratio, max=cap)
 
@@ -65,9 +67,9 @@ def clipped_policy_loss(
     advantages: torch.Tensor,
     config: PolicyLossConfig,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """PPO's clipped surrogate with dual clip (arXiv 1707.06347; 1912.09729 for the dual clip).
+    """Return (loss, clipped) of PPO's clipped surrogate (arXiv 1707.06347) with dual clip (1912.09729).
 
-    Returns (loss, clipped): the loss of each token, and whether the clip was active.
+    ``loss`` is that of each token; ``clipped`` tells where the clip was active.
     """
     ratio = torch.exp(torch.clamp(log_prob - old_log_prob, -20.0, 20.0))
     plain = -advantages * ratio
@@ -82,9 +84,9 @@ def clipped_policy_loss(
 def value_loss(
     values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, cliprange: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """PPO's clipped value loss (arXiv 1707.06347, as in OpenAI's baselines).
+    """Return (loss of each token, whether its clip was active) of PPO's clipped value loss.
 
-    Returns (loss of each token, whether its clip was active).
+    Source: arXiv 1707.06347, as implemented in OpenAI's baselines.
     """
     near = torch.clamp(values, old_values - cliprange, old_values + cliprange)
     plain, bounded = (values - returns).square(), (near - returns).square()
@@ -92,7 +94,7 @@ def value_loss(
 
 
 def kl_estimate(log_prob: torch.Tensor, ref_log_prob: torch.Tensor, kind: str) -> torch.Tensor:
-    """Per-token estimate of KL(policy || reference) (Schulman, "Approximating KL divergence").
+    """Return a per-token estimate of KL(policy || reference) (Schulman, "Approximating KL divergence").
 
     k1: log ratio, unbiased, may be negative. k2: half its square. k3: unbiased and >= 0.
     """
@@ -101,18 +103,19 @@ def kl_estimate(log_prob: torch.Tensor, ref_log_prob: torch.Tensor, kind: str) -
         return log_ratio
     if kind == "k2":
         return 0.5 * log_ratio.square()
-    if kind == "k3":  # bounded: one token that the policy has lost must not outweigh a batch
+    if kind == "k3":  # bounded, so that one very unlikely token does not dominate a batch
         bounded = torch.clamp(log_ratio, -20.0, 20.0)
         return torch.clamp(torch.exp(-bounded) - 1.0 + bounded, max=10.0)
     raise ValueError(f"kl_loss_type must be k1, k2 or k3, got {kind!r}")
 
 
 def token_weights(response_mask: torch.Tensor, mode: str, response_length: int) -> torch.Tensor:
-    """Weights of the tokens, so that loss = (weights * token_loss).sum().
+    """Return token weights, so that loss = (weights * token_loss).sum().
 
-    response_mask: [batch, tokens], 1 at response tokens. token-mean weighs tokens equally (DAPO),
-    seq-mean-token-mean sequences (GRPO); the sums weigh long sequences more, -norm divides by the
-    constant ``response_length`` (Dr.GRPO). Sequences without a response token do not count.
+    response_mask: [batch, tokens], 1 at response tokens. token-mean weighs all tokens equally (DAPO),
+    seq-mean-token-mean all sequences (GRPO). seq-mean-token-sum weighs long sequences more;
+    seq-mean-token-sum-norm divides that by the constant ``response_length`` (Dr.GRPO). Sequences without a
+    response token do not count.
     """
     mask = response_mask.double()
     if mode == "token-mean":

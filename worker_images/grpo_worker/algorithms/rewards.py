@@ -1,4 +1,4 @@
-"""From scores to token-level rewards: shaping by length, and the KL penalty (torch, on the controller)."""
+"""Token-level rewards from scores: length penalty and KL penalty (torch, on the controller)."""
 
 import torch
 
@@ -7,22 +7,23 @@ from grpo_worker.algorithms.losses import kl_estimate
 
 
 def overlong_penalty(lengths: torch.Tensor, response_length: int, spec: OverlongSpec) -> torch.Tensor:
-    """DAPO's soft punishment (arXiv 2503.14476, section 3.4): nothing up to the buffer, then linear.
+    """Return DAPO's soft overlong punishment (arXiv 2503.14476, section 3.4).
 
-    lengths: [rows] response tokens. Returns [rows], from 0 down to -penalty.
+    It is 0 up to the buffer and then falls linearly to -penalty. lengths: [rows] response tokens. Returns
+    [rows].
     """
     over = lengths.double() - (response_length - spec.buffer_length)
     return -(over / spec.buffer_length).clamp(min=0, max=1) * spec.penalty
 
 
 def token_rewards(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Each sample's score at its last response token.
+    """Place each sample's score at its last response token.
 
     scores: [rows]. mask: [rows, tokens], 1 at response tokens. Returns [rows, tokens] float64.
     """
     rewards = torch.zeros(mask.shape, dtype=torch.float64)
-    places = torch.arange(mask.shape[1]).expand_as(mask)
-    last = torch.where(mask.bool(), places, -1).max(1).values
+    positions = torch.arange(mask.shape[1]).expand_as(mask)
+    last = torch.where(mask.bool(), positions, -1).max(1).values
     rows = torch.nonzero(last >= 0).flatten()
     rewards[rows, last[rows]] = scores.double()[rows]
     return rewards
@@ -36,7 +37,7 @@ def with_kl(
     kind: str,
     coef: float,
 ) -> tuple[torch.Tensor, float]:
-    """Rewards less the KL penalty of each token, and the mean KL of a sequence's tokens.
+    """Return the rewards minus each token's KL penalty, and the mean KL over tokens and sequences.
 
     old, reference: log-probabilities [rows, tokens].
     """

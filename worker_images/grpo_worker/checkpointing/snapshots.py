@@ -1,6 +1,7 @@
-"""Snapshots of ranks in a pod's memory: ``root/STEP.ATTEMPT/rank-R.pt`` with a digest beside each.
+"""Snapshots of ranks in a pod's memory: ``root/STEP.ATTEMPT/rank-R.pt``, each with a digest file.
 
-The attempt is part of the name: two attempts may reach a step with other bits, and must not mix.
+The attempt is part of the name because two attempts may reach a step with different bits, which must not be
+mixed.
 """
 
 import hashlib
@@ -13,31 +14,31 @@ import httpx
 from grpo_worker.common.auth import headers
 from grpo_worker.common.files import write_text
 
-KEEP = 2  # of each rank: the newest may still be on its way to other pods
+KEEP = 2  # snapshots per rank: other pods may not have copied the newest one yet
 CHUNK = 16 << 20
 
 
 def name_of(step: int, attempt: int) -> str:
-    """Name of the snapshot that an attempt takes after a step."""
+    """Return the name of the snapshot that an attempt takes after a step."""
     return f"{step}.{attempt}"
 
 
 def file_of(root: Path, name: str, rank: int) -> Path:
-    """Where a rank's snapshot lies. Raises ValueError for a name that is none."""
+    """Return the path of a rank's snapshot. Raises ValueError for an invalid name."""
     if not re.fullmatch(r"[0-9]+\.[0-9]+", name):
-        raise ValueError(f"{name!r} is no name of a snapshot: STEP.ATTEMPT")
+        raise ValueError(f"{name!r} is not the name of a snapshot: use STEP.ATTEMPT")
     return root / name / f"rank-{rank}.pt"
 
 
 def seal(file: Path) -> None:
-    """Say that a snapshot is whole, by its digest; forget the rank's older ones."""
+    """Mark a snapshot as complete by writing its digest; remove the rank's older snapshots."""
     note = {"bytes": file.stat().st_size, "digest": _digest(file)}
     write_text(file.with_suffix(".json"), json.dumps(note))
-    _forget(file)
+    _remove_older(file)
 
 
 def sound(root: Path, name: str, rank: int) -> bool:
-    """Is the rank's snapshot here, every byte of it?"""
+    """Return whether the rank's snapshot is here and matches its digest."""
     file = file_of(root, name, rank)
     try:
         note = json.loads(file.with_suffix(".json").read_text())
@@ -47,7 +48,10 @@ def sound(root: Path, name: str, rank: int) -> bool:
 
 
 def pull(root: Path, name: str, rank: int, holders: list[str], timeout: float) -> bool:
-    """Have a sound snapshot here: our own, or the first that a holder (base URL of an agent) gives."""
+    """Fetch the rank's snapshot from the first holder that has it; return whether it is here and sound.
+
+    ``holders``: base URLs of agents. Nothing is fetched if this pod has a sound copy.
+    """
     if sound(root, name, rank):
         return True
     for holder in holders:
@@ -56,7 +60,7 @@ def pull(root: Path, name: str, rank: int, holders: list[str], timeout: float) -
         except (httpx.HTTPError, OSError):
             continue
         if sound(root, name, rank):
-            _forget(file_of(root, name, rank))
+            _remove_older(file_of(root, name, rank))
             return True
     return False
 
@@ -74,14 +78,14 @@ def _fetch(url: str, file: Path, timeout: float) -> None:
 
 
 def _digest(file: Path) -> str:
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     with file.open("rb") as handle:
         while chunk := handle.read(CHUNK):
-            found.update(chunk)
-    return found.hexdigest()
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
-def _forget(newest: Path) -> None:
+def _remove_older(newest: Path) -> None:
     notes = sorted(
         newest.parent.parent.glob(f"*/{newest.stem}.json"), key=lambda note: note.stat().st_mtime_ns
     )

@@ -1,7 +1,7 @@
 """Layout of the checkpoint directory, readable without Megatron-Core.
 
-A checkpoint is a directory ``step-00000010``. It is complete when ``COMMITTED`` is there,
-written last; anything else is ignored on load and removed by the next ``prune``.
+A checkpoint is a directory ``step-00000010``. It is complete when it contains ``COMMITTED``,
+which is written last; incomplete checkpoints are ignored on load and removed by ``prune``.
 """
 
 import hashlib
@@ -15,38 +15,38 @@ from typing import Any
 
 MARKER = "COMMITTED"
 CONTROLLER_STATE = "controller.json"
-# Fields of a config.json that say nothing of the function that a model computes.
+# Fields of a config.json that do not affect the function that a model computes.
 NO_SHAPE = ("transformers_version", "torch_dtype", "dtype", "quantization_config")
-FORMAT = 1  # of the marker and of what it vouches for; raised when older code could not load it
+FORMAT = 1  # of the marker and the checkpoint; increment it when older code could not load them
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a checkpoint is of. ``model``: digest of the architecture; ``layout``: as it was saved."""
+    """Origin of a checkpoint. ``model``: digest of the architecture; ``layout``: that of the saving job."""
 
     model: str
     layout: str
 
 
 def model_digest(hf: Mapping[str, Any]) -> str:
-    """Digest of what decides over the shapes and the meaning of a model's weights."""
+    """Return a digest of everything that determines the shapes and the meaning of a model's weights."""
     own = {key: value for key, value in hf.items() if key not in NO_SHAPE}
     return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def directory(root: str | Path, step: int) -> Path:
-    """Directory of the checkpoint taken after ``step``."""
+    """Return the directory of the checkpoint of ``step``."""
     return Path(root) / f"step-{step:08d}"
 
 
 def complete_steps(root: str | Path) -> list[int]:
-    """Steps with a complete checkpoint, ascending."""
+    """Return the steps with a complete checkpoint, ascending."""
     markers = Path(root).glob(f"step-*/{MARKER}")
     return sorted(int(marker.parent.name.removeprefix("step-")) for marker in markers)
 
 
 def commit(root: str | Path, step: int, origin: Origin) -> None:
-    """Declare a checkpoint complete: the marker lists its files and is renamed into place."""
+    """Mark a checkpoint as complete with a file that lists its files and is renamed into place."""
     path = directory(root, step)
     files = {f.name: f.stat().st_size for f in sorted(path.iterdir())}
     temporary = path / f".{MARKER}"
@@ -58,9 +58,9 @@ def commit(root: str | Path, step: int, origin: Origin) -> None:
 
 
 def verify(path: Path, model: str) -> Origin:
-    """What a complete checkpoint is of.
+    """Check a complete checkpoint and return its origin.
 
-    Raises ValueError, with the remedy, when it is torn, truncated, of another model, or written by a
+    Raises ValueError, with the remedy, when it is incomplete, truncated, of another model, or written by a
     newer version.
     """
     remedy = f"remove {path / MARKER} to fall back to an older checkpoint"
@@ -68,13 +68,15 @@ def verify(path: Path, model: str) -> Origin:
         marker = json.loads((path / MARKER).read_text())
         version, files, origin = marker["format"], marker["files"], Origin(**marker["origin"])
     except FileNotFoundError as error:
-        raise ValueError(f"checkpoint {path} has no {MARKER}: it was never finished; use another") from error
+        raise ValueError(
+            f"checkpoint {path} has no {MARKER}: it was never completed: use another one"
+        ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"checkpoint {path}: {MARKER} cannot be read ({error!r}); {remedy}") from error
     if version > FORMAT:
         raise ValueError(
-            f"checkpoint {path} has format {version}, this image knows up to {FORMAT}: use the image that "
-            "wrote it, or a newer one"
+            f"checkpoint {path} has format {version}, this image reads formats up to {FORMAT}: use the image "
+            "that wrote it, or a newer one"
         )
     if origin.model != model:
         raise ValueError(
@@ -89,11 +91,11 @@ def verify(path: Path, model: str) -> Origin:
 
 
 def prune(root: str | Path, keep: int) -> None:
-    """Remove all but the newest ``keep`` complete checkpoints, and older incomplete ones."""
+    """Remove all but the newest ``keep`` complete checkpoints, and incomplete ones older than these."""
     kept = set(complete_steps(root)[-keep:])
     newest = max(kept, default=-1)
     for path in sorted(Path(root).glob("step-*")):
         step = int(path.name.removeprefix("step-"))
         if step not in kept and step < newest:
-            (path / MARKER).unlink(missing_ok=True)  # never leave a marker on half a directory
+            (path / MARKER).unlink(missing_ok=True)  # first, so that no partial directory has a marker
             shutil.rmtree(path, ignore_errors=True)

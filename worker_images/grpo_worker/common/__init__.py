@@ -1,1 +1,1 @@
-"""Small tools that every other package may use: authentication, files, user functions."""
+"""Utilities that all other packages may use: authentication, errors, files, user functions."""

@@ -1,6 +1,7 @@
-"""The key that the pods of a namespace share: without it nobody moves weights or controls a job.
+"""Authentication of HTTP calls by a key that the pods of a namespace share.
 
-The operator makes it and mounts it. The file is read for every call, so a key that is replaced is followed.
+The key protects the routes that move weights or control a job. The operator creates the key and mounts it as
+a file, which is read for every call, so that a replaced key takes effect.
 """
 
 import hmac
@@ -15,20 +16,22 @@ from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-FILE = "GRPO_KEY_FILE"  # variable with the key's file; without it, outside of pods, nothing is asked for
-# For probes, Prometheus, and people.
+FILE = (
+    "GRPO_KEY_FILE"  # variable with the path of the key; if it is unset (outside of pods), no key is needed
+)
+# Routes without authentication, for probes, Prometheus and users.
 OPEN = frozenset({"/healthz", "/readyz", "/enginez", "/turnz", "/metrics", "/v1/status"})
 _SCHEME = "Bearer "
 
 
 def headers() -> dict[str, str]:
-    """What a caller sends along; empty where there is no key."""
+    """Return the HTTP headers of a caller; empty if no key is configured."""
     key = _key()
     return {"authorization": _SCHEME + key} if key else {}
 
 
 def guarded(routes: Sequence[BaseRoute]) -> Starlette:
-    """An application that answers 401 on all but the ``OPEN`` routes to callers without the key."""
+    """Return an application that answers 401 to callers without the key, except on ``OPEN`` routes."""
     return Starlette(routes=routes, middleware=[Middleware(_Guard)])
 
 
@@ -48,13 +51,13 @@ def _admits(sent: Headers) -> bool:
     key = _key()
     if key is None:
         return True
-    # A key that cannot be read admits nobody.
-    told = sent.get("authorization", "")
-    return bool(key) and hmac.compare_digest(told.encode(), (_SCHEME + key).encode())
+    # If the key cannot be read, every caller is refused.
+    credentials = sent.get("authorization", "")
+    return bool(key) and hmac.compare_digest(credentials.encode(), (_SCHEME + key).encode())
 
 
 def _key() -> str | None:
-    """The key; "" when it cannot be read, None where none is asked for."""
+    """Return the key; "" when it cannot be read, None when none is configured."""
     file = os.environ.get(FILE)
     if file is None:
         return None

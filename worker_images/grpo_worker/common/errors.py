@@ -1,4 +1,4 @@
-"""Errors in one line, for people."""
+"""Formatting of errors for users."""
 
 from grpo_operator.api.errors import last_error_line
 
@@ -6,7 +6,7 @@ LONGEST = 1000  # characters of a message in status
 
 
 def one_line(error: BaseException) -> str:
-    """One line for people: the exception that a Ray task raised, not Ray's own account of it."""
+    """Return an error as one line; for a failed Ray task, that of the exception which the task raised."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):
         error = cause

@@ -1,4 +1,4 @@
-"""Plain Python functions that users name: ``package.module:function`` or ``/path/file.py:function``."""
+"""Loading of users' functions: ``package.module:function`` or ``/path/file.py:function``."""
 
 import importlib
 import importlib.util
@@ -12,33 +12,33 @@ _REMEDY = "give package.module:function, or /path/file.py:function with a path i
 
 
 def load_function(field: str, name: str) -> Callable[..., Any]:
-    """Load the named function. ``field``: where the name was given, for the error.
+    """Load the named function. ``field``: the job's field with the name, for the error message.
 
-    Raises ValueError when the file, the module or the function is not there, or when the module raises;
-    the error names file and line then.
+    Raises ValueError when the file, the module or the function does not exist, or when the module raises an
+    error, with file and line.
     """
-    place, _, function = name.rpartition(":")
-    if place.endswith(".py") and not Path(place).is_file():
-        raise ValueError(f"{field}={name}: no file {place}; {_REMEDY}")
+    source, _, function = name.rpartition(":")
+    if source.endswith(".py") and not Path(source).is_file():
+        raise ValueError(f"{field}={name}: no file {source}; {_REMEDY}")
     try:
-        module = _file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-    except Exception as error:  # whatever a user's module raises
-        problem = f"{error}; {_REMEDY}" if _absent(error, place) else blame(error, _source(place))
+        module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
+    except Exception as error:  # a user's module may raise anything
+        problem = f"{error}; {_REMEDY}" if _is_missing(error, source) else blame(error, _file_name(source))
         raise ValueError(f"{field}={name}: {problem}") from error
     try:
-        found = getattr(module, function)
+        member = getattr(module, function)
     except AttributeError as error:
         raise ValueError(f"{field}={name}: {error}; {_REMEDY}") from error
-    if not callable(found):
-        raise ValueError(f"{field}={name}: {function} is no function")
-    return found  # type: ignore[no-any-return]
+    if not callable(member):
+        raise ValueError(f"{field}={name}: {function} is not callable; {_REMEDY}")
+    return member  # type: ignore[no-any-return]
 
 
 def blame(error: BaseException, source: str) -> str:
-    """Say ``file.py:12: KeyError: 'x'`` of an error, by the innermost line of the file ``source``.
+    """Return ``file.py:12: KeyError: 'x'`` for an error, with its innermost line in the file ``source``.
 
-    When the error passed no line of ``source``, the innermost line of all is named. ``source`` may be
-    the end of a path.
+    If the error passed no line of ``source``, the innermost line of all is used. ``source`` may be the end
+    of a path.
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}: {type(error).__name__}: {error.msg}"
@@ -48,16 +48,16 @@ def blame(error: BaseException, source: str) -> str:
     return f"{Path(lines[-1].filename).name}:{lines[-1].lineno}: {text}" if lines else text
 
 
-def _absent(error: Exception, place: str) -> bool:
-    """Is it the named module that is missing, and not one that it needs?"""
-    return isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}.")
+def _is_missing(error: Exception, module: str) -> bool:
+    """Return whether the named module itself is missing, rather than one that it imports."""
+    return isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
 
 
-def _source(place: str) -> str:
-    return place if place.endswith(".py") else place.replace(".", "/") + ".py"
+def _file_name(source: str) -> str:
+    return source if source.endswith(".py") else source.replace(".", "/") + ".py"
 
 
-def _file(path: Path) -> Any:
+def _load_file(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(f"grpo_user_{path.stem}", path)
     assert spec is not None and spec.loader is not None  # the name ends in .py
     module = importlib.util.module_from_spec(spec)

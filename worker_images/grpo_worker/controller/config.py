@@ -1,40 +1,25 @@
-"""What the operator mounts into the job's pods as ``/etc/grpo/job.json``."""
+"""The job's configuration file, and limits that follow from it."""
 
-import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.job_config import JobConfig
+from grpo_operator.api.v1alpha1.model import WeightSyncSpec
 
 JOB_FILE = Path(os.environ.get("GRPO_JOB_FILE", "/etc/grpo/job.json"))
-
-
-@dataclass(frozen=True, slots=True)
-class JobConfig:
-    """The validated spec and the names that the operator chose. ``writer``: what this job calls
-    itself to the engines' agents. ``fp8``: the form of the weights in the engines."""
-
-    name: str
-    namespace: str
-    spec: GRPOJobSpec
-    rollout_service: str
-    min_available: int
-    fp8: bool
-    writer: str
-    store: Path
+# Updates of one engine, one after the other, that must fit in ``pool_timeout``: an engine that fails or
+# restarts during an update is updated again, and the job waits for it if ``minAvailable`` needs it.
+_UPDATES_OF_ONE_ENGINE = 4
 
 
 def load_job_config(path: Path = JOB_FILE) -> JobConfig:
     """Read and validate the job file. Raises pydantic.ValidationError that names the field."""
-    data = json.loads(path.read_text())
-    return JobConfig(
-        name=data["name"],
-        namespace=data["namespace"],
-        spec=GRPOJobSpec.model_validate(data["spec"]),
-        rollout_service=data["rolloutService"],
-        min_available=data["minAvailable"],
-        fp8=data["fp8"],
-        writer=data["writer"],
-        store=Path(data["store"]),
-    )
+    return JobConfig.model_validate_json(path.read_bytes())
+
+
+def pool_timeout(settings: WeightSyncSpec) -> float:
+    """Return the seconds in which ``minAvailable`` engines must serve a new version.
+
+    ``timeoutSeconds`` limits one update of one engine.
+    """
+    return float(_UPDATES_OF_ONE_ENGINE * settings.timeout_seconds)

@@ -1,14 +1,14 @@
-"""What a job names, read before any rank starts: the model's files, the rows, and one call of the reward.
+"""Inputs of a job, read and checked before any rank starts: model files, data rows, the reward function.
 
-Nothing here imports torch or Ray, so what is wrong is said seconds after the pod has started.
+Nothing here imports torch or Ray, so errors are reported seconds after the start of the pod.
 """
 
 import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from grpo_operator.api.job_config import JobConfig
 from grpo_operator.api.v1alpha1.data import DataSpec
-from grpo_worker.controller.config import JobConfig
 from grpo_worker.controller.model_files import ModelFiles, open_model
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.data.prompts import PromptSource
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """All that the loop reads beside its spec."""
+    """Everything that the loop reads apart from its spec."""
 
     model: ModelFiles
     source: PromptSource
@@ -30,9 +30,9 @@ class Inputs:
 
 
 def read_inputs(config: JobConfig, board: ProgressBoard) -> Inputs:
-    """Read what the job names, and tell the board.
+    """Read and check the inputs that the job names; report progress to ``board``.
 
-    Raises ValueError or RewardError that says what is wrong.
+    Raises ValueError or RewardError that names the problem.
     """
     spec = config.spec
     board.update(message="reading the model's files")
@@ -51,10 +51,10 @@ def read_inputs(config: JobConfig, board: ProgressBoard) -> Inputs:
 
 
 def open_task(spec: DataSpec, tokenizer: TextTokenizer, seed: int, cache: Path) -> Task:
-    """Open what ``data.train`` names. Raises ValueError that says what is wrong with it."""
+    """Open the task that ``data.train`` names. Raises ValueError that names the problem."""
     if spec.train.startswith(SCHEME):
         return open_gym(spec.train, seed, PromptFormat.of(spec, tokenizer))
-    from grpo_worker.data.files import open_files  # imports pandas, which few jobs need
+    from grpo_worker.data.files import open_files  # imports pandas, which only file data needs
 
     return open_files(spec, tokenizer, seed, cache)
 

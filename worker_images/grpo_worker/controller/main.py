@@ -7,9 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from grpo_operator.api.job_config import JobConfig
 from grpo_operator.api.v1alpha1.status import Phase
 from grpo_worker.common.errors import one_line
-from grpo_worker.controller.config import JobConfig, load_job_config
+from grpo_worker.controller.config import load_job_config, pool_timeout
 from grpo_worker.controller.inputs import read_inputs
 from grpo_worker.controller.recovery.failures import FailureHandler
 from grpo_worker.controller.recovery.run_record import Cause, RunRecord
@@ -23,9 +24,11 @@ from grpo_worker.rollout.sampling import sampling_params
 
 if TYPE_CHECKING:
     from grpo_worker.controller.loop import GrpoLoop
+    from grpo_worker.controller.training.gang import TrainerGang
+    from grpo_worker.controller.weight_sync.synchronizer import WeightSynchronizer
 
 log = logging.getLogger(__name__)
-RAYLET_SECONDS = 600.0  # on a busy node Ray needs minutes to start
+RAYLET_SECONDS = 600.0  # Ray needs minutes to start on a busy node
 
 
 def main() -> None:
@@ -41,7 +44,7 @@ def main() -> None:
         pool.table,
         seed=spec.seed,
         n=spec.algorithm.samples_per_prompt,
-        timeout=timeout * 4,
+        timeout=pool_timeout(spec.weight_sync),  # how long no engine may serve the version
         partial=spec.staleness.partial_rollouts,
     )
     stalled = partial(client.stalled, spec.stall_seconds)
@@ -52,8 +55,10 @@ def main() -> None:
 
 
 def run(config: JobConfig, board: ProgressBoard, build: "Callable[[FailureHandler], GrpoLoop]") -> None:
-    """Build the loop and run it. Wrong files and fields end the job at once; other failures are counted, and
-    tried again."""
+    """Build the loop and run it.
+
+    Wrong files and fields end the job without a retry. Other failures are counted and retried.
+    """
     config.store.mkdir(parents=True, exist_ok=True)
     record = RunRecord.load(config.store / "run.json")
     failures = FailureHandler(record, config.spec.restart_policy)
@@ -62,9 +67,9 @@ def run(config: JobConfig, board: ProgressBoard, build: "Callable[[FailureHandle
             loop = build(failures)
         except (ValueError, RewardError) as error:
             failures.end(str(error))
-        except Exception as error:  # named and counted like a failure of the run itself
+        except Exception as error:  # any other failure is counted and retried, like a failure of the run
             log.exception("the job cannot begin")
-            # A store or a server that is away for a while is no fault of the job.
+            # An unreachable store or server is not the fault of the job.
             cause: Cause = "infrastructure" if isinstance(error, OSError) else "job"
             seconds = failures.count(one_line(error), cause)
             board.update(phase=Phase.STARTING, message=one_line(error), restarts=record.restarts)
@@ -82,40 +87,41 @@ def build_loop(
     client: RolloutClient,
     failures: FailureHandler,
 ) -> "GrpoLoop":
-    """Read what the job names, join the Ray cluster, and wire the loop.
+    """Read the job's inputs, join the Ray cluster, and wire the loop.
 
-    Raises ValueError or RewardError that says what is wrong with the job's files.
+    Raises ValueError or RewardError that names the problem of the job's files.
     """
     spec, checkpoints = config.spec, config.store / "checkpoints"
     inputs = read_inputs(config, board)
     model = inputs.model
-    client.ask_for(
+    client.set_sampling(
         sampling_params(spec.algorithm, spec.data.response_length, model.tokens.end),
         expert_layers(model.config) if spec.algorithm.routing_replay else None,
     )
-    # Imported after the files were read: torch and Ray take many seconds on a busy node.
+    # Imported after the files were read: importing torch and Ray takes many seconds on a busy node.
     from grpo_worker.controller.loop import GrpoLoop
     from grpo_worker.controller.training.gang import TrainerGang
 
     board.update(message="joining the Ray cluster", checkpoint_location=str(checkpoints))
     _connect(config.name)
     trainers = TrainerGang(spec, model.config, checkpoints)
-    return GrpoLoop(
-        spec,
-        config.store,
-        board,
-        trainers,
-        pool,
-        client,
-        inputs.source,
-        model.tokens.pad,
-        inputs.reward,
-        failures,
-    )
+    weights = choose_synchronizer(config, trainers, pool)
+    return GrpoLoop(spec, config.store, board, trainers, pool, client, inputs, weights, failures)
+
+
+def choose_synchronizer(
+    config: JobConfig, trainers: "TrainerGang", pool: RolloutPool
+) -> "WeightSynchronizer":
+    """Return the implementation for GPUs that trainers and engines share, or for GPUs of their own."""
+    from grpo_worker.controller.weight_sync.colocated import ColocatedSynchronizer
+    from grpo_worker.controller.weight_sync.dedicated import DedicatedSynchronizer
+
+    kind = ColocatedSynchronizer if config.spec.shares_gpus else DedicatedSynchronizer
+    return kind(trainers, pool, config.weight_path, config.spec.weight_sync)
 
 
 def _connect(namespace: str) -> None:
-    """Join the Ray cluster, once the raylet that starts beside this process has."""
+    """Join the Ray cluster, as soon as the raylet of this pod has joined it."""
     import ray
 
     deadline = time.monotonic() + RAYLET_SECONDS
@@ -125,7 +131,7 @@ def _connect(namespace: str) -> None:
         except ConnectionError as error:
             if time.monotonic() > deadline:
                 raise
-            log.info("not yet: %s", error)
+            log.info("Ray is not ready yet: %s", error)
             time.sleep(1)
 
 

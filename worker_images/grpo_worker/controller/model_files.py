@@ -1,4 +1,4 @@
-"""A model's files, read once at the start of a job."""
+"""Model files that the controller reads once, at the start of a job."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from grpo_worker.model_files.special_tokens import SpecialTokens, special_tokens
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """``config``: config.json in its published form."""
+    """Everything but the weights of a model. ``config``: config.json in its published form."""
 
     config: dict[str, Any]
     tokenizer: TextTokenizer
@@ -25,8 +25,8 @@ class ModelFiles:
 def open_model(path: str, stop_token_ids: Iterable[int] = ()) -> ModelFiles:
     """Read everything but the weights of ``preset:NAME`` or of a Hugging Face directory.
 
-    ``stop_token_ids``: tokens that end an answer beside the model's own. Raises ModelFilesError that names
-    what is missing.
+    ``stop_token_ids``: tokens that end a response, in addition to the model's own. Raises ModelFilesError
+    that names the missing file or field.
     """
     preset = path.startswith(PRESET)
     folder = Path(path)

@@ -1,4 +1,4 @@
-"""Deal sequences out into parts of about equal length (pure)."""
+"""Partitioning of sequences into parts of similar total length (pure)."""
 
 import heapq
 from collections.abc import Sequence
@@ -6,11 +6,11 @@ from itertools import count
 
 
 def balanced(lengths: Sequence[int], parts: int, equal_size: bool = False) -> list[list[int]]:
-    """Indices of ``lengths`` in ``parts`` groups whose sums are close (largest differencing method,
-    Karmarkar and Karp 1983); ``equal_size``: each group gets equally many, or one more or less.
+    """Split the indices of ``lengths`` into ``parts`` groups with similar sums.
 
-    Groups are sorted inside and among themselves by their first index, so that the result does not
-    depend on ties. Raises ValueError for parts < 1.
+    Uses the largest differencing method (Karmarkar and Karp 1983). ``equal_size``: group sizes differ by at
+    most one. Indices within a group, and groups by their first index, are sorted, so that the result does
+    not depend on ties. Raises ValueError for parts < 1.
     """
     if parts < 1:
         raise ValueError(f"parts must be at least 1, got {parts}")
@@ -29,7 +29,7 @@ def _differencing(lengths: Sequence[int], parts: int) -> list[list[int]]:
         return [[] for _ in range(parts)]
     while len(heap) > 1:
         first, second = heapq.heappop(heap)[2], heapq.heappop(heap)[2]
-        # The fullest of one with the emptiest of the other: their difference shrinks most.
+        # Joining the fullest part of one with the emptiest of the other shrinks the difference most.
         merged = [(a + c, b + d) for (a, b), (c, d) in zip(first, reversed(second), strict=True)]
         merged.sort(key=lambda item: -item[0])
         heapq.heappush(heap, (merged[-1][0] - merged[0][0], next(tie), merged))
@@ -37,7 +37,7 @@ def _differencing(lengths: Sequence[int], parts: int) -> list[list[int]]:
 
 
 def _equal_size(lengths: Sequence[int], parts: int) -> list[list[int]]:
-    """Differencing of rounds: each round holds one sequence for every part, longest first."""
+    """Assign sequences in rounds of one per part, longest first, to the emptiest part."""
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     groups: list[list[int]] = [[] for _ in range(parts)]
     sums = [0] * parts
@@ -50,7 +50,7 @@ def _equal_size(lengths: Sequence[int], parts: int) -> list[list[int]]:
 
 
 def within_budget(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """The fewest balanced groups found of at most ``budget`` tokens each.
+    """Return balanced groups of at most ``budget`` tokens each, as few as balancing allows.
 
     Raises ValueError for a sequence that is longer than the budget.
     """

@@ -1,7 +1,7 @@
-"""Rebuilds ``tiny_tokenizer.json``: 128 byte-pair tokens over the texts of some easy tasks.
+"""Build of ``tiny_tokenizer.json``: 128 byte-pair tokens over the texts of some easy tasks.
 
-Digits stay single, so that a number is its digits. Run ``python -m
-grpo_worker.data.build_tiny_tokenizer``; the result is committed and must not drift.
+Each digit is a token of its own. Run ``python -m grpo_worker.data.build_tiny_tokenizer``; the result is
+committed and must not change.
 """
 
 import reasoning_gym
@@ -15,8 +15,8 @@ ALPHABET = list("0123456789abcdefghijklmnopqrstuvwxyz .,:;?!'\"()+-*/=\n")
 
 
 def build() -> Tokenizer:
-    """Train the tokenizer; the same texts give the same file."""
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    """Train the tokenizer; the result is deterministic."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))  # noqa: S106 - a token of text
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.Metaspace(prepend_scheme="never")]

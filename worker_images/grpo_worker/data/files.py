@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc  # type: ignore[import-untyped]
+import pyarrow.compute as pc
 import tokenizers
 import transformers
 from datasets import Dataset, Features, List, Value, load_dataset
@@ -23,29 +23,29 @@ from datasets.exceptions import DatasetsError
 
 from grpo_operator.api.v1alpha1.data import DataSpec
 from grpo_worker.common.user_function import load_function
-from grpo_worker.data.found_files import empty_files, problems
+from grpo_worker.data.file_checks import empty_files, problems
 from grpo_worker.data.tasks import Counts, PromptFormat, Record, UnusablePromptError, jsonable, read_prompt
 from grpo_worker.data.tokenizer import TextTokenizer
 
 IDS = "ids"
-LEFT_OUT = "left_out"  # why a row is: "" for one that is not
+LEFT_OUT = "left_out"  # why a row is left out; "" for a row that is used
 FILTERED = "spec.data.filter"
-_FORMAT = 1  # of the cached columns; raised when they change
-_NO_ROWS = "the files hold no rows: name others"
+_FORMAT = 1  # of the cached columns; increment it when they change
+_NO_ROWS = "the files contain no rows: name other files"
 _MISSING = object()
-_HEAD = 100  # first rows, in which nested names are looked for
-_KEPT = 256  # records in memory: all answers to a prompt are judged by one
-# (number of rows, epoch, seed) -> the order of the rows in that epoch
+_HEAD = 100  # number of first rows that are searched for nested names
+_KEPT = 256  # records in memory: all responses to a prompt are judged by the same record
+# (number of rows, epoch, seed) -> order of the rows in that epoch
 Order = Callable[[int, int, int], Iterable[int]]
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class FileTask:
-    """Rows again and again, in another order in each epoch.
+    """Endless task over the rows of files, in a new order in each epoch.
 
     Item ``index`` is row ``order(epoch)[index mod rows]`` of epoch ``index div rows``: the same row
-    in every run with the same files, filter and seed. ``prompts``: token ids of each of ``rows``, and why a
-    row is left out.
+    in every run with the same files, filter and seed. ``prompts``: for each row its token ids, or why it is
+    left out.
     """
 
     def __init__(
@@ -63,9 +63,11 @@ class FileTask:
         self._record = lru_cache(_KEPT)(self._read)
 
     def prompt(self, index: int, tokenizer: TextTokenizer) -> list[int]:
+        """Return the cached token ids of a prompt."""
         return list(self._prompts[self._row(index)][IDS])
 
     def record(self, index: int) -> Record:
+        """Return the record by which responses are judged."""
         return self._record(index)
 
     def _read(self, index: int) -> Record:
@@ -81,7 +83,7 @@ class FileTask:
 
     def _row(self, index: int) -> int:
         rows = len(self._kept)
-        epoch, place = divmod(index, rows)
+        epoch, position = divmod(index, rows)
         if self._epoch[0] != epoch:
             order = np.fromiter(self._order(rows, epoch, self._seed), np.int64)
             if not np.array_equal(np.sort(order), np.arange(rows)):
@@ -90,18 +92,19 @@ class FileTask:
                     "once: return a permutation of range(rows)"
                 )
             self._epoch = (epoch, order)
-        return int(self._kept[self._epoch[1][place]])
+        return int(self._kept[self._epoch[1][position]])
 
 
 def _shuffled(rows: int, epoch: int, seed: int) -> Iterable[int]:
     order = array("q", range(rows))
-    random.Random(f"{seed}:{epoch}").shuffle(order)
+    random.Random(f"{seed}:{epoch}").shuffle(order)  # noqa: S311 - reproducible, not secret
     return order
 
 
 def open_files(spec: DataSpec, tokenizer: TextTokenizer, seed: int, cache: Path) -> FileTask:
-    """Read, filter and tokenise. Rows without a prompt, or with one that exceeds ``promptLength``, are left
-    out and counted.
+    """Read, filter and tokenise the files that the job names.
+
+    Rows without a prompt, or with a prompt longer than ``promptLength``, are left out and counted.
 
     Raises ValueError when files or columns are missing, or no row is left.
     """
@@ -120,7 +123,7 @@ def _load(train: str, cache: Path) -> Dataset:
         rows = load_dataset(kind, data_files=train, split="train", cache_dir=str(cache))
     except (FileNotFoundError, StopIteration, ValueError, DatasetsError) as error:
         if isinstance(error, DatasetsError) and isinstance(error.__cause__, OSError):
-            raise  # the storage fails, not the data: it may be back at the next attempt
+            raise  # a failure of the storage, which may be available again at the next attempt
         problem = next(problems(train), str(error.__cause__ or error) or _NO_ROWS)
         raise ValueError(f"spec.data.train={train}: {problem}") from error
     if len(rows) == 0:
@@ -129,9 +132,9 @@ def _load(train: str, cache: Path) -> Dataset:
 
 
 def lookup(row: Mapping[str, Any], key: str) -> Any:
-    """Find the column of that name, else what the part before a dot holds under the rest; None: not there."""
-    found = _find(row, key)
-    return None if found is _MISSING else found
+    """Return the column ``key``; for "a.b" without such a column, entry "b" of column "a"; else None."""
+    value = _find(row, key)
+    return None if value is _MISSING else value
 
 
 def _find(row: Mapping[str, Any], key: str) -> Any:
@@ -143,7 +146,7 @@ def _find(row: Mapping[str, Any], key: str) -> Any:
 
 
 def _opened(value: Any) -> Any:
-    """Parse text that is JSON: some files keep ``extra_info`` that way."""
+    """Parse text that is JSON, as which some files store ``extra_info``; return other values unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -153,14 +156,14 @@ def _opened(value: Any) -> Any:
 
 
 def _check_column(rows: Dataset, field: str, key: str) -> None:
-    # The features name what a struct holds even where the first rows have none of it.
+    # The features name the fields of a struct even if they are empty in the first rows.
     shapes = [rows.features, *rows.select(range(min(_HEAD, len(rows))))]
     if any(_find(shape, key) is not _MISSING for shape in shapes):
         return
     names: dict[str, None] = {}
     for column in rows.column_names:
-        held = [_opened(shape[column]) for shape in shapes]
-        inner = [name for value in held if isinstance(value, dict) for name in value]
+        values = [_opened(shape[column]) for shape in shapes]
+        inner = [name for value in values if isinstance(value, dict) for name in value]
         names.update(dict.fromkeys([f"{column}.{name}" for name in inner] or [column]))
     verl = "reward_model.ground_truth"
     remedy = f"for verl's layout set it to {verl}" if verl in names else "set it to one of them"
@@ -204,7 +207,7 @@ def _encoded(value: Any, tokenizer: TextTokenizer, prompt_format: PromptFormat) 
         ids = prompt_format.encode(prompt, tokenizer)
     except ValueError as error:
         if not tokenizer.has_chat_template:
-            raise  # the model is at fault for all rows, not this one
+            raise  # the model lacks a template, which affects all rows
         raise UnusablePromptError(str(error)) from error
     if not ids:
         raise UnusablePromptError("the prompt has no tokens")
@@ -214,12 +217,12 @@ def _encoded(value: Any, tokenizer: TextTokenizer, prompt_format: PromptFormat) 
 def _call(keep: Callable[..., Any], row: Mapping[str, Any], where: str) -> bool:
     try:
         return bool(keep(dict(row)))
-    except Exception as error:  # whatever a user's function raises
+    except Exception as error:  # a user's function may raise anything
         raise ValueError(f"{where}: {error!r}") from error
 
 
 def _fingerprint(rows: Dataset, spec: DataSpec, tokenizer: TextTokenizer, prompt_format: PromptFormat) -> str:
-    """Name the cache by all that decides over ids: the library cannot see into tokenizer and filter."""
+    """Return a cache key that covers the tokenizer and the filter, which ``datasets`` cannot hash."""
     libraries = (tokenizers.__version__, transformers.__version__)
     template = (tokenizer.digest, prompt_format.as_message, sorted(prompt_format.variables.items()))
     keep = (spec.filter, _code(spec.filter))
@@ -228,23 +231,23 @@ def _fingerprint(rows: Dataset, spec: DataSpec, tokenizer: TextTokenizer, prompt
 
 
 def _code(function: str | None) -> str:
-    """Digest of the file that a function is in."""
+    """Return the digest of the file that defines a function; "" if there is none."""
     if function is None:
         return ""
-    place = function.rpartition(":")[0]
-    file = place if place.endswith(".py") else getattr(sys.modules.get(place), "__file__", None)
+    module = function.rpartition(":")[0]
+    file = module if module.endswith(".py") else getattr(sys.modules.get(module), "__file__", None)
     return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
 
 
 def _sort_out(prompts: Dataset, spec: DataSpec) -> tuple[Numbers, Counts, list[str]]:
-    """Numbers of the rows that are trained on, counts of the others and what is to be said of them."""
+    """Return the numbers of the usable rows, the counts of all rows, and notes about those left out."""
     table = prompts.data
     lengths = pc.list_value_length(table.column(IDS)).to_numpy()
     filtered = pc.equal(table.column(LEFT_OUT), FILTERED).to_numpy()
-    whole = pc.equal(table.column(LEFT_OUT), "").to_numpy()
-    empty = ~whole & ~filtered
-    kept = np.flatnonzero(whole & (lengths <= spec.prompt_length))
-    counts = Counts(len(kept), int(whole.sum()) - len(kept), int(filtered.sum()), int(empty.sum()))
+    usable = pc.equal(table.column(LEFT_OUT), "").to_numpy()
+    empty = ~usable & ~filtered
+    kept = np.flatnonzero(usable & (lengths <= spec.prompt_length))
+    counts = Counts(len(kept), int(usable.sum()) - len(kept), int(filtered.sum()), int(empty.sum()))
     first = prompts[int(np.argmax(empty))][LEFT_OUT] if counts.empty else ""
     reasons = {
         f"the prompt exceeds spec.data.promptLength={spec.prompt_length}": counts.too_long,
@@ -253,7 +256,7 @@ def _sort_out(prompts: Dataset, spec: DataSpec) -> tuple[Numbers, Counts, list[s
     }
     notes = [_note(number, len(prompts), reason) for reason, number in reasons.items() if number]
     if not counts.rows:
-        shortest = f"; the shortest prompt has {lengths[whole].min()} tokens" if counts.too_long else ""
+        shortest = f"; the shortest prompt has {lengths[usable].min()} tokens" if counts.too_long else ""
         raise ValueError(
             f"spec.data.train={spec.train}: no row is left: {'; '.join(notes)}{shortest}: change "
             "these fields, or name other files"
@@ -267,7 +270,7 @@ def _note(number: int, total: int, reason: str) -> str:
 
 
 def _extra_info(columns: Mapping[str, Any], answer_key: str) -> dict[str, Any]:
-    """verl's ``extra_info``, with the columns beside it that have no place of their own in a record."""
+    """Return verl's ``extra_info``, plus all columns that have no field of their own in a record."""
     given = _opened(columns.get("extra_info"))
     elsewhere = {"data_source", answer_key}
     if answer_key not in columns:

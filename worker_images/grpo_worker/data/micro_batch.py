@@ -1,4 +1,4 @@
-"""Rows of a batch -> what one forward pass sees, and its tokens back to rows (torch only)."""
+"""Conversion of a batch's rows to micro-batches, and of model outputs back to rows (torch only)."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -9,15 +9,15 @@ import torch
 from grpo_worker.data.balance import balanced
 
 Batch = dict[str, torch.Tensor]
-PAD = 0  # nothing is computed from it: any token of the vocabulary would do
+PAD = 0  # any token of the vocabulary: outputs at padding are not used
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How rows become micro-batches.
+    """Shape of micro-batches.
 
-    ``rows``: rows of one micro-batch (padded), or None to pack tokens without padding.
-    ``multiple``: tokens of a micro-batch are a multiple of this (tensor and context parallelism).
+    ``rows``: number of padded rows, or None to pack sequences without padding.
+    ``multiple``: the number of tokens is a multiple of this (tensor and context parallelism).
     """
 
     rows: int | None
@@ -26,10 +26,11 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """input_ids, labels, position_ids: [b, s]; packed: one row, sequences one after the other.
+    """Input of one forward pass.
 
-    ``bounds``: packed only, where each sequence starts, and the end of the last.
-    ``indices``: rows of the batch that it holds; ``columns``: those rows' other columns.
+    ``input_ids``, ``labels``, ``position_ids``: [b, s]; if packed, one row with all sequences in succession.
+    ``bounds``: packed only, the start of each sequence and the end of the last one.
+    ``indices``: rows of the batch in this micro-batch; ``columns``: the other columns of these rows.
     """
 
     input_ids: torch.Tensor
@@ -41,8 +42,10 @@ class MicroBatch:
     bounds: list[int] = field(default_factory=list)
 
     def to_rows(self, tokens: torch.Tensor, width: int) -> torch.Tensor:
-        """What the model says of each next token, [b, s], as [rows, width]: entry t belongs to
-        token t, 0 at column 0 and in the padding. Differentiable."""
+        """Convert outputs about each next token, [b, s], to [rows, width].
+
+        In the result entry t belongs to token t; column 0 and the padding are 0. Differentiable.
+        """
         if not self.bounds:
             ahead = tokens[: len(self.indices), : width - 1]
             return torch.nn.functional.pad(ahead, (1, width - 1 - ahead.shape[1]))
@@ -53,22 +56,26 @@ class MicroBatch:
         return torch.stack(rows) if rows else tokens.new_zeros((0, width))
 
     def spread(self, rows: torch.Tensor, whole: torch.Tensor) -> None:
-        """Put rows [rows, width, ...] of input tokens into ``whole`` [b, s, ...], all but each row's
-        last token: nothing was computed from that."""
-        for place, length in enumerate(self.lengths):
-            start = self.bounds[place] if self.bounds else 0
-            whole[0 if self.bounds else place, start : start + length - 1] = rows[place, : length - 1]
+        """Copy rows [rows, width, ...] about input tokens into ``whole`` [b, s, ...].
+
+        The last token of each row is left out, because no engine computed anything from it.
+        """
+        for number, length in enumerate(self.lengths):
+            start = self.bounds[number] if self.bounds else 0
+            whole[0 if self.bounds else number, start : start + length - 1] = rows[number, : length - 1]
 
 
 def lengths_of(batch: Batch) -> list[int]:
-    """Tokens of each row, prompt and response."""
+    """Return the number of tokens of each row, prompt and response."""
     return [int(n) for n in batch["attention_mask"].sum(1)]
 
 
 def split(batch: Batch, shape: Shape, groups: Sequence[Sequence[int]] | None = None) -> Iterator[MicroBatch]:
-    """Micro-batches of a rank's rows, all of one shape: pipeline stages agree on it beforehand.
-    ``groups``: the rows of each, packed; empty ones are allowed (data-parallel ranks run equally
-    many)."""
+    """Split a rank's rows into micro-batches of one shape, on which pipeline stages rely.
+
+    ``groups``: the rows of each packed micro-batch. Groups may be empty, because all data-parallel ranks run
+    the same number of micro-batches.
+    """
     if groups is not None:
         lengths = lengths_of(batch)
         fullest = max(1, *(sum(lengths[i] for i in group) for group in groups))
@@ -83,7 +90,7 @@ def split(batch: Batch, shape: Shape, groups: Sequence[Sequence[int]] | None = N
 
 
 def groups_for(lengths: Sequence[int], count: int) -> list[list[int]]:
-    """Rows in ``count`` packed micro-batches; more than there are rows leaves some empty."""
+    """Split rows into ``count`` groups for packing; some are empty if there are fewer rows."""
     filled = balanced(lengths, min(count, max(1, len(lengths))))
     return filled + [[] for _ in range(count - len(filled))]
 

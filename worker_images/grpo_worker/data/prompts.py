@@ -1,4 +1,4 @@
-"""Prompt source with a cursor: what was handed out, what is in flight, what is next."""
+"""Source of prompts whose position and prompts in flight are part of every checkpoint."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,17 +11,17 @@ TRIES = 1000  # prompts in a row that may be too long
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One task item as token ids. ``index`` identifies it for ever."""
+    """A task item as token ids. ``index`` identifies the item in every attempt of the job."""
 
     index: int
     ids: tuple[int, ...]
 
 
 class PromptSource:
-    """Hands out each index once; indices taken but not consumed survive a restart.
+    """Prompts in index order; those that were taken but not trained on are taken again after a restart.
 
     Items whose prompt is longer than ``promptLength`` are skipped: the cursor passes them and they are never
-    in flight, so that a restart and a replay skip the same ones.
+    in flight, so a restart skips the same items.
     """
 
     def __init__(self, task: Task, tokenizer: TextTokenizer, prompt_length: int) -> None:
@@ -34,20 +34,19 @@ class PromptSource:
 
     @property
     def too_long(self) -> int:
-        """How many items were skipped up to the cursor; rows of files are left out before, and not among
-        them."""
+        """Number of items skipped up to the cursor, without the rows that a FileTask leaves out."""
         return self._too_long
 
     def check(self) -> None:
-        """Raises ValueError when no prompt fits, or when the chat template refuses the first one."""
+        """Check the next prompt. Raises ValueError when none fits or the chat template refuses it."""
         self._next_that_fits(self._cursor)
 
     def take(self, count: int, after: int = 0) -> list[Prompt]:
-        """The next ``count`` prompts; those in flight at the last checkpoint come first.
+        """Return the next ``count`` prompts; those in flight at the last checkpoint come first.
 
-        ``after``: how many of this step's prompts were taken before.
+        ``after``: number of prompts already taken for this step.
 
-        Raises ValueError when not one of many prompts in a row fits in ``promptLength``.
+        Raises ValueError when none of TRIES consecutive prompts fits in ``promptLength``.
         """
         again = [self._prompt(index) for index in self._in_flight[after : after + count]]
         fresh: list[Prompt] = []
@@ -62,14 +61,16 @@ class PromptSource:
         return again + fresh
 
     def consumed(self, prompts: list[Prompt]) -> None:
-        """These prompts went into an optimizer step."""
-        gone = {prompt.index for prompt in prompts}
-        self._in_flight = [index for index in self._in_flight if index not in gone]
+        """Record that these prompts were used in an optimizer step."""
+        used = {prompt.index for prompt in prompts}
+        self._in_flight = [index for index in self._in_flight if index not in used]
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
         return {"cursor": self._cursor, "in_flight": list(self._in_flight), "too_long": self._too_long}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state of a checkpoint."""
         self._cursor = int(state["cursor"])
         self._in_flight = [int(index) for index in state["in_flight"]]
         self._too_long = int(state.get("too_long", 0))  # older checkpoints have none
@@ -82,7 +83,7 @@ class PromptSource:
                 return prompt
             shortest = min(shortest or len(prompt.ids), len(prompt.ids))
         raise ValueError(
-            f"spec.data.promptLength is {self._prompt_length}: none of {TRIES} prompts in a row fits, the "
+            f"spec.data.promptLength={self._prompt_length}: none of {TRIES} consecutive prompts fits, the "
             f"shortest has {shortest} tokens: raise it, or choose easier task options in spec.data.train"
         )
 

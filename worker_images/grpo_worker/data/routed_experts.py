@@ -1,4 +1,4 @@
-"""The experts that an engine took for each token, as SGLang returns them."""
+"""Decoding of routed experts, the experts that an engine chose for each token."""
 
 import base64
 from dataclasses import dataclass
@@ -9,16 +9,20 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class ExpertLayers:
-    """Which layers of a model have experts. ``layers``: of all layers; ``topk``: experts of a token."""
+    """Expert layers of a model.
+
+    ``layers``: number of all layers; ``moe``: indices of those with experts; ``topk``: experts per token.
+    """
 
     layers: int
     moe: tuple[int, ...]
     topk: int
 
     def decode(self, meta: dict[str, Any], tokens: int) -> np.ndarray:
-        """[tokens, expert layers, k] uint16 out of ``meta_info`` (base64 of int32 [tokens, layers, k]).
+        """Return the experts in SGLang's ``meta_info`` as uint16 [tokens, expert layers, k].
 
-        Raises ValueError when the engine does not say, or says something of another size.
+        SGLang encodes int32 [tokens, layers, k] in base64. Raises ValueError when the experts are missing or
+        have another size.
         """
         text = meta.get("routed_experts")
         if not text:
@@ -26,5 +30,5 @@ class ExpertLayers:
         flat = np.frombuffer(base64.b64decode(text), dtype=np.int32)
         shape = (tokens, self.layers, self.topk)
         if flat.size != tokens * self.layers * self.topk:
-            raise ValueError(f"{flat.size} routed experts are not of shape {shape}")
+            raise ValueError(f"the engine returned {flat.size} routed experts, expected shape {shape}")
         return flat.reshape(shape)[:, list(self.moe)].astype(np.uint16)

@@ -1,4 +1,4 @@
-"""What a job trains on: an endless source of prompts, each with what its answer is judged by."""
+"""Tasks: endless sources of prompts, each with a record by which responses are judged."""
 
 import base64
 import json
@@ -16,16 +16,16 @@ from grpo_operator.api.v1alpha1.data import DataSpec
 from grpo_worker.data.tokenizer import TextTokenizer
 
 SCHEME = "reasoning-gym:"
-_KEPT = 4096  # items in memory: those of a step or two
+_KEPT = 4096  # items in memory, enough for one or two steps
 _SIZE = 2**31 - 1  # items are drawn from (seed, index); the size only bounds the index
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What an answer is judged by, under verl's names.
+    """Data by which a response is judged, under verl's names.
 
-    ``prompt``: text or chat messages, as the data has it. ``columns``: all other columns of the row, for
-    reward functions that take them by name.
+    ``prompt``: text or chat messages, as in the data. ``columns``: all other columns of the row, for reward
+    functions that take them by name.
     """
 
     data_source: str
@@ -37,7 +37,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many rows are trained on, and how many are left out for which reason (as in DataStatus)."""
+    """Number of rows that are trained on, and of those left out by reason (as in DataStatus)."""
 
     rows: int
     too_long: int = 0
@@ -47,26 +47,26 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class PromptFormat:
-    """How a prompt becomes token ids, whether it comes from files or from a gym.
+    """Conversion of a prompt, from files or from a gym, to token ids.
 
-    ``as_message``: the chat template takes a text as one message of a user. ``variables``: of the template.
+    ``as_message``: apply the chat template to a text as one user message. ``variables``: of the template.
     """
 
     as_message: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)
-    note: str = ""  # what the log should say of it
+    note: str = ""  # sentence for the log
 
     @classmethod
     def of(cls, spec: DataSpec, tokenizer: TextTokenizer) -> "PromptFormat":
         """Choose the format that the job and the model's tokenizer allow."""
         variables = {name: json.loads(value) for name, value in spec.chat_template_kwargs.items()}
         as_message = tokenizer.has_chat_template and not spec.raw
-        lacking = not (as_message or spec.raw)
-        note = "the model has no chat template: text prompts are given to it as they are" if lacking else ""
+        no_template = not (as_message or spec.raw)
+        note = "the model has no chat template: text prompts are used unchanged" if no_template else ""
         return cls(as_message, variables, note)
 
     def encode(self, prompt: str | Sequence[dict[str, Any]], tokenizer: TextTokenizer) -> list[int]:
-        """Encode a text or chat messages. Raises ValueError when no template takes the messages."""
+        """Encode a text or chat messages. Raises ValueError when the template is missing or refuses them."""
         if not isinstance(prompt, str):
             return tokenizer.encode_chat(prompt, **self.variables)
         if self.as_message:
@@ -75,13 +75,13 @@ class PromptFormat:
 
 
 class UnusablePromptError(ValueError):
-    """A row has no prompt that the model can be given."""
+    """A row has no usable prompt."""
 
 
 def read_prompt(value: Any) -> str | list[dict[str, Any]]:
-    """Read text, or messages without the empty keys that a Parquet file fills in.
+    """Return a prompt as text, or as messages without the null keys that Parquet files add.
 
-    Raises UnusablePromptError for none and for broken messages, TypeError for what is neither of the two.
+    Raises UnusablePromptError for a missing prompt or broken messages, TypeError for other types.
     """
     value = jsonable(value)
     if value is None or value == [] or (isinstance(value, str) and not value.strip()):
@@ -91,8 +91,8 @@ def read_prompt(value: Any) -> str | list[dict[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
         raise TypeError(f"{str(value)[:80]!r} is neither text nor messages")
     for number, message in enumerate(value):
-        said = isinstance(message.get("content"), str | list) or message.get("tool_calls")
-        if not isinstance(message.get("role"), str) or not said:
+        has_content = isinstance(message.get("content"), str | list) or message.get("tool_calls")
+        if not isinstance(message.get("role"), str) or not has_content:
             raise UnusablePromptError(f"message {number} has no role or no content")
     return [{key: part for key, part in message.items() if part is not None} for message in value]
 
@@ -102,24 +102,24 @@ class Task(Protocol):
 
     @property
     def counts(self) -> Counts | None:
-        """How many rows there are, and how many are left out; None for a task without end."""
+        """Numbers of rows used and left out; None for a task that generates its items."""
 
     @property
     def notes(self) -> list[str]:
-        """Sentences for the log: what was left out, and why."""
+        """Sentences for the log, such as why rows were left out."""
 
     def prompt(self, index: int, tokenizer: TextTokenizer) -> list[int]:
-        """Token ids of the prompt."""
+        """Return the token ids of a prompt."""
 
     def record(self, index: int) -> Record:
-        """What the answer is judged by."""
+        """Return the record by which responses are judged."""
 
 
 @dataclass(frozen=True, slots=True)
 class GymTask:
     """A task of reasoning-gym, addressed by ``reasoning-gym:TASK?key=value&...``, with its verifier.
 
-    ``item``: the dataset's items by index; each is drawn once for all the answers to it.
+    ``item``: returns an item by index; each is drawn once for all responses to it.
     """
 
     name: str
@@ -129,33 +129,37 @@ class GymTask:
 
     @property
     def counts(self) -> None:
+        """None: the task generates its items."""
         return None
 
     @property
     def notes(self) -> list[str]:
+        """Sentences for the log."""
         return [self.format.note] if self.format.note else []
 
     def prompt(self, index: int, tokenizer: TextTokenizer) -> list[int]:
+        """Return the token ids of a question."""
         question = str(self.item(index)["question"])
-        # The template says where a message ends; a text by itself needs a line's end for that.
+        # A template marks the end of a message; a plain text ends with a newline instead.
         return self.format.encode(question if self.format.as_message else question + "\n", tokenizer)
 
     def record(self, index: int) -> Record:
+        """Return the record by which responses are judged."""
         item = self.item(index)
         answer = item["answer"]
         return Record(self.name, answer, {"index": index}, str(item["question"]), {"answer": answer})
 
     def score(self, index: int, answer: str) -> float:
-        """The verifier's reward of an answer to item ``index``, in [0, 1]."""
+        """Return the verifier's reward of an answer to item ``index``, in [0, 1]."""
         return float(self.dataset.score_answer(answer, self.item(index)))
 
 
 def open_gym(uri: str, seed: int, prompt_format: PromptFormat | None = None) -> GymTask:
-    """Open a task; by default its questions are given as they are.
+    """Open a task; by default its questions are used as plain text.
 
-    Raises ValueError that names the key for what reasoning-gym refuses.
+    Raises ValueError with reasoning-gym's message when it refuses the task or an option.
     """
-    import reasoning_gym  # with its many needs: only where a job asks for it
+    import reasoning_gym  # imports many libraries, so only jobs that use it import it
 
     name, _, query = uri.removeprefix(SCHEME).partition("?")
     options = {key: _value(text) for key, text in parse_qsl(query)}
@@ -179,7 +183,7 @@ def _value(text: str) -> int | float | bool | str:
 
 
 def jsonable(value: Any) -> Any:
-    """Make plain Python values of what a Parquet file may hold, so that a reward server can be sent them."""
+    """Convert a value from a Parquet file to JSON's types, so that it can be sent to a reward server."""
     if isinstance(value, np.ndarray | np.generic):
         return jsonable(value.tolist())
     if isinstance(value, Mapping):

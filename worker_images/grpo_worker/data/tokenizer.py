@@ -1,4 +1,4 @@
-"""The tokenizer of a model: that of its directory, or the small one committed here."""
+"""The tokenizer of a model, from its directory or, for presets, the tiny one committed here."""
 
 import hashlib
 from collections.abc import Sequence
@@ -16,38 +16,39 @@ _TINY_SPECIAL = {"eos_token": "<eos>", "pad_token": "<pad>", "bos_token": "<bos>
 
 
 class TextTokenizer:
-    """Text <-> token ids.
+    """Conversion between text and token ids.
 
-    Ids come from ``tokenizer.json`` as it stands; special tokens and the chat template are read by
-    transformers. Its class is not the one that ``tokenizer_config.json`` names: version 5 rebuilds Llama's,
-    which DeepSeek's files name, and splits text in another way than the file unless config.json is beside it.
+    Ids come from ``tokenizer.json`` unchanged; transformers reads the special tokens and the chat template.
+    The class that ``tokenizer_config.json`` names is not used: transformers 5 rebuilds Llama's tokenizer,
+    which DeepSeek's files name, and then splits text differently unless config.json is beside the file.
     """
 
     def __init__(self, files: Sequence[Path], special: PreTrainedTokenizerFast) -> None:
         self._tokenizer = Tokenizer.from_file(str(files[0]))
         self._special = special
-        # DeepSeek's tokenizer.json leaves this token out, which tokenizer_config.json asks for.
-        wanted = special.init_kwargs.get("add_bos_token") and special.bos_token_id is not None
-        self._begin = [int(special.bos_token_id)] if wanted else []
+        # DeepSeek's tokenizer.json does not add this token, although tokenizer_config.json asks for it.
+        adds_bos = special.init_kwargs.get("add_bos_token") and special.bos_token_id is not None
+        self._begin = [int(special.bos_token_id)] if adds_bos else []
         data = b"".join(file.read_bytes() for file in files if file.is_file())
-        self.digest = hashlib.sha256(data).hexdigest()[:16]  # of everything that decides over ids
+        self.digest = hashlib.sha256(data).hexdigest()[:16]  # of everything that determines ids
 
     @property
     def has_chat_template(self) -> bool:
+        """Whether the model has a chat template."""
         return bool(self._special.chat_template)
 
     @property
     def special_ids(self) -> dict[str, int | None]:
-        """eos_token_id and pad_token_id, as far as the tokenizer has them."""
+        """eos_token_id and pad_token_id; None where the tokenizer has none."""
         return {"eos_token_id": self._special.eos_token_id, "pad_token_id": self._special.pad_token_id}
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text, behind the token that begins a text where the model was trained with one."""
+        """Return the ids of plain text, after the BOS token if the model was trained with one."""
         ids = list(self._tokenizer.encode(text).ids)
         return ids if not self._begin or ids[:1] == self._begin else self._begin + ids
 
     def encode_chat(self, messages: Sequence[dict[str, Any]], **variables: Any) -> list[int]:
-        """Messages (role, content) by the model's chat template, ready for its answer.
+        """Return the ids of messages (role, content) in the model's chat template, ready for a response.
 
         ``variables``: of the template, such as enable_thinking. Raises ValueError when the model has no
         template, or when the template refuses the messages.
@@ -61,21 +62,22 @@ class TextTokenizer:
             text = self._special.apply_chat_template(
                 list(messages), add_generation_prompt=True, tokenize=False, **variables
             )
-        except Exception as error:  # whatever a template raises
+        except Exception as error:  # a template may raise anything
             raise ValueError(
-                f"the chat template refuses these messages: {error}: correct them, or data.chatTemplateKwargs"
+                f"the chat template refuses these messages: {error}: correct them, or "
+                "spec.data.chatTemplateKwargs"
             ) from error
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of a response, without special tokens."""
+        """Return the text of a response, without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 def load_tokenizer(model_path: str) -> TextTokenizer:
     """Load the tokenizer of ``preset:...`` or of a Hugging Face directory.
 
-    Raises ModelFilesError when the directory has none that can be read.
+    Raises ModelFilesError when the tokenizer is missing or cannot be read.
     """
     if model_path.startswith(PRESET):
         tiny = PreTrainedTokenizerFast(tokenizer_file=str(TINY_TOKENIZER), **_TINY_SPECIAL)

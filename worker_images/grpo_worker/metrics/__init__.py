@@ -1,1 +1,1 @@
-"""Metrics of a step and where they are written."""
+"""Metrics of a step and the places to which they are written."""

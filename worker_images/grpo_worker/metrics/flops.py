@@ -1,29 +1,32 @@
-"""How much of the GPUs' peak a step uses (pure)."""
+"""Model FLOPs utilisation (MFU) of a step (pure)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Name, phase, passes: forward, and backward twice as long; computing layers again is no useful work.
+# (name, phase, passes): a backward pass counts as two forward passes; recomputation does not count.
 _MEASURED = (("actor", "update_actor", 3), ("actor_infer", "old_log_prob", 1))
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFlops:
-    """``parameters``: that one token is multiplied with; ``attention``: (query-key + value width) x
-    heads x layers."""
+    """Size of a model in terms of its floating-point operations.
+
+    ``parameters``: those that are multiplied with each token; ``attention``: (query-key + value width) x
+    heads x layers.
+    """
 
     parameters: int
     attention: int
 
     def forward(self, lengths: Sequence[int]) -> float:
-        """Floating-point operations of causal forwards over sequences of these lengths."""
+        """Return the floating-point operations of causal forward passes over sequences of these lengths."""
         tokens, squares = sum(lengths), sum(length**2 for length in lengths)
         return 2.0 * self.parameters * tokens + float(self.attention * squares)
 
 
 def attention_width(hf: Mapping[str, Any]) -> int:
-    """``ModelFlops.attention`` of a config.json."""
+    """Return ``ModelFlops.attention`` of a config.json."""
     if "kv_lora_rank" in hf:
         head = hf["qk_nope_head_dim"] + hf["qk_rope_head_dim"] + hf["v_head_dim"]
     else:
@@ -34,9 +37,9 @@ def attention_width(hf: Mapping[str, Any]) -> int:
 def utilisation(
     flops: ModelFlops, lengths: Sequence[int], seconds: Mapping[str, float], gpus: int, peak: float | None
 ) -> dict[str, float]:
-    """verl's perf/mfu/actor and perf/mfu/actor_infer, and TFLOP/s of a GPU besides.
+    """Return verl's perf/mfu/actor and perf/mfu/actor_infer, and the TFLOP/s per GPU of both phases.
 
-    seconds: the step's ``timing_s/...``. peak: FLOP/s of one GPU, None where nobody knows it.
+    seconds: the step's ``timing_s/...``. peak: FLOP/s of one GPU, None if it is unknown.
     """
     figures: dict[str, float] = {}
     once = flops.forward(lengths)

@@ -1,4 +1,4 @@
-"""Where metrics of a step are shown besides the job's own record: TensorBoard, W&B, MLflow."""
+"""Sinks of metrics beside the job's own record: TensorBoard, W&B, MLflow."""
 
 import time
 from pathlib import Path
@@ -8,53 +8,56 @@ from grpo_operator.api.v1alpha1.observability import MlflowSpec, ObservabilitySp
 
 
 class Sink(Protocol):
-    """Takes the metrics of each step. After a restart steps come again, and the later ones count."""
+    """Receiver of each step's metrics. Steps repeated after a restart replace the earlier ones."""
 
     def begin(self, after: int) -> None:
-        """An attempt begins after step ``after``."""
+        """Start an attempt that continues after step ``after``."""
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
-        """Show the metrics of one step."""
+        """Write the metrics of one step."""
 
     def end(self) -> None:
-        """The job is done."""
+        """Finish: the job is complete."""
 
 
 def sinks_of(spec: ObservabilitySpec, job: str, store: Path) -> list[Sink]:
-    """What the job asks for. ``job``: its name; ``store``: its folder, where local files go."""
-    found: list[Sink] = [TensorBoard(store / "tensorboard")] if spec.tensorboard else []
+    """Return the sinks that the job configures. ``job``: its name; ``store``: folder for local files."""
+    sinks: list[Sink] = [TensorBoard(store / "tensorboard")] if spec.tensorboard else []
     if spec.wandb is not None:
-        found.append(Wandb(spec.wandb, job, store))
+        sinks.append(Wandb(spec.wandb, job, store))
     if spec.mlflow is not None:
-        found.append(Mlflow(spec.mlflow, job, store))
-    return found
+        sinks.append(Mlflow(spec.mlflow, job, store))
+    return sinks
 
 
 class TensorBoard:
-    """Event files in ``folder``."""
+    """Sink that writes event files to ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._writer: Any = None
 
     def begin(self, after: int) -> None:
+        """Start a new event file that hides the steps after ``after``."""
         from torch.utils.tensorboard import SummaryWriter
 
         self.end()
         self._writer = SummaryWriter(str(self._folder), purge_step=after + 1)
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
+        """Write the metrics as scalars."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def end(self) -> None:
+        """Close the event file."""
         if self._writer is not None:
             self._writer.close()
 
 
 class Wandb:
-    """One run of Weights & Biases for all attempts. WANDB_API_KEY comes from the pod's environment."""
+    """One Weights & Biases run for all attempts. WANDB_API_KEY comes from the pod's environment."""
 
     def __init__(self, spec: WandbSpec, job: str, store: Path) -> None:
         import wandb
@@ -68,16 +71,19 @@ class Wandb:
             mode="offline" if spec.offline else "online",
             dir=str(store),
         )
-        # W&B refuses to go back to an earlier step of its own count.
+        # W&B's own step cannot decrease, so repeated steps need an axis of their own.
         self._run.define_metric("training_step")
         self._run.define_metric("*", step_metric="training_step")
 
-    def begin(self, after: int) -> None: ...
+    def begin(self, after: int) -> None:
+        """Continue the run; repeated steps are logged again."""
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
+        """Log the metrics of one step."""
         self._run.log({"training_step": step, **metrics})
 
     def end(self) -> None:
+        """Finish the run."""
         self._run.finish()
 
 
@@ -88,18 +94,20 @@ class Mlflow:
         from mlflow.tracking import MlflowClient
 
         self._client = MlflowClient(spec.tracking_uri)
-        memory = store / "mlflow-run-id"
-        if memory.is_file():
-            self._run = memory.read_text()
+        id_file = store / "mlflow-run-id"
+        if id_file.is_file():
+            self._run = id_file.read_text()
             return
-        found = self._client.get_experiment_by_name(spec.experiment)
-        experiment = found.experiment_id if found else self._client.create_experiment(spec.experiment)
-        self._run = self._client.create_run(experiment, run_name=job).info.run_id
-        memory.write_text(self._run)
+        experiment = self._client.get_experiment_by_name(spec.experiment)
+        number = experiment.experiment_id if experiment else self._client.create_experiment(spec.experiment)
+        self._run = self._client.create_run(number, run_name=job).info.run_id
+        id_file.write_text(self._run)
 
-    def begin(self, after: int) -> None: ...
+    def begin(self, after: int) -> None:
+        """Continue the run; repeated steps are logged again."""
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
+        """Log the metrics of one step."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -107,4 +115,5 @@ class Mlflow:
         self._client.log_batch(self._run, metrics=entries)
 
     def end(self) -> None:
+        """Mark the run as finished."""
         self._client.set_terminated(self._run)

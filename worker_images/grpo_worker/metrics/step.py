@@ -7,7 +7,7 @@ from tensordict import TensorDict
 
 
 def step_metrics(batch: TensorDict, rewards: Sequence[float], seconds: float, gpus: int) -> dict[str, float]:
-    """Scores, lengths, throughput, and how far trainer and engine disagree.
+    """Return scores, lengths, throughput and the difference between trainer and engines.
 
     ``training/rollout_probs_diff_mean`` compares probabilities as verl does;
     ``train/train_rollout_logprob_abs_diff`` is mean |log p_trainer - log p_engine| (slime).

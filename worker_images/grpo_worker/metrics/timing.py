@@ -1,4 +1,4 @@
-"""Seconds of the phases of a step, under verl's metric names."""
+"""Durations of the phases of a step, under verl's metric names."""
 
 import time
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 class StepTimer:
-    """Collects ``timing_s/<phase>``; repeated phases add up."""
+    """Seconds of each phase as ``timing_s/<phase>``; repeated phases add up."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -14,6 +14,7 @@ class StepTimer:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        """Measure the time while the context is open."""
         started = time.monotonic()
         try:
             yield
@@ -22,8 +23,9 @@ class StepTimer:
             self.seconds[key] = self.seconds.get(key, 0.0) + time.monotonic() - started
 
     def total(self) -> float:
+        """Return the seconds since the timer was created."""
         return time.monotonic() - self._start
 
     def cpu(self) -> float:
-        """Seconds of processor time of this process, all its threads together, since the beginning."""
+        """Return this process's CPU seconds, over all threads, since the timer was created."""
         return time.process_time() - self._cpu

@@ -1,4 +1,4 @@
-"""Metrics of each step: JSON lines (the record), Prometheus and the job's sinks (the views)."""
+"""Writer of each step's metrics to JSON lines (the record), Prometheus and the job's sinks (views)."""
 
 import json
 import logging
@@ -20,9 +20,9 @@ _STEP = Gauge("grpo_step", "Completed training steps")
 
 
 class MetricsWriter:
-    """Writes each step once; ``truncate`` forgets replayed steps in the record.
+    """Writer of each step's metrics.
 
-    A sink that fails is said once and left out: nobody's dashboard may stop a job.
+    A sink that fails is logged once and not used again: a dashboard must not stop a job.
     """
 
     def __init__(self, directory: Path, sinks: Sequence[Sink], thresholds: Sequence[ThresholdSpec]) -> None:
@@ -36,7 +36,7 @@ class MetricsWriter:
                 _MAXIMUM.labels(bound.metric).set(bound.maximum)
 
     def truncate(self, step: int) -> None:
-        """Drop the records after ``step`` and let the sinks show them anew."""
+        """Remove the records of steps after ``step``, which will be repeated, and restart the sinks."""
         truncate_lines(self.file, step)
         self._each(lambda sink: sink.begin(step))
 
@@ -50,13 +50,13 @@ class MetricsWriter:
         self._each(lambda sink: sink.write(step, metrics))
 
     def end(self) -> None:
-        """The job is done."""
+        """Finish all sinks: the job is complete."""
         self._each(lambda sink: sink.end())
 
     def _each(self, call: Callable[[Sink], None]) -> None:
         for sink in list(self._sinks):
             try:
                 call(sink)
-            except Exception:  # whatever a service's client raises
-                log.exception("no more metrics to %s", type(sink).__name__)
+            except Exception:  # the client of a service may raise anything
+                log.exception("sink %s failed and is not used any more", type(sink).__name__)
                 self._sinks.remove(sink)

@@ -1,4 +1,4 @@
-"""Checks that a Hugging Face directory holds all that training needs, from names and headers alone."""
+"""Check that a Hugging Face directory is complete, from file names and headers alone."""
 
 import json
 import os
@@ -15,10 +15,10 @@ _LARGEST_HEADER = 100 << 20  # bytes; the format's own limit
 
 
 def check_directory(folder: Path) -> dict[str, Any]:
-    """Check that a directory is whole; its ``config.json``.
+    """Check that a directory is complete and return its canonical ``config.json``.
 
-    Reads the header of each safetensors file, whatever its size. Raises ModelFilesError that names the
-    first file that is missing, cut off or damaged.
+    Only the header of each safetensors file is read. Raises ModelFilesError that names the first file that is
+    missing, truncated or damaged.
     """
     if not folder.is_dir():
         raise ModelFilesError(folder, f"there is no such directory: {_remedy(folder)}")
@@ -37,7 +37,7 @@ def check_directory(folder: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[str]:
-    """Names of the safetensors files that hold the weights. Raises ModelFilesError when there are none."""
+    """Return the names of the safetensors files. Raises ModelFilesError when there are none."""
     if (folder / INDEX).is_file():
         named = read_json(folder / INDEX).get("weight_map")
         if not isinstance(named, dict) or not named or not all(isinstance(f, str) for f in named.values()):
@@ -53,27 +53,27 @@ def _check_weights(folder: Path, name: str) -> None:
     try:
         with file.open("rb") as handle:
             size = os.fstat(handle.fileno()).st_size
-            wanted = _promised_size(handle.read(8), handle)
+            expected = _size_by_header(handle.read(8), handle)
     except FileNotFoundError as error:
         raise ModelFilesError(folder, f"{name} is missing, which {INDEX} names") from error
     except (OSError, ValueError) as error:
         raise ModelFilesError(folder, f"{name} is damaged: {error}: copy it again") from error
-    if size != wanted:
-        raise ModelFilesError(folder, f"{name} has {size} bytes of {wanted}: copy it again")
+    if size != expected:
+        raise ModelFilesError(folder, f"{name} has {size} bytes of {expected}: copy it again")
 
 
-def _promised_size(length: bytes, handle: Any) -> int:
-    """Size of a safetensors file by its own header."""
+def _size_by_header(length: bytes, handle: Any) -> int:
+    """Return the size that the header of a safetensors file implies."""
     if len(length) < 8:
         raise ValueError("it ends before its header")
     (header_bytes,) = struct.unpack("<Q", length)
     if header_bytes > _LARGEST_HEADER:
-        raise ValueError("it is no safetensors file")
+        raise ValueError("it is not a safetensors file")
     try:
         header = json.loads(handle.read(header_bytes))
         ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ValueError("its header is cut off or no table of tensors") from error
+        raise ValueError("its header is truncated or is not a table of tensors") from error
     return int(8 + header_bytes + max(ends, default=0))
 
 
@@ -85,8 +85,8 @@ def _remedy(folder: Path) -> str:
 
 
 def _mount_of(folder: Path) -> Path:
-    """The mount point that a path lies in."""
-    place = folder
-    while not os.path.ismount(place):
-        place = place.parent
-    return place
+    """Return the mount point of a path."""
+    parent = folder
+    while not os.path.ismount(parent):
+        parent = parent.parent
+    return parent

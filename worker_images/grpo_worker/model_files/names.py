@@ -1,11 +1,11 @@
-"""Names of files in a Hugging Face directory, and how they describe FP8; imports nothing that takes time."""
+"""Names of files in a Hugging Face directory, and its FP8 config; imports no third-party library."""
 
 from pathlib import Path
 from typing import Any
 
 TINY_TOKENIZER = Path(__file__).parents[1] / "data" / "tiny_tokenizer.json"  # of the presets
 INDEX = "model.safetensors.index.json"
-# What transformers reads of a tokenizer.
+# Files of a tokenizer that transformers reads.
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -15,7 +15,7 @@ TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
 )
-# As in the config.json of DeepSeek-V3: weights in FP8, with a scale for each block.
+# As in DeepSeek-V3's config.json: FP8 weights with one scale per block.
 FP8_CONFIG: dict[str, Any] = {
     "quant_method": "fp8",
     "fmt": "e4m3",

@@ -1,4 +1,4 @@
-"""Which tokens end an answer, and which one fills rows up (pure)."""
+"""Choice of the tokens that end a response and of the token for padding (pure)."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,8 +7,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """``end``: tokens that end an answer, the first being the model's own. ``pad``: fills rows up; masked
-    wherever it stands."""
+    """Special tokens of a model.
+
+    ``end``: tokens that end a response, the model's own first. ``pad``: token for padding, which is always
+    masked.
+    """
 
     end: tuple[int, ...]
     pad: int
@@ -20,23 +23,23 @@ def special_tokens(
     tokenizer: Mapping[str, int | None],
     more: Iterable[int] = (),
 ) -> SpecialTokens:
-    """Choose the special tokens of a model.
+    """Return the special tokens of a model.
 
     ``config``, ``generation``: contents of config.json and generation_config.json. ``tokenizer``: its
     eos_token_id and pad_token_id. ``more``: algorithm.stopTokenIds.
 
-    An answer ends at every token that one of them names, generation_config.json first, as transformers and
-    SGLang generate. Rows are filled up with the first pad token of tokenizer, generation_config.json and
-    config.json, else with the first end token.
+    A response ends at every token that any of these sources names, as in transformers and SGLang;
+    generation_config.json comes first. The pad token is the first one of tokenizer, generation_config.json
+    and config.json, else the first end token.
 
-    Raises ValueError when no token ends an answer, or when such a token is outside of the vocabulary.
+    Raises ValueError when no token ends a response, or when such a token is outside of the vocabulary.
     """
     named = [*(_ids(source.get("eos_token_id")) for source in (generation, config, tokenizer)), tuple(more)]
     end = tuple(dict.fromkeys(token for tokens in named for token in tokens))
     if not end:
         raise ValueError(
-            "generation_config.json, config.json and tokenizer_config.json name no token that ends an answer "
-            "(eos_token_id): set algorithm.stopTokenIds"
+            "generation_config.json, config.json and tokenizer_config.json name no token that ends a "
+            "response (eos_token_id): set algorithm.stopTokenIds"
         )
     size = int(config["vocab_size"])
     for token in end:
@@ -50,7 +53,7 @@ def special_tokens(
 
 
 def _ids(value: Any) -> tuple[int, ...]:
-    """A field that is absent, one token, or a list of tokens."""
+    """Return the token ids of a field that is absent, one token, or a list of tokens."""
     if value is None:
         return ()
     return tuple(int(token) for token in value) if isinstance(value, list | tuple) else (int(value),)

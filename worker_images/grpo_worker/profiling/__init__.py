@@ -1,1 +1,1 @@
-"""Traces, and stacks of a rank that hangs."""
+"""Traces of training steps, and diagnosis of hanging ranks."""

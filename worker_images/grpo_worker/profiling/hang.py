@@ -1,6 +1,6 @@
-"""Who holds a hanging gang up: how far each rank came in every process group, and where it is now.
+"""Diagnosis of a hanging gang from each rank's collectives and stack.
 
-The ranks that wait in a collective have begun it, the culprit has not; that holds for gloo and NCCL.
+Ranks that wait in a collective have begun it and the stuck rank has not, with gloo as well as with NCCL.
 """
 
 import sys
@@ -18,8 +18,11 @@ _FRAMES = 4  # innermost calls that a report shows
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """One rank. ``begun``: collectives begun in each process group, by the group's name (the same on
-    all its ranks); ``where``: innermost calls of the thread that works."""
+    """Progress of one rank.
+
+    ``begun``: number of collectives begun in each process group, by the group's name, which is the same on
+    all its ranks; ``where``: innermost calls of the computing thread.
+    """
 
     rank: int
     begun: dict[str, int]
@@ -27,7 +30,7 @@ class Position:
 
 
 def position(rank: int, thread: int) -> Position:
-    """This rank's; safe while another thread (its identifier: ``thread``) is inside a collective."""
+    """Return this rank's position; safe while the thread with id ``thread`` is inside a collective."""
     from torch.distributed import distributed_c10d as c10d
 
     groups: list[tuple[Any, str]] = list(c10d._world.pg_names.items())
@@ -42,8 +45,10 @@ def position(rank: int, thread: int) -> Position:
 
 
 def write_flight_record(folder: Path, rank: int) -> None:
-    """Write torch's flight recorder, the last collectives with their stacks, for torchfrtrace; ranks
-    record when TORCH_FR_BUFFER_SIZE is set before their first collective."""
+    """Write torch's flight recorder, the last collectives with their stacks, for torchfrtrace.
+
+    Ranks record only if TORCH_FR_BUFFER_SIZE was set before their first collective.
+    """
     c10d: Any = torch._C._distributed_c10d
     dump = c10d._dump_nccl_trace if dist.get_backend() == "nccl" else c10d._dump_fr_trace
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,30 +56,32 @@ def write_flight_record(folder: Path, rank: int) -> None:
 
 
 def stuck_ranks(positions: Sequence[Position | None]) -> list[int]:
-    """Ranks that others wait for: silent ones (None), or else those behind in some group and ahead
-    in none, for who waits for them in one group may hold up others in the next."""
-    silent = [rank for rank, found in enumerate(positions) if found is None]
-    if silent:
-        return silent
-    known = [found for found in positions if found is not None]
+    """Return the ranks that block the others.
+
+    These are the unresponsive ranks (None) or, if all respond, the ranks that are behind in some group and
+    ahead in none: a rank that is behind in one group and ahead in another waits for a stuck rank itself.
+    """
+    unresponsive = [rank for rank, position in enumerate(positions) if position is None]
+    if unresponsive:
+        return unresponsive
+    known = [position for position in positions if position is not None]
     behind, ahead = set(), set()
-    for name in {name for found in known for name in found.begun}:
-        counts = {found.rank: found.begun[name] for found in known if name in found.begun}
+    for name in {name for position in known for name in position.begun}:
+        counts = {position.rank: position.begun[name] for position in known if name in position.begun}
         behind |= {rank for rank, count in counts.items() if count < max(counts.values())}
         ahead |= {rank for rank, count in counts.items() if count > min(counts.values())}
     return sorted(behind - ahead)
 
 
 def report(positions: Sequence[Position | None]) -> str:
-    """One line: the stuck ranks, what they do, and how far the others are."""
+    """Return one line with the stuck ranks, their innermost calls, and how far they are behind."""
     parts = []
     for rank in stuck_ranks(positions):
-        found = positions[rank]
-        if found is None:
-            parts.append(f"rank {rank} answers nothing")
+        stuck = positions[rank]
+        if stuck is None:
+            parts.append(f"rank {rank} does not respond")
             continue
-        lagging = _lagging(found, positions)
-        parts.append(f"rank {rank} is stuck in {' < '.join(found.where)} ({lagging})")
+        parts.append(f"rank {rank} is stuck in {' < '.join(stuck.where)} ({_lagging(stuck, positions)})")
     return "; ".join(parts) or "all ranks began the same collectives"
 
 

@@ -1,4 +1,4 @@
-"""Traces of some training steps on some ranks: for Perfetto by torch's profiler, or by Nsight Systems."""
+"""Traces of selected training steps and ranks, by torch's profiler (for Perfetto) or Nsight Systems."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 
 from grpo_operator.api.v1alpha1.observability import ProfileSpec
 
-_COLLECTIVES = ("nccl", "gloo:")  # how names of kernels, or of gloo's work, begin
+_COLLECTIVES = ("nccl", "gloo:")  # prefixes of the names of NCCL's kernels and gloo's events
 _ALL_GATHER = ("allgather", "all_gather")
 _GRADIENTS = ("reducescatter", "reduce_scatter", "allreduce", "all_reduce")
 _NSIGHT = {
@@ -20,15 +20,18 @@ _NSIGHT = {
 
 
 def runtime_env(spec: ProfileSpec | None, folder: str) -> dict[str, Any]:
-    """What Ray must start the ranks under. Ranks get their numbers later, so all run under nsys;
-    those that never begin a capture write nothing."""
+    """Return Ray's runtime environment for the ranks.
+
+    Ranks are numbered after their processes start, so all run under nsys; those that never begin a capture
+    write no file.
+    """
     if spec is None or spec.tool != "nsight":
         return {}
     return {"nsight": {**_NSIGHT, "o": f"{folder}/nsight-%h-%p"}}
 
 
 class StepTrace:
-    """Records from the beginning of ``stepStart`` to the end of ``stepEnd`` on the chosen ranks."""
+    """Recording from the beginning of ``stepStart`` to the end of ``stepEnd`` on the selected ranks."""
 
     def __init__(self, spec: ProfileSpec | None, rank: int, directory: Path) -> None:
         self._spec = spec if spec is not None and rank in spec.ranks else None
@@ -38,7 +41,7 @@ class StepTrace:
         self._profiler: torch.profiler.profile | None = None
 
     def begin(self, step: int) -> None:
-        """A step's computing begins."""
+        """Start recording if ``step`` is ``stepStart``."""
         if self._spec is None or step != self._spec.step_start or self._capturing:
             return
         self._capturing = True
@@ -53,8 +56,7 @@ class StepTrace:
         self._profiler.start()
 
     def end(self, step: int) -> dict[str, float]:
-        """A step's computing is done; the trace is written after the last one, and its figures are
-        returned then (see ``communication``)."""
+        """Write the trace if ``step`` is ``stepEnd``; return its figures then (see ``communication``)."""
         if self._spec is None or not self._capturing or step < self._spec.step_end:
             return {}
         self._capturing = False
@@ -64,17 +66,17 @@ class StepTrace:
         self._profiler.stop()
         steps = f"{self._spec.step_start}-{self._spec.step_end}"
         self._profiler.export_chrome_trace(str(self._directory / f"steps-{steps}-rank-{self._rank}.json"))
-        found = self._profiler.events() or []  # type: ignore[no-untyped-call]
-        events = [(e.name.lower(), float(e.time_range.start), float(e.time_range.end)) for e in found]
+        recorded = self._profiler.events() or []  # type: ignore[no-untyped-call]
+        events = [(e.name.lower(), float(e.time_range.start), float(e.time_range.end)) for e in recorded]
         self._profiler = None
         return communication(events)
 
 
 def communication(events: Iterable[tuple[str, float, float]]) -> dict[str, float]:
-    """Figures of (name, start, end) in microseconds.
+    """Return the figures of a trace. events: (name, start, end) in microseconds.
 
-    profile/communication_share: time in which some collective ran / the whole time.
-    profile/all_gather_ms, profile/gradient_sync_ms: mean of one gather, of one reduction.
+    profile/communication_share: time in which any collective ran / total time.
+    profile/all_gather_ms, profile/gradient_sync_ms: mean duration of one gather, and of one reduction.
     """
     every = list(events)
     if not every:
@@ -83,14 +85,14 @@ def communication(events: Iterable[tuple[str, float, float]]) -> dict[str, float
     whole = max(end for _, _, end in every) - min(start for _, start, _ in every)
     figures = {"profile/communication_share": _covered([(s, e) for _, s, e in collectives]) / whole}
     for name, words in (("all_gather", _ALL_GATHER), ("gradient_sync", _GRADIENTS)):
-        times = [end - start for found, start, end in collectives if any(word in found for word in words)]
+        times = [end - start for event, start, end in collectives if any(word in event for word in words)]
         if times:
             figures[f"profile/{name}_ms"] = sum(times) / len(times) / 1000
     return figures
 
 
 def _covered(spans: list[tuple[float, float]]) -> float:
-    """Length of the union of spans: collectives on several streams overlap."""
+    """Return the length of the union of spans; collectives on several streams overlap."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, reached))

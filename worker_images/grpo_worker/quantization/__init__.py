@@ -1,1 +1,1 @@
-"""FP8 in blocks."""
+"""FP8 quantization in blocks of 128 x 128."""

@@ -1,4 +1,4 @@
-"""DeepSeek's FP8 form: e4m3 values, and one fp32 scale (``NAME_scale_inv``) for each 128 x 128 block."""
+"""DeepSeek's FP8 format: e4m3 values and one fp32 scale (``NAME_scale_inv``) per 128 x 128 block."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,24 +14,27 @@ Part = tuple[str, tuple[int, ...], int, int, torch.Tensor]  # name, whole shape,
 
 
 class BlockCutError(ValueError):
-    """A shard holds a part of a block, so that its scale would not be that of the whole."""
+    """A shard contains part of a block, so its scale would differ from that of the whole matrix."""
 
 
 def is_quantised(name: str) -> bool:
-    """Is this Hugging Face tensor stored in FP8? Projections are; embeddings, norms and routers are not."""
+    """Return whether this Hugging Face tensor is stored in FP8.
+
+    Projections are; embeddings, norms and routers are not.
+    """
     return _QUANTISED.fullmatch(name) is not None
 
 
 def blocks(shape: Iterable[int]) -> tuple[int, ...]:
-    """Shape of the scales of a tensor of ``shape``."""
+    """Return the shape of the scales of a tensor of ``shape``."""
     return tuple(-(-size // FP8_BLOCK) for size in shape)
 
 
 def quantise(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """values: [m, n], any float -> e4m3 [m, n] and scales fp32 [ceil(m / 128), ceil(n / 128)].
+    """Quantise values [m, n], any float dtype; return e4m3 [m, n] and scales.
 
-    A block's scale is its largest magnitude / 448; that of a block of zeros is 1. The same bits on every
-    device.
+    The scales are fp32 [ceil(m / 128), ceil(n / 128)]: a block's largest magnitude / 448, or 1 for a block
+    of zeros. The result has the same bits on every device.
     """
     if values.is_cuda and values.stride(1) == 1:
         out = torch.empty(values.shape, dtype=FP8, device=values.device)
@@ -43,22 +46,22 @@ def quantise(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     tiled = padded.view(down, FP8_BLOCK, across, FP8_BLOCK)
     largest = tiled.abs().amax(dim=(1, 3))
     scale = torch.where(largest > 0, largest / _LARGEST, torch.ones_like(largest))
-    # Rounding of the scale may lift the largest value over what e4m3 holds, which would become NaN.
+    # Rounding of the scale may lift the largest quotient above e4m3's range, which would become NaN.
     quotient = (tiled / scale[:, None, :, None]).clamp(-_LARGEST, _LARGEST)
     return quotient.view(padded.shape)[:rows, :columns].to(FP8).contiguous(), scale
 
 
 def dequantise(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """values: [m, n] fp32, scale: [ceil(m / 128), ceil(n / 128)] -> values x their block's scale."""
+    """Return values [m, n] fp32 times their block's scale [ceil(m / 128), ceil(n / 128)]."""
     for dim in (0, 1):
         scale = scale.repeat_interleave(FP8_BLOCK, dim).narrow(dim, 0, values.shape[dim])
     return values * scale
 
 
 def quantised_parts(parts: Iterable[Part]) -> Iterator[Part]:
-    """The parts as an FP8 engine takes them: values and scales where the checkpoint has them.
+    """Return the parts as an FP8 engine loads them: e4m3 values and their scales in place of projections.
 
-    Exact: each shard gives the values and scales of the whole matrix. Raises BlockCutError otherwise.
+    The result of a shard equals that part of the quantised whole. Raises BlockCutError where it would not.
     """
     for name, shape, dim, offset, tensor in parts:
         if not is_quantised(name):
@@ -71,24 +74,27 @@ def quantised_parts(parts: Iterable[Part]) -> Iterator[Part]:
 
 
 def quantise_into(matrices: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
-    """Each matrix [m, n] into its place, e4m3 [m, n] and contiguous; its scales, as of ``quantise``."""
+    """Quantise pairs (values [m, n], contiguous e4m3 [m, n] to write to); return the scales of each.
+
+    On a GPU one kernel call quantises all matrices of a shape. See ``quantise``.
+    """
     if matrices and all(values.is_cuda and values.stride(1) == 1 for values, _ in matrices):
         from grpo_worker.quantization import fp8_triton
 
-        made = [values.new_empty(blocks(values.shape), dtype=torch.float32) for values, _ in matrices]
-        todo = [(values, place, scale) for (values, place), scale in zip(matrices, made, strict=True)]
-        fp8_triton.quantise_all(todo, FP8_BLOCK)
-        return made
-    found = []
-    for values, place in matrices:
+        scales = [values.new_empty(blocks(values.shape), dtype=torch.float32) for values, _ in matrices]
+        triples = [(values, out, scale) for (values, out), scale in zip(matrices, scales, strict=True)]
+        fp8_triton.quantise_all(triples, FP8_BLOCK)
+        return scales
+    scales = []
+    for values, out in matrices:
         quotients, scale = quantise(values)
-        place.copy_(quotients)
-        found.append(scale)
-    return found
+        out.copy_(quotients)
+        scales.append(scale)
+    return scales
 
 
 def check_blocks(part: Part) -> None:
-    """Raises BlockCutError for a shard whose scales would not be those of the whole."""
+    """Check that a shard consists of whole blocks. Raises BlockCutError if it does not."""
     name, shape, dim, offset, tensor = part
     end = offset + tensor.shape[dim]
     if offset % FP8_BLOCK or (end % FP8_BLOCK and end != shape[dim]):

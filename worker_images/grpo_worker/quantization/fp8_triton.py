@@ -1,4 +1,4 @@
-"""FP8 quantisation in blocks of 128 x 128 as one kernel for many matrices."""
+"""Triton kernel for FP8 quantization in blocks of 128 x 128, launched once for many matrices."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ def _quantise(  # type: ignore[no-untyped-def]  # Triton evaluates annotations
     pointers, count, rows, columns, stride,
     kind: tl.constexpr, block: tl.constexpr, largest_value: tl.constexpr,
 ):  # fmt: skip
-    """One program takes one block. pointers: int64 [3, count], of values, quotients and scales."""
+    """Quantise one block per program. pointers: int64 [3, count] to values, quotients and scales."""
     matrix = tl.program_id(2)
     values = tl.load(pointers + matrix).to(tl.pointer_type(kind))
     out = tl.load(pointers + count + matrix).to(tl.pointer_type(tl.float8e4nv))
@@ -24,27 +24,30 @@ def _quantise(  # type: ignore[no-untyped-def]  # Triton evaluates annotations
     down = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     across = tl.program_id(1) * block + tl.arange(0, block)
     inside = (down[:, None] < rows) & (across[None, :] < columns)
-    found = tl.load(values + down[:, None] * stride + across[None, :], mask=inside, other=0.0).to(tl.float32)
-    largest = tl.max(tl.max(tl.abs(found), axis=1), axis=0)
-    # Rounded as torch does it: the shards of a matrix must not depend on where they are quantised.
+    tile = tl.load(values + down[:, None] * stride + across[None, :], mask=inside, other=0.0).to(tl.float32)
+    largest = tl.max(tl.max(tl.abs(tile), axis=1), axis=0)
+    # div_rn rounds as torch does: shards must have the same bits wherever they are quantised.
     scale = tl.where(largest > 0, tl.div_rn(largest, largest_value), 1.0)
-    quotient = tl.div_rn(found, scale + tl.zeros_like(found))
+    quotient = tl.div_rn(tile, scale + tl.zeros_like(tile))
     quotient = tl.minimum(tl.maximum(quotient, -largest_value), largest_value)
     tl.store(out + down[:, None] * columns + across[None, :], quotient.to(tl.float8e4nv), mask=inside)
     tl.store(scales + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), scale)
 
 
 def quantise_all(matrices: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], block: int) -> None:
-    """One launch for each shape. matrices: (values [m, n], rows contiguous; out e4m3 [m, n]; scales fp32
-    [ceil(m / block), ceil(n / block)]), all on one GPU."""
+    """Quantise matrices on one GPU, with one launch for each shape.
+
+    matrices: (values [m, n] with contiguous rows, out e4m3 [m, n], scales fp32 [ceil(m / block),
+    ceil(n / block)]).
+    """
     groups = defaultdict(list)
     for values, out, scales in matrices:
         kind = (values.dtype, values.shape, values.stride(0))
         groups[kind].append((values.data_ptr(), out.data_ptr(), scales.data_ptr()))
-    for (dtype, (rows, columns), stride), found in groups.items():
+    for (dtype, (rows, columns), stride), addresses in groups.items():
         down, across = -(-rows // block), -(-columns // block)
-        pointers = torch.tensor(found, device="cpu").t().contiguous().pin_memory()
-        there = pointers.to(matrices[0][0].device, non_blocking=True)
-        _quantise[(down, across, len(found))](
-            there, len(found), rows, columns, stride, _TYPES[dtype], block, _LARGEST
+        pointers = torch.tensor(addresses, device="cpu").t().contiguous().pin_memory()
+        on_device = pointers.to(matrices[0][0].device, non_blocking=True)
+        _quantise[(down, across, len(addresses))](
+            on_device, len(addresses), rows, columns, stride, _TYPES[dtype], block, _LARGEST
         )

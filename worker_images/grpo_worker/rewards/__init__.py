@@ -1,1 +1,1 @@
-"""Reward functions: built in, verifiers, or the user's own in a process of its own."""
+"""Rewards of responses: the task's verifier, built-in and users' functions, and reward servers."""

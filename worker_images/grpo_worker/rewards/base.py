@@ -1,4 +1,4 @@
-"""What all verifiers share."""
+"""Types that all verifiers share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from grpo_worker.data.tasks import Record
 
 
 class RewardError(RuntimeError):
-    """Answers could not be judged; the step must not go on with made-up rewards."""
+    """Answers could not be judged; the step must not continue with invented rewards."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One answer, with what it is judged by.
+    """An answer and the record by which it is judged.
 
-    ``ids``: the answer's tokens. ``step``: how many steps the weights had been trained for.
+    ``ids``: the answer's tokens. ``step``: number of training steps of the weights that generated it.
     """
 
     index: int
@@ -25,7 +25,7 @@ class Item:
     step: int = 0
 
     def wire(self) -> dict[str, Any]:
-        """Arguments of a verifier, named as in verl."""
+        """Return the arguments of a verifier, named as in verl."""
         record = self.record
         return {
             "data_source": record.data_source,
@@ -35,7 +35,7 @@ class Item:
         }
 
     def request(self) -> dict[str, Any]:
-        """What a function in any form can be called with; its process is sent the fields that it needs."""
+        """Return all fields that any call form uses; the reward process receives those that it needs."""
         return self.wire() | {
             "prompt": self.record.prompt,
             "columns": self.record.columns,
@@ -45,18 +45,18 @@ class Item:
 
 
 class Verifier(Protocol):
-    """Judges answers. ``failures``: how many it could not judge since it was made."""
+    """Judge of answers. ``failures``: number of answers that could not be judged so far."""
 
     failures: int
 
     def check(self, item: Item) -> None:
         """Judge one answer before the job starts.
 
-        Raises RewardError for whatever goes wrong, but ConnectionError for a server that is not up yet.
+        Raises RewardError for any failure, except ConnectionError for a server that is not up yet.
         """
 
     def score(self, items: Sequence[Item]) -> list[float]:
-        """One reward an item, in order.
+        """Return one reward per item, in order.
 
-        Raises RewardError when the step must not go on, ConnectionError when a server has gone.
+        Raises RewardError when the step must not continue, ConnectionError when a server is unreachable.
         """

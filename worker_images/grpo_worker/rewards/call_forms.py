@@ -1,7 +1,7 @@
-"""How a user's reward function wants to be called: as by verl, by TRL or by verifiers.
+"""Call forms of users' reward functions: those of verl, TRL and verifiers.
 
-The names of its parameters tell. Each form offers its values by name; a function takes those that it
-names, or all of them when it has ``**kwargs``.
+The names of a function's parameters determine its form. Each form offers values by name; a function receives
+the values that it names, or all of them if it has ``**kwargs``.
 """
 
 import inspect
@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# What a function is called with: an item's fields, see Item.request.
+# Fields from which the arguments are made, see Item.request.
 Request = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One value that a form offers. ``fields``: the fields of a request that ``make`` is called with."""
+    """A value that a form offers, made by ``make`` from the ``fields`` of a request."""
 
     fields: tuple[str, ...]
     make: Callable[..., Any]
@@ -23,9 +23,11 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One form. ``answer``: the argument that carries the answer; ``others``: what else tells the form.
+    """A call form.
 
-    ``batch``: the function takes and returns lists, and may take the row's columns by name.
+    ``text``: its parameters, for error messages. ``answer``: argument that contains the answer; ``others``:
+    further names that identify the form. ``batch``: the function takes and returns lists, and may take the
+    row's columns by name.
     """
 
     name: str
@@ -40,16 +42,18 @@ class TextParser:
     """verifiers' default parser: the answer is the text of the last message."""
 
     def parse(self, text: str) -> str:
+        """Return the text unchanged."""
         return text
 
     def parse_answer(self, completion: Any) -> str | None:
+        """Return the text of a completion's last message."""
         if isinstance(completion, str):
             return completion
         return completion[-1]["content"] if completion else None
 
 
 class TrainerState:
-    """TRL's trainer_state, of which only ``global_step`` is known here."""
+    """TRL's trainer_state, with ``global_step`` only."""
 
     def __init__(self, global_step: int) -> None:
         self.global_step = global_step
@@ -67,7 +71,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _completion(answer: str, prompt: Any) -> Any:
-    """The answer in the prompt's form: chat messages or text."""
+    """Return the answer in the prompt's form: chat messages or text."""
     is_text = prompt is None or isinstance(prompt, str)
     return answer if is_text else [{"role": "assistant", "content": answer}]
 
@@ -124,12 +128,15 @@ FORMS = (
         _VERIFIERS,
     ),
 )
-# TRL gives these in lists of their own.
+# Columns with these names are hidden by TRL's own arguments.
 _NO_COLUMNS = frozenset({"prompt", "completion", "prompts", "completions", "completion_ids", "trainer_state"})
 
 
 def form_of(function: Callable[..., Any]) -> Form:
-    """Tell the form from the parameters' names. Raises TypeError that lists the forms when none fits."""
+    """Return the form that the parameters' names indicate.
+
+    Raises TypeError that lists the forms when none fits.
+    """
     parameters = _by_name(function)
     for form in FORMS:
         if form.answer in parameters:
@@ -144,13 +151,14 @@ def form_of(function: Callable[..., Any]) -> Form:
 
 
 def fields_of(function: Callable[..., Any], form: Form) -> list[str]:
-    """List the fields of a request that the function needs: rows may be large, and go through a pipe."""
-    needed = {field for name in _taken(function, form.arguments) for field in form.arguments[name].fields}
+    """Return the fields of a request that the function needs; rows may be too large to send all of them."""
+    names = _accepted(function, form.arguments)
+    needed = {field for name in names for field in form.arguments[name].fields}
     return sorted(needed | {"columns"} if form.batch else needed)
 
 
 def arguments(function: Callable[..., Any], form: Form, request: Request) -> dict[str, Any]:
-    """Choose what the function takes. Raises TypeError for a parameter that its form lacks."""
+    """Return the function's keyword arguments. Raises TypeError for a parameter that its form lacks."""
     columns = {}
     if form.batch:
         columns = {name: [value] for name, value in request["columns"].items() if name not in _NO_COLUMNS}
@@ -160,36 +168,36 @@ def arguments(function: Callable[..., Any], form: Form, request: Request) -> dic
             names = ", ".join(request["columns"]) or "none" if form.batch else ""
             where = f"{form.name} (columns of the row: {names})" if form.batch else form.name
             raise TypeError(_unfit(function, name, f"the form of {where}"))
-    given = {name: columns[name] for name in _taken(function, columns)}
-    for name in _taken(function, form.arguments):
+    keywords = {name: columns[name] for name in _accepted(function, columns)}
+    for name in _accepted(function, form.arguments):
         if name not in columns:
             argument = form.arguments[name]
-            given[name] = argument.make(*(request[field] for field in argument.fields))
-    return given
+            keywords[name] = argument.make(*(request[field] for field in argument.fields))
+    return keywords
 
 
-def _taken(function: Callable[..., Any], offered: Mapping[str, Any]) -> list[str]:
-    """Names that the function takes of those offered."""
-    found = inspect.signature(function).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in found.values()):
+def _accepted(function: Callable[..., Any], offered: Mapping[str, Any]) -> list[str]:
+    """Return the offered names that the function accepts as keywords."""
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return list(offered)
-    return [name for name in offered if name in found]
+    return [name for name in offered if name in parameters]
 
 
 def _by_name(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Parameters that must or may be given by name. Raises TypeError for those that cannot."""
+    """Return the named parameters. Raises TypeError for positional-only ones."""
     try:
-        found = inspect.signature(function).parameters
+        parameters = inspect.signature(function).parameters
     except ValueError as error:
         raise TypeError(f"{error}: wrap it in a Python function") from error
-    for name, parameter in found.items():
+    for name, parameter in parameters.items():
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise TypeError(f"parameter {name!r} is positional-only: remove the '/' after it")
-    return {name: p for name, p in found.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    return {name: p for name, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
 
 
 def _unfit(function: Callable[..., Any], parameter: str, where: str) -> str:
-    called = getattr(function, "__name__", "the function")
+    name = getattr(function, "__name__", "the function")
     forms = "; ".join(f"{form.name}: {form.text}" for form in FORMS)
-    problem = f"{called} has parameter {parameter!r}, which is not in {where}"
+    problem = f"{name} has parameter {parameter!r}, which is not in {where}"
     return f"{problem}. Take parameters of one form ({forms})"

@@ -1,6 +1,7 @@
-"""The process in which a reward function runs: ``python -m grpo_worker.rewards.child``."""
+"""Entry point of the process that runs a reward function: ``python -m grpo_worker.rewards.child``."""
 
 import asyncio
+import ctypes
 import functools
 import inspect
 import json
@@ -15,13 +16,14 @@ from typing import Any, TextIO
 from grpo_worker.common.user_function import blame, load_function
 from grpo_worker.rewards.builtin import GroundTruthError
 from grpo_worker.rewards.call_forms import Request, arguments, fields_of, form_of
-from grpo_worker.rewards.hidden import hide_memory
 from grpo_worker.rewards.returned import score_of
+
+_PR_SET_DUMPABLE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What the process runs, and within which limits. ``field``: of the job, for errors."""
+    """Function that the process runs, and its limits. ``field``: of the job, for error messages."""
 
     field: str
     function: str
@@ -30,7 +32,7 @@ class Program:
 
 
 class Judge:
-    """A function with the form it is called in. Raises ValueError when it fits no form."""
+    """A reward function and its call form. Raises ValueError when the function fits no form."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -42,39 +44,40 @@ class Judge:
         except TypeError as error:
             raise ValueError(f"{self._line}{error}") from error
         self.fields = fields_of(function, self._form)
-        self._runner = asyncio.Runner()  # one loop for all calls: clients that functions keep belong to it
+        self._runner = asyncio.Runner()  # one loop for all calls: a function may keep clients bound to it
 
     def __call__(self, request: Request) -> dict[str, Any]:
-        """Score one answer, or say what went wrong, in which file and line."""
+        """Return the score and metrics of an answer, or an error with file and line."""
         try:
-            given = arguments(self._function, self._form, request)
+            keywords = arguments(self._function, self._form, request)
         except TypeError as error:
             return {"error": f"{self._line}{error}"}
         try:
-            found = self._function(**given)
-            if inspect.isawaitable(found):
-                found = self._runner.run(_wait(found))
+            result = self._function(**keywords)
+            if inspect.isawaitable(result):
+                result = self._runner.run(_wait(result))
         except MemoryError:
             return {"error": "MemoryError: more than spec.reward.memoryMegabytes"}
-        except GroundTruthError as error:  # of a built-in function: the line in it tells nothing
+        except GroundTruthError as error:  # raised by a built-in function, whose lines do not help users
             return {"error": str(error)}
-        except Exception as error:  # whatever a user's function raises
+        except Exception as error:  # noqa: BLE001 - a user's function may raise anything
             return {"error": blame(error, self._source)}
         try:
-            score, metrics = score_of(found, self._form.batch)
-        except Exception as error:  # reading a user's object may raise anything
+            score, metrics = score_of(result, self._form.batch)
+        except Exception as error:  # noqa: BLE001 - reading a user's object may raise anything
             return {"error": f"{self._line}{error}"}
         return {"score": score, "metrics": metrics}
 
 
-async def _wait(found: Any) -> Any:
-    return await found
+async def _wait(awaitable: Any) -> Any:
+    return await awaitable
 
 
 def main() -> None:
-    """Limit memory, load the function, then answer line by line until the pipe closes.
+    """Limit memory, load the function, then answer requests, one a line, until the pipe closes.
 
-    The first line says which fields of a request the function needs, or why it cannot be called.
+    The first line of output names the fields of a request that the function needs, or the error that makes
+    the function unusable.
     """
     program = Program(**json.loads(sys.argv[1]))
     requests, answers = _pipes()
@@ -90,20 +93,31 @@ def main() -> None:
         return
     _write(answers, {"fields": judge.fields})
     for line in requests:
-        asked = json.loads(line)
-        _write(answers, judge(asked["request"]) | {"id": asked["id"]})
+        message = json.loads(line)
+        _write(answers, judge(message["request"]) | {"id": message["id"]})
+
+
+def hide_memory() -> None:
+    """Hide environ, mem and fd in /proc/PID of this process from other processes of its user.
+
+    Programs that it starts must not read the job's data there. Processes with CAP_SYS_PTRACE still can.
+    Raises OSError when the kernel refuses.
+    """
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0):
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl(PR_SET_DUMPABLE): {os.strerror(number)}")
 
 
 def _load(program: Program) -> Callable[..., Any]:
     function = load_function(program.field, program.function)
     if program.field != "spec.reward.builtin":
         return function
-    # Answers that take too long are wrong, not failures: the built-in functions keep the time themselves.
+    # An answer that takes too long to judge is wrong, not a failure, so built-in functions enforce the limit.
     return functools.partial(function, timeout_seconds=program.timeout_seconds)
 
 
 def _pipes() -> tuple[TextIO, TextIO]:
-    """Take standard input and output for ourselves: the function reads nothing and prints to the log."""
+    """Reserve standard input and output for messages: the function's own prints go to the log."""
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -1,4 +1,4 @@
-"""A user's function, or a built-in one, as a verifier."""
+"""Verifier that runs a user's function or a built-in one."""
 
 import logging
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from grpo_worker.rewards.process import DeadError, Outcome
 from grpo_worker.rewards.sandbox import Sandbox
 
 log = logging.getLogger(__name__)
-# Seconds before each further try to start a process: a full node or a slow filesystem may recover.
+# Seconds before each retry to start a process: a full node or a slow filesystem may recover.
 START_PAUSES = (1.0, 5.0, 30.0)
 
 
 class FunctionVerifier:
-    """A function in processes of its own."""
+    """Verifier that runs a function in separate processes."""
 
     def __init__(self, spec: RewardSpec) -> None:
         if spec.builtin is not None:
@@ -31,12 +31,13 @@ class FunctionVerifier:
         self.failures = 0
 
     def check(self, item: Item) -> None:
-        # A function that cannot be loaded is named at once: whoever applied the job is still looking.
+        """Judge one answer without retries, so that an error is reported right after the job is applied."""
         problem = self._call([item], pauses=())[0].problem
         if problem:
             raise RewardError(f"{self._name}: {problem}")
 
     def score(self, items: Sequence[Item]) -> list[float]:
+        """Return one reward per item; a failure gives 0 or, with onFailure: stop, raises RewardError."""
         outcomes = self._call(items, START_PAUSES)
         failed = [outcome.problem for outcome in outcomes if outcome.problem]
         self.failures += len(failed)
@@ -49,7 +50,7 @@ class FunctionVerifier:
         return [outcome.value for outcome in outcomes]
 
     def _call(self, items: Sequence[Item], pauses: Sequence[float]) -> list[Outcome]:
-        """Raises RewardError when no process starts: then it is not the answers that failed."""
+        """Judge all items. Raises RewardError when no process starts, which is not the answers' fault."""
         try:
             return self._sandbox.call([item.request() for item in items], pauses)
         except DeadError as error:

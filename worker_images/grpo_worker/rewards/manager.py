@@ -1,4 +1,4 @@
-"""The reward role: samples in, scores out."""
+"""The reward role: scores of samples."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from grpo_worker.rollout.sampling import Sample
 
 
 class RewardManager:
-    """Decodes answers and has them judged."""
+    """Decoding of samples and judging of their answers."""
 
     def __init__(self, task: Task, tokenizer: TextTokenizer, verifier: Verifier) -> None:
         self._task = task
@@ -20,21 +20,21 @@ class RewardManager:
 
     @property
     def failures(self) -> int:
-        """Answers that could not be judged since the controller started."""
+        """Number of answers that could not be judged since the controller started."""
         return self._verifier.failures
 
     def check(self) -> None:
-        """Judge the first row's ground truth as if it were an answer, before anything costly starts.
+        """Judge the first row's ground truth as if it were an answer, before anything expensive starts.
 
-        Raises RewardError when that fails, whatever ``onFailure`` says of later failures, and
-        ConnectionError while a reward server is not up yet.
+        Raises RewardError when that fails, regardless of ``onFailure``, and ConnectionError while a reward
+        server is not up yet.
         """
         record = self._task.record(0)
         answer = _text(record.ground_truth)
         self._verifier.check(Item(0, answer, record, tuple(self._tokenizer.encode(answer))))
 
     def score(self, samples: Sequence[Sample]) -> list[float]:
-        """One reward a sample, in order."""
+        """Return one reward per sample, in order."""
         return self._verifier.score([self._item(sample) for sample in samples])
 
     def _item(self, sample: Sample) -> Item:

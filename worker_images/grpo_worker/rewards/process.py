@@ -1,4 +1,4 @@
-"""One process that judges answers: a line of JSON in, a line of JSON out."""
+"""Client of one reward process, which reads and writes one line of JSON per answer."""
 
 import contextlib
 import json
@@ -14,17 +14,18 @@ import psutil
 
 from grpo_worker.rewards.child import Program
 
-# A reward function needs no secret of the pod.
+# Only these variables are passed on: a reward function must not see the pod's secrets.
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "TMPDIR")
-# A module's import may read gigabytes from a cold filesystem: it gets so many times what an answer gets.
+# Timeout of the start in timeouts of an answer: an import may read gigabytes from a cold filesystem.
 START_FACTOR = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``value``: what the function returned, 0 when ``problem`` says why it did not.
+    """Result of one call.
 
-    ``metrics``: further numbers that it returned.
+    ``value``: the returned score, or 0 when the call failed because of ``problem``. ``metrics``: further
+    numbers that the function returned.
     """
 
     value: float
@@ -33,15 +34,15 @@ class Outcome:
 
 
 class DeadError(RuntimeError):
-    """The process is of no more use."""
+    """The process cannot be used any more."""
 
 
 class LateError(DeadError):
-    """The process did not read or answer in time."""
+    """The process did not read a request, or did not answer, in time."""
 
 
 class RewardProcess:
-    """A running function. Raises DeadError when it does not start."""
+    """A process that runs a reward function. Raises DeadError when it does not start."""
 
     def __init__(self, program: Program) -> None:
         self._timeout = program.timeout_seconds
@@ -65,7 +66,7 @@ class RewardProcess:
         self._fields = frozenset(hello.get("fields", ()))
 
     def ask(self, request: dict[str, Any]) -> Outcome:
-        """Judge one answer. Raises DeadError when the process cannot judge another one."""
+        """Judge one answer. Raises DeadError when the process cannot be used any more."""
         self._asked += 1
         needed = {name: value for name, value in request.items() if name in self._fields}
         line = json.dumps({"id": self._asked, "request": needed}, default=str)
@@ -78,7 +79,7 @@ class RewardProcess:
         return Outcome(float(answer["score"]), metrics=answer["metrics"])
 
     def _send(self, data: bytes) -> None:
-        """Write as the process reads: one that is stopped never empties a full pipe."""
+        """Write with a deadline, because a stopped process never empties a full pipe."""
         assert self._process.stdin is not None
         pipe, left = self._process.stdin.fileno(), memoryview(data)
         deadline = time.monotonic() + self._timeout
@@ -114,11 +115,11 @@ class RewardProcess:
         return line
 
     def end(self) -> None:
-        """Kill the process and whatever it started."""
+        """Kill the process and all processes that it started."""
         session = self._process.pid
         with contextlib.suppress(ProcessLookupError):
             os.killpg(session, 9)
-        for pid in psutil.pids():  # tests of answers' code run in groups of their own
+        for pid in psutil.pids():  # programs under test run in process groups of their own
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 if os.getsid(pid) == session:
                     os.kill(pid, 9)
@@ -137,7 +138,7 @@ def _started(program: Program) -> subprocess.Popen[bytes]:
             stdout=subprocess.PIPE,
             bufsize=0,
             env=environment | {"PYTHONUNBUFFERED": "1"},
-            start_new_session=True,  # so that what it starts ends with it
+            start_new_session=True,  # so that ``end`` finds all processes that it starts
         )
     except OSError as error:  # no memory, or too many processes
         raise DeadError(f"the reward process did not start: {error}") from error
@@ -147,7 +148,10 @@ def _started(program: Program) -> subprocess.Popen[bytes]:
 
 
 def _ready(pipe: int, event: int, deadline: float) -> bool:
-    """Wait for a pipe. By poll: select refuses descriptors above 1023, which many workers reach."""
+    """Wait until a pipe is ready; return False at the deadline.
+
+    Uses poll because select refuses descriptors above 1023, which a job with many workers reaches.
+    """
     poll = select.poll()
     poll.register(pipe, event)
     left = deadline - time.monotonic()

@@ -1,57 +1,57 @@
-"""What a reward function returned, as a score."""
+"""Conversion of a reward function's result to a score."""
 
 import math
 from typing import Any
 
-_WANTED = "return a number, or a dict with the number as 'score'"
-_WANTED_LIST = "return a list with one number for each of completions"
+_REMEDY = "return a number, or a dict with the number as 'score'"
+_REMEDY_LIST = "return a list with one number for each of completions"
 
 
-def score_of(found: Any, batch: bool) -> tuple[float, dict[str, float]]:
-    """Read the score and further numbers. ``batch``: the function was given lists of one.
+def score_of(result: Any, batch: bool) -> tuple[float, dict[str, float]]:
+    """Return the score and further numbers. ``batch``: the function was called with lists of one element.
 
-    Raises TypeError or ValueError for what is no score.
+    Raises TypeError or ValueError when the result contains no finite score.
     """
     if batch:
-        return _number(_only(found)), {}
-    if not isinstance(found, dict):
-        return _number(found), {}
-    if "score" not in found:
-        raise ValueError(f"returned a dict with {', '.join(map(str, found)) or 'nothing'}: {_WANTED}")
-    numbers = {str(key): _float(value) for key, value in found.items() if key != "score"}
-    return _number(found["score"]), {
+        return _number(_only(result)), {}
+    if not isinstance(result, dict):
+        return _number(result), {}
+    if "score" not in result:
+        raise ValueError(f"returned a dict with {', '.join(map(str, result)) or 'nothing'}: {_REMEDY}")
+    numbers = {str(key): _float(value) for key, value in result.items() if key != "score"}
+    return _number(result["score"]), {
         key: number for key, number in numbers.items() if number is not None and math.isfinite(number)
     }
 
 
-def _only(found: Any) -> Any:
-    values = found.tolist() if hasattr(found, "tolist") else found
+def _only(result: Any) -> Any:
+    values = result.tolist() if hasattr(result, "tolist") else result
     if not isinstance(values, list | tuple) or len(values) != 1:
-        raise TypeError(f"returned {_shown(found)} for one completion: {_WANTED_LIST}")
+        raise TypeError(f"returned {_shown(result)} for one completion: {_REMEDY_LIST}")
     if values[0] is None:
-        # TRL lets another function judge such a row; here is no other.
+        # In TRL, None leaves a row to another reward function; a job here has only one.
         raise ValueError(
             "returned [None], but no other function judges the row: return a number, such as [0.0]"
         )
     return values[0]
 
 
-def _number(found: Any) -> float:
-    number = _float(found)
+def _number(value: Any) -> float:
+    number = _float(value)
     if number is None:
-        raise TypeError(f"returned {_shown(found)}: {_WANTED}")
+        raise TypeError(f"returned {_shown(value)}: {_REMEDY}")
     if not math.isfinite(number):
-        raise ValueError(f"returned {number}: {_WANTED} that is finite")
+        raise ValueError(f"returned {number}: {_REMEDY} that is finite")
     return number
 
 
-def _float(found: Any) -> float | None:
-    """NumPy's and PyTorch's scalars are numbers too; a text is none, even one of digits."""
+def _float(value: Any) -> float | None:
+    """Convert numbers, including NumPy's and PyTorch's scalars; return None for all else, even "1"."""
     try:
-        return float(found) if hasattr(found, "__float__") else None
-    except Exception:  # an array of several, a tensor without a value
+        return float(value) if hasattr(value, "__float__") else None
+    except Exception:  # noqa: BLE001 - an array of several values, or a tensor without a value
         return None
 
 
-def _shown(found: Any) -> str:
-    return f"{found!r:.100} ({type(found).__name__})"
+def _shown(value: Any) -> str:
+    return f"{value!r:.100} ({type(value).__name__})"

@@ -1,4 +1,4 @@
-"""A reward function in processes that may raise, hang, die or eat memory without harm to the job."""
+"""Pool of reward processes, which may fail, hang or exhaust memory without harm to the job."""
 
 import contextlib
 import logging
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class Sandbox:
-    """``workers`` processes, each judging one answer at a time."""
+    """Pool of ``workers`` processes, each of which judges one answer at a time."""
 
     def __init__(self, program: Program, workers: int) -> None:
         self._program = program
@@ -24,10 +24,10 @@ class Sandbox:
         self._idle: deque[RewardProcess] = deque()
 
     def call(self, requests: Sequence[dict[str, Any]], pauses: Sequence[float] = ()) -> list[Outcome]:
-        """Judge all, in order. What a process cannot judge is an Outcome with a problem.
+        """Judge all requests; return their outcomes in order, with a problem where judging failed.
 
-        ``pauses``: seconds to wait before each further try when no process starts. Raises DeadError when
-        none starts after all of them.
+        ``pauses``: seconds to wait before each retry when no process starts. Raises DeadError when no
+        process starts after the last retry.
         """
         work = _Work(requests)
         left_pauses = deque(pauses)
@@ -45,7 +45,7 @@ class Sandbox:
         return [work.done[number] for number in range(len(requests))]
 
     def _judge(self, work: "_Work") -> None:
-        """Judge one answer after the other. A thread whose process does not start leaves them to others."""
+        """Judge answers until none is left, or until no process starts for this thread."""
         while work.todo:
             try:
                 process = self._process()
@@ -73,7 +73,7 @@ class Sandbox:
 
 
 class _Work:
-    """Requests of one call, and what became of them."""
+    """Requests of one call and their outcomes."""
 
     def __init__(self, requests: Sequence[dict[str, Any]]) -> None:
         self.todo = deque(enumerate(requests))

@@ -1,4 +1,4 @@
-"""A server as a verifier."""
+"""Verifier that calls a reward server."""
 
 import logging
 import math
@@ -14,14 +14,14 @@ from grpo_worker.rewards.base import Item, RewardError
 log = logging.getLogger(__name__)
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 5.0
-# Bad gateway, unavailable, gateway time-out: what a proxy answers while no server stands behind it.
+# Bad gateway, service unavailable, gateway timeout: a proxy's answers while its server is down.
 _AWAY = frozenset({502, 503, 504})
 
 
 class HttpVerifier:
-    """A server. What it does not answer is asked again until its troubles have lasted ``timeoutSeconds``.
+    """Verifier that calls a server and retries until failures have lasted ``timeoutSeconds``.
 
-    Raises ValueError for a URL that is none.
+    Raises ValueError for an invalid URL.
     """
 
     def __init__(self, spec: RewardSpec) -> None:
@@ -36,16 +36,17 @@ class HttpVerifier:
         self.failures = 0
 
     def check(self, item: Item) -> None:
-        """Raise ConnectionError at once while the server is away: who started it waits, and says so."""
+        """Judge one answer. Raises ConnectionError at once while the server is down; the caller waits."""
         self._judge([item], waits=False)
 
     def score(self, items: Sequence[Item]) -> list[float]:
+        """Return one reward per item; wait for a server that is down."""
         return self._judge(items, waits=True)
 
     def _judge(self, items: Sequence[Item], waits: bool) -> list[float]:
         body = {"items": [item.wire() for item in items]}
         pause = _FIRST_PAUSE
-        deadline = math.inf  # set by the first failure: a slow answer before it is no trouble
+        deadline = math.inf  # set by the first failure, so that a slow but successful answer is accepted
         while True:
             try:
                 response = self._client.post(self._url, json=body)
@@ -57,18 +58,18 @@ class HttpVerifier:
             away = _is_away(problem)
             deadline = min(deadline, time.monotonic() + self._patience)
             if time.monotonic() + pause > deadline or (away and not waits):
-                raise self._gone(problem) if away else self._wrong(problem)
-            log.warning("%s: %r, asking again in %g s", self._name, problem, pause)
+                raise self._unreachable(problem) if away else self._invalid(problem)
+            log.warning("%s: %r, retrying in %g s", self._name, problem, pause)
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _gone(self, problem: Exception) -> ConnectionError:
+    def _unreachable(self, problem: Exception) -> ConnectionError:
         remedy = "start the server, or correct the address"
         if isinstance(problem, httpx.TimeoutException):
             remedy = f"speed the server up, or raise spec.reward.timeoutSeconds={self._patience:g}"
         return ConnectionError(f"{self._name}: {problem!r}: {remedy}")
 
-    def _wrong(self, problem: Exception) -> RewardError:
+    def _invalid(self, problem: Exception) -> RewardError:
         return RewardError(
             f"{self._name}: {problem!r}, for spec.reward.timeoutSeconds={self._patience:g} s: answer with "
             "{scores: [...]}, one finite number for each item"
@@ -76,7 +77,7 @@ class HttpVerifier:
 
 
 def _is_away(problem: Exception) -> bool:
-    """Is the server not there, rather than wrong?"""
+    """Return whether the server is unreachable, rather than answering wrongly."""
     if isinstance(problem, httpx.HTTPStatusError):
         return problem.response.status_code in _AWAY
     return isinstance(problem, httpx.TransportError)

@@ -1,4 +1,4 @@
-"""What judges answers: the task itself, a function in a sandbox, or a server."""
+"""Choice of the verifier: the task's own, a function in a sandbox, or a server."""
 
 import math
 from collections.abc import Sequence
@@ -22,40 +22,43 @@ __all__ = [
 
 
 class TaskVerifier:
-    """The task's own rule."""
+    """Verifier that comes with a reasoning-gym task."""
 
     def __init__(self, task: GymTask) -> None:
         self._task = task
         self.failures = 0
 
     def check(self, item: Item) -> None:
+        """Judge one answer. Raises RewardError when the verifier fails."""
         try:
             score = self._task.score(item.index, item.answer)
-        except Exception as error:  # whatever the task's library raises
+        except Exception as error:  # the task's library may raise anything
             raise RewardError(f"spec.data.train: {self._task.name}'s verifier: {error!r}") from error
         if not math.isfinite(score):
             raise RewardError(f"spec.data.train: {self._task.name}'s verifier gives {score}")
 
     def score(self, items: Sequence[Item]) -> list[float]:
+        """Return the task's reward of each answer."""
         return [self._task.score(item.index, item.answer) for item in items]
 
 
 class NoVerifier:
-    """A reward model alone judges, later and on the trainer's ranks."""
+    """Placeholder for jobs in which only a reward model judges, on the trainer's ranks."""
 
     failures = 0
 
     def check(self, item: Item) -> None:
-        """Nothing is judged here."""
+        """Accept any answer."""
 
     def score(self, items: Sequence[Item]) -> list[float]:
+        """Return 0 for each answer; the reward model's score is added later."""
         return [0.0] * len(items)
 
 
 def verifier_of(task: Task, spec: RewardSpec | None) -> Verifier:
-    """Choose what judges the job's answers.
+    """Return the verifier of the job.
 
-    Raises ValueError for a task without a rule of its own when the job names none.
+    Raises ValueError when the task has no verifier of its own and the job names none.
     """
     if spec is None:
         if not isinstance(task, GymTask):

@@ -1,4 +1,4 @@
-"""How a call on a worker group becomes calls on its ranks, and their results one result."""
+"""Dispatch of a worker group's calls to its ranks, and collection of their results."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,29 +17,29 @@ _ATTRIBUTE = "_grpo_dispatch"
 
 
 class Dispatch(Enum):
-    """Protocols, named as in verl."""
+    """Dispatch protocols, named as in verl."""
 
-    ONE_TO_ALL = "same arguments to every rank; list of results in rank order"
-    RANK_ZERO = "rank 0 alone; its result"
-    DP_COMPUTE = "a batch split over all ranks, as if each were data-parallel; all results joined"
+    ONE_TO_ALL = "same arguments for every rank; returns the list of results in rank order"
+    RANK_ZERO = "rank 0 only; returns its result"
+    DP_COMPUTE = "batch split over all ranks, as if each were data-parallel; returns all results joined"
     MEGATRON_COMPUTE = (
-        "a batch split over data-parallel ranks and repeated inside each; "
-        "results of (tp 0, last pp, cp 0) joined"
+        "batch split over data-parallel ranks, the same part for all ranks of a replica; "
+        "returns the results of (tp 0, last pp, cp 0) joined"
     )
     MEGATRON_PP_AS_DP = (
-        "a batch split over data-parallel ranks and pipeline stages, for work that needs no model "
-        "parallelism; results of (tp 0, cp 0) joined"
+        "batch split over data-parallel ranks and pipeline stages, for work that needs no model "
+        "parallelism; returns the results of (tp 0, cp 0) joined"
     )
 
     @property
     def splits(self) -> bool:
-        """Is the first argument a batch that ranks share out?"""
+        """Whether the first argument is a batch that is split among the ranks."""
         return self not in (Dispatch.ONE_TO_ALL, Dispatch.RANK_ZERO)
 
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """Place of one rank on Megatron-Core's axes."""
+    """Coordinates of one rank in Megatron-Core's process groups."""
 
     rank: int
     tp_rank: int
@@ -50,7 +50,7 @@ class RankInfo:
     dp_size: int
 
     def slot(self, mode: Dispatch, world: int) -> tuple[int, int]:
-        """(which part of the batch this rank gets, number of parts)."""
+        """Return (index of this rank's part of the batch, number of parts)."""
         if mode is Dispatch.DP_COMPUTE:
             return self.rank, world
         if mode is Dispatch.MEGATRON_PP_AS_DP:
@@ -58,7 +58,7 @@ class RankInfo:
         return self.dp_rank, self.dp_size
 
     def collects(self, mode: Dispatch) -> bool:
-        """Does this rank hold the result of its part?"""
+        """Return whether the controller takes the result of a part from this rank."""
         if mode is Dispatch.DP_COMPUTE:
             return True
         first = (self.tp_rank, self.cp_rank) == (0, 0)
@@ -67,18 +67,21 @@ class RankInfo:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A TensorDict on its way between processes: Ray moves numpy arrays without copying them into a
-    pickle, tensors not."""
+    """A TensorDict in the form in which it is sent between processes.
+
+    Ray transfers numpy arrays without copying them into a pickle, but not tensors.
+    """
 
     columns: dict[str, np.ndarray]
     rows: int
 
     @classmethod
     def of(cls, batch: TensorDict) -> "Packed":
+        """Convert a batch on the host, without a copy."""
         return cls({name: column.numpy() for name, column in batch.items()}, len(batch))
 
-    def open(self) -> TensorDict:
-        """A copy: what lies in Ray's store must not be written to."""
+    def unpack(self) -> TensorDict:
+        """Return a copy as a TensorDict; arrays in Ray's object store are read-only."""
         columns = {name: torch.tensor(column) for name, column in self.columns.items()}
         return TensorDict(columns, batch_size=[self.rows])
 
@@ -86,17 +89,17 @@ class Packed:
 def register(dispatch_mode: Dispatch) -> Callable[[F], F]:
     """Mark a worker method as callable from the controller.
 
-    A method that gets part of a batch answers only on ranks whose answer counts; ``self.place`` is
-    the rank's RankInfo.
+    A method with a split batch returns None on ranks from which the controller takes no result. The worker
+    must have a RankInfo as ``self.rank_info``.
     """
 
     def mark(function: F) -> F:
         @wraps(function)
         def on_rank(self: Any, batch: Packed, *args: Any, **kwargs: Any) -> Any:
-            found = function(self, batch.open(), *args, **kwargs)
-            if not self.place.collects(dispatch_mode):
+            result = function(self, batch.unpack(), *args, **kwargs)
+            if not self.rank_info.collects(dispatch_mode):
                 return None
-            return Packed.of(found) if isinstance(found, TensorDict) else found
+            return Packed.of(result) if isinstance(result, TensorDict) else result
 
         marked: Any = on_rank if dispatch_mode.splits else function
         setattr(marked, _ATTRIBUTE, dispatch_mode)
@@ -106,34 +109,32 @@ def register(dispatch_mode: Dispatch) -> Callable[[F], F]:
 
 
 def dispatch_mode(function: Callable[..., Any]) -> Dispatch | None:
-    """The protocol of a method, or None when it is not registered."""
+    """Return the protocol of a method, or None when it is not registered."""
     mode = getattr(function, _ATTRIBUTE, None)
     return mode if isinstance(mode, Dispatch) else None
 
 
 class BatchPartition:
-    """One batch dealt out to ranks: equally many rows each, of about equal length in sum.
+    """A batch split into parts with equal numbers of rows and similar numbers of tokens.
 
-    Rows that are lacking for an even split are filled up with copies of the first ones, whose loss
-    ``weights`` are 0; their results are dropped. ``part_of``: number of each rank's part.
+    The batch is padded with copies of its first rows to a multiple of the number of parts; their loss
+    ``weights`` are 0 and their results are dropped. ``part_of``: index of each rank's part.
     """
 
     def __init__(self, batch: TensorDict, ranks: Sequence[RankInfo], mode: Dispatch) -> None:
         self._ranks, self._mode = ranks, mode
         self._rows = batch.batch_size[0]
         if self._rows == 0:
-            raise ValueError("a batch without rows cannot be dealt out")
+            raise ValueError("a batch without rows cannot be split")
         size = ranks[0].slot(mode, len(ranks))[1]
-        whole = _filled_up(batch, -(-self._rows // size) * size)
-        lengths = _lengths(whole)
-        self._order = balanced(lengths, size, equal_size=True)
-        self.parts = [Packed.of(whole[torch.tensor(rows)]) for rows in self._order]
+        padded = _padded(batch, -(-self._rows // size) * size)
+        self._order = balanced(_lengths(padded), size, equal_size=True)
+        self.parts = [Packed.of(padded[torch.tensor(rows)]) for rows in self._order]
         self.part_of = [info.slot(mode, len(ranks))[0] for info in ranks]
 
     def join(self, results: Sequence[Any]) -> Any:
-        """Undo the deal: batches come back in the rows' order; of results of another kind that of the
-        first part is taken."""
-        chosen = sorted(
+        """Join the ranks' results in the batch's row order; results that are no batches: return the first."""
+        collected = sorted(
             (
                 (info.slot(self._mode, len(self._ranks))[0], result)
                 for info, result in zip(self._ranks, results, strict=True)
@@ -141,27 +142,27 @@ class BatchPartition:
             ),
             key=lambda item: item[0],
         )
-        parts = [result for _, result in chosen]
+        parts = [result for _, result in collected]
         if not isinstance(parts[0], Packed):
             return parts[0]
         order = np.array([row for rows in self._order for row in rows])
         columns = {name: np.concatenate([p.columns[name] for p in parts]) for name in parts[0].columns}
-        place = order.argsort()[: self._rows]
+        source = order.argsort()[: self._rows]
         return TensorDict(
-            {name: torch.from_numpy(column[place]) for name, column in columns.items()},
+            {name: torch.from_numpy(column[source]) for name, column in columns.items()},
             batch_size=[self._rows],
         )
 
 
-def _filled_up(batch: TensorDict, rows: int) -> TensorDict:
+def _padded(batch: TensorDict, rows: int) -> TensorDict:
     missing = rows - batch.batch_size[0]
     if missing == 0:
         return batch
     copies = batch[torch.arange(missing) % batch.batch_size[0]]
     if "weights" in copies.keys():  # noqa: SIM118 - a TensorDict iterates over rows
         copies["weights"] = torch.zeros_like(copies["weights"])
-    whole: TensorDict = torch.cat([batch, copies])
-    return whole
+    padded: TensorDict = torch.cat([batch, copies])
+    return padded
 
 
 def _lengths(batch: TensorDict) -> list[int]:

@@ -1,4 +1,4 @@
-"""How a trainer rank gives its weights away: into its pod's memory, or over a link into the engines."""
+"""Methods of a trainer rank that hand its weights on: staged in host memory, or sent directly to engines."""
 
 import os
 from pathlib import Path
@@ -6,69 +6,75 @@ from typing import TYPE_CHECKING
 
 from grpo_worker.quantization.fp8 import Part
 from grpo_worker.roles.dispatch import Dispatch, register
-from grpo_worker.weightsync.trainer.endpoint import TrainerEndpoint
+from grpo_worker.weightsync.protocol.group_offer import GroupOffer
+from grpo_worker.weightsync.protocol.version import Version
 
 if TYPE_CHECKING:
-    from grpo_worker.megatron.training.policy import PolicyModel
+    from grpo_worker.roles.trainer_models import TrainerModels
 
 WEIGHTS = Path(os.environ.get("GRPO_WEIGHTS_DIR", "/weights"))
 
 
 class WeightMethods:
-    """Part of a trainer rank, which sets what stands here when it builds its model."""
+    """Mixin of the trainer rank, which sets these attributes when it builds its models.
+
+    Methods that take part in a direct transfer return errors as text: a failed transfer must not fail the
+    rank.
+    """
 
     _rank: int
     _world: int
-    _policy: "PolicyModel"
-    _link: TrainerEndpoint
+    _models: "TrainerModels"
 
     @register(Dispatch.ONE_TO_ALL)
-    def publish_weights(self, version: int, fp8: bool, deltas: bool) -> str:
-        """Leave this rank's slices in the pod's shared memory; returns their digest.
+    def publish_weights(self, version: Version, fp8: bool, deltas: bool) -> str:
+        """Write this rank's slices to the pod's shared memory; return their digest.
 
-        ``fp8``: in blocks of 128 x 128, as an FP8 checkpoint has them. ``deltas``: what changed as well.
+        ``fp8``: quantise in blocks of 128 x 128, as in FP8 checkpoints. ``deltas``: also write the changes
+        since the previous version.
         """
         from grpo_worker.quantization.fp8 import quantised_parts
         from grpo_worker.weightsync.trainer.publisher import publish
 
-        with self._policy.trainable.weights.here():
+        with self._models.policy.trainable.weights.on_device():
             parts = self._owned()
             if fp8:
                 parts = list(quantised_parts(parts))
             return publish(WEIGHTS, version, self._rank, self._world, parts, deltas).digest
 
     def _owned(self) -> list[Part]:
-        return [(s.name, s.shape, s.dim, s.offset, s.tensor) for s in self._policy.shards()]
+        return [(s.name, s.shape, s.dim, s.offset, s.tensor) for s in self._models.policy.shards()]
 
     @register(Dispatch.ONE_TO_ALL)
     def weight_layout(self, fp8: bool) -> str:
-        """What this rank would send of a version: a manifest without bytes, as JSON."""
-        with self._policy.trainable.weights.here():  # offloaded weights have no shape to be cut
-            return self._link.layout(self._owned(), fp8)
+        """Return the manifest, without bytes, of the slices that this rank sends, as JSON."""
+        with self._models.policy.trainable.weights.on_device():  # offloaded weights have no shape
+            return self._models.endpoint.layout(self._owned(), fp8)
 
     @register(Dispatch.RANK_ZERO)
-    def listen(self, name: str) -> int:
-        """Port of the store at which the members of the new link ``name`` meet."""
-        return self._link.listen(name)
+    def start_rendezvous(self, name: str) -> int:
+        """Start the store of the new transfer group ``name``; return its port."""
+        return self._models.endpoint.listen(name)
 
     @register(Dispatch.ONE_TO_ALL)
-    def open_link(
-        self, name: str, address: str, port: int, world: int, layouts: list[str], bucket: int, plan_id: str,
-        backend: str,
-    ) -> str:  # fmt: skip
-        """Meet the engines; what went wrong, or an empty text."""
-        return self._link.open(name, address, port, world, layouts, bucket, plan_id, backend)
+    def open_transfer_group(self, offer: GroupOffer) -> str:
+        """Join the offered transfer group; return the error, or an empty text."""
+        return self._models.endpoint.open(offer)
 
     @register(Dispatch.ONE_TO_ALL)
     def send_weights(self, timeout: float, fp8: bool) -> str:
-        """Send the current weights over the link; what went wrong, or an empty text."""
-        with self._policy.trainable.weights.here():
-            return self._link.send(self._owned(), timeout, fp8)
+        """Send the current weights to the engines of the group; return the error, or an empty text."""
+        with self._models.policy.trainable.weights.on_device():
+            return self._models.endpoint.send(self._owned(), timeout, fp8)
 
     @register(Dispatch.ONE_TO_ALL)
-    def close_link(self) -> None:
-        self._link.close()
+    def close_transfer_group(self) -> None:
+        """Leave the transfer group, if there is one."""
+        self._models.endpoint.close()
 
-    def give_up_link(self, name: str) -> None:
-        """Make a call over the link ``name`` end soon; answered like ``position``."""
-        self._link.give_up(name)
+    def give_up_transfer(self, name: str) -> None:
+        """Make all members end their waits in the transfer group ``name``.
+
+        The controller calls it in the thread that answers while another call runs, like ``position``.
+        """
+        self._models.endpoint.give_up(name)

@@ -1,4 +1,4 @@
-"""The groups of one step, in memory and in a file."""
+"""Prompts, samples and scores of one step, in memory and in a file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,9 +12,12 @@ from grpo_worker.rollout.sampling import Sample
 
 
 @dataclass(slots=True)
-class Generated:
-    """Samples of one step, group by group, and the score of each. ``taken``: every prompt that was
-    used up; ``left_out``: samples of groups that teach nothing."""
+class RolloutBatch:
+    """Samples of one step, group by group, and the score of each sample.
+
+    ``taken``: all prompts drawn for the step, including those of dropped groups. ``left_out``: samples of
+    dropped groups, whose scores are all equal and give no gradient.
+    """
 
     prompts: list[Prompt] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
@@ -23,7 +26,7 @@ class Generated:
     left_out: list[Sample] = field(default_factory=list)
 
     def write(self, path: Path) -> None:
-        """Write as .npz, atomically."""
+        """Write the batch to ``path`` as .npz, atomically."""
         arrays = {
             "prompts": np.array([p.index for p in self.prompts], dtype=np.int64),
             "scores": np.array(self.scores, dtype=np.float64),
@@ -40,8 +43,8 @@ class Generated:
         temporary.rename(path)
 
     @classmethod
-    def read(cls, path: Path) -> "Generated":
-        """Read what ``write`` wrote."""
+    def read(cls, path: Path) -> "RolloutBatch":
+        """Read a file that ``write`` produced."""
         with np.load(path, allow_pickle=False) as data:
             arrays = dict(data)
         ids = np.split(arrays["taken_ids"], np.cumsum(arrays["taken_lengths"])[:-1])

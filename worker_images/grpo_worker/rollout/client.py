@@ -1,4 +1,4 @@
-"""Generates the samples of one step over all engines; failed requests move to another engine."""
+"""Client that generates samples on all engines; a failed request is retried on another engine."""
 
 import logging
 import threading
@@ -18,21 +18,25 @@ from grpo_worker.rollout.sampling import Sample, UnfitEngineError, sampling_seed
 log = logging.getLogger(__name__)
 ENGINE_PORT = 30000
 _REFUSED = (400, 422)
-REFUSALS = 3  # of one request, by as many engines or by all that serve: no other takes it either
-LEASE_SECONDS = 1.0  # how long a request that was given up may still wait for an engine
+REFUSALS = 3  # by different engines, or by all that serve: the request itself is at fault
+LEASE_SECONDS = 1.0  # longest wait for an engine before a request checks whether it was cancelled
 
 
 class RequestRefusedError(ValueError):
-    """An engine finds the request itself wrong; any other engine would too."""
+    """An engine rejected the request as invalid; other engines would reject it too."""
 
 
 class RolloutClient:
-    """Token ids in, token ids and log-probabilities out."""
+    """Client of all engines: token ids in, token ids and log-probabilities out."""
 
     def __init__(
         self, table: EngineTable, *, seed: int, n: int, timeout: float, partial: bool = False
     ) -> None:
-        """``partial``: samples may go on with newer weights than they began with."""
+        """Create a client that draws ``n`` samples of each prompt.
+
+        ``timeout``: seconds for one request, and for the wait until some engine serves a version.
+        ``partial``: a sample may continue with newer weights than it began with.
+        """
         self._table = table
         self._seed = seed
         self._n = n
@@ -45,26 +49,28 @@ class RolloutClient:
         self.retries = 0
         self._watch = SampleWatch()
 
-    def ask_for(self, params: dict[str, Any], experts: ExpertLayers | None = None) -> None:
-        """Set what is asked of every answer.
+    def set_sampling(self, params: dict[str, Any], experts: ExpertLayers | None = None) -> None:
+        """Set the parameters of all later requests.
 
-        ``params``: see sampling.sampling_params. ``experts``: say which experts the engine takes in these
-        layers.
+        ``params``: see sampling.sampling_params. ``experts``: layers for which engines return the routed
+        experts of each token.
         """
         self._params, self._experts = params, experts
 
     def stalled(self, limit: float) -> str:
-        """Why no sample was accepted for ``limit`` seconds while some were awaited, or nothing."""
+        """Return why no awaited sample was accepted for ``limit`` seconds; "" if one was."""
         return self._watch.stalled(limit)
 
     def generate(
         self, prompts: list[Prompt], version: int, cancelled: threading.Event | None = None
     ) -> list[Sample]:
-        """``n`` samples of each prompt at exactly ``version`` (``partial``: or later ones), in the
-        prompts' order.
+        """Return ``n`` samples of each prompt, in the prompts' order.
 
-        Raises TimeoutError when no engine served the version for ``timeout`` seconds, and
-        CancelledError when ``cancelled`` is set before the end.
+        All tokens come from ``version``; in ``partial`` mode they may also come from later versions.
+
+        Raises TimeoutError when no engine serves the version for ``timeout`` seconds, UnfitEngineError
+        when engines refuse a request or lack a feature of the job, and CancelledError when ``cancelled``
+        is set before the end.
         """
         stop = cancelled or threading.Event()
         groups = self._threads.map(lambda prompt: self._group(prompt, version, stop), prompts)
@@ -77,7 +83,7 @@ class RolloutClient:
             while not cancelled.is_set():
                 try:
                     with self._table.lease(version, LEASE_SECONDS, self._partial, refused) as engine:
-                        found = self._on(engine, prompt, version)
+                        samples = self._try(engine, prompt, version)
                 except TimeoutError as error:
                     self._watch.problem(str(error), unless_known=True)
                     if time.monotonic() > deadline:
@@ -89,23 +95,23 @@ class RolloutClient:
                     if len(refused) >= REFUSALS and self._all_refuse(refused, version):
                         raise UnfitEngineError(f"{error} ({len(refused)} times)") from error
                     continue
-                if found is not None:
+                if samples is not None:
                     self._watch.accepted()
-                    return found
+                    return samples
         raise CancelledError
 
     def _all_refuse(self, refused: list[str], version: int) -> bool:
-        """Does no engine that serves the version lack among those that refused?"""
+        """Return whether REFUSALS engines, or all that serve ``version``, have refused the request."""
         return len(set(refused)) >= REFUSALS or {e.name for e in self._table.serving(version)} <= set(refused)
 
-    def _on(self, engine: EngineEntry, prompt: Prompt, version: int) -> list[Sample] | None:
-        """Samples of one engine; None when it failed. Raises RequestRefusedError."""
+    def _try(self, engine: EngineEntry, prompt: Prompt, version: int) -> list[Sample] | None:
+        """Return the samples of one engine, or None when it failed. Raises RequestRefusedError."""
         try:
             return self._request(engine.name, engine.address, prompt, version)
         except RequestRefusedError:
-            raise  # the engine is well: what is asked of it is wrong
+            raise  # the engine is healthy; the request is invalid
         except (httpx.HTTPError, ValueError) as error:
-            log.warning("prompt %d on %s: %r; trying elsewhere", prompt.index, engine.name, error)
+            log.warning("prompt %d on %s: %r; retrying", prompt.index, engine.name, error)
             self._watch.problem(f"{engine.name}: {error!r}")
             self._table.suspect(engine.name, f"request failed: {error!r}")
             self.retries += 1
@@ -135,12 +141,12 @@ class RolloutClient:
     ) -> Sample:
         if self._partial and "weight_versions" not in output["meta_info"]:
             raise UnfitEngineError(
-                f"staleness.partialRollouts: {engine} does not tell the version of each token; it needs "
-                "SGLang 0.5.23 or later"
+                f"staleness.partialRollouts: {engine} does not report the weight version of each token: use "
+                "an image with SGLang 0.5.23 or later"
             )
         sample = _sample(engine, prompt, number, output)
         if sample.version < version or (not self._partial and (sample.spans or sample.version != version)):
-            raise ValueError(f"answered with version {sample.spans or sample.version}, wanted {version}")
+            raise ValueError(f"sampled with version {sample.spans or sample.version}, expected {version}")
         if self._experts is None:
             return sample
         tokens = len(prompt.ids) + len(sample.ids) - 1
@@ -148,7 +154,7 @@ class RolloutClient:
 
 
 def _refusal(response: httpx.Response) -> str:
-    """SGLang's own words."""
+    """Return SGLang's error message from a refused request."""
     try:
         error = response.json()["error"]
     except (ValueError, KeyError, TypeError):
@@ -168,7 +174,10 @@ def _sample(engine: str, prompt: Prompt, number: int, output: dict[str, Any]) ->
 
 
 def _spans(meta: dict[str, Any], tokens: int) -> tuple[tuple[int, int], ...]:
-    """(version, end) of consecutive tokens. Engines before 0.5.23 tell one version an answer: the last."""
+    """Return (version, end) of consecutive tokens.
+
+    SGLang before 0.5.23 reports one version for a whole response: that of its last token.
+    """
     if "weight_versions" not in meta:
         return ((int(meta["weight_version"]), tokens),)
     return tuple((int(span["version"]), int(span["end"])) for span in meta["weight_versions"])

@@ -1,4 +1,4 @@
-"""The rollout pool as the controller sees it: discovery, weights, state of each engine."""
+"""The controller's view of the rollout pool: discovery, weight versions, state of each engine."""
 
 import logging
 import socket
@@ -13,36 +13,44 @@ from typing import Any
 
 import httpx
 
+from grpo_operator.api.messages import AgentStatus
 from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.common.auth import headers
 from grpo_worker.rollout.routing import EngineEntry, EngineTable
 
 log = logging.getLogger(__name__)
 AGENT_PORT = 9000
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 
 
 class SyncError(RuntimeError):
-    """Too few engines hold the version; the message says which and why."""
+    """Too few engines reached the requested state; the message names them and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The version that the pool must serve, and where its slices are (rank -> URL)."""
+    """The version that the pool must serve, and the URLs of its slices by trainer rank."""
 
     version: int
     sources: dict[int, str]
-    link: str = ""  # by which engines have taken it already
+    link: str = ""  # name of the direct transfer that has already delivered this version
 
 
 class RolloutPool:
-    """Finds engines by the pool's headless service and keeps all of them at the target. ``fp8``: the form
-    in which they take weights."""
+    """Discovers engines through the pool's headless service and keeps them at the target version.
+
+    A thread polls all agents, so that engines that join late or restart also receive the target.
+    """
 
     def __init__(self, service: str, min_available: int, sync_timeout: float, writer: str, fp8: bool) -> None:
+        """Start polling the engines behind ``service``.
+
+        ``sync_timeout``: seconds for the update of one engine. ``writer``: identity of this job towards
+        the agents. ``fp8``: whether engines receive FP8 weights.
+        """
         self.table = EngineTable()
         self.fp8 = fp8
-        self.attempt = 0  # of the job; agents refuse an older one than they have seen
+        self.attempt = 0  # of the job; agents refuse attempts older than the latest they have seen
         self._service = service
         self._writer = writer
         self._min_available = min_available
@@ -51,56 +59,60 @@ class RolloutPool:
         self._http = httpx.Client(timeout=5)
         self._threads = ThreadPoolExecutor(32, thread_name_prefix="pool")
         self._syncing: set[str] = set()
-        self._synced = 0
+        self._responses = 0  # of agents to POST requests
         self._lock = threading.Lock()
-        threading.Thread(target=self._look_forever, daemon=True, name="pool-look").start()
+        threading.Thread(target=self._poll_forever, daemon=True, name="pool-poll").start()
 
     def hold(self) -> None:
-        """Bring no engine to any version until the next ``serve``: another one is under way."""
+        """Start no update until the next ``serve``: the current target is about to be replaced."""
         self._target = None
 
     def turn(self, parts: Sequence[str], timeout: float) -> None:
-        """Let engines hold these ``parts`` of the memory of GPUs that they share with trainers.
+        """Make colocated engines hold exactly these ``parts`` of their GPU memory.
 
-        Returns once ``minAvailable`` engines hold them; without any: once no engine holds any. Raises
-        SyncError after ``timeout`` seconds.
+        Returns once ``minAvailable`` engines hold the parts, or, if ``parts`` is empty, once all engines
+        have released their GPU memory. Raises SyncError after ``timeout`` seconds.
         """
         self.hold()
         deadline = time.monotonic() + timeout
         while True:
             entries = self.table.entries()
-            told = list(self._threads.map(lambda entry: self._turned(entry, parts, timeout), entries))
-            settled = sum(told)
-            enough = settled >= self._min_available if parts else settled == len(entries)
+            settled = list(self._threads.map(lambda e: self._set_memory(e, parts, timeout), entries))
+            count = sum(settled)
+            enough = count >= self._min_available if parts else count == len(entries)
             if enough and entries:
                 return
             if time.monotonic() > deadline:
-                late = [entry.name for entry, there in zip(entries, told, strict=True) if not there]
-                what = "take their" if parts else "leave the"
-                raise SyncError(f"engines do not {what} GPUs in {timeout:.0f} s: {late or 'no engine found'}")
-            time.sleep(LOOK_SECONDS)
+                late = [entry.name for entry, done in zip(entries, settled, strict=True) if not done]
+                action = "resume" if parts else "release"
+                raise SyncError(
+                    f"engines did not {action} their GPU memory in {timeout:.0f} s: "
+                    f"{late or 'no engine found'}"
+                )
+            time.sleep(POLL_SECONDS)
 
-    def _turned(self, engine: EngineEntry, parts: Sequence[str], timeout: float) -> bool:
+    def _set_memory(self, engine: EngineEntry, parts: Sequence[str], timeout: float) -> bool:
+        """Ask one agent to hold ``parts``; return whether its engine holds them now."""
         try:
-            told = self._post(engine, "turn", timeout, {"parts": list(parts)})
+            status = self._post(engine, "turn", timeout, {"parts": list(parts)})
         except SyncError as error:
             log.warning("%s", error)
             return False
-        if told["attempt"] > self.attempt:
+        if status["attempt"] > self.attempt:
             raise SyncError(
-                f"{engine.name}: attempt {told['attempt']} of this job has it, this is {self.attempt}"
+                f"{engine.name} obeys attempt {status['attempt']} of this job, this is attempt {self.attempt}"
             )
-        return bool(told.get("settled")) and "error" not in told
+        return bool(status.get("settled")) and "error" not in status
 
     def serves(self, version: int) -> bool:
-        """Do ``minAvailable`` engines serve the version already?"""
+        """Return whether ``minAvailable`` engines already serve the version."""
         return self.table.wait_serving(version, self._min_available, 0)
 
     def serve(self, target: Target, timeout: float) -> dict[str, float]:
-        """Bring the pool to ``target``; return once ``minAvailable`` engines serve it.
+        """Bring the pool to ``target`` and wait until ``minAvailable`` engines serve it.
 
-        Engines that fail are left STALE and retried by the watching thread. Returns the seconds
-        of the slowest engine's phases. Raises SyncError when too few commit in ``timeout``.
+        Engines that fail stay STALE; the polling thread retries them. Returns, for each phase of an update,
+        the seconds of the slowest engine. Raises SyncError when too few engines commit in ``timeout``.
         """
         self._target = target
         engines = [e for e in self.table.entries() if e.state != EngineState.RESTARTING]
@@ -112,17 +124,19 @@ class RolloutPool:
                 f"{target.version} in {timeout:.0f} s: {states or 'no engine found'}"
             )
         self._compare_checksums(target.version)
-        told = [r["seconds"] for r in results if r and "seconds" in r]
-        phases = sorted({phase for seconds in told for phase in seconds})
+        timings = [r["seconds"] for r in results if r and "seconds" in r]
+        phases = sorted({phase for seconds in timings for phase in seconds})
         return {
-            f"timing_s/update_weights_{phase}": max(seconds.get(phase, 0.0) for seconds in told)
+            f"timing_s/update_weights_{phase}": max(seconds.get(phase, 0.0) for seconds in timings)
             for phase in phases
         }
 
     @contextmanager
     def reserved(self) -> Iterator[list[EngineEntry]]:
-        """The engines that are there, answer, and take no version just now; nobody else updates them
-        meanwhile."""
+        """Reserve all reachable engines that are not being updated.
+
+        The polling thread starts no update of them while the context is open.
+        """
         with self._lock:
             mine = [e for e in self.table.reachable() if e.name not in self._syncing]
             self._syncing |= {e.name for e in mine}
@@ -132,29 +146,30 @@ class RolloutPool:
             with self._lock:
                 self._syncing -= {e.name for e in mine}
 
-    def ask(self, engine: EngineEntry, what: str, timeout: float, **body: Any) -> "Future[dict[str, Any]]":
-        """POST to an engine's agent, and note what it says of the engine; its answer."""
-        return self._threads.submit(self._post, engine, what, timeout, body)
+    def ask(self, engine: EngineEntry, route: str, timeout: float, **body: Any) -> "Future[dict[str, Any]]":
+        """POST to a route of an engine's agent; the result is its response, also stored in the table."""
+        return self._threads.submit(self._post, engine, route, timeout, body)
 
-    def _post(self, engine: EngineEntry, what: str, timeout: float, body: dict[str, Any]) -> dict[str, Any]:
-        url = f"http://{engine.address}:{AGENT_PORT}/v1/{what}"
+    def _post(self, engine: EngineEntry, route: str, timeout: float, body: dict[str, Any]) -> dict[str, Any]:
+        url = f"http://{engine.address}:{AGENT_PORT}/v1/{route}"
         body = {"writer": self._writer, "attempt": self.attempt, **body}
         try:
             response = self._http.post(url, json=body, timeout=timeout, headers=headers())
             result: dict[str, Any] = response.json()
             if response.status_code == HTTPStatus.UNAUTHORIZED:
                 raise ValueError(result["error"])
-            self._synced += 1
+            self._responses += 1
             self.table.update(self._entry(engine.address, result))
         except (httpx.HTTPError, ValueError) as error:
-            self.table.suspect(engine.name, f"{what} failed: {error!r}")
+            self.table.suspect(engine.name, f"{route} failed: {error!r}")
             raise SyncError(f"{engine.name}: {error!r}") from error
         return result
 
     def model_configs(self, version: int) -> dict[str, dict[str, Any]]:
-        """config.json of the engines that serve ``version``, but for those that are just going down.
+        """Return the config.json of each engine that serves ``version``.
 
-        Raises SyncError when none says it.
+        Engines that do not respond, because they are going down, are left out. Raises SyncError when no
+        engine responds.
         """
         configs, problem = {}, "no engine found"
         for engine in self.table.serving(version):
@@ -164,9 +179,9 @@ class RolloutPool:
                 configs[engine.name] = dict(response.json())
             except (httpx.HTTPError, ValueError) as error:
                 problem = repr(error)
-                log.warning("%s does not say which model it runs: %s", engine.name, problem)
+                log.warning("%s does not report its model's config.json: %s", engine.name, problem)
         if not configs:
-            raise SyncError(f"no engine says which model it runs: {problem}")
+            raise SyncError(f"no engine reports its model's config.json: {problem}")
         return configs
 
     def _compare_checksums(self, version: int) -> None:
@@ -175,7 +190,7 @@ class RolloutPool:
             raise SyncError(f"engines hold different weights at version {version}: {sums}")
 
     def _sync(self, engine: EngineEntry, target: Target) -> dict[str, Any] | None:
-        """One engine's update; None when it failed or is already under way."""
+        """Update one engine; return its agent's response, or None if it failed or is being updated."""
         with self._lock:
             if engine.name in self._syncing:
                 return None
@@ -194,56 +209,57 @@ class RolloutPool:
             return None
         return result
 
-    def _look_forever(self) -> None:
+    def _poll_forever(self) -> None:
         while True:
             try:
-                self._look()
+                self._poll()
             except Exception:
-                log.exception("looking at the rollout pool failed")
-            time.sleep(LOOK_SECONDS)
+                log.exception("polling the rollout pool failed")
+            time.sleep(POLL_SECONDS)
 
-    def _look(self) -> None:
-        """Ask every agent; late joiners and engines that missed a sync get the target."""
-        before, target = self._synced, self._target
-        found = [e for e in self._threads.map(self._ask, self._addresses()) if e]
-        if self._synced != before:
-            return  # a sync ended meanwhile: this view is older than what it told the table
-        self.table.replace(found)
-        for entry in found:
+    def _poll(self) -> None:
+        """Refresh the table, and update engines that joined late or missed an update."""
+        before, target = self._responses, self._target
+        entries = [entry for entry in self._threads.map(self._status_of, self._addresses()) if entry]
+        if self._responses != before:
+            return  # the response to a POST is newer than these entries
+        self.table.replace(entries)
+        for entry in entries:
             behind = entry.state in (EngineState.STALE, EngineState.SERVING)
             if target and behind and entry.version != target.version:
                 self._threads.submit(self._sync, entry, target)
 
-    def _ask(self, address: str) -> EngineEntry | None:
+    def _status_of(self, address: str) -> EngineEntry | None:
         try:
             response = self._http.get(f"http://{address}:{AGENT_PORT}/v1/status")
             return self._entry(address, response.json())
         except (httpx.HTTPError, ValueError):
             return None
 
-    def _entry(self, address: str, status: dict[str, Any]) -> EngineEntry:
-        """An engine as its agent describes it; one with another job's weights is STALE to this one."""
-        state, version = EngineState(status["state"]), status["weightVersion"]
-        if status["writer"] != self._writer and state == EngineState.SERVING:
+    def _entry(self, address: str, answer: dict[str, Any]) -> EngineEntry:
+        """Convert an agent's status. An engine that serves another job's weights is STALE for this job."""
+        status = AgentStatus.model_validate(answer)
+        state, version = status.state, status.weight_version
+        if status.writer != self._writer and state == EngineState.SERVING:
             state, version = EngineState.STALE, None
         return EngineEntry(
-            name=status["name"],
+            name=status.name,
             address=address,
             state=state,
             version=version,
-            since=status["since"],
-            restarts=status["restarts"],
-            checksum=status["checksum"],
-            reason=status["reason"],
-            ranks=status["ranks"],
-            bucket_bytes=status["bucketBytes"],
-            instance=status["instance"],
-            silent=status["silent"],
+            since=status.since,
+            restarts=status.restarts,
+            checksum=status.checksum,
+            reason=status.reason,
+            ranks=status.ranks,
+            bucket_bytes=status.bucket_bytes,
+            instance=status.instance,
+            unresponsive=status.silent,
         )
 
     def _addresses(self) -> list[str]:
         try:
-            found = socket.getaddrinfo(self._service, AGENT_PORT, socket.AF_INET, socket.SOCK_STREAM)
+            addresses = socket.getaddrinfo(self._service, AGENT_PORT, socket.AF_INET, socket.SOCK_STREAM)
         except socket.gaierror:
             return []  # no pod yet
-        return sorted({str(info[4][0]) for info in found})
+        return sorted({str(info[4][0]) for info in addresses})

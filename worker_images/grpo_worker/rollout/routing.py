@@ -1,4 +1,4 @@
-"""Which engine gets the next request (pure apart from its lock)."""
+"""Routing of requests to engines (pure apart from its lock)."""
 
 import threading
 from collections.abc import Collection, Iterator
@@ -10,7 +10,7 @@ from grpo_operator.api.v1alpha1.status import EngineState
 
 @dataclass(frozen=True, slots=True)
 class EngineEntry:
-    """An engine as its agent last described it."""
+    """State of an engine as its agent last reported it."""
 
     name: str
     address: str
@@ -22,12 +22,12 @@ class EngineEntry:
     reason: str = ""
     ranks: int = 1
     bucket_bytes: int = 0
-    instance: str = ""  # of its agent
-    silent: bool = False  # its scheduler leaves calls unanswered
+    instance: str = ""  # identity of the agent process
+    unresponsive: bool = False  # the engine's scheduler does not answer calls
 
 
 class EngineTable:
-    """Known engines; routes only to those that serve the wanted version."""
+    """Known engines; routes requests to the engines that serve the requested version."""
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
@@ -35,18 +35,19 @@ class EngineTable:
         self._load: dict[str, int] = {}
 
     def replace(self, entries: list[EngineEntry]) -> None:
-        """Take over a fresh look at all engines; those not in it are gone."""
+        """Replace all entries; engines without an entry have left the pool."""
         with self._lock:
             self._engines = {entry.name: entry for entry in entries}
             self._lock.notify_all()
 
     def update(self, entry: EngineEntry) -> None:
+        """Add or replace the entry of one engine."""
         with self._lock:
             self._engines[entry.name] = entry
             self._lock.notify_all()
 
     def suspect(self, name: str, reason: str) -> None:
-        """Stop routing to an engine that failed a request, until its agent speaks again."""
+        """Stop routing to an engine that failed a request until its agent reports a new state."""
         with self._lock:
             entry = self._engines.get(name)
             if entry:
@@ -55,20 +56,22 @@ class EngineTable:
                 )
 
     def entries(self) -> list[EngineEntry]:
+        """Return all entries, ordered by name."""
         with self._lock:
             return sorted(self._engines.values(), key=lambda entry: entry.name)
 
     def reachable(self) -> list[EngineEntry]:
-        """Those that can take a version: the server is there and its scheduler answers."""
-        there = (EngineState.STALE, EngineState.SERVING)
-        return [entry for entry in self.entries() if entry.state in there and not entry.silent]
+        """Return the engines that can receive weights: the server is up and its scheduler responds."""
+        up = (EngineState.STALE, EngineState.SERVING)
+        return [entry for entry in self.entries() if entry.state in up and not entry.unresponsive]
 
     def serving(self, version: int) -> list[EngineEntry]:
+        """Return the engines that serve exactly ``version``."""
         with self._lock:
             return self._serving(version)
 
     def wait_serving(self, version: int, count: int, timeout: float) -> bool:
-        """Wait until ``count`` engines serve ``version``; False when the time ran out."""
+        """Wait until ``count`` engines serve ``version``; return False after ``timeout`` seconds."""
         with self._lock:
             return self._lock.wait_for(lambda: len(self._serving(version)) >= count, timeout)
 
@@ -76,10 +79,10 @@ class EngineTable:
     def lease(
         self, version: int, timeout: float, newer: bool = False, avoid: Collection[str] = ()
     ) -> Iterator[EngineEntry]:
-        """The least loaded engine that serves ``version``, or with ``newer`` a later one; none of ``avoid``
-        while there is another.
+        """Lease the least loaded engine that serves ``version``, or, with ``newer``, a later version.
 
-        Raises TimeoutError when none serves it within ``timeout`` seconds.
+        Engines in ``avoid`` are used only when no other engine serves it. Raises TimeoutError when no engine
+        serves it within ``timeout`` seconds.
         """
         with self._lock:
             if not self._lock.wait_for(lambda: self._serving(version, newer), timeout):

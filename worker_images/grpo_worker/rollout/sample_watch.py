@@ -1,4 +1,4 @@
-"""How long nothing has come of the samples that are awaited."""
+"""Detection of stalled generation: samples are awaited, but none is accepted."""
 
 import threading
 import time
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class SampleWatch:
-    """Knows since when groups of samples are awaited without one that was accepted. Thread-safe."""
+    """Time since the last accepted group of samples while groups are awaited. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -18,7 +18,7 @@ class SampleWatch:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """A group is awaited while this is open."""
+        """Count one more awaited group while the context is open."""
         with self._lock:
             if self._waiting == 0:
                 self._since, self._problem = self._clock(), ""
@@ -30,19 +30,19 @@ class SampleWatch:
                 self._waiting -= 1
 
     def problem(self, text: str, unless_known: bool = False) -> None:
-        """Note why an attempt at a group failed. ``unless_known``: an earlier reason says more."""
+        """Record why an attempt failed. ``unless_known``: keep an earlier reason, which says more."""
         with self._lock:
             if not (unless_known and self._problem):
                 self._problem = text
 
     def accepted(self) -> None:
-        """A group has come."""
+        """Record that a group was accepted."""
         with self._lock:
             self._since, self._problem = self._clock(), ""
 
     def stalled(self, limit: float) -> str:
-        """Why no group was accepted for ``limit`` seconds, or nothing while all is well."""
+        """Return why no group was accepted for ``limit`` seconds; "" if one was, or none is awaited."""
         with self._lock:
             if self._waiting == 0 or self._clock() - self._since < limit:
                 return ""
-            return f"no sample was accepted for {limit:.0f} s: {self._problem or 'engines give no answer'}"
+            return f"no sample was accepted for {limit:.0f} s: {self._problem or 'engines do not respond'}"

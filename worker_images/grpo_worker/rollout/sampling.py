@@ -1,4 +1,4 @@
-"""What a rollout produces, and the seeds that make it reproducible."""
+"""Samples, and the parameters and seeds that make them reproducible."""
 
 import hashlib
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ from grpo_operator.api.v1alpha1.algorithm import AlgorithmSpec
 
 
 class UnfitEngineError(RuntimeError):
-    """The engine lacks what the job needs of it."""
+    """An engine cannot do what the job needs, and a retry would not help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One response: token ids and the engine's own log-probability of each.
 
-    ``version``: the oldest weights that a token comes from. ``spans``: (version, end) of consecutive
-    tokens, when the weights changed on the way. ``routed``: [prompt + response tokens - 1, expert
-    layers, k], the experts that the engine took.
+    ``version``: oldest weight version that generated one of the tokens. ``spans``: (version, end) of
+    consecutive tokens, if the weights changed during generation. ``routed``: experts that the engine chose,
+    [prompt + response tokens - 1, expert layers, k].
     """
 
     prompt_index: int
@@ -34,11 +34,12 @@ class Sample:
 
     @property
     def uid(self) -> str:
+        """Identifier of the sample within the job, ``PROMPT.NUMBER``."""
         return f"{self.prompt_index}.{self.number}"
 
 
 def sampling_params(algorithm: AlgorithmSpec, max_tokens: int, end: Sequence[int]) -> dict[str, Any]:
-    """What SGLang is asked for of every answer. ``end``: tokens that end one."""
+    """Return SGLang's ``sampling_params``. ``end``: ids of tokens that end a response."""
     params: dict[str, Any] = {
         "max_new_tokens": max_tokens,
         "temperature": algorithm.temperature,
@@ -51,12 +52,12 @@ def sampling_params(algorithm: AlgorithmSpec, max_tokens: int, end: Sequence[int
     if algorithm.min_p > 0:
         params["min_p"] = algorithm.min_p
     if algorithm.stop:
-        # The tokens of the text stay in the answer: they were sampled, and are trained on.
+        # The tokens of a stop text stay in the response: they were sampled and are trained on.
         params |= {"stop": list(algorithm.stop), "no_stop_trim": True}
     return params
 
 
 def sampling_seed(seed: int, prompt_index: int, number: int) -> int:
-    """Seed of one response in [0, 2**31): the same whichever engine or attempt draws it."""
+    """Return the seed of one response in [0, 2**31), the same on every engine and in every attempt."""
     text = f"{seed}:{prompt_index}:{number}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:4], "little") >> 1

@@ -1,4 +1,4 @@
-"""Samples -> the batch of one training step (TensorDict, key names as in verl)."""
+"""Conversion of samples to the batch of one training step (TensorDict, key names as in verl)."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,11 @@ from grpo_worker.rollout.sampling import Sample
 
 
 def make_batch(prompts: Sequence[Prompt], samples: Sequence[Sample], pad_id: int) -> TensorDict:
-    """Samples as rows, right-padded to the longest.
+    """Return the samples as rows, right-padded to the longest.
 
-    Returns [rows, tokens] tensors, entry t belonging to token t: input_ids (int64), attention_mask
-    (bool, true for prompt and response), response_mask and rollout_log_probs (fp32, 0 outside the
-    response); with a routing replay routed_experts (int16 [rows, tokens, expert layers, k]).
+    The result holds [rows, tokens] tensors whose entry t belongs to token t: input_ids (int64),
+    attention_mask (bool, true for prompt and response), response_mask and rollout_log_probs (fp32, 0 outside
+    the response); with routing replay also routed_experts (int16 [rows, tokens, expert layers, k]).
     """
     by_index = {prompt.index: prompt.ids for prompt in prompts}
     rows = [(by_index[s.prompt_index], s) for s in samples]
@@ -40,7 +40,7 @@ def make_batch(prompts: Sequence[Prompt], samples: Sequence[Sample], pad_id: int
     if routed[0] is not None:
         whole = np.zeros((*shape, *routed[0].shape[1:]), dtype=np.uint16)
         for row, choice in enumerate(routed):
-            assert choice is not None, "all samples of a batch or none say their experts"
+            assert choice is not None, "either all samples of a batch have routed experts or none has"
             whole[row, : len(choice)] = choice
         columns["routed_experts"] = torch.from_numpy(whole.astype(np.int16))
     return TensorDict(columns, batch_size=[len(rows)])

@@ -1,1 +1,1 @@
-"""The init container that fetches models and data into the job's store."""
+"""Init container that fetches models and data into the job's store."""

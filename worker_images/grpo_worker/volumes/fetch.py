@@ -1,7 +1,7 @@
-"""Fetch the volumes of a job that have a ``uri`` into its store, before the controller starts.
+"""Entry point of the init container that fetches a job's volumes with a ``uri`` into its store.
 
-Usage: ``python3 -m grpo_worker.volumes.fetch model=DIRECTORY data=DIRECTORY``. Meanwhile it serves
-progress at the controller's port, so that the operator can report it.
+Usage: ``python3 -m grpo_worker.volumes.fetch model=DIRECTORY data=DIRECTORY``. It serves its progress at the
+controller's port, so that the operator can report it.
 """
 
 import logging
@@ -13,16 +13,17 @@ import time
 from functools import partial
 from pathlib import Path
 
+from grpo_operator.api.job_config import JobConfig
 from grpo_operator.api.v1alpha1.status import Phase
 from grpo_operator.api.v1alpha1.volumes import CredentialSpec, VolumeSpec
-from grpo_worker.controller.config import JobConfig, load_job_config
+from grpo_worker.controller.config import load_job_config
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.status.server import application, serve_in_background
 from grpo_worker.volumes.fetched_volume import FetchedVolume
 from grpo_worker.volumes.remote.errors import PermanentFetchError
 
 log = logging.getLogger(__name__)
-# Long enough for the operator to read why; kubelet then starts the container again, with the Secret of then.
+# The operator can read the reason for this long; then kubelet restarts the container with the current Secret.
 _SECRET_SECONDS = 30.0
 
 
@@ -31,7 +32,7 @@ class MissingSecretError(LookupError):
 
 
 def main() -> None:
-    """Fetch, and end; or say what is wrong until stopped."""
+    """Fetch the volumes and exit; after a permanent error, serve its message until the pod is deleted."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     board = ProgressBoard()
@@ -53,14 +54,14 @@ def main() -> None:
 
 
 def fetch(kind: str, config: JobConfig, directory: Path, board: ProgressBoard) -> None:
-    """Fetch the volume of ``kind``, model or data, and report on the board.
+    """Fetch the volume of ``kind`` (model or data) and report progress on the board.
 
     Raises PermanentFetchError or MissingSecretError.
     """
     volume = config.spec.model.volume if kind == "model" else config.spec.data.volume
     assert volume is not None
     field = f"spec.{kind}.volume"
-    found = os.environ.get(f"GRPO_{kind.upper()}_CREDENTIAL")
+    secret_value = os.environ.get(f"GRPO_{kind.upper()}_CREDENTIAL")
     pod = os.environ.get("POD_NAME") or os.uname().nodename
 
     def report(message: str) -> None:
@@ -68,25 +69,25 @@ def fetch(kind: str, config: JobConfig, directory: Path, board: ProgressBoard) -
             log.info("%s", message)
         board.update(message=message[:1000])
 
-    credential = partial(_token, field, volume, found)
+    credential = partial(_token, field, volume, secret_value)
     FetchedVolume(field, volume, directory, credential, config.writer, pod).fetch(report)
     report(f"{field} is fetched: controller, training pods and engines start")
 
 
-def _token(field: str, volume: VolumeSpec, found: str | None) -> str | None:
-    wanted: CredentialSpec | None = volume.credential
-    if wanted is None:
+def _token(field: str, volume: VolumeSpec, secret_value: str | None) -> str | None:
+    credential: CredentialSpec | None = volume.credential
+    if credential is None:
         return None
-    if not found or not found.strip():
+    if not secret_value or not secret_value.strip():
         raise MissingSecretError(
-            f"{field}.credential: Secret {wanted.secret} has no key {wanted.key}: "
-            f"kubectl create secret generic {wanted.secret} --from-literal={wanted.key}=TOKEN"
+            f"{field}.credential: Secret {credential.secret} has no key {credential.key}: "
+            f"kubectl create secret generic {credential.secret} --from-literal={credential.key}=TOKEN"
         )
-    token = found.strip()
-    if not re.fullmatch(r"[!-~]+", token):  # the error of an HTTP client would show it
+    token = secret_value.strip()
+    if not re.fullmatch(r"[!-~]+", token):  # the error of an HTTP client would contain the token
         raise PermanentFetchError(
-            f"{field}.credential: key {wanted.key} of Secret {wanted.secret} holds characters that no token "
-            "has: write the token alone"
+            f"{field}.credential: key {credential.key} of Secret {credential.secret} contains characters "
+            "that no token has: store only the token"
         )
     return token
 

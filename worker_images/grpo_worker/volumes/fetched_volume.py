@@ -1,4 +1,4 @@
-"""A directory of the job's store that holds what a URI names, fetched once for all jobs of the store."""
+"""A directory of the job's store with the files of a URI, fetched once for all jobs of the store."""
 
 import hashlib
 import json
@@ -6,31 +6,36 @@ import os
 import shutil
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from grpo_operator.api.v1alpha1.volumes import COMPLETE, FETCHED_FILES, VolumeSpec
 from grpo_worker.volumes.lease import FetchLease
 from grpo_worker.volumes.progress import FetchProgress, amount
 from grpo_worker.volumes.remote.errors import PermanentFetchError, TransientFetchError
-from grpo_worker.volumes.remote.remote_file import RemoteFile, Source
+from grpo_worker.volumes.remote.remote_file import (
+    RemoteFile,
+    Source,
+    check_content,
+    check_names,
+    named_errors,
+)
 from grpo_worker.volumes.remote.source import open_source
 from grpo_worker.volumes.store_errors import StoreUnavailableError, store_errors
 
 _AT_ONCE = 8  # files
-_POLL_SECONDS = 2.0  # between two looks at what another job fetches
-_FRUITLESS = 3  # attempts without a byte, after which the message says what to check
+_POLL_SECONDS = 2.0  # between polls while another job fetches
+_FRUITLESS = 3  # attempts without a byte until the message says what to check
 Credential = Callable[[], str | None]
 
 
 class FetchedVolume:
-    """``field``: spec.model.volume or spec.data.volume. ``credential``: asked for when this pod fetches.
+    """A volume with a ``uri``. Of all jobs with the same URI, the holder of a lease fetches it.
 
-    ``writer``: the job, which keeps its partial files when its pod is replaced. Of the jobs that want the
-    same, the holder of the lease fetches.
+    ``field``: spec.model.volume or spec.data.volume. ``credential``: called when this pod fetches.
+    ``writer``: the job, which continues its partial files when its pod is replaced.
     """
 
     def __init__(
@@ -43,31 +48,32 @@ class FetchedVolume:
         self._writer = writer
 
     def fetch(self, report: Callable[[str], None], first_pause: float = 1.0) -> None:
-        """Fetch what is not there yet, or wait for the job that does. Transient errors are retried forever.
+        """Fetch the missing files, or wait for the job that fetches them; retry transient errors forever.
 
-        ``report`` is told how far it is. ``first_pause``: seconds; doubled while nothing comes, up to 60.
+        ``report`` receives progress messages. ``first_pause``: seconds before a retry, doubled up to 60 while
+        no byte arrives.
 
         Raises PermanentFetchError that names field, value and remedy.
         """
 
-        def tell(message: str) -> None:
+        def publish(message: str) -> None:
             self._lease.progress = message
             report(message)
 
         pause, fruitless = first_pause, 0
         try:
             while True:
-                progress = FetchProgress(f"fetching {self._field}", tell)
+                progress = FetchProgress(f"fetching {self._field}", publish)
                 try:
-                    if self._advance(progress, tell):
+                    if self._advance(progress, publish):
                         return
                     time.sleep(_POLL_SECONDS)
                 except TransientFetchError as error:
                     pause, fruitless = (first_pause, 0) if progress.received else (pause, fruitless + 1)
                     if fruitless:
-                        self._lease.release()  # another job may get through
+                        self._lease.release()  # another job may reach the source
                     hint = self._hint(error) if fruitless >= _FRUITLESS else ""
-                    tell(f"{progress}; interrupted: {error}{hint}; next try in {pause:.0f} s")
+                    publish(f"{progress}; interrupted: {error}{hint}; next try in {pause:.0f} s")
                     time.sleep(pause)
                     pause = min(2 * pause, 60.0)
         finally:
@@ -80,14 +86,14 @@ class FetchedVolume:
         return f"; check {self._field}.{given} and the proxy, DNS and certificates of the controller's pod"
 
     def _advance(self, progress: FetchProgress, report: Callable[[str], None]) -> bool:
-        """Fetch, unless another job does. Is everything there?"""
+        """Fetch, unless another job does; return whether all files are complete."""
         with self._explained():
             if self._is_complete():
                 return True
             self._directory.mkdir(parents=True, exist_ok=True)
             acquired, holder = self._lease.acquire(), self._lease.holder()
             if acquired and self._is_complete():
-                return True  # the last holder ended between the look and the lease
+                return True  # the previous holder finished between the check and the lease
         if acquired:
             self._attempt(progress, report)
         elif holder:
@@ -104,18 +110,18 @@ class FetchedVolume:
             self._partial.mkdir(parents=True, exist_ok=True)
             self._files.mkdir(exist_ok=True)
             source = open_source(self._spec, token, self._begun_revision())
-            found = self._listing(source)
-            self._remove_others(found)
-            self._check_space(found)
-            self._download_all(source, found, progress)
+            files = self._listing(source)
+            self._remove_others(files)
+            self._check_space(files)
+            self._download_all(source, files, progress)
         if self._spec.digest:
-            self._check_digest(found, report)
+            self._check_digest(files, report)
         with self._explained():
-            self._finish(found)
+            self._finish(files)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Errors are those of a fetch, and name the field."""
+        """Convert errors to those of a fetch that name the field."""
         try:
             with store_errors():
                 yield
@@ -130,17 +136,17 @@ class FetchedVolume:
 
     def _listing(self, source: Source) -> list[RemoteFile]:
         try:
-            found = source.files()
+            files = source.files()
         except PermanentFetchError:
-            self._revision.unlink(missing_ok=True)  # the repository may have been written anew
+            self._revision.unlink(missing_ok=True)  # the repository may have been recreated
             raise
-        _check_names(found)
+        check_names(files)
         if source.revision:
             self._write(self._revision, source.revision)
-        return found
+        return files
 
-    def _check_space(self, found: list[RemoteFile]) -> None:
-        missing = [file for file in found if not self._is_there(file)]
+    def _check_space(self, files: list[RemoteFile]) -> None:
+        missing = [file for file in files if not self._is_there(file)]
         needed = sum((file.size or 0) - self._fetched(file) for file in missing)
         free = self._free()
         if needed > free:
@@ -148,7 +154,7 @@ class FetchedVolume:
             free = self._free()
         if needed > free:
             raise PermanentFetchError(
-                f"{amount(needed)} are to be fetched and the job's store has {amount(free)} free: make room "
+                f"{amount(needed)} are to be fetched and the job's store has {amount(free)} free: free space "
                 "in it, or set another checkpoint.store"
             )
 
@@ -156,18 +162,18 @@ class FetchedVolume:
         return shutil.disk_usage(self._directory).free
 
     def _remove_partial_of_others(self) -> None:
-        """Remove what jobs have left that no longer fetch."""
+        """Remove the partial files of other jobs, which do not hold the lease."""
         for path in self._partial.parent.iterdir():
             if path != self._partial:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _download_all(self, source: Source, found: list[RemoteFile], progress: FetchProgress) -> None:
-        """A file that is interrupted does not hold up the others; one that is refused ends them."""
+    def _download_all(self, source: Source, files: list[RemoteFile], progress: FetchProgress) -> None:
+        """Download all files; a transient error affects one file only, a permanent error stops all."""
         stop = threading.Event()
-        progress.expect({file.path: file.size for file in found})
+        progress.expect({file.path: file.size for file in files})
         interrupted: TransientFetchError | None = None
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="fetch") as pool:
-            futures = [pool.submit(self._download, source, file, progress, stop) for file in found]
+            futures = [pool.submit(self._download, source, file, progress, stop) for file in files]
             for future in as_completed(futures):
                 try:
                     future.result()
@@ -193,14 +199,14 @@ class FetchedVolume:
             progress.begin(file.path, offset)
             with partial.open("ab" if offset else "wb") as handle:
                 if offset != file.size or offset == 0:
-                    for chunk in _named(file, source.read(file, offset)):
+                    for chunk in named_errors(file, source.read(file, offset)):
                         handle.write(chunk)
                         progress.receive(file.path, len(chunk))
                         if stop.is_set() or self._lease.lost.is_set():
                             return
                 handle.flush()
                 os.fsync(handle.fileno())
-            _check(partial, file)
+            check_content(partial, file)
             target = self._target(file)
             target.parent.mkdir(parents=True, exist_ok=True)
             partial.replace(target)
@@ -217,34 +223,34 @@ class FetchedVolume:
         return self._partial / name[:16]
 
     def _fetched(self, file: RemoteFile) -> int:
-        """Bytes of a file that an earlier try has fetched, if they are known to be of the same version."""
+        """Return the bytes of a file fetched by an earlier attempt, 0 unless its version is the same."""
         partial = self._partial_of(file)
         if not file.version or file.size is None or not partial.exists():
             return 0
         size = partial.stat().st_size
         return size if size <= file.size else 0
 
-    def _remove_others(self, found: list[RemoteFile]) -> None:
-        """Remove what an earlier try has fetched and the source no longer has."""
-        wanted = {self._target(file) for file in found}
-        for path in [path for path in self._files.rglob("*") if path.is_file() and path not in wanted]:
+    def _remove_others(self, files: list[RemoteFile]) -> None:
+        """Remove files of an earlier attempt that the source no longer has."""
+        expected = {self._target(file) for file in files}
+        for path in [path for path in self._files.rglob("*") if path.is_file() and path not in expected]:
             path.unlink(missing_ok=True)
 
-    def _check_digest(self, found: list[RemoteFile], report: Callable[[str], None]) -> None:
+    def _check_digest(self, files: list[RemoteFile], report: Callable[[str], None]) -> None:
         with self._explained():
-            digest = self._digest(found, report)
+            digest = self._digest(files, report)
         if digest != self._spec.digest:
-            shutil.rmtree(self._files, ignore_errors=True)  # so that a new try fetches anew
+            shutil.rmtree(self._files, ignore_errors=True)  # so that the next attempt fetches all files
             raise PermanentFetchError(
                 f"{self._field}.digest={self._spec.digest}: the files of {self._spec.uri} have {digest}: "
                 "correct digest, or name the revision that has it in uri"
             )
 
-    def _digest(self, found: list[RemoteFile], report: Callable[[str], None]) -> str:
+    def _digest(self, files: list[RemoteFile], report: Callable[[str], None]) -> str:
         checking = FetchProgress(f"checking {self._field}", report)
-        checking.expect({file.path: self._target(file).stat().st_size for file in found})
+        checking.expect({file.path: self._target(file).stat().st_size for file in files})
         total = hashlib.sha256()
-        for file in sorted(found, key=lambda file: file.path):
+        for file in sorted(files, key=lambda file: file.path):
             own = hashlib.sha256()
             with self._target(file).open("rb") as handle:
                 while chunk := handle.read(1 << 20):
@@ -253,9 +259,9 @@ class FetchedVolume:
             total.update(f"{own.hexdigest()}  {file.path}\n".encode())
         return f"sha256:{total.hexdigest()}"
 
-    def _finish(self, found: list[RemoteFile]) -> None:
-        size = sum(self._target(file).stat().st_size for file in found)
-        summary = {"uri": self._spec.uri, "files": len(found), "bytes": size}
+    def _finish(self, files: list[RemoteFile]) -> None:
+        size = sum(self._target(file).stat().st_size for file in files)
+        summary = {"uri": self._spec.uri, "files": len(files), "bytes": size}
         self._write(self._directory / COMPLETE, json.dumps(summary))
         shutil.rmtree(self._partial.parent, ignore_errors=True)
 
@@ -263,39 +269,3 @@ class FetchedVolume:
         temporary = self._directory / f"{path.name}.{self._writer}"
         temporary.write_text(text)
         temporary.replace(path)
-
-
-def _check_names(found: list[RemoteFile]) -> None:
-    paths = [PurePosixPath(file.path) for file in found]
-    for path, number in Counter(paths).items():
-        if path.is_absolute() or ".." in path.parts:
-            raise PermanentFetchError(f"it names the file {str(path)!r}, which is outside of its directory")
-        if not path.parts or number > 1:
-            raise PermanentFetchError(
-                f"it names {number} files {str(path)!r}: correct uri, or give files names that differ"
-            )
-
-
-def _named(file: RemoteFile, chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """The chunks; errors of the source name the file."""
-    try:
-        yield from chunks
-    except (PermanentFetchError, TransientFetchError) as error:
-        raise type(error)(f"{file.path}: {error}") from error
-
-
-def _check(partial: Path, file: RemoteFile) -> None:
-    """Is a fetched file what the source promised? One that is not is removed."""
-    size = partial.stat().st_size
-    if file.size is not None and size != file.size:
-        partial.unlink()
-        raise TransientFetchError(f"{file.path}: {size} bytes came of {file.size}")
-    if file.sha256 is None:
-        return
-    with partial.open("rb") as handle:
-        found = hashlib.file_digest(handle, "sha256").hexdigest()
-    if found != file.sha256:
-        partial.unlink()
-        raise TransientFetchError(
-            f"{file.path}: its content has sha256 {found}, not {file.sha256} as the hub says"
-        )

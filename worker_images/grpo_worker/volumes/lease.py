@@ -1,4 +1,4 @@
-"""The lease of a fetch: of all jobs that want the same files, one fetches them."""
+"""Lease of a fetch: of all jobs that need the same files, one fetches them."""
 
 import json
 import logging
@@ -9,12 +9,12 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 10.0
-STALE_SECONDS = 60.0  # a holder that is silent for so long is dead
+STALE_SECONDS = 60.0  # a holder without a heartbeat for this long is considered dead
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """``writer``: the job. ``pod``: which of its pods. ``progress``: how far it is."""
+    """Holder of a lease. ``writer``: the job. ``pod``: the job's pod. ``progress``: its last message."""
 
     writer: str
     pod: str
@@ -22,83 +22,83 @@ class Holder:
 
 
 class FetchLease:
-    """A file in the volume's directory. Its modification time is the holder's heartbeat.
+    """A file in the volume's directory, whose modification time is the holder's heartbeat.
 
-    Two pods may both hold it for a moment, when both take over from a dead one. This costs traffic and no
-    more: each writes partial files of its own.
+    Two pods may both hold the lease for a moment when both take over from a dead holder. This only costs
+    traffic, because each writes its own partial files.
     """
 
     def __init__(self, directory: Path, writer: str, pod: str) -> None:
         self._path, self._temporary = directory / "LEASE", directory / f"LEASE.{writer}.{pod}"
         self._writer, self._pod = writer, pod
-        self._heart: tuple[threading.Thread, threading.Event] | None = None  # and what stops it
+        self._heartbeat: tuple[threading.Thread, threading.Event] | None = None  # and its stop event
         self.progress = ""
         self.lost = threading.Event()
 
     def acquire(self) -> bool:
-        """Take the lease if nobody has it. Is it this pod's now? Raises OSError."""
-        if self._heart and not self.lost.is_set():
+        """Acquire the lease if it is free; return whether this pod holds it. Raises OSError."""
+        if self._heartbeat and not self.lost.is_set():
             return True
         self.release()
-        if not self._take():
+        if not self._try_acquire():
             return False
         self.lost.clear()
-        ended = threading.Event()
-        thread = threading.Thread(target=self._keep, args=(ended,), daemon=True, name="lease")
-        self._heart = thread, ended
+        stop = threading.Event()
+        thread = threading.Thread(target=self._renew_until, args=(stop,), daemon=True, name="lease")
+        self._heartbeat = thread, stop
         thread.start()
         return True
 
     def release(self) -> None:
-        """Give up the lease if it is this pod's."""
-        if self._heart is None:
+        """Release the lease if this pod holds it."""
+        if self._heartbeat is None:
             return
-        thread, ended = self._heart
-        self._heart = None
-        ended.set()
-        thread.join()  # or its last heartbeat would bring the file back
+        thread, stop = self._heartbeat
+        self._heartbeat = None
+        stop.set()
+        thread.join()  # otherwise its last heartbeat could recreate the file
         try:
             if self._is_own(self.holder()):
                 self._path.unlink()
         except OSError as error:
-            log.warning("the lease is not removed and expires in %.0f s: %s", STALE_SECONDS, error)
+            log.warning("cannot remove the lease, which expires in %.0f s: %s", STALE_SECONDS, error)
 
     def holder(self) -> Holder | None:
-        """Who fetches; None: nobody. Raises OSError."""
+        """Return the holder of the lease, or None. Raises OSError."""
         try:
             text = self._path.read_text()
         except FileNotFoundError:
             return None
         try:
             return Holder(**json.loads(text))
-        except (ValueError, TypeError):  # its holder is writing it, or died in doing so
+        except (ValueError, TypeError):  # the holder is writing the file, or died while it did
             return Holder("", "")
 
-    def _take(self) -> bool:
+    def _try_acquire(self) -> bool:
         holder = self.holder()
         if holder is None:
             with suppress(FileExistsError), self._path.open("x") as file:
                 file.write(self._text())
         elif self._is_own(holder) or self._age() > STALE_SECONDS:
-            self._beat()
+            self._renew()
         return self._is_own(self.holder())
 
-    def _keep(self, ended: threading.Event) -> None:
-        while not ended.wait(HEARTBEAT_SECONDS):
+    def _renew_until(self, stop: threading.Event) -> None:
+        while not stop.wait(HEARTBEAT_SECONDS):
             try:
                 if not self._is_own(self.holder()):
                     self.lost.set()
                     return
-                self._beat()
+                self._renew()
             except OSError as error:
-                log.warning("heartbeat of the fetch: %s", error)
+                log.warning("cannot renew the lease: %s", error)
 
-    def _beat(self) -> None:
+    def _renew(self) -> None:
         self._temporary.write_text(self._text())
         self._temporary.replace(self._path)
 
     def _age(self) -> float:
-        """Seconds since the last heartbeat, by the clock of the filesystem: those of nodes differ."""
+        """Return the seconds since the last heartbeat by the filesystem's clock; nodes' clocks differ."""
         try:
             self._temporary.write_text("now")
             return self._temporary.stat().st_mtime - self._path.stat().st_mtime

@@ -1,4 +1,4 @@
-"""Errors of the job's store: what the filesystem refuses for good, and what may pass."""
+"""Classification of the job's store's errors as permanent or transient."""
 
 import errno
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ _IN_THE_WAY = frozenset({errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEM
 
 
 class StoreUnavailableError(TransientFetchError):
-    """The job's store cannot be read or written now: its NFS server is lost, for example."""
+    """The job's store cannot be read or written now, for example because its NFS server is down."""
 
 
 @contextmanager
 def store_errors() -> Iterator[None]:
-    """Turn OSError into PermanentFetchError or StoreUnavailableError."""
+    """Convert OSError to PermanentFetchError or StoreUnavailableError."""
     try:
         yield
     except TransientFetchError:
@@ -25,11 +25,11 @@ def store_errors() -> Iterator[None]:
     except OSError as error:
         if error.errno in _NO_SPACE:
             raise PermanentFetchError(
-                "the job's store is full: make room in it, or set another checkpoint.store"
+                "the job's store is full: free space in it, or set another checkpoint.store"
             ) from error
         if error.errno in _FORBIDDEN:
             raise PermanentFetchError(
-                f"the job's store cannot be written to: {error}: let pods write to it, or set another "
+                f"the job's store cannot be written to: {error}: allow pods to write to it, or set another "
                 "checkpoint.store"
             ) from error
         if error.errno in _IN_THE_WAY:

@@ -1,1 +1,1 @@
-"""Weight updates. Each package is one process or what the processes share."""
+"""Weight updates from trainer ranks to engines. Each package is one process, or shared by all of them."""

@@ -1,4 +1,4 @@
-"""Sidecar entry point: ``grpo-agent trainer`` or ``grpo-agent rollout``."""
+"""Entry point of both sidecars: ``grpo-agent trainer`` and ``grpo-agent rollout``."""
 
 import argparse
 import logging
@@ -20,7 +20,7 @@ WATCH_SECONDS = 1.0
 
 
 def main() -> None:
-    """Run the agent of one pod until it is stopped."""
+    """Run the sidecar of one pod until it is stopped."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     parser = argparse.ArgumentParser(description=__doc__)
@@ -28,17 +28,19 @@ def main() -> None:
     parser.add_argument("--host", default="0.0.0.0", help="address to listen on")
     parser.add_argument("--port", type=int, default=9000)
     parser.add_argument("--name", default=os.environ.get("POD_NAME", socket.gethostname()))
-    parser.add_argument("--weights", type=Path, default=Path("/weights"), help="shared memory")
+    parser.add_argument(
+        "--weights", type=Path, default=Path("/weights"), help="memory shared with the trainer"
+    )
     parser.add_argument("--engine", default="http://127.0.0.1:30000")
     parser.add_argument("--engine-ranks", type=int, default=1)
     parser.add_argument("--bucket-megabytes", type=int, default=512)
-    parser.add_argument("--model-config", type=Path, help="the engine's config.json")
-    parser.add_argument("--admin-key", type=Path, help="file with the key to the engine's control routes")
-    parser.add_argument("--deltas", action="store_true", help="fetch what changed instead of all bytes")
-    parser.add_argument("--nixl", action="store_true", help="read the trainers' memory by NIXL")
-    parser.add_argument("--turns", type=Path, help="file: trainers and engine take turns on the same GPUs")
-    parser.add_argument("--writer", help="the job that may sync; default: wait to be told")
-    parser.add_argument("--timeout", type=float, default=120, help="seconds of one call")
+    parser.add_argument("--model-config", type=Path, help="config.json of the engine's model")
+    parser.add_argument("--admin-key", type=Path, help="file with the key of the engine's control routes")
+    parser.add_argument("--deltas", action="store_true", help="fetch changes instead of whole versions")
+    parser.add_argument("--nixl", action="store_true", help="read the trainers' memory over NIXL")
+    parser.add_argument("--turns", type=Path, help="colocated GPUs: file that keeps the engine's GPU lease")
+    parser.add_argument("--writer", help="job that may update weights; default: none until bound")
+    parser.add_argument("--timeout", type=float, default=120, help="seconds of a call to the engine")
     args = parser.parse_args()
     app = _trainer(args.weights) if args.role == "trainer" else _rollout(args)
     uvicorn.run(app, host=args.host, port=args.port, log_level="warning")

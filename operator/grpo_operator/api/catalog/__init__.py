@@ -1,1 +1,1 @@
-"""Known GPUs and model architectures."""
+"""Catalog of known GPUs and model architectures."""

@@ -1,7 +1,7 @@
 """Known model architectures as Hugging Face ``config.json`` contents, without weights.
 
-``preset:NAME`` trains from random weights; ``spec.model.architecture`` names the architecture of
-a directory that only the pods can read, so that the operator can plan for it.
+A model path ``preset:NAME`` trains from random weights. ``spec.model.architecture`` names the
+architecture of a model directory that only the pods can read, so that the operator can plan for it.
 Source of the figures: the models' published config.json.
 """
 
@@ -133,14 +133,14 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen3-30b-a3b": QWEN3_30B_A3B,
     "qwen3-8b": QWEN3_8B,
 }
-# Small enough to train from random weights: what ``preset:NAME`` may name.
+# Names allowed in ``preset:NAME``: models small enough to train from random weights.
 PRESETS = ("tiny-moe",)
 
 
 def architecture(name: str) -> dict[str, Any]:
-    """A copy of a known architecture's config.json.
+    """Return a copy of a known architecture's config.json.
 
-    Raises ValueError that lists the known names.
+    Raises ValueError, with the known names, for an unknown name.
     """
     if name not in ARCHITECTURES:
         raise ValueError(f"unknown architecture {name!r}: use one of {', '.join(sorted(ARCHITECTURES))}")

@@ -1,11 +1,11 @@
-"""GPU types that the planner knows, by the vendors' data sheets."""
+"""GPU types known to the planner. Source of the figures: NVIDIA's data sheets."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class GpuType(StrEnum):
-    """Value of ``gpuType``."""
+    """Values of the field ``gpuType``."""
 
     A100 = "a100-80gb"
     H100 = "h100-80gb"
@@ -15,8 +15,12 @@ class GpuType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """Figures of one GPU. memory: bytes that the driver reports; speeds: bytes/s in one
-    direction; flops: dense bf16. ``network``: its share of the node's InfiniBand (400 Gb/s)."""
+    """Capacity of one GPU.
+
+    ``memory``: bytes that the driver reports. ``flops``: dense bf16 operations per second. ``nvlink``
+    and ``network``: bytes per second in one direction; ``network`` is the GPU's share of the node's
+    InfiniBand adapters (400 Gb/s; A100: 200 Gb/s).
+    """
 
     memory: int
     flops: float
@@ -25,7 +29,7 @@ class Gpu:
 
     @property
     def usable(self) -> int:
-        """Memory less what CUDA, NCCL's channels, cuBLAS and the allocator's slack take."""
+        """Return the memory in bytes without the part for CUDA, NCCL, cuBLAS and allocator fragmentation."""
         return self.memory - RESERVED
 
 

@@ -1,1 +1,1 @@
-"""Fields of GRPOJob and RolloutPool, one module for each part of a spec."""
+"""Fields of GRPOJob and RolloutPool: one module for each part of a spec."""

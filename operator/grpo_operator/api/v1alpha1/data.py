@@ -1,15 +1,15 @@
-"""What a job trains on, and what judges the answers."""
+"""Prompts of a job and rewards of its responses."""
 
 import json
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator
 
 from grpo_operator.api.base import Model, Path, ShortString
-from grpo_operator.api.v1alpha1.volumes import VolumeSpec, within
+from grpo_operator.api.rules import Rule
+from grpo_operator.api.v1alpha1.volumes import VolumeSpec
 
 GYM = "reasoning-gym:"
-_OUTSIDE = "data.train must lie in data.volume.mountPath: correct one of the two"
 Function = Annotated[
     str,
     Field(
@@ -18,130 +18,151 @@ Function = Annotated[
 ]
 
 
-class DataSpec(Model):
-    """Prompts."""
-
-    cel = (
-        (
-            "!has(self.volume) || !self.train.startsWith('/')"
-            " || self.train.startsWith(self.volume.mountPath + '/')",
-            _OUTSIDE,
+_DATA_RULES: tuple[Rule["DataSpec"], ...] = (
+    Rule(
+        "!has(self.volume) || !self.train.startsWith('/')"
+        " || self.train.startsWith(self.volume.mountPath + '/')",
+        "data.train must lie in data.volume.mountPath: correct one of the two",
+        lambda data: (
+            data.volume is None
+            or not data.train.startswith("/")
+            or data.train.startswith(data.volume.mount_path + "/")
         ),
-    )
+    ),
+)
+
+
+class DataSpec(Model):
+    """Prompts: their source, their form and the length limits."""
+
+    rules = _DATA_RULES
     train: str = Field(
         min_length=1,
         max_length=1024,
         pattern=r"^(reasoning-gym:[a-z0-9_]+(\?[a-z0-9_=&.-]+)?|(/|[a-z][a-z0-9+]*://).+\.(parquet|jsonl|json))$",
-        description="reasoning-gym:TASK?key=value&...: a seeded, endless task with its own verifier; or "
-        "Parquet or JSON-lines files by path, pattern or URL (as fsspec has them), which need spec.reward",
+        description="reasoning-gym:TASK?key=value&...: generated prompts, reproducible by seed, with a "
+        "built-in verifier; or the path, glob pattern or fsspec URL of Parquet or JSON-lines files, which "
+        "need spec.reward",
     )
     volume: VolumeSpec | None = Field(
-        None, description="what holds train and the Python files of the job; mounted into the controller"
+        None, description="volume with train and the job's Python files; mounted into the controller"
     )
-    prompt_key: ShortString = Field("prompt", description="column of the prompts: text, or chat messages")
+    prompt_key: ShortString = Field("prompt", description="column with the prompts, as text or chat messages")
     answer_key: ShortString = Field(
         "answer",
-        description="column that the reward function gets as ground_truth; a dot enters a nested column, as "
-        "in reward_model.ground_truth of verl's files",
+        description="column passed to the reward function as ground_truth; a dot selects a nested column, "
+        "such as reward_model.ground_truth in verl's files",
     )
     raw: bool = Field(
         False,
-        description="give text prompts to the model as they are, instead of as a user's message in its chat "
-        "template",
+        description="true: pass text prompts to the model unchanged. false: wrap each in the model's chat "
+        "template as a user message",
     )
     chat_template_kwargs: dict[str, str] = Field(
         default_factory=dict,
         max_length=16,
-        description="further variables of the chat template, each as JSON, such as enable_thinking: 'false' "
-        "(verl: apply_chat_template_kwargs)",
+        description="additional variables of the chat template; values are JSON, such as enable_thinking: "
+        "'false' (verl: apply_chat_template_kwargs)",
     )
     filter: Function | None = Field(
-        None, description="Python function row -> bool: which to keep (module:function or file.py:function)"
+        None,
+        description="Python function row -> bool that returns true for rows to keep, as module:function or "
+        "file.py:function",
     )
     order: Function | None = Field(
         None,
-        description="Python function (rows, epoch, seed) -> order of the rows, for a curriculum; default: "
-        "shuffled",
+        description="Python function (rows, epoch, seed) -> order of the rows, for example for a curriculum; "
+        "default: shuffled",
     )
     prompt_length: int = Field(
-        512, ge=8, le=1048576, description="longest prompt, in tokens; longer ones of files are left out"
+        512, ge=8, le=1048576, description="longest prompt, in tokens; rows with longer prompts are skipped"
     )
     response_length: int = Field(512, ge=1, le=1048576, description="longest response, in tokens")
-    train_batch_size: int = Field(128, ge=1, le=65536, description="prompts of one step")
+    train_batch_size: int = Field(128, ge=1, le=65536, description="prompts per training step")
 
-    @model_validator(mode="after")
-    def _check(self) -> "DataSpec":
-        local = self.train.startswith("/")
-        if self.volume is not None and local and not within(self.train, self.volume.mount_path):
-            raise ValueError(f"{_OUTSIDE} (train {self.train}, mountPath {self.volume.mount_path})")
-        for name, value in self.chat_template_kwargs.items():
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _values_are_json(cls, variables: dict[str, str]) -> dict[str, str]:
+        for name, value in variables.items():
             try:
                 json.loads(value)
             except ValueError as error:
-                raise ValueError(
-                    f'data.chatTemplateKwargs.{name}={value!r} is not JSON: write false, 3 or "text"'
-                ) from error
-        return self
+                raise ValueError(f'{name}={value!r} is not JSON: write false, 3 or "text"') from error
+        return variables
 
-
-_AT_MOST = "set at most one of function, builtin and url"
-_AT_LEAST = "set function, builtin, url or model"
+    @property
+    def total_length(self) -> int:
+        """Return the largest number of tokens of a prompt and its response together."""
+        return self.prompt_length + self.response_length
 
 
 class RewardModelSpec(Model):
-    """A sequence classifier with one label, of a known architecture and with the policy's vocabulary,
-    that runs frozen on the trainer's ranks."""
+    """A reward model: a sequence classifier with one label that runs frozen on the trainer's ranks.
+
+    It must have a supported architecture and the policy's vocabulary.
+    """
 
     path: Path = Field(
-        pattern=r"^/.+$", description="Hugging Face directory with the weights, score.weight among them"
+        pattern=r"^/.+$", description="Hugging Face model directory; its weights must include score.weight"
     )
-    weight: float = Field(1.0, gt=0, le=1000, description="factor of its score in the reward")
+    weight: float = Field(1.0, gt=0, le=1000, description="factor of the model's score in the reward")
+
+
+_REWARD_RULES: tuple[Rule["RewardSpec"], ...] = (
+    Rule(
+        "[has(self.function), has(self.url), has(self.builtin)].filter(given, given).size() <= 1",
+        "set at most one of function, builtin and url",
+        lambda reward: [reward.function, reward.url, reward.builtin].count(None) >= 2,
+    ),
+    Rule(
+        "has(self.function) || has(self.url) || has(self.builtin) || has(self.model)",
+        "set function, builtin, url or model",
+        lambda reward: bool(reward.function or reward.url or reward.builtin or reward.model),
+    ),
+)
 
 
 class RewardSpec(Model):
-    """What judges answers instead of a task's own verifier: function, builtin or url, or a model, or the
-    sum of one of the three and a model."""
+    """Reward of the responses, in place of a task's own verifier.
 
-    cel = (
-        ("[has(self.function), has(self.url), has(self.builtin)].filter(given, given).size() <= 1", _AT_MOST),
-        ("has(self.function) || has(self.url) || has(self.builtin) || has(self.model)", _AT_LEAST),
-    )
+    The reward is the score of function, builtin or url, or of a reward model, or the sum of both.
+    """
+
+    rules = _REWARD_RULES
     model: RewardModelSpec | None = None
     function: Function | None = Field(
         None,
-        description="Python function in verl's, TRL's or verifiers' form, such as compute_score(data_source, "
-        "solution_str, ground_truth, extra_info); runs in processes of its own",
+        description="Python function with the signature of verl, TRL or verifiers, such as "
+        "compute_score(data_source, solution_str, ground_truth, extra_info); runs in separate processes",
     )
     builtin: Literal["math", "code", "json", "choice"] | None = Field(
         None,
         description="math: the last formula equals ground_truth (math-verify). code: the last code block "
-        "passes the tests in ground_truth. json: the answer is JSON that fits ground_truth, a schema or a "
-        "value. choice: the letter chosen is ground_truth",
+        "passes the tests in ground_truth. json: the response is JSON that matches ground_truth, a schema "
+        "or a value. choice: the selected letter equals ground_truth",
     )
     url: str | None = Field(
         None,
         max_length=1024,
         pattern=r"^https?://.+$",
-        description="verifier: the same by POST as JSON {items: [...]}; it answers {scores: [...]}",
+        description="HTTP verifier: receives the same arguments by POST as JSON {items: [...]} and returns "
+        "{scores: [...]}",
     )
     timeout_seconds: int = Field(
-        30, ge=1, le=3600, description="longest judging of one answer; a function that takes longer gives 0"
+        30,
+        ge=1,
+        le=3600,
+        description="time limit for scoring one response, in seconds; a function that exceeds it gives 0",
     )
     memory_megabytes: int = Field(
-        2048, ge=64, le=1048576, description="memory of a process that runs the function; more gives 0"
+        2048,
+        ge=64,
+        le=1048576,
+        description="memory limit of a process that runs the function, in MiB; exceeding it gives 0",
     )
-    workers: int = Field(4, ge=1, le=1024, description="answers judged at once")
+    workers: int = Field(4, ge=1, le=1024, description="responses scored at the same time")
     on_failure: Literal["zero", "stop"] = Field(
         "zero",
-        description="a function that raises, hangs or dies: reward 0, or the job ends; one that cannot be "
-        "started ends it always",
+        description="action when the function raises, hangs or crashes. zero: reward 0. stop: the job fails. "
+        "A function that cannot be started always fails the job",
     )
-
-    @model_validator(mode="after")
-    def _check(self) -> "RewardSpec":
-        rules = sum(rule is not None for rule in (self.function, self.url, self.builtin))
-        if rules > 1:
-            raise ValueError(_AT_MOST)
-        if rules == 0 and self.model is None:
-            raise ValueError(_AT_LEAST)
-        return self

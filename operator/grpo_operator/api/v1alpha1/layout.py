@@ -1,6 +1,6 @@
-"""The parallel layout of a training pool, as Megatron-Core 0.16 understands it.
+"""Parallel layout of a training pool, with the axes of Megatron-Core 0.16.
 
-Shared by the planner and by the ranks, so that what is accepted can be initialised.
+The planner and the ranks share it, so that the ranks can initialise every layout that the planner accepts.
 """
 
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Sizes of Megatron-Core's axes. ``world`` = number of ranks.
+    """Sizes of Megatron-Core's parallel axes. ``world`` = number of ranks.
 
     Dense weights: world = tensor x pipeline x context x data.
     Expert weights: world = expert_tensor x expert x pipeline x expert_data.
-    ``virtual_pipeline``: model chunks of a stage (interleaved schedule), 1 = none.
-    ``layers_in_first_stage``, ``layers_in_last_stage``: None = as many as the other stages.
+    ``virtual_pipeline``: model chunks per stage (interleaved schedule); 1 = not interleaved.
+    ``layers_in_first_stage``, ``layers_in_last_stage``: None = the same number as the other stages.
 
-    Raises ValueError when the sizes do not multiply up to ``world``.
+    Raises ValueError if ``world`` is not a multiple of the sizes' product.
     """
 
     world: int
@@ -44,12 +44,12 @@ class Layout:
 
     @property
     def data(self) -> int:
-        """Number of model replicas that see different samples."""
+        """Return the data-parallel size: the number of model replicas that train on different samples."""
         return self.world // (self.tensor * self.pipeline * self.context)
 
     @property
     def expert_data(self) -> int:
-        """Number of copies of each expert's weights."""
+        """Return the number of copies of each expert's weights."""
         return self.world // (self.expert * self.expert_tensor * self.pipeline)
 
     def __str__(self) -> str:

@@ -1,20 +1,29 @@
-"""What a job shows of itself besides its status."""
+"""Metrics, alerts and profiles of a job."""
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from grpo_operator.api.base import Model, ShortString
+from grpo_operator.api.rules import Rule
+
+_PROFILE_RULES: tuple[Rule["ProfileSpec"], ...] = (
+    Rule(
+        "self.stepStart <= self.stepEnd",
+        "stepStart must not exceed stepEnd",
+        lambda profile: profile.step_start <= profile.step_end,
+    ),
+)
 
 
 class ProfileSpec(Model):
-    """Traces of some steps, written to the store's ``profile`` folder."""
+    """Traces of selected steps, written to the ``profile`` folder of the store."""
 
-    cel = (("self.stepStart <= self.stepEnd", "stepStart must not exceed stepEnd"),)
+    rules = _PROFILE_RULES
     tool: Literal["torch", "nsight"] = Field(
         "torch",
-        description="torch.profiler, or Nsight Systems: the ranks then run under nsys, which their image "
-        "must hold",
+        description="torch: torch.profiler. nsight: Nsight Systems; the ranks run under nsys, which the "
+        "trainer image must contain",
     )
     ranks: list[Annotated[int, Field(ge=0, le=65535)]] = Field(
         default_factory=lambda: [0], min_length=1, max_length=64, description="trainer ranks to trace"
@@ -22,51 +31,55 @@ class ProfileSpec(Model):
     step_start: int = Field(ge=1, le=10**7, description="first step to trace")
     step_end: int = Field(ge=1, le=10**7, description="last step to trace")
 
-    @model_validator(mode="after")
-    def _check(self) -> "ProfileSpec":
-        if self.step_start > self.step_end:
-            raise ValueError(f"stepStart ({self.step_start}) must not exceed stepEnd ({self.step_end})")
-        return self
-
 
 class WandbSpec(Model):
-    """A run of Weights & Biases. Its key is WANDB_API_KEY in the controller's environment
-    (controller.podTemplate)."""
+    """A Weights & Biases run.
 
-    project: ShortString = Field(description="project of the run")
-    entity: ShortString | None = Field(None, description="user or team; default: the key's own")
+    The controller reads the API key from the environment variable WANDB_API_KEY: set it in
+    controller.podTemplate.
+    """
+
+    project: ShortString = Field(description="W&B project")
+    entity: ShortString | None = Field(
+        None, description="W&B user or team; default: the owner of the API key"
+    )
     offline: bool = Field(
-        False, description="write the run to the store's wandb folder, for `wandb sync` from elsewhere"
+        False, description="write the run to the store's wandb folder, to be uploaded later with `wandb sync`"
     )
 
 
 class MlflowSpec(Model):
-    """A run of MLflow."""
+    """An MLflow run."""
 
     tracking_uri: str = Field(
         min_length=1,
         max_length=1024,
-        description="of the tracking server: http(s)://HOST..., or databricks",
+        description="address of the tracking server: http(s)://HOST..., or databricks",
     )
-    experiment: ShortString = Field("grpo", description="name; made when it is not there")
+    experiment: ShortString = Field(
+        "grpo", description="name of the experiment; created if it does not exist"
+    )
+
+
+_THRESHOLD_RULES: tuple[Rule["ThresholdSpec"], ...] = (
+    Rule(
+        "has(self.minimum) || has(self.maximum)",
+        "set minimum or maximum",
+        lambda threshold: threshold.minimum is not None or threshold.maximum is not None,
+    ),
+)
 
 
 class ThresholdSpec(Model):
-    """What is normal for a metric; an alert fires when it stays outside."""
+    """Normal range of a metric. An alert fires while the metric stays outside of it."""
 
-    cel = (("has(self.minimum) || has(self.maximum)", "set minimum or maximum"),)
-    metric: ShortString = Field(description="name as in metrics.jsonl")
+    rules = _THRESHOLD_RULES
+    metric: ShortString = Field(description="name of the metric, as in metrics.jsonl")
     minimum: float | None = Field(None, ge=-1e15, le=1e15, description="lowest normal value")
     maximum: float | None = Field(None, ge=-1e15, le=1e15, description="highest normal value")
 
-    @model_validator(mode="after")
-    def _check(self) -> "ThresholdSpec":
-        if self.minimum is None and self.maximum is None:
-            raise ValueError(f"metric {self.metric}: set minimum or maximum")
-        return self
 
-
-def _normal() -> list[ThresholdSpec]:
+def _default_thresholds() -> list[ThresholdSpec]:
     return [
         ThresholdSpec(metric="actor/kl_loss", maximum=0.1),
         ThresholdSpec(metric="actor/ppo_kl", maximum=0.1),
@@ -76,12 +89,14 @@ def _normal() -> list[ThresholdSpec]:
 
 
 class ObservabilitySpec(Model):
-    """Where metrics go besides status, and which values are normal."""
+    """Destinations of the metrics besides status, normal ranges of metrics, and profiling."""
 
     tensorboard: bool = Field(True, description="write TensorBoard files beside the job's metrics.jsonl")
     wandb: WandbSpec | None = None
     mlflow: MlflowSpec | None = None
     thresholds: list[ThresholdSpec] = Field(
-        default_factory=_normal, max_length=64, description="bounds that the chart's alerts watch"
+        default_factory=_default_thresholds,
+        max_length=64,
+        description="normal ranges that the Helm chart's alerts check",
     )
     profile: ProfileSpec | None = None

@@ -1,4 +1,4 @@
-"""Where and how a job's pods run: queue, gang, topology, devices, and overlays of the templates."""
+"""Scheduling of pods: queue, gang, topology, devices, and overlays of pod templates."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,8 +8,9 @@ from grpo_operator.api.base import Model, Name
 
 LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=r"^[A-Za-z0-9._/-]+$")]
 EnvValue = Annotated[str, Field(max_length=1024)]
-# What a GPU job needs whatever the fabric. Megatron-Core asks for the first with tensor or context
-# parallelism on Hopper; SGLang sets the third for itself, and both ends of a group must agree.
+# Variables that GPU jobs need on every network. Megatron-Core requires CUDA_DEVICE_MAX_CONNECTIONS=1 with
+# tensor or context parallelism on Hopper. SGLang sets NCCL_CUMEM_ENABLE=0 in its own processes, and all
+# members of a process group must agree on it.
 NCCL_DEFAULTS = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",
     "TORCH_NCCL_HIGH_PRIORITY": "1",
@@ -18,56 +19,73 @@ NCCL_DEFAULTS = {
 
 
 class Toleration(Model):
-    """A taint that the job's pods tolerate."""
+    """Toleration of a node taint."""
 
-    key: str = Field("", max_length=317, description="taint key; empty with Exists: every taint")
-    operator: Literal["Exists", "Equal"] = Field("Equal", description="Exists: whatever the value")
+    key: str = Field("", max_length=317, description="taint key; empty with operator Exists: every taint")
+    operator: Literal["Exists", "Equal"] = Field(
+        "Equal", description="Exists: any value. Equal: only the given value"
+    )
     value: str = Field("", max_length=63, description="taint value")
-    effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = Field("", description="empty: all")
+    effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = Field(
+        "", description="taint effect; empty: all effects"
+    )
 
 
 class RdmaSpec(Model):
-    """RDMA devices of each GPU pod, as a device plugin offers them."""
+    """RDMA devices of each GPU pod, provided by a device plugin."""
 
-    resource: LabelKey = Field("rdma/hca", description="extended resource of the device plugin")
-    count: int = Field(8, ge=1, le=64, description="devices of a pod")
+    resource: LabelKey = Field("rdma/hca", description="extended resource that the device plugin advertises")
+    count: int = Field(8, ge=1, le=64, description="number of devices per pod")
 
 
 class PodOverlay(Model):
-    """Merged into a pod template as kubectl's strategic merge would: maps by key, containers, env
-    and volumes by name, volumeMounts by mountPath, other lists replaced."""
+    """Changes to a pod template, merged as in kubectl's strategic merge patch.
+
+    Maps are merged by key; containers, env and volumes by name; volumeMounts by mountPath. Other lists
+    are replaced.
+    """
 
     metadata: dict[str, Any] = Field(
         default_factory=dict,
-        description="labels and annotations",
+        description="labels and annotations of the pod",
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
     )
     spec: dict[str, Any] = Field(
         default_factory=dict,
-        description="fields of a PodSpec",
+        description="fields of the PodSpec",
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
     )
 
 
 class UnhealthyNodes(Model):
-    """Signs of a sick node. A pod leaves a node that shows one and is cordoned."""
+    """Signs of an unhealthy node. Pods are moved off a cordoned node that shows one of them."""
 
     conditions: list[LabelKey] = Field(
-        default_factory=list, max_length=32, description="types of node conditions, true when sick"
+        default_factory=list,
+        max_length=32,
+        description="types of node conditions that are True on an unhealthy node",
     )
-    taints: list[LabelKey] = Field(default_factory=list, max_length=32, description="keys of node taints")
+    taints: list[LabelKey] = Field(
+        default_factory=list,
+        max_length=32,
+        description="keys of the taints of an unhealthy node",
+    )
 
 
 class SchedulingSpec(Model):
-    """Pod scheduling common to all pools."""
+    """Scheduling of the pods of all pools."""
 
-    queue_name: Name | None = Field(None, description="Kueue LocalQueue: the job waits and starts whole")
-    gang_scheduler: Literal["none", "volcano", "yunikorn", "kai", "scheduler-plugins"] = Field(
-        "none", description="what KubeRay was started with (batchScheduler.name): pods start all or none"
+    queue_name: Name | None = Field(
+        None, description="Kueue LocalQueue; the job waits there until all of its pods can start"
     )
-    gang_queue: Name | None = Field(None, description="queue of that scheduler (volcano, yunikorn, kai)")
+    gang_scheduler: Literal["none", "volcano", "yunikorn", "kai", "scheduler-plugins"] = Field(
+        "none",
+        description="gang scheduler, as in KubeRay's batchScheduler.name: all pods start together or none",
+    )
+    gang_queue: Name | None = Field(None, description="queue of the gang scheduler (volcano, yunikorn, kai)")
     topology_key: LabelKey | None = Field(
-        None, description="node label of a network leaf: the pods of one engine share its value"
+        None,
+        description="node label of the network leaf; all pods of an engine run on nodes with the same value",
     )
     tolerations: list[Toleration] = Field(
         default_factory=list, max_length=16, description="taints that every pod tolerates"
@@ -75,26 +93,39 @@ class SchedulingSpec(Model):
     priority_class_name: Name | None = Field(None, description="PriorityClass of every pod")
     runtime_class_name: Name | None = Field(None, description="RuntimeClass of GPU pods, such as nvidia")
     image_pull_secrets: list[Name] = Field(
-        default_factory=list, max_length=8, description="Secrets of the namespace, for private registries"
+        default_factory=list,
+        max_length=8,
+        description="Secrets in the namespace with credentials of private registries",
     )
     rdma: RdmaSpec | None = None
     shared_memory: str = Field(
-        "64Gi", pattern=r"^[0-9]+(Mi|Gi|Ti)$", max_length=16, description="/dev/shm of a GPU pod, bytes"
+        "64Gi",
+        pattern=r"^[0-9]+(Mi|Gi|Ti)$",
+        max_length=16,
+        description="size of /dev/shm in GPU pods, in bytes with a suffix: Mi, Gi or Ti",
     )
     nccl_env: dict[str, EnvValue] = Field(
-        default_factory=lambda: dict(NCCL_DEFAULTS), max_length=64, description="environment of GPU pods"
+        default_factory=lambda: dict(NCCL_DEFAULTS),
+        max_length=64,
+        description="environment variables of GPU pods",
     )
     eviction_seconds: int = Field(
-        30, ge=0, le=86400, description="seconds on an unreachable node before a pod is replaced"
+        30, ge=0, le=86400, description="seconds after which a pod on an unreachable node is replaced"
     )
     unhealthy_nodes: UnhealthyNodes = Field(default_factory=UnhealthyNodes)
-    network_policy: bool = Field(True, description="let only the job and the operator reach the pods")
+    network_policy: bool = Field(
+        True, description="allow connections to the pods only from the job and the operator"
+    )
 
 
 class WithOverlay(Model):
-    """Mixed into every pool."""
+    """Base of pools whose pod template can be changed."""
 
-    pod_template: PodOverlay | None = Field(None, description="overlay of this pool's pod template")
+    pod_template: PodOverlay | None = Field(None, description="changes to the pod template of this pool")
     eviction_seconds: int | None = Field(
-        None, ge=0, le=86400, description="of this pool; default: scheduling.evictionSeconds"
+        None,
+        ge=0,
+        le=86400,
+        description="seconds after which a pod of this pool on an unreachable node is replaced; default: "
+        "scheduling.evictionSeconds",
     )

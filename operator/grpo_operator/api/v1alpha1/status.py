@@ -1,4 +1,4 @@
-"""Status vocabulary shared by both kinds."""
+"""Status of GRPOJob, and the status types that both kinds share."""
 
 from enum import StrEnum
 
@@ -7,11 +7,11 @@ from pydantic import Field
 from grpo_operator.api.base import Model
 from grpo_operator.api.v1alpha1.layout import Layout
 
-LONGEST_MESSAGE = 1024  # characters that are kept of what an engine says
+LONGEST_MESSAGE = 1024  # characters; longer messages of engines are cut
 
 
 class Phase(StrEnum):
-    """One word for ``kubectl get``; the conditions say more."""
+    """Phase of a job as one word for ``kubectl get``; conditions hold the details."""
 
     PENDING = "Pending"
     STARTING = "Starting"
@@ -24,7 +24,7 @@ class Phase(StrEnum):
 
 
 class EngineState(StrEnum):
-    """Life of one rollout engine. No edge skips STALE on the way to SERVING."""
+    """Lifecycle state of a rollout engine. Every path to SERVING passes through STALE."""
 
     RESTARTING = "RESTARTING"
     STALE = "STALE"
@@ -33,124 +33,158 @@ class EngineState(StrEnum):
 
 
 class Condition(Model):
-    """metav1.Condition."""
+    """A condition, as metav1.Condition."""
 
-    type: str = Field(max_length=64, description="what it is about")
+    type: str = Field(max_length=64, description="condition type, for example Ready or Degraded")
     status: str = Field(pattern=r"^(True|False|Unknown)$", max_length=8, description="True, False or Unknown")
-    reason: str = Field(max_length=64, description="CamelCase, for programs")
-    message: str = Field("", max_length=4096, description="for people: what to do")
-    last_transition_time: str = Field(max_length=32, description="when status changed; RFC 3339, UTC")
-    observed_generation: int | None = Field(None, description="metadata.generation that it is of")
+    reason: str = Field(max_length=64, description="machine-readable cause in CamelCase")
+    message: str = Field("", max_length=4096, description="human-readable cause and remedy")
+    last_transition_time: str = Field(
+        max_length=32, description="time of the last change of status (RFC 3339, UTC)"
+    )
+    observed_generation: int | None = Field(
+        None, description="metadata.generation that the condition describes"
+    )
 
 
 class EngineStatus(Model):
-    """One engine as its sidecar reports it."""
+    """State of one engine, reported by its agent."""
 
-    name: str = Field(max_length=253, description="its first pod")
+    name: str = Field(max_length=253, description="name of the engine's first pod")
     state: EngineState
-    weight_version: int | None = Field(None, description="version that it serves")
-    endpoint: str | None = Field(None, max_length=253, description="URL inside the cluster")
-    last_transition: str | None = Field(None, max_length=32, description="of the state; RFC 3339, UTC")
-    restarts: int | None = Field(None, description="times that the server was lost, seen by this sidecar")
+    weight_version: int | None = Field(None, description="weight version that the engine serves")
+    endpoint: str | None = Field(None, max_length=253, description="URL of the engine inside the cluster")
+    last_transition: str | None = Field(
+        None, max_length=32, description="time of the last state change (RFC 3339, UTC)"
+    )
+    restarts: int | None = Field(None, description="number of SGLang server losses since the agent started")
     message: str | None = Field(
         None,
         max_length=LONGEST_MESSAGE,
-        description="why it does not serve: its last error, or what it waits for",
+        description="reason for not serving: the last error, or what the engine waits for",
     )
-    waits: bool | None = Field(None, description="its GPUs are the trainers' for now (mode colocated)")
+    waits: bool | None = Field(
+        None, description="true while the trainer uses the engine's GPUs (mode colocated)"
+    )
 
 
 class CheckpointStatus(Model):
-    """The newest complete checkpoint."""
+    """Newest complete checkpoint."""
 
-    step: int = Field(description="finished steps that it holds")
-    location: str = Field(max_length=1024, description="folder, as the pods see it")
-    complete: bool = Field(description="its commit marker is there")
+    step: int = Field(description="last finished step in the checkpoint")
+    location: str = Field(max_length=1024, description="directory inside the pods")
+    complete: bool = Field(description="true if the commit marker exists")
 
 
 class TokensStatus(Model):
-    """Special tokens of the model, as its own files name them."""
+    """Special tokens of the model, read from its files."""
 
-    end: list[int] = Field(max_length=128, description="tokens that end an answer")
-    pad: int = Field(description="token that fills rows up; never seen by the model")
-    chat_template: bool = Field(description="prompts go through the model's chat template")
+    end: list[int] = Field(max_length=128, description="ids of the tokens that end a response")
+    pad: int = Field(description="id of the padding token")
+    chat_template: bool = Field(description="true if prompts are formatted with the model's chat template")
 
 
 class DataStatus(Model):
-    """Rows of data.train."""
+    """Number of rows in data.train, by what happened to them."""
 
-    rows: int = Field(description="that are trained on")
-    too_long: int = Field(0, description="left out: their prompt exceeds promptLength")
-    filtered: int = Field(0, description="left out by data.filter")
-    empty: int = Field(0, description="left out: without a prompt")
+    rows: int = Field(description="rows used for training")
+    too_long: int = Field(0, description="rows skipped because their prompt exceeds promptLength")
+    filtered: int = Field(0, description="rows removed by data.filter")
+    empty: int = Field(0, description="rows skipped because they have no prompt")
 
 
 class RestartCounts(Model):
-    """Restarts by cause. ``job`` counts towards maxRestarts, ``infrastructure`` does not."""
+    """Number of restarts by cause. Only ``job`` counts towards maxRestarts."""
 
-    job: int = Field(0, description="errors of the job itself")
-    infrastructure: int = Field(0, description="lost pods, nodes and processes")
+    job: int = Field(0, description="restarts after errors of the job itself")
+    infrastructure: int = Field(0, description="restarts after losses of pods, nodes or processes")
 
 
 class PoolCount(Model):
-    """Of the training pool, ranks (GPUs) in ready pods; of the rollout pool, ready engines."""
+    """Number of ready members of a pool: ranks (GPUs) of the training pool, engines of the rollout pool."""
 
-    ready: int = Field(0, description="that are ready")
-    total: int = Field(0, description="that are wanted")
+    ready: int = Field(0, description="ready members: ranks in ready pods, or engines that serve")
+    total: int = Field(0, description="desired members")
 
 
 class LayoutStatus(Model):
-    """The layout that the operator computed from the spec."""
+    """Parallel layout that the operator computed from the spec."""
 
-    world: int = Field(description="trainer ranks")
+    world: int = Field(description="number of trainer ranks")
     data: int = Field(description="data-parallel size (DP)")
     tensor: int = Field(description="tensor-parallel size (TP)")
     pipeline: int = Field(description="pipeline stages (PP)")
     context: int = Field(description="context-parallel size (CP)")
     expert: int = Field(description="expert-parallel size (EP)")
     expert_tensor: int = Field(description="tensor-parallel size of experts (ETP)")
-    virtual_pipeline: int = Field(1, description="model chunks of each stage (VPP)")
-    layers_in_first_stage: int | None = Field(None, description="when it differs from the others")
-    layers_in_last_stage: int | None = Field(None, description="when it differs from the others")
+    virtual_pipeline: int = Field(1, description="model chunks per stage (VPP)")
+    layers_in_first_stage: int | None = Field(
+        None, description="layers of the first stage, if different from the other stages"
+    )
+    layers_in_last_stage: int | None = Field(
+        None, description="layers of the last stage, if different from the other stages"
+    )
     stages: list[int] = Field(
-        max_length=512, description="layers of each pipeline stage; empty: model not known"
+        max_length=512, description="number of layers per pipeline stage; empty if the model is unknown"
     )
     bytes_per_gpu: list[int] = Field(
-        default_factory=list, max_length=512, description="planned bytes on a GPU of each stage"
+        default_factory=list, max_length=512, description="planned bytes per GPU, for each pipeline stage"
     )
-    reason: str = Field("", max_length=1024, description="given, or why auto chose it")
+    reason: str = Field(
+        "", max_length=1024, description="reason for this layout: given in the spec, or why auto chose it"
+    )
 
     def layout(self) -> Layout:
-        """The sizes alone."""
+        """Return the sizes as a Layout."""
         return Layout(**self.model_dump(exclude={"data", "stages", "bytes_per_gpu", "reason"}))
 
 
 class GRPOJobStatus(Model):
-    """Observed run."""
+    """Observed state of the training run."""
 
-    observed_generation: int | None = Field(None, description="metadata.generation that this status is of")
-    phase: str | None = Field(None, max_length=32, description="one word; the conditions say more")
-    step: int | None = Field(None, description="finished steps")
-    total_steps: int | None = Field(None, description="wanted steps")
-    progress: str | None = Field(None, max_length=32, description="step/totalSteps")
-    weight_version: int | None = Field(None, description="version that the engines were last brought to")
+    observed_generation: int | None = Field(
+        None, description="metadata.generation that this status describes"
+    )
+    phase: str | None = Field(
+        None, max_length=32, description="phase of the job in one word; conditions hold the details"
+    )
+    step: int | None = Field(None, description="number of finished steps")
+    total_steps: int | None = Field(None, description="number of steps to train (spec.totalSteps)")
+    progress: str | None = Field(None, max_length=32, description="step/totalSteps, for kubectl get")
+    weight_version: int | None = Field(None, description="weight version last sent to the engines")
     reward_mean: str | None = Field(None, max_length=32, description="mean reward of the last step")
     tokens_per_second_per_gpu: str | None = Field(
-        None, max_length=32, description="of the last step, over all trainer ranks"
+        None, max_length=32, description="tokens per second and trainer GPU in the last step"
     )
     last_checkpoint: CheckpointStatus | None = None
     train: PoolCount | None = None
     rollout: PoolCount | None = None
     restarts: RestartCounts | None = None
-    attempt: int | None = Field(None, description="starts of the controller or of the training gang")
-    layout: LayoutStatus | None = None
-    started_at: str | None = Field(None, max_length=32, description="RFC 3339, UTC")
-    finished_at: str | None = Field(None, max_length=32, description="RFC 3339, UTC")
-    conditions: list[Condition] = Field(
-        default_factory=list, max_length=16, description="Ready, Progressing, Degraded, ... with reasons"
+    attempt: int | None = Field(
+        None, description="number of starts of the controller or of the training gang"
     )
-    train_ready: str | None = Field(None, max_length=16, description="train.ready/train.total")
-    rollout_ready: str | None = Field(None, max_length=16, description="rollout.ready/rollout.total")
-    weights: str | None = Field(None, max_length=16, description="weightVersion as v0, v1, ...")
+    layout: LayoutStatus | None = None
+    weight_path: str | None = Field(
+        None,
+        max_length=64,
+        description="path of new weights into the engines, resolved from spec.weightSync: backend of direct "
+        "transfers, then the path of staged versions",
+    )
+    started_at: str | None = Field(None, max_length=32, description="start time (RFC 3339, UTC)")
+    finished_at: str | None = Field(None, max_length=32, description="end time (RFC 3339, UTC)")
+    conditions: list[Condition] = Field(
+        default_factory=list,
+        max_length=16,
+        description="conditions such as Ready, Progressing and Degraded, each with a reason",
+    )
+    train_ready: str | None = Field(
+        None, max_length=16, description="train.ready/train.total, for kubectl get"
+    )
+    rollout_ready: str | None = Field(
+        None, max_length=16, description="rollout.ready/rollout.total, for kubectl get"
+    )
+    weights: str | None = Field(
+        None, max_length=16, description="weightVersion as v0, v1, ..., for kubectl get"
+    )
     tokens: TokensStatus | None = None
     data: DataStatus | None = None

@@ -1,1 +1,1 @@
-"""One reconciler for each kind, and what they share in a round."""
+"""One reconciler per kind, and the context and admission that they share."""

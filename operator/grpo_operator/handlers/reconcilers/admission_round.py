@@ -1,4 +1,4 @@
-"""Who may have pods, worked out once for each round so that all objects see the same."""
+"""Admission of jobs and pools, computed once per round so that all reconciles see the same result."""
 
 from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
@@ -11,56 +11,56 @@ from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec
 from grpo_operator.observe.cache import Cache
 from grpo_operator.plan import lifecycle
-from grpo_operator.plan.capacity.admission import Claim, waiting
+from grpo_operator.plan.capacity.admission import Claim, PoolCandidate, bind, waiting
 from grpo_operator.plan.capacity.feasibility import PodRequest
-from grpo_operator.plan.capacity.pod_requests import job_needs, pool_needs
-from grpo_operator.plan.capacity.pool_binding import PoolCandidate, bind
+from grpo_operator.plan.capacity.pod_requests import job_requests, pool_requests
 
 MANAGER = "rl.grpo.dev/grpo-operator"
 _Spec = TypeVar("_Spec", bound=Model)
 
 
 class AdmissionRound:
-    """Room on the nodes, and the turns of jobs that share a RolloutPool."""
+    """Owners that wait for capacity, and the job that each shared RolloutPool is bound to."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
         self._waiting: dict[Owner, str] = {}
         self._writers: dict[Owner, Owner] = {}
-        # Specs by (uid, generation): parsing hundreds of them for each round would cost most of it.
-        self._job_spec = _Parsed(GRPOJobSpec)
-        self._pool_spec = _Parsed(RolloutPoolSpec)
+        # Parsing hundreds of specs in each round would take most of its time.
+        self._job_spec = _SpecCache(GRPOJobSpec)
+        self._pool_spec = _SpecCache(RolloutPoolSpec)
 
-    def waits(self, owner: Owner) -> str:
-        """Why the owner must wait for room; "" when it need not."""
+    def wait_reason(self, owner: Owner) -> str:
+        """Return why the owner must wait for capacity, or "" when it need not."""
         return self._waiting.get(owner, "")
 
     def writer(self, pool: Owner) -> Owner | None:
-        """The job that is bound to a RolloutPool."""
+        """Return the job that is bound to a RolloutPool, or None."""
         return self._writers.get(pool)
 
     def update(self) -> None:
-        """Work it out anew."""
-        self._job_spec.keep(self._cache.jobs.values())
-        self._pool_spec.keep(self._cache.pools.values())
-        jobs = [found for job in self._cache.jobs.values() if (found := self._valid(job))]
-        self._writers = bind(s for job, spec in jobs if (s := self._suitor(job, spec)))
+        """Recompute the admission from the cache."""
+        self._job_spec.retain(self._cache.jobs.values())
+        self._pool_spec.retain(self._cache.pools.values())
+        jobs = [pair for job in self._cache.jobs.values() if (pair := self._valid(job))]
+        self._writers = bind(c for job, spec in jobs if (c := self._candidate(job, spec)))
         claims = [claim for job, spec in jobs if (claim := self._job_claim(job, spec))]
         claims += [claim for pool in self._cache.pools.values() if (claim := self._pool_claim(pool))]
         if all(claim.holds for claim in claims):
             self._waiting = {}
         else:
-            leaving = self._cache.nodes_of_all_but({claim.key for claim in claims})
+            leaving = self._cache.nodes_of_others({claim.key for claim in claims})
             self._waiting = waiting(claims, self._cache.nodes, leaving)
 
     def _valid(self, job: dict[str, Any]) -> tuple[dict[str, Any], GRPOJobSpec] | None:
-        """A job that is ours, not ended and not invalid, with its spec."""
+        """Return a job with its spec if it is managed by this operator, not ended and valid; else None."""
         if lifecycle.is_terminal(job.get("status") or {}) or job["metadata"].get("deletionTimestamp"):
             return None
         spec = self._job_spec(job)
         return (job, spec) if spec and spec.managed_by == MANAGER else None
 
-    def _suitor(self, job: dict[str, Any], spec: GRPOJobSpec) -> PoolCandidate | None:
+    def _candidate(self, job: dict[str, Any], spec: GRPOJobSpec) -> PoolCandidate | None:
+        """Return the job's candidacy for a shared RolloutPool; None if it uses none or is suspended."""
         if spec.rollout.pool_ref is None:
             return None
         owner = owner_of(job)
@@ -70,7 +70,7 @@ class AdmissionRound:
         return PoolCandidate(owner, spec.rollout.pool_ref.name, job["metadata"]["creationTimestamp"], holds)
 
     def _job_claim(self, job: dict[str, Any], spec: GRPOJobSpec) -> Claim | None:
-        """None for a job that is suspended, queued elsewhere, or without its turn."""
+        """Return the job's claim; None if it is suspended, queued in Kueue, or waits for a shared pool."""
         if spec.suspend or spec.scheduling.queue_name:
             return None
         owner, reference = owner_of(job), spec.rollout.pool_ref
@@ -78,44 +78,44 @@ class AdmissionRound:
             return None
         scaled = self._cache.pools.get((owner.namespace, rollout_pool(owner.name)))
         own = self._pool_spec(scaled) if scaled else spec.rollout.template
-        return self._claim(job, job_needs(spec, None if reference else own))
+        return self._claim(job, job_requests(spec, None if reference else own))
 
     def _pool_claim(self, pool: dict[str, Any]) -> Claim | None:
-        """None for a pool of a job, which claims with it."""
+        """Return the pool's claim; None for a pool of a job, which is part of the job's claim."""
         if owner_in_labels(pool) or pool["metadata"].get("deletionTimestamp"):
             return None
         spec = self._pool_spec(pool)
-        return None if spec is None or spec.scheduling.queue_name else self._claim(pool, pool_needs(spec))
+        return None if spec is None or spec.scheduling.queue_name else self._claim(pool, pool_requests(spec))
 
-    def _claim(self, obj: dict[str, Any], needs: list[PodRequest]) -> Claim:
+    def _claim(self, obj: dict[str, Any], requests: list[PodRequest]) -> Claim:
         owner = owner_of(obj)
-        return Claim(owner, obj["metadata"]["creationTimestamp"], self._holds(owner), needs)
+        return Claim(owner, obj["metadata"]["creationTimestamp"], self._holds(owner), requests)
 
     def _holds(self, owner: Owner) -> bool:
         cluster = self._cache.ray_clusters.get((owner.namespace, owner.name))
         return cluster is not None and not cluster["spec"].get("suspend")
 
 
-class _Parsed(Generic[_Spec]):
-    """Validates the specs of objects, each generation once; None for what is invalid."""
+class _SpecCache(Generic[_Spec]):
+    """Parsed specs: each generation of an object is validated once. An invalid spec yields None."""
 
     def __init__(self, model: type[_Spec]) -> None:
         self._model = model
-        self._known: dict[str, tuple[int, _Spec | None]] = {}
+        self._specs: dict[str, tuple[int, _Spec | None]] = {}  # by UID, with the generation
 
     def __call__(self, obj: dict[str, Any]) -> _Spec | None:
         meta = obj["metadata"]
-        generation, spec = self._known.get(meta["uid"], (None, None))
+        generation, spec = self._specs.get(meta["uid"], (None, None))
         if generation != meta["generation"]:
             try:
                 spec = self._model.model_validate(obj["spec"])
             except ValidationError:
                 spec = None
-            self._known[meta["uid"]] = (meta["generation"], spec)
+            self._specs[meta["uid"]] = (meta["generation"], spec)
         return spec
 
-    def keep(self, objects: Iterable[dict[str, Any]]) -> None:
-        """Forget all but these."""
+    def retain(self, objects: Iterable[dict[str, Any]]) -> None:
+        """Drop the specs of all but these objects."""
         uids = {obj["metadata"]["uid"] for obj in objects}
-        for gone in self._known.keys() - uids:
-            del self._known[gone]
+        for gone in self._specs.keys() - uids:
+            del self._specs[gone]

@@ -1,4 +1,4 @@
-"""What the reconciles of both kinds share."""
+"""Tools shared by the reconcilers of both kinds."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -31,31 +31,33 @@ from grpo_operator.render import policies, services
 from grpo_operator.render.ray_cluster import settled_leaves
 from grpo_operator.settings import OperatorSettings
 
+# HTTP statuses by which the API server rejects a manifest itself: retrying does not help.
 REFUSALS = (400, 403, 413, 422)
-_TYPED = "failed to create typed patch object"  # a wrong type, which the API server answers with 500
+_TYPED = "failed to create typed patch object"  # a value of a wrong type, which is answered with 500
 _PATHS = {kind.plural: kind.path for kind in WATCHED}
 
 
 @dataclass(frozen=True, slots=True)
 class ReconcileContext:
-    """The cache to read, and the tools to write and to ask with."""
+    """The cache to read from, and the clients to write and to call pods with."""
 
     cache: Cache
     writer: Writer
-    probe: PodClient
+    pod_client: PodClient
     poller: PodPoller
     settings: OperatorSettings
     admissions: AdmissionRound
-    keys: AgentSecrets
+    secrets: AgentSecrets
 
     def cluster_status(self, owner: Owner) -> RayClusterStatus | None:
+        """Return the status of the owner's RayCluster, or None when it does not exist."""
         cluster = self.cache.ray_clusters.get((owner.namespace, owner.name))
         return RayClusterStatus.model_validate(cluster.get("status") or {}) if cluster else None
 
-    def leftover(self, obj: dict[str, Any]) -> bool:
-        """Is the RayCluster of this name that of an owner who is gone?
+    def predecessor_remains(self, obj: dict[str, Any]) -> bool:
+        """Return whether a deleted owner of the same name still has its RayCluster.
 
-        Raises RefusedError when it belongs to somebody who is not.
+        Raises RefusedError when the RayCluster of this name belongs to an existing object of another kind.
         """
         cluster = self.cache.ray_clusters.get(key_of(obj))
         uid = owner_uid(cluster) if cluster else None
@@ -65,8 +67,8 @@ class ReconcileContext:
             if other["metadata"]["uid"] == uid:
                 name = obj["metadata"]["name"]
                 raise RefusedError(
-                    f"metadata.name={name}: {other['kind']} {name} has a RayCluster of that name: choose "
-                    "another name",
+                    f"metadata.name={name}: {other['kind']} {name} already has a RayCluster of that name: "
+                    "choose another name",
                     "NameTaken",
                 )
         return True
@@ -75,13 +77,13 @@ class ReconcileContext:
         self, owner: Owner, scheduling: SchedulingSpec, pool: RolloutTemplate | None,
         trainer: TrainerSpec | None, trainer_nodes: set[str],
     ) -> Leaves:  # fmt: skip
-        """Leaves of the pools, as far as possible those that they have."""
+        """Return the network leaves of both pools; existing assignments are kept as far as possible."""
         key = scheduling.topology_key
         on_cpu = trainer is not None and trainer.device == Device.CPU
         if not key or pool is None or on_cpu or pool.engine.device == Device.CPU:
             return Leaves()
         before = settled_leaves(self.cache.ray_clusters.get((owner.namespace, owner.name)))
-        used = self.cache.gpus_of_all_but({owner})
+        used = self.cache.gpus_of_others({owner})
         free = free_nodes(self.cache.nodes, used, trainer_nodes, key, pool.engine.gpus_per_node)
         hosts, trainers = pool.engine.nodes_per_engine, trainer.nodes if trainer else 0
         return assign(free, trainers, pool.replicas, hosts, before or Leaves())
@@ -89,19 +91,24 @@ class ReconcileContext:
     def pool_children(
         self, owner: dict[str, Any], pool: RolloutTemplate, leaves: Leaves
     ) -> list[tuple[str, dict[str, Any]]]:
-        """(plural, manifest) of a rollout pool's small children."""
-        found = [services.rollout_service(owner, pool), *services.engine_services(owner, pool, leaves)]
+        """Return (plural, manifest) of a rollout pool's services and its PodDisruptionBudget."""
+        manifests = [services.rollout_service(owner, pool), *services.engine_services(owner, pool, leaves)]
         budget = ("poddisruptionbudgets", policies.rollout_budget(owner, pool))
-        return [budget, *(("services", service) for service in found)]
+        return [budget, *(("services", service) for service in manifests)]
 
-    async def children(self, *wanted: tuple[str, dict[str, Any]]) -> None:
-        """Apply children, given as (plural, manifest), where they differ; none needs another."""
-        due = [child for child in wanted if self._is_due(*child)]
-        await asyncio.gather(*(self._child(plural, manifest) for plural, manifest in due))
+    async def apply_children(self, *children: tuple[str, dict[str, Any]]) -> None:
+        """Apply the children, given as (plural, manifest), that differ from the cluster.
+
+        They are applied concurrently: none depends on another.
+        """
+        due = [child for child in children if self._is_due(*child)]
+        await asyncio.gather(*(self._apply_child(plural, manifest) for plural, manifest in due))
 
     def _is_due(self, plural: str, manifest: dict[str, Any]) -> bool:
-        """A budget waits for its pods: over those that are still being made it protects nothing, and costs
-        the API server a write for each."""
+        """Return whether a child may be applied now: a PodDisruptionBudget waits until its pods exist.
+
+        Before that it protects nothing, and its status costs the API server a write for each new pod.
+        """
         if plural != "poddisruptionbudgets" or self.cache.live(plural, key_of(manifest)) is not None:
             return True
         owner, spec = owner_in_labels(manifest), manifest["spec"]
@@ -109,51 +116,50 @@ class ReconcileContext:
         pods = of_pool(self.cache.pods_of(owner), spec["selector"]["matchLabels"][POOL_LABEL])
         return bool(len(pods) >= spec["minAvailable"])
 
-    async def _child(self, plural: str, manifest: dict[str, Any]) -> None:
-        """The cache is left to the watches: an answer kept here could
-        outlive its object."""
+    async def _apply_child(self, plural: str, manifest: dict[str, Any]) -> None:
+        # The answer is not stored in the cache: only watches fill it, or it could outlive its object.
         seen = self.cache.live(plural, key_of(manifest))
         await self.writer.child(_PATHS[plural], plural, manifest, seen)
 
-    async def ray_cluster(self, cluster: RayCluster) -> None:
-        """Apply a RayCluster; its pods wait for their namespace's key."""
-        await self.keys.of(cluster.metadata["namespace"])
+    async def apply_ray_cluster(self, cluster: RayCluster) -> None:
+        """Apply a RayCluster, and before it the Secret that its pods mount."""
+        await self.secrets.key(cluster.metadata["namespace"])
         seen = self.cache.live("rayclusters", (cluster.metadata["namespace"], cluster.metadata["name"]))
         await self.writer.ray_cluster(cluster, seen)
 
-    async def replace_sick(
+    async def delete_pods_on_unhealthy_nodes(
         self, owner: dict[str, Any], pods: Iterable[dict[str, Any]], scheduling: SchedulingSpec
     ) -> None:
-        """Pods on nodes that somebody marked as sick go; KubeRay makes new ones elsewhere."""
-        for pod, why in unhealthy_nodes.to_replace(pods, self.cache.node, scheduling):
+        """Delete pods on nodes that are marked unhealthy; KubeRay recreates them on other nodes."""
+        for pod, message in unhealthy_nodes.to_replace(pods, self.cache.node, scheduling):
             await self.writer.delete_pod(pod)
-            await self.writer.event(owner, "NodeUnhealthy", why, True)
+            await self.writer.event(owner, "NodeUnhealthy", message, True)
 
-    async def applied(self, apply: Awaitable[None]) -> str:
-        """Await ``apply``; what the API server said when it refused the manifests themselves, or "".
+    async def refusal(self, apply: Awaitable[None]) -> str:
+        """Await ``apply`` and return why the API server refused the manifests themselves, or "".
 
-        Raises what may pass: conflicts, overload, an API server that is away.
+        Temporary errors are raised: conflicts, overload, an unreachable API server.
         """
         try:
             await apply
         except ApiException as error:
             if error.status not in REFUSALS and _TYPED not in str(error.reason):
                 raise
-            return f"the API server refuses what this spec leads to: {error.reason}"
+            return f"the API server refused an object made from this spec: {error.reason}"
         return ""
 
-    async def report(
+    async def write_status(
         self, plural: str, obj: dict[str, Any], status: Model,
-        tell: Callable[[dict[str, Any], dict[str, Any]], Event | None],
+        event_of: Callable[[dict[str, Any], dict[str, Any]], Event | None],
     ) -> None:  # fmt: skip
-        """Write the status; what is worth telling of the change becomes an event."""
+        """Write the status if it changed, and the event that ``event_of`` derives from the change."""
         before = obj.get("status") or {}
         if await self.writer.status(plural, obj, status):
-            event = tell(before, obj["status"])
+            event = event_of(before, obj["status"])
             if event:
                 await self.writer.event(obj, *event)
 
 
 def now() -> str:
-    """The time as Kubernetes writes it."""
+    """Return the current time in the format of Kubernetes (RFC 3339, UTC, seconds)."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

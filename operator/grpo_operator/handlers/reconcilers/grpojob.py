@@ -1,4 +1,4 @@
-"""One level-based reconcile of a GRPOJob: observe, decide, apply, report."""
+"""Level-based reconcile of a GRPOJob: observe, decide, apply, report."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,9 +16,9 @@ from grpo_operator.handlers.reconcilers.admission_round import MANAGER
 from grpo_operator.handlers.reconcilers.context import ReconcileContext, now
 from grpo_operator.observe.pod_poller import Reports
 from grpo_operator.plan import lifecycle
-from grpo_operator.plan.capacity.feasibility import infeasible, partly_taken
-from grpo_operator.plan.capacity.pod_requests import job_needs
-from grpo_operator.plan.compatibility.kuberay import shortcoming
+from grpo_operator.plan.capacity.feasibility import infeasible, oversized_node
+from grpo_operator.plan.capacity.pod_requests import job_requests
+from grpo_operator.plan.compatibility import kuberay_problem
 from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.planner.resolve import RefusedError, check_reference, resolve, with_layout
 from grpo_operator.plan.status.events import job_event
@@ -30,7 +30,7 @@ from grpo_operator.render.ray_cluster import job_cluster
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """A job's rollout pool: its ``owner`` is the job, or the RolloutPool that it refers to."""
+    """A job's rollout pool. ``owner``: the job, or the RolloutPool of its poolRef; ``own``: it is the job."""
 
     owner: Owner
     pool: RolloutTemplate
@@ -38,28 +38,28 @@ class Engines:
 
 
 class WaitError(RefusedError):
-    """The job gets no pod yet; it will when something else changes."""
+    """The job gets no pods yet: it waits for another object to change."""
 
 
 class JobReconciler:
-    """Brings one job's children and status to what its spec and the cluster ask for."""
+    """Brings the children and the status of jobs in line with their specs and the cluster."""
 
     def __init__(self, context: ReconcileContext) -> None:
-        self._kit = context
+        self._context = context
 
     async def reconcile(self, job: dict[str, Any]) -> None:
         """Reconcile one GRPOJob."""
         if job["metadata"].get("deletionTimestamp"):
-            return  # owner references take the children along
+            return  # the garbage collector deletes the children
         if job["spec"].get("managedBy", MANAGER) != MANAGER:
             return
         try:
-            if self._kit.leftover(job):
-                return  # the cluster of a deleted job of this name is still going away
+            if self._context.predecessor_remains(job):
+                return  # wait until the RayCluster of a deleted job of this name is gone
             spec = GRPOJobSpec.model_validate(job["spec"])
             engines = self._engines(job, spec)
             layout = self._layout(job, spec, engines)
-            self._check_turn(job, spec, engines)
+            self._check_may_start(job, spec, engines)
         except ValidationError as error:
             await self._refuse(job, "InvalidSpec", describe(error))
         except RefusedError as error:
@@ -71,147 +71,151 @@ class JobReconciler:
         self, job: dict[str, Any], spec: GRPOJobSpec, layout: LayoutStatus, engines: Engines
     ) -> None:
         observed = self._observe(job, engines)
-        blocked = await self._kit.applied(self._apply(job, spec, engines, observed))
-        status = job_status(job, spec, layout, engines.pool.replicas, observed, now(), blocked)
-        await self._kit.report("grpojobs", job, status, job_event)
+        blocked = await self._context.refusal(self._apply(job, spec, engines, observed))
+        status = job_status(job, spec, layout, engines.pool, observed, now(), blocked)
+        await self._context.write_status("grpojobs", job, status, job_event)
         if engines.own:
-            await self._pool_report(job, observed)
-        await self._kit.replace_sick(job, observed.pods, spec.scheduling)
-        wish = lifecycle.wish_to_suspend(spec.suspend, observed)
-        if wish is not None:
-            await self._kit.probe.request_suspend(observed.pods, wish)
+            await self._write_pool_status(job, observed)
+        await self._context.delete_pods_on_unhealthy_nodes(job, observed.pods, spec.scheduling)
+        suspend = lifecycle.suspend_request(spec.suspend, observed)
+        if suspend is not None:
+            await self._context.pod_client.request_suspend(observed.pods, suspend)
         await self._expire(job, spec)
 
     async def _refuse(self, job: dict[str, Any], reason: str, message: str, waits: bool = False) -> None:
         if lifecycle.is_terminal(job.get("status") or {}):
-            return  # how it ended stays
+            return  # the outcome of an ended job is final
         status = refused_status(job, reason, message, now(), waits)
-        await self._kit.report("grpojobs", job, status, job_event)
+        await self._context.write_status("grpojobs", job, status, job_event)
 
     def _engines(self, job: dict[str, Any], spec: GRPOJobSpec) -> Engines:
-        """The job's rollout pool. Raises RefusedError."""
+        """Return the job's rollout pool. Raises RefusedError."""
         owner, reference = owner_of(job), spec.rollout.pool_ref
         if reference:
-            return self._referred(job, reference.name)
+            return self._referenced(job, reference.name)
         assert spec.rollout.template is not None
-        owned = self._kit.cache.pools.get((owner.namespace, names.rollout_pool(owner.name)))
+        owned = self._context.cache.pools.get((owner.namespace, names.rollout_pool(owner.name)))
         if owned is None:
             return Engines(owner, spec.rollout.template, True)
         if owner_in_labels(owned) is None:
             raise RefusedError(
-                f"metadata.name={owner.name}: a RolloutPool {names.rollout_pool(owner.name)} that belongs to "
-                "no job exists, and this job's own would have that name: choose another name",
+                f"metadata.name={owner.name}: RolloutPool {names.rollout_pool(owner.name)} already exists "
+                "and belongs to no job, but this job needs that name for its own pool: choose another name",
                 "NameTaken",
             )
         return Engines(owner, RolloutPoolSpec.model_validate(owned["spec"]), True)
 
-    def _referred(self, job: dict[str, Any], name: str) -> Engines:
+    def _referenced(self, job: dict[str, Any], name: str) -> Engines:
         namespace = job["metadata"]["namespace"]
-        pool = self._kit.cache.pools.get((namespace, name))
+        pool = self._context.cache.pools.get((namespace, name))
         if pool is None and lifecycle.is_terminal(job.get("status") or {}):
             return Engines(Owner("RolloutPool", namespace, name), RolloutTemplate(), False)
         if pool is None:
             raise WaitError(
-                f"spec.rollout.poolRef.name={name}: namespace {namespace} has no such RolloutPool: create it",
+                f"spec.rollout.poolRef.name={name}: namespace {namespace} has no RolloutPool of that "
+                "name: create it",
                 "PoolNotFound",
             )
-        belongs = owner_in_labels(pool)
-        if belongs:
+        owner = owner_in_labels(pool)
+        if owner:
             raise RefusedError(
-                f"spec.rollout.poolRef.name={name}: this pool belongs to GRPOJob {belongs.name}: name a "
+                f"spec.rollout.poolRef.name={name}: this pool belongs to GRPOJob {owner.name}: name a "
                 "RolloutPool that you created",
                 "PoolOwned",
             )
         return Engines(owner_of(pool), RolloutPoolSpec.model_validate(pool["spec"]), False)
 
     def _layout(self, job: dict[str, Any], spec: GRPOJobSpec, engines: Engines) -> LayoutStatus:
-        """The layout. Raises RefusedError for a job that must not get pods; once accepted, a job
-        is never refused."""
+        """Return the job's layout, from its status if it has one: an accepted job is never refused later.
+
+        Raises RefusedError for a job that must not get pods.
+        """
         settled = settled_layout(job)
         if settled:
             return settled
         if isinstance(engines.pool, RolloutPoolSpec) and not engines.own:
             check_reference(spec, engines.pool)
         plan = resolve(spec, engines.pool)
-        nodes, trainer = self._kit.cache.nodes, spec.trainer
-        crowded = infeasible(job_needs(spec, engines.pool if engines.own else None), nodes)
+        nodes, trainer = self._context.cache.nodes, spec.trainer
+        problem = infeasible(job_requests(spec, engines.pool if engines.own else None), nodes)
         if spec.shares_gpus:
-            crowded = crowded or partly_taken(trainer.gpus_per_node, trainer.node_selector, nodes)
-        if crowded:
-            raise RefusedError(crowded, "Infeasible")
+            problem = problem or oversized_node(trainer.gpus_per_node, trainer.node_selector, nodes)
+        if problem:
+            raise RefusedError(problem, "Infeasible")
         return layout_status(plan)
 
-    def _check_turn(self, job: dict[str, Any], spec: GRPOJobSpec, engines: Engines) -> None:
-        """Raises WaitError while KubeRay, the pool or the nodes are not there for this job."""
+    def _check_may_start(self, job: dict[str, Any], spec: GRPOJobSpec, engines: Engines) -> None:
+        """Raise WaitError while KubeRay, the CRDs, the pool or the nodes are not available for this job."""
         if lifecycle.is_terminal(job.get("status") or {}):
             return
-        lacking = shortcoming(self._kit.cache.kuberay, spec.upgrade_strategy)
-        if lacking:
-            raise WaitError(lacking[1], lacking[0])
+        incompatibility = kuberay_problem(self._context.cache.kuberay_fields, spec.upgrade_strategy)
+        if incompatibility:
+            reason, message = incompatibility
+            raise WaitError(message, reason)
         owner = owner_of(job)
-        if self._kit.cache.crds_lack and self._kit.cluster_status(owner) is None:
-            raise WaitError(self._kit.cache.crds_lack, "CrdTooOld")
+        if self._context.cache.crd_problem and self._context.cluster_status(owner) is None:
+            raise WaitError(self._context.cache.crd_problem, "CrdTooOld")
         if not engines.own and not spec.suspend:
-            writer = self._kit.admissions.writer(engines.owner)
+            writer = self._context.admissions.writer(engines.owner)
             if writer is not None and writer != owner:
                 raise WaitError(
-                    f"RolloutPool {engines.owner.name} takes its weights from GRPOJob {writer.name}: waiting "
+                    f"RolloutPool {engines.owner.name} receives weights from GRPOJob {writer.name}: waiting "
                     "for that job to end or to be suspended",
                     "WaitingForPool",
                 )
-        queued = self._kit.admissions.waits(owner)
-        if queued:
-            raise WaitError(queued, "WaitingForCapacity")
+        wait_reason = self._context.admissions.wait_reason(owner)
+        if wait_reason:
+            raise WaitError(wait_reason, "WaitingForCapacity")
 
     def _observe(self, job: dict[str, Any], engines: Engines) -> Observed:
-        owner, cache = owner_of(job), self._kit.cache
-        reports, theirs = self._kit.poller.reports(owner), Reports()
+        owner, cache = owner_of(job), self._context.cache
+        reports, pool_reports = self._context.poller.reports(owner), Reports()
         if not engines.own:
-            theirs = self._kit.poller.reports(engines.owner)
+            pool_reports = self._context.poller.reports(engines.owner)
         return Observed(
-            self._kit.cluster_status(owner),
+            self._context.cluster_status(owner),
             cache.pods_of(owner),
-            reports.progress,
-            reports.agents | theirs.agents,
+            reports.controller,
+            reports.agents | pool_reports.agents,
             () if engines.own else cache.pods_of(engines.owner),
         )
 
     async def _apply(
         self, job: dict[str, Any], spec: GRPOJobSpec, engines: Engines, observed: Observed
     ) -> None:
-        context, owner, status = self._kit, owner_of(job), job.get("status") or {}
+        context, owner, status = self._context, owner_of(job), job.get("status") or {}
         suspend = lifecycle.pods_suspended(status, spec.suspend, observed, spec.cleanup_policy)
         trainers = observed.nodes_of(names.TRAINER)
         own = engines.pool if engines.own else None
-        alone = None if spec.mode == "colocated" else own  # engines that need nodes of their own
-        leaves = context.leaves(owner, spec.scheduling, alone, spec.trainer, trainers)
+        dedicated = None if spec.mode == "colocated" else own  # colocated engines follow the trainers' pods
+        leaves = context.leaves(owner, spec.scheduling, dedicated, spec.trainer, trainers)
         service = engines.owner.rollout_service
-        # First what takes longest to come up; pods wait for their ConfigMap.
+        # The RayCluster first, because its pods take longest to start; they wait for their ConfigMap.
         queued = spec.scheduling.queue_name is not None
         if not lifecycle.cluster_unwanted(status, spec.cleanup_policy, suspend, queued):
-            await context.ray_cluster(job_cluster(job, spec, own, context.settings, suspend, leaves))
+            await context.apply_ray_cluster(job_cluster(job, spec, own, context.settings, suspend, leaves))
         elif context.cache.ray_clusters.get((owner.namespace, owner.name)):
             await context.writer.delete_ray_cluster(owner.namespace, owner.name)
-        wanted = [
+        children = [
             ("configmaps", config_map.job_config_map(job, spec, service, engines.pool)),
             ("poddisruptionbudgets", policies.trainer_budget(job, spec.trainer.nodes)),
         ]
         if spec.scheduling.network_policy:
-            friends = None if engines.own else {"matchLabels": engines.owner.label}
-            wanted.append(("networkpolicies", policies.network_policy(job, context.settings, friends)))
+            allowed = None if engines.own else {"matchLabels": engines.owner.label}
+            children.append(("networkpolicies", policies.network_policy(job, context.settings, allowed)))
         if own:
-            wanted += context.pool_children(job, own, leaves)
+            children += context.pool_children(job, own, leaves)
         if own and spec.rollout.template:
-            wanted.append(("rolloutpools", config_map.owned_pool(job, spec, spec.rollout.template)))
-        await context.children(*wanted)
+            children.append(("rolloutpools", config_map.owned_pool(job, spec, spec.rollout.template)))
+        await context.apply_children(*children)
 
-    async def _pool_report(self, job: dict[str, Any], observed: Observed) -> None:
+    async def _write_pool_status(self, job: dict[str, Any], observed: Observed) -> None:
         owner = owner_of(job)
-        pool = self._kit.cache.pools.get((owner.namespace, names.rollout_pool(owner.name)))
+        pool = self._context.cache.pools.get((owner.namespace, names.rollout_pool(owner.name)))
         if pool:
             spec = RolloutPoolSpec.model_validate(pool["spec"])
             status = pool_status(pool, spec, owner, observed, owner.name, now())
-            await self._kit.writer.status("rolloutpools", pool, status)
+            await self._context.writer.status("rolloutpools", pool, status)
 
     async def _expire(self, job: dict[str, Any], spec: GRPOJobSpec) -> None:
         finished, ttl = (job.get("status") or {}).get("finishedAt"), spec.ttl_seconds_after_finished
@@ -219,4 +223,4 @@ class JobReconciler:
             return
         age = datetime.now(UTC) - datetime.fromisoformat(finished)
         if age.total_seconds() >= ttl:
-            await self._kit.writer.delete_job(job)
+            await self._context.writer.delete_job(job)

@@ -1,6 +1,7 @@
-"""RayClusters without an owner reference, which KAI needs: ours to delete when the owner is gone.
+"""Deletes RayClusters without an owner reference when their owner is gone.
 
-KAI groups pods by their topmost owner and knows RayClusters, but not GRPOJobs.
+With the gang scheduler KAI, RayClusters have no owner reference: KAI groups pods by their topmost owner, and
+it knows RayClusters but not GRPOJobs. So the garbage collector does not delete them.
 """
 
 from typing import Any
@@ -12,15 +13,15 @@ from grpo_operator.observe.cache import Cache
 
 
 def owner_uid(cluster: dict[str, Any]) -> str | None:
-    """UID of the GRPOJob or RolloutPool for which a RayCluster was made."""
+    """Return the UID of the GRPOJob or RolloutPool that a RayCluster was made for."""
     annotations = cluster["metadata"].get("annotations") or {}
     return annotations.get(names.OWNER_UID)
 
 
 async def delete_orphans(cache: Cache, writer: Writer) -> None:
-    """Delete RayClusters whose owner is gone and that nothing else collects.
+    """Delete RayClusters that have no owner reference and whose owner is gone.
 
-    The cache may lag behind a new owner: the API server itself is asked before anything is deleted.
+    The cache may lag behind a new owner, so the API server is asked before anything is deleted.
     """
     for (namespace, name), cluster in list(cache.ray_clusters.items()):
         meta, owner = cluster["metadata"], owner_in_labels(cluster)

@@ -1,1 +1,1 @@
-"""Which jobs fit on which nodes: requests, admission, topology, unhealthy nodes."""
+"""Capacity of the nodes: pod requests, feasibility, admission, topology, unhealthy nodes."""

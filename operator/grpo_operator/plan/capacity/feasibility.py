@@ -1,7 +1,7 @@
-"""Can the cluster ever hold the job's pods? (pure: nodes and pods in, a message out)
+"""Checks whether pods fit on the cluster's nodes (pure).
 
-First-fit decreasing over *empty* nodes: "no" means that no amount of waiting helps, "yes" leaves
-the rest to the scheduler. An infeasible job never gets a pod.
+First-fit decreasing. For feasibility the nodes count as empty: a job that does not fit then can never start,
+and gets no pods; for a job that does fit, the scheduler decides the rest.
 """
 
 import re
@@ -19,7 +19,10 @@ _QUANTITY = re.compile(r"([0-9.]+(?:[eE][0-9]+)?)([A-Za-z]*)")
 
 @dataclass(frozen=True, slots=True)
 class PodRequest:
-    """``count`` equal pods of one pool. cpu in cores, memory in bytes."""
+    """Resource request of ``count`` equal pods of one pool: cpu in cores, memory in bytes, per pod.
+
+    ``field_name``: the field of the spec that sets ``count``.
+    """
 
     pool: str
     field_name: str
@@ -31,8 +34,8 @@ class PodRequest:
 
 
 @dataclass(slots=True)
-class NodeRoom:
-    """What a node offers, reduced as pods are placed."""
+class NodeCapacity:
+    """Free capacity of a node; ``place`` subtracts from it."""
 
     name: str
     cpu: float
@@ -40,53 +43,58 @@ class NodeRoom:
     gpus: int
     labels: dict[str, str]
 
-    def takes(self, need: PodRequest) -> bool:
-        matches = need.node_selector.items() <= self.labels.items()
-        return matches and self.cpu >= need.cpu and self.memory >= need.memory and self.gpus >= need.gpus
+    def fits(self, request: PodRequest) -> bool:
+        """Return whether one pod of the request fits."""
+        return (
+            request.node_selector.items() <= self.labels.items()
+            and self.cpu >= request.cpu
+            and self.memory >= request.memory
+            and self.gpus >= request.gpus
+        )
 
 
 def quantity(text: str) -> float:
-    """A Kubernetes quantity as a number: ``500m`` -> 0.5, ``2Gi`` -> 2147483648, ``100k`` -> 100000.
+    """Return a Kubernetes quantity as a number: ``500m`` -> 0.5, ``2Gi`` -> 2147483648, ``1k`` -> 1000.
 
-    Raises ValueError for what is no quantity.
+    Raises ValueError for any other text.
     """
     match = _QUANTITY.fullmatch(text)
     if match is None or match[2] not in _UNITS:
-        raise ValueError(f"{text!r} is no Kubernetes quantity")
+        raise ValueError(f"{text!r} is not a Kubernetes quantity")
     return float(match[1]) * _UNITS[match[2]]
 
 
-def room(node: dict[str, Any]) -> NodeRoom | None:
-    """Room of a node object; None when it takes no new pods."""
+def node_capacity(node: dict[str, Any]) -> NodeCapacity | None:
+    """Return the allocatable capacity of a node; None when it accepts no new pods."""
     if node["spec"].get("unschedulable") or not _ready(node):
         return None
-    offer = node["status"].get("allocatable") or {}
-    return NodeRoom(
+    allocatable = node["status"].get("allocatable") or {}
+    return NodeCapacity(
         name=node["metadata"]["name"],
-        cpu=quantity(offer.get("cpu", "0")),
-        memory=int(quantity(offer.get("memory", "0"))),
-        gpus=int(quantity(offer.get(GPU, "0"))),
+        cpu=quantity(allocatable.get("cpu", "0")),
+        memory=int(quantity(allocatable.get("memory", "0"))),
+        gpus=int(quantity(allocatable.get(GPU, "0"))),
         labels=node["metadata"].get("labels") or {},
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The first pod that found no node. ``placed``: pods of its pool that did."""
+    """The first pod that fits on no node. ``placed``: pods of its pool that fit. ``nodes``: node count."""
 
-    need: PodRequest
+    request: PodRequest
     placed: int
     nodes: int
 
-    def text(self, ending: str) -> str:
-        """Field, value and what is lacking; ``ending`` says which nodes are meant."""
-        need = self.need
-        each = f"{need.cpu:g} CPU, {need.memory / 2**30:.1f} GiB"
-        if need.gpus:
-            each += f", {need.gpus} GPUs"
+    def text(self, qualifier: str) -> str:
+        """Return a message with field, value and capacity, which ends with ``qualifier``."""
+        request = self.request
+        each = f"{request.cpu:g} CPU, {request.memory / 2**30:.1f} GiB"
+        if request.gpus:
+            each += f", {request.gpus} GPUs"
         return (
-            f"{need.field_name}={need.count}: only {self.placed} of {need.count} {need.pool} pods "
-            f"({each} each) fit on the {self.nodes} schedulable nodes of this cluster that {ending}"
+            f"{request.field_name}={request.count}: only {self.placed} of {request.count} {request.pool} "
+            f"pods ({each} each) fit on the {self.nodes} schedulable nodes of this cluster {qualifier}"
         )
 
 
@@ -95,44 +103,50 @@ def _ready(node: dict[str, Any]) -> bool:
     return all(c["status"] == "True" for c in conditions if c["type"] == "Ready")
 
 
-def rooms(nodes: Sequence[dict[str, Any]]) -> list[NodeRoom]:
-    """Room of every node that takes new pods, as if it were empty."""
-    return [r for r in map(room, nodes) if r is not None]
+def node_capacities(nodes: Sequence[dict[str, Any]]) -> list[NodeCapacity]:
+    """Return the capacity of every node that accepts new pods, as if it were empty."""
+    return [capacity for capacity in map(node_capacity, nodes) if capacity is not None]
 
 
-def place(needs: Sequence[PodRequest], free: list[NodeRoom]) -> Missing | None:
-    """Put the pods into ``free``, which is changed; the first that finds no place, or None."""
+def place(requests: Sequence[PodRequest], free: list[NodeCapacity]) -> Missing | None:
+    """Subtract all pods from ``free``, first-fit decreasing.
+
+    Returns the first pod that fits on no node, or None.
+    """
     placed: Counter[str] = Counter()
-    for need in sorted(needs, key=lambda n: (n.gpus, n.memory, n.cpu), reverse=True):
-        for _ in range(need.count):
-            target = next((r for r in free if r.takes(need)), None)
-            if target is None:
-                return Missing(need, placed[need.pool], len(free))
-            target.cpu -= need.cpu
-            target.memory -= need.memory
-            target.gpus -= need.gpus
-            placed[need.pool] += 1
+    for request in sorted(requests, key=lambda r: (r.gpus, r.memory, r.cpu), reverse=True):
+        for _ in range(request.count):
+            node = next((node for node in free if node.fits(request)), None)
+            if node is None:
+                return Missing(request, placed[request.pool], len(free))
+            node.cpu -= request.cpu
+            node.memory -= request.memory
+            node.gpus -= request.gpus
+            placed[request.pool] += 1
     return None
 
 
-def partly_taken(per_node: int, selector: dict[str, str], nodes: Sequence[dict[str, Any]]) -> str | None:
-    """Message when a training pod of ``per_node`` GPUs could leave some of a node free: an engine that
-    shares them sees all."""
-    matching = [r for r in rooms(nodes) if selector.items() <= r.labels.items()]
-    larger = next((r for r in matching if r.gpus > per_node), None)
+def oversized_node(per_node: int, selector: dict[str, str], nodes: Sequence[dict[str, Any]]) -> str | None:
+    """Return a message when a node has more GPUs than a colocated training pod, else None.
+
+    ``per_node``: GPUs of the training pod. A colocated engine requests no GPUs and sees all GPUs of its
+    node, so the trainers must own them all.
+    """
+    matching = [node for node in node_capacities(nodes) if selector.items() <= node.labels.items()]
+    larger = next((node for node in matching if node.gpus > per_node), None)
     if larger is None:
         return None
     return (
-        f"spec.mode=colocated: node {larger.name} has {larger.gpus} GPUs, and an engine there would see all, "
-        f"not only the {per_node} of trainer.gpusPerNode: set trainer.gpusPerNode to {larger.gpus}, or "
-        "choose other nodes by trainer.nodeSelector"
+        f"spec.mode=colocated: node {larger.name} has {larger.gpus} GPUs, and an engine there would use all "
+        f"of them, not only the {per_node} of trainer.gpusPerNode: set trainer.gpusPerNode to {larger.gpus}, "
+        "or select other nodes with trainer.nodeSelector"
     )
 
 
-def infeasible(needs: Sequence[PodRequest], nodes: Sequence[dict[str, Any]]) -> str | None:
-    """Message with field, value and remedy when the pods can never fit, or None when they can."""
-    missing = place(needs, rooms(nodes))
+def infeasible(requests: Sequence[PodRequest], nodes: Sequence[dict[str, Any]]) -> str | None:
+    """Return a message with field, value and remedy when the pods can never fit, else None."""
+    missing = place(requests, node_capacities(nodes))
     if missing is None:
         return None
-    field_name = missing.need.field_name
-    return f"{missing.text('exist, even when empty')}: add nodes or lower {field_name}"
+    field_name = missing.request.field_name
+    return f"{missing.text('even when the nodes are empty')}: add nodes or lower {field_name}"

@@ -1,4 +1,4 @@
-"""Pods of a job or pool as needs for the feasibility check (pure)."""
+"""Resource requests of the pods of a job or pool, for admission and the feasibility check (pure)."""
 
 from grpo_operator.api.base import Device, Resources
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
@@ -9,37 +9,38 @@ HEAD_RESOURCES = Resources(cpu="200m", memory="2Gi")
 AGENT_RESOURCES = Resources(cpu="50m", memory="1Gi")
 
 
-def job_needs(spec: GRPOJobSpec, own_pool: RolloutTemplate | None) -> list[PodRequest]:
-    """Every pod of a job, by pool, with the field that sets its number."""
+def job_requests(spec: GRPOJobSpec, own_pool: RolloutTemplate | None) -> list[PodRequest]:
+    """Return the requests of all pods of a job. ``own_pool``: None for a job that uses a shared pool."""
     trainer, controller = spec.trainer, spec.controller
     gpus = trainer.gpus_per_node if trainer.device == Device.CUDA else 0
     parts = [trainer.resources, AGENT_RESOURCES]
-    needs = [
-        _need("head", "spec.controller", 1, [HEAD_RESOURCES], 0, controller.node_selector),
-        _need("controller", "spec.controller", 1, [controller.resources], 0, controller.node_selector),
-        _need("trainer", "spec.trainer.nodes", trainer.nodes, parts, gpus, trainer.node_selector),
+    requests = [
+        _request("head", "spec.controller", 1, [HEAD_RESOURCES], 0, controller.node_selector),
+        _request("controller", "spec.controller", 1, [controller.resources], 0, controller.node_selector),
+        _request("trainer", "spec.trainer.nodes", trainer.nodes, parts, gpus, trainer.node_selector),
     ]
     if own_pool is None:
-        return needs
-    return [*needs, _engines(own_pool, "spec.rollout.template.replicas", spec.shares_gpus)]
+        return requests
+    return [*requests, _engines(own_pool, "spec.rollout.template.replicas", spec.shares_gpus)]
 
 
-def pool_needs(spec: RolloutPoolSpec) -> list[PodRequest]:
-    """Every pod of a RolloutPool without a job."""
+def pool_requests(spec: RolloutPoolSpec) -> list[PodRequest]:
+    """Return the requests of all pods of a RolloutPool without a job."""
     return [
-        _need("head", "spec.replicas", 1, [HEAD_RESOURCES], 0, {}),
+        _request("head", "spec.replicas", 1, [HEAD_RESOURCES], 0, {}),
         _engines(spec, "spec.replicas"),
     ]
 
 
 def _engines(pool: RolloutTemplate, field_name: str, shares_gpus: bool = False) -> PodRequest:
-    own = pool.engine.device == Device.CUDA and not shares_gpus
-    gpus = pool.engine.gpus_per_node if own else 0
+    # Colocated engines use the GPUs of the training pods and request none.
+    dedicated = pool.engine.device == Device.CUDA and not shares_gpus
+    gpus = pool.engine.gpus_per_node if dedicated else 0
     pods = pool.replicas * pool.engine.nodes_per_engine
-    return _need("rollout", field_name, pods, [pool.resources, AGENT_RESOURCES], gpus, pool.node_selector)
+    return _request("rollout", field_name, pods, [pool.resources, AGENT_RESOURCES], gpus, pool.node_selector)
 
 
-def _need(
+def _request(
     pool: str, field_name: str, count: int, parts: list[Resources], gpus: int, selector: dict[str, str]
 ) -> PodRequest:
     cpu = sum(quantity(part.cpu) for part in parts)

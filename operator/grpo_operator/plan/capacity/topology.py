@@ -1,8 +1,8 @@
-"""Which network leaves a job's pools use (pure).
+"""Assigns network leaves to a job's pools (pure).
 
-Kubernetes' scheduler places pod by pod and in any order: engines of several hosts could each hold
-part of a leaf and none be whole. So the operator says how many engines each leaf takes, which
-their pods are then bound to, and which leaves the training pods should prefer.
+Kubernetes' scheduler places pods one by one and in any order, so several multi-host engines could each get
+some of a leaf's nodes, and none all that it needs. The operator therefore decides how many engines each leaf
+gets and binds their pods to it, and decides which leaves the training pods prefer.
 """
 
 from collections import Counter
@@ -10,14 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpo_operator.plan.capacity.feasibility import room
+from grpo_operator.plan.capacity.feasibility import node_capacity
 
 
 @dataclass(frozen=True, slots=True)
 class Leaves:
-    """``trainer``: leaves that training pods prefer. ``rollout``: (leaf, number of its engines).
+    """Leaves of both pools. All empty: pods may run anywhere.
 
-    ``reserved``: leaves that the engines need whole. All empty: pods go anywhere.
+    ``trainer``: leaves that training pods prefer. ``rollout``: (leaf, number of its engines). ``reserved``:
+    leaves of which the engines need every node.
     """
 
     trainer: tuple[str, ...] = ()
@@ -28,21 +29,21 @@ class Leaves:
 def free_nodes(
     nodes: Sequence[dict[str, Any]],
     used: Mapping[str, int],
-    shunned: Iterable[str],
+    excluded: Iterable[str],
     leaf_key: str,
     gpus: int,
 ) -> dict[str, int]:
-    """Number of nodes of each leaf that have ``gpus`` to spare.
+    """Return, for each leaf, the number of nodes that have ``gpus`` free GPUs.
 
-    ``used``: GPUs of other pods by node. ``shunned``: nodes that engines may not share.
+    ``used``: GPUs of other pods by node. ``excluded``: nodes that engines must not use.
     """
-    avoided, count = set(shunned), Counter[str]()
+    excluded_nodes, count = set(excluded), Counter[str]()
     for node in nodes:
-        offer = room(node)
+        capacity = node_capacity(node)
         leaf = (node["metadata"].get("labels") or {}).get(leaf_key)
-        if offer is None or not leaf or offer.name in avoided:
+        if capacity is None or not leaf or capacity.name in excluded_nodes:
             continue
-        if offer.gpus - used.get(offer.name, 0) >= gpus:
+        if capacity.gpus - used.get(capacity.name, 0) >= gpus:
             count[leaf] += 1
     return dict(count)
 
@@ -50,16 +51,16 @@ def free_nodes(
 def assign(
     free: Mapping[str, int], trainers: int, engines: int, hosts: int, before: Leaves = Leaves()
 ) -> Leaves:
-    """Deal ``engines`` of ``hosts`` nodes out to leaves, as far as possible as ``before``.
+    """Distribute ``engines`` of ``hosts`` nodes each over the leaves; keep ``before`` as far as possible.
 
-    ``free``: nodes of each leaf that the engines may use, those they use already included.
-    Returns Leaves() when the leaves cannot hold them all.
+    ``free``: nodes of each leaf that the engines may use, including those that they use already.
+    Returns Leaves() when the engines do not fit.
     """
     slots = {leaf: count // hosts for leaf, count in free.items()}
     if sum(slots.values()) < engines:
         return before if sum(count for _, count in before.rollout) == engines else Leaves()
     kept = {leaf: min(count, slots.get(leaf, 0)) for leaf, count in before.rollout}
-    # Leaves that engines fill without a rest come first, and those that they are in already.
+    # First the leaves that have engines already, then those that engines fill completely.
     order = sorted(slots, key=lambda leaf: (not kept.get(leaf), free[leaf] % hosts, leaf))
     for leaf in reversed(order):
         surplus = sum(kept.values()) - engines
@@ -68,7 +69,7 @@ def assign(
     for leaf in order:
         missing = engines - sum(kept.values())
         kept[leaf] = kept.get(leaf, 0) + min(slots[leaf] - kept.get(leaf, 0), missing)
-    known = dict(before.rollout)  # KubeRay forgets the pods of a group that vanishes: keep it at 0
+    known = dict(before.rollout)  # a group that is removed would orphan its pods in KubeRay: keep it at 0
     rollout = tuple((leaf, count) for leaf, count in sorted(kept.items()) if count or leaf in known)
     reserved = tuple(leaf for leaf, count in rollout if count and free[leaf] == count * hosts)
     return Leaves(before.trainer or _left_over(free, kept, trainers, hosts), rollout, reserved)
@@ -77,11 +78,11 @@ def assign(
 def _left_over(
     free: Mapping[str, int], kept: Mapping[str, int], trainers: int, hosts: int
 ) -> tuple[str, ...]:
-    """Leaves for the training pods: those without engines, then those with the most room."""
+    """Return leaves for the training pods: first those without engines, then those with most free nodes."""
     rest = {leaf: count - kept.get(leaf, 0) * hosts for leaf, count in free.items()}
-    chosen, lacking = [], trainers
+    chosen, missing = [], trainers
     for leaf in sorted(rest, key=lambda leaf: (kept.get(leaf, 0) > 0, -rest[leaf], leaf)):
-        if lacking > 0 and rest[leaf] > 0:
+        if missing > 0 and rest[leaf] > 0:
             chosen.append(leaf)
-            lacking -= rest[leaf]
+            missing -= rest[leaf]
     return tuple(sorted(chosen))

@@ -1,1 +1,1 @@
-"""Parallel layouts, memory and transfer bounds of a job."""
+"""Planner of a job: parallel layout, memory of both pools, transfer bounds."""

@@ -1,4 +1,4 @@
-"""From a job's spec to its plan: layout, memory of both pools, or the reason for a refusal (pure)."""
+"""Resolves a job's spec into a plan, which holds layout and memory, or refuses the job (pure)."""
 
 from dataclasses import dataclass, replace
 
@@ -9,19 +9,25 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutPoolSpec, RolloutTemplate
 from grpo_operator.api.v1alpha1.status import LayoutStatus
 from grpo_operator.api.v1alpha1.trainer import ParallelismSpec
+from grpo_operator.api.weight_path import WeightPath
 from grpo_operator.plan.planner.engines import shape as engine_rules
 from grpo_operator.plan.planner.engines.memory import EngineMemory, engine_memory
 from grpo_operator.plan.planner.engines.shape import EngineShape
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.training.memory import BF16, FP32, StageMemory
 from grpo_operator.plan.planner.training.search import TrainingPool, feasible, nearest, worst
+from grpo_operator.plan.weight_path import (
+    job_weight_path,
+    job_weight_path_problem,
+    pool_weight_path_problem,
+)
 
 _LAYOUT, _ENGINE = "spec.trainer.parallelism", "spec.rollout.template.engine"
 _POOL_ENGINE = "spec.engine"
 
 
 class RefusedError(ValueError):
-    """The job cannot run so. The text names field, value and remedy; ``reason`` is for conditions."""
+    """A spec that cannot run. The message names field, value and remedy; ``reason`` is for conditions."""
 
     def __init__(self, message: str, reason: str = "InvalidSpec") -> None:
         super().__init__(message)
@@ -30,8 +36,11 @@ class RefusedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """What a job will look like. ``stages`` and ``engine_memory`` are empty when the operator
-    does not know the model, or when the pool has no GPUs."""
+    """Layout and memory of a job, and the path of its weights into the engines.
+
+    ``stages`` is empty when the operator does not know the model; ``engine_memory`` is None then, and also
+    for engines without GPUs. ``reason``: why this layout was chosen.
+    """
 
     layout: Layout
     model: ModelShape | None
@@ -40,13 +49,18 @@ class JobPlan:
     engine: EngineShape
     engine_memory: EngineMemory | None
     reason: str
+    weight_path: WeightPath
 
 
 def resolve(spec: GRPOJobSpec, pool: RolloutTemplate) -> JobPlan:
-    """Plan a job that generates with the engines of ``pool``, its own or a standing one.
+    """Plan a job that generates with the engines of ``pool``, its own or a shared one.
 
     Raises RefusedError.
     """
+    problem = job_weight_path_problem(spec, pool)
+    if problem:
+        raise RefusedError(problem)
+    path = job_weight_path(spec, pool)
     config = spec.model.config()
     sizes = spec.trainer.parallelism
     engine = engine_shape(pool.engine)
@@ -54,10 +68,11 @@ def resolve(spec: GRPOJobSpec, pool: RolloutTemplate) -> JobPlan:
         if sizes.auto:
             raise RefusedError(
                 f"{_LAYOUT}.auto: the operator cannot read {spec.model.path}: set spec.model.architecture, "
-                "or choose the sizes yourself"
+                "or set the parallel sizes explicitly"
             )
         layout = sizes.layout(spec.trainer.world)
-        return JobPlan(layout, None, None, (), engine, None, "given; model not known to the operator")
+        reason = "given; the operator does not know the model"
+        return JobPlan(layout, None, None, (), engine, None, reason, path)
     model = ModelShape.from_hf(config)
     training = training_pool(spec, pool, model)
     if spec.shares_gpus:
@@ -67,66 +82,67 @@ def resolve(spec: GRPOJobSpec, pool: RolloutTemplate) -> JobPlan:
     if spec.trainer.device == Device.CUDA:
         _check_memory(training, layout, stages, spec)
     memory = _engine(model, engine, pool.engine, _ENGINE)
-    return JobPlan(layout, model, training, stages, engine, memory, reason)
+    return JobPlan(layout, model, training, stages, engine, memory, reason, path)
 
 
 def check_pool(spec: RolloutPoolSpec) -> None:
-    """Can the engines of a RolloutPool without a job hold its model, and read its files?
+    """Check that the engines of a RolloutPool without a job can run: model, files, weight path.
 
     Raises RefusedError.
     """
     if spec.model.volume is not None and spec.model.volume.uri is not None:
         raise RefusedError(
-            f"spec.model.volume.uri={spec.model.volume.uri}: files are fetched into a job's store, and a "
-            "RolloutPool without a job has none: set spec.model.volume.pvc or .path"
+            f"spec.model.volume.uri={spec.model.volume.uri}: files are fetched into the store of a job, "
+            "and a RolloutPool without a job has none: set spec.model.volume.pvc or .path"
         )
+    problem = pool_weight_path_problem(spec)
+    if problem:
+        raise RefusedError(problem)
     config = spec.model.config()
     if config is not None:
         _engine(ModelShape.from_hf(config), engine_shape(spec.engine), spec.engine, _POOL_ENGINE)
 
 
 def check_reference(spec: GRPOJobSpec, pool: RolloutPoolSpec) -> None:
-    """Can a job use a RolloutPool that it does not own?
-
-    Raises RefusedError.
-    """
+    """Check that a job can use a RolloutPool that it does not own. Raises RefusedError."""
     assert spec.rollout.pool_ref is not None
     name = spec.rollout.pool_ref.name
-    # Each mounts the files in its own way.
+    # Job and pool may mount the same files in different ways.
     if pool.model.model_copy(update={"volume": spec.model.volume}) != spec.model:
         raise RefusedError(
-            f"spec.rollout.poolRef.name={name}: that pool serves {pool.model.path}, this job trains "
-            f"{spec.model.path}: give both the same model",
+            f"spec.rollout.poolRef.name={name}: the pool serves {pool.model.path}, but this job trains "
+            f"{spec.model.path}: use the same model in both",
             "PoolMismatch",
         )
     try:
         check_context(spec.data, pool, f"engine.contextLength of RolloutPool {name}")
         if spec.algorithm.stop and not pool.engine.tokenizer:
             raise ValueError(
-                f"spec.algorithm.stop: engines compare texts, for which RolloutPool {name} needs "
-                "engine.tokenizer: true"
+                f"spec.algorithm.stop: engines match stop strings on decoded text: set "
+                f"engine.tokenizer: true in RolloutPool {name}"
             )
     except ValueError as error:
         raise RefusedError(str(error), "PoolMismatch") from error
 
 
 def with_layout(spec: GRPOJobSpec, layout: LayoutStatus) -> GRPOJobSpec:
-    """The spec with explicit sizes in place of ``auto``: what the ranks read."""
+    """Return the spec with explicit sizes in place of ``auto``, as the ranks read it."""
     sizes = {name: getattr(layout, name) for name in ParallelismSpec.model_fields if name != "auto"}
     trainer = spec.trainer.model_copy(update={"parallelism": ParallelismSpec(**sizes)})
     return spec.model_copy(update={"trainer": trainer})
 
 
 def engine_shape(engine: EngineSpec) -> EngineShape:
+    """Return the sizes that the planner needs of an engine."""
     fp8 = engine.quantization != "none"
     return EngineShape(engine.tensor_parallel, engine.expert_parallel, engine.attention_data_parallel, fp8)
 
 
 def training_pool(spec: GRPOJobSpec, pool: RolloutTemplate, model: ModelShape) -> TrainingPool:
-    """The training pool's figures. A CPU pool is ranked as if it had the named GPUs."""
+    """Return the planner's input for the training pool. A CPU pool is planned as if it had GPUs."""
     trainer = spec.trainer
     gpu = GPUS[trainer.gpu_type]
-    if spec.shares_gpus:  # what an engine that waits keeps
+    if spec.shares_gpus:  # a sleeping engine still holds some memory
         gpu = replace(gpu, memory=gpu.memory - RESERVED)
     return TrainingPool(
         model=model,
@@ -144,7 +160,7 @@ def training_pool(spec: GRPOJobSpec, pool: RolloutTemplate, model: ModelShape) -
         critic=spec.algorithm.critic is not None,
         precision=BF16 if trainer.device == Device.CUDA else FP32,
         offload=trainer.offload,
-        next_tokens=spec.model.multi_token_prediction,
+        mtp=spec.model.multi_token_prediction,
     )
 
 
@@ -152,9 +168,9 @@ def _choose(spec: GRPOJobSpec, training: TrainingPool) -> tuple[Layout, str]:
     sizes = spec.trainer.parallelism
     if not sizes.auto:
         layout = sizes.layout(spec.trainer.world)
-        found = training.problems(layout)
-        if found:
-            raise RefusedError("; ".join(f"spec.trainer.{problem}" for problem in found))
+        problems = training.problems(layout)
+        if problems:
+            raise RefusedError("; ".join(f"spec.trainer.{problem}" for problem in problems))
         return layout, "given"
     options = feasible(training)
     if not options:
@@ -167,12 +183,12 @@ def _choose(spec: GRPOJobSpec, training: TrainingPool) -> tuple[Layout, str]:
 
 
 def explain(training: TrainingPool, options: list[Layout]) -> str:
-    """Why the first of the feasible layouts is the choice."""
+    """Return why the first of the feasible layouts is chosen."""
     best, cost = options[0], training.cost(options[0])
     text = (
         f"{best}: fastest by estimate of {len(options)} layouts that fit; "
-        f"{cost.total:.1f} s a step, of which {cost.compute:.1f} s computing; "
-        f"its largest other cost is {cost.largest}"
+        f"{cost.total:.1f} s per step, of which {cost.compute:.1f} s are computation; "
+        f"the largest other cost is {cost.largest}"
     )
     if len(options) > 1:
         other = options[1]
@@ -194,28 +210,28 @@ def _check_memory(
     )
     raise RefusedError(
         f"{_LAYOUT}: {layout} on {layout.world} needs {_gigabytes(full.state)} before activations and "
-        f"{_gigabytes(full.total)} in all on a GPU of stage {full.stage + 1}, of "
-        f"{_gigabytes(training.gpu.usable)} usable on {spec.trainer.gpu_type}: {remedy}",
+        f"{_gigabytes(full.total)} in total on each GPU of stage {full.stage + 1}, but "
+        f"{_gigabytes(training.gpu.usable)} are usable on {spec.trainer.gpu_type}: {remedy}",
         "Infeasible",
     )
 
 
 def _check_shared(engine: EngineSpec) -> None:
-    """Beside weights and cache there must be room for what the engine and the ranks that wait keep."""
+    """Check that memory is left for what both sides keep while the other one uses the GPU."""
     gpu = GPUS[engine.gpu_type]
-    most = int(100 * (1 - 2 * RESERVED / gpu.memory)) / 100
-    if engine.memory_fraction > most:
+    limit = int(100 * (1 - 2 * RESERVED / gpu.memory)) / 100
+    if engine.memory_fraction > limit:
         raise RefusedError(
-            f"{_ENGINE}.memoryFraction={engine.memory_fraction}: on GPUs that are shared with trainers "
-            f"{_gigabytes(2 * RESERVED)} must stay free on each {engine.gpu_type}: set it to {most} or less",
+            f"{_ENGINE}.memoryFraction={engine.memory_fraction}: on GPUs that engines share with trainers, "
+            f"{_gigabytes(2 * RESERVED)} of each {engine.gpu_type} must stay free: set it to {limit} or less",
             "Infeasible",
         )
 
 
 def _engine(model: ModelShape, shape: EngineShape, spec: EngineSpec, field: str) -> EngineMemory | None:
-    found = engine_rules.problems(model, shape)
-    if found:
-        raise RefusedError("; ".join(f"{field}.{problem}" for problem in found))
+    problems = engine_rules.problems(model, shape)
+    if problems:
+        raise RefusedError("; ".join(f"{field}.{problem}" for problem in problems))
     if spec.device == Device.CPU:
         return None
     gpu = GPUS[spec.gpu_type]
@@ -233,12 +249,12 @@ def _engine(model: ModelShape, shape: EngineShape, spec: EngineSpec, field: str)
 
 
 def _too_small(shape: EngineShape, spec: EngineSpec, gpu: Gpu, memory: EngineMemory, field: str) -> str:
-    room = gpu.memory * spec.memory_fraction
+    budget = gpu.memory * spec.memory_fraction
     return (
         f"{field}.tensorParallel={shape.tensor}: weights take {_gigabytes(memory.weights)} of "
-        f"{_gigabytes(room)} on each {spec.gpu_type}, which leaves a KV cache of {memory.kv_tokens} tokens, "
-        f"less than contextLength={spec.context_length}: raise tensorParallel, lower contextLength, or set "
-        "quantization to fp8-block128"
+        f"{_gigabytes(budget)} on each {spec.gpu_type}, which leaves a KV cache of {memory.kv_tokens} "
+        f"tokens, less than contextLength={spec.context_length}: raise tensorParallel, lower contextLength, "
+        "or set quantization to fp8-block128"
     )
 
 

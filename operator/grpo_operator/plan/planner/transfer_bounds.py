@@ -1,4 +1,4 @@
-"""How much moves, and how fast it can at best: weight sync and checkpoints (pure)."""
+"""Sizes and lower bounds in time of weight sync and checkpoints (pure)."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from grpo_operator.plan.planner.training.stages import stage_layers
 
 @dataclass(frozen=True, slots=True)
 class SyncBound:
-    """Bytes of one version, bytes that all engines take in, and the least seconds for it."""
+    """Bytes of one version, bytes received by all engines together, and a lower bound in seconds."""
 
     version_bytes: int
     received_bytes: int
@@ -19,17 +19,17 @@ class SyncBound:
 
 
 def checkpoint_bytes(model: ModelShape) -> int:
-    """Weights in bf16, and main weights and two moments in fp32."""
+    """Return the bytes of a checkpoint: bf16 weights, and fp32 main weights and two moments."""
     return parameters.total(model).total * (2 + 12)
 
 
 def sync_bound(
     model: ModelShape, layout: Layout, engine: EngineShape, engines: int, network: float, gpus_per_node: int
 ) -> SyncBound:
-    """Lower bound of a sync when each node takes in one copy and fans it out over NVLink.
+    """Return a lower bound of a sync in which each node receives one copy and distributes it over NVLink.
 
-    The largest of: every byte leaves the trainers once; a receiver's intake; a stage's output.
-    ``network``: bytes/s of one GPU's network interface.
+    It is the largest of three times: sending every byte once from the trainers, receiving at one node, and
+    sending from one pipeline stage. ``network``: bytes/s of one GPU's network interface.
     """
     total = parameters.total(model)
     share = parameters.model_bytes(model, engine.fp8) / parameters.model_bytes(model)

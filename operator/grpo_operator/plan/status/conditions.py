@@ -1,4 +1,4 @@
-"""Conditions in the manner of metav1.Condition and kstatus (pure)."""
+"""Conditions that follow metav1.Condition and kstatus (pure)."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from grpo_operator.api.v1alpha1.status import Condition
 
 
 class Conditions:
-    """New conditions beside the old ones: an unchanged status keeps its transition time."""
+    """Builder of a condition list. A condition whose status did not change keeps its transition time."""
 
     def __init__(self, old: list[dict[str, Any]], generation: int, now: str) -> None:
         self._old = {c["type"]: c for c in old}
@@ -15,7 +15,7 @@ class Conditions:
         self._new: list[Condition] = []
 
     def set(self, kind: str, value: bool, reason: str, message: str = "") -> None:
-        """Add one condition; ``reason`` is CamelCase, ``message`` says what to do."""
+        """Add one condition. ``reason`` is CamelCase; ``message`` tells users what to do."""
         status = "True" if value else "False"
         before = self._old.get(kind)
         same = before is not None and before["status"] == status

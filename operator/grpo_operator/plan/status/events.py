@@ -1,4 +1,4 @@
-"""Kubernetes events as differences of two statuses (pure): at most one for a change."""
+"""Derives a Kubernetes event from two successive statuses (pure): at most one for each change."""
 
 from typing import Any, NamedTuple
 
@@ -6,7 +6,7 @@ from grpo_operator.api.v1alpha1.status import Phase
 
 
 class Event(NamedTuple):
-    """``reason`` is CamelCase, as in conditions; ``warning``: somebody should look."""
+    """A Kubernetes event. ``reason`` is CamelCase, as in conditions; ``warning``: event type Warning."""
 
     reason: str
     message: str
@@ -14,7 +14,7 @@ class Event(NamedTuple):
 
 
 def job_event(before: dict[str, Any], after: dict[str, Any]) -> Event | None:
-    """What to tell of a GRPOJob's new status, most important first."""
+    """Return the event for a GRPOJob's new status: a restart, else a new phase, else a condition."""
     old, new = before.get("restarts") or {}, after.get("restarts") or {}
     for cause, count in new.items():
         if count > old.get(cause, 0):
@@ -28,7 +28,7 @@ def job_event(before: dict[str, Any], after: dict[str, Any]) -> Event | None:
 
 
 def pool_event(before: dict[str, Any], after: dict[str, Any]) -> Event | None:
-    """What to tell of a RolloutPool's new status."""
+    """Return the event for a RolloutPool's new status."""
     writer = after.get("boundTo")
     if writer != before.get("boundTo"):
         text = f"weights come from GRPOJob {writer}" if writer else "no job writes to this pool"
@@ -53,12 +53,12 @@ def _first_message(status: dict[str, Any]) -> str:
 
 
 def _true(status: dict[str, Any], kind: str) -> dict[str, Any]:
-    found = (c for c in status.get("conditions") or [] if c["type"] == kind and c["status"] == "True")
-    return next(found, {})
+    matching = (c for c in status.get("conditions") or [] if c["type"] == kind and c["status"] == "True")
+    return next(matching, {})
 
 
 def _message(status: dict[str, Any], kind: str) -> str:
-    """Message of a condition while it is true."""
+    """Return the message of a condition if it is true, else ""."""
     return str(_true(status, kind).get("message", ""))
 
 

@@ -1,35 +1,36 @@
-"""Status of a GRPOJob from what is observed (pure)."""
+"""Computes the status of a GRPOJob (pure)."""
 
 from typing import Any, NamedTuple
 
 from grpo_operator.api import names
 from grpo_operator.api.errors import cause_of
+from grpo_operator.api.messages import ControllerStatus
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.api.v1alpha1.status import (
     CheckpointStatus,
-    DataStatus,
     GRPOJobStatus,
     LayoutStatus,
     Phase,
     PoolCount,
     RestartCounts,
-    TokensStatus,
 )
 from grpo_operator.plan.lifecycle import is_terminal
 from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.planner.resolve import JobPlan
 from grpo_operator.plan.status.conditions import Conditions
 from grpo_operator.plan.status.container_failures import container_failures
+from grpo_operator.plan.weight_path import job_weight_path
 
-_MOST_FAILURES = 3
+_MAX_FAILURES = 3  # container failures quoted in one message
 
 
 def refused_status(
     job: dict[str, Any], reason: str, message: str, now: str, waits: bool = False
 ) -> GRPOJobStatus:
-    """Status of a job that gets no pod: invalid, infeasible on this cluster, or (``waits``) not yet.
+    """Return the status of a job that gets no pods: it is invalid, infeasible, or (``waits``) has to wait.
 
-    What a job that ran before has reached stays: it goes on from there.
+    The progress of a job that ran before is kept, because the job resumes from there.
     """
     generation = job["metadata"]["generation"]
     conditions = Conditions(_old(job).get("conditions") or [], generation, now)
@@ -58,19 +59,26 @@ def job_status(
     job: dict[str, Any],
     spec: GRPOJobSpec,
     layout: LayoutStatus,
-    rollout_replicas: int,
+    pool: RolloutTemplate,
     observed: Observed,
     now: str,
     blocked: str = "",
 ) -> GRPOJobStatus:
-    """Status of a job that runs, is suspended, or ended. ``blocked``: why its children cannot be applied."""
+    """Return the status of a job that runs, is suspended or has ended.
+
+    ``pool``: the job's own rollout pool, or the shared one that it uses.
+    ``blocked``: why its children cannot be applied, or "".
+    """
     old = GRPOJobStatus.model_validate(_old(job))
     phase, message = _phase(job, spec, observed)
-    hindrance = _hindrance(phase, observed)
+    problem = _problem(phase, observed)
     train = _ranks(spec, observed)
-    rollout = PoolCount(ready=observed.ready(names.ROLLOUT), total=rollout_replicas)
-    values = _from_controller(old, observed.progress)
+    rollout = PoolCount(ready=observed.ready(names.ROLLOUT), total=pool.replicas)
+    values = _from_controller(old, observed.controller)
     ended = phase in (Phase.SUCCEEDED, Phase.FAILED)
+    path = str(job_weight_path(spec, pool))
+    if is_terminal(_old(job)):  # a shared pool may have been deleted since
+        path = old.weight_path or path
     status = old.model_copy(
         update=values
         | {
@@ -83,16 +91,17 @@ def job_status(
             "train_ready": f"{train.ready}/{train.total}",
             "rollout_ready": f"{rollout.ready}/{rollout.total}",
             "layout": layout,
+            "weight_path": path,
             "started_at": old.started_at or now,
             "finished_at": (old.finished_at or now) if ended else None,
         }
     )
-    conditions = _conditions(job, phase, message, train, rollout, now, blocked, hindrance)
+    conditions = _conditions(job, phase, message, train, rollout, now, blocked, problem)
     return status.model_copy(update={"conditions": conditions})
 
 
 def layout_status(plan: JobPlan) -> LayoutStatus:
-    """The plan as users see it in status."""
+    """Return the plan in the form of status.layout."""
     layout = plan.layout
     return LayoutStatus(
         world=layout.world,
@@ -112,7 +121,10 @@ def layout_status(plan: JobPlan) -> LayoutStatus:
 
 
 def settled_layout(job: dict[str, Any]) -> LayoutStatus | None:
-    """The layout in the job's status: it stays, whatever a newer planner would say."""
+    """Return the layout from the job's status, or None.
+
+    A layout is chosen once: checkpoints and pods depend on it, so a newer planner must not change it.
+    """
     seen = _old(job).get("layout")
     return LayoutStatus.model_validate(seen) if seen else None
 
@@ -130,114 +142,118 @@ def _phase(job: dict[str, Any], spec: GRPOJobSpec, observed: Observed) -> tuple[
     old = _old(job)
     if is_terminal(old):
         return Phase(old["phase"]), _message_of(old, old["phase"])
-    progress, cluster = observed.progress, observed.ray_cluster
-    if progress and progress["phase"] in (Phase.SUCCEEDED, Phase.FAILED):
-        return Phase(progress["phase"]), progress["message"]
+    controller, cluster = observed.controller, observed.ray_cluster
+    if controller and controller.phase in (Phase.SUCCEEDED, Phase.FAILED):
+        return controller.phase, controller.message
     if spec.suspend:
         gone = cluster is not None and cluster.suspended and not observed.pods
         if gone or (cluster is None and not observed.pods):
-            return Phase.SUSPENDED, "all pods are released; set spec.suspend to false to resume"
-        return Phase.SUSPENDING, "waiting for a checkpoint and for the pods to end"
+            return Phase.SUSPENDED, "all pods are deleted; set spec.suspend to false to resume"
+        return Phase.SUSPENDING, "saving a checkpoint, then deleting the pods"
     if spec.scheduling.queue_name and cluster is not None and cluster.suspended:
-        return Phase.PENDING, f"queued in {spec.scheduling.queue_name}: Kueue has not given the quota yet"
-    hopeless = hopeless_engines(spec, observed, old)
-    if hopeless:
-        return Phase.FAILED, hopeless
-    if progress:
-        phase = Phase(progress["phase"])
+        return Phase.PENDING, f"queued in {spec.scheduling.queue_name}: Kueue has not admitted the job yet"
+    failure = engine_start_failure(spec, observed, old)
+    if failure:
+        return Phase.FAILED, failure
+    if controller:
+        phase = controller.phase
         if phase == Phase.STARTING and old.get("step"):
             phase = Phase.RECOVERING
-        return (Phase.STARTING if phase == Phase.SUSPENDED else phase), progress["message"]
+        return (Phase.STARTING if phase == Phase.SUSPENDED else phase), controller.message
     if old.get("step"):
         return Phase.RECOVERING, "the controller pod is starting; it resumes from the last checkpoint"
     return Phase.STARTING, "pods are starting"
 
 
-class Hindrance(NamedTuple):
-    """Why a job that should run does not get on as it should. ``reason``: NoSamples, ContainersFailing or
-    nothing."""
+class Problem(NamedTuple):
+    """Why a running job makes no or slow progress. ``reason``: NoSamples, ContainersFailing or ""."""
 
     reason: str = ""
     message: str = ""
 
 
-def _hindrance(phase: Phase, observed: Observed) -> Hindrance:
+def _problem(phase: Phase, observed: Observed) -> Problem:
     if phase not in (Phase.STARTING, Phase.TRAINING, Phase.RECOVERING):
-        return Hindrance()
-    stalled = (observed.progress or {}).get("stalled")
-    if stalled:
-        return Hindrance("NoSamples", stalled)
-    failures = "; ".join(failure.text for failure in observed.container_failures()[:_MOST_FAILURES])
-    return Hindrance("ContainersFailing", failures) if failures else Hindrance()
+        return Problem()
+    if observed.controller and observed.controller.stalled:
+        return Problem("NoSamples", observed.controller.stalled)
+    failures = "; ".join(failure.text for failure in observed.container_failures()[:_MAX_FAILURES])
+    return Problem("ContainersFailing", failures) if failures else Problem()
 
 
-def hopeless_engines(spec: GRPOJobSpec, observed: Observed, old: dict[str, Any]) -> str:
-    """Why no engine of the job's own pool will ever serve, or nothing.
+def engine_start_failure(spec: GRPOJobSpec, observed: Observed, old: dict[str, Any]) -> str:
+    """Return why no engine of the job's own pool will ever serve, or "".
 
-    Every engine that has a node has ended ``restartPolicy.maxSameFailures`` times, now with the same kind of
-    error, and none has ever served: what is wrong is in the job, not in a node.
+    The engines are given up when every engine that has a node failed at least
+    ``restartPolicy.maxSameFailures`` times, all failed last with the same kind of error, and none has ever
+    served. Then the cause is in the job, not in a node.
     """
     if spec.rollout.template is None or old.get("weightVersion") is not None:
         return ""
     placed = [pod for pod in observed.engine_pods() if pod.get("spec", {}).get("nodeName")]
     least = spec.restart_policy.max_same_failures
-    found = [failure for failure in container_failures(placed) if failure.restarts >= least]
-    kinds = {cause_of(failure.error).split(":")[0] for failure in found}
-    if not placed or len({failure.pod for failure in found}) < len(placed) or len(kinds) > 1:
+    failures = [failure for failure in container_failures(placed) if failure.restarts >= least]
+    kinds = {cause_of(failure.error).split(":")[0] for failure in failures}
+    if not placed or len({failure.pod for failure in failures}) < len(placed) or len(kinds) > 1:
         return ""
-    return f"no engine has come up: {found[0].text}"
+    return f"no engine has started: {failures[0].text}"
 
 
 def _message_of(status: dict[str, Any], kind: str) -> str:
-    found = [c["message"] for c in status.get("conditions") or [] if c["type"] == kind]
-    return str(found[0]) if found else ""
+    messages = [c["message"] for c in status.get("conditions") or [] if c["type"] == kind]
+    return str(messages[0]) if messages else ""
 
 
-def _from_controller(old: GRPOJobStatus, progress: dict[str, Any] | None) -> dict[str, Any]:
-    """Figures of the controller; the last known ones while it cannot be reached."""
-    if progress is None:
+def _from_controller(old: GRPOJobStatus, controller: ControllerStatus | None) -> dict[str, Any]:
+    """Return the status fields that the controller reports.
+
+    A field that the controller does not know yet keeps its old value.
+    """
+    if controller is None:
         return {"step": old.step}
-    version, reward = progress["weight_version"], progress["reward_mean"]
-    speed, checkpoint = progress["tokens_per_second_per_gpu"], progress["last_checkpoint"]
-    if not progress["attempt"]:  # a controller that has just started has not read yet how far the job is
+    version, checkpoint = controller.weight_version, controller.last_checkpoint
+    reward, speed = controller.reward_mean, controller.tokens_per_second_per_gpu
+    if not controller.attempt:  # a controller that has just started has not read the run's record yet
         values: dict[str, Any] = {"step": old.step}
     else:
-        values = {"step": progress["step"], "attempt": progress["attempt"]}
-    restarts = RestartCounts(**progress["restarts"])
-    known = progress["attempt"] or restarts != RestartCounts()
-    values["restarts"] = restarts if known else old.restarts or restarts
-    if progress.get("tokens"):
-        values["tokens"] = TokensStatus.model_validate(progress["tokens"])
-    if progress.get("data"):
-        values["data"] = DataStatus.model_validate(progress["data"])
+        values = {"step": controller.step, "attempt": controller.attempt}
+    known = controller.attempt or controller.restarts != RestartCounts()
+    values["restarts"] = controller.restarts if known else old.restarts or controller.restarts
+    if controller.tokens:
+        values["tokens"] = controller.tokens
+    if controller.data:
+        values["data"] = controller.data
     if version is not None:
         values |= {"weight_version": version, "weights": f"v{version}"}
     if reward is not None:
-        values |= {"reward_mean": f"{reward:.3f}", "tokens_per_second_per_gpu": f"{speed:.1f}"}
+        values["reward_mean"] = f"{reward:.3f}"
+    if speed is not None:
+        values["tokens_per_second_per_gpu"] = f"{speed:.1f}"
     if checkpoint is not None:
-        location = f"{progress['checkpoint_location']}/step-{checkpoint:08d}"
+        location = f"{controller.checkpoint_location}/step-{checkpoint:08d}"
         values["last_checkpoint"] = CheckpointStatus(step=checkpoint, location=location, complete=True)
     return values
 
 
 def _conditions(
     job: dict[str, Any], phase: Phase, message: str, train: PoolCount, rollout: PoolCount, now: str,
-    blocked: str, hindrance: Hindrance,
+    blocked: str, problem: Problem,
 ) -> list[Any]:  # fmt: skip
     generation = job["metadata"]["generation"]
     conditions = Conditions(_old(job).get("conditions") or [], generation, now)
     running = phase == Phase.TRAINING
     whole = rollout.ready == rollout.total and train.ready == train.total
-    degraded = phase == Phase.RECOVERING or (running and not whole) or bool(hindrance.reason)
+    degraded = phase == Phase.RECOVERING or (running and not whole) or bool(problem.reason)
     pools = f"ranks {train.ready}/{train.total}, engines {rollout.ready}/{rollout.total}"
     changing = phase in (Phase.PENDING, Phase.STARTING, Phase.RECOVERING, Phase.SUSPENDING)
-    starved = hindrance.reason == "NoSamples"  # one engine of many that fails holds nothing up
-    said = message if running and not starved else hindrance.message or message
+    # A single failing container does not stop a training job; a lack of samples does.
+    starved = problem.reason == "NoSamples"
+    text = message if running and not starved else problem.message or message
     ready = (running and not starved) or phase == Phase.SUCCEEDED
-    conditions.set("Ready", ready, hindrance.reason if starved else phase, said)
-    conditions.set("Progressing", changing or running, phase, said)
-    reason = hindrance.reason or ("PoolsIncomplete" if degraded else "PoolsWhole")
-    text = "; ".join(filter(None, (hindrance.message, pools)))
+    conditions.set("Ready", ready, problem.reason if starved else phase, text)
+    conditions.set("Progressing", changing or running, phase, text)
+    reason = problem.reason or ("PoolsIncomplete" if degraded else "PoolsWhole")
+    text = "; ".join(filter(None, (problem.message, pools)))
     conditions.set("Degraded", degraded, reason, text if degraded else "")
     for kind, value in (
         ("Suspended", phase == Phase.SUSPENDED),

@@ -1,4 +1,4 @@
-"""Status of a RolloutPool from what is observed (pure)."""
+"""Computes the status of a RolloutPool (pure)."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from grpo_operator.api.v1alpha1.status import EngineState, EngineStatus
 from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.status.conditions import Conditions
 
-_MOST_MESSAGES = 4
+_MAX_MESSAGES = 4  # engine messages quoted in one condition
 _NO_WEIGHTS = "the engines wait for weights: name this pool in a GRPOJob's spec.rollout.poolRef"
 
 
@@ -22,16 +22,20 @@ def pool_status(
     now: str,
     blocked: str = "",
 ) -> RolloutPoolStatus:
-    """Status of a pool. ``owner``: whose RayCluster runs the engines; ``writer``: the job bound to it;
-    ``blocked``: why its children cannot be applied."""
+    """Return the status of a pool.
+
+    ``owner``: owner of the RayCluster that runs the engines. ``writer``: the job that is bound to the pool.
+    ``blocked``: why the pool's children cannot be applied, or "".
+    """
     engines = observed.engines()
     serving = [e for e in engines if e.state == EngineState.SERVING]
     version = max((e.weight_version or 0 for e in serving), default=None)
     conditions = _conditions(pool, now)
-    there = len(serving) + sum(bool(e.waits) for e in engines)  # who waits for its turn lacks nothing
-    enough, whole = there >= spec.min_available, there >= spec.replicas
-    idle = writer is None and not there
-    text = "; ".join([f"{there} of {spec.replicas} engines serve", *_messages(engines)])
+    # A colocated engine that waits while the trainers use its GPUs counts as available.
+    available = len(serving) + sum(bool(e.waits) for e in engines)
+    enough, whole = available >= spec.min_available, available >= spec.replicas
+    idle = writer is None and not available
+    text = "; ".join([f"{available} of {spec.replicas} engines serve", *_messages(engines)])
     conditions.set(
         "Ready", enough, "EnginesServing" if enough else "TooFewEngines", _NO_WEIGHTS if idle else text
     )
@@ -45,7 +49,7 @@ def pool_status(
         observed_generation=pool["metadata"]["generation"],
         phase="Serving" if whole else ("Degraded" if enough else "Starting"),
         replicas=len(engines),
-        ready_replicas=there,
+        ready_replicas=available,
         weight_version=version,
         bound_to=writer,
         selector=selector,
@@ -55,14 +59,14 @@ def pool_status(
 
 
 def _messages(engines: list[EngineStatus]) -> list[str]:
-    """Why engines do not serve, each reason once."""
-    return list(dict.fromkeys(e.message for e in engines if e.message and not e.waits))[:_MOST_MESSAGES]
+    """Return why engines do not serve, each reason once."""
+    return list(dict.fromkeys(e.message for e in engines if e.message and not e.waits))[:_MAX_MESSAGES]
 
 
 def refused_pool(
     pool: dict[str, Any], reason: str, message: str, now: str, waits: bool = False
 ) -> RolloutPoolStatus:
-    """Status of a pool that gets no engine: invalid, infeasible here, or (``waits``) not yet."""
+    """Return the status of a pool that gets no engines: invalid, infeasible, or (``waits``) has to wait."""
     conditions = _conditions(pool, now)
     conditions.set("Ready", False, reason, message)
     conditions.set("Degraded", False, reason)

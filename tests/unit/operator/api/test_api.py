@@ -1,4 +1,4 @@
-"""The API models: what they accept, what they refuse, and the CRDs made from them."""
+"""API models: accepted and refused values, and the generated CRDs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,9 +31,9 @@ def test_the_manifest_is_valid_and_survives_the_wire() -> None:
         (("trainer", "frobnicate"), 1, "Extra inputs are not permitted"),
         (("trainer", "miniBatchSize"), 3, "must be a multiple of"),
         (("model", "path"), "relative/path", "should match pattern"),
-        (("data", "promptLength"), 1000, "exceeds rollout.template.engine.contextLength"),
+        (("data", "promptLength"), 1000, "must fit in rollout.template.engine.contextLength"),
         (("checkpoint", "store"), {}, "exactly one of path and pvc"),
-        (("rollout", "template", "minAvailable"), 3, "exceeds replicas"),
+        (("rollout", "template", "minAvailable"), 3, "minAvailable must not exceed replicas"),
         (("reward",), {}, "set function, builtin, url or model"),
         (("reward",), {"function": "m:f", "url": "http://v"}, "at most one of function, builtin and url"),
         (("reward",), {"model": {"path": "judge"}}, "should match pattern"),
@@ -58,17 +58,17 @@ def test_a_missing_model_path_is_named() -> None:
 
 
 def _walk(schema: dict[str, Any], path: str = "") -> list[tuple[str, dict[str, Any]]]:
-    found = [(path, schema)]
+    nodes = [(path, schema)]
     for name, child in schema.get("properties", {}).items():
-        found += _walk(child, f"{path}.{name}")
+        nodes += _walk(child, f"{path}.{name}")
     if "items" in schema:
-        found += _walk(schema["items"], f"{path}[]")
-    return found
+        nodes += _walk(schema["items"], f"{path}[]")
+    return nodes
 
 
 @pytest.mark.parametrize("crd", [grpojob_crd(), rolloutpool_crd()], ids=["grpojob", "rolloutpool"])
 def test_every_string_and_list_of_the_spec_is_bounded(crd: dict[str, Any]) -> None:
-    """Unbounded ones make the API server refuse CEL rules for their estimated cost."""
+    """The API server refuses CEL rules over unbounded values, because it estimates their cost as too high."""
     spec = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     for path, schema in _walk(spec):
         if schema.get("type") == "string":
@@ -86,12 +86,11 @@ def test_no_field_has_a_name_that_yaml_reads_as_a_boolean() -> None:
 @pytest.mark.parametrize("crd", [grpojob_crd(), rolloutpool_crd()], ids=["GRPOJob", "RolloutPool"])
 def test_every_field_is_described_and_bounded(crd: dict[str, Any]) -> None:
     root = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
-    found = [*_loose(root["spec"], "spec", True), *_loose(root["status"], "status", False)]
-    assert found == []
+    assert [*_loose(root["spec"], "spec", True), *_loose(root["status"], "status", False)] == []
 
 
 def _loose(schema: dict[str, Any], path: str, given: bool) -> Iterator[str]:
-    """Fields without a description, and values that users give without a bound."""
+    """Yield fields without a description, and fields of the spec without a bound."""
     for name, field in (schema.get("properties") or {}).items():
         here, kind = f"{path}.{name}", field.get("type")
         if not field.get("description"):
@@ -102,7 +101,7 @@ def _loose(schema: dict[str, Any], path: str, given: bool) -> Iterator[str]:
             yield f"{here}: no maxItems"
         if given and kind in ("integer", "number") and "maximum" not in field:
             yield f"{here}: no maximum"
-        # The API server reads bounds as 64-bit integers, and larger ones as the smallest of all.
+        # The API server reads bounds as 64-bit integers; larger ones overflow to the smallest integer.
         if any(abs(field.get(bound, 0)) >= 2**63 for bound in ("minimum", "maximum")):
             yield f"{here}: a bound that does not fit in 64 bits"
         yield from _loose(field, here, given)

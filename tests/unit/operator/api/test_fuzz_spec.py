@@ -1,4 +1,4 @@
-"""10 000 damaged specs: each is refused with a message that names the field, or can be rendered."""
+"""10 000 damaged specs: each is refused with a message that names the field, or renders all children."""
 
 import copy
 import json
@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from grpo_operator.api.errors import describe
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
-from grpo_operator.plan.capacity.pod_requests import job_needs
+from grpo_operator.plan.capacity.pod_requests import job_requests
 from grpo_operator.plan.planner.resolve import RefusedError, resolve, with_layout
 from grpo_operator.plan.status.grpojob import layout_status, refused_status
 from grpo_operator.render.config_map import job_config_map
@@ -46,13 +46,13 @@ VALUES = st.one_of(
 def _paths(node: Any, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     if not isinstance(node, dict):
         return []
-    found = [(*prefix, key) for key in node]
-    return found + [path for key, value in node.items() for path in _paths(value, (*prefix, key))]
+    own = [(*prefix, key) for key in node]
+    return own + [path for key, value in node.items() for path in _paths(value, (*prefix, key))]
 
 
 @st.composite
 def damaged(draw: st.DrawFn) -> dict[str, Any]:
-    """A job with up to four fields changed, removed or made up."""
+    """Return a job with up to four fields changed, removed or added."""
     job = copy.deepcopy(draw(st.sampled_from(JOBS)))
     job["metadata"] |= {"namespace": "default", "uid": "12345678-aaaa", "generation": 1}
     for _ in range(draw(st.integers(1, 4))):
@@ -83,7 +83,7 @@ def test_a_damaged_spec_is_refused_by_field_or_can_be_rendered(job: dict[str, An
 
 
 def _refusal(job: dict[str, Any]) -> str | None:
-    """Why the job gets no pod; None when all its children could be made."""
+    """Return why the job is refused, or None if all its children can be rendered."""
     try:
         spec = GRPOJobSpec.model_validate(job["spec"])
         plan = resolve(spec, pool_of(spec))
@@ -92,7 +92,7 @@ def _refusal(job: dict[str, Any]) -> str | None:
     except RefusedError as error:
         return str(error)
     pool, spec = pool_of(spec), with_layout(spec, layout_status(plan))
-    assert all(need.count > 0 for need in job_needs(spec, pool))
+    assert all(request.count > 0 for request in job_requests(spec, pool))
     cluster = job_cluster(job, spec, pool, SETTINGS, False).wire()
     json.dumps([cluster, job_config_map(job, spec, "x", pool)], allow_nan=False)
     return None

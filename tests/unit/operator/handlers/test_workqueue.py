@@ -1,56 +1,56 @@
-"""Which objects are due when, with a clock of our own."""
+"""The work queue with a fake clock: when which object is due."""
 
 from grpo_operator.handlers.workqueue import RESYNC_SECONDS, WorkQueue
 
 A, B = ("GRPOJob", "ns", "a"), ("GRPOJob", "ns", "b")
 
 
-def test_a_change_is_due_at_once_and_only_once() -> None:
+def test_a_change_is_due_once_and_immediately() -> None:
     work = WorkQueue()
-    work.mark(B, 1)
-    work.mark(A, 1)
-    work.mark(A, 2)
-    assert work.take(2) == [A, B] and work.take(2) == []
+    work.add(B, 1)
+    work.add(A, 1)
+    work.add(A, 2)
+    assert work.pop_due(2) == [A, B] and work.pop_due(2) == []
 
 
-def test_everything_is_looked_at_again_now_and_then() -> None:
+def test_every_object_is_requeued_periodically() -> None:
     work = WorkQueue()
-    work.mark(A, 0)
-    work.take(0)
+    work.add(A, 0)
+    work.pop_due(0)
     work.done(A, True, 0)
-    assert work.take(RESYNC_SECONDS - 1) == [] and work.take(RESYNC_SECONDS) == [A]
+    assert work.pop_due(RESYNC_SECONDS - 1) == [] and work.pop_due(RESYNC_SECONDS) == [A]
 
 
 def test_a_change_during_the_work_is_not_lost() -> None:
     work = WorkQueue()
-    work.mark(A, 0)
-    work.take(0)
-    work.mark(A, 0.5)
+    work.add(A, 0)
+    work.pop_due(0)
+    work.add(A, 0.5)
     work.done(A, True, 1)
-    assert work.take(1) == [A]
+    assert work.pop_due(1) == [A]
 
 
-def test_errors_wait_longer_each_time_whatever_happens_meanwhile() -> None:
+def test_errors_back_off_even_when_changes_arrive() -> None:
     work, now, waits = WorkQueue(), 0.0, []
-    work.mark(A, now)
+    work.add(A, now)
     for _ in range(9):
-        assert work.take(now) == [A]
+        assert work.pop_due(now) == [A]
         work.done(A, False, now)
-        work.mark(A, now)
+        work.add(A, now)
         begin = now
         while not work._due[A] <= now:
             now += 0.5
         waits.append(now - begin)
     assert waits == [1, 2, 4, 8, 16, 30, 30, 30, 30]
-    work.take(now)
+    work.pop_due(now)
     work.done(A, True, now)
-    work.mark(A, now)
-    assert work.take(now) == [A]
+    work.add(A, now)
+    assert work.pop_due(now) == [A]
 
 
 def test_deleted_objects_are_forgotten() -> None:
     work = WorkQueue()
-    work.mark(A, 0)
-    work.mark(B, 0)
-    work.forget_all_but([B])
-    assert work.take(1) == [B]
+    work.add(A, 0)
+    work.add(B, 0)
+    work.retain([B])
+    assert work.pop_due(1) == [B]

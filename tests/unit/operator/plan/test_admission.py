@@ -28,22 +28,22 @@ def test_the_second_of_two_large_jobs_waits_whole() -> None:
     assert "spec.trainer.nodes=3: only 1 of 3 trainer pods" in message and "waiting for other" in message
 
 
-def test_who_holds_pods_goes_first_and_then_the_older() -> None:
+def test_jobs_with_pods_go_first_then_older_jobs() -> None:
     claims = [_claim("old", 3, "2026-01-01"), _claim("new", 3, "2026-02-01", holds=True)]
     assert set(waiting(claims, _nodes(4))) == {_owner("old")}
     claims = [_claim("x", 3, "2026-02-01"), _claim("y", 3, "2026-01-01")]
     assert set(waiting(claims, _nodes(4))) == {_owner("x")}
 
 
-def test_a_small_job_passes_a_large_one_that_waits() -> None:
+def test_a_small_job_overtakes_a_waiting_large_one() -> None:
     claims = [_claim("a", 3), _claim("b", 3), _claim("c", 1)]
     assert set(waiting(claims, _nodes(4))) == {_owner("b")}
 
 
-def test_a_job_that_holds_more_than_there_is_does_not_wait() -> None:
+def test_a_job_with_more_pods_than_fit_does_not_wait() -> None:
     assert waiting([_claim("a", 5, holds=True)], _nodes(4)) == {}
 
 
-def test_nodes_that_are_being_left_count_as_taken() -> None:
+def test_draining_nodes_count_as_occupied() -> None:
     assert set(waiting([_claim("a", 3)], _nodes(4), leaving=["n0", "n1"])) == {_owner("a")}
     assert waiting([_claim("a", 2)], _nodes(4), leaving=["n0", "n1"]) == {}

@@ -1,31 +1,28 @@
-"""Trainers and engines on the same GPUs: whose turn it is, what is rendered, what is refused."""
+"""Trainers and engines on the same GPUs: validation, manifests and the hand-over of GPU memory."""
 
 import threading
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 from starlette.testclient import TestClient
 
+from grpo_operator.api.messages import AgentStatus
 from grpo_operator.api.names import Owner
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec
 from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_operator.cli.report import as_data, as_table
-from grpo_operator.plan.capacity.feasibility import GPU, partly_taken
-from grpo_operator.plan.capacity.pod_requests import job_needs
+from grpo_operator.plan.capacity.feasibility import GPU, oversized_node
+from grpo_operator.plan.capacity.pod_requests import job_requests
 from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.planner.resolve import RefusedError, resolve, training_pool
 from grpo_operator.plan.status.rolloutpool import pool_status
 from grpo_operator.render.ray_cluster import job_cluster
 from grpo_operator.settings import OperatorSettings
-from grpo_worker.controller.training.gang import TrainerGang
-from grpo_worker.controller.weight_sync.colocation import Turns
-from grpo_worker.controller.weight_sync.synchronizer import WeightSender
-from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.rollout.engine_pool import RolloutPool, SyncError
 from grpo_worker.rollout.routing import EngineEntry
 from grpo_worker.rollout.sglang.prepare import await_turn
@@ -59,13 +56,13 @@ def colocated(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
-        ({"rollout": {"poolRef": {"name": "x"}}}, "standing pool has GPUs of its own"),
+        ({"rollout": {"poolRef": {"name": "x"}}}, "engines of a RolloutPool have GPUs of their own"),
         ({"rollout__template__replicas": 3}, "must not exceed trainer.nodes"),
         ({"trainer__offload__optimizer": False}, "needs trainer.offload"),
-        ({"trainer__gpusPerNode": 8}, "gpusPerNode like trainer.gpusPerNode"),
-        ({"staleness": {"maxVersionLag": 1}}, "excludes staleness"),
+        ({"trainer__gpusPerNode": 8}, "and, on cuda, trainer.gpusPerNode"),
+        ({"staleness": {"maxVersionLag": 1}}, "requires staleness.maxVersionLag 0"),
         ({"weightSync": {"transport": "nccl"}}, "excludes weightSync.transport nccl"),
         (
             {"weightSync": {"transport": "cuda-ipc"}},
@@ -73,13 +70,13 @@ def colocated(**changes: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_what_cannot_share_is_refused(change: dict[str, Any], told: str) -> None:
+def test_settings_that_cannot_be_colocated_are_refused(change: dict[str, Any], message: str) -> None:
     spec_of(colocated())
-    with pytest.raises(ValidationError, match=told):
+    with pytest.raises(ValidationError, match=message):
         spec_of(colocated(**change))
 
 
-def test_memory_is_planned_for_what_the_other_side_keeps() -> None:
+def test_memory_is_planned_for_what_the_other_role_keeps() -> None:
     spec = spec_of(colocated())
     alone = GRPOJobSpec.model_validate(spec.wire() | {"mode": "static"})
     plan = resolve(spec, pool_of(spec))
@@ -87,7 +84,7 @@ def test_memory_is_planned_for_what_the_other_side_keeps() -> None:
     rooms = [training_pool(each, pool_of(each), plan.model).gpu.usable for each in (alone, spec)]
     assert rooms[0] - rooms[1] == 6 * 10**9
     table = as_table(as_data(spec, pool_of(spec), plan, 1e9))
-    assert "2 engines on 2 nodes, 8 x h100-80gb, the training pool's own, in turn" in table
+    assert "2 engines on 2 nodes, 8 x h100-80gb, shared with the training pool" in table
     greedy = spec_of(colocated(rollout__template__engine__memoryFraction=0.95))
     with pytest.raises(RefusedError, match=r"memoryFraction=0.95: .*set it to 0.85 or less"):
         resolve(greedy, pool_of(greedy))
@@ -101,17 +98,17 @@ def node(name: str, gpus: int) -> dict[str, Any]:
 
 def test_a_pod_must_have_all_of_its_nodes_gpus() -> None:
     nodes = [node("a", 8), node("b", 4), node("c", 0)]
-    assert partly_taken(8, {}, nodes) is None and partly_taken(4, {"gpus": "4"}, nodes) is None
-    assert "node a has 8 GPUs" in (partly_taken(4, {}, nodes) or "")
+    assert oversized_node(8, {}, nodes) is None and oversized_node(4, {"gpus": "4"}, nodes) is None
+    assert "node a has 8 GPUs" in (oversized_node(4, {}, nodes) or "")
 
 
-def test_engines_need_no_gpus_beside_those_of_the_trainers() -> None:
+def test_colocated_engines_request_no_gpus() -> None:
     spec = spec_of(colocated())
-    needs = {need.pool: need.gpus for need in job_needs(spec, pool_of(spec))}
-    assert (needs["trainer"], needs["rollout"]) == (4, 0)
+    gpus = {request.pool: request.gpus for request in job_requests(spec, pool_of(spec))}
+    assert (gpus["trainer"], gpus["rollout"]) == (4, 0)
 
 
-def test_an_engine_is_bound_to_a_training_pods_node_and_asks_for_no_device() -> None:
+def test_an_engine_is_bound_to_a_training_pods_node() -> None:
     manifest = colocated(scheduling={"rdma": {"resource": "rdma/ib", "count": 8}})
     spec = spec_of(manifest)
     cluster = job_cluster(manifest, spec, pool_of(spec), OperatorSettings("t:1", "r:1"), False).wire()
@@ -131,7 +128,7 @@ def test_an_engine_is_bound_to_a_training_pods_node_and_asks_for_no_device() -> 
     assert pods["trainer"]["containers"][0]["resources"]["limits"][GPU] == "4"
 
 
-def test_only_cuda_ipc_opens_pods_to_their_nodes_other_processes() -> None:
+def test_only_cuda_ipc_needs_the_host_ipc_namespace() -> None:
     one = {"trainer__nodes": 1, "rollout__template__replicas": 1, "rollout__template__minAvailable": 1}
     for transport, opened in (("cuda-ipc", True), ("auto", None)):
         manifest = colocated(**one, weightSync={"transport": transport})
@@ -147,7 +144,7 @@ def test_only_cuda_ipc_opens_pods_to_their_nodes_other_processes() -> None:
 
 
 class Server(Engine):
-    """Writes down what is asked of its memory. ``up``: does it answer?"""
+    """Records requests for its memory. ``up``: whether it answers."""
 
     def __init__(self) -> None:
         super().__init__("http://127.0.0.1:1", 1)
@@ -164,92 +161,93 @@ class Server(Engine):
             raise EngineError("/release_memory_occupation: HTTP 500")
         self.memory.append("released " + " ".join(parts))
 
-    def take_memory(self, parts: Sequence[str]) -> None:
+    def resume_memory(self, parts: Sequence[str]) -> None:
         self.memory.append("taken " + " ".join(parts))
 
 
 def agent_of(server: Server, folder: Path) -> Agent:
-    return Agent("engine-0", server, 1, 1 << 20, 5, JOB, turns=folder / "turns.json")
+    return Agent("engine-0", server, 1, 1 << 20, 5, JOB, lease_file=folder / "turns.json")
 
 
 def running(server: Server, folder: Path) -> Agent:
-    """Of an engine that has started in its turn."""
+    """Return the agent of an engine that was allowed to start."""
     agent = agent_of(server, folder)
-    agent.turn(JOB, ALL)
+    agent.grant_gpu_memory(JOB, ALL)
     agent.may_start()
     server.up = True
     agent.watch()
     return agent
 
 
-def test_an_engine_starts_in_its_turn_and_makes_room_for_the_trainers(tmp_path: Path) -> None:
+def test_an_engine_starts_after_the_trainers_release_the_gpus(tmp_path: Path) -> None:
     server = Server()
     agent = agent_of(server, tmp_path)
     assert not agent.may_start() and agent.status()["settled"], "until the controller speaks it waits"
-    assert not agent.turn(JOB, ALL)["settled"]
-    assert agent.may_start() and not agent.turn(JOB, [])["settled"], "it may be half way up"
+    assert not agent.grant_gpu_memory(JOB, ALL)["settled"]
+    assert agent.may_start() and not agent.grant_gpu_memory(JOB, [])["settled"], "it may be half way up"
     server.up = True
     agent.watch()
     assert server.memory == [RELEASED] and agent.status()["settled"]
     for _ in range(2):  # twice is once
-        assert agent.turn(JOB, ALL)["settled"]
-        assert agent.turn(JOB, [])["settled"]
+        assert agent.grant_gpu_memory(JOB, ALL)["settled"]
+        assert agent.grant_gpu_memory(JOB, [])["settled"]
     assert server.memory == [RELEASED] + [TAKEN, RELEASED] * 2
 
 
-def test_nothing_is_written_while_the_trainers_have_the_gpus(tmp_path: Path) -> None:
+def test_no_weights_are_written_while_trainers_hold_the_gpus(tmp_path: Path) -> None:
     server = Server()
     agent = running(server, tmp_path)
-    agent.turn(JOB, [])
-    with pytest.raises(EngineError, match="the trainers' for now"):
+    agent.grant_gpu_memory(JOB, [])
+    with pytest.raises(EngineError, match="the trainers use the GPUs now"):
         agent._write(1, lambda: pytest.fail("it was written"))
-    agent.turn(JOB, ["weights"])
+    agent.grant_gpu_memory(JOB, ["weights"])
     assert server.memory[1:] == ["taken weights"] and not agent.status()["waits"]
     agent._write(1, lambda: "checksum")
     assert agent.status()["state"] == EngineState.SERVING
-    agent.turn(JOB, ALL)
+    agent.grant_gpu_memory(JOB, ALL)
     assert server.memory[2:] == ["taken kv_cache"] and agent.status()["weightVersion"] == 1
     with pytest.raises(ValueError, match="parts of an engine's memory are kv_cache, weights"):
-        agent.turn(JOB, ["cuda_graph"])
+        agent.grant_gpu_memory(JOB, ["cuda_graph"])
 
 
-def test_an_agent_that_restarts_knows_what_its_engine_holds(tmp_path: Path) -> None:
+def test_a_restarted_agent_knows_the_memory_its_engine_holds(tmp_path: Path) -> None:
     server = Server()
     first = running(server, tmp_path)
-    first.turn(JOB, [])
+    first.grant_gpu_memory(JOB, [])
     second = agent_of(server, tmp_path)
     second.watch()
     assert server.memory == [RELEASED], "SGLang does not take a second release"
-    second.turn(JOB, ALL)
+    second.grant_gpu_memory(JOB, ALL)
     third = agent_of(server, tmp_path)
     third.watch()
     assert third.status()["settled"] and server.memory == [RELEASED, TAKEN]
 
 
-def test_an_engine_that_died_in_the_trainers_turn_waits_for_its_own(tmp_path: Path) -> None:
+def test_an_engine_that_died_waits_until_the_trainers_release(tmp_path: Path) -> None:
     server = Server()
     agent = running(server, tmp_path)
-    agent.turn(JOB, [])
+    agent.grant_gpu_memory(JOB, [])
     server.up = False
     agent.watch()
     assert agent.status()["state"] == EngineState.RESTARTING and not agent.may_start()
-    agent.turn(JOB, ALL)
+    agent.grant_gpu_memory(JOB, ALL)
     assert agent.may_start()
     server.up = True
     agent.watch()
     assert server.memory == [RELEASED] and agent.status()["settled"], "a new server has taken everything"
 
 
-def test_who_waits_for_its_turn_is_ready_and_says_so(tmp_path: Path) -> None:
-    """Else pods and pools would be unready in every step."""
+def test_an_agent_that_waits_for_the_gpus_is_ready(tmp_path: Path) -> None:
+    """Otherwise pods and pools would become unready in every step."""
     server = Server()
     agent = running(server, tmp_path)
     with TestClient(rollout_application(agent)) as client:
         assert client.get("/readyz").status_code == 503, "its turn, and no weights yet"
-        agent.turn(JOB, [])
+        agent.grant_gpu_memory(JOB, [])
         assert client.get("/readyz").status_code == 200 and client.get("/v1/status").json()["waits"]
     pods = (pod("rollout", 0), pod("rollout", 1))
-    agents = {p["metadata"]["name"]: agent.status() for p in pods}
+    answer = AgentStatus.model_validate(agent.status())
+    agents = {p["metadata"]["name"]: answer for p in pods}
     engines = Observed(pods=pods, agents=agents)
     owner = {"metadata": {"name": "tiny-moe-rollout", "generation": 1}}
     spec = RolloutPoolSpec.model_validate(
@@ -260,19 +258,20 @@ def test_who_waits_for_its_turn_is_ready_and_says_so(tmp_path: Path) -> None:
     assert [(e.state, e.waits) for e in status.engines] == [(EngineState.STALE, True)] * 2
 
 
-def test_a_release_that_fails_is_not_taken_for_one(tmp_path: Path) -> None:
+def test_a_failed_release_is_not_reported_as_released(tmp_path: Path) -> None:
     server = Server()
     agent = running(server, tmp_path)
     server.broken = True
     with TestClient(rollout_application(agent)) as client:
-        told = client.post("/v1/turn", json={"writer": JOB, "attempt": 0, "parts": []})
-        assert told.status_code == 500 and "HTTP 500" in told.json()["error"] and not told.json()["settled"]
+        answer = client.post("/v1/turn", json={"writer": JOB, "attempt": 0, "parts": []})
+        assert answer.status_code == 500
+        assert "HTTP 500" in answer.json()["error"] and not answer.json()["settled"]
         assert client.get("/turnz").status_code == 503
         server.broken = False
         assert client.post("/v1/turn", json={"writer": JOB, "attempt": 0, "parts": []}).json()["settled"]
 
 
-def test_an_engine_with_gpus_of_its_own_is_never_asked_for_its_memory() -> None:
+def test_engines_on_dedicated_gpus_are_never_asked_for_memory() -> None:
     server = Server()
     agent = Agent("engine-0", server, 1, 1 << 20, 5, JOB)
     assert agent.may_start() and agent.status()["settled"]
@@ -281,7 +280,7 @@ def test_an_engine_with_gpus_of_its_own_is_never_asked_for_its_memory() -> None:
     assert not server.memory
 
 
-def test_the_engines_container_waits_for_its_turn() -> None:
+def test_the_engine_container_waits_for_the_gpus() -> None:
     answers = [503, 503, 200]
 
     class Handler(BaseHTTPRequestHandler):
@@ -299,21 +298,21 @@ def test_the_engines_container_waits_for_its_turn() -> None:
 
 
 class Pool(RolloutPool):
-    """Agents that answer as they are told, without a network."""
+    """Agents with scripted answers, without a network."""
 
     def __init__(self, *answers: Callable[[list[str]], Any]) -> None:
         super().__init__("localhost.invalid", len(answers), 1, JOB, False)
         self.answers = dict(zip("abc", answers, strict=False))
         self.table.replace([EngineEntry(n, n, EngineState.STALE, None) for n in self.answers])
 
-    def _look_forever(self) -> None: ...
+    def _poll_forever(self) -> None: ...
 
     def _post(self, engine: EngineEntry, what: str, timeout: float, body: dict[str, Any]) -> dict[str, Any]:
         assert what == "turn"
         return dict(self.answers[engine.name](body["parts"]))
 
 
-def test_the_pool_waits_until_every_engine_has_left() -> None:
+def test_the_pool_waits_until_every_engine_has_released() -> None:
     looks = iter([False, False, True])
     pool = Pool(lambda _: {"settled": True, "attempt": 0}, lambda _: {"settled": next(looks), "attempt": 0})
     pool.turn([], 10)
@@ -322,68 +321,15 @@ def test_the_pool_waits_until_every_engine_has_left() -> None:
         lambda _: {"settled": True, "attempt": 0},
         lambda _: {"settled": True, "attempt": 0, "error": "/release: HTTP 500"},
     )
-    with pytest.raises(SyncError, match=r"do not leave the GPUs in 0 s: \['b'\]"):
+    with pytest.raises(SyncError, match=r"did not release their GPU memory in 0 s: \['b'\]"):
         stuck.turn([], 0.2)
 
 
-def test_a_controller_whose_successor_is_at_work_waits_for_nothing() -> None:
-    with pytest.raises(SyncError, match="attempt 2 of this job has it, this is 0"):
+def test_a_superseded_controller_does_not_wait() -> None:
+    with pytest.raises(SyncError, match="obeys attempt 2 of this job, this is attempt 0"):
         Pool(lambda _: {"settled": False, "attempt": 2}).turn([], 60)
 
 
-def test_no_engine_at_all_is_not_taken_for_room() -> None:
+def test_zero_engines_do_not_count_as_released() -> None:
     with pytest.raises(SyncError, match="no engine found"):
         Pool().turn([], 0.1)
-
-
-class Script:
-    """Gang, pool and sender that write down what they are asked for."""
-
-    def __init__(self) -> None:
-        self.done: list[str] = []
-
-    def call(self, method: str) -> list[tuple[int, int]]:
-        self.done.append(method)
-        return [(1 << 30, 2 << 30), (1 << 30, 3 << 30)]
-
-    def turn(self, parts: Sequence[str], timeout: float) -> None:
-        self.done.append(" ".join(parts) or "trainers")
-
-    def hand_over(self) -> dict[str, float]:
-        self.done.append("version")
-        return {"timing_s/update_weights_pull": 1.0}
-
-
-def turns_of(spec: GRPOJobSpec, script: Script) -> Turns:
-    parts = cast(TrainerGang, script), cast(RolloutPool, script), cast(WeightSender, script)
-    return Turns(spec, *parts)
-
-
-def test_the_gpus_go_round() -> None:
-    script, timer = Script(), StepTimer()
-    turns = turns_of(spec_of(colocated()), script)
-    turns.begin_attempt()
-    assert script.done == [BOTH, "trainers"], "engines start with nobody beside them"
-    for _ in range(2):
-        turns.to_engines(timer)
-    assert script.done[2:] == ["empty_cache", "weights", "version", "empty_cache", BOTH]
-    assert timer.seconds["perf/waiting_memory_reserved_gb"] == 3, "the fullest rank's"
-    for _ in range(2):
-        turns.to_trainers(timer)
-    assert script.done[7:] == ["trainers"]
-    assert {
-        "timing_s/to_engines",
-        "timing_s/to_trainers",
-        "timing_s/update_weights_pull",
-    } <= timer.seconds.keys()
-    turns.begin_attempt()
-    assert script.done[8:] == [BOTH, "trainers"], "an attempt knows nothing of the one before"
-
-
-def test_with_gpus_of_their_own_nobody_waits() -> None:
-    script, timer = Script(), StepTimer()
-    turns = turns_of(spec_of(job()), script)
-    turns.begin_attempt()
-    turns.to_engines(timer)
-    turns.to_trainers(timer)
-    assert not script.done and not timer.seconds

@@ -1,18 +1,19 @@
-"""Containers that fail are named in the status of job and pool, with their last error."""
+"""Failed containers appear in the status of job and pool with their last error."""
 
 from typing import Any
 
 import pytest
 
+from grpo_operator.api.messages import AgentStatus
 from grpo_operator.api.names import Owner
-from grpo_operator.api.v1alpha1.status import LayoutStatus
+from grpo_operator.api.v1alpha1.status import EngineState, LayoutStatus
 from grpo_operator.kuberay_client.models import RayClusterStatus
 from grpo_operator.observe.watched_kinds import reduced
 from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.status.container_failures import container_failures, failing
 from grpo_operator.plan.status.grpojob import job_status
 from grpo_operator.plan.status.rolloutpool import pool_status
-from support.objects import NOW, job, pod, pool_of, progress, running, spec_of
+from support.objects import NOW, controller_status, job, pod, pool_of, running, spec_of
 
 LAYOUT = LayoutStatus(
     world=2, data=1, tensor=2, pipeline=1, context=1, expert=2, expert_tensor=1, stages=[], reason="given"
@@ -46,14 +47,14 @@ def _container(restarts: int = 2, **changes: Any) -> dict[str, Any]:
         (_container(state={"running": {}}, lastState={"terminated": {"exitCode": 0}}), None),
     ],
 )
-def test_what_is_kept_of_a_container(
+def test_failures_of_a_container_are_extracted(
     container: dict[str, Any], expected: tuple[str, str, int] | None
 ) -> None:
     found = [(f["reason"], f["error"], f["restarts"]) for f in failing({"containerStatuses": [container]})]
     assert found == ([expected] if expected else [])
 
 
-def test_the_cache_keeps_failures_alone() -> None:
+def test_the_cache_keeps_only_failures() -> None:
     whole = pod("rollout", ready=False)
     whole["status"]["containerStatuses"] = [_container()]
     kept = reduced("pods", whole)
@@ -76,7 +77,7 @@ def _status(observed: Observed, **old: Any) -> Any:
     manifest = job()
     if old:
         manifest["status"] = old
-    return job_status(manifest, spec_of(manifest), LAYOUT, 2, observed, NOW)
+    return job_status(manifest, spec_of(manifest), LAYOUT, pool_of(spec_of(manifest)), observed, NOW)
 
 
 def _condition(status: Any, kind: str) -> Any:
@@ -84,7 +85,7 @@ def _condition(status: Any, kind: str) -> Any:
 
 
 def _starting(*engines: dict[str, Any]) -> Observed:
-    report = progress("Starting", message="sending the first weights", weight_version=None, step=0)
+    report = controller_status("Starting", message="sending the first weights", weight_version=None, step=0)
     pods = (pod("controller"), pod("trainer", 0), pod("trainer", 1), *engines)
     return Observed(RayClusterStatus(), pods, report)
 
@@ -97,11 +98,11 @@ def test_a_job_whose_engines_crash_is_degraded_and_says_why() -> None:
     assert "AttributeError: x" in _condition(status, "Ready").message
 
 
-def test_engines_that_never_came_up_end_the_job_when_all_say_the_same() -> None:
+def test_a_job_fails_when_all_engines_fail_to_start_alike() -> None:
     same = _starting(_crashing(0, 3), _crashing(1, 4))
     status = _status(same)
     assert status.phase == "Failed"
-    assert "no engine has come up: tiny-moe-rollout-0" in _condition(status, "Failed").message
+    assert "no engine has started: tiny-moe-rollout-0" in _condition(status, "Failed").message
     assert _status(same, weightVersion=3, phase="Training").phase == "Starting", "they have served before"
     assert _status(_starting(_crashing(0, 3), _crashing(1, 2))).phase == "Starting"
     assert _status(_starting(_crashing(0, 3), _crashing(1, 3, "OSError: y"))).phase == "Starting"
@@ -111,7 +112,7 @@ def test_engines_that_never_came_up_end_the_job_when_all_say_the_same() -> None:
     assert _status(_starting(_crashing(0, 3), waiting)).phase == "Starting"
 
 
-def test_one_crashing_engine_of_a_job_that_trains_degrades_it_and_no_more() -> None:
+def test_one_crashing_engine_only_degrades_a_training_job() -> None:
     observed = running()
     observed.pods[-1]["status"] |= _crashing(1, 2)["status"]
     status = _status(observed, weightVersion=3, phase="Training")
@@ -121,18 +122,17 @@ def test_one_crashing_engine_of_a_job_that_trains_degrades_it_and_no_more() -> N
     assert "AttributeError: x" in degraded.message
 
 
-def test_a_controller_that_has_just_started_takes_nothing_back() -> None:
+def test_a_restarted_controller_does_not_clear_the_status() -> None:
     report = {"attempt": 0, "step": 0, "weight_version": None, "reward_mean": None, "last_checkpoint": None}
     fresh = running("Starting", **report, restarts={"job": 0, "infrastructure": 0})
     status = _status(fresh, step=300, phase="Training", restarts={"job": 1, "infrastructure": 2})
     assert (status.phase, status.step, status.restarts.infrastructure) == ("Recovering", 300, 2)
 
 
-def test_long_words_of_an_agent_do_not_stop_the_status() -> None:
-    agents = {"tiny-moe-rollout-0": {
-        "state": "STALE", "weightVersion": None, "since": "", "restarts": 0, "reason": "x" * 5000
-    }}  # fmt: skip
-    observed = Observed(RayClusterStatus(), running().pods, progress("Training"), agents)
+def test_long_messages_of_agents_are_truncated() -> None:
+    name = "tiny-moe-rollout-0"
+    agents = {name: AgentStatus(name=name, state=EngineState.STALE, reason="x" * 5000)}
+    observed = Observed(RayClusterStatus(), running().pods, controller_status("Training"), agents)
     assert len(observed.engines()[0].message or "") == 1024
 
 
@@ -145,7 +145,7 @@ def test_a_job_without_samples_is_not_ready() -> None:
         assert (found.status, found.reason) == (value, "NoSamples") and "HTTP 400" in found.message
 
 
-def test_tokens_and_rows_stand_in_the_status() -> None:
+def test_tokens_and_rows_are_in_the_status() -> None:
     tokens = {"end": [5, 3], "pad": 3, "chatTemplate": True}
     status = _status(running(tokens=tokens, data={"rows": 70, "too_long": 3}))
     assert status.wire()["tokens"] == tokens

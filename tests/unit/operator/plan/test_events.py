@@ -1,4 +1,4 @@
-"""Events from status differences, pods on sick nodes, and the cache that both come from."""
+"""Events from status differences, pods on unhealthy nodes, and the cache behind both."""
 
 from typing import Any
 
@@ -15,14 +15,14 @@ def _status(phase: str, *true: tuple[str, str, str], **more: Any) -> dict[str, A
     return {"phase": phase, "conditions": conditions, **more}
 
 
-def test_a_new_phase_is_told_once() -> None:
+def test_a_new_phase_is_one_event() -> None:
     before, after = _status("Starting"), _status("Training", ("Ready", "Training", ""))
     event = job_event(before, after)
     assert event is not None and (event.reason, event.warning) == ("Training", False)
     assert job_event(after, after) is None
 
 
-def test_a_restart_names_its_cause_before_anything_else() -> None:
+def test_a_restart_event_starts_with_its_cause() -> None:
     before = _status("Training", restarts={"job": 0, "infrastructure": 0})
     message = ("Progressing", "Recovering", "rank 3 died")
     after = _status("Recovering", message, restarts={"job": 0, "infrastructure": 1})
@@ -40,7 +40,7 @@ def test_a_refusal_is_a_warning_with_its_remedy() -> None:
     assert event is not None and event.reason == "Infeasible"
 
 
-def test_engines_that_come_and_go_are_told_once_as_degraded() -> None:
+def test_flapping_engines_are_one_degraded_event() -> None:
     whole = _status("Training")
     one = _status("Training", ("Degraded", "PoolsIncomplete", "engines 7/8"))
     two = _status("Training", ("Degraded", "PoolsIncomplete", "engines 6/8"))
@@ -49,7 +49,7 @@ def test_engines_that_come_and_go_are_told_once_as_degraded() -> None:
     assert job_event(one, two) is None
 
 
-def test_a_pool_tells_who_writes() -> None:
+def test_a_pool_event_names_the_writer() -> None:
     bound = pool_event({}, {"boundTo": "a"})
     released = pool_event({"boundTo": "a"}, {})
     assert bound is not None and bound.reason == "Bound" and "GRPOJob a" in bound.message
@@ -62,7 +62,7 @@ def _node(closed: bool, **parts: Any) -> dict[str, Any]:
     return {"spec": {"unschedulable": closed, "taints": taints}, "status": {"conditions": conditions}}
 
 
-def test_pods_leave_a_sick_node_only_when_it_is_closed() -> None:
+def test_pods_leave_an_unhealthy_node_only_when_it_is_cordoned() -> None:
     signs = {"conditions": ["GpuMemWatch"], "taints": ["gpu/xid"]}
     scheduling = SchedulingSpec.model_validate({"unhealthyNodes": signs})
     nodes = {
@@ -81,7 +81,7 @@ def test_pods_leave_a_sick_node_only_when_it_is_closed() -> None:
     assert list(to_replace(pods, nodes.get, SchedulingSpec())) == []
 
 
-def test_the_cache_keeps_what_is_read_and_forgets_whole_owners() -> None:
+def test_the_cache_keeps_needed_fields_and_drops_whole_owners() -> None:
     cache, owner = Cache(), Owner("GRPOJob", "default", "tiny-moe")
     made = pod("trainer")
     made["metadata"] |= {"namespace": "default", "managedFields": [{"manager": "x"}]}
@@ -90,14 +90,14 @@ def test_the_cache_keeps_what_is_read_and_forgets_whole_owners() -> None:
     cache.store("pods", {"type": "ADDED", "object": made})
     (kept,) = cache.pods_of(owner)
     assert kept["spec"] == {"nodeName": "n1", "gpus": 8} and "managedFields" not in kept["metadata"]
-    assert cache.nodes_of_all_but({owner}) == set() and cache.nodes_of_all_but(set()) == {"n1"}
-    assert cache.gpus_of_all_but({owner}) == {} and cache.gpus_of_all_but(set()) == {"n1": 8}
+    assert cache.nodes_of_others({owner}) == set() and cache.nodes_of_others(set()) == {"n1"}
+    assert cache.gpus_of_others({owner}) == {} and cache.gpus_of_others(set()) == {"n1": 8}
     assert cache.keys("pods") == {("default", "tiny-moe-trainer-0")}
     cache.store("pods", {"type": "DELETED", "object": made})
     assert cache.pods_of(owner) == () and cache.keys("pods") == set()
 
 
-def test_a_ray_cluster_is_kept_as_text_and_comes_back_whole() -> None:
+def test_a_cached_ray_cluster_is_restored_whole() -> None:
     cache = Cache()
     made: dict[str, Any] = {
         "metadata": {"name": "a", "namespace": "default", "managedFields": [{}], "annotations": {"x": "1"}},
@@ -117,7 +117,7 @@ def _named(uid: str, created: str) -> dict[str, Any]:
     return {"metadata": metadata, "spec": {"rollout": {}}}
 
 
-def test_late_events_of_a_deleted_job_do_not_touch_the_one_made_anew_under_its_name() -> None:
+def test_late_events_of_a_deleted_job_do_not_change_its_successor() -> None:
     cache = Cache()
     old, new = _named("1", "2026-01-01T00:00:00Z"), _named("2", "2026-01-01T00:00:05Z")
     cache.store("grpojobs", {"type": "ADDED", "object": old})

@@ -1,4 +1,4 @@
-"""Can the cluster hold the pods: quantities, packing, messages."""
+"""Whether the pods fit into the cluster: quantities, packing, messages."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def test_cordoned_nodes_do_not_count() -> None:
 
 
 @given(nodes=st.integers(1, 8), pods=st.integers(1, 20))
-def test_equal_pods_fit_exactly_while_their_sum_fits(nodes: int, pods: int) -> None:
+def test_equal_pods_fit_if_their_sum_fits(nodes: int, pods: int) -> None:
     """Pods of one core on nodes of two: first fit is exact here."""
     message = infeasible([need(pods)], [node(str(i)) for i in range(nodes)])
     assert (message is None) == (pods <= 2 * nodes)
@@ -49,10 +49,10 @@ def test_equal_pods_fit_exactly_while_their_sum_fits(nodes: int, pods: int) -> N
         ("1e3", 1e3),
     ],
 )
-def test_quantities_as_the_api_server_writes_them(text: str, value: float) -> None:
+def test_quantities_are_written_like_the_api_servers(text: str, value: float) -> None:
     assert quantity(text) == value
 
 
-def test_what_is_no_quantity_is_named() -> None:
-    with pytest.raises(ValueError, match="'2GB' is no Kubernetes quantity"):
+def test_an_invalid_quantity_is_named() -> None:
+    with pytest.raises(ValueError, match="'2GB' is not a Kubernetes quantity"):
         quantity("2GB")

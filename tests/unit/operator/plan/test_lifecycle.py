@@ -1,4 +1,4 @@
-"""When pods may exist, and what the status says of it."""
+"""When pods may exist, and how the status reports it."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 
 from grpo_operator.api.v1alpha1.status import GRPOJobStatus
 from grpo_operator.kuberay_client.models import RayClusterStatus
-from grpo_operator.plan.lifecycle import cluster_unwanted, pods_suspended, wish_to_suspend
+from grpo_operator.plan.lifecycle import cluster_unwanted, pods_suspended, suspend_request
 from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.planner.resolve import resolve, with_layout
 from grpo_operator.plan.status.grpojob import (
@@ -15,7 +15,7 @@ from grpo_operator.plan.status.grpojob import (
     refused_status,
     settled_layout,
 )
-from support.objects import NOW, job, pod, pool_of, progress, running, spec_of
+from support.objects import NOW, controller_status, job, pod, pool_of, running, spec_of
 
 LAYOUT = layout_status(resolve(spec_of(job()), pool_of(spec_of(job()))))
 
@@ -27,7 +27,7 @@ def test_a_running_job_keeps_its_pods_until_its_checkpoint_is_complete() -> None
     assert pods_suspended({}, True, running("Suspended"))
 
 
-def test_without_a_controller_there_is_nothing_to_wait_for() -> None:
+def test_pods_are_suspended_at_once_without_a_controller() -> None:
     lost = Observed(RayClusterStatus(), (pod("trainer"),), None)
     assert pods_suspended({}, True, lost)
     assert not pods_suspended({}, False, lost)
@@ -36,7 +36,7 @@ def test_without_a_controller_there_is_nothing_to_wait_for() -> None:
     assert pods_suspended({}, True, Observed(RayClusterStatus(), (waiting, pod("trainer")), None))
 
 
-def test_a_controller_that_does_not_answer_is_not_taken_for_gone() -> None:
+def test_an_unresponsive_controller_does_not_count_as_gone() -> None:
     silent = Observed(RayClusterStatus(), (pod("controller"),), None)
     assert not pods_suspended({}, True, silent)
 
@@ -46,7 +46,7 @@ def test_an_ended_job_never_gets_pods_again(phase: str) -> None:
     assert pods_suspended({"phase": phase}, False, Observed())
 
 
-def test_a_ray_cluster_goes_when_all_is_to_be_cleaned_or_kueue_wants_its_quota_back() -> None:
+def test_a_ray_cluster_is_deleted_on_cleanup_or_for_kueues_quota() -> None:
     ended = {"phase": "Succeeded"}
     assert cluster_unwanted(ended, "All", False, False) and not cluster_unwanted(
         ended, "Workers", True, False
@@ -67,20 +67,22 @@ def test_a_queued_job_is_pending_until_kueue_starts_its_cluster() -> None:
 
 def test_suspension_is_kept_while_kuberay_deletes_pods() -> None:
     condition = {"type": "RayClusterSuspending", "status": "True"}
-    going = Observed(RayClusterStatus(conditions=[condition]), (pod("controller"),), progress("Training"))
+    going = Observed(
+        RayClusterStatus(conditions=[condition]), (pod("controller"),), controller_status("Training")
+    )
     assert pods_suspended({}, True, going)
 
 
-def test_the_controller_is_told_only_what_it_does_not_know() -> None:
-    assert wish_to_suspend(True, running()) is True
-    assert wish_to_suspend(True, running(suspend_requested=True)) is None
-    assert wish_to_suspend(False, running(suspend_requested=True)) is False
-    assert wish_to_suspend(True, Observed()) is None
+def test_the_controller_is_sent_only_changes() -> None:
+    assert suspend_request(True, running()) is True
+    assert suspend_request(True, running(suspend_requested=True)) is None
+    assert suspend_request(False, running(suspend_requested=True)) is False
+    assert suspend_request(True, Observed()) is None
 
 
 def _status(observed: Observed, manifest: dict[str, Any] | None = None) -> GRPOJobStatus:
     manifest = manifest or job()
-    return job_status(manifest, spec_of(manifest), LAYOUT, 2, observed, NOW)
+    return job_status(manifest, spec_of(manifest), LAYOUT, pool_of(spec_of(manifest)), observed, NOW)
 
 
 def _true(status: GRPOJobStatus) -> set[str]:
@@ -97,7 +99,7 @@ def test_status_of_a_training_job() -> None:
 
 def test_a_missing_engine_is_degraded_not_failed() -> None:
     seen = running()
-    fewer = Observed(seen.ray_cluster, seen.pods[:-1], seen.progress)
+    fewer = Observed(seen.ray_cluster, seen.pods[:-1], seen.controller)
     assert _true(_status(fewer)) == {"Ready", "Progressing", "Degraded"}
 
 
@@ -120,7 +122,8 @@ def test_an_ended_phase_is_latched() -> None:
 def test_transition_times_move_only_with_the_status() -> None:
     manifest = job()
     manifest["status"] = _status(running()).wire()
-    later = job_status(manifest, spec_of(manifest), LAYOUT, 2, running(step=8), "2027-01-01T00:00:00Z")
+    spec = spec_of(manifest)
+    later = job_status(manifest, spec, LAYOUT, pool_of(spec), running(step=8), "2027-01-01T00:00:00Z")
     assert {c.last_transition_time for c in later.conditions} == {NOW}
 
 
@@ -146,7 +149,7 @@ def test_a_settled_layout_stays_and_reaches_the_ranks() -> None:
     assert sizes.layout(2) == LAYOUT.layout()
 
 
-def test_a_resumed_job_that_must_wait_keeps_what_it_has_reached() -> None:
+def test_a_resumed_job_that_waits_keeps_its_progress() -> None:
     manifest = job()
     manifest["status"] = _status(running()).wire()
     status = refused_status(manifest, "WaitingForCapacity", "no room", NOW, waits=True)

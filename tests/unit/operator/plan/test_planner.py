@@ -50,7 +50,7 @@ def test_model_state_per_gpu_equals_the_known_figures_within_three_percent(
     assert max(states) == pytest.approx(gigabytes, rel=0.03)
 
 
-def test_what_is_offloaded_leaves_the_gpu_but_for_its_use() -> None:
+def test_offloaded_state_is_on_the_gpu_only_while_in_use() -> None:
     def first_stage(**offload: bool) -> StageMemory:
         return stage_memory(
             V3, TP8_PP8, Workload(8192), offload=OffloadSpec(**offload), frozen=1, critic=True
@@ -66,12 +66,12 @@ def test_what_is_offloaded_leaves_the_gpu_but_for_its_use() -> None:
 
 
 def test_multi_token_prediction_costs_a_layer_on_the_last_stage() -> None:
-    assert parameters.next_layer(V3).total == pytest.approx(11.61e9, rel=0.01)  # 14 B with what it shares
+    assert parameters.mtp_layer(V3).total == pytest.approx(11.61e9, rel=0.01)  # 14 B with what it shares
     plain = stage_memory(V3, TP8_PP8, Workload(8192))
-    guessing = stage_memory(V3, TP8_PP8, Workload(8192), next_tokens=True)
+    guessing = stage_memory(V3, TP8_PP8, Workload(8192), mtp=True)
     assert plain[:-1] == guessing[:-1]
     added = guessing[-1].weights - plain[-1].weights
-    experts = parameters.next_layer(V3).expert // 32
+    experts = parameters.mtp_layer(V3).expert // 32
     assert 2 * experts < added < 2 * experts * 1.2 and guessing[-1].total > plain[-1].total + added
 
 
@@ -91,7 +91,7 @@ def test_layers_of_stages_follow_megatron_core() -> None:
         (8, {"virtual_pipeline": 2}, "needs pipeline > 1"),
     ],
 )
-def test_a_cut_that_cannot_be_is_refused_with_its_remedy(
+def test_an_impossible_pipeline_split_is_refused_with_a_remedy(
     layers: int, sizes: dict[str, int], text: str
 ) -> None:
     with pytest.raises(ValueError, match=text):
@@ -114,7 +114,7 @@ def test_rules_name_field_value_and_remedy(layout: Layout, text: str) -> None:
     assert not problems(V3, TP8_PP8)
 
 
-def test_a_dense_model_has_no_experts_to_deal_out() -> None:
+def test_expert_parallelism_needs_a_model_with_experts() -> None:
     qwen = ModelShape.from_hf(architecture("qwen3-8b"))
     assert problems(qwen, Layout(8, expert=8)) == [
         "parallelism.expert=8: a qwen3 model has no experts: use expert=1"
@@ -123,14 +123,14 @@ def test_a_dense_model_has_no_experts_to_deal_out() -> None:
     assert any("key-value heads (8) is not divisible" in problem for problem in found)
 
 
-def test_batches_must_be_dealt_out_evenly() -> None:
+def test_batches_must_divide_evenly() -> None:
     assert not batch_problems(Layout(8), 64, 4)
     assert "= 32: change one" in batch_problems(Layout(8), 48, 4)[0]
     interleaved = Layout(8, pipeline=4, virtual_pipeline=2)
     assert "3 micro-batches are not a multiple of pipeline 4" in batch_problems(interleaved, 6, 1)[0]
 
 
-def test_fp8_blocks_must_not_be_cut() -> None:
+def test_fp8_blocks_must_not_be_split() -> None:
     assert not fp8_problems(V3, TP8_PP8)
     assert not fp8_problems(V3, Layout(256, 8, 8, 4, 4, expert_tensor=8))
     small = dataclasses.replace(V3, ffn=18432 // 16)
@@ -154,7 +154,7 @@ def test_sync_bounds_equal_the_reference(engine: EngineShape, count: int, second
     assert bound.seconds == pytest.approx(seconds, abs=0.006)
 
 
-def test_an_engine_of_deepseek_v3_needs_sixteen_gpus_in_fp8_and_thirty_two_in_bf16() -> None:
+def test_deepseek_v3_engines_need_16_gpus_in_fp8_and_32_in_bf16() -> None:
     def tokens(gpus: int, fp8: bool) -> int:
         engine = EngineShape(gpus, gpus, 1, fp8)
         options: dict[str, Any] = {"memory": H100.memory, "fraction": 0.85, "context": 8192, "requests": 64}
@@ -170,7 +170,7 @@ def test_an_engine_of_deepseek_v3_needs_sixteen_gpus_in_fp8_and_thirty_two_in_bf
     [
         (EngineShape(8, 3), "expertParallel=3 does not divide"),
         (EngineShape(8, 8, 3), "attentionDataParallel=3 does not divide"),
-        (EngineShape(48, 48, 1), "attention heads cannot be cut over 48"),
+        (EngineShape(48, 48, 1), "attention heads cannot be split over 48"),
         (EngineShape(32, 1, 32, fp8=True), "raise expertParallel"),
         (EngineShape(32, 32, 1, fp8=True), "the dense feed-forward width"),
     ],
@@ -195,11 +195,11 @@ def test_auto_finds_a_layout_that_fits_and_is_the_same_every_time(world: int) ->
     assert costs == sorted(costs)
 
 
-def test_too_few_gpus_are_too_few() -> None:
+def test_too_few_gpus_are_refused() -> None:
     assert feasible(_pool(128)) == [] and nearest(_pool(128), TP8_PP8) is None
 
 
-def test_the_layout_of_the_design_documents_does_not_fit_and_its_neighbour_does() -> None:
+def test_a_layout_over_the_memory_limit_gets_a_neighbour_that_fits() -> None:
     pool = _pool(512)
     wanted = Layout(512, 8, 8, 1, 8, layers_in_first_stage=7, layers_in_last_stage=6)
     assert worst(pool.memory(wanted)).state / 1e9 > 79

@@ -1,4 +1,4 @@
-"""RolloutPools without a job: their manifests, whose turn it is, what the status tells."""
+"""RolloutPools without a job: manifests, binding to jobs, status."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import pytest
 from grpo_operator.api.names import Owner, owner_in_labels
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec
-from grpo_operator.plan.capacity.pool_binding import PoolCandidate, bind
+from grpo_operator.plan.capacity.admission import PoolCandidate, bind
 from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.planner.resolve import RefusedError, check_pool, check_reference
 from grpo_operator.plan.status.rolloutpool import pool_status
@@ -22,7 +22,7 @@ OWNER = Owner("RolloutPool", "default", "shared")
 
 
 def pool(**spec: Any) -> dict[str, Any]:
-    """A RolloutPool as the API server returns it, with the tiny job's engines."""
+    """Return a RolloutPool as the API server returns it, with the tiny job's engines."""
     template = pool_of(spec_of(job())).wire()
     return {
         "apiVersion": "rl.grpo.dev/v1alpha1",
@@ -40,7 +40,7 @@ def referring(**spec: Any) -> dict[str, Any]:
     return job(rollout={"poolRef": {"name": "shared"}}, **spec)
 
 
-def test_a_pool_has_its_own_ray_cluster_whose_agents_wait_to_be_told_a_writer() -> None:
+def test_agents_of_a_pools_own_ray_cluster_wait_for_a_writer() -> None:
     made = pool_cluster(pool(), pool_spec(), SETTINGS).wire()
     (group,) = made["spec"]["workerGroupSpecs"]
     assert made["metadata"]["ownerReferences"][0]["kind"] == "RolloutPool"
@@ -53,19 +53,19 @@ def test_a_pool_has_its_own_ray_cluster_whose_agents_wait_to_be_told_a_writer() 
     assert service["spec"]["selector"].items() <= labels.items()
 
 
-def test_a_job_that_refers_to_a_pool_has_no_engines_of_its_own() -> None:
+def test_a_job_with_a_pool_reference_has_no_engines_of_its_own() -> None:
     manifest = referring()
     made = job_cluster(manifest, spec_of(manifest), None, SETTINGS, False).wire()
     assert [g["groupName"] for g in made["spec"]["workerGroupSpecs"]] == ["controller", "trainer"]
 
 
-def test_the_engines_of_a_job_take_weights_from_it_alone() -> None:
+def test_engines_of_a_job_accept_weights_only_from_it() -> None:
     made = job_cluster(job(), spec_of(job()), pool_of(spec_of(job())), SETTINGS, False).wire()
     agent = made["spec"]["workerGroupSpecs"][2]["template"]["spec"]["containers"][1]
     assert "--writer tiny-moe-12345678" in agent["args"][0]
 
 
-def test_kai_gets_a_ray_cluster_without_an_owner() -> None:
+def test_ray_clusters_for_kai_have_no_owner() -> None:
     manifest = job(scheduling={"gangScheduler": "kai", "gangQueue": "rl"})
     spec = spec_of(manifest)
     made = job_cluster(manifest, spec, pool_of(spec), SETTINGS, False).wire()["metadata"]
@@ -73,7 +73,7 @@ def test_kai_gets_a_ray_cluster_without_an_owner() -> None:
     assert made["annotations"]["rl.grpo.dev/owner-uid"] == manifest["metadata"]["uid"]
 
 
-def test_the_jobs_of_a_pool_may_reach_it() -> None:
+def test_jobs_of_a_pool_may_connect_to_it() -> None:
     peers = network_policy(pool(), SETTINGS, ANY_JOB)["spec"]["ingress"][0]["from"]
     assert peers == [
         {"podSelector": {"matchLabels": {"rl.grpo.dev/rolloutpool": "shared"}}},
@@ -81,20 +81,20 @@ def test_the_jobs_of_a_pool_may_reach_it() -> None:
     ]
 
 
-def _suitor(name: str, since: str, holds: bool = False, pool: str = "shared") -> PoolCandidate:
+def _candidate(name: str, since: str, holds: bool = False, pool: str = "shared") -> PoolCandidate:
     return PoolCandidate(Owner("GRPOJob", "default", name), pool, since, holds)
 
 
-def test_one_job_writes_at_a_time_and_goes_on_until_it_lets_go() -> None:
-    old, new = _suitor("old", "2026-01-01"), _suitor("new", "2026-02-01")
+def test_one_job_writes_to_a_pool_until_it_releases_it() -> None:
+    old, new = _candidate("old", "2026-01-01"), _candidate("new", "2026-02-01")
     assert bind([new, old]) == {OWNER: old.job}
-    assert bind([_suitor("new", "2026-02-01", holds=True), old]) == {OWNER: new.job}
+    assert bind([_candidate("new", "2026-02-01", holds=True), old]) == {OWNER: new.job}
     assert bind([new]) == {OWNER: new.job} and bind([]) == {}
-    other = _suitor("b", "2026-03-01", pool="other")
+    other = _candidate("b", "2026-03-01", pool="other")
     assert len(bind([old, other])) == 2
 
 
-def test_the_status_names_the_writer_or_what_the_pool_waits_for() -> None:
+def test_the_pool_status_names_its_writer_or_why_it_waits() -> None:
     seen = Observed()
     idle = pool_status(pool(), pool_spec(), OWNER, seen, None, NOW)
     assert idle.bound_to is None and "poolRef" in idle.conditions[0].message
@@ -124,11 +124,11 @@ def test_a_pool_whose_engines_cannot_hold_the_model_is_refused() -> None:
         check_pool(pool_spec(engine=engine, model=model))
 
 
-def test_stop_texts_need_a_pool_with_a_tokenizer() -> None:
+def test_stop_strings_need_a_pool_with_a_tokenizer() -> None:
     spec = spec_of(referring(algorithm={"stop": ["####"]}))
     plain = pool_spec()
     with pytest.raises(
-        RefusedError, match=r"algorithm\.stop: .* RolloutPool shared needs engine.tokenizer: true"
+        RefusedError, match=r"algorithm\.stop: .* set engine.tokenizer: true in RolloutPool shared"
     ):
         check_reference(spec, plain)
     able = plain.engine.model_copy(update={"tokenizer": True})
@@ -136,6 +136,6 @@ def test_stop_texts_need_a_pool_with_a_tokenizer() -> None:
 
 
 @pytest.mark.parametrize("rollout", [{}, {"poolRef": {"name": "a"}, "template": {}}])
-def test_exactly_one_of_template_and_pool_ref(rollout: dict[str, Any]) -> None:
+def test_exactly_one_of_template_and_pool_ref_is_required(rollout: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="exactly one of template and poolRef"):
         GRPOJobSpec.model_validate(job(rollout=rollout)["spec"])

@@ -18,7 +18,7 @@ LARGE = ROOT / "manifests" / "deepseek-v3-512xh100.yaml"
 
 
 def _spec(**changes: Any) -> dict[str, Any]:
-    """The large job's spec with values replaced by dotted path."""
+    """Return the large job's spec with values replaced by dotted path."""
     spec = copy.deepcopy(dict(yaml.safe_load(LARGE.read_text())["spec"]))
     for path, value in changes.items():
         *parents, last = path.split("__")
@@ -97,7 +97,7 @@ def test_the_command_line_prints_the_plan(capsys: pytest.CaptureFixture[str]) ->
     assert plan["stages"][1]["total"] < plan["usable_per_gpu"]
 
 
-def test_the_command_line_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_explains_a_refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text(yaml.safe_dump({"kind": "GRPOJob", "spec": _spec(trainer__nodes=-1)}))
     assert main([str(bad)]) == 1

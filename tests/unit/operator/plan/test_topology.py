@@ -1,4 +1,4 @@
-"""Leaves for both pools: engines are dealt out whole, training pods take what is left."""
+"""Leaves for both pools: engines are placed whole, training pods use the remaining nodes."""
 
 from typing import Any
 
@@ -17,12 +17,12 @@ def test_an_even_split_uses_every_leaf_once() -> None:
     assert len(leaves.trainer) == 4 and not set(leaves.trainer) & {leaf for leaf, _ in leaves.rollout}
 
 
-def test_training_pods_share_a_leaf_with_engines_when_they_must() -> None:
+def test_training_pods_share_a_leaf_with_engines_if_necessary() -> None:
     leaves = assign(EIGHT, trainers=60, engines=1, hosts=4)
     assert leaves.rollout == (("leaf-0", 1),) and set(leaves.trainer) == set(EIGHT)
 
 
-def test_engines_avoid_leaves_that_they_cannot_fill() -> None:
+def test_engines_avoid_leaves_without_room_for_a_whole_engine() -> None:
     leaves = assign({"a": 7, "b": 8, "c": 3}, trainers=10, engines=2, hosts=4)
     assert leaves == Leaves(("a", "c"), (("b", 2),), reserved=("b",))
 
@@ -45,12 +45,12 @@ def test_an_engine_leaves_a_leaf_that_lost_a_node() -> None:
     assert assign({"a": 7, "b": 7}, 8, 3, 4, before) == before, "nowhere to go: wait"
 
 
-def test_without_room_in_single_leaves_there_is_no_assignment() -> None:
+def test_there_is_no_assignment_without_room_in_a_single_leaf() -> None:
     assert assign({"a": 3, "b": 3}, 0, 1, 4) == Leaves()
 
 
 @given(FREE, st.integers(1, 9), st.integers(1, 5), FREE)
-def test_every_engine_gets_a_place_and_training_pods_what_is_left(
+def test_assigned_engines_fit_and_training_pods_get_the_rest(
     free: dict[str, int], engines: int, hosts: int, later: dict[str, int]
 ) -> None:
     if sum(count // hosts for count in free.values()) < engines:

@@ -1,4 +1,4 @@
-"""Mounts of model.volume and data.volume, and the fetch of what a URI names."""
+"""Mounts of model.volume and data.volume, and fetching from a URI."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ URI: dict[str, Any] = {"mountPath": "/models", "uri": "hf://org/model"}
 def rendered(
     model: dict[str, Any] | None, data: dict[str, Any] | None = None, **more: Any
 ) -> dict[str, dict[str, Any]]:
-    """PodSpecs of a job by pool."""
+    """Return the PodSpecs of a job by pool."""
     manifest = job(**more)
     if model:
         manifest["spec"]["model"] = {"path": "/models/tiny", "volume": model}
@@ -40,7 +40,7 @@ def rendered(
 
 
 def mounts(pod: dict[str, Any], path: str) -> dict[str, dict[str, Any]]:
-    """What each container mounts at a path."""
+    """Return what each container mounts at a path."""
     containers = [*pod["containers"], *pod.get("initContainers", [])]
     return {c["name"]: m for c in containers for m in c["volumeMounts"] if m["mountPath"] == path}
 
@@ -74,7 +74,7 @@ def test_the_model_is_mounted_read_only_where_it_is_read(
     assert [c["name"] for c in pods["trainer"]["initContainers"]] == ["agent"]
 
 
-def test_data_are_the_controllers_alone() -> None:
+def test_only_the_controller_mounts_data() -> None:
     pods = rendered(None, {"mountPath": "/data", "pvc": "datasets"})
     assert set(mounts(pods["controller"], "/data")) == {"controller"}
     assert volume(pods["controller"], "data-files")["persistentVolumeClaim"]["claimName"] == "datasets"
@@ -84,7 +84,7 @@ def test_data_are_the_controllers_alone() -> None:
 
 @pytest.mark.parametrize("store", ["models", "checkpoints"])
 def test_a_claim_is_one_volume_of_a_pod(store: str) -> None:
-    """Kubelet may wait for ever for the second of two volumes of one claim."""
+    """Kubelet may never mount the second of two volumes of one claim."""
     checkpoint = job()["spec"]["checkpoint"] | {"store": {"pvc": store}}
     claim = {"pvc": "models"}
     pods = rendered({"mountPath": "/models"} | claim, {"mountPath": "/data"} | claim, checkpoint=checkpoint)
@@ -102,7 +102,7 @@ def test_a_claim_is_one_volume_of_a_pod(store: str) -> None:
     assert "readOnly" not in mounts(pods["trainer"], "/store")["ray-worker"]
 
 
-def test_what_is_fetched_is_mounted_from_the_store_once_it_is_there() -> None:
+def test_fetched_files_are_mounted_from_the_store_when_complete() -> None:
     pods = rendered(URI)
     for pool, readers in READERS.items():
         found = mounts(pods[pool], "/models")
@@ -120,8 +120,8 @@ def test_what_is_fetched_is_mounted_from_the_store_once_it_is_there() -> None:
         assert limit < quantity(AGENT_RESOURCES.memory), "pods that wait ask for no more than those that run"
 
 
-def test_a_pod_that_waits_ends_when_it_is_told_to() -> None:
-    """As the first process of a container it gets no signal that it does not ask for."""
+def test_a_waiting_pod_ends_on_sigterm() -> None:
+    """PID 1 of a container ignores signals for which it has no handler."""
     wait = rendered(URI)["trainer"]["initContainers"][0]
     process = subprocess.Popen([*wait["command"], *wait["args"]], start_new_session=True)
     try:
@@ -134,7 +134,7 @@ def test_a_pod_that_waits_ends_when_it_is_told_to() -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_only_the_controllers_init_container_fetches_and_has_the_credential() -> None:
+def test_only_the_controllers_init_container_has_the_credential() -> None:
     model = URI | {"credential": {"secret": "hub", "key": "token"}}
     data = {"mountPath": "/data", "uri": "https://host/data/"}
     pods = rendered(model, data)
@@ -151,7 +151,7 @@ def test_only_the_controllers_init_container_fetches_and_has_the_credential() ->
     assert [c["name"] for c in everything if "secretKeyRef" in str(c["env"])] == ["fetch"]
 
 
-def test_the_place_in_the_store_is_that_of_source_and_content() -> None:
+def test_the_folder_in_the_store_depends_on_source_and_content() -> None:
     def place(**more: Any) -> str:
         return str(mounts(rendered(URI | more)["trainer"], more.get("mountPath", "/models"))["ray-worker"])
 
@@ -163,7 +163,7 @@ def test_the_place_in_the_store_is_that_of_source_and_content() -> None:
     assert len({same, *others}) == 4
 
 
-def test_an_overlay_reaches_the_fetch() -> None:
+def test_an_overlay_applies_to_the_fetch_container() -> None:
     env = [{"name": "AWS_PROFILE", "value": "p"}]
     overlay = {"spec": {"initContainers": [{"name": "fetch", "env": env}]}}
     controller = job()["spec"]["controller"] | {"podTemplate": overlay}
@@ -187,16 +187,18 @@ def test_engines_without_a_job_mount_the_model_but_cannot_fetch_it() -> None:
         check_pool(_pool_spec({"uri": "hf://a/b"}))
 
 
-def test_a_job_and_its_standing_pool_may_mount_the_same_model_from_different_places() -> None:
+def test_a_job_and_its_pool_may_mount_one_model_from_different_volumes() -> None:
     manifest = job(rollout={"poolRef": {"name": "shared"}}, model={"path": "/models/tiny", "volume": URI})
     check_reference(spec_of(manifest), _pool_spec({"pvc": "models"}))
     manifest["spec"]["model"]["path"] = "/models/other"
-    with pytest.raises(RefusedError, match="give both the same model"):
+    with pytest.raises(RefusedError, match="use the same model in both"):
         check_reference(spec_of(manifest), _pool_spec({"pvc": "models"}))
 
 
 @pytest.mark.parametrize("taken", ["/opt", "/opt/grpo-operator", "/root", "/var/lib", "/lib64"])
-def test_a_mount_that_hides_what_images_need_is_refused(taken: str) -> None:
-    with pytest.raises(ValueError, match=rf"mountPath={taken}: mountPath must not lie in .*choose another"):
+def test_a_mount_over_a_path_of_the_image_is_refused(taken: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"mountPath must not lie in .*choose another.*got mountPath: {taken}\)"
+    ):
         VolumeSpec.model_validate({"mountPath": taken, "pvc": "models"})
     VolumeSpec.model_validate({"mountPath": "/optical", "pvc": "models"})

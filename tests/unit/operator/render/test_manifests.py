@@ -1,4 +1,4 @@
-"""Every path that a manifest names lies in a mount of each pod that reads it.
+"""Every path in a manifest lies within a mount of each pod that reads it.
 
 Manifests are those in ``manifests/`` and the YAML blocks of the documentation.
 """
@@ -21,7 +21,7 @@ from grpo_operator.settings import OperatorSettings
 ROOT = Path(__file__).parents[4]
 MANIFESTS = sorted((ROOT / "manifests").glob("*.yaml"))
 BLOCK = re.compile(r"^```ya?ml\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SETTINGS = OperatorSettings("trainer:1", "rollout:1")
 # The container of each pool that reads files.
 READERS = {"controller": "controller", "trainer": "ray-worker", "rollout": "engine"}
@@ -36,7 +36,7 @@ def texts() -> Iterator[tuple[str, str]]:
 
 
 def named_paths(kind: str, body: dict[str, Any]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """(field, absolute path, pools that read it)."""
+    """Return (field, absolute path, pools that read it)."""
     data, reward = body.get("data", {}), body.get("reward", {})
     model = ("rollout",) if kind == "RolloutPool" else ("controller", "trainer", "rollout")
     found = [
@@ -51,7 +51,7 @@ def named_paths(kind: str, body: dict[str, Any]) -> Iterator[tuple[str, str, tup
 
 
 def rendered(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """PodSpecs by pool, overlays included."""
+    """Return the PodSpecs by pool, overlays included."""
     owner = document | {"metadata": document["metadata"] | {"namespace": "default", "uid": "12345678-a"}}
     if document["kind"] == "RolloutPool":
         cluster = pool_cluster(owner, RolloutPoolSpec.model_validate(document["spec"]), SETTINGS)
@@ -64,7 +64,7 @@ def rendered(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def unmounted(document: dict[str, Any]) -> list[str]:
-    """What is read and not mounted. The engines of a standing pool are that pool's matter."""
+    """Return paths that are read but not mounted. Engines of a standing pool are checked with that pool."""
     pods = rendered(document)
     return [
         f"{field}={path}: {pool}"
@@ -87,7 +87,7 @@ def test_every_path_is_mounted(text: str) -> None:
         assert unmounted(document) == []
 
 
-def test_there_are_paths_to_look_at() -> None:
+def test_the_manifests_contain_paths() -> None:
     fields = [
         field
         for _, text in texts()
@@ -98,7 +98,7 @@ def test_there_are_paths_to_look_at() -> None:
     assert {"data.train", "data.filter", "reward.function"} <= set(fields)
 
 
-def test_a_path_that_nothing_mounts_is_found() -> None:
+def test_an_unmounted_path_is_found() -> None:
     document = yaml.safe_load((ROOT / "manifests" / "qwen3-8b-8gpu.yaml").read_text())
     body = document["spec"]
     body["reward"] = {"function": "/code/reward.py:score", "model": {"path": "/scores/model"}}

@@ -29,7 +29,7 @@ def group(name: str) -> dict[str, Any]:
     return dict(next(g for g in groups if g["groupName"] == name))
 
 
-def test_groups_and_their_sizes() -> None:
+def test_worker_groups_have_their_sizes() -> None:
     groups = cluster()["spec"]["workerGroupSpecs"]
     assert [(g["groupName"], g["replicas"]) for g in groups] == [
         ("controller", 1),
@@ -50,7 +50,7 @@ def test_every_pod_is_owned_labelled_and_evicted_soon() -> None:
             assert {"name": "X", "value": "1"} in container["env"]
 
 
-def test_only_trainer_pods_carry_the_pool_resource_and_are_replaced_when_they_die() -> None:
+def test_only_trainer_pods_have_the_pool_resource_and_are_replaced() -> None:
     assert group("trainer")["rayStartParams"]["resources"] == '"{\\"trainer\\": 1}"'
     assert group("trainer")["template"]["spec"]["restartPolicy"] == "Never"
     (agent,) = group("trainer")["template"]["spec"]["initContainers"]
@@ -60,7 +60,7 @@ def test_only_trainer_pods_carry_the_pool_resource_and_are_replaced_when_they_di
         assert "restartPolicy" not in group(other)["template"]["spec"]
 
 
-def test_an_engine_is_ready_and_alive_only_through_its_agent() -> None:
+def test_probes_of_an_engine_go_through_its_agent() -> None:
     engine, agent = group("rollout")["template"]["spec"]["containers"]
     assert agent["readinessProbe"]["httpGet"]["path"] == "/readyz"
     assert engine["livenessProbe"]["httpGet"] == {"path": "/enginez", "port": 9000}
@@ -68,14 +68,14 @@ def test_an_engine_is_ready_and_alive_only_through_its_agent() -> None:
 
 
 @pytest.mark.parametrize("transport", ["auto", "nccl", "gloo", "staged", "nixl"])
-def test_agents_read_by_nixl_when_they_are_asked_to(transport: str) -> None:
+def test_agents_read_through_nixl_when_configured(transport: str) -> None:
     made = cluster(weightSync={"transport": transport})
     groups = {g["groupName"]: g["template"]["spec"] for g in made["spec"]["workerGroupSpecs"]}
     assert ("--nixl" in groups["rollout"]["containers"][1]["args"][0]) == (transport == "nixl")
 
 
-def test_ray_is_started_again_on_a_node_too_busy_for_its_patience(tmp_path: Path) -> None:
-    """The command of a training pod in a real shell: Ray fails twice, or runs for long and dies."""
+def test_ray_is_restarted_when_a_busy_node_delays_its_start(tmp_path: Path) -> None:
+    """Run a training pod's command in a real shell: Ray fails twice, or runs for long and dies."""
     (command,) = group("trainer")["template"]["spec"]["containers"][0]["args"]
     command = command.partition("done; ")[2]  # without the wait for Ray's head
     fails = f"echo x >>{tmp_path}/tries; test $(wc -l <{tmp_path}/tries) -ge 3"
@@ -88,7 +88,7 @@ def _shell(command: str, ray: str) -> int:
     return subprocess.run(["/bin/bash", "-c", command], env=environment, check=False, timeout=30).returncode
 
 
-def test_cpu_jobs_ask_for_no_gpu_and_gpu_jobs_do() -> None:
+def test_only_gpu_jobs_request_gpus() -> None:
     assert "nvidia.com/gpu" not in str(cluster())
     manifest = job()
     manifest["spec"]["trainer"]["device"] = "cuda"
@@ -98,12 +98,12 @@ def test_cpu_jobs_ask_for_no_gpu_and_gpu_jobs_do() -> None:
     assert ranks["resources"]["limits"]["nvidia.com/gpu"] == "1"
 
 
-def test_kueue_keeps_suspend_to_itself() -> None:
+def test_suspend_is_left_to_kueue() -> None:
     assert cluster(suspend=True)["spec"]["suspend"] is True
     assert "suspend" not in cluster(suspend=True, scheduling={"queueName": "team-a"})["spec"]
 
 
-def test_digest_changes_with_the_manifest_alone() -> None:
+def test_the_digest_depends_only_on_the_manifest() -> None:
     first, again, other = with_hash(cluster()), with_hash(cluster()), with_hash(cluster(suspend=True))
     assert is_current(first, again)
     assert not is_current(first, other) and not is_current(first, None)

@@ -37,7 +37,7 @@ def template(name: str, manifest: dict[str, Any] | None = None) -> dict[str, Any
     return dict(next(g["template"] for g in groups if g["groupName"] == name))
 
 
-def test_engines_live_and_die_as_one() -> None:
+def test_pods_of_an_engine_restart_together() -> None:
     (group,) = [g for g in cluster()["spec"]["workerGroupSpecs"] if g["groupName"] == "rollout"]
     assert (group["replicas"], group["numOfHosts"]) == (8, 4)
     engine = template("rollout")["spec"]["containers"][0]
@@ -50,7 +50,7 @@ def test_engines_live_and_die_as_one() -> None:
     assert fields["HOST_INDEX"] == "metadata.labels['ray.io/replica-host-index']"
 
 
-def test_each_engine_has_a_name_for_its_first_host_which_alone_is_asked() -> None:
+def test_each_engine_has_a_service_for_its_first_host() -> None:
     spec = GRPOJobSpec.model_validate(job()["spec"])
     services = engine_services(job(), pool_of(spec))
     assert [s["metadata"]["name"] for s in services] == [f"deepseek-v3-grpo-rollout-{i}" for i in range(8)]
@@ -60,7 +60,7 @@ def test_each_engine_has_a_name_for_its_first_host_which_alone_is_asked() -> Non
 
 
 @pytest.mark.parametrize("pool", ["trainer", "rollout"])
-def test_gpu_pods_get_devices_and_keep_apart(pool: str) -> None:
+def test_gpu_pods_get_devices_and_anti_affinity(pool: str) -> None:
     spec = template(pool)["spec"]
     main = spec["containers"][0]
     assert main["resources"]["limits"]["nvidia.com/gpu"] == "8"
@@ -75,7 +75,7 @@ def test_gpu_pods_get_devices_and_keep_apart(pool: str) -> None:
     assert apart["topologyKey"] == "kubernetes.io/hostname"
 
 
-def test_an_engine_stays_inside_one_leaf() -> None:
+def test_an_engine_stays_within_one_leaf() -> None:
     affinity = template("rollout")["spec"]["affinity"]["podAffinity"]
     (together,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
     assert together["matchLabelKeys"] == ["ray.io/worker-group-replica-name"]
@@ -86,7 +86,7 @@ def test_an_engine_stays_inside_one_leaf() -> None:
     )
 
 
-def test_the_controller_and_the_head_keep_off_gpu_nodes() -> None:
+def test_the_controller_and_the_head_avoid_gpu_nodes() -> None:
     head = cluster()["spec"]["headGroupSpec"]["template"]["spec"]
     for spec in (head, template("controller")["spec"]):
         (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
@@ -109,7 +109,7 @@ def test_queues_and_gangs_are_labels_of_the_job_cluster() -> None:
     assert labels["volcano.sh/queue-name"] == "rl" and labels["ray.io/priority-class-name"] == "high"
 
 
-def test_a_drain_may_not_break_the_gang_and_strangers_stay_out() -> None:
+def test_the_gang_has_a_disruption_budget_and_a_network_policy() -> None:
     spec = GRPOJobSpec.model_validate(job()["spec"])
     trainer, rollout = trainer_budget(job(), 32), rollout_budget(job(), pool_of(spec))
     assert trainer["spec"]["minAvailable"] == 32 and rollout["spec"]["minAvailable"] == 24
@@ -145,7 +145,7 @@ def test_overlays_merge_as_kubectl_would() -> None:
 
 
 def test_merge_changes_neither_side_and_null_removes() -> None:
-    base = {"a": 1, "b": {"c": [1]}, "env": [{"name": "x", "value": "1"}]}
+    base: dict[str, Any] = {"a": 1, "b": {"c": [1]}, "env": [{"name": "x", "value": "1"}]}
     over = {"a": None, "b": {"c": [2]}, "env": [{"name": "x", "value": "2"}, {"name": "y"}]}
     merged = merge(base, over)
     assert merged == {"b": {"c": [2]}, "env": [{"name": "x", "value": "2"}, {"name": "y"}]}

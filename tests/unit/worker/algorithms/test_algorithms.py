@@ -1,4 +1,4 @@
-"""Advantages, losses, KL controllers, seeded sampling: against formulas written out here."""
+"""Advantages, losses, KL controllers, seeded sampling: compared with formulas written out here."""
 
 import math
 from typing import Any
@@ -30,7 +30,7 @@ from support.objects import job, spec_of
 
 
 def _advantages(scores: np.ndarray, **config: Any) -> np.ndarray:
-    """[prompts, n] advantages of samples of one token each."""
+    """Return advantages [prompts, n] of samples of one token each."""
     spec = AlgorithmSpec(samples_per_prompt=scores.shape[1], **config)
     rewards = torch.tensor(scores).reshape(-1, 1)
     return estimate_advantages(rewards, torch.ones_like(rewards), spec).numpy().reshape(scores.shape)
@@ -47,7 +47,7 @@ def test_group_advantages_of_a_known_group() -> None:
     assert _advantages(np.array([[1.0, 0.0, 0.0, 0.0]]))[0, 0] == pytest.approx(0.75 / 0.5, rel=1e-5)
     assert _advantages(np.array([[1.0, 0.0]]), norm_adv_by_std=False).tolist() == [[0.5, -0.5]]
     assert _advantages(np.array([[1.0, 0.0, 0.5]]), adv_estimator="rloo").tolist() == [[0.75, -0.75, 0.0]]
-    with pytest.raises(ValueError, match="no groups of n = 2"):
+    with pytest.raises(ValueError, match="do not form groups of n = 2"):
         estimate_advantages(torch.ones(3, 1), torch.ones(3, 1), AlgorithmSpec(samples_per_prompt=2))
 
 
@@ -57,32 +57,32 @@ def test_discounted_returns_reach_back_over_masked_tokens() -> None:
     assert returns(rewards, mask, 0.5).tolist() == [[0.5, 0.0, 1.0, 0.0]]
 
 
-def test_scores_stand_at_the_last_response_token() -> None:
+def test_scores_are_placed_at_the_last_response_token() -> None:
     mask = torch.tensor([[0.0, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]])
     found = token_rewards(torch.tensor([1.0, 2.0, 3.0]), mask)
     assert found.tolist() == [[0, 0, 1, 0], [0, 0, 0, 2], [0, 0, 0, 0]]
 
 
-def test_answers_that_are_nearly_too_long_lose_reward() -> None:
+def test_overlong_answers_lose_reward_gradually() -> None:
     spec = OverlongSpec(buffer_length=4, penalty=0.5)
     found = overlong_penalty(torch.tensor([1, 6, 7, 8, 10]), 10, spec)
     assert found.tolist() == [0, 0, -0.125, -0.25, -0.5]
 
 
-def test_kl_in_the_rewards() -> None:
+def test_the_kl_penalty_is_subtracted_from_rewards() -> None:
     mask = torch.tensor([[1.0, 1.0, 0.0]])
     old, reference = torch.tensor([[-1.0, -2.0, -9.0]]), torch.tensor([[-1.5, -2.0, 0.0]])
     rewards, kl = with_kl(torch.zeros(1, 3), mask, old, reference, "k1", 0.1)
     assert rewards[0].tolist() == pytest.approx([-0.05, 0.0, 0.0]) and kl == pytest.approx(0.25)
 
 
-def test_sequence_ratios_are_geometric_means_and_gradients_reach_every_token() -> None:
+def test_gspo_ratios_are_geometric_means_with_token_gradients() -> None:
     config = PolicyLossConfig(policy_loss="gspo", clip_ratio_low=0.9, clip_ratio_high=9)
     new = torch.tensor([[0.2, 0.4, 5.0]], requires_grad=True)
     mask, advantages = torch.tensor([[1.0, 1.0, 0.0]]), torch.tensor([[1.0, 1.0, 0.0]])
     loss, _ = policy_loss(new, torch.zeros(1, 3), advantages, mask, config)
     assert loss[0, :2].tolist() == pytest.approx([-math.exp(0.3)] * 2)
-    loss.sum().backward()
+    torch.autograd.backward(loss.sum())
     assert new.grad is not None and new.grad[0, :2].tolist() == pytest.approx([-math.exp(0.3)] * 2)
 
 
@@ -119,7 +119,7 @@ def test_kl_estimates() -> None:
         kl_estimate(new, reference, "k4")
 
 
-def test_token_weights_weigh_as_named() -> None:
+def test_token_weights_match_their_loss_aggregation() -> None:
     mask = torch.tensor([[1.0, 0, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0]])
     first = {
         "token-mean": (0.25, 1.0),
@@ -146,7 +146,7 @@ def test_kl_controllers_and_their_state() -> None:
     assert copy.value == adaptive.value
 
 
-def test_seeded_sampling_depends_on_seed_and_position_alone_and_follows_the_distribution() -> None:
+def test_seeded_sampling_is_reproducible_and_follows_the_distribution() -> None:
     rows = 20000
     logprobs = torch.log(torch.tensor([[0.5, 0.3, 0.2]])).expand(rows, 3)
     seeds, positions = torch.arange(rows), torch.full((rows,), 7)
@@ -162,7 +162,7 @@ def test_sampling_seeds_are_stable_and_distinct() -> None:
     assert len(seeds) == 800 and all(0 <= s < 2**31 for s in seeds)
 
 
-def test_a_batch_gets_advantages_by_every_part_of_the_spec() -> None:
+def test_advantages_use_every_part_of_the_spec() -> None:
     mask = torch.tensor([[0.0, 1, 1], [0, 1, 0]])
     zeros = torch.zeros(2, 3)
     columns = {"response_mask": mask, "old_log_probs": zeros, "ref_log_prob": zeros - 1,

@@ -16,7 +16,7 @@ from grpo_worker.data.prompts import Prompt, PromptSource
 from grpo_worker.data.tasks import open_gym
 from grpo_worker.data.tokenizer import load_tokenizer
 from grpo_worker.model_files.names import TINY_TOKENIZER
-from grpo_worker.rollout.batch_file import Generated
+from grpo_worker.rollout.batch_file import RolloutBatch
 from grpo_worker.rollout.routing import EngineEntry, EngineTable
 from grpo_worker.rollout.sampling import Sample
 from grpo_worker.rollout.train_batch import make_batch
@@ -53,7 +53,7 @@ def test_the_same_index_is_the_same_prompt_in_every_process() -> None:
 
 def test_a_prompt_that_is_too_long_names_the_field() -> None:
     short = PromptSource(open_gym(GCD, 3), load_tokenizer("preset:tiny-moe"), 8)
-    with pytest.raises(ValueError, match=r"spec\.data\.promptLength is 8"):
+    with pytest.raises(ValueError, match=r"spec\.data\.promptLength=8"):
         short.take(1)
 
 
@@ -105,9 +105,12 @@ def test_who_was_superseded_writes_nothing_any_more(tmp_path: Path) -> None:
     other = RunRecord.load(tmp_path / "run.json")
     other.begin_attempt()
     text = (tmp_path / "run.json").read_text()
-    calls: list[Callable[[], None]] = [cut_off.check, cut_off.begin_attempt, lambda: cut_off.fail("x")]
-    for call in (*calls, lambda: cut_off.count_restart("job")):
-        with pytest.raises(SupersededError, match="attempt 2 has begun elsewhere; this one is 1"):
+    calls: list[Callable[[], object]] = [cut_off.check, cut_off.begin_attempt]
+    calls += [lambda: cut_off.fail("x"), lambda: cut_off.count_restart("job")]
+    for call in calls:
+        with pytest.raises(
+            SupersededError, match="attempt 2 has begun in another controller; this one is attempt 1"
+        ):
             call()
     assert (tmp_path / "run.json").read_text() == text
     other.begin_attempt()
@@ -136,7 +139,7 @@ def test_only_complete_checkpoints_count_and_the_newest_are_kept(tmp_path: Path)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda marker: marker.unlink(), "never finished"),
+        (lambda marker: marker.unlink(), "never completed"),
         (lambda marker: marker.write_text('{"format": 1, "files"'), "cannot be read"),
         (lambda marker: _replace(marker, '"origin"', '"from"'), "cannot be read"),
         (lambda marker: _replace(marker, '"format": 1', '"format": 2'), "has format 2, .* up to 1: use"),
@@ -193,9 +196,9 @@ def test_load_is_spread() -> None:
 def test_a_sample_of_two_versions_keeps_its_spans(tmp_path: Path) -> None:
     mixed = Sample(0, 0, (5, 6, 7), (-0.5, -0.25, -0.1), 3, "e0", ((3, 1), (4, 3)))
     prompt = Prompt(0, (1, 2))
-    generated = Generated([prompt], [mixed, sample(0, 1)], [1.0, 0.0], [prompt])
+    generated = RolloutBatch([prompt], [mixed, sample(0, 1)], [1.0, 0.0], [prompt])
     generated.write(tmp_path / "step.npz")
-    assert Generated.read(tmp_path / "step.npz") == generated
+    assert RolloutBatch.read(tmp_path / "step.npz") == generated
     ledger = SampleLedger(tmp_path / "ledger.jsonl")
     ledger.append(5, 1, generated.samples)
     first, second = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]

@@ -9,10 +9,11 @@ import pytest
 from ray.exceptions import RayTaskError
 
 from grpo_operator.api.errors import cause_of, last_error_line
+from grpo_operator.api.job_config import JobConfig
 from grpo_operator.api.v1alpha1.grpojob import RestartPolicySpec
 from grpo_operator.api.v1alpha1.status import Phase
+from grpo_operator.api.weight_path import WeightPath
 from grpo_worker.common.errors import one_line
-from grpo_worker.controller.config import JobConfig
 from grpo_worker.controller.main import run
 from grpo_worker.controller.recovery.failures import FailureHandler
 from grpo_worker.controller.recovery.run_record import RunRecord
@@ -68,7 +69,8 @@ def handler(tmp_path: Path) -> FailureHandler:
 
 def test_the_third_failure_of_one_cause_ends_the_job(handler: FailureHandler) -> None:
     assert handler.count("start: KeyError: 'x' at 1", "job") == 5
-    assert handler.count("start: KeyError: 'x' at 2", "job") == 10 and not handler.record.failed
+    assert handler.count("start: KeyError: 'x' at 2", "job") == 10
+    assert not RunRecord.load(handler.record.path).failed
     handler.count("start: KeyError: 'x' at 3", "job")
     assert handler.record.failed == "start: KeyError: 'x' at 3 (3 times in a row)"
     again = RunRecord.load(handler.record.path)
@@ -79,10 +81,10 @@ def test_other_causes_progress_and_infrastructure_do_not_add_up(handler: Failure
     for message in ("a", "b", "a", "b"):
         handler.count(message, "job")
     handler.count("b", "job", step=7)
-    handler.finished(7)
+    handler.step_finished(7)
     for seconds in (0, 5, 10, 20, 40):
         assert handler.count("a pod was lost", "infrastructure") == seconds
-    handler.finished(8)
+    handler.step_finished(8)
     assert handler.count("a pod was lost", "infrastructure") == 0
     handler.count("b", "job")
     assert not handler.record.failed and handler.record.restarts == {"job": 6, "infrastructure": 6}
@@ -91,7 +93,7 @@ def test_other_causes_progress_and_infrastructure_do_not_add_up(handler: Failure
 def test_replayed_steps_are_no_progress(handler: FailureHandler) -> None:
     for _ in range(3):
         for step in range(1, 15):
-            handler.finished(step)
+            handler.step_finished(step)
         handler.count("KeyError: 'x'", "job", step=15)
     assert "3 times in a row" in handler.record.failed
 
@@ -126,7 +128,17 @@ def _config(tmp_path: Path) -> JobConfig:
     from support.objects import job, spec_of
 
     spec = spec_of(job(restartPolicy={"backoffSeconds": 0}))
-    return JobConfig("j", "default", spec, "service", 1, False, "j-1", tmp_path / "store")
+    return JobConfig(
+        name="j",
+        namespace="default",
+        spec=spec,
+        rollout_service="service",
+        min_available=1,
+        fp8=False,
+        weight_path=WeightPath(),
+        writer="j-1",
+        store=tmp_path / "store",
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,7 +163,7 @@ def test_every_exception_before_the_first_step_counts(
     run(_config(tmp_path), board, build)
     assert not left
     assert board.get().phase == (Phase.FAILED if failed else Phase.STARTING)
-    assert board.get().restarts["job"] == count
+    assert board.get().restarts.job == count
     if failed:
         assert board.get().message == failed
 
@@ -171,7 +183,7 @@ def test_waiting_without_a_sample_is_said_after_the_limit() -> None:
         watch.accepted()
         assert watch.stalled(10) == ""
         now[0] = 30.0
-        assert watch.stalled(10) == "no sample was accepted for 10 s: engines give no answer"
+        assert watch.stalled(10) == "no sample was accepted for 10 s: engines do not respond"
     assert watch.stalled(10) == "", "while trainers compute nothing is awaited"
     with watch.waiting():
         assert watch.stalled(10) == ""
@@ -179,10 +191,10 @@ def test_waiting_without_a_sample_is_said_after_the_limit() -> None:
 
 def test_kubelet_gets_the_error_and_not_its_echo(tmp_path: Path) -> None:
     file = tmp_path / "termination-log"
-    report(SGLANG.splitlines(keepends=True), file)
+    report(iter(SGLANG.splitlines(keepends=True)), file)
     assert not file.exists(), "outside of a container there is no such file"
     file.touch()
-    report(SGLANG.splitlines(keepends=True), file)
+    report(iter(SGLANG.splitlines(keepends=True)), file)
     assert file.read_text() == "AttributeError: 'DeepseekV3Config' object has no attribute 'topk_method'"
 
 

@@ -99,7 +99,7 @@ def _tier(gang: Gang, folder: Path) -> MemoryTier:
 def _snapshot(tier: MemoryTier, gang: Gang, step: int, attempt: int = 1) -> None:
     gang.state = [100 * step + 10 * attempt + rank for rank in range(RANKS)]
     assert tier.due(step)
-    tier.take(step, attempt, {"step": step})
+    tier.snapshot(step, attempt, {"step": step})
     assert not tier.due(step + 1), "one at a time"
 
     def settled() -> bool:
@@ -157,7 +157,7 @@ def test_attempts_at_one_step_do_not_mix(tier: MemoryTier, gang: Gang, pods: lis
     _snapshot(tier, gang, 3, attempt=1)
     expected = gang.state
     gang.state = [7] * RANKS
-    tier.take(3, 2, {"step": 3})  # written, but the controller dies before the replicas are there
+    tier.snapshot(3, 2, {"step": 3})  # written, but the controller dies before the replicas are there
     tier.begin_attempt()
     pods[1].wipe()
     assert tier.restore(after=2) is not None

@@ -90,7 +90,7 @@ def test_end_and_pad_tokens_follow_a_rule(
 
 
 def test_a_model_without_an_end_and_tokens_outside_of_it_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"no token that ends an answer .* set algorithm\.stopTokenIds"):
+    with pytest.raises(ValueError, match=r"no token that ends a response .* set algorithm\.stopTokenIds"):
         special_tokens({"vocab_size": 100, "eos_token_id": None}, {}, {"eos_token_id": None})
     with pytest.raises(ValueError, match="eos_token_id=100 is outside of the vocabulary of 100 tokens"):
         special_tokens({"vocab_size": 100, "eos_token_id": 100}, {}, {})
@@ -128,13 +128,13 @@ def _lack(folder: Path, field: str) -> None:
     [
         (lambda folder: (folder / "config.json").unlink(), "there is no config.json"),
         (lambda folder: (folder / "config.json").write_text("{"), "config.json cannot be read"),
-        (lambda folder: (folder / "config.json").write_text("[]"), "config.json holds no JSON object"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "config.json contains no JSON object"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "there is no tokenizer.json: load"),
         (lambda folder: (folder / "tokenizer.json").write_text("{}"), "the tokenizer cannot be read"),
         (lambda folder: (folder / "model.safetensors").unlink(), "there are no safetensors files"),
         (_index, "model-2.safetensors is missing"),
         (_cut, r"model.safetensors has \d+ bytes of \d+: copy it again"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 40), "no safetensors file"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"x" * 40), "is not a safetensors file"),
         (lambda folder: _lack(folder, "n_routed_experts"), "config.json lacks n_routed_experts"),
         (lambda folder: _lack(folder, "model_type"), "model_type None is not supported: use one of deepseek"),
     ],

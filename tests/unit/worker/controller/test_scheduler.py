@@ -14,8 +14,9 @@ from grpo_worker.data.prompts import Prompt, PromptSource
 from grpo_worker.data.tasks import open_gym
 from grpo_worker.data.tokenizer import load_tokenizer
 from grpo_worker.metrics.timing import StepTimer
-from grpo_worker.rollout.batch_file import Generated
+from grpo_worker.rollout.batch_file import RolloutBatch
 from grpo_worker.rollout.sampling import Sample
+from grpo_worker.weightsync.protocol.version import Version
 from support.objects import job, spec_of
 from support.rollout_fakes import WANTED, Even, N
 
@@ -48,25 +49,25 @@ class Run:
         self.source = PromptSource(
             open_gym("reasoning-gym:gcd", seed=3), load_tokenizer("preset:tiny-moe"), 4096
         )
-        self.producer = OneStepAhead(
+        self.scheduler = OneStepAhead(
             StepSampler(spec, self.source, engines, engines), folder, keep=2, every=1
         )
         self.folder = folder
 
-    def steps(self, first: int, last: int) -> list[Generated]:
+    def steps(self, first: int, last: int) -> list[RolloutBatch]:
         """What the steps ``first`` to ``last`` trained on; each is followed by a checkpoint."""
         found = []
         for step in range(first, last + 1):
-            found.append(self.producer.take(step - 1, StepTimer()))
-            self.producer.go_ahead(step - 1)
-            self.producer.settle(StepTimer())
+            found.append(self.scheduler.next_batch(Version(step - 1), StepTimer()))
+            self.scheduler.start_next(Version(step - 1))
+            self.scheduler.before_push(StepTimer())
             self.source.consumed(found[-1].taken)
-            self.producer.save(step)
+            self.scheduler.save(step)
             (self.folder / f"source-{step}.json").write_text(json.dumps(self.source.state_dict()))
         return found
 
     def resume(self, step: int) -> None:
-        self.producer.restore(step)
+        self.scheduler.restore(step)
         self.source.load_state_dict(json.loads((self.folder / f"source-{step}.json").read_text()))
 
 
@@ -103,9 +104,9 @@ def test_a_restart_waits_for_what_is_under_way_and_forgets_it(tmp_path: Path) ->
     engines = Engines()
     run = Run(tmp_path, engines)
     run.steps(1, 2)
-    run.producer.take(2, StepTimer())
+    run.scheduler.next_batch(Version(2), StepTimer())
     engines.gate.clear()
-    run.producer.go_ahead(2)
+    run.scheduler.start_next(Version(2))
     threading.Timer(0.2, engines.gate.set).start()
     run.resume(2)
     found = run.steps(3, 3)[0]
@@ -116,14 +117,14 @@ def test_a_restart_waits_for_what_is_under_way_and_forgets_it(tmp_path: Path) ->
 def test_what_is_under_way_holds_up_no_change_of_weights_when_it_may_go_on(tmp_path: Path) -> None:
     engines = Engines()
     run = Run(tmp_path, engines)
-    run.producer._partial = True
-    run.producer.take(0, StepTimer())
+    run.scheduler._partial = True
+    run.scheduler.next_batch(Version(0), StepTimer())
     engines.gate.clear()
-    run.producer.go_ahead(0)
-    run.producer.settle(StepTimer())  # returns, although nothing is generated yet
+    run.scheduler.start_next(Version(0))
+    run.scheduler.before_push(StepTimer())  # returns, although nothing is generated yet
     engines.gate.set()
-    run.producer.save(1)  # a checkpoint waits for it
-    assert run.producer.take(1, StepTimer()).prompts
+    run.scheduler.save(1)  # a checkpoint waits for it
+    assert run.scheduler.next_batch(Version(1), StepTimer()).prompts
 
 
 def test_files_of_old_checkpoints_go(tmp_path: Path) -> None:
@@ -132,20 +133,20 @@ def test_files_of_old_checkpoints_go(tmp_path: Path) -> None:
 
 
 def test_on_policy_samples_come_from_the_newest_weights() -> None:
-    engines = Engines()
+    engines: Any = Engines()
     spec = spec_of(job())
     source = PromptSource(open_gym("reasoning-gym:gcd", seed=3), load_tokenizer("preset:tiny-moe"), 4096)
-    producer = OnPolicy(StepSampler(spec, source, engines, engines))
+    scheduler = OnPolicy(StepSampler(spec, source, engines, engines))
     for step in range(1, 4):
-        found = producer.take(step - 1, StepTimer())
-        producer.go_ahead(step - 1)
+        found = scheduler.next_batch(Version(step - 1), StepTimer())
+        scheduler.start_next(Version(step - 1))
         assert {s.version for s in found.samples} == {step - 1}
         source.consumed(found.taken)
 
 
 def test_what_the_stores_checkpoints_need_is_kept_beside_newer_snapshots(tmp_path: Path) -> None:
     run = Run(tmp_path, Engines())
-    run.producer._every = 4
+    run.scheduler._every = 4
     run.steps(1, 15)
     kept = sorted(int(file.stem.removeprefix("step-")) for file in tmp_path.glob("step-*.npz"))
     assert kept == [4, 8, 12, 14, 15]

@@ -7,7 +7,8 @@ from grpo_worker.data.prompts import PromptSource
 from grpo_worker.data.tasks import open_gym
 from grpo_worker.data.tokenizer import load_tokenizer
 from grpo_worker.metrics.timing import StepTimer
-from grpo_worker.rollout.batch_file import Generated
+from grpo_worker.rollout.batch_file import RolloutBatch
+from grpo_worker.weightsync.protocol.version import Version
 from support.objects import job, spec_of
 from support.rollout_fakes import WANTED, Even, N
 
@@ -17,11 +18,11 @@ def _source() -> PromptSource:
     return PromptSource(open_gym("reasoning-gym:gcd", seed=3), tokenizer, 4096)
 
 
-def _sample(source: PromptSource, **algorithm: Any) -> Generated:
+def _sample(source: PromptSource, **algorithm: Any) -> RolloutBatch:
     spec = spec_of(job())
     spec = spec.model_copy(update={"algorithm": type(spec.algorithm).model_validate(algorithm)})
     even: Any = Even()
-    return StepSampler(spec, source, even, even).sample(4, StepTimer())
+    return StepSampler(spec, source, even, even).sample(Version(4), StepTimer())
 
 
 def test_without_a_filter_every_group_is_used() -> None:

@@ -1,4 +1,4 @@
-"""Prompts from files: read, filtered, tokenised once; the same rows in every run."""
+"""Prompts from files: read, filtered, tokenised once; equal rows in every run."""
 
 import importlib
 import json
@@ -86,7 +86,7 @@ def _counts(task: FileTask) -> DataStatus:
     return DataStatus.model_validate(asdict(task.counts))
 
 
-def test_every_row_comes_once_an_epoch_in_an_order_of_its_own(train: str, tokenizer: TextTokenizer) -> None:
+def test_every_epoch_shuffles_all_rows(train: str, tokenizer: TextTokenizer) -> None:
     task = _open(train, tokenizer)
     epochs = [[task.record(e * 10 + i).ground_truth for i in range(10)] for e in range(2)]
     assert [sorted(epoch, key=int) for epoch in epochs] == [[str(i + 1) for i in range(10)]] * 2
@@ -102,7 +102,7 @@ def test_every_row_comes_once_an_epoch_in_an_order_of_its_own(train: str, tokeni
 
 
 def test_the_order_of_a_seed_never_changes(train: str, tokenizer: TextTokenizer) -> None:
-    """A checkpoint holds indices alone: another order would train on other rows after an upgrade."""
+    """Checkpoints contain only indices: another order would train on other rows after an upgrade."""
     task = _open(train, tokenizer)
     assert " ".join(task.record(i).ground_truth for i in range(10)) == "4 10 2 9 3 8 5 6 7 1"
 
@@ -135,7 +135,7 @@ def test_a_second_start_tokenises_nothing(
     assert again.counts == first.counts and again.notes == first.notes
 
 
-def test_the_cache_knows_all_that_decides_over_ids(
+def test_the_cache_key_covers_everything_that_changes_ids(
     train: str, tokenizer: TextTokenizer, chatty: TextTokenizer
 ) -> None:
     question = _open(train, tokenizer).record(0).prompt
@@ -151,14 +151,14 @@ def test_the_cache_knows_all_that_decides_over_ids(
         assert _open(train, model, **fields).prompt(0, model) == tokenizer.encode(wanted), fields
 
 
-def test_a_filter_that_was_changed_filters_anew(train: str, tokenizer: TextTokenizer) -> None:
+def test_a_changed_filter_is_applied_again(train: str, tokenizer: TextTokenizer) -> None:
     helpers = Path(train).parent / "helpers.py"
     assert _open(train, tokenizer, filter=f"{helpers}:easy").counts.rows == 4
     helpers.write_text(HELPERS.replace('["level"] == 0', '["level"] == 1'))
     assert _open(train, tokenizer, filter=f"{helpers}:easy").counts.rows == 3
 
 
-def test_a_filter_in_a_module_may_change_too(
+def test_a_changed_filter_in_a_module_is_applied_again(
     train: str, tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(Path(train).parent)
@@ -193,8 +193,8 @@ def test_rows_without_a_prompt_are_left_out_and_counted(write: Write, chatty: Te
     assert [task.record(i).prompt for i in range(2)] == [good] * 2
 
 
-def test_a_broken_row_may_come_first_or_late(tmp_path: Path, tokenizer: TextTokenizer) -> None:
-    """The first batch of rows must not decide over the type of the columns."""
+def test_a_broken_row_may_be_first_or_last(tmp_path: Path, tokenizer: TextTokenizer) -> None:
+    """The first batch of rows must not determine the type of the columns."""
     rows = [{"prompt": "hi" if i else None, "answer": "x"} for i in range(2500)]
     task = _open(_write(tmp_path / "first.jsonl", rows), tokenizer)
     assert _counts(task) == DataStatus(rows=2499, empty=1) and "1 of 2 500 rows is" in task.notes[0]
@@ -212,8 +212,8 @@ def test_a_column_of_neither_text_nor_messages_names_the_row(
         _open(_write(tmp_path / "share.jsonl", share), chatty)
 
 
-def test_text_without_a_template_is_said(train: str, tmp_path: Path, tokenizer: TextTokenizer) -> None:
-    note = "the model has no chat template: text prompts are given to it as they are"
+def test_text_without_a_chat_template_is_noted(train: str, tmp_path: Path, tokenizer: TextTokenizer) -> None:
+    note = "the model has no chat template: text prompts are used unchanged"
     assert _open(train, tokenizer).notes == [note]
     assert _open(train, tokenizer, raw=True).notes == []
     messages = [{"prompt": [{"role": "user", "content": "Hi"}], "answer": "x"}]
@@ -224,7 +224,7 @@ def test_text_without_a_template_is_said(train: str, tmp_path: Path, tokenizer: 
 def test_missing_files_and_columns_are_named(train: str, tokenizer: TextTokenizer) -> None:
     folder = Path(train).parent
     for lost in ("/nowhere/x.jsonl", str(folder / "lost-*.parquet"), str(folder / "lost-*.jsonl")):
-        wanted = f"spec.data.train={lost}: no such file: correct the path, or mount what holds it"
+        wanted = f"spec.data.train={lost}: no such file: correct the path, or mount its volume"
         with pytest.raises(ValueError, match=re.escape(wanted)):
             _open(lost, tokenizer, cache=folder / "cache")
     wanted = (
@@ -247,7 +247,7 @@ def test_empty_files_are_named(tmp_path: Path, tokenizer: TextTokenizer) -> None
         _open(str(blank), tokenizer)
 
 
-def test_an_empty_file_beside_others_is_counted_and_said(tmp_path: Path, tokenizer: TextTokenizer) -> None:
+def test_an_empty_file_among_others_is_noted(tmp_path: Path, tokenizer: TextTokenizer) -> None:
     (tmp_path / "part-0.jsonl").touch()
     _write(tmp_path / "part-1.jsonl", ROWS)
     task = _open(str(tmp_path / "part-*.jsonl"), tokenizer)
@@ -258,14 +258,16 @@ def test_an_empty_file_beside_others_is_counted_and_said(tmp_path: Path, tokeniz
 @pytest.mark.parametrize(("name", "text"), [("x.jsonl", '{"prompt": "a"}\n{"prompt"'), ("x.parquet", "none")])
 def test_a_broken_file_is_named(name: str, text: str, tmp_path: Path, tokenizer: TextTokenizer) -> None:
     (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match=rf"spec\.data\.train={tmp_path / name}: .*([Ee]rror|no Parquet)"):
+    with pytest.raises(
+        ValueError, match=rf"spec\.data\.train={tmp_path / name}: .*([Ee]rror|not valid Parquet)"
+    ):
         _open(str(tmp_path / name), tokenizer)
 
 
-def test_storage_that_fails_is_no_fault_of_the_data(
+def test_a_storage_failure_is_not_a_data_error(
     train: str, tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A ValueError ends the job; this may pass, and is tried again."""
+    """A ValueError fails the job; this error may be transient and is retried."""
 
     def fail(*_: Any, **__: Any) -> None:
         raise DatasetGenerationError("while reading") from OSError(5, "Input/output error")
@@ -275,7 +277,7 @@ def test_storage_that_fails_is_no_fault_of_the_data(
         _open(train, tokenizer)
 
 
-def test_an_object_store_holds_files_too(tokenizer: TextTokenizer, tmp_path: Path) -> None:
+def test_files_are_read_from_an_object_store(tokenizer: TextTokenizer, tmp_path: Path) -> None:
     with fsspec.open("memory://bucket/rows.jsonl", "w") as file:
         file.write("".join(json.dumps(row) + "\n" for row in ROWS))
     assert _open("memory://bucket/rows.jsonl", tokenizer, cache=tmp_path).counts.rows == 10

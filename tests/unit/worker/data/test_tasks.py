@@ -1,7 +1,7 @@
-"""Prompts as token ids by one rule; records of verl's files; gym tasks whose prompts do not all fit."""
+"""Prompt formatting, records of verl's files, and gym tasks with prompts that are too long."""
 
 import json
-import sys
+import runpy
 from dataclasses import asdict
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -58,7 +58,7 @@ def _format(tokenizer: TextTokenizer, **fields: Any) -> PromptFormat:
     return PromptFormat.of(DataSpec(**({"train": GYM} | fields)), tokenizer)
 
 
-def test_text_goes_through_the_chat_template_unless_raw(plain: TextTokenizer, chatty: TextTokenizer) -> None:
+def test_text_uses_the_chat_template_unless_raw(plain: TextTokenizer, chatty: TextTokenizer) -> None:
     as_message = _format(chatty)
     assert as_message.encode("hi", chatty) == plain.encode("user: hi\nassistant: ")
     assert as_message.encode(HI, chatty) == as_message.encode("hi", chatty)
@@ -68,7 +68,7 @@ def test_text_goes_through_the_chat_template_unless_raw(plain: TextTokenizer, ch
     assert as_message.note == raw.note == ""
 
 
-def test_without_a_template_text_stays_as_it_is_and_messages_are_refused(plain: TextTokenizer) -> None:
+def test_without_a_template_text_is_raw_and_messages_are_refused(plain: TextTokenizer) -> None:
     assert _format(plain).encode("hi", plain) == plain.encode("hi")
     assert "no chat template" in _format(plain).note and not _format(plain, raw=True).note
     with pytest.raises(ValueError, match="no chat template: give prompts as text"):
@@ -81,7 +81,7 @@ def test_variables_reach_the_template_as_json(plain: TextTokenizer, chatty: Text
         assert quick.encode(prompt, chatty) == plain.encode("user: hi\nassistant: done. ")
 
 
-def test_messages_lose_only_what_is_none() -> None:
+def test_messages_lose_only_null_fields() -> None:
     assert read_prompt("hi") == "hi"
     assert read_prompt(np.array([{"role": "user", "content": "hi", "name": None}])) == HI
     parts = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
@@ -100,7 +100,7 @@ def test_messages_lose_only_what_is_none() -> None:
         ([{"from": "human", "value": "hi"}], "message 0 has no role or no content"),
     ],
 )
-def test_a_broken_prompt_is_told_from_a_wrong_column(value: Any, reason: str) -> None:
+def test_a_broken_prompt_differs_from_a_wrong_column(value: Any, reason: str) -> None:
     with pytest.raises(UnusablePromptError, match=reason):
         read_prompt(value)
 
@@ -163,20 +163,16 @@ def test_verls_own_files_train_unchanged(
         json.dumps(asdict(record), allow_nan=False)
 
 
-def test_the_committed_files_are_those_that_their_script_builds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_committed_files_equal_the_scripts_output(
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.syspath_prepend(VERL)
-    monkeypatch.delitem(sys.modules, "build", raising=False)
-    import build
-
-    build.build(tmp_path)
+    runpy.run_path(str(VERL / "build.py"))["build"](tmp_path)
     for name in ("gsm8k", "math"):
         assert pq.read_table(VERL / f"{name}.parquet").equals(pq.read_table(tmp_path / f"{name}.parquet"))
         assert (VERL / f"{name}.jsonl").read_text() == (tmp_path / f"{name}.jsonl").read_text()
 
 
-def test_a_forgotten_answer_key_is_answered_with_verls(chatty: TextTokenizer, tmp_path: Path) -> None:
+def test_a_missing_answer_key_error_suggests_verls(chatty: TextTokenizer, tmp_path: Path) -> None:
     wanted = (
         r"spec\.data\.answerKey='answer': the files have no such column, but data_source, prompt, ability, "
         r"reward_model\.ground_truth, reward_model\.style, extra_info\.answer, .*extra_info\.split: "
@@ -188,9 +184,7 @@ def test_a_forgotten_answer_key_is_answered_with_verls(chatty: TextTokenizer, tm
         _open(VERL / "gsm8k.parquet", chatty, tmp_path, answer_key="reward_model.truth")
 
 
-def test_dots_enter_structs_and_json_text_unless_a_column_has_that_name(
-    plain: TextTokenizer, tmp_path: Path
-) -> None:
+def test_dotted_keys_enter_structs_unless_a_column_has_the_name(plain: TextTokenizer, tmp_path: Path) -> None:
     kept = json.dumps({"answer": {"final": 3}, "index": 41})
     row = {"prompt": "hi", "a.b": "dotted", "a": {"b": "nested", "c": "inner"}, "extra_info": kept}
     file = _parquet(tmp_path, [row])
@@ -204,7 +198,9 @@ def test_dots_enter_structs_and_json_text_unless_a_column_has_that_name(
         _open(file, plain, tmp_path, answer_key="extra_info.final")
 
 
-def test_the_schema_knows_what_the_first_rows_lack(plain: TextTokenizer, tmp_path: Path) -> None:
+def test_the_schema_includes_columns_missing_from_the_first_rows(
+    plain: TextTokenizer, tmp_path: Path
+) -> None:
     late: list[Any] = [None] * 150 + [{"ground_truth": "150"}]
     file = _parquet(tmp_path, [{"prompt": "hi", "reward_model": judged} for judged in late])
     task = _open(file, plain, tmp_path, answer_key=TRUTH)
@@ -218,7 +214,7 @@ def test_records_of_parquet_reach_reward_servers_as_json(plain: TextTokenizer, t
     assert record.extra_info == {"when": "2024-05-06T00:00:00", "score": None, "index": 0}
 
 
-def test_rows_of_json_lines_may_differ(chatty: TextTokenizer, tmp_path: Path) -> None:
+def test_json_lines_may_have_different_columns(chatty: TextTokenizer, tmp_path: Path) -> None:
     rows = [
         {"prompt": "hi", "answer": 3, "extra_info": {"a": 1}},
         {"prompt": HI, "answer": "x", "extra_info": {"b": [2], "index": 9}},
@@ -231,7 +227,7 @@ def test_rows_of_json_lines_may_differ(chatty: TextTokenizer, tmp_path: Path) ->
     assert found[3]["a"] == 1 and found["x"] == {"b": [2], "index": 9}
 
 
-def test_a_gyms_question_is_one_message_or_one_line(plain: TextTokenizer, chatty: TextTokenizer) -> None:
+def test_a_gym_question_is_one_message_or_one_line(plain: TextTokenizer, chatty: TextTokenizer) -> None:
     line = open_gym(GYM, 3)
     record = line.record(5)
     assert record.columns == {"answer": record.ground_truth} and record.extra_info == {"index": 5}
@@ -242,7 +238,7 @@ def test_a_gyms_question_is_one_message_or_one_line(plain: TextTokenizer, chatty
     assert message.notes == [] and "no chat template" in open_gym(GYM, 3, _format(plain)).notes[0]
 
 
-def test_a_template_that_refuses_says_so(tmp_path: Path) -> None:
+def test_an_error_of_a_chat_template_is_named(tmp_path: Path) -> None:
     strict = _with_template("{{ raise_exception('no users') }}", tmp_path)
     with pytest.raises(ValueError, match=r"chat template refuses these messages: .*no users"):
         open_gym(GYM, 3, _format(strict)).prompt(0, strict)
@@ -253,7 +249,7 @@ def _some_length(tokenizer: TextTokenizer) -> int:
     return sorted(len(task.prompt(index, tokenizer)) for index in range(60))[20]
 
 
-def test_items_that_are_too_long_are_skipped_and_counted(plain: TextTokenizer) -> None:
+def test_prompts_that_are_too_long_are_skipped_and_counted(plain: TextTokenizer) -> None:
     task, limit = open_gym(GYM, 3), _some_length(plain)
     fits = [index for index in range(60) if len(task.prompt(index, plain)) <= limit]
     prompts = PromptSource(task, plain, limit)
@@ -279,12 +275,13 @@ def test_checkpoints_of_older_versions_have_no_count(plain: TextTokenizer) -> No
     assert [p.index for p in prompts.take(4)] == [2, 5, 7, 8] and prompts.too_long == 0
 
 
-def test_when_nothing_fits_the_field_is_named_and_nothing_is_lost(
+def test_when_no_prompt_fits_the_field_is_named(
     plain: TextTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("grpo_worker.data.prompts.TRIES", 20)
     prompts = PromptSource(open_gym(GYM, 3), plain, 8)
     before = prompts.state_dict()
-    with pytest.raises(ValueError, match=r"promptLength is 8: none of 20 prompts .* has \d\d tokens"):
+    message = r"promptLength=8: none of 20 consecutive prompts .* has \d\d tokens"
+    with pytest.raises(ValueError, match=message):
         prompts.take(1)
     assert prompts.state_dict() == before

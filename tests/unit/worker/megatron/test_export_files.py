@@ -1,4 +1,4 @@
-"""What an export consists of beside whole tensors: files of limited size, config.json, what goes along."""
+"""Files of an export: shards of limited size, config.json, and companion files."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from grpo_worker.megatron.export import files as export_files
 from grpo_worker.megatron.export.companions import write_companions
 from grpo_worker.megatron.export.config import exported_config
 from grpo_worker.megatron.export.files import FileWriter, write_index
-from grpo_worker.model_files.names import FP8_CONFIG
+from grpo_worker.model_files.names import FP8_CONFIG, INDEX
 
 # As in the directories of DeepSeek-V3 and Qwen3, and what else is found there.
 ALONG = [
@@ -27,7 +27,7 @@ LEFT = [
 ]  # fmt: skip
 
 
-def test_all_but_weights_goes_along(tmp_path: Path) -> None:
+def test_all_files_but_weights_are_copied(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     target.mkdir()
     for name in ALONG + LEFT:
@@ -38,8 +38,8 @@ def test_all_but_weights_goes_along(tmp_path: Path) -> None:
     assert found == {name: f"this is {name}" for name in ALONG}
 
 
-def test_a_link_to_nowhere_is_named(tmp_path: Path) -> None:
-    """As in a cache of Hugging Face whose blobs were not copied."""
+def test_a_dangling_symlink_is_named(tmp_path: Path) -> None:
+    """As in a Hugging Face cache that was copied without its blobs."""
     source = tmp_path / "source"
     source.mkdir()
     (source / "tokenizer.json").symlink_to("../blobs/0123")
@@ -47,7 +47,7 @@ def test_a_link_to_nowhere_is_named(tmp_path: Path) -> None:
         write_companions(tmp_path, {}, source)
 
 
-def test_files_stay_below_the_limit_and_keep_together_what_belongs_together(
+def test_files_stay_below_the_limit_and_keep_scales_with_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export_files, "FILE_BYTES", 1000)
@@ -57,9 +57,9 @@ def test_files_stay_below_the_limit_and_keep_together_what_belongs_together(
     for tensors in added:
         writer.add(tensors)
     writer.flush()
-    assert writer.written.failure is None
-    write_index(tmp_path, writer.written.places)
-    index = json.loads((tmp_path / export_files.INDEX).read_text())
+    assert writer.report.failure is None
+    write_index(tmp_path, writer.report.tensors)
+    index = json.loads((tmp_path / INDEX).read_text())
     names = sorted(set(index["weight_map"].values()))
     files = {name: load_file(tmp_path / name) for name in names}
     assert sorted(f.name for f in tmp_path.glob("*.safetensors")) == names
@@ -74,7 +74,7 @@ def test_files_stay_below_the_limit_and_keep_together_what_belongs_together(
         assert all(torch.equal(files[name][key], value) for key, value in tensors.items())
 
 
-def test_a_writer_that_failed_says_why_and_writes_no_more(tmp_path: Path) -> None:
+def test_a_failed_writer_keeps_its_error_and_stops(tmp_path: Path) -> None:
     writer = FileWriter(tmp_path / "gone", 1)
     writer.add({"a": torch.ones(1)})
     writer.flush()
@@ -82,11 +82,11 @@ def test_a_writer_that_failed_says_why_and_writes_no_more(tmp_path: Path) -> Non
     (tmp_path / "gone").mkdir()
     writer.add({"b": torch.ones(1)})
     writer.flush()
-    assert "rank 1 cannot write" in str(writer.written.failure) and writer.written.places == {}
+    assert "rank 1 cannot write" in str(writer.report.failure) and writer.report.tensors == {}
     assert list((tmp_path / "gone").iterdir()) == []
 
 
-def test_config_says_what_the_files_hold() -> None:
+def test_config_json_describes_the_files() -> None:
     hf = architecture("deepseek-v3") | {"dtype": "bfloat16", "quantization_config": {"quant_method": "awq"}}
     names = ["model.embed_tokens.weight", "model.layers.3.mlp.gate.weight"]
     plain = exported_config(hf, names, "float32", "none")
@@ -98,7 +98,7 @@ def test_config_says_what_the_files_hold() -> None:
 
 
 def test_routers_of_qwen3_are_listed_as_not_quantised() -> None:
-    """Engines that do not know them would look for their scales."""
+    """Engines would otherwise look for their scales."""
     dense = exported_config(architecture("qwen3-8b"), ["lm_head.weight"], "bfloat16", "fp8-block128")
     assert dense["quantization_config"] == FP8_CONFIG
     names = [

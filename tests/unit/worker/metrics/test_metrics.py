@@ -1,4 +1,4 @@
-"""What a step's metrics become: figures, a record, dashboards, thresholds."""
+"""Metrics of a step: derived figures, records, dashboards, thresholds."""
 
 import json
 import subprocess
@@ -15,17 +15,17 @@ from grpo_worker.metrics.sinks import Mlflow, Sink, sinks_of
 from grpo_worker.metrics.writer import MetricsWriter
 
 
-def test_flops_of_a_forward_are_two_a_parameter_and_the_causal_half_of_attention() -> None:
+def test_forward_flops_are_two_per_parameter_plus_causal_attention() -> None:
     flops = ModelFlops(parameters=1000, attention=16)
     assert flops.forward([10]) == 2 * 1000 * 10 + 16 * 100
     assert flops.forward([10, 10]) == 2 * flops.forward([10])
 
 
-def test_width_of_deepseek_v3s_attention() -> None:
+def test_the_attention_width_of_deepseek_v3() -> None:
     assert attention_width(architecture("deepseek-v3")) == 61 * 128 * (128 + 64 + 128)
 
 
-def test_mfu_is_the_share_of_the_peak_that_update_and_log_probs_reach() -> None:
+def test_mfu_is_the_share_of_peak_flops_in_update_and_log_probs() -> None:
     seconds = {"timing_s/update_actor": 3.0, "timing_s/old_log_prob": 2.0}
     found = utilisation(ModelFlops(10**9, 0), [500, 500], seconds, gpus=2, peak=1e12)
     assert found["perf/mfu/actor"] == pytest.approx(2e12 * 3 / 3 / 2 / 1e12)
@@ -42,7 +42,7 @@ class Broken:
     def end(self) -> None: ...
 
 
-def test_a_sink_that_fails_is_left_out_and_the_record_goes_on(tmp_path: Path) -> None:
+def test_a_failing_sink_is_disabled_and_the_others_continue(tmp_path: Path) -> None:
     sinks: list[Sink] = [Broken(), *sinks_of(ObservabilitySpec(), "job", tmp_path)]
     bound = ThresholdSpec(metric="actor/kl_loss", maximum=0.1)
     writer = MetricsWriter(tmp_path, sinks, [bound])
@@ -58,7 +58,7 @@ def test_a_sink_that_fails_is_left_out_and_the_record_goes_on(tmp_path: Path) ->
     assert REGISTRY.get_sample_value("grpo_metric_maximum", name) == 0.1
 
 
-def test_mlflow_keeps_one_run_over_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_keeps_one_run_across_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a server's client is the same
     spec = MlflowSpec(tracking_uri=f"file://{tmp_path}/mlruns")
     first = Mlflow(spec, "job", tmp_path)
@@ -88,6 +88,6 @@ def test_wandb_writes_a_run_without_a_network(tmp_path: Path) -> None:
 
 
 def test_a_threshold_needs_a_bound() -> None:
-    with pytest.raises(ValueError, match="metric x: set minimum or maximum"):
+    with pytest.raises(ValueError, match="set minimum or maximum"):
         ThresholdSpec(metric="x")
     assert WandbSpec(project="p").offline is False

@@ -1,4 +1,4 @@
-"""The small forms of the published models: transformers loads them, and they differ in size alone."""
+"""The small forms of the published models: transformers loads them, and they differ only in size."""
 
 # ruff: noqa: RUF001 - DeepSeek's special tokens have full-width bars
 
@@ -51,7 +51,7 @@ every_model = pytest.mark.parametrize("model", published.MODELS)
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Directories by model and generation, each written once."""
+    """Return directories by model and generation, each written once."""
     root = tmp_path_factory.mktemp("published")
     return functools.cache(
         lambda model, generation: published.write(model, generation, root / model / generation)
@@ -67,7 +67,7 @@ def _tokenizer(folder: Path) -> Tokenizer:
 
 
 def _ends(model: str) -> list[str]:
-    """The tokens that end generation by the published generation_config.json."""
+    """Return the tokens that end generation according to the published generation_config.json."""
     if _family(model) == "deepseek_v3":
         return ["<｜end▁of▁sentence｜>"]
     return ["<|endoftext|>"] if model.endswith("-Base") else ["<|im_end|>", "<|endoftext|>"]
@@ -141,7 +141,7 @@ def test_special_tokens_agree_between_the_files(directory: Any, model: str, gene
 
 
 @every_directory
-def test_text_is_split_as_by_the_published_tokenizer(directory: Any, model: str, generation: str) -> None:
+def test_text_is_split_like_by_the_published_tokenizer(directory: Any, model: str, generation: str) -> None:
     tokenizer = _tokenizer(directory(model, generation))
     for text, tokens in TOKENS[_family(model)].items():
         assert tokenizer.encode(text, add_special_tokens=False).tokens == tokens.split(" ")
@@ -201,7 +201,7 @@ def test_known_architectures_have_the_published_figures(model: str, name: str) -
     assert {field: theirs.get(field) for field in ours} == ours
 
 
-def test_the_seed_decides_over_the_weights(tmp_path: Path) -> None:
+def test_the_weights_depend_on_the_seed(tmp_path: Path) -> None:
     for generation in published.GENERATIONS:
         files = [
             published.write("Qwen3-8B", generation, tmp_path / generation / name, seed) / "model.safetensors"
@@ -212,7 +212,7 @@ def test_the_seed_decides_over_the_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("generation", published.GENERATIONS)
-def test_weights_have_the_wanted_type(tmp_path: Path, generation: str) -> None:
+def test_weights_have_the_requested_dtype(tmp_path: Path, generation: str) -> None:
     folder = published.write("DeepSeek-R1", generation, tmp_path, dtype=torch.bfloat16)
     with safe_open(folder / "model.safetensors", "pt") as handle:
         assert handle.get_tensor("lm_head.weight").dtype == torch.bfloat16

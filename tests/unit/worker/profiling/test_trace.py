@@ -1,4 +1,4 @@
-"""Traces are written for the wanted steps and ranks, and for no other."""
+"""Traces are written only for the selected steps and ranks."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def _run(trace: StepTrace) -> None:
         trace.end(step)
 
 
-def test_the_wanted_steps_are_in_the_trace(tmp_path: Path) -> None:
+def test_the_selected_steps_are_in_the_trace(tmp_path: Path) -> None:
     _run(StepTrace(SPEC, 1, tmp_path / "profile"))
     (file,) = (tmp_path / "profile").iterdir()
     events = json.loads(file.read_text())["traceEvents"]
@@ -28,13 +28,15 @@ def test_the_wanted_steps_are_in_the_trace(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("spec", "rank"), [(None, 1), (SPEC, 0)])
-def test_others_write_nothing(tmp_path: Path, spec: ProfileSpec | None, rank: int) -> None:
+def test_other_ranks_write_no_trace(tmp_path: Path, spec: ProfileSpec | None, rank: int) -> None:
     _run(StepTrace(spec, rank, tmp_path / "profile"))
     assert not (tmp_path / "profile").exists()
 
 
 def test_the_order_of_steps_is_checked() -> None:
-    with pytest.raises(ValueError, match=r"stepStart \(3\) must not exceed stepEnd \(2\)"):
+    with pytest.raises(
+        ValueError, match=r"stepStart must not exceed stepEnd \(got stepStart: 3, stepEnd: 2\)"
+    ):
         ProfileSpec(step_start=3, step_end=2)
 
 

@@ -1,4 +1,4 @@
-"""FP8 at the source: the shards' blocks are those of the whole matrix, or the shard is refused."""
+"""FP8 on trainer ranks: a shard has the blocks of the whole matrix, or is refused."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def test_every_value_is_within_half_a_step_of_its_block(shape: tuple[int, int]) 
     assert ((back - values).abs() <= step * 1.0001).all()
 
 
-def test_what_was_fp8_before_is_the_same_again() -> None:
+def test_requantising_fp8_values_changes_nothing() -> None:
     """The values bitwise, and the scales to the last place."""
     q, scale = quantise(random((300, 260)))
     again, scale_again = quantise(dequantise(q.float(), scale))
@@ -47,7 +47,7 @@ def test_what_was_fp8_before_is_the_same_again() -> None:
     assert torch.allclose(scale_again, scale, rtol=2e-7, atol=0)
 
 
-def test_a_block_of_zeros_stays_zero_and_the_largest_value_stays_a_number() -> None:
+def test_zero_blocks_stay_zero_and_large_values_stay_finite() -> None:
     q, scale = quantise(torch.zeros(130, 5))
     assert (q.float() == 0).all() and (scale == 1).all()
     extreme = torch.full((1, 1), torch.finfo(torch.float32).tiny * 1000)
@@ -62,7 +62,7 @@ def test_shards_at_block_boundaries_equal_the_whole(dim: int, pieces: int, rest:
     q, scale = quantise(whole)
     parts = [
         (NAME, shape, dim, offset, piece)
-        for offset, piece in zip(range(0, size, FP8_BLOCK), whole.split(FP8_BLOCK, dim), strict=True)
+        for offset, piece in zip(range(0, size, FP8_BLOCK), torch.split(whole, FP8_BLOCK, dim), strict=True)
     ]
     found = list(quantised_parts(parts))
     assert [name for name, *_ in found] == [NAME, f"{NAME}_scale_inv"] * pieces
@@ -74,7 +74,7 @@ def test_shards_at_block_boundaries_equal_the_whole(dim: int, pieces: int, rest:
 
 
 @pytest.mark.parametrize(("offset", "length"), [(64, 128), (0, 192)])
-def test_a_cut_block_is_refused_with_the_remedy(offset: int, length: int) -> None:
+def test_a_split_block_is_refused_with_a_remedy(offset: int, length: int) -> None:
     part = (NAME, (512, 8), 0, offset, torch.zeros(length, 8))
     with pytest.raises(
         BlockCutError, match=rf"{NAME}: rows {offset} to .*smaller trainer.parallelism.tensor"
@@ -95,7 +95,7 @@ def test_the_names_are_those_of_deepseeks_checkpoint() -> None:
     assert not is_quantised("model.layers.61.eh_proj.weight") and not is_quantised("lm_head.weight")
 
 
-def test_what_is_not_quantised_goes_as_it_is() -> None:
+def test_unquantised_tensors_pass_through_unchanged() -> None:
     tensor = torch.ones(5)
     part = ("model.norm.weight", (5,), 0, 0, tensor)
     assert list(quantised_parts([part])) == [part]

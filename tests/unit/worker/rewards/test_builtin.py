@@ -1,4 +1,4 @@
-"""The built-in verifiers judge as the field expects, and an answer never is a failure."""
+"""The built-in verifiers: expected scores, and no failure for any answer."""
 
 import json
 import time
@@ -120,7 +120,7 @@ os._exit(0)
 """
 
 
-def test_code_cannot_read_the_sign_of_a_passed_test(judges: dict[str, FunctionVerifier]) -> None:
+def test_code_cannot_forge_a_passed_test(judges: dict[str, FunctionVerifier]) -> None:
     assert score(judges["code"], CHEAT, {"assert_case": "assert add(1, 2) == 3"}) == 0.0
 
 
@@ -143,7 +143,7 @@ time.sleep(600)
 """
 
 
-def test_code_that_runs_without_end_is_wrong_and_ends_with_what_it_started(tmp_path: Path) -> None:
+def test_endless_code_is_wrong_and_its_children_are_killed(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     judge = FunctionVerifier(RewardSpec(builtin="code", workers=1, timeout_seconds=5, on_failure="stop"))
     started = time.monotonic()
@@ -213,18 +213,18 @@ def test_choice(judges: dict[str, FunctionVerifier], answer: str, chosen: str | 
     ("name", "truth", "problem"),
     [
         ("math", "", "ground_truth='' holds no formula"),
-        ("code", "print(3)", r"ground_truth='print\(3\)' is no JSON"),
+        ("code", "print(3)", r"ground_truth='print\(3\)' is not JSON"),
         ("code", {"input": []}, r"ground_truth has input: give \{inputs"),
         ("code", {"inputs": [], "outputs": []}, "ground_truth has no test"),
         ("code", {"inputs": ["1"], "outputs": []}, "lists of one length"),
-        ("json", "{age", "ground_truth='{age' is no JSON"),
+        ("json", "{age", "ground_truth='{age' is not JSON"),
         ("json", {"$schema": "https://json-schema.org/draft/2020-12/schema", "type": 3}, r"Schema: \$\.type"),
         ("json", {"$ref": "http://127.0.0.1:9/age"}, "ref='http://127.0.0.1:9/age' does not resolve: put"),
         ("json", {"$ref": "#/$defs/age", "$defs": {}}, "defs/age' does not resolve"),
-        ("choice", "Paris", "ground_truth='Paris' is no letter"),
+        ("choice", "Paris", "ground_truth='Paris' is not a letter"),
     ],
 )
-def test_a_ground_truth_of_another_kind_is_named(
+def test_a_ground_truth_of_the_wrong_type_is_named(
     judges: dict[str, FunctionVerifier], name: str, truth: Any, problem: str
 ) -> None:
     with pytest.raises(RewardError, match=rf"^spec\.reward\.builtin={name}: .*{problem}"):

@@ -1,4 +1,4 @@
-"""Reward functions written for verl, TRL and verifiers run as they are."""
+"""Reward functions written for verl, TRL and verifiers run unchanged."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ ANSWER = [{"role": "assistant", "content": "2"}]
 
 
 def check(tmp_path: Path, code: str, prompt: Any = "1 + 1?", on_failure: str = "stop") -> float:
-    """Score of the answer "2" by the function ``f`` in ``code``."""
+    """Return the score of the answer "2" by the function ``f`` in ``code``."""
     file = tmp_path / "reward.py"
     file.write_text(code)
     spec = RewardSpec(function=f"{file}:f", workers=1, timeout_seconds=20, on_failure=on_failure)
@@ -126,7 +126,7 @@ def test_verifiers_form(tmp_path: Path, code: str, prompt: Any) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_named_with_its_line(tmp_path: Path, code: str, problem: str) -> None:
+def test_a_wrong_signature_is_named_with_its_line(tmp_path: Path, code: str, problem: str) -> None:
     with pytest.raises(RewardError, match=rf"^spec\.reward\.function=/.*reward\.py:f: .*{problem}"):
         check(tmp_path, code, on_failure="zero")
 
@@ -141,12 +141,12 @@ def test_what_does_not_fit_is_named_with_its_line(tmp_path: Path, code: str, pro
         ("lambda completion, answer: 1", ["ground_truth", "prompt", "solution_str"]),
     ],
 )
-def test_a_function_is_sent_what_it_needs_only(code: str, fields: list[str]) -> None:
+def test_a_function_receives_only_its_parameters(code: str, fields: list[str]) -> None:
     function = eval(code)
     assert fields_of(function, form_of(function)) == fields
 
 
-def test_what_is_not_needed_is_not_sent(tmp_path: Path) -> None:
+def test_unused_fields_are_not_sent(tmp_path: Path) -> None:
     class Unsendable:
         def __str__(self) -> str:
             raise AssertionError("sent")

@@ -1,4 +1,4 @@
-"""Judging answers: a user's function may do what it likes, the job goes on and says so."""
+"""Scoring answers: a user's function may fail in any way without failing the job."""
 
 import os
 import signal
@@ -10,7 +10,6 @@ import pytest
 
 from grpo_operator.api.v1alpha1.data import RewardSpec
 from grpo_worker.data.tasks import Record, open_gym
-from grpo_worker.rewards import sandbox
 from grpo_worker.rewards.child import Program
 from grpo_worker.rewards.manager import RewardManager
 from grpo_worker.rewards.sandbox import Sandbox
@@ -83,7 +82,7 @@ def spec(function: str, **fields: Any) -> RewardSpec:
     return RewardSpec(**({"function": function, "workers": 2, "timeout_seconds": 5} | fields))
 
 
-def test_a_function_judges_with_verls_arguments(function: str) -> None:
+def test_a_function_is_called_with_verls_arguments(function: str) -> None:
     judge = FunctionVerifier(spec(function))
     assert judge.score(items("yes", "no", "dict")) == [11.0, 10.0, 0.5]
     assert judge.failures == 0
@@ -102,9 +101,7 @@ def test_a_function_judges_with_verls_arguments(function: str) -> None:
         ('broken{"score": 1}', "wrote into the process's own pipe"),
     ],
 )
-def test_one_that_raises_dies_or_eats_memory_gives_zero_and_the_others_their_due(
-    function: str, answer: str, problem: str
-) -> None:
+def test_a_failing_call_scores_zero_and_spares_the_others(function: str, answer: str, problem: str) -> None:
     judge = FunctionVerifier(spec(function))
     assert judge.score(items("yes", answer, "yes", "no", "yes")) == [11.0, 0.0, 11.0, 10.0, 11.0]
     assert judge.failures == 1
@@ -112,7 +109,7 @@ def test_one_that_raises_dies_or_eats_memory_gives_zero_and_the_others_their_due
         FunctionVerifier(spec(function, on_failure="stop")).score(items("yes", answer))
 
 
-def test_one_that_hangs_is_ended_with_what_it_started(function: str, tmp_path: Path) -> None:
+def test_a_hanging_function_is_killed_with_its_children(function: str, tmp_path: Path) -> None:
     judge = FunctionVerifier(spec(function, timeout_seconds=1))
     pid_file = tmp_path / "pid"
     started = time.monotonic()
@@ -126,22 +123,22 @@ def test_one_that_hangs_is_ended_with_what_it_started(function: str, tmp_path: P
     assert judge.score(items("yes")) == [11.0]  # a new process took its place
 
 
-def test_answers_that_end_the_process_wait_for_no_other(
+def test_a_process_that_dies_is_replaced_without_a_pause(
     function: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(sandbox.time, "sleep", pauses.append)
+    monkeypatch.setattr("grpo_worker.rewards.sandbox.time.sleep", pauses.append)
     judge = FunctionVerifier(spec(function, workers=1))
     assert judge.score(items("die", "die", "yes")) == [0.0, 0.0, 11.0]
     assert judge.failures == 2 and not pauses
 
 
-def test_it_sees_no_secret_of_the_pod(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_sees_no_secret_of_the_pod(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "GRPO_SECRET", "x")
     assert FunctionVerifier(spec(function)).score(items("secret", "dumpable")) == [0.0, 0.0]
 
 
-def test_one_that_reads_no_more_is_ended(function: str, tmp_path: Path) -> None:
+def test_a_process_that_stops_reading_is_killed(function: str, tmp_path: Path) -> None:
     judge = FunctionVerifier(spec(function, workers=1, timeout_seconds=1))
     pid_file = tmp_path / "pid"
     judge.score(items("pid", pid_file=str(pid_file)))
@@ -159,16 +156,16 @@ def test_many_open_files_do_not_matter(function: str) -> None:
             os.close(file)
 
 
-def test_it_reads_no_other_requests(function: str) -> None:
+def test_a_function_cannot_read_other_requests(function: str) -> None:
     assert FunctionVerifier(spec(function)).score(items("read", "yes")) == [0.0, 11.0]
 
 
-def test_what_is_no_number_is_a_failure(function: str) -> None:
+def test_a_result_that_is_not_a_number_is_a_failure(function: str) -> None:
     judge = FunctionVerifier(spec(function.replace("compute_score", "word")))
     assert judge.score(items("yes")) == [0.0] and judge.failures == 1
 
 
-def test_further_numbers_are_kept(function: str) -> None:
+def test_extra_numbers_become_metrics(function: str) -> None:
     sandbox = Sandbox(Program("spec.reward.function", function, 5, 2048), 1)
     [outcome] = sandbox.call([items("dict")[0].request()])
     assert (outcome.value, outcome.metrics) == (0.5, {"accuracy": 1.0})
@@ -185,7 +182,7 @@ class _Letters:
 
 
 class _Task:
-    """Prompts whose ground truth is what the test wants."""
+    """Prompts with a given ground truth."""
 
     def __init__(self, ground_truth: Any) -> None:
         self._ground_truth = ground_truth
@@ -198,7 +195,7 @@ class _Task:
         return Record("mine", self._ground_truth, {})
 
 
-def test_the_first_call_judges_the_ground_truth_of_the_first_row(function: str) -> None:
+def test_the_first_call_checks_the_ground_truth_of_the_first_row(function: str) -> None:
     def check(ground_truth: Any, **fields: Any) -> None:
         judge = FunctionVerifier(spec(function, **fields))
         RewardManager(_Task(ground_truth), _Letters(), judge).check()  # type: ignore[arg-type]
@@ -211,7 +208,7 @@ def test_the_first_call_judges_the_ground_truth_of_the_first_row(function: str) 
         check("hang", on_failure="zero", timeout_seconds=1)
 
 
-def test_a_function_is_given_the_tokens_and_the_step_of_an_answer(tmp_path: Path) -> None:
+def test_a_function_receives_token_ids_and_the_step(tmp_path: Path) -> None:
     (tmp_path / "ids.py").write_text(
         "def f(completion_ids, trainer_state, **_):\n"
         "    return [100 * trainer_state.global_step + len(completion_ids[0])]"
@@ -222,7 +219,7 @@ def test_a_function_is_given_the_tokens_and_the_step_of_an_answer(tmp_path: Path
     assert manager.score([Sample(0, 0, (110, 111, 32), (0.0,) * 3, 4, "engine")]) == [403.0]
 
 
-def test_other_verifiers_are_called_too() -> None:
+def test_task_verifiers_are_checked_too() -> None:
     task = open_gym("reasoning-gym:gcd", seed=3)
     record = task.record(0)
     TaskVerifier(task).check(Item(0, str(record.ground_truth), record))
@@ -238,7 +235,7 @@ class _WithBrokenRule:
         raise KeyError("ground")
 
 
-def test_a_task_judges_itself_unless_the_job_says_otherwise(function: str) -> None:
+def test_a_task_scores_itself_unless_the_job_names_a_reward(function: str) -> None:
     task = open_gym("reasoning-gym:gcd", seed=3)
     judge = verifier_of(task, None)
     assert isinstance(judge, TaskVerifier)

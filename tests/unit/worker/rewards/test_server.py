@@ -1,4 +1,4 @@
-"""Judging by a server: it may be away for a while."""
+"""Scoring by a server that may be down for a while."""
 
 import json
 import socket
@@ -11,7 +11,6 @@ import pytest
 
 from grpo_operator.api.v1alpha1.data import RewardSpec
 from grpo_worker.data.tasks import Record
-from grpo_worker.rewards import server as server_module
 from grpo_worker.rewards.verifiers import HttpVerifier, Item, RewardError
 
 
@@ -21,11 +20,11 @@ def items(*answers: str) -> list[Item]:
 
 class _Server(BaseHTTPRequestHandler):
     answers: list[tuple[int, Any]]
-    asked: list[dict[str, Any]]
+    requests: list[dict[str, Any]]
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append(body)
+        self.requests.append(body)
         code, answer = self.answers.pop(0)
         data = json.dumps(answer).encode()
         self.send_response(code)
@@ -38,7 +37,7 @@ class _Server(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[tuple[str, type[_Server]]]:
-    handler = type("Handler", (_Server,), {"answers": [], "asked": []})
+    handler = type("Handler", (_Server,), {"answers": [], "requests": []})
     with HTTPServer(("127.0.0.1", 0), handler) as running:
         thread = threading.Thread(target=running.serve_forever, daemon=True)
         thread.start()
@@ -46,13 +45,13 @@ def server() -> Iterator[tuple[str, type[_Server]]]:
         running.shutdown()
 
 
-def test_a_server_judges_and_is_asked_again_when_it_stumbles(server: tuple[str, type[_Server]]) -> None:
+def test_a_failed_request_to_the_server_is_repeated(server: tuple[str, type[_Server]]) -> None:
     url, handler = server
     handler.answers += [(500, {}), (200, {"scores": [1]}), (200, {"scores": [1, 0.5]})]
     judge = HttpVerifier(RewardSpec(url=url, timeout_seconds=5))
     assert judge.score(items("a", "b")) == [1.0, 0.5]
-    assert judge.failures == 2 and len(handler.asked) == 3
-    assert handler.asked[0]["items"][1] == {
+    assert judge.failures == 2 and len(handler.requests) == 3
+    assert handler.requests[0]["items"][1] == {
         "data_source": "mine",
         "ground_truth": "yes",
         "extra_info": {},
@@ -62,14 +61,14 @@ def test_a_server_judges_and_is_asked_again_when_it_stumbles(server: tuple[str, 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Pauses that the verifier made, without their time; what it thinks the time is goes on by them."""
+    """Record the verifier's pauses and advance its clock by them, without sleeping."""
     pauses: list[float] = []
-    monkeypatch.setattr(server_module.time, "sleep", pauses.append)
-    monkeypatch.setattr(server_module.time, "monotonic", lambda: sum(pauses))
+    monkeypatch.setattr("grpo_worker.rewards.server.time.sleep", pauses.append)
+    monkeypatch.setattr("grpo_worker.rewards.server.time.monotonic", lambda: sum(pauses))
     return pauses
 
 
-def test_a_server_that_is_away_for_a_moment_is_asked_again(
+def test_a_server_that_is_briefly_down_is_retried(
     server: tuple[str, type[_Server]], clock: list[float]
 ) -> None:
     url, handler = server
@@ -87,7 +86,7 @@ def test_a_server_that_is_away_for_a_moment_is_asked_again(
         ((200, {"points": [1]}), "KeyError"),
     ],
 )
-def test_a_server_that_never_judges_stops_the_step(
+def test_a_server_that_never_answers_stops_the_step(
     server: tuple[str, type[_Server]], clock: list[float], answer: tuple[int, Any], problem: str
 ) -> None:
     url, handler = server
@@ -95,11 +94,11 @@ def test_a_server_that_never_judges_stops_the_step(
     judge = HttpVerifier(RewardSpec(url=url, timeout_seconds=5))
     with pytest.raises(RewardError, match=rf"spec\.reward\.url=http://127.*{problem}.*timeoutSeconds=5 s"):
         judge.check(items("a")[0])
-    assert judge.failures == len(handler.asked) == 4 and sum(clock) <= 5
+    assert judge.failures == len(handler.requests) == 4 and sum(clock) <= 5
 
 
 @pytest.mark.parametrize("code", [502, 503, 504])
-def test_a_server_that_is_not_there_is_no_wrong_answer(
+def test_http_errors_are_not_scored_as_wrong_answers(
     server: tuple[str, type[_Server]], clock: list[float], code: int
 ) -> None:
     url, handler = server
@@ -107,13 +106,13 @@ def test_a_server_that_is_not_there_is_no_wrong_answer(
     judge = HttpVerifier(RewardSpec(url=url, timeout_seconds=5))
     with pytest.raises(ConnectionError, match=rf"^spec\.reward\.url=http://127.*{code}.*start the server"):
         judge.check(items("a")[0])
-    assert len(handler.asked) == 1 and not clock  # at once: who called it waits
+    assert len(handler.requests) == 1 and not clock  # immediately: the caller waits
     with pytest.raises(ConnectionError, match=f"{code}"):
         judge.score(items("a"))
-    assert len(handler.asked) == 5 and clock == [0.5, 1, 2]
+    assert len(handler.requests) == 5 and clock == [0.5, 1, 2]
 
 
-def test_a_refused_connection_is_no_wrong_answer(clock: list[float]) -> None:
+def test_a_refused_connection_is_not_scored_as_a_wrong_answer(clock: list[float]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     judge = HttpVerifier(RewardSpec(url=f"http://127.0.0.1:{port}/judge", timeout_seconds=5))
@@ -124,13 +123,13 @@ def test_a_refused_connection_is_no_wrong_answer(clock: list[float]) -> None:
     assert clock == [0.5, 1, 2]
 
 
-def test_a_server_that_is_too_slow_is_told_what_to_raise() -> None:
+def test_a_slow_server_error_names_the_timeout_to_raise() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/judge"
         with pytest.raises(ConnectionError, match=r"ReadTimeout.*raise spec\.reward\.timeoutSeconds=1$"):
             HttpVerifier(RewardSpec(url=url, timeout_seconds=1)).check(items("a")[0])
 
 
-def test_a_url_that_is_none_is_named() -> None:
+def test_an_invalid_url_is_named() -> None:
     with pytest.raises(ValueError, match=r"^spec\.reward\.url=http://a:b: .*: give http://host"):
         HttpVerifier(RewardSpec(url="http://a:b"))

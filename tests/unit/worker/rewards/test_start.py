@@ -1,4 +1,4 @@
-"""Starting a reward function: what does not load is named, and no reward is made up for it."""
+"""Starting a reward function: a load error is named and never becomes a reward."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from grpo_operator.api.v1alpha1.data import RewardSpec
 from grpo_worker.data.tasks import Record
-from grpo_worker.rewards import process, sandbox
+from grpo_worker.rewards import process
 from grpo_worker.rewards.function import START_PAUSES
 from grpo_worker.rewards.verifiers import FunctionVerifier, Item, RewardError
 
@@ -32,9 +32,9 @@ def compute_score(solution_str):
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Pauses before further starts, without their time."""
+    """Record the pauses between starts, without sleeping."""
     made: list[float] = []
-    monkeypatch.setattr(sandbox.time, "sleep", made.append)
+    monkeypatch.setattr("grpo_worker.rewards.sandbox.time.sleep", made.append)
     return made
 
 
@@ -47,7 +47,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         ("raise SystemExit(3)", "did not start: the process died with exit code 3$"),
     ],
 )
-def test_a_module_that_does_not_load_gives_no_made_up_rewards(
+def test_a_module_that_does_not_load_gives_no_rewards(
     tmp_path: Path, pauses: list[float], line: str, problem: str
 ) -> None:
     (tmp_path / "broken.py").write_text(BROKEN.format(line=line))
@@ -61,7 +61,7 @@ def test_a_module_that_does_not_load_gives_no_made_up_rewards(
     assert tuple(pauses) == START_PAUSES
 
 
-def test_a_module_that_loads_without_end_is_given_up(
+def test_a_module_that_never_finishes_loading_times_out(
     tmp_path: Path, pauses: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "START_FACTOR", 2)
@@ -72,11 +72,11 @@ def test_a_module_that_loads_without_end_is_given_up(
     assert not pauses
 
 
-def test_a_module_that_loads_again_judges_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_loads_later_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def appear(seconds: float) -> None:
         (tmp_path / "late.py").write_text("def compute_score(solution_str): return 1")
 
-    monkeypatch.setattr(sandbox.time, "sleep", appear)
+    monkeypatch.setattr("grpo_worker.rewards.sandbox.time.sleep", appear)
     judge = FunctionVerifier(spec(f"{tmp_path}/late.py:compute_score"))
     assert judge.score(items("yes", "no", "yes")) == [1.0] * 3 and judge.failures == 0
 
@@ -92,6 +92,6 @@ def test_a_module_that_loads_again_judges_again(tmp_path: Path, monkeypatch: pyt
         ("json:no_such_function", "has no attribute 'no_such_function'; give"),
     ],
 )
-def test_a_function_that_is_not_there_is_named(name: str, message: str) -> None:
+def test_a_missing_function_is_named(name: str, message: str) -> None:
     with pytest.raises(RewardError, match=message):
         FunctionVerifier(spec(name)).check(items("yes")[0])

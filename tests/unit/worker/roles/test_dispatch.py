@@ -1,4 +1,4 @@
-"""Dispatch protocols: what is dealt out comes back whole and in order, for any layout and batch."""
+"""Dispatch protocols: rows come back complete and in order, for any layout and batch."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def batch_of(lengths: list[int]) -> TensorDict:
     lengths=lengths_strategy,
     mode=st.sampled_from(SPLITTING),
 )
-def test_what_is_dealt_out_comes_back_in_order(
+def test_partitioned_rows_come_back_in_order(
     sizes: tuple[int, int, int, int], lengths: list[int], mode: Dispatch
 ) -> None:
     ranks = ranks_of(*sizes)
@@ -44,7 +44,7 @@ def test_what_is_dealt_out_comes_back_in_order(
 
     class Worker:
         def __init__(self, place: RankInfo) -> None:
-            self.place = place
+            self.rank_info = place
 
         @register(mode)
         def echo(self, part: TensorDict, negative: bool) -> TensorDict:
@@ -64,7 +64,7 @@ def test_what_is_dealt_out_comes_back_in_order(
 
 
 @given(dp=st.integers(1, 5), lengths=lengths_strategy)
-def test_rows_that_fill_up_weigh_nothing(dp: int, lengths: list[int]) -> None:
+def test_padding_rows_have_no_weight(dp: int, lengths: list[int]) -> None:
     deal = BatchPartition(batch_of(lengths), ranks_of(1, 1, dp, 1), Dispatch.MEGATRON_COMPUTE)
     weight = sum(float(part.columns["weights"][:, 0].sum()) for part in deal.parts)
     assert weight == len(lengths)
@@ -79,7 +79,7 @@ def test_long_rows_are_spread_over_data_parallel_ranks() -> None:
     assert [int(part.columns["attention_mask"].sum()) for part in deal.parts] == [130] * 4
 
 
-def test_ranks_of_a_replica_get_the_same_rows_and_pipeline_stages_only_when_they_share() -> None:
+def test_ranks_of_a_replica_get_the_same_rows() -> None:
     ranks = ranks_of(2, 1, 2, 2)
     same = BatchPartition(batch_of([3] * 8), ranks, Dispatch.MEGATRON_COMPUTE)
     assert same.part_of[:4] == same.part_of[4:] == [0, 0, 1, 1]

@@ -1,4 +1,4 @@
-"""SGLang before 0.5.23: no update sessions, one version an answer."""
+"""SGLang before 0.5.23: no update sessions, one version per answer."""
 
 import threading
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def engine() -> Iterator[Engine]:
     server.server_close()
 
 
-def test_an_engine_without_sessions_needs_none_and_lacks_nothing_else(engine: Engine) -> None:
+def test_an_engine_without_sessions_is_otherwise_complete(engine: Engine) -> None:
     engine.begin_update()
     engine.end_update()
     with pytest.raises(EngineError, match="/pause_generation: HTTP 404"):
@@ -53,13 +53,15 @@ def client(partial: bool) -> RolloutClient:
     return RolloutClient(EngineTable(), seed=0, n=1, timeout=1, partial=partial)
 
 
-def test_one_version_holds_for_a_whole_answer() -> None:
+def test_one_version_applies_to_a_whole_answer() -> None:
     sample = client(partial=False)._sample("engine-0", Prompt(0, (1,)), 0, ANSWER, 3)
     assert sample.version == 3 and sample.spans == () and sample.log_probs == (-0.5, -0.25)
-    with pytest.raises(ValueError, match="wanted 4"):
+    with pytest.raises(ValueError, match="expected 4"):
         client(partial=False)._sample("engine-0", Prompt(0, (1,)), 0, ANSWER, 4)
 
 
 def test_partial_rollouts_need_the_version_of_each_token() -> None:
-    with pytest.raises(UnfitEngineError, match=r"partialRollouts: engine-0 does not tell .* SGLang 0\.5\.23"):
+    with pytest.raises(
+        UnfitEngineError, match=r"partialRollouts: engine-0 does not report .* SGLang 0\.5\.23"
+    ):
         client(partial=True)._sample("engine-0", Prompt(0, (1,)), 0, ANSWER, 3)

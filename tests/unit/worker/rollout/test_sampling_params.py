@@ -1,4 +1,4 @@
-"""What engines are asked for, and what becomes of requests that they refuse."""
+"""Sampling parameters, and requests that engines refuse."""
 
 import json
 import threading
@@ -19,12 +19,12 @@ from grpo_worker.rollout.sampling import UnfitEngineError, sampling_params
 from grpo_worker.rollout.sglang.sampling_plugin import _min_p_first
 
 
-def test_defaults_ask_for_nothing_special() -> None:
+def test_defaults_send_no_optional_parameter() -> None:
     params = sampling_params(AlgorithmSpec(), 64, (5, 3))
     assert params == {"max_new_tokens": 64, "temperature": 1.0, "stop_token_ids": [5, 3]}
 
 
-def test_filters_and_stop_texts_go_along() -> None:
+def test_filters_and_stop_strings_are_sent() -> None:
     spec = AlgorithmSpec(top_p=0.9, top_k=20, min_p=0.05, stop=["####"], temperature=0.7)
     params = sampling_params(spec, 64, (5,))
     assert (params["top_p"], params["top_k"], params["min_p"]) == (0.9, 20, 0.05)
@@ -50,12 +50,12 @@ class _Engine(BaseHTTPRequestHandler):
     """Refuses at the addresses in ``refusing``; answers one token elsewhere."""
 
     refusing: frozenset[str] = frozenset()
-    asked: list[str] = []
+    requests: list[str] = []
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         host = self.headers["host"].split(":")[0]
-        self.asked.append(host)
+        self.requests.append(host)
         refuses = host in self.refusing
         meta = {
             "finish_reason": {"type": "stop"},
@@ -81,7 +81,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineTable]:
     server = ThreadingHTTPServer(("0.0.0.0", 0), _Engine)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setattr(module, "ENGINE_PORT", server.server_port)
-    monkeypatch.setattr(_Engine, "asked", [])
+    monkeypatch.setattr(_Engine, "requests", [])
     table = EngineTable()
     table.replace([EngineEntry(host, host, EngineState.SERVING, 1) for host in HOSTS])
     yield table
@@ -91,26 +91,26 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineTable]:
 
 def _client(table: EngineTable) -> RolloutClient:
     client = RolloutClient(table, seed=0, n=2, timeout=5)
-    client.ask_for(sampling_params(AlgorithmSpec(), 4, (2,)))
+    client.set_sampling(sampling_params(AlgorithmSpec(), 4, (2,)))
     return client
 
 
-def test_what_one_engine_refuses_another_answers(
+def test_a_request_that_one_engine_refuses_goes_to_another(
     engines: EngineTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_Engine, "refusing", frozenset(HOSTS[:2]))
     samples = _client(engines).generate([Prompt(0, (1,))], 1)
     assert [sample.engine for sample in samples] == [HOSTS[2]] * 2
-    assert _Engine.asked == list(HOSTS[:3])
+    assert _Engine.requests == list(HOSTS[:3])
     assert len(engines.serving(1)) == 4, "an engine that refuses a request is well"
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_what_every_engine_refuses_ends_the_job(
+def test_a_request_that_every_engine_refuses_fails_the_job(
     engines: EngineTable, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     monkeypatch.setattr(_Engine, "refusing", frozenset(HOSTS))
     engines.replace(engines.entries()[:count])
     with pytest.raises(UnfitEngineError, match=r"refuses to sample: HTTP 400: too long \(3 times\)"):
         _client(engines).generate([Prompt(0, (1,))], 1)
-    assert len(_Engine.asked) == 3
+    assert len(_Engine.requests) == 3

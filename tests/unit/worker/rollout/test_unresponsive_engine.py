@@ -1,4 +1,4 @@
-"""A server that answers while its scheduler does not: it is asked nothing more, and restarted in the end."""
+"""A server that answers while its scheduler does not: it gets no more calls and is finally restarted."""
 
 import threading
 from collections.abc import Iterator
@@ -21,13 +21,13 @@ JOB = "default/tiny"
 
 
 class Server(ThreadingHTTPServer):
-    """Answers /ping; all else waits for the scheduler."""
+    """Answers /ping; all other routes wait for the scheduler."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         self.scheduler = threading.Event()
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         super().__init__(("127.0.0.1", 0), _Handler)
 
 
@@ -40,7 +40,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path != "/ping":
-            self.server.asked.append(self.path)
+            self.server.requests.append(self.path)
             self.server.scheduler.wait(30)
         self.send_response(200)
         self.send_header("content-type", "application/json")
@@ -66,36 +66,36 @@ def engine(server: Server, monkeypatch: pytest.MonkeyPatch) -> Engine:
     return Engine(f"http://127.0.0.1:{server.server_port}", 0.2)
 
 
-def test_after_one_unanswered_call_no_more_are_queued(server: Server, engine: Engine) -> None:
+def test_after_one_timeout_no_more_calls_are_queued(server: Server, engine: Engine) -> None:
     agent = Agent("engine-0", engine, 1, 1 << 20, 0.2, JOB)
     agent.watch()
     with pytest.raises(EngineError, match="/begin_weight_update"):
         engine.begin_update()
-    assert engine.silence() > 0 and agent.status()["silent"]
+    assert engine.unresponsive_seconds() > 0 and agent.status()["silent"]
     with pytest.raises(UpdateError, match="version 1, plan: /server_info"):
         agent.sync(JOB, 1, {})
     with pytest.raises(EngineError, match="/server_info"):
         agent.watch()
-    assert set(server.asked) == {"/begin_weight_update", "/server_info"}
+    assert set(server.requests) == {"/begin_weight_update", "/server_info"}
     server.scheduler.set()
     agent.watch()
-    assert engine.silence() == 0 and not agent.status()["silent"]
+    assert engine.unresponsive_seconds() == 0 and not agent.status()["silent"]
 
 
-def test_answers_that_need_no_scheduler_end_no_silence(server: Server, engine: Engine) -> None:
+def test_answers_without_the_scheduler_do_not_end_unresponsiveness(server: Server, engine: Engine) -> None:
     with pytest.raises(EngineError):
         engine.end_update()
     server.scheduler.set()
     engine.weight_version()
-    assert engine.silence() > 0
-    engine.forget()  # the server was replaced
-    assert engine.silence() == 0
+    assert engine.unresponsive_seconds() > 0
+    engine.on_replaced()  # the server was replaced
+    assert engine.unresponsive_seconds() == 0
 
 
-def test_the_liveness_probe_hears_of_a_long_silence(
+def test_the_liveness_probe_fails_after_long_unresponsiveness(
     server: Server, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agents, "SILENCE_SECONDS", 0.0)
+    monkeypatch.setattr(agents, "UNRESPONSIVE_SECONDS", 0.0)
     agent = Agent("engine-0", engine, 1, 1 << 20, 0.2, JOB)
     probe = TestClient(rollout_application(agent))
     assert probe.get("/enginez").status_code == httpx.codes.OK
@@ -103,7 +103,7 @@ def test_the_liveness_probe_hears_of_a_long_silence(
         engine.end_update()  # 0.2 s: as long as the agent's patience
     assert probe.get("/enginez").status_code == httpx.codes.SERVICE_UNAVAILABLE
     server.scheduler.set()
-    engine.listen()
+    engine.check_responsive()
     assert probe.get("/enginez").status_code == httpx.codes.OK
 
 
@@ -112,9 +112,9 @@ def test_an_engine_that_does_not_answer_at_all_is_not_alive(engine: Engine) -> N
     assert TestClient(rollout_application(gone)).get("/enginez").status_code == 503
 
 
-def test_a_silent_engine_is_left_out_of_links() -> None:
+def test_an_unresponsive_engine_is_left_out_of_direct_transfers() -> None:
     table = EngineTable()
     states = {"a": EngineState.STALE, "b": EngineState.SERVING, "c": EngineState.RESTARTING}
     entries = [EngineEntry(name, "10.0.0.1", state, None) for name, state in states.items()]
-    table.replace([*entries, EngineEntry("d", "10.0.0.1", EngineState.STALE, None, silent=True)])
+    table.replace([*entries, EngineEntry("d", "10.0.0.1", EngineState.STALE, None, unresponsive=True)])
     assert [entry.name for entry in table.reachable()] == ["a", "b"]

@@ -1,4 +1,4 @@
-"""Fetching a volume by URI: a whole directory or a named reason, whatever the network does."""
+"""Fetching a volume by URI: a complete directory or a named error, whatever the network does."""
 
 import errno
 import json
@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from grpo_operator.api.v1alpha1.volumes import COMPLETE, VolumeSpec
-from grpo_worker.volumes import fetched_volume
 from grpo_worker.volumes.remote.errors import PermanentFetchError
 from support.fetching import FIELD, FILES, LARGE, contents, fetch, fetching, until, volume
 from support.stand_in_hub import StandInHub
@@ -25,7 +24,7 @@ def hub() -> Iterator[StandInHub]:
 
 
 @pytest.mark.parametrize("kind", ["models", "datasets"])
-def test_a_repository_is_fetched_whole_once(kind: str, tmp_path: Path) -> None:
+def test_a_repository_is_fetched_completely_and_only_once(kind: str, tmp_path: Path) -> None:
     with StandInHub(dict(FILES), kind=kind, large=LARGE) as hub:
         prefix = "datasets/" if kind == "datasets" else ""
         spec = volume(hub, uri=f"hf://{prefix}org/model@main")
@@ -39,31 +38,32 @@ def test_a_repository_is_fetched_whole_once(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_a_cut_connection_goes_on_where_it_was_cut(ranges: bool, hub: StandInHub, tmp_path: Path) -> None:
+def test_an_interrupted_download_resumes_at_its_offset(ranges: bool, hub: StandInHub, tmp_path: Path) -> None:
     hub.ranges = ranges
     hub.files = {"model.safetensors": FILES["model.safetensors"]}
     hub.cut = [40960, 20480 if ranges else 61440]
-    said = fetch(volume(hub), tmp_path)
+    reports = fetch(volume(hub), tmp_path)
     assert contents(tmp_path) == hub.files
     assert hub.reads("model.safetensors") == [None, "bytes=40960-", "bytes=61440-"]
-    assert any("interrupted: model.safetensors: " in text and "next try in" in text for text in said)
+    assert any("interrupted: model.safetensors: " in text and "next try in" in text for text in reports)
 
 
-def test_statuses_that_pass_are_waited_for(hub: StandInHub, tmp_path: Path) -> None:
+def test_transient_http_statuses_are_retried(hub: StandInHub, tmp_path: Path) -> None:
     hub.failures = [503, 429]
-    said = fetch(volume(hub), tmp_path)
+    reports = fetch(volume(hub), tmp_path)
     assert contents(tmp_path) == FILES
-    assert any("status 503" in text for text in said)
+    assert any("status 503" in text for text in reports)
 
 
-def test_an_unreachable_mirror_is_tried_again_and_named(tmp_path: Path) -> None:
-    said: list[str] = []
+def test_an_unreachable_mirror_is_retried_and_named(tmp_path: Path) -> None:
+    reports: list[str] = []
     spec = VolumeSpec(mount_path="/models", uri="hf://org/model", endpoint="http://127.0.0.1:9")
-    thread = threading.Thread(target=fetching(spec, tmp_path).fetch, args=(said.append, 0.01), daemon=True)
+    thread = threading.Thread(target=fetching(spec, tmp_path).fetch, args=(reports.append, 0.01), daemon=True)
     thread.start()
-    until(lambda: len(said) >= 3)
-    assert said[0].startswith(f"fetching {FIELD}; interrupted: ") and "check" not in said[1]
-    assert f"; check {FIELD}.endpoint and the proxy, DNS and certificates of the controller's pod" in said[2]
+    until(lambda: len(reports) >= 3)
+    assert reports[0].startswith(f"fetching {FIELD}; interrupted: ") and "check" not in reports[1]
+    remedy = f"; check {FIELD}.endpoint and the proxy, DNS and certificates of the controller's pod"
+    assert remedy in reports[2]
     (tmp_path / COMPLETE).touch()  # another job has fetched it meanwhile, which ends the thread
 
 
@@ -78,12 +78,12 @@ def test_a_restart_keeps_the_files_that_are_whole(hub: StandInHub, tmp_path: Pat
     assert hub.reads("config.json") == [None] and hub.reads("model.safetensors") == []
 
 
-def test_content_that_is_not_the_hubs_is_fetched_again(hub: StandInHub, tmp_path: Path) -> None:
+def test_content_with_another_digest_is_fetched_again(hub: StandInHub, tmp_path: Path) -> None:
     good, hub.cut = FILES["model.safetensors"], [4096]
     done = threading.Event()
 
-    def damage(said: str) -> None:
-        if "interrupted" in said and not done.is_set():
+    def damage(report: str) -> None:
+        if "interrupted" in report and not done.is_set():
             done.set()
             (partial,) = [p for p in (tmp_path / "partial" / "job-0").iterdir() if p.stat().st_size == 4096]
             partial.write_bytes(b"x" * 4096)
@@ -94,7 +94,7 @@ def test_content_that_is_not_the_hubs_is_fetched_again(hub: StandInHub, tmp_path
     assert hub.reads("model.safetensors") == [None, "bytes=4096-", None]
 
 
-def test_a_token_is_sent_and_its_lack_named(hub: StandInHub, tmp_path: Path) -> None:
+def test_the_token_is_sent_and_a_missing_one_is_named(hub: StandInHub, tmp_path: Path) -> None:
     hub.token = "secret"
     uri = r"spec\.model\.volume\.uri=hf://org/model"
     with pytest.raises(PermanentFetchError, match=uri + ": 401: it needs a credential.*: set credential"):
@@ -106,7 +106,7 @@ def test_a_token_is_sent_and_its_lack_named(hub: StandInHub, tmp_path: Path) -> 
     assert not any(b"secret" in p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
 
 
-def test_what_is_not_there_is_named(hub: StandInHub, tmp_path: Path) -> None:
+def test_a_missing_repository_or_revision_is_named(hub: StandInHub, tmp_path: Path) -> None:
     with pytest.raises(
         PermanentFetchError, match=r"hf://org/other: there is no such file or directory: correct uri"
     ):
@@ -138,7 +138,7 @@ def test_a_store_without_room_is_named(
     hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=50_000)
-    monkeypatch.setattr(fetched_volume.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr("grpo_worker.volumes.fetched_volume.shutil.disk_usage", lambda _: usage)
     with pytest.raises(
         PermanentFetchError, match=r"90\.0 kB are to be fetched and the job's store has 50\.0 kB free"
     ):
@@ -161,17 +161,15 @@ def test_names_that_cannot_be_files_are_refused(names: list[str], hub: StandInHu
         fetch(volume(hub), tmp_path)
 
 
-def test_a_page_instead_of_an_answer_passes(hub: StandInHub, tmp_path: Path) -> None:
-    """A proxy sends its own now and then, with status 200."""
+def test_an_html_page_instead_of_json_is_retried(hub: StandInHub, tmp_path: Path) -> None:
+    """A proxy may send a page of its own with status 200."""
     hub.failures = [200]
-    said = fetch(volume(hub), tmp_path)
+    reports = fetch(volume(hub), tmp_path)
     assert contents(tmp_path) == FILES
-    assert any("interrupted: the answer is no JSON" in text for text in said)
+    assert any("interrupted: the response is not JSON" in text for text in reports)
 
 
-def test_storage_that_fails_is_waited_for(
-    hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_storage_is_retried(hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, failures = shutil.disk_usage, [OSError(errno.ESTALE, "Stale file handle")]
 
     def fail_once(*given: Any, **more: Any) -> Any:
@@ -179,13 +177,13 @@ def test_storage_that_fails_is_waited_for(
             raise failures.pop()
         return real(*given, **more)
 
-    monkeypatch.setattr(fetched_volume.shutil, "disk_usage", fail_once)
-    said = fetch(volume(hub), tmp_path)
+    monkeypatch.setattr("grpo_worker.volumes.fetched_volume.shutil.disk_usage", fail_once)
+    reports = fetch(volume(hub), tmp_path)
     assert contents(tmp_path) == FILES
-    assert any("interrupted: job's store: [Errno 116] Stale file handle" in text for text in said)
+    assert any("interrupted: job's store: [Errno 116] Stale file handle" in text for text in reports)
 
 
-def test_what_is_in_the_way_in_the_store_is_named(hub: StandInHub, tmp_path: Path) -> None:
+def test_a_directory_in_place_of_a_file_is_named(hub: StandInHub, tmp_path: Path) -> None:
     (tmp_path / "files" / "config.json" / "deep").mkdir(parents=True)
     with pytest.raises(
         PermanentFetchError, match=rf"^{FIELD}\.uri=.*is in the way: .*config\.json'?: remove it"
@@ -193,9 +191,7 @@ def test_what_is_in_the_way_in_the_store_is_named(hub: StandInHub, tmp_path: Pat
         fetch(volume(hub), tmp_path)
 
 
-def test_a_file_that_the_source_has_replaced_by_a_directory_gives_way(
-    hub: StandInHub, tmp_path: Path
-) -> None:
+def test_a_file_that_became_a_directory_is_replaced(hub: StandInHub, tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "tokenizer").touch()
     fetch(volume(hub), tmp_path)

@@ -1,4 +1,4 @@
-"""The init container's own process, asked as the operator does it."""
+"""The init container's process, polled as by the operator."""
 
 import json
 import os
@@ -41,7 +41,7 @@ class InitContainer:
         spec = job(model={"path": "/models/a", "volume": given})["spec"]
         config = {
             "name": "j", "namespace": "default", "rolloutService": "r", "minAvailable": 1, "fp8": False,
-            "writer": "j-1", "store": "/store/j", "spec": spec,
+            "weightPath": {}, "writer": "j-1", "store": "/store/j", "spec": spec,
         }  # fmt: skip
         (place / "job.json").write_text(json.dumps(config))
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -66,7 +66,7 @@ class InitContainer:
             return {}
 
 
-def test_the_operator_sees_how_far_it_is(hub: StandInHub, tmp_path: Path) -> None:
+def test_the_operator_sees_the_progress(hub: StandInHub, tmp_path: Path) -> None:
     hub.files = {"model.safetensors": b"0" * 1_000_000}
     hub.pause = 0.02
     seen: set[str] = set()
@@ -87,7 +87,7 @@ def test_the_operator_sees_how_far_it_is(hub: StandInHub, tmp_path: Path) -> Non
         (
             "two words",
             "Failed",
-            f"{FIELD}.credential: key token of Secret hub holds characters that",
+            f"{FIELD}.credential: key token of Secret hub contains characters that",
         ),
     ],
 )
@@ -103,8 +103,8 @@ def test_the_operator_sees_what_is_wrong_with_a_credential(
         assert httpx.get(f"http://127.0.0.1:{container.port}/healthz").text == "ok"
 
 
-def test_what_is_fetched_needs_no_credential_any_more(hub: StandInHub, tmp_path: Path) -> None:
-    """A controller that moves goes on, though the Secret has been deleted."""
+def test_a_complete_volume_needs_no_credential(hub: StandInHub, tmp_path: Path) -> None:
+    """A rescheduled controller starts although the Secret has been deleted."""
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / COMPLETE).touch()
     with InitContainer(hub, tmp_path, credential={"secret": "hub"}) as container:

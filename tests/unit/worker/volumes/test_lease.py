@@ -1,4 +1,4 @@
-"""Jobs that want the same files: one fetches, the others wait for it."""
+"""Jobs that need the same files: one fetches, the others wait for it."""
 
 import json
 import os
@@ -46,7 +46,7 @@ class Job(threading.Thread):
         pause: float = 0.01,
     ) -> None:
         super().__init__(daemon=True)
-        self.said: list[str] = []
+        self.reports: list[str] = []
         self.failure: BaseException | None = None
         self._fetching = fetching(volume(hub), directory, token, writer, pod)
         self._pause = pause
@@ -54,13 +54,13 @@ class Job(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._fetching.fetch(self.said.append, self._pause)
-        except BaseException as error:
+            self._fetching.fetch(self.reports.append, self._pause)
+        except BaseException as error:  # noqa: BLE001 - kept for the test
             self.failure = error
 
 
 def write_lease(directory: Path, writer: str, pod: str, age: float = 0.0) -> Path:
-    """The lease that a pod held when it died, ``age`` seconds ago."""
+    """Write the lease of a pod that died ``age`` seconds ago."""
     directory.mkdir(exist_ok=True)
     path = directory / LEASE
     path.write_text(json.dumps({"writer": writer, "pod": pod, "progress": "fetching"}))
@@ -68,7 +68,7 @@ def write_lease(directory: Path, writer: str, pod: str, age: float = 0.0) -> Pat
     return path
 
 
-def test_jobs_that_fetch_the_same_at_once_fetch_it_once(hub: StandInHub, tmp_path: Path) -> None:
+def test_concurrent_jobs_fetch_a_volume_once(hub: StandInHub, tmp_path: Path) -> None:
     hub.pause, hub.cut = 0.01, [8192, 16384, 4096]
     jobs = [Job(hub, tmp_path, f"job-{n}") for n in range(4)]
     for job in jobs:
@@ -76,7 +76,7 @@ def test_jobs_that_fetch_the_same_at_once_fetch_it_once(hub: StandInHub, tmp_pat
     assert not any(job.failure for job in jobs) and contents(tmp_path) == FILES
     assert {p.name for p in tmp_path.iterdir()} == {"files", COMPLETE, "REVISION"}
     assert len([asked for asked in hub.reads("model.safetensors") if asked is None]) == 1
-    waiting = [text for job in jobs for text in job.said if "another job fetches it" in text]
+    waiting = [text for job in jobs for text in job.reports if "another job fetches it" in text]
     assert any(text.startswith(f"{FIELD}: another job fetches it: job-") for text in waiting)
     assert any(text.endswith(" of 90.0 kB") for text in waiting), waiting
 
@@ -84,14 +84,14 @@ def test_jobs_that_fetch_the_same_at_once_fetch_it_once(hub: StandInHub, tmp_pat
 def test_the_lease_of_a_dead_job_is_taken_over(hub: StandInHub, tmp_path: Path) -> None:
     lease = write_lease(tmp_path, "dead", "pod", age=50)
     job = Job(hub, tmp_path, "job-0")
-    until(lambda: f"{FIELD}: another job fetches it: dead: fetching" in job.said)
+    until(lambda: f"{FIELD}: another job fetches it: dead: fetching" in job.reports)
     assert not hub.requests, "its heartbeat is not old enough"
     os.utime(lease, (time.time() - 61, time.time() - 61))
     job.join()
     assert not job.failure and contents(tmp_path) == FILES and not lease.exists()
 
 
-def test_a_lease_that_was_never_written_whole_expires_too(hub: StandInHub, tmp_path: Path) -> None:
+def test_a_partly_written_lease_expires_too(hub: StandInHub, tmp_path: Path) -> None:
     lease = write_lease(tmp_path, "", "", age=61)
     lease.write_text("")
     os.utime(lease, (time.time() - 61, time.time() - 61))
@@ -100,38 +100,38 @@ def test_a_lease_that_was_never_written_whole_expires_too(hub: StandInHub, tmp_p
     assert not job.failure and contents(tmp_path) == FILES
 
 
-def test_a_container_that_restarts_goes_on_at_once(hub: StandInHub, tmp_path: Path) -> None:
+def test_a_restarted_container_keeps_its_lease(hub: StandInHub, tmp_path: Path) -> None:
     write_lease(tmp_path, "job-0", "pod")
     job = Job(hub, tmp_path, "job-0")
     job.join()
-    assert not job.failure and not any("fetches it" in text for text in job.said)
+    assert not job.failure and not any("fetches it" in text for text in job.reports)
 
 
 def test_a_pod_that_replaces_another_continues_its_partial_files(hub: StandInHub, tmp_path: Path) -> None:
     hub.files = {"model.safetensors": FILES["model.safetensors"]}
     hub.cut = [4096]
 
-    def die(said: str) -> None:
-        if "interrupted" in said:
+    def die(report: str) -> None:
+        if "interrupted" in report:
             raise SystemExit
 
     with pytest.raises(SystemExit):
         fetching(volume(hub), tmp_path, pod="first").fetch(die)
     lease = write_lease(tmp_path, "job-0", "first")
     second = Job(hub, tmp_path, "job-0", pod="second")
-    until(lambda: f"{FIELD}: another pod of this job fetches it: job-0: fetching" in second.said)
+    until(lambda: f"{FIELD}: another pod of this job fetches it: job-0: fetching" in second.reports)
     lease.unlink()
     second.join()
     assert not second.failure and contents(tmp_path) == hub.files
     assert hub.reads("model.safetensors") == [None, "bytes=4096-"]
 
 
-def test_who_loses_the_lease_stops(hub: StandInHub, tmp_path: Path) -> None:
+def test_a_fetch_that_loses_its_lease_stops(hub: StandInHub, tmp_path: Path) -> None:
     hub.pause = 0.05
     job = Job(hub, tmp_path, "job-0")
     until(lambda: hub.reads("model.safetensors"))
     lease = write_lease(tmp_path, "other", "pod")
-    until(lambda: any("interrupted: another job has taken over" in text for text in job.said))
+    until(lambda: any("interrupted: another job has taken over" in text for text in job.reports))
     assert job.is_alive() and not (tmp_path / "files" / "model.safetensors").exists()
     assert json.loads(lease.read_text())["writer"] == "other"
     lease.unlink()
@@ -139,21 +139,21 @@ def test_who_loses_the_lease_stops(hub: StandInHub, tmp_path: Path) -> None:
     assert not job.failure and contents(tmp_path) == FILES
 
 
-def test_a_job_that_gets_nothing_lets_another_try(hub: StandInHub, tmp_path: Path) -> None:
-    """Its pod may lack a proxy or a credential that the other's has."""
+def test_a_job_without_progress_releases_the_lease(hub: StandInHub, tmp_path: Path) -> None:
+    """Its pod may lack a proxy or a credential that the other pod has."""
     hub.token = "t"
     refused = Job(hub, tmp_path, "without")
     refused.join()
     assert isinstance(refused.failure, PermanentFetchError) and not (tmp_path / LEASE).exists()
     hub.failures = [503] * 3
     slow = Job(hub, tmp_path, "slow", "t", pause=30.0)
-    until(lambda: any("next try in 30 s" in text for text in slow.said))
+    until(lambda: any("next try in 30 s" in text for text in slow.reports))
     other = Job(hub, tmp_path, "other", "t")
     other.join()
     assert not other.failure and contents(tmp_path) == FILES
 
 
-def test_partial_files_of_others_make_room(
+def test_partial_files_of_others_are_deleted_for_space(
     hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = tmp_path / "partial" / "gone" / "0123"
@@ -162,13 +162,14 @@ def test_partial_files_of_others_make_room(
     usage = shutil.disk_usage(tmp_path)
     free = {True: 10, False: 10**9}
     monkeypatch.setattr(
-        fetched_volume.shutil, "disk_usage", lambda _: usage._replace(free=free[left.exists()])
+        "grpo_worker.volumes.fetched_volume.shutil.disk_usage",
+        lambda _: usage._replace(free=free[left.exists()]),
     )
     fetching(volume(hub), tmp_path).fetch(lambda _: None, 0.01)
     assert contents(tmp_path) == FILES
 
 
-def test_a_heartbeat_keeps_the_lease_young(tmp_path: Path) -> None:
+def test_a_heartbeat_renews_the_lease(tmp_path: Path) -> None:
     lease = FetchLease(tmp_path, "job-0", "pod-0")
     assert lease.acquire() and lease.acquire()
     first = (tmp_path / LEASE).stat().st_mtime_ns

@@ -1,4 +1,4 @@
-"""What web servers, object stores and their client libraries answer."""
+"""Answers of web servers, object stores and their client libraries."""
 
 import json
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def test_a_web_server_gives_a_directory_or_a_file(uri: str, hub: StandInHub, tmp
         fetch(VolumeSpec(mount_path="/models", uri=hub.url + "/absent" + uri), tmp_path / "absent", "t")
 
 
-def test_a_directory_below_that_fails_is_not_left_out(hub: StandInHub) -> None:
+def test_a_failing_subdirectory_fails_the_listing(hub: StandInHub) -> None:
     hub.files = {"a.txt": b"a", "sub/b.txt": b"b"}
     hub.broken = "/files/sub/"
     with pytest.raises(TransientFetchError, match="503"):
@@ -66,7 +66,11 @@ class NoCredentialsError(Exception):
 @pytest.mark.parametrize(
     ("raised", "wanted", "message"),
     [
-        (json.JSONDecodeError("Expecting value", "<html>", 0), TransientFetchError, "the answer is no JSON"),
+        (
+            json.JSONDecodeError("Expecting value", "<html>", 0),
+            TransientFetchError,
+            "the response is not JSON",
+        ),
         (httpx.ConnectTimeout("slow"), TransientFetchError, "slow"),
         (
             httpx.InvalidURL("Invalid port: 'x'"),
@@ -78,8 +82,6 @@ class NoCredentialsError(Exception):
         (ValueError("bad"), PermanentFetchError, "bad"),
     ],
 )
-def test_errors_tell_whether_another_attempt_can_help(
-    raised: Exception, wanted: type[Exception], message: str
-) -> None:
+def test_errors_are_permanent_or_transient(raised: Exception, wanted: type[Exception], message: str) -> None:
     with pytest.raises(wanted, match=message), translated(None):
         raise raised

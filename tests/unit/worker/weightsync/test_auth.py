@@ -1,4 +1,4 @@
-"""Who does not know the key of a namespace's pods controls none of them."""
+"""Authentication: control routes of pods need their namespace's key."""
 
 import asyncio
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _answers(app: Starlette, sent: dict[str, str] | httpx.Headers) -> dict[str, int]:
-    """Path -> status of every route."""
+    """Return path -> status of every route."""
 
     async def ask() -> dict[str, int]:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -58,7 +58,7 @@ def _answers(app: Starlette, sent: dict[str, str] | httpx.Headers) -> dict[str, 
 
 @pytest.mark.parametrize("make", APPLICATIONS)
 @pytest.mark.parametrize("sent", [b"", b"Bearer open", b"open sesame", b"Bearer \xe9"])
-def test_all_but_the_open_routes_need_the_key(
+def test_all_routes_but_the_open_ones_need_the_key(
     make: Callable[[Path], Starlette], sent: bytes, key_file: Path, tmp_path: Path
 ) -> None:
     answers = _answers(make(tmp_path), httpx.Headers([(b"authorization", sent)]))
@@ -67,14 +67,14 @@ def test_all_but_the_open_routes_need_the_key(
 
 
 @pytest.mark.parametrize("make", APPLICATIONS)
-def test_with_the_key_no_route_refuses(
+def test_every_route_accepts_the_key(
     make: Callable[[Path], Starlette], key_file: Path, tmp_path: Path
 ) -> None:
     assert 401 not in _answers(make(tmp_path), headers()).values()
 
 
 @pytest.mark.parametrize("make", APPLICATIONS)
-def test_a_replaced_key_is_followed_and_a_lost_one_admits_nobody(
+def test_a_rotated_key_is_reloaded_and_a_lost_one_admits_nobody(
     make: Callable[[Path], Starlette], key_file: Path, tmp_path: Path
 ) -> None:
     app, old = make(tmp_path), headers()
@@ -86,6 +86,6 @@ def test_a_replaced_key_is_followed_and_a_lost_one_admits_nobody(
         assert 401 in _answers(app, sent).values()
 
 
-def test_outside_of_pods_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_key_is_needed_outside_pods(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(FILE, raising=False)
     assert headers() == {} and 401 not in _answers(trainer_agent(tmp_path), {}).values()

@@ -1,4 +1,4 @@
-"""Deltas: what they lead to is the new blob to the byte, and what does not belong is refused."""
+"""Deltas restore the new blob byte for byte; damaged or foreign deltas are refused."""
 
 import io
 import json
@@ -26,7 +26,7 @@ def pair(size: int, changed: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def reader(data: bytes) -> Read:
-    """Of a delta that is in memory."""
+    """Return a reader of a delta in memory."""
     stream = io.BytesIO(data)
 
     def read(to: memoryview) -> None:
@@ -48,7 +48,7 @@ def delta_of(old: np.ndarray, new: np.ndarray) -> bytes:
 @given(
     size=st.integers(0, 800_000), changed=st.sampled_from([0.0, 0.0001, 0.01, 0.04]), seed=st.integers(0, 99)
 )
-def test_a_delta_leads_to_the_new_blob(size: int, changed: float, seed: int) -> None:
+def test_a_delta_applied_to_the_base_gives_the_new_blob(size: int, changed: float, seed: int) -> None:
     old, new = pair(size, changed, seed)
     delta, changes = delta_of(old, new), int((old != new).sum())
     found, length = apply(old, "a", reader(delta))
@@ -57,14 +57,14 @@ def test_a_delta_leads_to_the_new_blob(size: int, changed: float, seed: int) -> 
 
 
 @pytest.mark.parametrize("size", [PIECE, PIECE + 1, 2 * PIECE - 1, 2 * PIECE + 3])
-def test_pieces_meet(size: int) -> None:
+def test_deltas_apply_across_piece_boundaries(size: int) -> None:
     old, new = pair(size, 0.01, size)
     new[-1] ^= 1
     assert apply(old, "a", reader(delta_of(old, new)))[0] == digest(new.data)
     assert np.array_equal(old, new)
 
 
-def test_too_many_changes_are_no_delta() -> None:
+def test_too_many_changes_make_no_delta() -> None:
     old, new = pair(100_000, 0.6, 1)
     assert encode(old, new, "a") == (digest(new.data), None)
 
@@ -79,7 +79,7 @@ def test_too_many_changes_are_no_delta() -> None:
         (lambda d: d.replace(b'"nbytes": 70000', b'"nbytes": 70002'), "70002 bytes"),
     ],
 )
-def test_a_damaged_delta_is_refused_before_it_writes(damage: object, message: str) -> None:
+def test_a_damaged_delta_is_refused_before_any_write(damage: object, message: str) -> None:
     old, new = pair(70_000, 0.01, 2)
     before = old.copy()
     with pytest.raises(DeltaError, match=message):
@@ -88,7 +88,7 @@ def test_a_damaged_delta_is_refused_before_it_writes(damage: object, message: st
 
 
 @pytest.mark.parametrize("size", [3, 30, -1])
-def test_a_piece_is_written_when_all_of_it_is_there(size: int) -> None:
+def test_a_piece_is_written_only_when_complete(size: int) -> None:
     old, new = pair(70_000, 0.01, 2)
     before = old.copy()
     with pytest.raises(EOFError):
@@ -99,7 +99,7 @@ def test_a_piece_is_written_when_all_of_it_is_there(size: int) -> None:
 @pytest.mark.parametrize(
     ("at", "value", "message"), [(0, 255, "words with places"), (-1, 254, "a place for")]
 )
-def test_places_that_are_not_those_of_the_words_are_refused(at: int, value: int, message: str) -> None:
+def test_offsets_that_do_not_match_the_words_are_refused(at: int, value: int, message: str) -> None:
     old, new = pair(70_000, 0.01, 2)
     delta = bytearray(delta_of(old, new))
     first = delta.index(b"}") + 1
@@ -117,8 +117,8 @@ def test_a_delta_of_another_base_is_refused() -> None:
         encode(old, new[:-1], "a")
 
 
-def test_what_is_published_names_what_it_changes(tmp_path: Path) -> None:
-    """The last version's delta alone is kept, and none is made where it would not help."""
+def test_a_published_delta_is_named_by_its_base(tmp_path: Path) -> None:
+    """Only the last version's delta is kept, and none is written if it would not save bytes."""
     tensor = torch.arange(4000, dtype=torch.float32)
     found = []
     for version in (1, 2, 3, 4):

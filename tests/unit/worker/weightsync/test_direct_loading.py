@@ -1,4 +1,4 @@
-"""Loading that was watched once is repeated by copies: same bytes, few copies, nothing silently lost."""
+"""A traced load is replayed by copies: equal bytes, few copies, no tensor silently lost."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -12,16 +12,26 @@ from hypothesis import strategies as st
 from grpo_worker.weightsync.protocol.direct_load import DirectLoad
 from grpo_worker.weightsync.protocol.fingerprint import fingerprint
 from grpo_worker.weightsync.sglang_plugin.copy_plan import make_copy_plan
-from grpo_worker.weightsync.sglang_plugin.load_tracer import record
-from grpo_worker.weightsync.sglang_plugin.loader import DirectLoader, Report, _ExtraMemory, _places
+from grpo_worker.weightsync.sglang_plugin.load_tracer import trace_load
+from grpo_worker.weightsync.sglang_plugin.loader import DirectLoader, Report, _bucket_buffers, _ExtraMemory
 from grpo_worker.weightsync.sglang_plugin.receivers import DirectLoadError, Spec, StagedReceiver
 
 EXPERTS, WIDTH, HIDDEN = 4, 3, 5
 
 
 class Model(torch.nn.Module):
-    """Loads as an engine's model does: fused halves, fused experts, a slice of a column-wise split, and
-    one tensor that is computed from its source."""
+    """Model that loads like an engine's.
+
+    It has fused halves, fused experts, a slice of a column-wise split, and a tensor computed from its source.
+    """
+
+    fused_a: torch.nn.Parameter
+    w13: torch.nn.Parameter
+    w2: torch.nn.Parameter
+    row: torch.nn.Parameter
+    scaled: torch.nn.Parameter
+    bias: torch.nn.Parameter
+    derived: torch.nn.Parameter
 
     def __init__(self, rank: int = 0) -> None:
         super().__init__()
@@ -101,15 +111,15 @@ def fill(bucket: list[Spec], seed: int) -> torch.Tensor:
 
 
 class Wire(StagedReceiver):
-    """Transfers that are there at once."""
+    """Receiver whose transfers complete at once."""
 
     def __init__(self, request: DirectLoad, flats: list[torch.Tensor]) -> None:
         super().__init__(request, None)
         self.flats = flats
 
-    def receive(self, index: int, flat: torch.Tensor, beside: torch.Tensor) -> "Wire":
+    def receive(self, index: int, flat: torch.Tensor, scratch: torch.Tensor) -> "Wire":
         flat.copy_(self.flats[index])
-        self._found.append(fingerprint(flat))
+        self._received.append(fingerprint(flat))
         return self
 
     def wait(self) -> None: ...
@@ -123,8 +133,8 @@ def load(
     if bad >= 0:
         flats[bad][3] ^= 1
     request = DirectLoad(plan, tuple(len(bucket) for bucket in buckets), tuple(prints))
-    told = DirectLoad.from_load_format(request.to_load_format())
-    return loader.load(plan, buckets, Wire(told, flats))
+    received = DirectLoad.from_load_format(request.to_load_format())
+    return loader.load(plan, buckets, Wire(received, flats))
 
 
 def by_itself(buckets: list[list[Spec]], seed: int, rank: int) -> Model:
@@ -143,7 +153,7 @@ def assert_same(model: Model, other: Model) -> None:
 
 
 @given(order=st.permutations(ORDER[1:]), cut=st.integers(1, len(ORDER)), rank=st.integers(0, 1))
-def test_repeated_loads_equal_the_models_own(order: list[str], cut: int, rank: int) -> None:
+def test_replayed_loads_equal_the_models_own_loader(order: list[str], cut: int, rank: int) -> None:
     names = ["bias", *(n for n in order if n not in ("q_a", "kv_a")), "q_a", "kv_a"]
     cut = min(cut, len(names) - 2)
     buckets = [specs(part) for part in (names[:cut], names[cut:])]
@@ -161,11 +171,11 @@ def test_the_experts_of_a_layer_are_one_copy() -> None:
     bucket = specs([*EXPERTS_IN_ORDER, *DOWN])
     flat = fill(bucket, 3)
     tensors = [(s.name, flat[s.start : s.start + s.nbytes].view(s.dtype).view(s.shape)) for s in bucket]
-    copy_plan = make_copy_plan(record(model.load_weights, tensors), flat)
+    copy_plan = make_copy_plan(trace_load(model.load_weights, tensors), flat)
     assert len(copy_plan.steps) == 2 and not copy_plan.by_loader
 
 
-def test_parameters_that_moved_are_recorded_again() -> None:
+def test_moved_parameters_are_traced_again() -> None:
     model, buckets = Model(), [specs(ORDER)]
     loader = DirectLoader(model, "cpu")
     load(loader, buckets, seed=1)
@@ -174,68 +184,66 @@ def test_parameters_that_moved_are_recorded_again() -> None:
     assert_same(model, by_itself(buckets, 5, 0))
 
 
-def test_buckets_share_memory_for_two_neighbours() -> None:
+def test_memory_holds_two_consecutive_buckets() -> None:
     sizes = [256, 1024, 512, 2048, 256]
-    places = _places(sizes, "cpu")
-    assert [len(place) for place in places] == sizes
-    assert places[0].untyped_storage().nbytes() == 512 + 2048
-    for first, second in pairwise(places):
+    buffers = _bucket_buffers(sizes, "cpu")
+    assert [len(buffer) for buffer in buffers] == sizes
+    assert buffers[0].untyped_storage().nbytes() == 512 + 2048
+    for first, second in pairwise(buffers):
         first.fill_(1)
         second.fill_(2)
         assert bool((first == 1).all())
 
 
-def test_the_models_own_work_that_needs_memory_is_done_once_when_all_is_written(
+def test_model_work_that_needs_memory_runs_once_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_ExtraMemory, "of", lambda _, work: (work(), 1 << 20))
+    monkeypatch.setattr(_ExtraMemory, "measure", lambda _, work: (work(), 1 << 20))
     model, buckets = Model(), [specs([*ORDER[:1], "row"]), specs(["q_a", "kv_a"]), specs(DOWN)]
     loader = DirectLoader(model, "cpu")
     load(loader, buckets, seed=1)
     seen: list[torch.Tensor] = []
-    model.post_load_weights = lambda: seen.append(model.w2.clone())  # type: ignore[method-assign]
+    monkeypatch.setattr(model, "post_load_weights", lambda: seen.append(model.w2.clone()))
     load(loader, buckets, seed=7)
     assert len(seen) == 1 and torch.equal(seen[0], model.w2)
 
 
-def test_other_work_of_the_models_is_done_while_the_next_bucket_is_under_way() -> None:
+def test_other_model_work_overlaps_the_next_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     model, buckets = Model(), [specs([*ORDER[:1], "row"]), specs(DOWN)]
     loader = DirectLoader(model, "cpu")
     load(loader, buckets, seed=1)
     seen: list[torch.Tensor] = []
-    model.post_load_weights = lambda: seen.append(model.w2.clone())  # type: ignore[method-assign]
+    monkeypatch.setattr(model, "post_load_weights", lambda: seen.append(model.w2.clone()))
     load(loader, buckets, seed=7)
     assert len(seen) == 2 and not torch.equal(seen[0], model.w2)
 
 
 @pytest.mark.parametrize(("nbytes", "when"), [(0, "bucket 0"), (1 << 20, "after loading")])
-def test_the_models_own_work_that_fails_fails_the_load(
-    nbytes: int, when: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_ExtraMemory, "of", lambda _, work: (work(), nbytes))
+def test_failing_model_work_fails_the_load(nbytes: int, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_ExtraMemory, "measure", lambda _, work: (work(), nbytes))
     model = Model()
     loader = DirectLoader(model, "cpu")
     load(loader, [specs(DOWN)], seed=1)
-    model.post_load_weights = lambda: 1 / 0  # type: ignore[method-assign,assign,return-value]
+    monkeypatch.setattr(model, "post_load_weights", lambda: 1 / 0)
     with pytest.raises(DirectLoadError, match=f"{when}: ZeroDivisionError"):
         load(loader, [specs(DOWN)], seed=2)
 
 
-def test_another_plan_is_recorded_anew() -> None:
+def test_another_plan_is_traced_again() -> None:
     loader = DirectLoader(Model(), "cpu")
     load(loader, [specs(ORDER)], seed=1)
     assert load(loader, [specs(ORDER)], seed=1, plan="q").recorded == 1
 
 
 @pytest.mark.parametrize("bad", [0, 1])
-def test_a_flipped_bit_fails_the_load_and_everything_was_received(bad: int) -> None:
+def test_a_flipped_bit_fails_the_load_after_all_buckets_arrived(bad: int) -> None:
     loader = DirectLoader(Model(), "cpu")
     buckets = [specs(ORDER), specs(DOWN)]
     with pytest.raises(DirectLoadError, match=f"bucket {bad}: its bytes are not those that were sent"):
         load(loader, buckets, seed=1, bad=bad)
 
 
-def test_a_loader_that_fails_says_so() -> None:
+def test_a_failing_loader_is_named() -> None:
     class Broken(Model):
         def _load(self, name: str, tensor: torch.Tensor) -> None:
             raise RuntimeError("size mismatch")
@@ -244,12 +252,12 @@ def test_a_loader_that_fails_says_so() -> None:
         load(DirectLoader(Broken(), "cpu"), [specs(ORDER)], seed=1)
 
 
-def test_a_half_that_the_loader_drops_is_not_taken() -> None:
+def test_a_half_that_the_loader_drops_is_not_reported_as_loaded() -> None:
     report = load(DirectLoader(Model(), "cpu"), [specs(["q_a", "row"])], seed=1)
-    assert report.taken == {"row"}
+    assert report.loaded == {"row"}
 
 
-def test_a_loader_that_needs_numbers_keeps_its_tensors() -> None:
+def test_a_loader_that_reads_values_is_not_replayed() -> None:
     class Numbers(Model):
         def _load(self, name: str, tensor: torch.Tensor) -> None:
             if name == "row":
@@ -258,7 +266,7 @@ def test_a_loader_that_needs_numbers_keeps_its_tensors() -> None:
                 super()._load(name, tensor)
 
     report = load(DirectLoader(Numbers(), "cpu"), [specs(ORDER)], seed=1)
-    assert report.by_loader == 2 and "row" in report.taken
+    assert report.by_loader == 2 and "row" in report.loaded
 
 
 @given(data=st.binary(min_size=1, max_size=300), place=st.integers(0, 299), bit=st.integers(0, 7))
@@ -269,7 +277,7 @@ def test_the_fingerprint_sees_every_bit(data: bytes, place: int, bit: int) -> No
     assert int(fingerprint(flat)) != before
 
 
-def test_the_fingerprint_sees_rows_that_changed_places() -> None:
+def test_the_fingerprint_sees_swapped_rows() -> None:
     flat = torch.randint(0, 255, (8 * 4096 * 3 + 5,), dtype=torch.uint8)
     rows = flat[: 8 * 4096 * 3].view(3, -1)
     other = torch.cat([rows[[1, 0, 2]].flatten(), flat[8 * 4096 * 3 :]])
@@ -277,7 +285,7 @@ def test_the_fingerprint_sees_rows_that_changed_places() -> None:
     assert int(fingerprint(flat)) != int(fingerprint(flat[:-1]))
 
 
-def test_what_is_no_direct_load_is_refused() -> None:
+def test_an_invalid_direct_load_is_refused() -> None:
     text: Any = 'grpo:{"counts": [1]}'
     with pytest.raises(ValueError, match="is no direct load"):
         DirectLoad.from_load_format(text)

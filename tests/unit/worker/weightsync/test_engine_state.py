@@ -1,4 +1,4 @@
-"""The engine's state machine: no way to SERVING but a commit from STALE."""
+"""The engine's state machine: only a commit leads from STALE to SERVING."""
 
 import pytest
 from hypothesis import settings
@@ -15,7 +15,7 @@ def test_a_restarted_engine_cannot_serve_before_a_commit() -> None:
 
 
 class Life(RuleBasedStateMachine):
-    """Any order of events; the version is known exactly while SERVING."""
+    """Events in any order; the version is known exactly while SERVING."""
 
     def __init__(self) -> None:
         super().__init__()

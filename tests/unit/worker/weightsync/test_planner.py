@@ -1,4 +1,4 @@
-"""Planned weight syncs: every byte once, balanced as well as can be, and named by what they follow from."""
+"""Planned weight updates: every byte once, balanced, with an id that depends only on the layouts."""
 
 import dataclasses
 import random
@@ -16,7 +16,7 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.plan.planner.training.stages import stage_layers
 from grpo_worker.weightsync.planner.bound import lower_bound
 from grpo_worker.weightsync.planner.layouts import EngineShape, engine_side, tensors_of, trainer_side
-from grpo_worker.weightsync.planner.regions import Atom, Box, Held, PlanError, Tensor, Wanted, atoms
+from grpo_worker.weightsync.planner.regions import Atom, Box, Held, Needed, RegionError, Tensor, atoms
 from grpo_worker.weightsync.planner.routes import Routes, plan_id, route
 
 V3 = architecture("deepseek-v3")
@@ -28,9 +28,9 @@ def node(gpu: int) -> int:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[dict[str, Tensor], list[Held], list[Wanted]]:
-    """Tensors cut by blocks in one way on the trainers and in another on the engines."""
-    tensors, held, wanted = {}, [], []
+def cases(draw: st.DrawFn) -> tuple[dict[str, Tensor], list[Held], list[Needed]]:
+    """Draw tensors sharded by blocks in one way on trainers and in another on engines."""
+    tensors, held, needed = {}, [], []
     ranks, gpus = draw(st.integers(1, 6)), draw(st.integers(1, 10))
     for number in range(draw(st.integers(1, 4))):
         scaled = draw(st.booleans())
@@ -40,8 +40,8 @@ def cases(draw: st.DrawFn) -> tuple[dict[str, Tensor], list[Held], list[Wanted]]
         holders = st.sets(st.integers(0, ranks - 1), min_size=1).map(tuple)
         held += [Held(name, box, draw(holders)) for box in _cut(draw, tensors[name].box)]
         for gpu_set in draw(st.lists(st.sets(st.integers(0, gpus - 1), min_size=1), min_size=1, max_size=2)):
-            wanted += [Wanted(name, box, tuple(sorted(gpu_set))) for box in _cut(draw, tensors[name].box)]
-    return tensors, held, wanted
+            needed += [Needed(name, box, tuple(sorted(gpu_set))) for box in _cut(draw, tensors[name].box)]
+    return tensors, held, needed
 
 
 def _cut(draw: st.DrawFn, box: Box) -> list[Box]:
@@ -54,10 +54,10 @@ def _cut(draw: st.DrawFn, box: Box) -> list[Box]:
 
 @settings(deadline=None)
 @given(case=cases(), largest=st.integers(20_000, 200_000))
-def test_every_wanted_byte_comes_exactly_as_often_as_it_is_wanted(case: Any, largest: int) -> None:
-    tensors, held, wanted = case
-    parts = atoms(tensors, held, wanted, largest)
-    came = {
+def test_every_needed_byte_arrives_exactly_once_per_gpu(case: Any, largest: int) -> None:
+    tensors, held, needed = case
+    parts = atoms(tensors, held, needed, largest)
+    arrived = {
         (gpu, name): np.zeros((t.rows, t.columns), int) for name, t in tensors.items() for gpu in range(10)
     }
     for transfer in (t for pair in route(parts, node, largest).pairs.values() for t in pair):
@@ -66,37 +66,38 @@ def test_every_wanted_byte_comes_exactly_as_often_as_it_is_wanted(case: Any, lar
             assert {node(gpu) for gpu in transfer.siblings} <= {node(transfer.landing)}
             for gpu in (transfer.landing, *transfer.siblings):
                 box = part.box
-                came[gpu, part.tensor][box.top : box.bottom, box.left : box.right] += 1
-    for want in wanted:
-        for gpu in want.gpus:
-            box = want.box
-            came[gpu, want.tensor][box.top : box.bottom, box.left : box.right] -= 1
-    assert not any(counts.any() for counts in came.values())
+                arrived[gpu, part.tensor][box.top : box.bottom, box.left : box.right] += 1
+    for need in needed:
+        for gpu in need.gpus:
+            box = need.box
+            arrived[gpu, need.tensor][box.top : box.bottom, box.left : box.right] -= 1
+    assert not any(counts.any() for counts in arrived.values())
 
 
 @settings(deadline=None)
 @given(case=cases(), seed=st.integers(0, 99))
-def test_routes_and_name_follow_from_the_layouts_alone(case: Any, seed: int) -> None:
-    tensors, held, wanted = case
-    name = plan_id(tensors, held, wanted)
+def test_routes_and_plan_id_depend_only_on_the_layouts(case: Any, seed: int) -> None:
+    tensors, held, needed = case
+    name = plan_id(tensors, held, needed)
     shuffled = list(held)
     random.Random(seed).shuffle(shuffled)
-    assert plan_id(dict(reversed(tensors.items())), shuffled, wanted[::-1]) == name
-    parts = atoms(tensors, held, wanted, 50_000)
+    assert plan_id(dict(reversed(tensors.items())), shuffled, needed[::-1]) == name
+    parts = atoms(tensors, held, needed, 50_000)
     assert route(parts, node) == route(parts, node)
-    moved = [dataclasses.replace(wanted[0], gpus=(99,)), *wanted[1:]]
+    moved = [dataclasses.replace(needed[0], gpus=(99,)), *needed[1:]]
     assert plan_id(tensors, held, moved) != name
-    assert plan_id(tensors, [dataclasses.replace(held[0], ranks=(99,)), *held[1:]], wanted) != name
+    assert plan_id(tensors, [dataclasses.replace(held[0], ranks=(99,)), *held[1:]], needed) != name
 
 
 @settings(deadline=None)
 @given(case=cases())
-def test_no_interface_carries_less_than_the_linear_program_says(case: Any) -> None:
-    parts = atoms(*case, 50_000)
+def test_no_route_beats_the_linear_programs_bound(case: Any) -> None:
+    tensors, held, needed = case
+    parts = atoms(tensors, held, needed, 50_000)
     assert route(parts, node).busiest >= lower_bound(parts, node) * (1 - 1e-9)
 
 
-def test_the_bound_of_a_small_case_is_the_one_on_paper() -> None:
+def test_the_bound_of_a_small_case_equals_the_one_by_hand() -> None:
     parts = [Atom("a", Box(0, 1), (0,), (0,), 60), Atom("b", Box(0, 1), (0, 1), (1,), 40)]
     assert lower_bound(parts, node) == pytest.approx(60)  # a leaves from 0 alone, b from 1
     both = [Atom("a", Box(0, 1), (0, 1), (0, 1, 4), 100)]
@@ -105,23 +106,23 @@ def test_the_bound_of_a_small_case_is_the_one_on_paper() -> None:
 
 
 @pytest.mark.parametrize(
-    ("held", "wanted", "text"),
+    ("held", "needed", "text"),
     [
         ([Held("a", Box(0, 128, 0, 256), (0,))], [], "leave a gap"),
         ([Held("a", Box(0, 256, 0, 256), (0,)), Held("a", Box(128, 256, 0, 256), (1,))], [], "overlap"),
         ([Held("a", Box(0, 256, 0, 256), (0,))] * 2, [], "listed twice"),
         ([Held("a", Box(0, 512, 0, 256), (0,))], [], "outside of 256 x 256"),
-        ([], [Wanted("a", Box(0, 256, 0, 256), (0,))], "0 of 65536 elements"),
+        ([], [Needed("a", Box(0, 256, 0, 256), (0,))], "0 of 65536 elements"),
         (
             [Held("a", Box(0, 256, 0, 256), (0,))],
-            [Wanted("a", Box(0, 64, 0, 256), (0,))],
+            [Needed("a", Box(0, 64, 0, 256), (0,))],
             "cuts a block of 128 x 128",
         ),
     ],
 )
-def test_what_does_not_fit_together_is_refused(held: Any, wanted: Any, text: str) -> None:
-    with pytest.raises(PlanError, match=text):
-        atoms({"a": Tensor(256, 256, 8, scaled=True)}, held, wanted, 1 << 20)
+def test_mismatched_layouts_are_refused(held: Any, needed: Any, text: str) -> None:
+    with pytest.raises(RegionError, match=text):
+        atoms({"a": Tensor(256, 256, 8, scaled=True)}, held, needed, 1 << 20)
 
 
 def _deepseek(fp8: bool, engine: EngineShape, engines: int) -> tuple[list[Atom], Routes]:
@@ -148,5 +149,5 @@ def test_deepseek_v3_on_512_gpus_reaches_the_bound() -> None:
 def test_fp8_needs_shards_of_whole_blocks() -> None:
     odd = Layout(64, tensor=64)
     held = list(trainer_side(V3, odd, lambda _: 0))
-    with pytest.raises(PlanError, match="cuts a block"):
+    with pytest.raises(RegionError, match="cuts a block"):
         atoms(tensors_of(V3, fp8=True), held, engine_side(V3, EngineShape(16, 16), 1), 8 << 20)

@@ -1,4 +1,4 @@
-"""Plans of a weight sync: whole tensors only, stable ids, partners in one bucket."""
+"""Plans of a weight update: complete tensors, stable ids, fused halves in one bucket."""
 
 import math
 from dataclasses import replace
@@ -9,16 +9,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_worker.quantization.fp8 import Part
 from grpo_worker.weightsync.agent.staged_version import assemble
 from grpo_worker.weightsync.protocol.bucketing import buckets
 from grpo_worker.weightsync.protocol.digest import digest
-from grpo_worker.weightsync.protocol.manifest import Manifest, Part, Slice
+from grpo_worker.weightsync.protocol.manifest import Manifest, Slice
 from grpo_worker.weightsync.protocol.tiling import PlanError, make_plan
 from grpo_worker.weightsync.trainer.publisher import publish
 
 
 def manifests(cuts: dict[str, list[int]], world: int, version: int = 1) -> list[Manifest]:
-    """One manifest a rank; tensor ``name`` is cut along dim 0 into ``cuts[name]`` rows."""
+    """Return one manifest per rank; tensor ``name`` is split along dim 0 into ``cuts[name]`` rows."""
     slices: list[list[Slice]] = [[] for _ in range(world)]
     for index, (name, rows) in enumerate(sorted(cuts.items())):
         offset = 0
@@ -88,8 +89,8 @@ def test_buckets_hold_every_tensor_once_within_the_limit(cuts: dict[str, list[in
 
 
 @pytest.mark.parametrize("kind", ["weight", "weight_scale_inv"])
-def test_halves_that_sglang_fuses_share_a_bucket(kind: str) -> None:
-    """In two requests both are answered 200 and silently not written."""
+def test_halves_fused_by_sglang_share_a_bucket(kind: str) -> None:
+    """In two requests SGLang answers 200 to both and silently writes neither."""
     prefix = "model.layers.0.self_attn."
     names = [prefix + f"q_a_proj.{kind}", prefix + f"kv_a_proj_with_mqa.{kind}", "z"]
     plan = make_plan(manifests({name: [2] for name in names}, 1))
@@ -97,7 +98,7 @@ def test_halves_that_sglang_fuses_share_a_bucket(kind: str) -> None:
     assert sorted(map(sorted, groups)) == [sorted(names[:2]), ["z"]]
 
 
-def test_published_files_tell_what_they_hold_and_old_versions_go(tmp_path: Path) -> None:
+def test_published_files_name_their_slices_and_old_ones_are_deleted(tmp_path: Path) -> None:
     tensor = torch.arange(12, dtype=torch.float32).reshape(3, 4)
     for version in (1, 2, 3):
         published = publish(tmp_path, version, 0, 1, [("w", (3, 4), 0, 0, tensor)])
@@ -115,7 +116,7 @@ def test_published_files_tell_what_they_hold_and_old_versions_go(tmp_path: Path)
 
 
 @given(cuts=layouts, world=st.integers(1, 4), limit=st.integers(16, 400))
-def test_a_copy_holds_every_tensor_and_uses_its_memory_again(
+def test_a_staged_version_holds_every_tensor_and_reuses_memory(
     cuts: dict[str, list[int]], world: int, limit: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     root, spare = tmp_path_factory.mktemp("published"), None
@@ -136,10 +137,10 @@ def test_a_copy_holds_every_tensor_and_uses_its_memory_again(
 def _published(
     root: Path, version: int, values: dict[str, torch.Tensor], cuts: dict[str, list[int]], world: int
 ) -> list[Manifest]:
-    """Every rank's manifest, with the rows dealt out as ``manifests`` does."""
+    """Publish and return every rank's manifest, with the rows split as in ``manifests``."""
     parts: list[list[Part]] = [[] for _ in range(world)]
     for index, (name, rows) in enumerate(sorted(cuts.items())):
-        for piece, part in enumerate(values[name].split(rows)):
+        for piece, part in enumerate(torch.split(values[name], rows)):
             offset = sum(rows[:piece])
             parts[(index + piece) % world].append((name, tuple(values[name].shape), 0, offset, part))
     return [publish(root, version, rank, world, parts[rank]) for rank in range(world)]

@@ -1,4 +1,4 @@
-"""What trainer ranks send for each bucket: every byte once, in its place, in as few pieces as there are."""
+"""Messages of trainer ranks for each bucket: every byte once, at its offset, in few pieces."""
 
 import math
 from typing import cast
@@ -18,9 +18,9 @@ from grpo_worker.weightsync.protocol.tiling import PlanError, make_plan
 from grpo_worker.weightsync.protocol.transfer_plan import (
     TransferPlan,
     nbytes,
-    places,
+    piece_views,
 )
-from grpo_worker.weightsync.sglang_plugin.direct_receiver import DirectReceiver, GroupMembership, deal_out
+from grpo_worker.weightsync.sglang_plugin.direct_receiver import DirectReceiver, GroupMember, scatter
 from grpo_worker.weightsync.trainer.sender import Shards
 from grpo_worker.weightsync.transport.rendezvous import TransferGroup
 from support.transfer_cases import RANKS, cut_tensors, parts_of, specs, transfer_plan
@@ -29,16 +29,16 @@ from support.transfer_cases import RANKS, cut_tensors, parts_of, specs, transfer
 def arrived(
     request: DirectLoad, sent: TransferPlan, parts: list[list[Part]], fp8: bool
 ) -> list[torch.Tensor]:
-    """Each bucket as an engine puts it together."""
+    """Return each bucket as an engine assembles it."""
     shards = [Shards(p, fp8) for p in parts]
     flats = []
-    for told, bucket in zip(request.messages, sent.buckets, strict=True):
+    for briefs, bucket in zip(request.messages, sent.buckets, strict=True):
         flat = torch.zeros(sum(map(nbytes, bucket.tensors)), dtype=torch.uint8)
-        for message, brief in zip(bucket.messages, told, strict=True):
+        for message, brief in zip(bucket.messages, briefs, strict=True):
             data = torch.zeros(message.nbytes, dtype=torch.uint8)
-            shards[message.source].fill(places(data, bucket, message))
+            shards[message.source].fill(piece_views(data, bucket, message))
             if brief.start is None:
-                deal_out(data, brief, flat, specs(bucket), [(0, brief.nbytes)])
+                scatter(data, brief, flat, specs(bucket), [(0, brief.nbytes)])
             else:
                 flat[brief.start : brief.start + brief.nbytes] = data
         flats.append(flat)
@@ -46,7 +46,7 @@ def arrived(
 
 
 @given(cuts=cut_tensors, limit=st.integers(16, 600))
-def test_every_tensor_arrives_whole(cuts: dict[str, tuple[list[int], int, int]], limit: int) -> None:
+def test_every_tensor_arrives_complete(cuts: dict[str, tuple[list[int], int, int]], limit: int) -> None:
     parts, whole = parts_of(cuts)
     sent = transfer_plan(parts, limit)
     request = DirectLoad.from_load_format(direct_load_request(sent, 5.0).to_load_format())
@@ -58,30 +58,28 @@ def test_every_tensor_arrives_whole(cuts: dict[str, tuple[list[int], int, int]],
 
 
 @given(cuts=cut_tensors, limit=st.integers(16, 600))
-def test_tensors_of_one_rank_need_no_dealing_out(
-    cuts: dict[str, tuple[list[int], int, int]], limit: int
-) -> None:
+def test_tensors_of_one_rank_need_no_scatter(cuts: dict[str, tuple[list[int], int, int]], limit: int) -> None:
     alone = {name: ([sum(sizes)], dim, first) for name, (sizes, dim, first) in cuts.items()}
     sent = transfer_plan(parts_of(alone)[0], limit)
     assert all(message.start is not None for bucket in sent.buckets for message in bucket.messages)
 
 
 @given(cuts=cut_tensors, limit=st.integers(1 << 16, 1 << 20))
-def test_a_bucket_takes_no_more_than_its_limit_where_it_is_received(
+def test_a_bucket_stays_within_its_limit_on_the_receiver(
     cuts: dict[str, tuple[list[int], int, int]], limit: int
 ) -> None:
-    """Also where pieces are dealt out; unless one tensor alone takes more."""
+    """Also if pieces are scattered; only a single larger tensor may exceed the limit."""
     larger = {
         name: ([512 * rows for rows in sizes], dim, first) for name, (sizes, dim, first) in cuts.items()
     }
     sent = transfer_plan(parts_of(larger)[0], limit)
-    incoming = DirectReceiver(direct_load_request(sent, 5.0), GroupMembership(cast(TransferGroup, None)), [])
+    incoming = DirectReceiver(direct_load_request(sent, 5.0), GroupMember(cast(TransferGroup, None)), [])
     for index, bucket in enumerate(sent.buckets):
-        taken = aligned(sum(map(nbytes, bucket.tensors))) + incoming.beside(index)
+        taken = aligned(sum(map(nbytes, bucket.tensors))) + incoming.scratch_bytes(index)
         assert taken <= limit or len(bucket.tensors) == 1
 
 
-def test_whole_tensors_of_a_rank_stay_in_place_beside_split_ones() -> None:
+def test_complete_tensors_stay_contiguous_beside_split_ones() -> None:
     parts: list[list[Part]] = [[], [], []]
     for rank in (0, 1):
         parts[rank] = [(f"whole.{rank}.{n}", (4, 4), 0, 0, torch.zeros(4, 4)) for n in range(3)]
@@ -91,7 +89,7 @@ def test_whole_tensors_of_a_rank_stay_in_place_beside_split_ones() -> None:
     assert found == {(0, False): 3, (1, False): 3, (0, True): 1, (1, True): 1}
 
 
-def test_partners_that_are_held_otherwise_keep_no_tensor_from_its_place() -> None:
+def test_tensors_held_by_other_ranks_do_not_break_contiguity() -> None:
     """The loader needs both halves in one bucket; one is split and the other is not."""
     fused = "model.layers.1.self_attn"
     parts: list[list[Part]] = [[], [], []]
@@ -107,8 +105,8 @@ def test_partners_that_are_held_otherwise_keep_no_tensor_from_its_place() -> Non
     }
 
 
-def test_several_ranks_have_a_share_in_a_bucket() -> None:
-    """So that they send side by side."""
+def test_several_ranks_contribute_to_a_bucket() -> None:
+    """They can then send in parallel."""
     parts: list[list[Part]] = [
         [(f"r{rank}.{n}", (64, 1), 0, 0, torch.zeros(64, 1)) for n in range(8)] for rank in range(RANKS)
     ]
@@ -132,14 +130,14 @@ def test_a_shard_in_fp8_is_quantised_when_it_is_sent() -> None:
     assert torch.equal(flats[0][: 256 * 128], values.view(torch.uint8).flatten())
 
 
-def test_a_piece_that_is_not_aligned_is_refused() -> None:
+def test_a_misaligned_piece_is_refused() -> None:
     parts: list[list[Part]] = [[] for _ in range(RANKS)]
     parts[0] = [("a", (1,), 0, 0, torch.zeros(1, dtype=torch.bfloat16)), ("b", (1,), 0, 0, torch.zeros(1))]
     with pytest.raises(PlanError, match="b: byte 2 is not aligned to float32"):
         transfer_plan(parts, 1 << 20)
 
 
-def test_members_that_cut_other_buckets_are_told_apart() -> None:
+def test_plans_with_different_buckets_have_different_ids() -> None:
     layouts = [layout(0, 1, [("a", (4,), 0, 0, torch.zeros(4)), ("b", (4,), 0, 0, torch.zeros(4))]).to_json()]
     wanted = transfer_plan_of(layouts, 64)
     assert transfer_plan_of(layouts, 64, wanted.plan_id) == wanted

@@ -1,4 +1,4 @@
-"""An update's state machine: every bucket once and in turn, or it was aborted and says where."""
+"""An update's state machine: every bucket once and in order, or an abort that names its place."""
 
 import pytest
 from hypothesis import settings
@@ -10,7 +10,7 @@ from grpo_worker.weightsync.agent.update import Phase, TransactionError, Update
 ORDER = [Phase.PLAN, Phase.PREPARE, Phase.TRANSFER, Phase.COMMIT, Phase.COMMITTED]
 
 
-def test_a_whole_update() -> None:
+def test_a_complete_update_passes_every_phase() -> None:
     update = Update(4).prepare("p", 2).transfer("p").bucket(0).bucket(1).commit().committed("4")
     assert update.phase == Phase.COMMITTED and update.ended
 
@@ -34,13 +34,13 @@ def test_a_whole_update() -> None:
         (Update(4), lambda u: u.committed("4"), "version 4, plan: no way to committed"),
     ],
 )
-def test_what_is_refused(update: Update, step: object, message: str) -> None:
+def test_transitions_out_of_order_are_refused(update: Update, step: object, message: str) -> None:
     with pytest.raises(TransactionError, match=message):
         step(update)  # type: ignore[operator]
 
 
 class Updates(RuleBasedStateMachine):
-    """Any step at any time: what is not next is refused and changes nothing."""
+    """Steps in any order: a step out of order is refused and changes nothing."""
 
     @initialize(buckets=st.integers(1, 3))
     def begin(self, buckets: int) -> None:

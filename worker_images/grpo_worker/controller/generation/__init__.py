@@ -1,1 +1,1 @@
-"""Which samples are generated, in which order, and their ledger."""
+"""Generation of the samples of each step: scheduling, dynamic sampling and the sample ledger."""

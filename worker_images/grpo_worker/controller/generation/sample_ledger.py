@@ -1,4 +1,4 @@
-"""Sample ledger: which samples went into which optimizer step, exactly once."""
+"""Sample ledger: a file with the samples that each optimizer step consumed."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,10 @@ from grpo_worker.rollout.sampling import Sample
 
 
 class SampleLedger:
-    """Append-only JSON lines; cut back to the checkpoint when a step is replayed."""
+    """Append-only JSON lines, one for each sample. A replay first truncates them to its checkpoint.
+
+    The ledger proves that every sample was consumed exactly once.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -19,7 +22,7 @@ class SampleLedger:
     def append(
         self, step: int, attempt: int, samples: Sequence[Sample], left_out: Sequence[Sample] = ()
     ) -> None:
-        """Record that ``step`` consumed these samples, and left those out; one write, flushed."""
+        """Append the samples that ``step`` consumed, and those that it left out, in one write."""
         common = {"step": step, "attempt": attempt}
         lines = [
             json.dumps(common | _record(s) | more)
@@ -30,11 +33,11 @@ class SampleLedger:
             handle.write("\n".join(lines) + "\n")
 
     def truncate(self, step: int) -> None:
-        """Forget everything after ``step``: those samples' update was lost and is replayed."""
+        """Remove the samples of all steps after ``step``: their updates were lost and are replayed."""
         truncate_lines(self._path, step)
 
 
 def _record(sample: Sample) -> dict[str, Any]:
     record = {"uid": sample.uid, "version": sample.version, "engine": sample.engine}
-    # Whether the lengths of what was consumed are those of what was generated can be seen from here.
+    # The number of tokens allows a comparison of consumed with generated samples.
     return record | {"tokens": len(sample.ids)} | ({"spans": sample.spans} if sample.spans else {})

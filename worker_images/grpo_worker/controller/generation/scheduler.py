@@ -1,4 +1,4 @@
-"""When the groups of a step are generated: just before it, or while the step before is trained on."""
+"""Schedulers of generation: on policy, or one step ahead of training."""
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -8,41 +8,44 @@ from typing import Protocol
 from grpo_worker.checkpointing.store import directory
 from grpo_worker.controller.generation.step_sampler import StepSampler
 from grpo_worker.metrics.timing import StepTimer
-from grpo_worker.rollout.batch_file import Generated
+from grpo_worker.rollout.batch_file import RolloutBatch
+from grpo_worker.weightsync.protocol.version import Version
 
 
 class RolloutScheduler(Protocol):
-    """Hands out the groups of one step after the other; none is lost or handed out twice."""
+    """Decides when the samples of a step are generated.
 
-    def take(self, version: int, timer: StepTimer) -> Generated:
-        """Groups of the next step; what is still to be generated is sampled at ``version``."""
+    It returns the batches in the order of the steps; none is lost or returned twice.
+    """
 
-    def go_ahead(self, version: int) -> None:
-        """The step just taken is being trained on; engines serve ``version`` meanwhile."""
+    def next_batch(self, version: Version, timer: StepTimer) -> RolloutBatch:
+        """Return the samples of the next step, generated at ``version`` if they do not exist yet."""
 
-    def settle(self, timer: StepTimer) -> None:
-        """The engines are about to get other weights: nothing may be under way, unless it may go on
-        with those."""
+    def start_next(self, version: Version) -> None:
+        """Start to generate the step after the last batch, while engines serve ``version``, if allowed."""
+
+    def before_push(self, timer: StepTimer) -> None:
+        """Wait until generation allows new weights in the engines."""
 
     def save(self, step: int) -> None:
-        """Before the checkpoint of ``step``: keep what was generated ahead of it."""
+        """Save the samples that were generated ahead of the checkpoint of ``step``."""
 
     def restore(self, step: int) -> None:
-        """Begin anew after ``step``, with what was kept for it."""
+        """Cancel generation, and continue after ``step`` with the samples that were saved for it."""
 
 
 class OnPolicy:
-    """Generates a step's groups when they are wanted (maxVersionLag 0)."""
+    """Generates the samples of a step just before it trains on them (maxVersionLag 0)."""
 
     def __init__(self, sampler: StepSampler) -> None:
         self._sampler = sampler
 
-    def take(self, version: int, timer: StepTimer) -> Generated:
+    def next_batch(self, version: Version, timer: StepTimer) -> RolloutBatch:
         return self._sampler.sample(version, timer)
 
-    def go_ahead(self, version: int) -> None: ...
+    def start_next(self, version: Version) -> None: ...
 
-    def settle(self, timer: StepTimer) -> None: ...
+    def before_push(self, timer: StepTimer) -> None: ...
 
     def save(self, step: int) -> None: ...
 
@@ -50,40 +53,42 @@ class OnPolicy:
 
 
 class OneStepAhead:
-    """Generates the next step's groups while a step is trained on (maxVersionLag 1).
+    """Generates the samples of the next step during training (maxVersionLag 1).
 
-    A step's samples then come from the weights of one step before. What was generated ahead is kept
-    beside each checkpoint, so that a replay trains on the very same samples.
+    The samples of a step then come from the weights of the step before. Samples that were generated ahead are
+    saved beside each checkpoint, so that a replay trains on exactly the same samples.
     """
 
     def __init__(
         self, sampler: StepSampler, folder: Path, keep: int, every: int, partial: bool = False
     ) -> None:
-        """``keep``, ``every``: checkpoints of the store that are kept, and steps between them.
-        ``partial``: what is under way when the weights change goes on with the new ones."""
+        """``keep``: checkpoints that the store keeps. ``every``: steps between two of them.
+
+        ``partial``: requests that run when the weights change continue with the new weights.
+        """
         self._sampler = sampler
         self._folder = folder
         self._keep, self._every = keep, every
         self._partial = partial
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
-        self._running: Future[Generated] | None = None
-        self._ready: Generated | None = None
-        self._in_training = 0  # prompts of the step that is trained on
+        self._running: Future[RolloutBatch] | None = None
+        self._ready: RolloutBatch | None = None
+        self._prompts_in_training = 0
         self._cancelled = threading.Event()
 
-    def take(self, version: int, timer: StepTimer) -> Generated:
+    def next_batch(self, version: Version, timer: StepTimer) -> RolloutBatch:
         self._wait(timer)
-        found, self._ready = self._ready, None
-        if found is None:
-            found = self._sampler.sample(version, timer)
-        self._in_training = len(found.taken)
-        return found
+        batch, self._ready = self._ready, None
+        if batch is None:
+            batch = self._sampler.sample(version, timer)
+        self._prompts_in_training = len(batch.taken)
+        return batch
 
-    def go_ahead(self, version: int) -> None:
-        skip, cancelled = self._in_training, self._cancelled
+    def start_next(self, version: Version) -> None:
+        skip, cancelled = self._prompts_in_training, self._cancelled
         self._running = self._thread.submit(self._sampler.sample, version, StepTimer(), skip, cancelled)
 
-    def settle(self, timer: StepTimer) -> None:
+    def before_push(self, timer: StepTimer) -> None:
         if not self._partial:
             self._wait(timer)
 
@@ -99,17 +104,19 @@ class OneStepAhead:
             self._ready.write(self._file(step))
         files = sorted(self._folder.glob("step-*.npz"))
         stored = [file for file in files if _step(file) % self._every == 0]
+        # One more than ``keep``: the checkpoint of ``step`` is not complete yet. The last two files belong to
+        # checkpoints in memory, and the newest one may be incomplete.
         for old in set(files) - set(stored[-self._keep - 1 :]) - set(files[-2:]):
             old.unlink()
 
     def restore(self, step: int) -> None:
         self._cancelled.set()
         if self._running is not None:
-            self._running.exception()  # wait for its end; what it found is of no use
+            self._running.exception()  # wait for its end; the samples are discarded
             self._running = None
         self._cancelled = threading.Event()
         file = self._file(step)
-        self._ready = Generated.read(file) if file.is_file() else None
+        self._ready = RolloutBatch.read(file) if file.is_file() else None
 
     def _file(self, step: int) -> Path:
         return directory(self._folder, step).with_suffix(".npz")

@@ -1,4 +1,4 @@
-"""Generate and reward until a step has its groups, with or without dynamic sampling."""
+"""Sampler of one step: generates and scores groups, with or without dynamic sampling."""
 
 import threading
 from concurrent.futures import CancelledError
@@ -9,19 +9,20 @@ from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.data.prompts import Prompt, PromptSource
 from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.rewards.manager import RewardManager
-from grpo_worker.rollout.batch_file import Generated
+from grpo_worker.rollout.batch_file import RolloutBatch
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.sampling import Sample
+from grpo_worker.weightsync.protocol.version import Version
 
 
 class StepSampler:
-    """Prompts in, scored groups out. A replay of a step takes the same prompts in the same order."""
+    """Turns prompts into scored groups. A replay of a step draws the same prompts in the same order."""
 
     def __init__(
         self, spec: GRPOJobSpec, source: PromptSource, client: RolloutClient, reward: RewardManager
     ) -> None:
         self._n = spec.algorithm.samples_per_prompt
-        self._wanted = spec.data.train_batch_size
+        self._batch_size = spec.data.train_batch_size
         self._filter = spec.algorithm.filter_groups
         self._source = source
         self._client = client
@@ -29,29 +30,29 @@ class StepSampler:
 
     def sample(
         self,
-        version: int,
+        version: Version,
         timer: StepTimer,
         skip: int = 0,
         cancelled: threading.Event | None = None,
-    ) -> Generated:
-        """Groups for one step, sampled at ``version``.
+    ) -> RolloutBatch:
+        """Return the groups of one step, sampled at ``version``.
 
-        ``skip``: prompts in flight that belong to the step before. ``cancelled``: give up, with
-        CancelledError, when it is set.
+        ``skip``: prompts that were drawn but belong to the step before. ``cancelled``: raise CancelledError
+        once it is set.
 
-        With filterGroups, groups of equal scores are left out and others drawn in their place, up to
-        maxNumGenBatches times; what is lacking then is filled up with groups that were left out, so
-        that the batch keeps its size.
+        With filterGroups, groups whose scores are all equal are left out, and others are drawn in their
+        place, up to maxNumGenBatches times. After that, left-out groups fill the batch, so that its size is
+        constant.
         """
-        result, spare = Generated(), Generated()
+        result, spare = RolloutBatch(), RolloutBatch()
         rounds = self._filter.max_num_gen_batches if self._filter else 1
         for _ in range(rounds):
-            lacking = self._wanted - len(result.prompts)
-            if lacking == 0:
+            missing = self._batch_size - len(result.prompts)
+            if missing == 0:
                 break
             if cancelled is not None and cancelled.is_set():
                 raise CancelledError
-            prompts = self._source.take(lacking, after=skip + len(result.taken))
+            prompts = self._source.take(missing, after=skip + len(result.taken))
             result.taken += prompts
             with timer.phase("gen"):
                 samples = self._client.generate(prompts, version, cancelled)
@@ -63,14 +64,14 @@ class StepSampler:
                 _add(result if useful else spare, prompt, samples[part], scores[part])
         for number, prompt in enumerate(spare.prompts):
             part = slice(number * self._n, (number + 1) * self._n)
-            if len(result.prompts) < self._wanted:
+            if len(result.prompts) < self._batch_size:
                 _add(result, prompt, spare.samples[part], spare.scores[part])
             else:
                 result.left_out += spare.samples[part]
         return result
 
 
-def _add(to: Generated, prompt: Prompt, samples: list[Sample], scores: list[float]) -> None:
+def _add(to: RolloutBatch, prompt: Prompt, samples: list[Sample], scores: list[float]) -> None:
     to.prompts.append(prompt)
     to.samples += samples
     to.scores += scores

@@ -1,1 +1,1 @@
-"""Restart budget, run record and in-memory checkpoints."""
+"""Recovery from failures: restart budget, run record and in-memory checkpoints."""

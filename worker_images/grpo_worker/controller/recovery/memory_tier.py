@@ -1,7 +1,7 @@
-"""Checkpoints in the training pods' memory: who holds which rank's snapshot, and how to get back.
+"""Checkpoints in the memory of the training pods.
 
-A rank's snapshot lies in its own pod and in the next one, so the loss of one pod loses none. What is
-lost all the same is replayed from the store's newest checkpoint.
+Each rank's snapshot is kept in its own pod and in the next ones, so the loss of one pod loses no snapshot. If
+one is lost nevertheless, the job resumes from the newest checkpoint in the store.
 """
 
 import json
@@ -21,7 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class MemoryTier:
-    """Takes a snapshot each ``every`` steps and keeps the record of the newest whole one in ``file``."""
+    """Takes a snapshot every ``every`` steps and records the newest complete one in ``file``.
+
+    ``replicas``: number of other pods that keep a copy. ``timeout``: seconds of one copy.
+    """
 
     def __init__(self, trainers: TrainerGang, every: int, replicas: int, file: Path, timeout: float) -> None:
         self._trainers = trainers
@@ -30,25 +33,25 @@ class MemoryTier:
         self._file = file
         self._http = httpx.Client(timeout=timeout)
         self._threads = ThreadPoolExecutor(16, thread_name_prefix="snapshots")
-        self._taken: dict[str, Any] | None = None  # record of what is on its way to the pods' memory
+        self._taken: dict[str, Any] | None = None  # record of the snapshot in progress
         self._copying: Future[None] | None = None
 
     def due(self, step: int) -> bool:
-        """Shall a snapshot be taken after ``step``? Not while the one before is under way."""
+        """Return whether to take a snapshot after ``step``: not while the previous one is in progress."""
         return step % self._every == 0 and self._taken is None
 
-    def take(self, step: int, attempt: int, state: dict[str, Any]) -> None:
-        """Copy the ranks' state; it is whole some steps later. ``state``: the controller's."""
+    def snapshot(self, step: int, attempt: int, state: dict[str, Any]) -> None:
+        """Start to copy the ranks' state, which takes some steps. ``state``: the controller's state."""
         name = name_of(step, attempt)
         self._trainers.call("take_snapshot", name)
         self._taken = {"name": name, "step": step, "state": state}
 
     def poll(self) -> None:
-        """Go on with the snapshot that is under way."""
+        """Continue the snapshot in progress."""
         if self._copying is not None and self._copying.done():
             problem = self._copying.exception()
             if problem is not None:
-                log.warning("no snapshot of this step: %r", problem)
+                log.warning("the snapshot failed: %r", problem)
             self._copying = self._taken = None
         if self._taken is None or self._copying is not None:
             return
@@ -57,23 +60,23 @@ class MemoryTier:
             self._copying = self._threads.submit(self._replicate, self._taken, sources)
 
     def begin_attempt(self) -> None:
-        """What was under way is of no use to a new gang."""
+        """Discard the snapshot in progress: the gang that took it has ended."""
         if self._copying is not None:
             self._copying.exception()
         self._taken = self._copying = None
 
     def restore(self, after: int) -> Restored | None:
-        """Bring the gang to the newest snapshot, if there is a whole one newer than step ``after``."""
+        """Load the newest snapshot if it is complete and newer than step ``after``, else return None."""
         record = self._read()
         if record is None or record["step"] <= after:
             return None
         name = record["name"]
         holders = {int(rank): urls for rank, urls in record["holders"].items()}
-        wanted = {rank: [url] for rank, url in self._trainers.sources().items()}
-        if holders.keys() != wanted.keys() or not self._pull_all(name, wanted, holders):
-            log.warning("snapshot %s is no longer whole", name)
+        targets = {rank: [url] for rank, url in self._trainers.sources().items()}
+        if holders.keys() != targets.keys() or not self._pull_all(name, targets, holders):
+            log.warning("snapshot %s is no longer complete", name)
             return None
-        self._file.unlink()  # should loading fail, the next attempt takes the store's checkpoint
+        self._file.unlink()  # if loading fails, the next attempt uses the checkpoint in the store
         self._trainers.call("load_snapshot", name)
         self._write(record)
         return Restored(record["step"], record["state"], "memory")
@@ -97,8 +100,8 @@ class MemoryTier:
                 return False
 
         calls = [self._threads.submit(pull, rank, url) for rank, urls in to.items() for url in urls]
-        answers = [call.result() for call in calls]  # wait for every one
-        return all(answers)
+        pulled = [call.result() for call in calls]  # all of them must have ended
+        return all(pulled)
 
     def _read(self) -> dict[str, Any] | None:
         return json.loads(self._file.read_text()) if self._file.is_file() else None
@@ -108,7 +111,7 @@ class MemoryTier:
 
 
 def next_pods(sources: dict[int, str], distance: int) -> dict[int, list[str]]:
-    """Rank -> the pod ``distance`` further than its own; none where that is its own again."""
+    """Return for each rank the pod ``distance`` pods after its own; none where that is its own pod again."""
     pods = sorted(set(sources.values()))
     if distance % len(pods) == 0:
         return {rank: [] for rank in sources}

@@ -1,4 +1,4 @@
-"""What must survive the controller itself: attempts, restarts, outcome (``run.json``)."""
+"""Run record: the attempts, restarts and outcome of a job, which outlive its controller (``run.json``)."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -11,60 +11,63 @@ Cause = Literal["job", "infrastructure"]
 
 
 class SupersededError(RuntimeError):
-    """Another controller of this job has begun an attempt: this one must touch nothing any more."""
+    """Another controller of this job has begun an attempt, so this one must change nothing any more."""
 
 
 @dataclass(slots=True)
 class RunRecord:
-    """Mutable record with atomic saves."""
+    """Mutable record that is saved atomically with each change."""
 
     path: Path = field(repr=False)
     attempt: int = 0
     job_restarts: int = 0
     infrastructure_restarts: int = 0
     failed: str = ""
-    last_cause: str = ""  # of the newest restart that the job itself caused
-    same_failures: int = 0  # in a row with that cause
-    failed_step: int = 0  # the last step that such a failure has hindered
+    last_cause: str = ""  # of the last restart that the job itself caused
+    same_failures: int = 0  # restarts in a row with that cause
+    failed_step: int = 0  # the furthest step that such a failure interrupted
 
     @classmethod
     def load(cls, path: Path) -> "RunRecord":
-        """Read the record, or start a new one."""
+        """Read the record, or create a new one."""
         if not path.is_file():
             return cls(path)
         return cls(path, **json.loads(path.read_text()))
 
     @property
     def restarts(self) -> dict[str, int]:
-        """Restarts by cause, as the status shows them."""
+        """Return the restarts by cause, as in the status."""
         return {"job": self.job_restarts, "infrastructure": self.infrastructure_restarts}
 
     def save(self) -> None:
-        """Raises SupersededError."""
+        """Write the record to the store. Raises SupersededError."""
         self.check()
         data = asdict(self)
         del data["path"]
         write_text(self.path, json.dumps(data))
 
     def begin_attempt(self) -> None:
-        """A controller process or a training gang starts. Raises SupersededError."""
-        self.check()  # before the number is another's
+        """Count the start of a controller or of a training gang. Raises SupersededError."""
+        self.check()  # before this controller claims a number that another one uses
         self.attempt += 1
         self.save()
 
     def check(self) -> None:
-        """Raises SupersededError once somebody else has begun an attempt.
+        """Raise SupersededError if another controller has begun an attempt.
 
-        A node that is cut off keeps its controller running while Kubernetes starts another elsewhere.
+        A node without a connection to the cluster keeps its controller running while Kubernetes starts
+        another one elsewhere.
         """
         newest = RunRecord.load(self.path).attempt
         if newest > self.attempt:
-            raise SupersededError(f"attempt {newest} has begun elsewhere; this one is {self.attempt}")
+            raise SupersededError(
+                f"attempt {newest} has begun in another controller; this one is attempt {self.attempt}"
+            )
 
     def count_restart(self, cause: Cause, why: str = "", step: int = 0) -> int:
-        """Count a restart; how many in a row the job itself has caused for the same reason ``why``.
+        """Count a restart; return how many restarts in a row the job itself caused for the reason ``why``.
 
-        ``step``: the one that could not be finished.
+        ``step``: the step that was interrupted.
         """
         if cause == "job":
             self.job_restarts += 1
@@ -76,13 +79,15 @@ class RunRecord:
         return self.same_failures
 
     def note_progress(self, step: int) -> None:
-        """A step was finished. What failed before does not repeat once the step that it hindered is done; the
-        steps before that one are only replayed."""
+        """Record that a step was finished.
+
+        A failure counts as overcome once the step that it interrupted is done. The steps before are replays.
+        """
         if self.same_failures and step >= self.failed_step:
             self.last_cause, self.same_failures = "", 0
             self.save()
 
     def fail(self, reason: str) -> None:
-        """Remember for ever that the job gave up."""
+        """Record the final failure of the job."""
         self.failed = reason
         self.save()

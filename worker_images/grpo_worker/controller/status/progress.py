@@ -1,55 +1,35 @@
-"""What the controller tells the operator, updated by the loop and served over HTTP."""
+"""Status of the run, updated by the training loop and served over HTTP."""
 
 import threading
-from dataclasses import dataclass, field, replace
 from typing import Any
 
-from grpo_operator.api.v1alpha1.status import Phase
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """One consistent picture of the run."""
-
-    phase: Phase = Phase.STARTING
-    message: str = ""
-    step: int = 0
-    total_steps: int = 0
-    weight_version: int | None = None
-    reward_mean: float | None = None
-    tokens_per_second_per_gpu: float | None = None
-    last_checkpoint: int | None = None
-    checkpoint_location: str = ""
-    restored: dict[str, Any] = field(default_factory=dict)  # step and source that this attempt began with
-    attempt: int = 0
-    restarts: dict[str, int] = field(default_factory=lambda: {"job": 0, "infrastructure": 0})
-    suspend_requested: bool = False
-    trainers: list[dict[str, Any]] = field(default_factory=list)
-    tokens: dict[str, Any] | None = None  # TokensStatus
-    data: dict[str, Any] | None = None  # DataStatus
+from grpo_operator.api.messages import ControllerStatus
 
 
 class ProgressBoard:
-    """Thread-safe holder of the latest Progress and of the wish to suspend."""
+    """Thread-safe holder of the latest ControllerStatus, including the request to suspend."""
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
-        self._progress = Progress()
+        self._progress = ControllerStatus()
 
-    def get(self) -> Progress:
+    def get(self) -> ControllerStatus:
+        """Return the latest status."""
         with self._lock:
             return self._progress
 
     def update(self, **changes: Any) -> None:
+        """Replace fields of the status, given by their Python names."""
         with self._lock:
-            self._progress = replace(self._progress, **changes)
+            self._progress = self._progress.updated(**changes)
 
-    def request_suspend(self, wanted: bool) -> None:
-        """Set or clear the wish; the loop heeds it between two steps."""
+    def request_suspend(self, suspend: bool) -> None:
+        """Set or clear the request to suspend; the loop acts on it between two steps."""
         with self._lock:
-            self._progress = replace(self._progress, suspend_requested=wanted)
+            self._progress = self._progress.updated(suspend_requested=suspend)
             self._lock.notify_all()
 
     def wait_until_resumed(self) -> None:
+        """Block until the request to suspend is cleared."""
         with self._lock:
             self._lock.wait_for(lambda: not self._progress.suspend_requested)

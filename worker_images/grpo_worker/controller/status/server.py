@@ -1,9 +1,7 @@
-"""HTTP of the controller pod: status for the operator, suspend, Prometheus metrics."""
+"""HTTP server of the controller pod: status for the operator, suspend, Prometheus metrics."""
 
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -12,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from grpo_operator.api.messages import EngineSummary
 from grpo_worker.common.auth import guarded
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.rollout.routing import EngineEntry
@@ -22,16 +21,14 @@ PORT = 8090
 def application(
     board: ProgressBoard, engines: Callable[[], list[EngineEntry]], stalled: Callable[[], str] = lambda: ""
 ) -> Starlette:
-    """``GET /v1/status``, ``POST /v1/suspend``, ``GET /metrics``, ``GET /healthz``.
+    """Return the application: ``GET /v1/status``, ``POST /v1/suspend``, ``GET /metrics``, ``GET /healthz``.
 
-    ``stalled``: why the run does not get on, or nothing.
+    ``stalled``: returns why the run makes no progress, or "".
     """
 
     def status(_: Request) -> Response:
-        body: dict[str, Any] = asdict(board.get())
-        body["stalled"] = stalled()
-        body["engines"] = [asdict(entry) for entry in engines()]
-        return JSONResponse(body)
+        report = board.get().updated(stalled=stalled(), engines=[_summary(entry) for entry in engines()])
+        return JSONResponse(report.wire())
 
     async def suspend(request: Request) -> Response:
         board.request_suspend(bool((await request.json())["suspend"]))
@@ -50,7 +47,18 @@ def application(
     )
 
 
+def _summary(entry: EngineEntry) -> EngineSummary:
+    return EngineSummary(
+        name=entry.name,
+        address=entry.address,
+        state=entry.state,
+        version=entry.version,
+        restarts=entry.restarts,
+        reason=entry.reason,
+    )
+
+
 def serve_in_background(app: Starlette) -> None:
-    """Answer on all interfaces from a daemon thread."""
+    """Serve on all interfaces from a daemon thread."""
     server = uvicorn.Server(uvicorn.Config(app, host="0.0.0.0", port=PORT, log_level="warning"))
     threading.Thread(target=server.run, daemon=True, name="status").start()

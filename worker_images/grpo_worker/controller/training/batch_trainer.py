@@ -1,4 +1,4 @@
-"""What happens to a step's batch: log-probabilities, advantages, optimizer steps."""
+"""Training on the batch of a step: log-probabilities, advantages, optimizer steps."""
 
 import numpy as np
 from tensordict import TensorDict
@@ -16,7 +16,10 @@ from grpo_worker.metrics.timing import StepTimer
 
 
 class BatchTrainer:
-    """Trains the gang on one batch after the other. ``kl``: weight of the KL term, part of the state."""
+    """Trains the gang on one batch after the other.
+
+    ``kl``: controller of the KL coefficient; its state belongs in checkpoints.
+    """
 
     def __init__(self, spec: GRPOJobSpec, trainers: TrainerGang) -> None:
         self._spec = spec
@@ -25,37 +28,37 @@ class BatchTrainer:
         self.kl = KlController(spec.algorithm.kl_ctrl)
 
     def begin_attempt(self) -> None:
-        """The gang is new: ask again whether it computes what the engines compute."""
+        """Prepare for a new gang: its parity with the engines must be checked again."""
         self._compared = False
         self._flops = self._trainers.call("flops")
 
     def train(
-        self, step: int, batch: TensorDict, scores: list[float], timer: StepTimer, fresh: bool
+        self, step: int, batch: TensorDict, scores: list[float], timer: StepTimer, on_policy: bool
     ) -> dict[str, float]:
-        """Train on the batch as step ``step``; metrics under verl's names.
+        """Train on the batch of ``step``; return metrics under verl's names.
 
-        ``fresh``: the samples come from the weights that the gang holds. Raises ParityError when it
-        computes something else than the engines that sampled them.
+        ``on_policy``: the samples come from the weights that the gang holds. Raises ParityError if the gang
+        and the engines that generated the samples compute different functions.
         """
-        # The ranks are told of the steps that somebody wants traced, and of no other.
+        # Ranks get calls for traced steps only, because every call costs time.
         profile = self._spec.observability.profile
         traced = profile is not None and profile.step_start <= step <= profile.step_end
         if traced:
             self._trainers.call("begin_step", step)
-        metrics = self._train(step, batch, scores, timer, fresh)
+        metrics = self._train(step, batch, scores, timer, on_policy)
         if traced:
             for figures in self._trainers.call("end_step", step):
                 metrics |= figures
         return metrics | self._utilisation(batch, timer)
 
     def _train(
-        self, step: int, batch: TensorDict, scores: list[float], timer: StepTimer, fresh: bool
+        self, step: int, batch: TensorDict, scores: list[float], timer: StepTimer, on_policy: bool
     ) -> dict[str, float]:
         algorithm = self._spec.algorithm
         with timer.phase("old_log_prob"):
-            found = self._trainers.call("log_probs", _inputs(batch), False)
-            batch["old_log_probs"] = found["log_probs"]
-        if fresh and not self._compared:
+            policy = self._trainers.call("log_probs", _inputs(batch), False)
+            batch["old_log_probs"] = policy["log_probs"]
+        if on_policy and not self._compared:
             self._compare(batch)
         if algorithm.needs_reference:
             with timer.phase("ref"):
@@ -68,19 +71,19 @@ class BatchTrainer:
             shaped = add_advantages(batch, scores, self._spec, self.kl.value)
         metrics = self._update(step, batch, timer) | shaped
         metrics["actor/kl_coef"] = self.kl.value
-        metrics["actor/entropy"] = float(found["entropy"][batch["response_mask"].bool()].mean())
+        metrics["actor/entropy"] = float(policy["entropy"][batch["response_mask"].bool()].mean())
         kl = shaped.get("actor/reward_kl_penalty", metrics.get("actor/kl_loss", 0.0))
         self.kl.update(kl, batch.batch_size[0])
         return metrics
 
-    def judged(self, batch: TensorDict, scores: list[float], timer: StepTimer) -> list[float]:
-        """The scores that rules gave, with the reward model's added."""
+    def add_model_scores(self, batch: TensorDict, scores: list[float], timer: StepTimer) -> list[float]:
+        """Return the verifier's scores plus the reward model's weighted scores, if the job has one."""
         model = self._spec.reward.model if self._spec.reward else None
         if model is None:
             return scores
         with timer.phase("reward_model"):
-            found = self._trainers.call("reward_scores", _inputs(batch))["scores"][:, 0].tolist()
-        return [rule + model.weight * value for rule, value in zip(scores, found, strict=True)]
+            added = self._trainers.call("reward_scores", _inputs(batch))["scores"][:, 0].tolist()
+        return [score + model.weight * value for score, value in zip(scores, added, strict=True)]
 
     def _compare(self, batch: TensorDict) -> None:
         algorithm = self._spec.algorithm
@@ -91,8 +94,10 @@ class BatchTrainer:
         self._compared = True
 
     def _update(self, step: int, batch: TensorDict, timer: StepTimer) -> dict[str, float]:
-        """One optimizer step for each mini-batch: of the critic, and of the policy unless the critic
-        is still warming up."""
+        """Take one optimizer step for each mini-batch, of the critic and of the policy.
+
+        During the critic's warm-up the policy is not updated.
+        """
         algorithm = self._spec.algorithm
         rows = self._spec.trainer.mini_batch_size * algorithm.samples_per_prompt
         minis = batch.split(rows)
@@ -121,12 +126,12 @@ class BatchTrainer:
 
 
 def _inputs(batch: TensorDict) -> TensorDict:
-    """What a forward pass needs; the rest stays here."""
+    """Return the columns that a forward pass needs; the others are not sent to the ranks."""
     names = ("input_ids", "attention_mask", "routed_experts")
     present = set(batch.keys())
     return batch.select(*(name for name in names if name in present))
 
 
 def _mean(history: list[dict[str, float]]) -> dict[str, float]:
-    """Mean of each metric over the optimizer steps of a batch."""
+    """Return the mean of each metric over the optimizer steps of a batch."""
     return {name: float(np.mean([metrics[name] for metrics in history])) for name in history[0]}

@@ -1,4 +1,4 @@
-"""The training gang: its life, and the checkpoint that it starts from."""
+"""Training gang: the life of all trainer ranks, and the checkpoint that they start from."""
 
 import json
 import logging
@@ -26,8 +26,12 @@ AGENT_PORT = 9000
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Where a gang starts: the step of its checkpoint (0: none) and the controller's state.
-    ``source``: store or memory."""
+    """State that a gang starts from.
+
+    ``step``: of its checkpoint; 0: there is none. ``controller_state``: of the controller, in that
+    checkpoint.
+    ``source``: where the checkpoint was read, ``store`` or ``memory``.
+    """
 
     step: int
     controller_state: dict[str, Any] | None
@@ -53,7 +57,7 @@ class TrainerGang:
         self.world = spec.trainer.nodes * spec.trainer.gpus_per_node
 
     def acquire(self) -> None:
-        """Wait until the pool is whole, and nobody's: ranks of an attempt before have ended."""
+        """Wait until all pods of the pool are there, and the ranks of the previous attempt have ended."""
         self._pool = self._pools.acquire(RESOURCE, self.world, POOL_TIMEOUT, self._gpus)
 
     def start(self) -> None:
@@ -73,11 +77,11 @@ class TrainerGang:
 
     @property
     def newest(self) -> int:
-        """Step of the newest complete checkpoint in the store; 0: none."""
+        """Return the step of the newest complete checkpoint in the store; 0: there is none."""
         return max(complete_steps(self._checkpoints), default=0)
 
     def restore(self) -> Restored:
-        """Load the newest complete checkpoint of the store."""
+        """Load the newest complete checkpoint of the store into the ranks."""
         step = self.newest
         if step == 0:
             return Restored(0, None)
@@ -88,40 +92,40 @@ class TrainerGang:
         return Restored(step, json.loads(file.read_text()))
 
     def stop(self) -> None:
-        """End every rank and give the pool back; fine when nothing runs."""
+        """End every rank and release the pool. Can be called when nothing runs."""
         if self._group is not None:
             self._group.kill()
         self._group = self._pool = None
         self._pools.release(RESOURCE)
 
     def call(self, method: str, *args: Any) -> Any:
-        """Call a registered method of all ranks."""
+        """Call a registered method by its dispatch protocol; see WorkerGroup.call."""
         assert self._group is not None, "the gang is not started"
         return self._group.call(method, *args)
 
     def begin(self, method: str, *args: Any) -> Callable[[], list[Any]]:
-        """Call a method of all ranks; what is returned waits for the answers."""
+        """Start a call of all ranks; return a function that waits for the results."""
         assert self._group is not None, "the gang is not started"
         return self._group.begin(method, *args)
 
-    def tell(self, method: str, *args: Any) -> None:
-        """Call a method of the first rank beside what it does; it may be gone."""
+    def notify(self, method: str, *args: Any) -> None:
+        """Call a method of rank 0 during another call, without waiting. The rank may be gone."""
         if self._group is not None:
-            self._group.tell(method, *args)
+            self._group.notify(method, *args)
 
     @property
     def address(self) -> str:
-        """IP address of the first rank."""
+        """Return the IP address of rank 0."""
         assert self._group is not None, "the gang is not started"
         return str(self._group.addresses[0])
 
     def sources(self) -> dict[int, str]:
-        """URL of the agent that serves each rank's weights."""
+        """Return the URL of the agent that serves each rank's weights."""
         assert self._group is not None, "the gang is not started"
         return {rank: f"http://{address}:{AGENT_PORT}" for rank, address in enumerate(self._group.addresses)}
 
     def processes(self) -> list[dict[str, Any]]:
-        """Rank, address and process id, as the status shows them."""
+        """Return rank, address and process id of each rank, as in the status."""
         if self._group is None:
             return []
         pairs = zip(self._group.addresses, self._group.pids, strict=True)

@@ -1,5 +1,8 @@
-"""Do trainer and engines compute the same function? Asked at the start of every attempt, of their
-configurations, of the first samples' log-probabilities and of the experts that they take."""
+"""Checks that trainer and engines compute the same function.
+
+At the start of every attempt they compare the configurations, the log-probabilities of the first samples, and
+the routed experts.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,14 +14,14 @@ from grpo_worker.checkpointing.store import NO_SHAPE
 
 
 class ParityError(RuntimeError):
-    """Training would follow gradients of another function than the one that is sampled."""
+    """Trainer and engines compute different functions, so the gradients would be wrong."""
 
 
 def check_log_probs(batch: TensorDict, bound: float) -> None:
     """Compare the trainer's and the engines' log-probabilities of the sampled tokens.
 
     batch: old_log_probs, rollout_log_probs, response_mask [rows, tokens].
-    Raises ParityError when their mean difference exceeds ``bound`` (nats), or is no number.
+    Raises ParityError if their mean difference exceeds ``bound`` (nats) or is NaN.
     """
     mask = batch["response_mask"].bool()
     gaps = (batch["old_log_probs"] - batch["rollout_log_probs"])[mask].abs()
@@ -37,7 +40,7 @@ def check_log_probs(batch: TensorDict, bound: float) -> None:
 def check_configs(trainer: Mapping[str, Any], engines: Mapping[str, Mapping[str, Any]]) -> None:
     """Compare the trainer's config.json with each engine's.
 
-    Raises ParityError that names the fields that differ, and the first engine where they do.
+    Raises ParityError that names the differing fields and the first engine that has them.
     """
     for name, config in engines.items():
         fields = sorted((trainer.keys() | config.keys()) - set(NO_SHAPE))
@@ -54,9 +57,9 @@ def check_configs(trainer: Mapping[str, Any], engines: Mapping[str, Mapping[str,
 
 
 def check_routers(agreement: float, bound: float) -> None:
-    """agreement: share of the engines' choices of experts that the trainer's routers make too.
+    """Check the share of the engines' choices of experts that the trainer's routers make too.
 
-    Raises ParityError when it is below ``bound``.
+    Raises ParityError if ``agreement`` is below ``bound``.
     """
     if not agreement >= bound:
         raise ParityError(

@@ -1,1 +1,1 @@
-"""When and over which path a weight version reaches the engines."""
+"""Transfer of weight versions into the engines, as the controller coordinates it."""

@@ -1,4 +1,4 @@
-"""Distributed checkpoints with megatron-core's dist_checkpointing: written behind the training."""
+"""Distributed checkpoints with Megatron-Core's dist_checkpointing, written while training continues."""
 
 import json
 import random
@@ -41,7 +41,7 @@ _CONTENT = {
 
 
 class _ThreadCaller(AsyncCaller):  # type: ignore[misc]
-    """Runs the write in a thread of this process; forking a Ray actor is not safe."""
+    """Writer of checkpoints in a thread of this process; forking a Ray actor is not safe."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -77,9 +77,12 @@ class _ThreadQueue(AsyncCallsQueue):  # type: ignore[misc]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Model chunks of one role, and what trains them, or where weights wait that nothing trains;
-    ``prefix`` keeps its tensors apart."""
+class CheckpointPart:
+    """State of one model in a checkpoint.
+
+    ``prefix``: of its tensors' names, "" for the policy. ``trainable``: optimizer and schedule of a model
+    that is trained. ``frozen``: offload of the weights of a model that is not trained.
+    """
 
     prefix: str
     chunks: Sequence[Any]
@@ -87,23 +90,26 @@ class Part:
     frozen: Offloadable | None = None
 
     @contextmanager
-    def here(self) -> Iterator[None]:
-        """All of it is on the device for the time being."""
+    def on_device(self) -> Iterator[None]:
+        """Keep the whole state on the device while the context is open."""
         with ExitStack() as stack:
             if self.trainable is not None:
-                stack.enter_context(self.trainable.whole())
+                stack.enter_context(self.trainable.on_device())
             if self.frozen is not None:
-                stack.enter_context(self.frozen.here())
+                stack.enter_context(self.frozen.on_device())
             yield
 
     def named_chunks(self) -> list[tuple[str, Any]]:
-        """Names that Megatron-Core's optimizer expects: model, or model0, model1, ..."""
+        """Return the chunks under the names that Megatron-Core's optimizer expects.
+
+        These are model for a single chunk, otherwise model0, model1, ...
+        """
         if len(self.chunks) == 1:
             return [("model", self.chunks[0])]
         return [(f"model{number}", chunk) for number, chunk in enumerate(self.chunks)]
 
     def state(self, loading: bool, metadata: dict[str, Any]) -> dict[str, Any]:
-        """What is saved, or the template of what is loaded."""
+        """Return the state to save, or with ``loading`` the template of the state to load."""
         state: dict[str, Any] = {
             name: chunk.sharded_state_dict(prefix=self.prefix, metadata=metadata)
             for name, chunk in self.named_chunks()
@@ -117,7 +123,7 @@ class Part:
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what was loaded into the template."""
+        """Restore the model from a loaded template."""
         for name, chunk in self.named_chunks():
             weights = {key.removeprefix(self.prefix): value for key, value in state[name].items()}
             chunk.load_state_dict(weights, strict=True)
@@ -132,18 +138,18 @@ class Part:
 
 
 @contextmanager
-def all_here(parts: Sequence[Part]) -> Iterator[None]:
-    """All parts are on the device for the time being."""
+def all_on_device(parts: Sequence[CheckpointPart]) -> Iterator[None]:
+    """Keep all parts on the device while the context is open."""
     with ExitStack() as stack:
         for part in parts:
-            stack.enter_context(part.here())
+            stack.enter_context(part.on_device())
         yield
 
 
 class Checkpointer:
-    """Saves and loads the parts of a rank. Every method is collective: call it on all ranks."""
+    """Saving and loading of a rank's parts. Every method is collective: call it on all ranks."""
 
-    def __init__(self, root: str, parts: Sequence[Part], keep: int, origin: Origin) -> None:
+    def __init__(self, root: str, parts: Sequence[CheckpointPart], keep: int, origin: Origin) -> None:
         self.root = Path(root)
         self._parts = parts
         self._origin = origin
@@ -152,14 +158,14 @@ class Checkpointer:
         self._pending: list[int] = []
 
     def save(self, step: int, controller_state: dict[str, Any]) -> None:
-        """Start writing; training may go on at once (the state is copied first)."""
+        """Copy the state and start to write it; training may continue when this returns."""
         path = directory(self.root, step)
         if dist.get_rank() == 0:
             shutil.rmtree(path, ignore_errors=True)  # left by an attempt that died
             path.mkdir(parents=True)
             (path / CONTROLLER_STATE).write_text(json.dumps(controller_state))
         dist.barrier()
-        with all_here(self._parts):
+        with all_on_device(self._parts):
             request = dist_checkpointing.save(
                 self._state(loading=False),
                 str(path),
@@ -172,7 +178,7 @@ class Checkpointer:
         self._pending.append(step)
 
     def poll(self, blocking: bool = False) -> list[int]:
-        """Commit the checkpoints whose files are written on all ranks; return their steps."""
+        """Commit the checkpoints that all ranks have written; return their steps."""
         done = self._queue.maybe_finalize_async_calls(blocking=blocking)
         finished, self._pending = self._pending[: len(done)], self._pending[len(done) :]
         return finished
@@ -185,12 +191,11 @@ class Checkpointer:
         prune(self.root, self._keep)
 
     def load(self, path: Path) -> None:
-        """Restore models, optimizers and schedules, and in the layout that saved them this rank's
-        generators.
+        """Restore models, optimizers and schedules; in the same layout also the random generators.
 
-        Raises ValueError when the checkpoint is torn, truncated, of another model or too new.
+        Raises ValueError when the checkpoint is incomplete, truncated, of another model or too new.
         """
-        with all_here(self._parts):
+        with all_on_device(self._parts):
             self._load(path)
 
     def _load(self, path: Path) -> None:
@@ -201,7 +206,7 @@ class Checkpointer:
                     _init_adam_state(inner)
         template = self._state(loading=True)
         if not same_layout:
-            template.pop("rng")  # each rank's own; nothing in training draws from it
+            template.pop("rng")  # one state per rank of the old layout; training draws nothing from it
         state = dist_checkpointing.load(template, str(path))
         for part in self._parts:
             part.restore(state[part.prefix or "policy."])
@@ -216,12 +221,12 @@ class Checkpointer:
 
 
 def _rng_object() -> ShardedObject:
-    """Every rank's generators; one object per rank, whatever the layout."""
+    """Return this rank's random generators as one of ``world size`` checkpoint objects."""
     return ShardedObject("rng", [rng_state()], (dist.get_world_size(),), (dist.get_rank(),))
 
 
 def rng_state() -> dict[str, Any]:
-    """This rank's generators."""
+    """Return the state of this rank's random generators."""
     return {
         "random": random.getstate(),
         "numpy": np.random.get_state(),
@@ -231,6 +236,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def restore_rng(state: dict[str, Any]) -> None:
+    """Restore this rank's random generators."""
     random.setstate(state["random"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
@@ -238,7 +244,7 @@ def restore_rng(state: dict[str, Any]) -> None:
 
 
 def _init_adam_state(optimizer: torch.optim.Optimizer) -> None:
-    """Megatron builds the load template from Adam's state, which is empty before a step."""
+    """Create Adam's state, from which Megatron-Core builds the template; it is empty before a step."""
     for group in optimizer.param_groups:
         for param in group["params"]:
             if not optimizer.state[param]:
@@ -250,8 +256,11 @@ def _init_adam_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _step_without_parameters(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Megatron reads Adam's step from its parameters, and a stage without experts has none for them:
-    lend such an optimizer the step of its sibling. What rank 0 says holds for all ranks."""
+    """Give optimizers without parameters the step of a sibling optimizer.
+
+    Megatron-Core reads Adam's step from the parameters' state, but on a stage without experts their
+    optimizer has no parameters. The step that rank 0 saves is used for all ranks.
+    """
     steps = [state["step"] for inner in optimizers for state in inner.state.values()]
     for inner in optimizers:
         if not any(group["params"] for group in inner.param_groups) and steps:
@@ -259,7 +268,10 @@ def _step_without_parameters(optimizers: Sequence[torch.optim.Optimizer]) -> Non
 
 
 def _unshare_adam_step(optimizer: torch.optim.Optimizer) -> None:
-    """Megatron hands every parameter the same step tensor; Adam would add 1 per parameter."""
+    """Give each parameter its own step tensor.
+
+    Megatron-Core assigns all parameters the same one, to which Adam would add 1 for each parameter.
+    """
     for state in optimizer.state.values():
         if "step" in state:
             state["step"] = state["step"].detach().clone()

@@ -1,4 +1,4 @@
-"""What Megatron-Core 0.16.1's checkpoints lack for Ray actors without Transformer Engine or Apex."""
+"""Patches of Megatron-Core 0.16.1's checkpoints for Ray actors without Transformer Engine or Apex."""
 
 import queue
 import threading
@@ -8,7 +8,7 @@ import torch
 
 
 def keep_step_of_torchs_adam(module: Any) -> None:
-    """torch's Adam keeps ``step`` per parameter, Megatron's checkpoint keeps it per group."""
+    """Keep each parameter's ``step`` on load: torch's Adam stores it per parameter, Megatron per group."""
     cls = module.DistributedOptimizer
     original = cls._set_main_param_and_optimizer_states
 
@@ -23,11 +23,11 @@ def keep_step_of_torchs_adam(module: Any) -> None:
 
 
 def write_in_threads(module: Any) -> None:
-    """Write with threads, not forked processes, from a snapshot.
+    """Write checkpoints from a copy, with threads instead of forked processes.
 
-    A Ray actor runs many threads, and a fork of it can inherit a held lock; the stock results
-    queue spawns a manager process (5-9 s at the first save). The snapshot must be a copy also where
-    ``tensor.to("cpu")`` makes none, or training overwrites it meanwhile.
+    A Ray actor runs many threads, and a fork of it can inherit a held lock; the stock results queue spawns a
+    manager process (5-9 s at the first save). The state must be copied even where ``tensor.to("cpu")``
+    makes no copy, because training overwrites it during the write.
     """
     writer = module.FileSystemWriterAsync
     for name in ("preload_tensors", "write_preloaded_data_multiproc", "write_preloaded_data"):
@@ -53,7 +53,7 @@ def write_in_threads(module: Any) -> None:
             thread.join()
         written = dict(done.get_nowait() for _ in range(done.qsize()))
         if len(written) < len(buckets):
-            written[-1] = RuntimeError("a thread that writes the checkpoint died")
+            written[-1] = RuntimeError("a thread died while it wrote the checkpoint")
         errors = [value for value in written.values() if isinstance(value, Exception)]
         results.put(errors[0] if errors else written)
 

@@ -1,14 +1,14 @@
-"""What of a checkpoint's optimizer state depends on the layout that saved it."""
+"""Conversion of a checkpoint's optimizer state between layouts."""
 
 from typing import Any
 
 
 def adapted(loaded: dict[Any, Any], optimizer: Any) -> dict[Any, Any]:
-    """Optimizer state from another layout in the structure that ``optimizer`` wants.
+    """Return optimizer state of another layout in the structure that ``optimizer`` expects.
 
-    With expert parallelism Megatron-Core chains two optimizers (dense weights and experts), without
-    it has one. The tensors of a ``fully_reshardable`` checkpoint do not care; the parameter groups
-    do: they are built from the target's own, with the step and learning rate that were saved.
+    With expert parallelism Megatron-Core chains two optimizers (dense weights and experts), otherwise it has
+    one. The tensors of a ``fully_reshardable`` checkpoint fit both cases. The parameter groups do not: they
+    are taken from ``optimizer``, with the saved step and learning rate.
     """
     targets = getattr(optimizer, "chained_optimizers", [optimizer])
     sources = [loaded] if "optimizer" in loaded else _numbered(loaded)

@@ -1,7 +1,7 @@
-"""This rank's whole training state as plain tensors, for a copy in host memory.
+"""Snapshot of a rank's whole training state in host memory.
 
-Unlike a checkpoint it is cut as the ranks hold it, so it fits the same layout alone; copying it is all
-that training waits for.
+Unlike a checkpoint, a snapshot is sharded exactly as the ranks hold the state, so it fits only the same
+layout. Training waits only for the copy to host memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,25 +9,25 @@ from typing import Any
 
 import torch
 
-from grpo_worker.megatron.checkpoint.checkpointer import Part, all_here, restore_rng, rng_state
+from grpo_worker.megatron.checkpoint.checkpointer import CheckpointPart, all_on_device, restore_rng, rng_state
 from grpo_worker.megatron.optim.optimizer import inner_optimizers
 
 
-def take(parts: Sequence[Part]) -> dict[str, Any]:
-    """A copy on the host, which training may not touch."""
-    with all_here(parts):
+def capture(parts: Sequence[CheckpointPart]) -> dict[str, Any]:
+    """Return a copy of the state in host memory."""
+    with all_on_device(parts):
         return {"parts": [_copy(part) for part in parts], "rng": rng_state()}
 
 
 @torch.no_grad()
-def put(parts: Sequence[Part], state: dict[str, Any]) -> None:
-    """Make the ranks what they were. Raises ValueError for a state of other parts or shapes."""
-    with all_here(parts):
-        _put(parts, state["parts"])
+def restore(parts: Sequence[CheckpointPart], state: dict[str, Any]) -> None:
+    """Restore the state that ``capture`` returned. Raises ValueError for other parts or shapes."""
+    with all_on_device(parts):
+        _restore(parts, state["parts"])
     restore_rng(state["rng"])
 
 
-def _put(parts: Sequence[Part], state: Sequence[dict[str, Any]]) -> None:
+def _restore(parts: Sequence[CheckpointPart], state: Sequence[dict[str, Any]]) -> None:
     for part, saved in zip(parts, state, strict=True):
         _fill(dict(_weights(part)), saved["weights"])
         if part.trainable is None:
@@ -45,7 +45,7 @@ def _put(parts: Sequence[Part], state: Sequence[dict[str, Any]]) -> None:
         part.trainable.schedule.load_state_dict(saved["schedule"])
 
 
-def _copy(part: Part) -> dict[str, Any]:
+def _copy(part: CheckpointPart) -> dict[str, Any]:
     saved: dict[str, Any] = {"weights": {name: _host(tensor) for name, tensor in _weights(part)}}
     if part.trainable is None:
         return saved
@@ -63,7 +63,7 @@ def _copy(part: Part) -> dict[str, Any]:
     return saved
 
 
-def _weights(part: Part) -> Iterator[tuple[str, torch.Tensor]]:
+def _weights(part: CheckpointPart) -> Iterator[tuple[str, torch.Tensor]]:
     for name, chunk in part.named_chunks():
         for key, tensor in (*chunk.named_parameters(), *chunk.named_buffers()):
             yield f"{name}.{key}", tensor.detach()
@@ -80,8 +80,10 @@ def _host(tensor: torch.Tensor) -> torch.Tensor:
 
 def _fill(targets: dict[str, torch.Tensor], saved: dict[str, torch.Tensor]) -> None:
     if targets.keys() != saved.keys():
-        raise ValueError(f"a snapshot of other tensors: {sorted(targets.keys() ^ saved.keys())[:4]}")
+        raise ValueError(f"the snapshot has other tensors: {sorted(targets.keys() ^ saved.keys())[:4]}")
     for name, tensor in targets.items():
         if tensor.shape != saved[name].shape:
-            raise ValueError(f"a snapshot of another shape: {name} {tuple(saved[name].shape)}")
+            raise ValueError(
+                f"the snapshot's {name} has shape {tuple(saved[name].shape)}, not {tuple(tensor.shape)}"
+            )
         tensor.copy_(saved[name])

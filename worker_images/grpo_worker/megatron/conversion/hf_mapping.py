@@ -1,7 +1,7 @@
-"""Weights of this rank: Megatron-Core shards <-> boxes of Hugging Face tensors.
+"""Mapping between Megatron-Core shards of this rank and boxes of Hugging Face tensors.
 
-Loading, publishing and exporting all go through one map from a local Megatron tensor to the boxes
-that it fills in Hugging Face tensors; nothing is gathered over ranks.
+Loading, publishing and exporting use the same map from a local Megatron tensor to the boxes that it
+occupies in Hugging Face tensors; nothing is gathered over ranks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,8 +12,8 @@ import torch
 from megatron.core import parallel_state
 
 from grpo_worker.megatron.conversion.readers import WeightReader
-from grpo_worker.megatron.families.base import NEXT_NAMES, Family
-from grpo_worker.megatron.model.mtp_layer import NAME as NEXT
+from grpo_worker.megatron.families.base import MTP_NAMES, Family
+from grpo_worker.megatron.model.mtp_layer import NAME as MTP
 from grpo_worker.megatron.model.value_head import NAME as VALUE_HEAD
 from grpo_worker.megatron.model.value_head import ValueHead
 
@@ -34,9 +34,9 @@ _EXPERT_PARTS = {
 class Shard:
     """A box of one Hugging Face tensor held by this rank.
 
-    ``tensor`` is a view of the local weight, so writing to it loads the weight. The box covers
-    ``[offset, offset + tensor.shape[dim])`` along ``dim`` and everything along the others.
-    ``owner`` is true on exactly one rank among those that hold the same box.
+    ``shape`` is that of the whole tensor. ``tensor`` is a view of the local weight, so writing to it loads
+    the weight. The box covers ``[offset, offset + tensor.shape[dim])`` along ``dim`` and everything along
+    the other dimensions. ``owner`` is true on exactly one of the ranks that hold the same box.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Shard:
 
 
 def named_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters, and the expert bias, which is a buffer."""
+    """Return the parameters and the expert bias, which is a buffer."""
     yield from model.named_parameters()
     for name, buffer in model.named_buffers():
         if name.endswith("router.expert_bias"):
@@ -56,17 +56,20 @@ def named_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def hf_names(model: Any, family: Family, name: str) -> tuple[str, ...]:
-    """Hugging Face names of a local Megatron tensor; gate and up share one ``linear_fc1``."""
+    """Return the Hugging Face names of a local Megatron tensor.
+
+    There are several where Megatron-Core fuses tensors: gate and up projection share one ``linear_fc1``.
+    """
     if name == "output_layer.weight" and isinstance(model.output_layer, ValueHead):
         return (VALUE_HEAD,)
     if name in _GLOBAL:
         tied = name == "output_layer.weight" and model.share_embeddings_and_output_weights
         return ("model.embed_tokens.weight" if tied else _GLOBAL[name],)
-    if name.startswith(f"{NEXT}."):
-        rest = name.removeprefix(f"{NEXT}.")
-        layer = getattr(model, NEXT).transformer_layer
-        if rest in NEXT_NAMES:
-            return (f"model.layers.{layer.layer_number - 1}.{NEXT_NAMES[rest]}",)
+    if name.startswith(f"{MTP}."):
+        rest = name.removeprefix(f"{MTP}.")
+        layer = getattr(model, MTP).transformer_layer
+        if rest in MTP_NAMES:
+            return (f"model.layers.{layer.layer_number - 1}.{MTP_NAMES[rest]}",)
         rest = rest.removeprefix("transformer_layer.")
     else:
         _, _, index, rest = name.split(".", 3)
@@ -80,7 +83,7 @@ def hf_names(model: Any, family: Family, name: str) -> tuple[str, ...]:
 
 
 def shards(chunks: Sequence[Any], family: Family) -> Iterator[Shard]:
-    """All boxes that this rank holds in its model chunks, in a fixed order."""
+    """Return all boxes that this rank holds in its model chunks, in a fixed order."""
     for model in chunks:
         for name, tensor in named_tensors(model):
             names, data = hf_names(model, family, name), tensor.detach()
@@ -105,7 +108,7 @@ def shards(chunks: Sequence[Any], family: Family) -> Iterator[Shard]:
 def _groups(
     config: Any, names: tuple[str, ...], data: torch.Tensor, rank: int, owner: bool
 ) -> Iterator[Shard]:
-    """Boxes of a fused [groups x (queries + key + value) x head, hidden], group by group."""
+    """Return the boxes of a fused [groups x (queries + key + value) x head, hidden], group by group."""
     head, groups = config.kv_channels, config.num_query_groups
     widths = (config.num_attention_heads // groups * head, head, head)
     local = data.shape[0] // sum(widths)
@@ -118,7 +121,7 @@ def _groups(
 
 
 def axis(name: str) -> tuple[Any, bool]:
-    """(group of the tensor-parallel axis that cuts this tensor, is this the first data replica?).
+    """Return (tensor-parallel group that shards this tensor, whether this is the first data replica).
 
     ``name``: Megatron's or Hugging Face's.
     """
@@ -131,9 +134,9 @@ def axis(name: str) -> tuple[Any, bool]:
 
 @torch.no_grad()
 def load(chunks: Sequence[Any], family: Family, reader: WeightReader) -> None:
-    """Fill this rank's shards, one box at a time.
+    """Load this rank's shards, one box at a time.
 
-    Raises ValueError when a tensor has another shape than the model's.
+    Raises ValueError when a tensor's shape differs from the model's.
     """
     for shard in shards(chunks, family):
         shape = reader.shape(shard.name)

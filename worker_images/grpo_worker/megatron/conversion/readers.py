@@ -1,4 +1,4 @@
-"""Where initial weights come from: a seed, or the safetensors files of a Hugging Face directory."""
+"""Readers of initial weights: seeded random ones, or a Hugging Face directory's safetensors files."""
 
 import hashlib
 import json
@@ -12,36 +12,40 @@ from grpo_worker.quantization.fp8 import FP8_BLOCK, dequantise
 
 
 class WeightReader(Protocol):
-    """Boxes of whole Hugging Face tensors, read one at a time."""
+    """Source of Hugging Face tensors, read in boxes."""
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of the whole tensor. Raises KeyError for a name that is not there."""
+        """Return the shape of a whole tensor. Raises KeyError for an unknown name."""
 
     def read(self, name: str, dim: int, offset: int, length: int) -> torch.Tensor:
-        """``length`` entries from ``offset`` on along ``dim``, everything along the others."""
+        """Read ``length`` entries from ``offset`` along ``dim``, everything along other dimensions."""
 
 
 def weight_reader(path: str, hf: dict[str, Any], seed: int) -> WeightReader:
-    """Reader of a preset's seeded weights, or of a Hugging Face directory."""
+    """Return the reader of a preset's seeded weights, or of a Hugging Face directory."""
     return SeededWeights(hf, seed) if path.startswith("preset:") else SafetensorsWeights(Path(path))
 
 
 class SeededWeights:
-    """Random weights: each tensor has its own generator, seeded by the job's seed and the tensor's
-    name, so every layout starts from the same weights."""
+    """Random weights that are the same in every layout.
+
+    Each tensor has its own generator, seeded with the job's seed and the tensor's name.
+    """
 
     def __init__(self, hf: dict[str, Any], seed: int) -> None:
         family = family_of(hf)
         self._shapes = family.shapes(hf)
         if hf.get("num_nextn_predict_layers"):
-            self._shapes = self._shapes | family.next_layer(hf)
+            self._shapes = self._shapes | family.mtp_shapes(hf)
         self._std = float(hf["initializer_range"])
         self._seed = seed
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a whole tensor. Raises KeyError for an unknown name."""
         return self._shapes[name]
 
     def read(self, name: str, dim: int, offset: int, length: int) -> torch.Tensor:
+        """Draw a tensor and return ``length`` of its entries from ``offset`` along ``dim``."""
         return self._draw(name).narrow(dim, offset, length)
 
     def _draw(self, name: str) -> torch.Tensor:
@@ -56,10 +60,10 @@ class SeededWeights:
 
 
 class SafetensorsWeights:
-    """The files of a Hugging Face directory; only the bytes of a box are read.
+    """Weights in a Hugging Face directory; only the bytes of a box are read.
 
-    FP8 tensors with block scales (``NAME_scale_inv``, 128 x 128) come out dequantised in fp32.
-    Raises FileNotFoundError when the directory has no safetensors.
+    FP8 tensors with block scales (``NAME_scale_inv``, 128 x 128) are dequantised to fp32.
+    Raises FileNotFoundError when the directory has no safetensors files.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -78,14 +82,16 @@ class SafetensorsWeights:
             raise FileNotFoundError(f"spec.model.path: no safetensors files in {directory}")
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a whole tensor. Raises KeyError for an unknown name."""
         with self._open(self._file(name), "pt") as handle:
             return tuple(handle.get_slice(name).get_shape())
 
     def read(self, name: str, dim: int, offset: int, length: int) -> torch.Tensor:
+        """Read ``length`` entries of a tensor from ``offset`` along ``dim``."""
         scales = f"{name}_scale_inv"
         if scales not in self._files:
             return self._box(name, dim, offset, length)
-        # Whole blocks along the cut, then what was asked for of them.
+        # A block has one scale, so whole blocks are read and dequantised first.
         first, last = offset // FP8_BLOCK, -(-(offset + length) // FP8_BLOCK)
         start = first * FP8_BLOCK
         end = min(last * FP8_BLOCK, self.shape(name)[dim])

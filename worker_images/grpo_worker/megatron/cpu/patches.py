@@ -1,8 +1,7 @@
-"""What a change of names cannot fix in Megatron-Core 0.16.1 on a CPU: one function a module.
+"""Patches of Megatron-Core 0.16.1 on a CPU that replacing names cannot do: one function per module.
 
-Each runs right after its module is loaded by the import hook of ``platform``. The reason
-stands with each; ``APPLIED`` lists those that ran, so that a test notices when an upgrade of
-megatron-core leaves one without its target.
+Each runs right after the import hook of ``platform`` has loaded its module. ``APPLIED`` lists the patches
+that ran, so that a test notices when an upgrade of megatron-core leaves one without its target.
 """
 
 import logging
@@ -17,7 +16,7 @@ APPLIED: set[str] = set()
 
 
 def apply(module: types.ModuleType) -> None:
-    """Run the fix of a freshly loaded megatron module, if it has one."""
+    """Apply the patch of a freshly loaded megatron module, if it has one."""
     name = module.__name__.removeprefix("megatron.core.")
     fix = FIXES.get(name)
     if fix:
@@ -26,7 +25,7 @@ def apply(module: types.ModuleType) -> None:
 
 
 def _random(module: Any) -> None:
-    """CUDA RNG calls are queued until CUDA starts: without CUDA they would never run."""
+    """Use the CPU generator: CUDA RNG calls are queued until CUDA starts, which never happens here."""
     module._get_cuda_rng_state = lambda *_a, **_k: torch.get_rng_state()
     module._set_cuda_rng_state = lambda state, *_a, **_k: torch.set_rng_state(state)
     noise = "CPU RNG state changed"
@@ -34,7 +33,7 @@ def _random(module: Any) -> None:
 
 
 def _mappings(module: Any) -> None:
-    """gloo's all_gather wants equal sizes: pad, gather, cut (expert TP > 1 reaches this)."""
+    """Gather parts of unequal sizes (expert TP > 1): gloo's all_gather needs equal ones, so pad and cut."""
     original = module._gather_along_first_dim
 
     def gather(

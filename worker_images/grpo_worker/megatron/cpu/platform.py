@@ -1,4 +1,4 @@
-"""Megatron-Core on a CPU: an import hook that rewrites ``megatron.core`` while it is compiled.
+"""Import hook that rewrites ``megatron.core`` for CPUs while it is compiled.
 
 Megatron-Core 0.16 names CUDA literally in about 400 places (``device="cuda"``,
 ``torch.cuda.current_device()``, ``"torch.cuda.FloatTensor"``). Replacing functions of torch
@@ -21,13 +21,13 @@ from typing import Any
 import torch
 
 _PACKAGE = "megatron.core"
-# Optional imports of Megatron whose absence it handles, but not their failing to load.
+# Optional imports of Megatron-Core: it handles their absence, but not a failure to load them.
 _NEEDS_DRIVER = frozenset({"flash_mla"})
 _ALIAS = "__cpu_platform__"
 
 
 class Stream:
-    """Stands for CUDA streams and events: on a CPU there is nothing to wait for."""
+    """Substitute for CUDA streams and events: on a CPU there is nothing to wait for."""
 
     cuda_stream = 0
 
@@ -35,7 +35,7 @@ class Stream:
         pass
 
     def __eq__(self, other: object) -> bool:
-        # One stream only: Megatron then takes no side-stream copies.
+        # All streams are equal, so Megatron-Core makes no copies on side streams.
         return isinstance(other, Stream)
 
     def __hash__(self) -> int:
@@ -63,7 +63,7 @@ class Stream:
 
 
 class _Cuda(types.SimpleNamespace):
-    """What ``torch.cuda`` means inside ``megatron.core``; the rest falls through to torch."""
+    """Substitute for ``torch.cuda`` inside ``megatron.core``; other names are torch's own."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cuda, name)
@@ -94,7 +94,7 @@ cuda = _Cuda(
 
 
 class Rewrite(ast.NodeTransformer):
-    """CUDA names and constants -> their CPU counterparts. ``hits`` counts the rewrites."""
+    """Replacement of CUDA names and constants by CPU counterparts. ``hits`` counts the rewrites."""
 
     hits = 0
 
@@ -135,7 +135,7 @@ class Rewrite(ast.NodeTransformer):
 
 class _Loader(importlib.machinery.SourceFileLoader):
     def get_code(self, fullname: str) -> types.CodeType:
-        # Compiled fresh and never cached: a shared site-packages keeps its own .pyc files.
+        # Compiled every time and never cached, so the .pyc files in site-packages stay unmodified.
         source = self.get_data(self.path)
         tree = ast.fix_missing_locations(Rewrite().visit(ast.parse(source)))
         code = compile(tree, self.path, "exec", dont_inherit=True)

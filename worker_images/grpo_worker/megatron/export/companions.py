@@ -1,4 +1,4 @@
-"""What goes along with exported weights: tokenizer, chat template, generation config, licence, code."""
+"""Files exported beside the weights: tokenizer, chat template, generation config, licence, code."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from grpo_worker.model_files.names import TINY_TOKENIZER
 
-# Further templates of a tokenizer; every other folder holds weights in other forms, or pictures.
+# Additional chat templates of a tokenizer; other folders hold weights in other formats, or pictures.
 _TEMPLATES = "additional_chat_templates"
 _WEIGHTS = frozenset(
     (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".npz")
@@ -19,7 +19,7 @@ _TOKENS = ("bos", "eos", "pad")
 
 
 def write_companions(folder: Path, hf: dict[str, Any], source: Path | None) -> None:
-    """Write them for a model of the directory ``source``, or for a preset.
+    """Copy the small files of the directory ``source``, or create those of a preset (None).
 
     Raises OSError that names the file.
     """
@@ -31,16 +31,18 @@ def write_companions(folder: Path, hf: dict[str, Any], source: Path | None) -> N
 
 
 def _companions(source: Path) -> Iterator[Path]:
-    """All but weights, their indices, hidden files, config.json, which is written anew, and the model
-    card, which describes other weights."""
+    """Return all files except weights and their indices, hidden files, config.json and the model card.
+
+    The exporter writes its own config.json, and the model card describes other weights.
+    """
     for file in sorted(source.iterdir()):
         if file.name == _TEMPLATES and file.is_dir():
             yield from sorted(file.glob("*.jinja"))
-        elif not file.is_dir() and not _stays(file):
+        elif not file.is_dir() and not _is_excluded(file):
             yield file
 
 
-def _stays(file: Path) -> bool:
+def _is_excluded(file: Path) -> bool:
     name = file.name.lower()
     return (
         name == "config.json"
@@ -62,7 +64,7 @@ def _copy(file: Path, target: Path) -> None:
 
 
 def _write_of_preset(folder: Path, hf: dict[str, Any]) -> None:
-    """The small tokenizer, so that transformers loads it, and the ids that end an answer."""
+    """Write the tiny tokenizer in a form that transformers loads, and the ids that end a response."""
     _copy(TINY_TOKENIZER, folder / "tokenizer.json")
     ids = {kind: hf[f"{kind}_token_id"] for kind in _TOKENS if hf.get(f"{kind}_token_id") is not None}
     tokenizer = Tokenizer.from_file(str(TINY_TOKENIZER))

@@ -1,4 +1,4 @@
-"""Safetensors files of limited size, and the index that says which tensor is in which."""
+"""Safetensors files of limited size, and the index of their tensors."""
 
 import json
 from collections.abc import Iterable
@@ -14,59 +14,60 @@ FILE_BYTES = 2 * 2**30
 
 
 @dataclass(slots=True)
-class Written:
-    """What one rank wrote. ``places``: tensor -> (file, bytes); ``failure``: why it stopped."""
+class WriteReport:
+    """Files that one rank wrote. ``tensors``: tensor -> (file, bytes); ``failure``: why it stopped."""
 
-    places: dict[str, tuple[str, int]] = field(default_factory=dict)
+    tensors: dict[str, tuple[str, int]] = field(default_factory=dict)
     failure: str | None = None
 
 
 class FileWriter:
-    """The files of one rank, at most one of them in memory. A file is written when it is full.
+    """Writer of one rank's files; at most one file is in memory, and it is written when it is full.
 
-    A failure is noted in ``written``, not raised: other ranks still gather tensors with this one.
+    A failure is recorded in ``report``, not raised, because other ranks still gather tensors with this one.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self.written = Written()
+        self.report = WriteReport()
         self._folder, self._rank = folder, rank
         self._pending: dict[str, torch.Tensor] = {}
         self._files = 0
 
     @property
     def failed(self) -> bool:
-        return self.written.failure is not None
+        """Whether an earlier write failed."""
+        return self.report.failure is not None
 
     def add(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Put tensors on the host into one file, this or the next."""
+        """Add tensors, which must be on the host, to the current file or, if it is full, to the next."""
         if self._pending and _size(self._pending.values()) + _size(tensors.values()) > FILE_BYTES:
             self.flush()
         if not self.failed:
             self._pending |= tensors
 
     def flush(self) -> None:
-        """Write what is pending."""
+        """Write the pending tensors to a file."""
         if not self._pending or self.failed:
             return
         name = f"model-{self._rank:05d}-{self._files:05d}.safetensors"
         try:
             save_file(self._pending, self._folder / name, metadata={"format": "pt"})
-        except Exception as error:  # safetensors has its own type for a full disk
-            self.written.failure = (
+        except Exception as error:  # noqa: BLE001 - safetensors has its own type for a full disk
+            self.report.failure = (
                 f"rank {self._rank} cannot write {self._folder / name} ({error}): "
                 "free or add space, and check that the pods may write there"
             )
         else:
             self._files += 1
-            self.written.places |= {key: (name, value.nbytes) for key, value in self._pending.items()}
+            self.report.tensors |= {key: (name, value.nbytes) for key, value in self._pending.items()}
         self._pending.clear()
 
 
-def write_index(folder: Path, places: dict[str, tuple[str, int]]) -> None:
-    """Write the index of all ranks' files. ``places``: tensor -> (file, bytes)."""
+def write_index(folder: Path, tensors: dict[str, tuple[str, int]]) -> None:
+    """Write the index of all ranks' files. ``tensors``: tensor -> (file, bytes)."""
     index = {
-        "metadata": {"total_size": sum(size for _, size in places.values())},
-        "weight_map": {name: file for name, (file, _) in sorted(places.items())},
+        "metadata": {"total_size": sum(size for _, size in tensors.values())},
+        "weight_map": {name: file for name, (file, _) in sorted(tensors.items())},
     }
     (folder / INDEX).write_text(json.dumps(index, indent=1))
 

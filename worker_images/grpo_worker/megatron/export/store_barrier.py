@@ -1,8 +1,8 @@
-"""Ranks that wait for each other outside of collectives, for as long as it takes.
+"""Barrier without a timeout, outside of collectives.
 
-A collective has a time-out, and the gang ends when some ranks wait in one for long. How long a rank writes
-to the store depends on the model and on the store, so the others wait here first. A rank that dies meanwhile
-ends the gang.
+A collective has a timeout, and the gang is stopped when some ranks wait in one for long. How long a rank
+writes to the job's store depends on the model and on the store, so the other ranks wait in this barrier
+first. A rank that dies meanwhile stops the gang, which also ends the wait.
 """
 
 import time
@@ -11,11 +11,11 @@ from functools import cache
 
 import torch.distributed as dist
 
-_SHORTEST, _LONGEST = 0.001, 0.2  # seconds between two looks
+_SHORTEST, _LONGEST = 0.001, 0.2  # seconds between polls
 
 
 class StoreBarrier:
-    """A counter of arrivals in the process group's store. Every rank must wait equally often."""
+    """Counter of arrivals in the process group's store. Every rank must wait equally often."""
 
     def __init__(self, ranks: tuple[int, ...]) -> None:
         self._store = dist.distributed_c10d._get_default_store()
@@ -24,19 +24,19 @@ class StoreBarrier:
         self._rounds = 0
 
     def wait(self) -> None:
-        """Return when every rank has come."""
+        """Wait until every rank has arrived."""
         self._rounds += 1
-        found, pause = self._store.add(self._key, 1), _SHORTEST
-        while found < self._rounds * self._size:
+        arrivals, pause = self._store.add(self._key, 1), _SHORTEST
+        while arrivals < self._rounds * self._size:
             time.sleep(pause)
-            found, pause = self._store.add(self._key, 0), min(2 * pause, _LONGEST)
+            arrivals, pause = self._store.add(self._key, 0), min(2 * pause, _LONGEST)
 
 
 def store_barrier(ranks: Sequence[int]) -> StoreBarrier:
-    """The one barrier of these ranks in this process."""
-    return _known(tuple(ranks))
+    """Return the barrier of these ranks, always the same object in this process."""
+    return _barrier(tuple(ranks))
 
 
 @cache
-def _known(ranks: tuple[int, ...]) -> StoreBarrier:
+def _barrier(ranks: tuple[int, ...]) -> StoreBarrier:
     return StoreBarrier(ranks)

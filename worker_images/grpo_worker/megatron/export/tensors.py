@@ -1,4 +1,4 @@
-"""Whole tensors out of every rank's shards, in the form in which a checkpoint stores them."""
+"""Assembly of whole tensors from all ranks' shards, in the form that checkpoint files store."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -15,10 +15,10 @@ from grpo_worker.quantization.fp8 import is_quantised, quantise
 
 
 def whole_tensors(chunks: Sequence[Any], family: Family) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors that this rank writes; its group takes part in putting each together."""
+    """Return the tensors that this rank writes. Collective in each tensor-parallel group."""
     for name, boxes in groupby(shards(chunks, family), key=lambda shard: shard.name):
         parts = list(boxes)
-        if not parts[0].owner:  # of a sharded tensor the whole group says the same
+        if not parts[0].owner:  # all ranks that gather a sharded tensor are owners of their boxes
             continue
         tensor = torch.cat([box.tensor for box in parts], dim=parts[0].dim)
         if tuple(tensor.shape) == parts[0].shape:
@@ -30,7 +30,7 @@ def whole_tensors(chunks: Sequence[Any], family: Family) -> Iterator[tuple[str, 
 
 
 def stored(name: str, tensor: torch.Tensor, quantization: Quantization) -> dict[str, torch.Tensor]:
-    """What files hold of a whole tensor, on the host: itself, or e4m3 values and their scales."""
+    """Return what files store for a tensor, on the host: itself, or e4m3 values and their scales."""
     if quantization == "none" or not is_quantised(name):
         return {name: tensor.cpu().contiguous()}
     values, scale = quantise(tensor)
@@ -38,7 +38,7 @@ def stored(name: str, tensor: torch.Tensor, quantization: Quantization) -> dict[
 
 
 def _gathered(tensor: torch.Tensor, dim: int, group: Any) -> torch.Tensor | None:
-    """The parts of all ranks of a group on its first rank; None on the others."""
+    """Gather the parts of a group's ranks on its first rank; return None on the others."""
     store_barrier(dist.get_process_group_ranks(group)).wait()  # the first rank may be writing a file
     tensor = tensor.contiguous()
     parts = [torch.empty_like(tensor) for _ in range(group.size())] if group.rank() == 0 else None

@@ -1,11 +1,11 @@
-"""What the ranks must know of a model family: its configuration, its tensors, their names."""
+"""Description of a model family: its configuration, its tensors and their names."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 Shapes = dict[str, tuple[int, ...]]
-# Of every family; the others are read by ``fields`` and ``layer_shapes``.
+# Fields of every family; ``fields`` and ``layer_shapes`` read the others.
 _COMMON_FIELDS = (
     "hidden_size", "intermediate_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers",
     "rms_norm_eps", "rope_theta", "vocab_size",
@@ -14,23 +14,23 @@ _COMMON_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One architecture of Hugging Face as Megatron-Core runs it.
+    """A Hugging Face architecture as Megatron-Core runs it.
 
     ``fields``: config.json -> fields of Megatron-Core's configuration.
     ``layer_shapes``: (config.json, layer) -> names below ``model.layers.N.`` and their shapes.
-    ``layer_names``: a local Megatron tensor of a layer -> the Hugging Face tensors that it holds,
-    in order. ``next_shapes``: names below ``model.layers.N.`` of the multi-token-prediction layer, N being
-    the number of layers. Experts and ``linear_qkv`` have rules of their own (weights.py).
+    ``layer_names``: local Megatron tensor of a layer -> the Hugging Face tensors that it holds, in order.
+    ``mtp_layer_shapes``: names below ``model.layers.N.`` of the multi-token-prediction layer, where N is the
+    number of layers, and their shapes. Experts and ``linear_qkv`` are mapped in conversion/hf_mapping.py.
     """
 
     model_type: str
     fields: Callable[[dict[str, Any]], dict[str, Any]]
     layer_shapes: Callable[[dict[str, Any], int], Shapes]
     layer_names: Mapping[str, tuple[str, ...]]
-    next_shapes: Callable[[dict[str, Any]], Shapes] | None = None
+    mtp_layer_shapes: Callable[[dict[str, Any]], Shapes] | None = None
 
     def check(self, hf: dict[str, Any]) -> None:
-        """Raises ValueError that names a field of config.json that is missing, or that cannot be run."""
+        """Check a config.json. Raises ValueError that names a missing or unsupported field."""
         try:
             for field in _COMMON_FIELDS:
                 hf[field]
@@ -40,7 +40,7 @@ class Family:
             raise ValueError(f"config.json lacks {error.args[0]}") from error
 
     def shapes(self, hf: dict[str, Any]) -> Shapes:
-        """Name and shape of each tensor as a checkpoint of this family stores them."""
+        """Return the name and shape of each tensor in a checkpoint of this family."""
         hidden, vocab = hf["hidden_size"], hf["vocab_size"]
         shapes: Shapes = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
         if not hf.get("tie_word_embeddings"):
@@ -50,23 +50,23 @@ class Family:
             shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in parts.items()}
         return shapes
 
-    def next_layer(self, hf: dict[str, Any]) -> Shapes:
-        """Name and shape of each tensor of the multi-token-prediction layer.
+    def mtp_shapes(self, hf: dict[str, Any]) -> Shapes:
+        """Return the name and shape of each tensor of the multi-token-prediction layer.
 
-        Raises ValueError for models without one, or with several.
+        Raises ValueError for models without such a layer, or with several.
         """
         layers = hf.get("num_nextn_predict_layers") or 0
-        if self.next_shapes is None or layers != 1 or hf.get("tie_word_embeddings"):
+        if self.mtp_layer_shapes is None or layers != 1 or hf.get("tie_word_embeddings"):
             raise ValueError(
                 f"spec.model.multiTokenPrediction: needs a deepseek_v3 model with num_nextn_predict_layers=1 "
                 f"and an output projection of its own, got {self.model_type} with {layers}: set it to false"
             )
         prefix = f"model.layers.{hf['num_hidden_layers']}."
-        return {prefix + name: shape for name, shape in self.next_shapes(hf).items()}
+        return {prefix + name: shape for name, shape in self.mtp_layer_shapes(hf).items()}
 
 
 def gated(prefix: str, hidden: int, width: int) -> Shapes:
-    """The three matrices of a gated MLP."""
+    """Return the shapes of the three matrices of a gated MLP."""
     return {
         prefix + "gate_proj.weight": (width, hidden),
         prefix + "up_proj.weight": (width, hidden),
@@ -74,15 +74,15 @@ def gated(prefix: str, hidden: int, width: int) -> Shapes:
     }
 
 
-# What multi-token prediction has around its layer.
-NEXT_NAMES: dict[str, str] = {
+# Tensors of multi-token prediction beside its transformer layer: Megatron-Core's name -> Hugging Face's.
+MTP_NAMES: dict[str, str] = {
     "enorm.weight": "enorm.weight",
     "hnorm.weight": "hnorm.weight",
     "eh_proj.weight": "eh_proj.weight",
     "final_layernorm.weight": "shared_head.norm.weight",
 }
 
-# Names that the families share.
+# Names that the families share: Megatron-Core's -> Hugging Face's.
 COMMON_NAMES: dict[str, tuple[str, ...]] = {
     "input_layernorm.weight": ("input_layernorm.weight",),
     "pre_mlp_layernorm.weight": ("post_attention_layernorm.weight",),

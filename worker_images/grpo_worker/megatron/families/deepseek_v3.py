@@ -1,7 +1,7 @@
-"""DeepSeek-V3: ``config.json`` -> fields of ``MLATransformerConfig``, tensors and names.
+"""DeepSeek-V3: fields of ``MLATransformerConfig`` from ``config.json``, tensors and names.
 
-Values are checked against transformers on logits (tests/worker/test_fidelity.py). Where
-Megatron-Core's default differs from DeepSeek-V3, the comment says so.
+A test compares the logits with those of transformers (tests/worker/test_fidelity.py). Comments name the
+places where Megatron-Core's default differs from DeepSeek-V3.
 """
 
 from typing import Any
@@ -16,12 +16,12 @@ def _fields(hf: dict[str, Any]) -> dict[str, Any]:
 
 def _refuse_inexpressible(hf: dict[str, Any]) -> None:
     groups, limit, topk = hf["n_group"], hf["topk_group"], hf["num_experts_per_tok"]
-    # transformers and SGLang score a group by its best 2 experts, Megatron by its best
+    # transformers and SGLang score a group by its best 2 experts, Megatron-Core by its best
     # topk // topk_group.
     if groups > 1 and topk // limit != 2:
         raise ValueError(
-            f"num_experts_per_tok ({topk}) must be 2 x topk_group ({limit}): "
-            "Megatron-Core would score the expert groups differently"
+            f"config.json: num_experts_per_tok ({topk}) must be 2 x topk_group ({limit}), or Megatron-Core "
+            "would score the expert groups differently: use another model"
         )
     if not hf.get("norm_topk_prob", True):
         raise ValueError("norm_topk_prob=false cannot be expressed in Megatron-Core")
@@ -47,14 +47,14 @@ def _rope(hf: dict[str, Any]) -> dict[str, Any]:
     return {
         "rope_type": "yarn" if yarn else "rope",
         "rotary_base": hf.get("rope_theta") or scaling["rope_theta"],
-        # MLA applies mscale whatever the rope type: without YaRN the factor must be 1.
+        # MLA applies mscale for every rope type: without YaRN the factor must be 1.
         "rotary_scaling_factor": scaling["factor"] if yarn else 1.0,
         "original_max_position_embeddings": scaling.get(
             "original_max_position_embeddings", hf["max_position_embeddings"]
         ),
         "beta_fast": scaling.get("beta_fast", 32),
         "beta_slow": scaling.get("beta_slow", 1),
-        # With either absent transformers falls back to the factor-only mscale, that is 1.
+        # If either is absent, transformers computes mscale from the factor alone, which gives 1.
         "mscale": mscale if mscale and mscale_all_dim else 1.0,
         # Megatron-Core's default is 0.
         "mscale_all_dim": mscale_all_dim,
@@ -116,7 +116,7 @@ def _mlp_shapes(hf: dict[str, Any], layer: int) -> Shapes:
     return shapes
 
 
-def _next_shapes(hf: dict[str, Any]) -> Shapes:
+def _mtp_layer_shapes(hf: dict[str, Any]) -> Shapes:
     hidden = hf["hidden_size"]
     own: Shapes = {"enorm.weight": (hidden,), "hnorm.weight": (hidden,), "shared_head.norm.weight": (hidden,)}
     own["eh_proj.weight"] = (hidden, 2 * hidden)
@@ -143,5 +143,5 @@ DEEPSEEK_V3 = Family(
         ),
         "mlp.shared_experts.linear_fc2.weight": ("mlp.shared_experts.down_proj.weight",),
     },
-    next_shapes=_next_shapes,
+    mtp_layer_shapes=_mtp_layer_shapes,
 )

@@ -1,4 +1,4 @@
-"""Qwen3, dense and mixture of experts: ``config.json`` -> Megatron-Core, tensors and names."""
+"""Qwen3, dense and mixture of experts: Megatron-Core's fields from ``config.json``, tensors and names."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def _moe_fields(hf: dict[str, Any]) -> dict[str, Any]:
         "moe_layer_freq": [int(_is_moe(hf, layer)) for layer in range(hf["num_hidden_layers"])],
         "moe_router_topk": hf["num_experts_per_tok"],
         "moe_router_score_function": "softmax",
-        # A softmax over the chosen equals one over all, chosen and normalised.
+        # Softmax over the chosen experts equals softmax over all, restricted to them and normalised.
         "moe_router_pre_softmax": not hf.get("norm_topk_prob", False),
     }
 

@@ -1,4 +1,4 @@
-"""The model families that the ranks can run."""
+"""Registry of the supported model families."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ _FAMILIES = {family.model_type: family for family in (DEEPSEEK_V3, QWEN3, QWEN3_
 
 
 def family_of(hf: dict[str, Any]) -> Family:
-    """The family of a config.json.
+    """Return the family of a config.json.
 
-    Raises ValueError that lists the known ones.
+    Raises ValueError that lists the supported families.
     """
     kind = hf.get("model_type")
     if kind not in _FAMILIES:
@@ -23,12 +23,12 @@ def family_of(hf: dict[str, Any]) -> Family:
 
 
 def expert_layers(hf: dict[str, Any]) -> ExpertLayers:
-    """Which layers of a model have experts.
+    """Return which layers of a model have experts.
 
     Raises ValueError for a dense model.
     """
     fields = family_of(hf).fields(hf)
     if "moe_layer_freq" not in fields:
         raise ValueError(f"algorithm.routingReplay: a {hf['model_type']} model has no experts: remove it")
-    moe = tuple(layer for layer, wanted in enumerate(fields["moe_layer_freq"]) if wanted)
+    moe = tuple(layer for layer, is_moe in enumerate(fields["moe_layer_freq"]) if is_moe)
     return ExpertLayers(hf["num_hidden_layers"], moe, hf["num_experts_per_tok"])

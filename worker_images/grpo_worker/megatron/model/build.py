@@ -1,4 +1,4 @@
-"""Process groups and model chunks of one rank."""
+"""Creation of the process groups and model chunks of one rank."""
 
 import random
 from typing import Any
@@ -35,7 +35,7 @@ def initialize_parallel(layout: Layout, seed: int) -> None:
 
 
 def device() -> torch.device:
-    """Where this rank computes."""
+    """Return the device on which this rank computes."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else _CPU
 
 
@@ -47,23 +47,23 @@ def build_chunks(
     layout: Layout,
     dtype: torch.dtype = torch.float32,
     recompute: bool = False,
-    next_tokens: bool = False,
+    mtp: bool = False,
     **overrides: Any,
 ) -> list[GPTModel]:
-    """The model chunks of this rank's pipeline stage, with weights that are not yet loaded.
+    """Build the model chunks of this rank's pipeline stage; the weights are not loaded.
 
-    One chunk, or ``layout.virtual_pipeline`` of them. ``recompute``: keep only each layer's input,
-    and compute the layer again in the backward pass. ``next_tokens``: with the layer of multi-token
-    prediction on the last stage.
+    Returns one chunk, or ``layout.virtual_pipeline`` chunks. ``recompute``: keep only each layer's input
+    and recompute the layer in the backward pass. ``mtp``: add the layer of multi-token prediction to the
+    last stage.
     """
     fields = (_RECOMPUTE if recompute else {}) | overrides
     config = mcore_config(hf, layout, dtype, **fields)
     virtual = layout.virtual_pipeline
     stages = range(virtual) if virtual > 1 else [None]
-    return [_chunk(hf, config, stage, next_tokens) for stage in stages]
+    return [_chunk(hf, config, stage, mtp) for stage in stages]
 
 
-def _chunk(hf: dict[str, Any], config: Any, vp_stage: int | None, next_tokens: bool) -> GPTModel:
+def _chunk(hf: dict[str, Any], config: Any, vp_stage: int | None, mtp: bool) -> GPTModel:
     ends: dict[str, Any] = {"ignore_virtual": vp_stage is None, "vp_stage": vp_stage}
     model = GPTModel(
         config,
@@ -77,8 +77,8 @@ def _chunk(hf: dict[str, Any], config: Any, vp_stage: int | None, next_tokens: b
         post_process=parallel_state.is_pipeline_last_stage(**ends),
         vp_stage=vp_stage,
     )
-    if next_tokens and model.post_process:
+    if mtp and model.post_process:
         add_layer(model, vp_stage)
     if torch.cuda.is_available():
-        model.cuda()  # a few parts of Megatron-Core start on the host
+        model.cuda()  # a few modules of Megatron-Core are created on the host
     return model

@@ -1,7 +1,7 @@
-"""Causal softmax attention for what Megatron-Core's own lacks without Transformer Engine.
+"""Causal softmax attention through PyTorch's scaled_dot_product_attention.
 
-Value heads of another width than the keys' (MLA), grouped keys (Qwen3), context parallelism and
-packed sequences, all through PyTorch's scaled_dot_product_attention.
+It supports what Megatron-Core's own attention lacks without Transformer Engine: value heads whose width
+differs from the keys' (MLA), grouped keys (Qwen3), context parallelism and packed sequences.
 """
 
 from itertools import pairwise
@@ -23,7 +23,7 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
         self, config: Any, softmax_scale: float | None = None, pg_collection: Any = None, **_: Any
     ) -> None:
         super().__init__(config=config)
-        # None: 1 / sqrt(d_qk). MLA hands over its own, which YaRN changes.
+        # None: 1 / sqrt(d_qk). MLA passes its own scale, which YaRN changes.
         self.scale = softmax_scale
         self.cp: Any = getattr(pg_collection, "cp", None)
 
@@ -53,7 +53,7 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
     def _packed(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bounds: list[int]
     ) -> torch.Tensor:
-        """Sequence by sequence: none sees another, and no mask of all tokens by all is built."""
+        """Attend within each sequence separately, which avoids a mask of all tokens by all tokens."""
         lengths = [end - start for start, end in pairwise(bounds)]
         heads_first = (t.transpose(0, 1) for t in (query, key, value))
         parts = zip(*(torch.split(t, lengths, dim=1) for t in heads_first), strict=True)
@@ -63,7 +63,7 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
     def _attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor | None
     ) -> torch.Tensor:
-        # PyTorch's own choice of kernel; on a GPU none of them keeps the matrix of scores.
+        # PyTorch chooses the kernel; none of those on a GPU stores the matrix of scores.
         return scaled_dot_product_attention(
             q,
             k,
@@ -76,12 +76,14 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
 
 
 def zigzag_chunks(size: int) -> list[int]:
-    """Chunks of a sequence in the order of the context-parallel ranks: rank r holds r and
-    2 x cp - 1 - r, so that causal attention costs every rank the same."""
+    """Return the chunks of a sequence in the order of the context-parallel ranks.
+
+    Rank r holds chunks r and 2 x cp - 1 - r, so that causal attention costs every rank the same.
+    """
     return [chunk for rank in range(size) for chunk in (rank, 2 * size - 1 - rank)]
 
 
 def _zigzag(length: int, size: int) -> torch.Tensor:
-    """Global positions held by all CP ranks in order."""
+    """Return the global positions of the tokens of all CP ranks, in rank order."""
     half = length // 2
     return torch.cat([torch.arange(c * half, (c + 1) * half) for c in zigzag_chunks(size)])

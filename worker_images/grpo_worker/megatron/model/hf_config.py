@@ -1,4 +1,4 @@
-"""Hugging Face ``config.json`` and a layout -> Megatron-Core's configuration of one rank."""
+"""Conversion of a Hugging Face ``config.json`` and a layout to Megatron-Core's configuration."""
 
 from typing import Any
 
@@ -12,8 +12,9 @@ from grpo_worker.megatron.families.registry import family_of
 def mcore_config(
     hf: dict[str, Any], layout: Layout, dtype: torch.dtype = torch.float32, **overrides: Any
 ) -> TransformerConfig:
-    """Build the Megatron-Core configuration of one rank; ``dtype``: of weights and activations.
+    """Return the Megatron-Core configuration of one rank.
 
+    ``dtype``: of weights and activations. ``overrides``: further fields of the configuration.
     Raises ValueError for architectures that Megatron-Core cannot express.
     """
     own = family_of(hf).fields(hf)
@@ -21,7 +22,8 @@ def mcore_config(
     groups = own.get("num_query_groups", layout.tensor)
     if groups % layout.tensor:
         raise ValueError(
-            f"tensor={layout.tensor} must divide num_key_value_heads={groups}: key heads are not copied"
+            f"trainer.parallelism.tensor={layout.tensor} must divide num_key_value_heads={groups}, because "
+            "key heads are not replicated: choose a smaller tensor"
         )
     fields = _architecture(hf) | (_MOE if "num_moe_experts" in own else {}) | own
     kind = MLATransformerConfig if own.get("multi_latent_attention") else TransformerConfig
@@ -32,8 +34,8 @@ def _refuse_unreduced_experts(own: dict[str, Any], layout: Layout) -> None:
     wide = layout.tensor > 1 and layout.expert == 1 and layout.expert_tensor != layout.tensor
     if "num_moe_experts" in own and wide:
         raise ValueError(
-            f"expertTensor={layout.expert_tensor}: with tensor={layout.tensor} and expert=1 it must equal "
-            "tensor: Megatron-Core would not reduce the experts' gradients"
+            f"trainer.parallelism.expertTensor={layout.expert_tensor}: with tensor={layout.tensor} and "
+            "expert=1 it must equal tensor, or Megatron-Core would not reduce the experts' gradients"
         )
 
 
@@ -53,7 +55,7 @@ def _architecture(hf: dict[str, Any]) -> dict[str, Any]:
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         "attention_softmax_in_fp32": True,
-        # MLA de-interleaves by itself (True raises); Qwen3 rotates halves.
+        # MLA de-interleaves by itself (True raises an error); Qwen3 rotates halves.
         "rotary_interleaved": False,
     }
 
@@ -87,8 +89,8 @@ def _runtime(layout: Layout, dtype: torch.dtype) -> dict[str, Any]:
         "bf16": dtype is torch.bfloat16,
         "batch_p2p_comm": virtual == 1,  # gloo cannot pair the sends of an interleaved schedule
         "use_cpu_initialization": not torch.cuda.is_available(),
-        # Every weight is loaded; turning the initialisation off would also drop the marks that
-        # Megatron-Core sets on sharded weights.
+        # Every weight is loaded, so initialisation does nothing. perform_initialization=False would also
+        # drop the attributes that Megatron-Core sets on sharded weights.
         "init_method": _leave,
         "output_layer_init_method": _leave,
         "embedding_init_method": _leave,

@@ -29,16 +29,16 @@ from megatron.core.transformer.transformer_layer import (
 
 from grpo_worker.megatron.model.core_attention import CoreAttention
 
-# Without Transformer Engine, which these parts do not use, Megatron-Core imports mocks without an
-# error, on which isinstance() fails, and leaves unbound a name that it reads.
+# Without Transformer Engine, which these parts do not use, Megatron-Core silently imports mocks, on
+# which isinstance() fails, and leaves a name unbound that it reads later.
 multi_latent_attention.HAVE_TE = False
 moe_utils.__dict__.setdefault("te_general_gemm", None)
 
 
 class RMSNorm(torch.nn.Module):
-    """RMS norm whose weight may be sequence-parallel, which WrappedTorchNorm refuses.
+    """RMS norm that supports sequence parallelism, which Megatron-Core's WrappedTorchNorm refuses.
 
-    x: [..., hidden], any float dtype; the mean is taken in fp32. Same shape and dtype out.
+    x: [..., hidden], any float dtype; the mean is computed in fp32. The result has x's shape and dtype.
     """
 
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-6, **_: Any) -> None:
@@ -53,7 +53,7 @@ class RMSNorm(torch.nn.Module):
 
 
 def layer_spec(config: Any, moe: bool) -> ModuleSpec:
-    """One transformer layer: attention, then a dense MLP or experts."""
+    """Return the specification of one transformer layer: attention, then a dense MLP or experts."""
     experts = config.num_moe_experts if moe else None
     attention = _latent_attention() if config.multi_latent_attention else _grouped_attention()
     return ModuleSpec(
@@ -72,8 +72,10 @@ def layer_spec(config: Any, moe: bool) -> ModuleSpec:
 
 
 def _latent_attention() -> ModuleSpec:
-    """MLA. The two down projections are duplicated over TP ranks: with ColumnParallelLinear the
-    forward is right but the rotary key's gradient is not summed over TP (14 % off).
+    """Return the specification of multi-head latent attention (MLA).
+
+    The two down projections are duplicated over TP ranks: with ColumnParallelLinear the forward pass is
+    right, but the rotary key's gradient is not summed over TP (14 % off).
     """
     submodules = MLASelfAttentionSubmodules(
         linear_q_proj=ColumnParallelLinear,
@@ -90,7 +92,7 @@ def _latent_attention() -> ModuleSpec:
 
 
 def _grouped_attention() -> ModuleSpec:
-    """Grouped-query attention with a norm of each head's query and key (Qwen3)."""
+    """Return the specification of grouped-query attention with query and key norms (Qwen3)."""
     submodules = SelfAttentionSubmodules(
         linear_qkv=ColumnParallelLinear,
         core_attention=CoreAttention,
@@ -102,7 +104,7 @@ def _grouped_attention() -> ModuleSpec:
 
 
 def block_spec(config: Any, vp_stage: int | None = None) -> TransformerBlockSubmodules:
-    """The layers of this pipeline stage, or of its model chunk ``vp_stage``."""
+    """Return the layers of this pipeline stage, or of its model chunk ``vp_stage``."""
     frequency = config.moe_layer_freq
     moe = frequency if isinstance(frequency, list) else [config.num_moe_experts is not None]
     specs = {kind: layer_spec(config, kind) for kind in set(map(bool, moe))}

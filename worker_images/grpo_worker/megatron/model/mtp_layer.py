@@ -1,4 +1,4 @@
-"""DeepSeek-V3's multi-token prediction: a layer behind the last that guesses the token after the next."""
+"""DeepSeek-V3's multi-token prediction (MTP): an extra layer that predicts the token after the next."""
 
 from typing import Any
 
@@ -14,22 +14,25 @@ from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 
 from grpo_worker.megatron.model.layer_spec import RMSNorm, layer_spec
 
-NAME = "next_tokens"  # of the layer in a model chunk
+NAME = "next_tokens"  # of the layer in a model chunk, and so in the keys of checkpoints
 
 
 class MtpLayer(MultiTokenPredictionLayer):  # type: ignore[misc]
-    """Megatron-Core's layer, for embeddings that the caller looks up."""
+    """Megatron-Core's MTP layer, called with embeddings that are already looked up."""
 
     def forward(
         self, hidden: torch.Tensor, embedded: torch.Tensor, packed: PackedSeqParams | None
     ) -> torch.Tensor:
-        """hidden, embedded of the token after each: [s / (tp x cp), b, h]. Returns the same shape."""
-        found: torch.Tensor = self._proj_and_transformer_layer(hidden, embedded, packed_seq_params=packed)
-        return found
+        """Return hidden states for the token after the next, [s / (tp x cp), b, h].
+
+        ``hidden``: states of the last layer; ``embedded``: embedding of each next token; both of that shape.
+        """
+        output: torch.Tensor = self._proj_and_transformer_layer(hidden, embedded, packed_seq_params=packed)
+        return output
 
 
 def add_layer(model: Any, vp_stage: int | None) -> None:
-    """Put the layer behind the decoder of a model chunk with an output projection."""
+    """Add the MTP layer to a model chunk that has an output projection."""
     submodules = MultiTokenPredictionLayerSubmodules(
         enorm=RMSNorm,
         hnorm=RMSNorm,

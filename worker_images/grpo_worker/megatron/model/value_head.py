@@ -1,4 +1,4 @@
-"""A transformer that says one value for each token instead of logits."""
+"""Value head: one value for each token in place of logits."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ NAME = "score.weight"
 
 
 class ValueHead(torch.nn.Module):
-    """Takes the place of the output layer: [s (/ tp), b, hidden] -> [s, b, 1] fp32.
+    """Replacement of the output layer: [s (/ tp), b, hidden] -> [s, b, 1] fp32.
 
-    Its weight is whole on every tensor-parallel rank.
+    Every tensor-parallel rank holds the complete weight.
     """
 
     def __init__(self, config: Any, like: torch.Tensor) -> None:
@@ -29,7 +29,7 @@ class ValueHead(torch.nn.Module):
 
 
 def with_value_heads(chunks: list[Any]) -> list[Any]:
-    """Replace the output layer of the last chunk of the last stage."""
+    """Replace the output layer of the last chunk of the last stage; return the chunks."""
     for chunk in chunks:
         if chunk.post_process:
             chunk.output_layer = ValueHead(chunk.config, next(chunk.decoder.parameters()))

@@ -1,4 +1,4 @@
-"""Log-probabilities and entropy from logits that are cut over the vocabulary."""
+"""Log-probabilities and entropy from logits that are split over the vocabulary."""
 
 import torch
 import torch.distributed as dist
@@ -10,19 +10,19 @@ _TOKENS_AT_ONCE = 1024
 
 
 def log_probs(logits: torch.Tensor, labels: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Log-probability of each label.
+    """Return the log-probability of each label.
 
     logits: [b, s, vocab / tp], any float dtype. labels: [b, s] int64. Returns [b, s] fp32.
     """
     values = logits.float()
-    if temperature != 1.0:  # a division would keep one more copy of the largest tensor
+    if temperature != 1.0:  # a division keeps one more copy of the largest tensor
         values = values / temperature
-    found: torch.Tensor = -vocab_parallel_cross_entropy(values.contiguous(), labels.contiguous())
-    return found
+    result: torch.Tensor = -vocab_parallel_cross_entropy(values.contiguous(), labels.contiguous())
+    return result
 
 
 def entropy(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Entropy of the distribution of each token, in nats, differentiable.
+    """Return the entropy of each token's distribution, in nats; differentiable.
 
     logits: [b, s, vocab / tp]. Returns [b, s] fp32.
     """

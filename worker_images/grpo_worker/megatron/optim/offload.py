@@ -1,4 +1,4 @@
-"""Tensors that wait in host memory while nobody computes with them."""
+"""Offload of tensors to host memory while they are not used."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -9,45 +9,45 @@ Contents = Callable[[], Iterable[torch.Tensor]]
 
 
 class Offloadable:
-    """A set of tensors that may leave the device between uses.
+    """A set of tensors that leave the device between uses.
 
-    ``contents`` says which they are by now. Their storages are emptied in place, so that all views of
-    them hold again when they come back. ``kept``: with their values; otherwise they come back
-    undefined. Without ``enabled`` they stay where they are.
+    ``contents`` returns the current tensors. Their storages are resized to zero in place, so that all views
+    of them are valid again after they return. ``kept``: the values are copied to pinned host memory;
+    otherwise the tensors return with undefined values. Without ``enabled`` they stay on the device.
     """
 
     def __init__(self, contents: Contents, enabled: bool, kept: bool = True) -> None:
         self._contents = contents
         self._enabled = enabled
         self._kept = kept
-        self._users = 1  # they are on the device when they are made
-        self._away: list[tuple[torch.Tensor, int]] = []
+        self._users = 1  # tensors are created on the device
+        self._offloaded: list[tuple[torch.Tensor, int]] = []
         self._hosts: list[torch.Tensor] = []
 
-    def fetch(self) -> None:
-        """They are needed now. Calls count: each asks for its own ``release``."""
+    def acquire(self) -> None:
+        """Bring the tensors to the device. Calls are counted: each needs its own ``release``."""
         self._users += 1
-        for number, (storage, size) in enumerate(self._away):
+        for number, (storage, size) in enumerate(self._offloaded):
             storage.untyped_storage().resize_(size)
             if self._kept:
                 storage.copy_(self._hosts[number], non_blocking=True)
-        self._away.clear()
+        self._offloaded.clear()
 
     def release(self) -> None:
-        """One user less; with the last they leave."""
+        """Undo one ``acquire``; after the last one, offload the tensors."""
         self._users -= 1
         if self._users or not self._enabled:
             return
         for number, storage in enumerate(_storages(self._contents())):
             if self._kept:
                 self._host(number, storage).copy_(storage)
-            self._away.append((storage, len(storage)))
+            self._offloaded.append((storage, len(storage)))
             storage.untyped_storage().resize_(0)
 
     @contextmanager
-    def here(self) -> Iterator[None]:
-        """They are on the device for the time being."""
-        self.fetch()
+    def on_device(self) -> Iterator[None]:
+        """Keep the tensors on the device while the context is open."""
+        self.acquire()
         try:
             yield
         finally:
@@ -63,11 +63,11 @@ class Offloadable:
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """The storages behind the tensors, each once, as uint8 [bytes]."""
-    found: dict[int, torch.Tensor] = {}
+    """Return the distinct storages of the tensors as uint8 [bytes]."""
+    by_address: dict[int, torch.Tensor] = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()
-        if storage.nbytes() and storage.data_ptr() not in found:
-            whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-            found[storage.data_ptr()] = whole.set_(storage)
-    return list(found.values())
+        if storage.nbytes() and storage.data_ptr() not in by_address:
+            view = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+            by_address[storage.data_ptr()] = view.set_(storage)
+    return list(by_address.values())

@@ -18,9 +18,10 @@ from grpo_worker.megatron.optim.offload import Offloadable
 
 
 class Trainable:
-    """Model chunks with what it takes to change them: gradient buffers, optimizer, schedule.
+    """Model chunks with their gradient buffers, optimizer and learning-rate schedule.
 
-    ``offload``: what of it is on the device only while it is used. ``weights``: the chunks' weights.
+    ``offload``: which of these are on the device only while they are used. ``weights``: offload of the
+    chunks' weights.
     """
 
     def __init__(
@@ -43,26 +44,26 @@ class Trainable:
             part.release()
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
-        """Weights and the optimizer's state are on the device for the time being."""
+    def on_device(self) -> Iterator[None]:
+        """Keep weights and optimizer state on the device while the context is open."""
         with ExitStack() as stack:
             for part in (self.weights, self._state):
-                stack.enter_context(part.here())
+                stack.enter_context(part.on_device())
             yield
 
     def begin(self) -> None:
-        """Before the backward passes of an optimizer step."""
-        self.weights.fetch()
-        self._gradients.fetch()
+        """Prepare the backward passes of an optimizer step: zero the gradients."""
+        self.weights.acquire()
+        self._gradients.acquire()
         for ddp in self.ddp:
             ddp.train()
             ddp.zero_grad_buffer()
         self.optimizer.zero_grad()
 
     def step(self) -> dict[str, float]:
-        """Change the weights; the norm of the gradients and the learning rate that was used."""
+        """Update the weights; return the gradient norm and the learning rate of this step."""
         lr = float(self.optimizer.param_groups[0]["lr"])
-        with self._state.here():
+        with self._state.on_device():
             _, grad_norm, _ = self.optimizer.step()
         self.schedule.step(increment=1)
         self._gradients.release()
@@ -70,13 +71,13 @@ class Trainable:
         return {"grad_norm": float(grad_norm), "lr": lr}
 
     def _buffers(self) -> Iterator[Any]:
-        """Megatron-Core's contiguous buffers of weights and gradients."""
+        """Return Megatron-Core's contiguous buffers of weights and gradients."""
         for ddp in self.ddp:
             yield from ddp.buffers
             yield from ddp.expert_parallel_buffers
 
     def _optimizer_state(self) -> Iterator[torch.Tensor]:
-        """Moments, and the main weights unless they are the weights themselves."""
+        """Return the moments, and the fp32 main weights where they are separate tensors."""
         for optimizer in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
             for group in getattr(optimizer, "shard_fp32_from_float16_groups", []):
                 yield from (shard for shard in group if shard is not None)
@@ -86,16 +87,16 @@ class Trainable:
 
 
 def inner_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
-    """torch's optimizers inside Megatron-Core's."""
+    """Return torch's optimizers inside Megatron-Core's."""
     chained = getattr(optimizer, "chained_optimizers", [optimizer])
     return [o.optimizer for o in chained if getattr(o, "optimizer", None) is not None]
 
 
 def frozen_weights(chunks: Sequence[Any], offload: OffloadSpec) -> Offloadable:
-    """The weights of chunks that nothing trains; they leave at once."""
-    found = Offloadable(lambda: (p for chunk in chunks for p in chunk.parameters()), offload.parameters)
-    found.release()
-    return found
+    """Return the weights of chunks that are not trained, already offloaded."""
+    weights = Offloadable(lambda: (p for chunk in chunks for p in chunk.parameters()), offload.parameters)
+    weights.release()
+    return weights
 
 
 def _wrap(chunk: Any) -> DistributedDataParallel:

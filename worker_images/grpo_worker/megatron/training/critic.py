@@ -1,4 +1,4 @@
-"""One rank's share of PPO's critic: values of tokens and optimizer steps on them."""
+"""PPO's critic on one rank: values of tokens, and optimizer steps."""
 
 import torch
 
@@ -6,16 +6,45 @@ from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
 from grpo_worker.algorithms.losses import value_loss
 from grpo_worker.data.micro_batch import Batch, MicroBatch
 from grpo_worker.megatron.conversion import hf_mapping
-from grpo_worker.megatron.conversion.value_head_reader import ValueHeadWeights
+from grpo_worker.megatron.conversion.readers import WeightReader
 from grpo_worker.megatron.model.build import build_chunks
-from grpo_worker.megatron.model.value_head import with_value_heads
+from grpo_worker.megatron.model.value_head import NAME, with_value_heads
 from grpo_worker.megatron.optim.optimizer import Trainable
 from grpo_worker.megatron.training.runner import Runner, context_whole
 from grpo_worker.megatron.training.setup import ModelSetup
 
 
+class ValueHeadWeights:
+    """Reader of initial weights that adds a value head where the checkpoint has none.
+
+    The added head is zero, so that an untrained critic expects a return of 0.
+    """
+
+    def __init__(self, reader: WeightReader, hidden: int) -> None:
+        self._reader = reader
+        self._hidden = hidden
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a whole tensor. Raises KeyError for an unknown name."""
+        try:
+            return self._reader.shape(name)
+        except KeyError:
+            if name != NAME:
+                raise
+            return (1, self._hidden)
+
+    def read(self, name: str, dim: int, offset: int, length: int) -> torch.Tensor:
+        """Read ``length`` entries of a tensor from ``offset`` along ``dim``."""
+        try:
+            return self._reader.read(name, dim, offset, length)
+        except KeyError:
+            if name != NAME:
+                raise
+            return torch.zeros(1, self._hidden).narrow(dim, offset, length)
+
+
 class CriticModel:
-    """A model of the policy's architecture with a value head, in the policy's layout."""
+    """Model of the policy's architecture with a value head, in the policy's layout."""
 
     def __init__(self, setup: ModelSetup, optimizer: OptimizerSpec, total_steps: int) -> None:
         self.layout = setup.layout
@@ -26,35 +55,36 @@ class CriticModel:
         self._runner = Runner(setup.layout, setup.batching)
 
     def values(self, batch: Batch) -> Batch:
-        """Expected return before each token.
+        """Return the expected return before each token.
 
         batch: input_ids [b, s] int64, right-padded; attention_mask [b, s]. Returns values [b, s]
-        fp32, 0 at column 0 and in the padding; nothing outside the last pipeline stage.
+        fp32, 0 at column 0 and in the padding; an empty dict outside the last pipeline stage.
         """
         for chunk in self.trainable.chunks:
             chunk.eval()
-        with self.trainable.weights.here():
+        with self.trainable.weights.on_device():
             return self._runner.rows(self.trainable.chunks, batch, {"values": value_rows})
 
     def update(self, batch: Batch, cliprange: float) -> dict[str, float]:
-        """One optimizer step on this data-parallel rank's share of a mini-batch.
+        """Take one optimizer step on this data-parallel rank's share of a mini-batch.
 
-        batch [b, s]: input_ids, attention_mask, response_mask, values (when sampled), returns,
+        batch [b, s]: input_ids, attention_mask, response_mask, values (before the first update), returns,
         weights (of the *global* mini-batch). Returns metrics of the global mini-batch.
         """
 
         def losses(output: torch.Tensor, part: MicroBatch, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-            rows, found = part.columns, value_rows(output, part, width)
-            tokens, clipped = value_loss(found, rows["values"], rows["returns"], cliprange)
+            rows, values = part.columns, value_rows(output, part, width)
+            tokens, clipped = value_loss(values, rows["values"], rows["returns"], cliprange)
             weight = rows["weights"]
             loss = (weight * tokens).sum()
-            figures = (loss, (weight * clipped).sum(), (weight * found).sum())
+            figures = (loss, (weight * clipped).sum(), (weight * values).sum())
             return loss, torch.stack([figure.detach() for figure in figures])
 
-        found = self._runner.update(self.trainable, batch, losses, ("vf_loss", "vf_clipfrac", "vpred_mean"))
-        return {f"critic/{name}": value for name, value in found.items()}
+        names = ("vf_loss", "vf_clipfrac", "vpred_mean")
+        figures = self._runner.update(self.trainable, batch, losses, names)
+        return {f"critic/{name}": value for name, value in figures.items()}
 
 
 def value_rows(output: torch.Tensor, micro: MicroBatch, width: int) -> torch.Tensor:
-    """What a value head says before each token, as rows."""
+    """Return a value head's output before each token as [rows, width]."""
     return micro.to_rows(context_whole(output[..., 0]), width)

@@ -1,4 +1,4 @@
-"""How evenly the routers use the experts, over all ranks."""
+"""Balance of the routers' expert choices, over all ranks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from grpo_worker.megatron.model.build import device
 
 
 class ExpertLoad:
-    """Counts the tokens of each expert in training forwards; nothing to count in dense models."""
+    """Token counts of each expert during training forward passes; empty for dense models."""
 
     def __init__(self, chunks: Sequence[Any]) -> None:
         config = chunks[0].config
@@ -45,13 +45,13 @@ class ExpertLoad:
 
         router.register_forward_hook(count)
 
-    def take(self) -> dict[str, float]:
-        """Figures since the last call, the same on every rank; collective.
+    def collect(self) -> dict[str, float]:
+        """Return the figures since the last call, the same on every rank. Collective.
 
         moe/load_ratio/layer_N: tokens of the busiest expert / mean of all (1: even).
-        moe/aux_loss/layer_N: experts x sum of (share of the tokens x share of the weights) of each,
-        the load-balancing loss without its factor (1: even).
-        moe/dropped_tokens/layer_N: choices of routers that no expert served.
+        moe/aux_loss/layer_N: number of experts x the sum over experts of (share of tokens x share of
+        weights), the load-balancing loss without its coefficient (1: even).
+        moe/dropped_tokens/layer_N: router choices that no expert processed.
         moe/bias_norm/layer_N: norm of the bias that balances the experts.
         """
         if not self._shape[1]:
@@ -72,8 +72,7 @@ class ExpertLoad:
         return figures | ({"moe/load_ratio/max": max(ratios)} if ratios else {})
 
     def _table(self) -> torch.Tensor:
-        """[layers, 2 x experts + 2]: tokens of each expert, its share of the weights, tokens, and the
-        norm of the bias."""
+        """Return [layers, 2 x experts + 2]: tokens and weight share of each expert, tokens, bias norm."""
         table = torch.zeros(self._shape[0], 2 * self._shape[1] + 2, dtype=torch.float64, device=device())
         for layer, counts in self._counts.items():
             table[layer, :-2] = torch.cat([counts, self._shares[layer]])

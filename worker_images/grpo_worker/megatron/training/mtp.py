@@ -1,7 +1,7 @@
-"""Training the layer of multi-token prediction.
+"""Training of the multi-token-prediction (MTP) layer.
 
-It learns what the policy says, so that engines may draft with it; the policy learns nothing from it:
-hidden states, embedding and output projection are constants to it.
+The layer learns to predict the policy's responses, so that engines can draft tokens with it. The policy
+itself is not affected: hidden states, embedding and output projection are constants in this loss.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from grpo_worker.megatron.model import vocab_parallel
 from grpo_worker.megatron.model.mtp_layer import NAME
 from grpo_worker.megatron.training.runner import context_slice, context_whole, packed_params
 
-FACTOR = 0.1  # of its loss beside the policy's; DeepSeek-V3's own at the end of its training
+FACTOR = 0.1  # weight of this loss beside the policy's; DeepSeek-V3's value at the end of its training
 
 
 class MultiTokenPrediction:
-    """What the layer of a rank's chunks guesses, and how far off it is."""
+    """Predictions and loss of the MTP layer in a rank's chunks."""
 
     def __init__(self, chunks: Sequence[Any], hf: dict[str, Any]) -> None:
         self._first = next((chunk for chunk in chunks if chunk.pre_process), None)
@@ -36,8 +36,8 @@ class MultiTokenPrediction:
         self._hidden = output.detach()
 
     @torch.no_grad()
-    def begin(self) -> None:
-        """Before an update: bring the first stage's embedding to the last. Collective."""
+    def broadcast_embedding(self) -> None:
+        """Copy the first stage's embedding to the last stage, before an update. Collective."""
         if parallel_state.get_pipeline_model_parallel_world_size() == 1:
             return
         if self._first is None and self._last is None:
@@ -47,35 +47,38 @@ class MultiTokenPrediction:
         dist.broadcast(holder.word_embeddings.weight, source, group=parallel_state.get_embedding_group())
 
     def loss(self, micro: MicroBatch, width: int) -> torch.Tensor:
-        """Mean of -log p over the answers' tokens, each guessed from two before; follows the forward of
-        ``micro`` on the last stage."""
+        """Return the weighted mean of -log p over response tokens, each predicted two tokens ahead.
+
+        Call it on the last stage after the forward pass of ``micro``, whose hidden states it uses.
+        """
         rows = self.rows(micro, width)
         return -(micro.columns["weights"] * rows).sum()
 
     def rows(self, micro: MicroBatch, width: int) -> torch.Tensor:
-        """Log-probability of each token guessed from two before: [rows, width], 0 in the first two
-        columns."""
+        """Return the log-probability of each token, predicted two tokens ahead.
+
+        The shape is [rows, width], with 0 in the first two columns.
+        """
         logits = self.logits(micro)
         after_next = context_slice(micro.labels.roll(-1, 1))
-        found = context_whole(vocab_parallel.log_probs(logits, after_next, 1.0))
-        rows = micro.to_rows(found.roll(1, 1), width)
+        log_probs = context_whole(vocab_parallel.log_probs(logits, after_next, 1.0))
+        rows = micro.to_rows(log_probs.roll(1, 1), width)
         return torch.nn.functional.pad(rows[:, 2:], (2, 0))
 
     def logits(self, micro: MicroBatch) -> torch.Tensor:
-        """[b, s / cp, vocab / tp]: of the token after the next."""
+        """Return the logits of the token after the next, [b, s / cp, vocab / tp]."""
         model: Any = self._last
         with torch.no_grad():
             embedded = self._embedding(context_slice(micro.labels), context_slice(micro.position_ids))
         hidden = getattr(model, NAME)(self._hidden, embedded, packed_params(micro))
         logits, _ = model.output_layer(hidden, weight=model.output_layer.weight.detach())
-        found: torch.Tensor = logits.transpose(0, 1).contiguous()
-        return found
+        batch_first: torch.Tensor = logits.transpose(0, 1).contiguous()
+        return batch_first
 
 
 def _copy_of_embedding(model: Any, hf: dict[str, Any]) -> Any:
-    """The last stage has none of its own; this one is no part of the model."""
-    made = LanguageModelEmbedding(
+    """Create an embedding for a last stage that has none; it is not part of the model's state."""
+    embedding = LanguageModelEmbedding(
         model.config, hf["vocab_size"], hf["max_position_embeddings"], position_embedding_type="rope"
     )
-    where = model.output_layer.weight.device
-    return made.to(where).requires_grad_(False)
+    return embedding.to(model.output_layer.weight.device).requires_grad_(False)

@@ -1,4 +1,4 @@
-"""One rank's share of the policy: log-probabilities and optimizer steps."""
+"""The policy on one rank: log-probabilities and optimizer steps."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -8,7 +8,7 @@ import torch
 from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig, kl_estimate, policy_loss
 from grpo_worker.data.micro_batch import Batch, MicroBatch
-from grpo_worker.megatron.checkpoint.checkpointer import Part
+from grpo_worker.megatron.checkpoint.checkpointer import CheckpointPart
 from grpo_worker.megatron.conversion import hf_mapping
 from grpo_worker.megatron.model import vocab_parallel
 from grpo_worker.megatron.model.build import build_chunks
@@ -17,11 +17,11 @@ from grpo_worker.megatron.training.expert_load import ExpertLoad
 from grpo_worker.megatron.training.mtp import FACTOR, MultiTokenPrediction
 from grpo_worker.megatron.training.router_replay import RoutingReplay
 from grpo_worker.megatron.training.runner import (
-    Around,
+    ForwardContext,
     Runner,
     context_slice,
     context_whole,
-    nothing_around,
+    no_context,
 )
 from grpo_worker.megatron.training.setup import ModelSetup
 
@@ -29,9 +29,9 @@ T = TypeVar("T")
 
 
 class PolicyModel:
-    """Trainable policy and, with the same layout, the frozen reference.
+    """Trainable policy and frozen reference, in the same layout.
 
-    ``replay_routing``: the policy takes the experts of a batch's ``routed_experts``.
+    ``replay_routing``: the policy uses the experts in a batch's ``routed_experts``.
     """
 
     def __init__(
@@ -46,11 +46,9 @@ class PolicyModel:
         self.layout = setup.layout
         self.family = setup.family
         replay = {"moe_enable_routing_replay": True} if replay_routing else {}
-        if setup.next_tokens:
-            self.family.next_layer(setup.hf)  # raises for models without one
-        chunks = build_chunks(
-            setup.hf, setup.layout, setup.dtype, setup.recompute, setup.next_tokens, **replay
-        )
+        if setup.mtp:
+            self.family.mtp_shapes(setup.hf)  # raises for models without one
+        chunks = build_chunks(setup.hf, setup.layout, setup.dtype, setup.recompute, setup.mtp, **replay)
         hf_mapping.load(chunks, self.family, setup.reader)
         self.trainable = Trainable(chunks, optimizer, total_steps, setup.offload)
         self.reference: list[Any] = []
@@ -59,7 +57,7 @@ class PolicyModel:
             self.reference = [chunk.eval().requires_grad_(False) for chunk in frozen]
             hf_mapping.load(self.reference, self.family, setup.reader)
         self.reference_weights = frozen_weights(self.reference, setup.offload)
-        self._next = MultiTokenPrediction(chunks, setup.hf) if setup.next_tokens else None
+        self._mtp = MultiTokenPrediction(chunks, setup.hf) if setup.mtp else None
         self._runner = Runner(setup.layout, setup.batching)
         self._expert_load = ExpertLoad(chunks)
         self._replay = RoutingReplay(chunks) if replay_routing else None
@@ -70,21 +68,25 @@ class PolicyModel:
         return self.trainable.chunks
 
     def shards(self) -> list[hf_mapping.Shard]:
-        """Boxes of the policy's weights that this rank owns; ask for them and read them while those are on
-        the device (``trainable.weights``)."""
+        """Return the boxes of the policy's weights that this rank owns.
+
+        Call this and read the boxes only while ``trainable.weights`` are on the device.
+        """
         return [shard for shard in hf_mapping.shards(self.chunks, self.family) if shard.owner]
 
-    def parts(self, with_reference: bool) -> list[Part]:
-        """What a checkpoint holds; the reference only when it changes in the course of the job."""
+    def parts(self, with_reference: bool) -> list[CheckpointPart]:
+        """Return the parts of a checkpoint. ``with_reference``: the job changes the reference."""
         changing = (
-            [Part("reference.", self.reference, frozen=self.reference_weights)] if with_reference else []
+            [CheckpointPart("reference.", self.reference, frozen=self.reference_weights)]
+            if with_reference
+            else []
         )
-        return [Part("", self.chunks, self.trainable), *changing]
+        return [CheckpointPart("", self.chunks, self.trainable), *changing]
 
     @torch.no_grad()
     def refresh_reference(self) -> None:
-        """Make the policy of this moment the reference."""
-        with self.trainable.weights.here(), self.reference_weights.here():
+        """Copy the policy's current weights into the reference."""
+        with self.trainable.weights.on_device(), self.reference_weights.on_device():
             for new, old in zip(self.chunks, self.reference, strict=True):
                 current = dict(hf_mapping.named_tensors(new))
                 for name, target in hf_mapping.named_tensors(old):
@@ -93,11 +95,11 @@ class PolicyModel:
     def log_probs(
         self, batch: Batch, temperature: float, reference: bool = False, with_entropy: bool = False
     ) -> Batch:
-        """Log-probability of each token given those before it.
+        """Return the log-probability of each token given the tokens before it.
 
         batch: input_ids [b, s] int64, right-padded; attention_mask [b, s]. Returns log_probs
-        [b, s] fp32, 0 at column 0 and in the padding, and entropy of the same shape when asked for;
-        on ranks outside the last pipeline stage nothing.
+        [b, s] fp32, 0 at column 0 and in the padding, and ``with_entropy`` also entropy of the same shape;
+        an empty dict outside the last pipeline stage.
         """
         models = self.reference if reference else self.chunks
         for model in models:
@@ -109,39 +111,39 @@ class PolicyModel:
         def entropy(logits: torch.Tensor, micro: MicroBatch, width: int) -> torch.Tensor:
             return _entropy_rows(logits, micro, temperature, width)
 
-        wanted = {"log_probs": log_probs} | ({"entropy": entropy} if with_entropy else {})
-        held = self.reference_weights if reference else self.trainable.weights
-        with held.here():
+        functions = {"log_probs": log_probs} | ({"entropy": entropy} if with_entropy else {})
+        weights = self.reference_weights if reference else self.trainable.weights
+        with weights.on_device():
             return self._replayed(
-                lambda around: self._runner.rows(models, batch, wanted, around), not reference
+                lambda context: self._runner.rows(models, batch, functions, context), not reference
             )
 
     def router_agreement(self, batch: Batch) -> float:
-        """Share of the engines' choices of experts (``routed_experts``) that the routers make too."""
-        assert self._replay is not None, "the policy does not know what the engines chose"
+        """Return the share of the engines' ``routed_experts`` that the trainer's routers choose too."""
+        assert self._replay is not None, "the policy was built without router replay"
         for model in self.chunks:
             model.eval()
-        with self.trainable.weights.here():
-            self._runner.rows(self.chunks, batch, {}, self._replay.compared)
+        with self.trainable.weights.on_device():
+            self._runner.rows(self.chunks, batch, {}, self._replay.comparing)
         return self._replay.agreement()
 
-    def _replayed(self, call: Callable[[Around], T], wanted: bool = True) -> T:
-        """Call with what replays the engines' choice of experts, if the job wants it."""
-        if self._replay is None or not wanted:
-            return call(nothing_around)
+    def _replayed(self, call: Callable[[ForwardContext], T], replay: bool = True) -> T:
+        """Call with a context that replays the engines' experts if ``replay`` and the job ask for it."""
+        if self._replay is None or not replay:
+            return call(no_context)
         try:
-            return call(self._replay.around)
+            return call(self._replay.replaying)
         finally:
             self._replay.clear()
 
     def update(
         self, batch: Batch, loss: PolicyLossConfig, kl_coef: float, temperature: float
     ) -> dict[str, float]:
-        """One optimizer step on this data-parallel rank's share of a mini-batch.
+        """Take one optimizer step on this data-parallel rank's share of a mini-batch.
 
-        batch, all [b, s] fp32 but input_ids and attention_mask: input_ids, attention_mask,
-        response_mask, old_log_probs, advantages, weights (of the *global* mini-batch); with a KL
-        loss ref_log_prob; with a rollout correction rollout_is_weights.
+        batch, [b, s] each, fp32 unless noted: input_ids (int64), attention_mask (bool), response_mask,
+        old_log_probs, advantages, weights (of the *global* mini-batch); with a KL loss ref_log_prob; with
+        rollout correction rollout_is_weights.
         Returns metrics summed over the global mini-batch, the same on every rank.
         """
 
@@ -149,19 +151,19 @@ class PolicyModel:
             log_prob = _log_prob_rows(logits, part, temperature, width)
             entropy = _entropy_rows(logits, part, temperature, width) if loss.entropy_coef else None
             total, figures = _loss(log_prob, entropy, part.columns, loss, kl_coef)
-            if self._next is None:
+            if self._mtp is None:
                 return total, figures
-            guess = self._next.loss(part, width)
-            return total + FACTOR * guess, torch.cat([figures, guess.detach()[None]])
+            mtp_loss = self._mtp.loss(part, width)
+            return total + FACTOR * mtp_loss, torch.cat([figures, mtp_loss.detach()[None]])
 
-        names = _NAMES if self._next is None else (*_NAMES, "mtp_loss")
-        with self.trainable.weights.here():
-            if self._next is not None:
-                self._next.begin()
-            found = self._replayed(
-                lambda around: self._runner.update(self.trainable, batch, losses, names, around)
+        names = _NAMES if self._mtp is None else (*_NAMES, "mtp_loss")
+        with self.trainable.weights.on_device():
+            if self._mtp is not None:
+                self._mtp.broadcast_embedding()
+            metrics = self._replayed(
+                lambda context: self._runner.update(self.trainable, batch, losses, names, context)
             )
-        return {f"actor/{name}": value for name, value in found.items()} | self._expert_load.take()
+        return {f"actor/{name}": value for name, value in metrics.items()} | self._expert_load.collect()
 
 
 def _log_prob_rows(logits: torch.Tensor, micro: MicroBatch, temperature: float, width: int) -> torch.Tensor:
@@ -180,7 +182,7 @@ def _loss(
     config: PolicyLossConfig,
     kl_coef: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss of a micro-batch, and its parts in the order of ``_NAMES``."""
+    """Return the loss of a micro-batch, and its figures in the order of ``_NAMES``."""
     weight, old, mask = batch["weights"], batch["old_log_probs"], batch["response_mask"]
     policy, clipped = policy_loss(log_prob, old, batch["advantages"], mask, config)
     if "rollout_is_weights" in batch:

@@ -1,16 +1,19 @@
-"""Figures of micro-batches -> figures of the global mini-batch."""
+"""Reduction of each rank's figures to figures of the whole gang."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
+from grpo_worker.megatron.conversion.hf_mapping import shards
+from grpo_worker.megatron.families.base import Family
 from grpo_worker.megatron.model.build import device
 
 
 def summed(parts: Sequence[torch.Tensor], names: Sequence[str]) -> dict[str, float]:
-    """Sum [names] figures over micro-batches and data-parallel ranks, the same on every rank."""
+    """Sum [names] figures over micro-batches and data-parallel ranks; same result on every rank."""
     total = torch.stack(list(parts)).sum(0) if parts else torch.zeros(len(names), device=device())
     dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
     # Only the last stage computed a loss; the others contribute zeros.
@@ -19,9 +22,28 @@ def summed(parts: Sequence[torch.Tensor], names: Sequence[str]) -> dict[str, flo
 
 
 def largest_memory() -> dict[str, float]:
-    """verl's perf/max_memory_allocated_gb: of the fullest GPU since its start. Collective."""
+    """Return verl's perf/max_memory_allocated_gb: the peak of the fullest GPU. Collective."""
     if not torch.cuda.is_available():
         return {}
-    most = torch.tensor(float(torch.cuda.max_memory_allocated()), device=device())
-    dist.all_reduce(most, dist.ReduceOp.MAX)
-    return {"perf/max_memory_allocated_gb": float(most) / 2**30}
+    peak = torch.tensor(float(torch.cuda.max_memory_allocated()), device=device())
+    dist.all_reduce(peak, dist.ReduceOp.MAX)
+    return {"perf/max_memory_allocated_gb": float(peak) / 2**30}
+
+
+def active_parameters(chunks: Sequence[Any], family: Family) -> int:
+    """Return how many parameters the whole model multiplies with one token. Collective.
+
+    Routed experts count by the share that is active for a token. The embedding is a lookup and counts only
+    where it is also the output projection.
+    """
+    config = chunks[0].config
+    share = (config.moe_router_topk / config.num_moe_experts) if config.num_moe_experts else 1.0
+    tied = any(chunk.share_embeddings_and_output_weights for chunk in chunks)
+    count = 0.0
+    for shard in shards(chunks, family):
+        if not shard.owner or (shard.name.endswith("embed_tokens.weight") and not tied):
+            continue
+        count += shard.tensor.numel() * (share if ".mlp.experts." in shard.name else 1.0)
+    total = torch.tensor(count, dtype=torch.float64, device=device())
+    dist.all_reduce(total)
+    return round(float(total))

@@ -1,4 +1,4 @@
-"""A model that judges answers: a sequence classifier with one label, frozen, in the trainer's layout."""
+"""Reward model: a frozen sequence classifier with one label, in the trainer's layout."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,25 +18,29 @@ from grpo_worker.model_files.config import model_config
 
 
 class RewardModel:
-    """Reads token ids as the policy wrote them, so both need the same vocabulary."""
+    """Scores responses from the policy's token ids, so both models must share a vocabulary."""
 
     def __init__(self, path: str, setup: ModelSetup) -> None:
-        """``path``: a Hugging Face directory with ``score.weight``; ``setup``: the policy's.
+        """Load the model. ``path``: a Hugging Face directory with ``score.weight``; ``setup``: the policy's.
 
-        Raises ValueError when the model cannot judge the policy's tokens.
+        Raises ValueError when the model has another vocabulary, no score head, or several labels.
         """
         hf, reader = model_config(path), SafetensorsWeights(Path(path))
         if hf["vocab_size"] != setup.hf["vocab_size"]:
             raise ValueError(
-                f"reward.model.path={path}: its vocabulary has {hf['vocab_size']} tokens, the policy's "
-                f"{setup.hf['vocab_size']}: a reward model must share the policy's tokenizer"
+                f"spec.reward.model.path={path}: its vocabulary has {hf['vocab_size']} tokens, the policy's "
+                f"{setup.hf['vocab_size']}: use a reward model with the policy's tokenizer"
             )
         try:
             head = reader.shape(NAME)
         except KeyError as error:
-            raise ValueError(f"reward.model.path={path}: no {NAME}: not a sequence classifier") from error
+            raise ValueError(
+                f"spec.reward.model.path={path}: there is no tensor {NAME}: use a sequence classifier"
+            ) from error
         if head[0] != 1:
-            raise ValueError(f"reward.model.path={path}: {head[0]} labels, a reward has one")
+            raise ValueError(
+                f"spec.reward.model.path={path}: the classifier has {head[0]} labels: use one with one label"
+            )
         own = replace(setup, hf=hf | {"tie_word_embeddings": False}, reader=reader, recompute=False)
         chunks = with_value_heads(build_chunks(own.hf, own.layout, own.dtype))
         hf_mapping.load(chunks, own.family, reader)
@@ -45,13 +49,16 @@ class RewardModel:
         self._runner = Runner(own.layout, own.batching)
 
     def scores(self, batch: Batch) -> Batch:
-        """scores [b, 1] fp32 of input_ids [b, s], right-padded, with attention_mask [b, s]: what the
-        head says at each row's last token. Nothing outside the last pipeline stage."""
-        # The runner hands out what is said before each token: let one more follow.
+        """Return scores [b, 1] fp32: the head's value at each row's last token.
+
+        batch: input_ids [b, s], right-padded; attention_mask [b, s]. Returns an empty dict outside the last
+        pipeline stage.
+        """
+        # The runner aligns outputs with the following token, so each row needs one more token.
         ids = torch.nn.functional.pad(batch["input_ids"], (0, 1))
         lengths = batch["attention_mask"].sum(1)
         seen = torch.arange(ids.shape[1], device=ids.device) <= lengths[:, None]
         rows = {"input_ids": ids, "attention_mask": seen}
-        with self._weights.here():
-            found = self._runner.rows(self._chunks, rows, {"scores": value_rows})
-        return {name: column.gather(1, lengths[:, None].cpu()) for name, column in found.items()}
+        with self._weights.on_device():
+            columns = self._runner.rows(self._chunks, rows, {"scores": value_rows})
+        return {name: column.gather(1, lengths[:, None].cpu()) for name, column in columns.items()}

@@ -1,7 +1,7 @@
-"""Routing replay (R3): the trainer's routers take the experts that the engines took.
+"""Router replay (R3): the trainer's routers use the experts that the engines chose.
 
-An expert that the trainer would choose differently, by rounding alone, changes a token's probability
-by far more than rounding does; replaying the choice keeps both sides on the same function.
+Rounding alone can make the trainer choose another expert, and that changes a token's probability far more
+than rounding itself. Replaying the engines' choice makes both sides compute the same function.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,10 +22,10 @@ COLUMN = "routed_experts"
 
 
 class RoutingReplay:
-    """The routers of a rank's model chunks, which must be built with ``moe_enable_routing_replay``."""
+    """Routers of a rank's model chunks, which must be built with ``moe_enable_routing_replay``."""
 
     def __init__(self, chunks: Sequence[Any]) -> None:
-        # Megatron-Core collects every instance for ever; we keep our own.
+        # Megatron-Core keeps every instance in a global list and never removes one.
         RouterReplay.clear_global_router_replay_instances()
         config = chunks[0].config
         frequency = config.moe_layer_freq
@@ -36,8 +36,8 @@ class RoutingReplay:
         self._routers = {id(chunk): list(_routers(chunk)) for chunk in chunks}
 
     @contextmanager
-    def around(self, model: Any, micro: MicroBatch) -> Iterator[None]:
-        """Replay in the forward inside, and in the recomputation that its backward may make."""
+    def replaying(self, model: Any, micro: MicroBatch) -> Iterator[None]:
+        """Replay the engines' experts in the forward pass inside, and when the backward recomputes it."""
         if COLUMN not in micro.columns:
             yield
             return
@@ -51,17 +51,16 @@ class RoutingReplay:
             router.set_router_replay_action(RouterReplayAction.REPLAY_BACKWARD)
 
     @contextmanager
-    def compared(self, model: Any, micro: MicroBatch) -> Iterator[None]:
-        """Let the routers choose for themselves in the forward inside, and count how often they choose
-        what the engines chose."""
+    def comparing(self, model: Any, micro: MicroBatch) -> Iterator[None]:
+        """Count how often the routers choose the engines' experts in the forward pass inside."""
         chosen = self._local(micro, fill=False)
         known = chosen[:, 0, 0] >= 0
         hooks = []
 
         def count(router: Any, _inputs: Any, outputs: Any) -> None:
-            wanted = chosen[known, self._order[router.layer_number - 1]]
-            self._seen[0] += outputs[1][known].gather(1, wanted).sum()
-            self._seen[1] += wanted.numel()
+            engine_choice = chosen[known, self._order[router.layer_number - 1]]
+            self._seen[0] += outputs[1][known].gather(1, engine_choice).sum()
+            self._seen[1] += engine_choice.numel()
 
         chunk = model if id(model) in self._routers else model.module
         for layer in chunk.decoder.layers:
@@ -73,28 +72,31 @@ class RoutingReplay:
             hook.remove()
 
     def agreement(self) -> float:
-        """Share of equal choices since the last call, over all ranks. Collective."""
+        """Return the share of equal choices since the last call, over all ranks. Collective."""
         dist.all_reduce(self._seen)
         equal, choices = self._seen.tolist()
         self._seen.zero_()
         return float(equal / max(choices, 1.0))
 
     def clear(self) -> None:
-        """Back to the routers' own choice."""
+        """End the replay: the routers choose experts themselves again."""
         for routers in self._routers.values():
             for _, router in routers:
                 router.clear_indices()
                 router.clear_router_replay_action()
 
     def _local(self, micro: MicroBatch, fill: bool = True) -> torch.Tensor:
-        """[tokens of this rank, expert layers, k] int64, in the order in which routers see tokens. Tokens
-        that no engine ran, at the end of a row and in the padding: spread evenly, or else -1."""
+        """Return the experts of this rank's tokens, in the routers' order: [tokens, expert layers, k] int64.
+
+        No engine ran the last token of a row or the padding. With ``fill`` these tokens are spread evenly
+        over the experts, otherwise they get -1.
+        """
         rows = micro.columns[COLUMN].long()
         shape = micro.input_ids.shape
-        places = torch.arange(shape[1], device=rows.device)[:, None] * self._topk
-        even = (places + torch.arange(self._topk, device=rows.device)) % self._experts
-        even = even if fill else torch.full_like(even, -1)
-        whole = even[None, :, None, :].repeat(shape[0], 1, len(self._order), 1)
+        first = torch.arange(shape[1], device=rows.device)[:, None] * self._topk
+        default = (first + torch.arange(self._topk, device=rows.device)) % self._experts
+        default = default if fill else torch.full_like(default, -1)
+        whole = default[None, :, None, :].repeat(shape[0], 1, len(self._order), 1)
         micro.spread(rows, whole)
         tokens = context_slice(whole).transpose(0, 1)  # [s, b, layers, k]
         if self._sequence_parallel:

@@ -1,4 +1,4 @@
-"""Micro-batches through Megatron-Core's pipeline schedules, on every parallel axis."""
+"""Execution of micro-batches with Megatron-Core's pipeline schedules, on every parallel axis."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,24 +20,24 @@ from grpo_worker.megatron.model.core_attention import zigzag_chunks
 from grpo_worker.megatron.optim.optimizer import Trainable
 from grpo_worker.megatron.training.reductions import summed
 
-# (logits [b, s, vocab / tp] of this CP rank, its micro-batch) -> loss of the micro-batch
-OnLogits = Callable[[torch.Tensor, MicroBatch], torch.Tensor]
+# (output of this CP rank, such as logits [b, s, vocab / tp]; its micro-batch) -> loss of the micro-batch
+LossFunction = Callable[[torch.Tensor, MicroBatch], torch.Tensor]
 # (output of this CP rank, its micro-batch, width) -> [rows, width]
-OnRows = Callable[[torch.Tensor, MicroBatch, int], torch.Tensor]
-# (output of this CP rank, its micro-batch, width) -> (loss, its figures)
-OnOutput = Callable[[torch.Tensor, MicroBatch, int], tuple[torch.Tensor, torch.Tensor]]
-# (model chunk, micro-batch) -> context
-Around = Callable[[Any, MicroBatch], AbstractContextManager[None]]
+RowFunction = Callable[[torch.Tensor, MicroBatch, int], torch.Tensor]
+# (output of this CP rank, its micro-batch, width) -> (loss, figures)
+UpdateFunction = Callable[[torch.Tensor, MicroBatch, int], tuple[torch.Tensor, torch.Tensor]]
+# (model chunk, micro-batch) -> context that is open during the chunk's forward pass
+ForwardContext = Callable[[Any, MicroBatch], AbstractContextManager[None]]
 
 
-def nothing_around(_model: Any, _micro: MicroBatch) -> AbstractContextManager[None]:
-    """Nothing to hold open."""
+def no_context(_model: Any, _micro: MicroBatch) -> AbstractContextManager[None]:
+    """Return an empty context."""
     return nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatching:
-    """``rows`` of one forward, padded to the batch's width; or, with ``max_tokens``, packed."""
+    """Size of a micro-batch: ``rows`` padded to the batch's width, or packed up to ``max_tokens``."""
 
     rows: int = 1
     max_tokens: int | None = None
@@ -49,108 +49,116 @@ class Runner:
     def __init__(self, layout: Layout, batching: MicroBatching) -> None:
         if batching.max_tokens and layout.context > 1:
             raise ValueError(
-                f"trainer.maxTokensPerGpu with context={layout.context}: packed sequences cannot be cut over "
-                "context-parallel ranks; remove maxTokensPerGpu or set context to 1"
+                f"trainer.maxTokensPerGpu with context={layout.context}: packed sequences cannot be split "
+                "over context-parallel ranks: remove maxTokensPerGpu or set context to 1"
             )
         self.layout = layout
         self._batching = batching
-        # Context parallelism cuts a sequence into 2 x cp chunks, sequence parallelism over tp.
+        # Context parallelism splits a sequence into 2 x cp chunks, sequence parallelism into tp.
         multiple = layout.tensor * (2 * layout.context if layout.context > 1 else 1)
         rows = None if batching.max_tokens else batching.rows
         self._shape = Shape(rows, multiple)
 
     def micro_batches(self, batch: Batch) -> list[MicroBatch]:
-        """The rank's rows in micro-batches, as many on every data-parallel rank. Collective."""
+        """Split the rank's rows into micro-batches, equally many on every data-parallel rank. Collective."""
         if self._batching.max_tokens is None:
             return list(split(batch, self._shape))
         lengths = lengths_of(batch)
         groups = within_budget(lengths, self._batching.max_tokens)
-        return list(split(batch, self._shape, groups_for(lengths, self._agree(len(groups)))))
+        return list(split(batch, self._shape, groups_for(lengths, self._agreed_count(len(groups)))))
 
-    def _agree(self, count: int) -> int:
-        found = torch.tensor(count, device=device())
+    def _agreed_count(self, count: int) -> int:
+        """Return the largest count of all data-parallel ranks, as a multiple of the pipeline's rounds."""
+        largest = torch.tensor(count, device=device())
         group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-        dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+        # The interleaved schedule runs micro-batches in rounds of one per stage.
         pipeline = self.layout.pipeline if self.layout.virtual_pipeline > 1 else 1
-        return -(-int(found) // pipeline) * pipeline  # the interleaved schedule runs them in rounds
+        return -(-int(largest) // pipeline) * pipeline
 
     def rows(
         self,
         chunks: Sequence[Any],
         batch: Batch,
-        wanted: Mapping[str, OnRows],
-        around: Around = nothing_around,
+        functions: Mapping[str, RowFunction],
+        context: ForwardContext = no_context,
     ) -> Batch:
-        """What ``wanted`` makes of the outputs, without gradients: [b, s] each, 0 in the padding, in
-        the batch's order, on the host; nothing outside the last pipeline stage."""
-        found: dict[str, list[torch.Tensor]] = {name: [] for name in wanted}
+        """Apply ``functions`` to the outputs of forward passes without gradients.
+
+        Returns [b, s] for each, 0 in the padding, in the batch's order and on the host; an empty dict
+        outside the last pipeline stage.
+        """
+        columns: dict[str, list[torch.Tensor]] = {name: [] for name in functions}
         order: list[int] = []
         width = batch["input_ids"].shape[1]
 
         def collect(output: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
-            for name, call in wanted.items():
-                found[name].append(call(output, micro, width))
+            for name, function in functions.items():
+                columns[name].append(function(output, micro, width))
             order.extend(micro.indices)
             return output.new_zeros(())
 
         with torch.no_grad():
-            self.run(chunks, self.micro_batches(to_device(batch)), collect, True, around)
+            self.run(chunks, self.micro_batches(to_device(batch)), collect, True, context)
         if not order:
             return {}
-        place = torch.tensor(order).argsort()
-        seen = batch["attention_mask"]
-        return {name: torch.cat(parts).cpu()[place] * seen for name, parts in found.items()}
+        original = torch.tensor(order).argsort()
+        mask = batch["attention_mask"]
+        return {name: torch.cat(parts).cpu()[original] * mask for name, parts in columns.items()}
 
     def update(
         self,
         trainable: Trainable,
         batch: Batch,
-        on_output: OnOutput,
+        function: UpdateFunction,
         names: Sequence[str],
-        around: Around = nothing_around,
+        context: ForwardContext = no_context,
     ) -> dict[str, float]:
-        """One optimizer step on this data-parallel rank's rows. Collective.
+        """Take one optimizer step on this data-parallel rank's rows. Collective.
 
-        ``on_output`` says the loss of a micro-batch and, detached, the figures ``names``; both are sums
-        over its tokens, whose weights are those of the global mini-batch. Returns the figures of the
-        global mini-batch, and grad_norm and lr.
+        ``function`` returns the loss of a micro-batch and, detached, its figures ``names``; both are sums
+        over its tokens, weighted as in the global mini-batch. Returns the figures of the global mini-batch,
+        grad_norm and lr.
         """
         trainable.begin()
         width = batch["input_ids"].shape[1]
         micro = self.micro_batches(to_device(batch))
-        # The schedule divides by the micro-batches, DDP averages over data-parallel ranks.
+        # Undoes two averages: the schedule's over micro-batches and DDP's over data-parallel ranks.
         scale = len(micro) * self.layout.data
         sums: list[torch.Tensor] = []
 
         def losses(output: torch.Tensor, part: MicroBatch) -> torch.Tensor:
-            loss, figures = on_output(output, part, width)
+            loss, figures = function(output, part, width)
             sums.append(figures)
             return loss * scale
 
-        self.run(trainable.ddp, micro, losses, False, around)
+        self.run(trainable.ddp, micro, losses, False, context)
         return summed(sums, names) | trainable.step()
 
     def run(
         self,
         chunks: Sequence[Any],
         micro: Sequence[MicroBatch],
-        on_logits: OnLogits,
+        loss_function: LossFunction,
         forward_only: bool,
-        around: Around = nothing_around,
+        context: ForwardContext = no_context,
     ) -> None:
-        """Forward (and backward) of all micro-batches. On the last stage ``on_logits`` turns the
-        logits of each into its loss. ``around``: what to hold open during a forward."""
+        """Run the forward (and backward) passes of all micro-batches.
+
+        On the last stage ``loss_function`` computes the loss of each micro-batch from the model's output.
+        ``context`` is open during each forward pass.
+        """
 
         def forward(data: Iterator[MicroBatch], model: Any) -> tuple[torch.Tensor, Any]:
             part = next(data)
 
             def loss(logits: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
-                return on_logits(logits, part), {}
+                return loss_function(logits, part), {}
 
-            with around(model, part):
+            with context(model, part):
                 return _forward(model, part), loss
 
-        # The schedule wants one iterator for each model chunk.
+        # The schedule takes one iterator for each model chunk.
         data = [iter(micro) for _ in chunks]
         get_forward_backward_func()(
             forward_step_func=forward,
@@ -164,7 +172,7 @@ class Runner:
 
 
 def to_device(batch: Batch) -> Batch:
-    """The batch where this rank computes."""
+    """Return the batch on the device of this rank."""
     where = device()
     return {name: column.to(where) for name, column in batch.items()}
 
@@ -176,29 +184,31 @@ def _forward(model: Any, micro: MicroBatch) -> torch.Tensor:
 
 
 def packed_params(micro: MicroBatch) -> PackedSeqParams | None:
-    """Where the sequences of a packed micro-batch begin and end; None when it is padded."""
+    """Return the bounds of the sequences in a packed micro-batch, or None when it is padded."""
     if not micro.bounds:
         return None
-    # On the host: Megatron-Core reads the bounds in every layer, which would stall a GPU.
+    # On the host: Megatron-Core reads the bounds in every layer, and each read would stall a GPU.
     bounds = torch.tensor(micro.bounds, dtype=torch.int32)
     longest = int((bounds[1:] - bounds[:-1]).max())
     return PackedSeqParams("thd", bounds, bounds, max_seqlen_q=longest, max_seqlen_kv=longest)
 
 
 def context_slice(tokens: torch.Tensor) -> torch.Tensor:
-    """This context-parallel rank's part of [b, s]."""
+    """Return this context-parallel rank's part of [b, s]: [b, s / cp]."""
     size = parallel_state.get_context_parallel_world_size()
     if size == 1:
         return tokens
     rank = parallel_state.get_context_parallel_rank()
     chunks = tokens.chunk(2 * size, dim=1)
     own = zigzag_chunks(size)[2 * rank : 2 * rank + 2]
-    return torch.cat([chunks[place] for place in own], dim=1)
+    return torch.cat([chunks[number] for number in own], dim=1)
 
 
 def context_whole(tokens: torch.Tensor) -> torch.Tensor:
-    """Undo ``context_slice``: [b, s / cp] of every rank -> [b, s]. The gradient of a rank is that of
-    its own part."""
+    """Gather [b, s / cp] of all ranks to [b, s], the inverse of ``context_slice``.
+
+    Each rank receives the gradient of its own part only.
+    """
     size = parallel_state.get_context_parallel_world_size()
     if size == 1:
         return tokens
@@ -208,4 +218,4 @@ def context_whole(tokens: torch.Tensor) -> torch.Tensor:
     )
     chunks = gathered.transpose(0, 1).chunk(2 * size, dim=1)
     held = zigzag_chunks(size)
-    return torch.cat([chunks[held.index(place)] for place in range(2 * size)], dim=1)
+    return torch.cat([chunks[held.index(number)] for number in range(2 * size)], dim=1)

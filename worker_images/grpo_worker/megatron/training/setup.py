@@ -1,4 +1,4 @@
-"""What every model on a rank is made from."""
+"""Settings shared by all models of a rank."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +15,12 @@ from grpo_worker.megatron.training.runner import MicroBatching
 
 @dataclass(frozen=True, slots=True)
 class ModelSetup:
-    """``hf``: config.json. ``reader``: where the initial weights come from.
+    """Settings from which policy, critic and reward model are built.
 
-    ``dtype``: of weights and activations; gradients and the optimizer's state are fp32.
-    ``recompute``: keep only each layer's input for the backward pass. ``offload``: what waits in host
-    memory while another role computes. ``next_tokens``: train the layer of multi-token prediction too.
+    ``hf``: contents of config.json. ``reader``: source of the initial weights. ``dtype``: of weights and
+    activations; gradients and optimizer state are fp32. ``recompute``: keep only each layer's input for the
+    backward pass. ``offload``: state that waits in host memory while another role computes. ``mtp``: also
+    train the layer of multi-token prediction.
     """
 
     hf: dict[str, Any]
@@ -29,9 +30,9 @@ class ModelSetup:
     dtype: torch.dtype = torch.float32
     recompute: bool = False
     offload: OffloadSpec = OffloadSpec()
-    next_tokens: bool = False
+    mtp: bool = False
 
     @property
     def family(self) -> Family:
-        """The model's family. Raises ValueError for an unknown one."""
+        """The model's family. Raises ValueError when it is not supported."""
         return family_of(self.hf)

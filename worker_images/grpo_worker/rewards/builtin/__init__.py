@@ -1,7 +1,7 @@
-"""Verifiers for common kinds of answers, by the names that ``spec.reward.builtin`` takes.
+"""Built-in verifiers for common kinds of answers, under the names of ``spec.reward.builtin``.
 
-Each is a function ``compute_score(solution_str, ground_truth, timeout_seconds)`` that runs in the same
-processes as users' functions.
+Each is a function ``compute_score(solution_str, ground_truth, timeout_seconds)`` that runs in a reward
+process, as users' functions do.
 """
 
 BUILTIN = {
@@ -16,4 +16,4 @@ BUILTIN = {
 
 
 class GroundTruthError(ValueError):
-    """The row's ground truth is not what the verifier needs."""
+    """The verifier cannot use the row's ground truth."""

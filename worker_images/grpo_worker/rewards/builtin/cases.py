@@ -1,4 +1,4 @@
-"""Tests of a program, in the layouts that data sets have them."""
+"""Test cases of programs, in the layouts of common data sets."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from typing import Any
 from grpo_worker.rewards.builtin import GroundTruthError
 
 _LAYOUTS = "give {inputs: [...], outputs: [...]}, with fn_name for a function, or {assert_case: [...]}"
-# Calls the function (APPS' and LeetCode's layout) with arguments from standard input, a line of JSON each.
+# Calls the function (layout of APPS and LeetCode) with arguments from standard input, one line of JSON each.
 _CALL = """
 import json as _json, sys as _sys
 _arguments = [_json.loads(line) for line in _sys.stdin if line.strip()]
@@ -21,7 +21,7 @@ print({mark!r} + _json.dumps(_result(*_arguments)))
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One test. ``epilogue``: code that runs after the program. ``accepts``: is the output right?"""
+    """A test. ``epilogue``: code that runs after the program. ``accepts``: whether the output is right."""
 
     epilogue: str
     stdin: str
@@ -29,7 +29,7 @@ class Case:
 
 
 def read_cases(tests: dict[str, Any]) -> list[Case]:
-    """Read verl's and APPS' layouts. Raises GroundTruthError for others, and when there is no test."""
+    """Read the layouts of verl and APPS. Raises GroundTruthError for others, and for no tests at all."""
     if "inputs" in tests and "outputs" in tests:
         inputs, outputs = tests["inputs"], tests["outputs"]
         if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
@@ -38,28 +38,28 @@ def read_cases(tests: dict[str, Any]) -> list[Case]:
         pairs = zip(inputs, outputs, strict=True)
         cases = [_call(name, *pair) if name else _program(*pair) for pair in pairs]
     else:
-        found = tests.get("assert_case", tests.get("tests"))
-        if found is None:
+        assertions = tests.get("assert_case", tests.get("tests"))
+        if assertions is None:
             raise GroundTruthError(f"ground_truth has {', '.join(tests) or 'no keys'}: {_LAYOUTS}")
-        cases = [_assertion(text) for text in ([found] if isinstance(found, str) else found)]
+        cases = [_assertion(text) for text in ([assertions] if isinstance(assertions, str) else assertions)]
     if not cases:
         raise GroundTruthError(f"ground_truth has no test: {_LAYOUTS}")
     return cases
 
 
-def _program(given: Any, wanted: Any) -> Case:
-    text = _lines(wanted)
-    return Case("", _lines(given), lambda output: _same(output, text))
+def _program(stdin: Any, expected: Any) -> Case:
+    text = _lines(expected)
+    return Case("", _lines(stdin), lambda output: _same(output, text))
 
 
 def _lines(value: Any) -> str:
-    """Standard input or output: text, or its lines."""
+    """Return standard input or output as text; some data sets store a list of lines."""
     return "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _same(output: str, wanted: str) -> bool:
-    """White space does not matter, and numbers need only be near, as in verl."""
-    words, others = output.split(), wanted.split()
+def _same(output: str, expected: str) -> bool:
+    """Compare outputs, ignoring white space and small differences of numbers, as verl does."""
+    words, others = output.split(), expected.split()
     return len(words) == len(others) and all(map(_near, words, others))
 
 
@@ -72,28 +72,28 @@ def _near(word: str, other: str) -> bool:
         return False
 
 
-def _call(name: str, given: Any, wanted: Any) -> Case:
+def _call(name: str, arguments: Any, expected: Any) -> Case:
     mark = secrets.token_hex(8)
-    stdin = given if isinstance(given, str) else "\n".join(map(json.dumps, given))
-    expected = _loaded(wanted) if isinstance(wanted, str) else wanted
+    stdin = arguments if isinstance(arguments, str) else "\n".join(map(json.dumps, arguments))
+    expected = _loaded(expected) if isinstance(expected, str) else expected
 
     def accepts(output: str) -> bool:
-        # Data sets have the result as it is or as the only one of a list.
-        found = _loaded(output.rpartition(mark)[2])
-        return mark in output and any(_equal(found, value) for value in (expected, *_only(expected)))
+        # Some data sets store the result itself, others a list that contains only the result.
+        result = _loaded(output.rpartition(mark)[2])
+        return mark in output and any(_equal(result, value) for value in (expected, *_only(expected)))
 
     return Case(_CALL.format(name=name, mark=mark), stdin, accepts)
 
 
-def _equal(found: Any, wanted: Any) -> bool:
-    """Compare JSON. Numbers with a fraction need only be near, as in what programs print."""
-    if isinstance(found, list) and isinstance(wanted, list):
-        return len(found) == len(wanted) and all(map(_equal, found, wanted))
-    if isinstance(found, dict) and isinstance(wanted, dict):
-        return found.keys() == wanted.keys() and all(_equal(found[key], wanted[key]) for key in wanted)
-    if isinstance(found, int | float) and isinstance(wanted, int | float) and found != wanted:
-        return isinstance(found + wanted, float) and _near(str(found), str(wanted))
-    return bool(found == wanted)
+def _equal(result: Any, expected: Any) -> bool:
+    """Compare JSON values, ignoring small differences of numbers with a fraction."""
+    if isinstance(result, list) and isinstance(expected, list):
+        return len(result) == len(expected) and all(map(_equal, result, expected))
+    if isinstance(result, dict) and isinstance(expected, dict):
+        return result.keys() == expected.keys() and all(_equal(result[k], expected[k]) for k in expected)
+    if isinstance(result, int | float) and isinstance(expected, int | float) and result != expected:
+        return isinstance(result + expected, float) and _near(str(result), str(expected))
+    return bool(result == expected)
 
 
 def _loaded(text: str) -> Any:
@@ -108,6 +108,6 @@ def _only(expected: Any) -> list[Any]:
 
 
 def _assertion(text: str) -> Case:
-    # A program that ends before the assertion does not print the mark.
+    # A program that exits before the assertion does not print the mark.
     mark = secrets.token_hex(8)
     return Case(f"{text}\nprint({mark!r})\n", "", lambda output: output.rstrip().endswith(mark))

@@ -1,4 +1,4 @@
-"""Multiple choice: is the letter that the answer chooses the right one?"""
+"""Verifier of multiple-choice answers by the chosen letter."""
 
 import re
 from typing import Any
@@ -8,7 +8,7 @@ from grpo_worker.rewards.builtin import GroundTruthError
 _LETTER = re.compile(r"\W*([A-Za-z])\W*")
 _STYLE = r"(?:\\(?:text|textbf|mathrm|mathbf)\{)?\s*"
 _LONE = rf"[\s*$]*{_STYLE}(?:\\?\(\s*{_STYLE}([A-Za-z])\}}?\s*\\?\)|([A-Z])(?![\w']))"
-# In order of trust; the last match in the text counts.
+# Most reliable first; of several matches in the text the last one counts.
 _CHOICES = (
     re.compile(rf"\\boxed\{{\s*{_STYLE}\(?([A-Za-z])\)?[\s.}}]"),
     re.compile(rf"(?:\A|\n){_LONE}[\s.*$}}]*\Z"),
@@ -19,10 +19,12 @@ _CHOICES = (
 
 
 def compute_score(solution_str: str, ground_truth: Any, timeout_seconds: float) -> float:
-    """Give 1 for ``\\boxed{B}``, ``Answer: B``, or ``(B)`` or a line ``B`` at the end when B is right."""
+    r"""Return 1 for ``\boxed{B}``, ``Answer: B``, or ``(B)`` or a line ``B`` at the end if B is right."""
     right = _LETTER.fullmatch(str(ground_truth))
     if right is None:
-        raise GroundTruthError(f"ground_truth={ground_truth!r:.200} is no letter: give the right choice's")
+        raise GroundTruthError(
+            f"ground_truth={ground_truth!r:.200} is not a letter: give the letter of the right choice"
+        )
     return float(_chosen(solution_str.strip()) == right[1].upper())
 
 

@@ -1,4 +1,4 @@
-"""JSON: does the answer fit a schema, or equal a value?"""
+"""Verifier of JSON answers by a schema or an expected value."""
 
 import json
 from typing import Any
@@ -12,31 +12,31 @@ from referencing.exceptions import Unresolvable
 from grpo_worker.rewards.builtin import GroundTruthError
 from grpo_worker.rewards.builtin.fenced import last_block
 
-_THOUGHT = "</think>"
-# Keywords of a schema that demand nothing.
-_REMARKS = frozenset(
+_THOUGHT_END = "</think>"
+# Keywords of a schema that do not restrict values.
+_ANNOTATIONS = frozenset(
     {
         "$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default", "examples",
         "format",
     }
 )  # fmt: skip
-# Only the drafts of JSON Schema: without a registry of its own, a validator fetches what a $ref names.
+# Without an explicit registry a validator would download the schemas that a $ref names.
 _REGISTRY: Registry[Any] = Registry()
-_DEMANDS = frozenset(Draft202012Validator.VALIDATORS) - _REMARKS
+_CONSTRAINTS = frozenset(Draft202012Validator.VALIDATORS) - _ANNOTATIONS
 
 
 def compute_score(solution_str: str, ground_truth: Any, timeout_seconds: float) -> float:
-    """Give 1 for an answer, or its last block of code, that is JSON and fits the ground truth, else 0.
+    """Return 1 if the answer, or its last code block, is JSON and fits the ground truth, else 0.
 
-    The ground truth is a JSON Schema, or else a value to equal. A value that reads like a schema can be
-    given as ``{"const": value}``.
+    The ground truth is a JSON Schema or the expected value. A value that looks like a schema can be given as
+    ``{"const": value}``.
     """
     validator = _validator(_value(ground_truth))
-    text = solution_str.rpartition(_THOUGHT)[2]
+    text = solution_str.rpartition(_THOUGHT_END)[2]
     for candidate in (text, last_block(text, ("json",))):
         try:
             answer = json.loads(candidate or "")
-        except (ValueError, RecursionError):  # RecursionError: nested without end
+        except (ValueError, RecursionError):  # RecursionError: nested too deeply
             continue
         try:
             return float(validator.is_valid(answer))
@@ -54,7 +54,7 @@ def _value(ground_truth: Any) -> Any:
         return json.loads(ground_truth)
     except ValueError as error:
         raise GroundTruthError(
-            f"ground_truth={ground_truth!r:.200} is no JSON ({error}): give a JSON Schema or a value as JSON"
+            f"ground_truth={ground_truth!r:.200} is not JSON ({error}): give a JSON Schema or a value as JSON"
         ) from error
 
 
@@ -65,15 +65,20 @@ def _validator(value: Any) -> Any:
             kind.check_schema(value)
         except SchemaError as error:
             raise GroundTruthError(
-                f"ground_truth is no JSON Schema: {error.json_path}: {error.message}"
+                f"ground_truth is not a valid JSON Schema: {error.json_path}: {error.message}"
             ) from error
         return kind(value, registry=_REGISTRY)
     return Draft202012Validator(value if _is_schema(value) else {"const": value}, registry=_REGISTRY)
 
 
 def _is_schema(value: Any) -> bool:
-    """Without ``$schema``: has it a schema's keywords, some that demand something, and no others?"""
-    if not isinstance(value, dict) or not value.keys() & _DEMANDS or value.keys() - _DEMANDS - _REMARKS:
+    """Return whether a value without ``$schema`` is a schema.
+
+    A schema has only a schema's keywords, and at least one of them restricts values.
+    """
+    if not isinstance(value, dict) or not value.keys() & _CONSTRAINTS:
+        return False
+    if value.keys() - _CONSTRAINTS - _ANNOTATIONS:
         return False
     try:
         Draft202012Validator.check_schema(value)

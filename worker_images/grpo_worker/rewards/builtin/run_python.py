@@ -1,4 +1,4 @@
-"""Run a program that nobody has read: in a process with limits, in a folder of its own."""
+"""Execution of an untrusted program in a process with limits and in a folder of its own."""
 
 import contextlib
 import math
@@ -14,14 +14,15 @@ from pathlib import Path
 from grpo_worker.rewards.builtin import tested_program
 
 _OUTPUT_BYTES = 64 * 2**20
-# Of the user in all, so with room for the job's own threads: it ends a fork bomb, not a program with threads.
+# The kernel counts all threads of the user, including the job's own, so the limit stops only fork bombs.
 _PROCESSES = 16384
 
 
 def run_python(program: str, tests: str, stdin: str, seconds: float) -> str | None:
-    """Give what the program, and then the tests, printed.
+    """Run the program, then the tests; return their output.
 
-    None when they failed, took longer or printed too much. The limit of memory is that of this process.
+    Returns None when they failed, took more than ``seconds`` or printed too much. The memory limit of this
+    process applies.
     """
     with tempfile.TemporaryDirectory(prefix="grpo-code-", ignore_cleanup_errors=True) as folder:
         place = Path(folder)
@@ -41,8 +42,8 @@ def run_python(program: str, tests: str, stdin: str, seconds: float) -> str | No
                 cwd=place,
                 env={"PATH": os.environ.get("PATH", ""), "HOME": folder, "PYTHONUTF8": "1"},
                 pass_fds=[descriptor] if tests else [],
-                preexec_fn=partial(_limit, seconds),
-                process_group=0,  # so that what it starts ends with it
+                preexec_fn=partial(_limit, seconds),  # noqa: PLW1509 - runs in a process with one thread
+                process_group=0,  # so that all processes that it starts are killed with it
             )
             try:
                 code = process.wait(seconds)
@@ -58,7 +59,7 @@ def run_python(program: str, tests: str, stdin: str, seconds: float) -> str | No
 
 @contextlib.contextmanager
 def _nameless(text: str) -> Iterator[int]:
-    """Write a file that only its descriptor leads to."""
+    """Write a file without a name, which only its descriptor can open."""
     with tempfile.TemporaryFile() as file:
         file.write(text.encode("utf-8", "replace"))
         file.seek(0)
@@ -68,7 +69,7 @@ def _nameless(text: str) -> Iterator[int]:
 def _limit(seconds: float) -> None:
     _lower(resource.RLIMIT_FSIZE, _OUTPUT_BYTES)
     _lower(resource.RLIMIT_NPROC, _PROCESSES)
-    # For what leaves the process group, and so outlives the program: threads may use all cores until then.
+    # Bounds processes that leave the process group and so survive the program; threads may use all cores.
     _lower(resource.RLIMIT_CPU, math.ceil(seconds) * (os.cpu_count() or 1))
 
 

@@ -1,1 +1,1 @@
-"""What runs in an engine's container besides SGLang: preparation, first process, plugins."""
+"""Code that runs in an engine's container beside SGLang: preparation, first process, plugins."""

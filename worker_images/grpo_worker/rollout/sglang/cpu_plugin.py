@@ -1,8 +1,8 @@
-"""SGLang plugin: lets the stock engine serve MLA models, reproducibly, on a CPU.
+"""SGLang plugin: the stock engine serves MLA models, reproducibly, on a CPU.
 
 SGLang loads it in each of its processes through the entry point group
-``sglang.srt.plugins``. It acts only where ``SGLANG_USE_CPU_ENGINE=1``; on a GPU it
-does nothing. Five facts make it necessary (SGLang 0.5.23):
+``sglang.srt.plugins``. It is active only with ``SGLANG_USE_CPU_ENGINE=1`` and does
+nothing on a GPU. Five properties of SGLang 0.5.23 make it necessary:
 
 * the ``torch_native`` attention backend implements MLA in its absorbed form only, but
   prefill is dispatched to the unabsorbed one, and the first forward fails on shapes;
@@ -11,8 +11,8 @@ does nothing. Five facts make it necessary (SGLang 0.5.23):
 * the batch-invariant kernels and the hash that come with seeded sampling are compiled for
   accelerators only;
 * the buffer of routed experts is registered with CUDA as pinned memory;
-* a paused engine polls without a rest, also with ``--sleep-on-idle``. One whose update was aborted stays
-  paused until it gets a whole version, and would take a core from those who are to bring it.
+* a paused engine polls without sleeping, even with ``--sleep-on-idle``. An engine whose update was aborted
+  stays paused until it receives a complete version, and would take a core from the processes that send it.
 """
 
 import os
@@ -59,24 +59,24 @@ def _absorbed_mla(original: Callable[..., Any], module: Any, *args: Any, **kwarg
 
 
 def _unpinned(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """There is no device to pin memory for."""
+    """Allocate without pinning: there is no device to pin memory for."""
     return original(*args, **(kwargs | {"pin_memory": False}))
 
 
 def _rest(original: Callable[..., Any], scheduler: Any) -> None:
-    """Sleep until the next request comes, as an idle engine does."""
+    """Sleep until the next request arrives, as an idle engine does."""
     original(scheduler)
     scheduler.maybe_sleep_on_idle()
 
 
 def _no_accelerator_kernels(_runner: Any) -> None:
-    """Keep PyTorch's own CPU kernels."""
+    """Do nothing: PyTorch's own CPU kernels stay in use."""
 
 
 def gumbel_max(logprobs: torch.Tensor, seed: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Sample one token per row; the draw depends on (seed, position, token) alone.
 
-    logprobs: [batch, vocab], any float dtype, unnormalised is fine.
+    logprobs: [batch, vocab], any float dtype, need not be normalised.
     seed: [batch] int64, one per request. positions: [batch] int64, index in the sequence.
     Returns [batch, 1] int64 token indices, distributed as softmax(logprobs).
     """
@@ -89,12 +89,12 @@ def gumbel_max(logprobs: torch.Tensor, seed: torch.Tensor, positions: torch.Tens
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
-    """Bijective 64-bit mixer (the finaliser of SplitMix64), in wrapping int64 arithmetic."""
+    """Apply a bijective 64-bit mixer (the finaliser of SplitMix64), in wrapping int64 arithmetic."""
     x = (x ^ _shift(x, 30)) * -0x40A7B892E31B1A47
     x = (x ^ _shift(x, 27)) * -0x6B2FB644ECCEEE15
     return x ^ _shift(x, 31)
 
 
 def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical right shift of int64 (torch shifts arithmetically)."""
+    """Shift int64 right, filling with zeros (torch fills with the sign)."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

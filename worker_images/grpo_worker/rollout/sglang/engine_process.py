@@ -1,8 +1,8 @@
 """First process of an engine container: ``python -m grpo_worker.rollout.sglang.engine_process COMMAND...``.
 
-SGLang's server ends itself by SIGKILL when one of its schedulers dies. The kernel does not let the first
-process of a container do that: the server would stay, and answer nothing. So it is the child of this one,
-which collects what it leaves behind, and reports its last error to kubelet.
+SGLang's server kills itself with SIGKILL when one of its schedulers dies. The kernel ignores that signal if
+the first process of a container sends it to itself: the server would keep running without responding. It is
+therefore a child of this process, which also reaps orphaned processes and reports the last error to kubelet.
 """
 
 import contextlib
@@ -19,12 +19,12 @@ from typing import IO
 from grpo_operator.api.errors import last_error_line
 
 TERMINATION_LOG = Path("/dev/termination-log")  # kubelet's own default
-_KEPT = 400  # lines in which the last error is looked for
+_KEPT = 400  # lines that are searched for the last error
 _GENERAL = ("Received sigquit from a child process", "SIGQUIT received", "kill_process_tree")
 
 
 def main() -> None:
-    """Run the command to its end, and end with its exit code."""
+    """Run the command and exit with its exit code."""
     process = subprocess.Popen(sys.argv[1:], stderr=subprocess.PIPE)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _frame: _pass_on(process.pid, received))
@@ -40,20 +40,20 @@ def main() -> None:
 
 
 def _pass_on(pid: int, received: int) -> None:
-    """Send a signal without collecting the child, which is left to ``_await``."""
+    """Send a signal to the child without reaping it, which is left to ``_await``."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, received)
 
 
 def report(tail: Iterator[str] | deque[str], file: Path = TERMINATION_LOG) -> None:
-    """Leave the last error of a log where kubelet reads why a container has ended."""
-    said = last_error_line("".join(line for line in tail if not any(text in line for text in _GENERAL)))
-    if said and file.exists():
-        file.write_text(said)
+    """Write the last error of a log to the file from which kubelet reads why a container ended."""
+    message = last_error_line("".join(line for line in tail if not any(text in line for text in _GENERAL)))
+    if message and file.exists():
+        file.write_text(message)
 
 
 def _forward(source: IO[bytes], tail: deque[str]) -> None:
-    """Pass a log on, line by line."""
+    """Copy a log to standard error, line by line, and keep its end in ``tail``."""
     for line in source:
         sys.stderr.buffer.write(line)
         sys.stderr.buffer.flush()
@@ -61,7 +61,7 @@ def _forward(source: IO[bytes], tail: deque[str]) -> None:
 
 
 def _await(main_process: int) -> int:
-    """Collect every child that ends, orphans too, until the main one does; its exit code."""
+    """Reap every child, including orphans, until the main process ends; return its exit code."""
     while True:
         pid, status = os.wait()
         if pid == main_process:

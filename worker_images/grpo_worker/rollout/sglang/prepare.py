@@ -1,7 +1,8 @@
-"""``python -m grpo_worker.rollout.sglang.prepare MODEL DIRECTORY``: what an engine's server starts from.
+"""Preparation of an engine's server: ``python -m grpo_worker.rollout.sglang.prepare MODEL DIRECTORY``.
 
-That is config.json and the key to its control routes, which never leaves the pod; with ``--tokenizer`` the
-model's tokenizer too. With ``--turn URL`` the command ends when URL says that the GPUs are the engines'.
+The command writes config.json and the key to the server's control routes, which never leaves the pod; with
+``--tokenizer`` it also copies the model's tokenizer. With ``--turn URL`` it then waits until URL answers 200,
+which means that the engines may use the GPUs that they share with trainers.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from grpo_worker.model_files.names import FP8_CONFIG, TINY_TOKENIZER, TOKENIZER_
 
 
 def main() -> None:
-    """Write the configuration of the model given first into the directory given second."""
+    """Prepare the directory from the command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("directory", type=Path)
@@ -44,8 +45,8 @@ def main() -> None:
 def copy_tokenizer(model: str, directory: Path) -> None:
     """Copy the files of a model's tokenizer.
 
-    SGLang then reads ``tokenizer.json`` as it stands, whatever class its transformers would build, as the
-    controller does.
+    The copied configuration names the generic fast class, so that SGLang reads ``tokenizer.json`` unchanged,
+    as the controller does, regardless of the class that the model's own configuration names.
     """
     if model.startswith(PRESET):
         shutil.copyfile(TINY_TOKENIZER, directory / "tokenizer.json")
@@ -59,12 +60,12 @@ def copy_tokenizer(model: str, directory: Path) -> None:
 
 
 def await_turn(url: str, pause: float = 0.5) -> None:
-    """Ask every ``pause`` seconds until the answer is 200."""
+    """Poll ``url`` every ``pause`` seconds until it answers 200."""
     while True:
         try:
-            with urllib.request.urlopen(url, timeout=5):
+            with urllib.request.urlopen(url, timeout=5):  # noqa: S310 - the URL of the pod.s agent
                 return
-        except (urllib.error.URLError, OSError):  # not yet, or the agent is not there yet
+        except (urllib.error.URLError, OSError):  # not the engines' turn, or the agent is not up yet
             time.sleep(pause)
 
 

@@ -1,8 +1,8 @@
-"""SGLang plugin: ``min_p`` beside seeds.
+"""SGLang plugin: ``min_p`` together with seeded sampling.
 
-SGLang 0.5.23 ends its scheduler when a request has both. Seeded sampling takes the largest sum of a
-log-probability and noise, for which probabilities need not add up to one: what ``min_p`` leaves out can be
-set to zero beforehand.
+The scheduler of SGLang 0.5.23 exits when a request has both. Seeded sampling picks the largest sum of a
+log-probability and noise, so probabilities need not add up to one: the plugin sets those below ``min_p`` to
+zero beforehand.
 """
 
 from collections.abc import Callable
@@ -29,10 +29,10 @@ def _min_p_first(
     positions: Any,
     **kwargs: Any,
 ) -> Any:
-    """Apply ``min_p`` before top-k and top-p, which keep the same tokens then.
+    """Apply ``min_p`` before top-k and top-p.
 
-    probs: [batch, vocab]. All three leave out the least likely tokens, and nothing is normalised in between,
-    so the order does not matter.
+    probs: [batch, vocab]. All three drop the least likely tokens, and nothing is normalised in between, so
+    the order does not change which tokens remain.
     """
     if need_min_p_sampling and sampling_seed is not None:
         least = probs.max(dim=-1, keepdim=True).values * min_ps.view(-1, 1)

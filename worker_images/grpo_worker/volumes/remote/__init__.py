@@ -1,1 +1,1 @@
-"""Files of a hub, of a web server and of object stores, read alike."""
+"""Sources of remote files with one interface: hubs, web servers and object stores."""

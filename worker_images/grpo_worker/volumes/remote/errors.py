@@ -1,4 +1,4 @@
-"""Why a file could not be fetched, and whether another attempt can help."""
+"""Errors of fetches, divided by whether a retry can help."""
 
 import json
 from collections.abc import Iterator
@@ -13,24 +13,24 @@ _NO_CREDENTIALS = frozenset({"NoCredentialsError", "PartialCredentialsError", "D
 
 
 class PermanentFetchError(ValueError):
-    """The fetch cannot succeed until somebody changes something."""
+    """The fetch cannot succeed until the job, its Secret or the source is changed."""
 
 
 class TransientFetchError(ConnectionError):
-    """Another attempt may succeed."""
+    """The fetch failed, but a retry may succeed."""
 
 
 @contextmanager
 def translated(token: str | None) -> Iterator[None]:
-    """Turn what client libraries raise into one of the errors of this module.
+    """Convert the errors of client libraries to those of this module.
 
-    ``token``: what the request was made with.
+    ``token``: credential of the request.
     """
     try:
         yield
     except (PermanentFetchError, TransientFetchError):
         raise
-    except Exception as error:  # each library has its own; those of object stores may not be installed
+    except Exception as error:  # each library has its own errors; some libraries may not be installed
         raise _translate(error, token) from error
 
 
@@ -49,15 +49,15 @@ def _translate(error: Exception, token: str | None) -> Exception:
         )
     if isinstance(error, _BAD_ADDRESS):
         return PermanentFetchError(f"{text}: correct uri or endpoint")
-    if isinstance(error, json.JSONDecodeError):  # a ValueError, but one that a proxy may cause once
-        return TransientFetchError(f"the answer is no JSON ({text})")
+    if isinstance(error, json.JSONDecodeError):  # a ValueError, but a proxy may cause it temporarily
+        return TransientFetchError(f"the response is not JSON ({text})")
     if isinstance(error, ImportError | ValueError | TypeError):
         return PermanentFetchError(text)
     return TransientFetchError(text if status is None else f"status {status}")
 
 
 def _status(error: BaseException | None) -> int | None:
-    """HTTP status of an error or of what caused it, as httpx and aiohttp have it."""
+    """Return the HTTP status of an httpx or aiohttp error, or of its cause."""
     while error is not None:
         reply = getattr(error, "response", None)
         status = getattr(reply, "status_code", None) or getattr(error, "status", None)
@@ -69,5 +69,5 @@ def _status(error: BaseException | None) -> int | None:
 
 def _access(token: str | None) -> str:
     if token:
-        return "the credential does not give access: use a token that does, or correct uri"
+        return "the credential does not give access: use another token, or correct uri"
     return "it needs a credential, or it does not exist: set credential, or correct uri"

@@ -1,4 +1,4 @@
-"""Files of an object store, by the fsspec driver of its scheme."""
+"""Source for object stores, through the fsspec driver of the URI's scheme."""
 
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -11,11 +11,11 @@ from fsspec.registry import known_implementations
 from grpo_worker.volumes.remote.errors import PermanentFetchError, translated
 from grpo_worker.volumes.remote.remote_file import RemoteFile
 
-_CHUNK = 16 << 20  # bytes of one request
+_CHUNK = 16 << 20  # bytes per request
 
 
 def object_store(uri: str) -> "ObjectSource":
-    """The source of ``uri``; the driver finds credentials by itself. Raises PermanentFetchError."""
+    """Return the source of ``uri``, whose driver finds credentials itself. Raises PermanentFetchError."""
     scheme = urlsplit(uri).scheme
     try:
         with translated(None):
@@ -31,7 +31,7 @@ def object_store(uri: str) -> "ObjectSource":
 
 
 class ObjectSource:
-    """A prefix or a single object. ``files``: an fsspec filesystem."""
+    """A prefix or a single object in an object store. ``files``: an fsspec filesystem."""
 
     revision = None
 
@@ -39,13 +39,15 @@ class ObjectSource:
         self._files, self._path = files, path.rstrip("/")
 
     def files(self) -> list[RemoteFile]:
+        """Return all objects below the prefix."""
         with translated(None):
-            found = self._files.find(self._path, detail=True)
-        if not found:
+            objects = self._files.find(self._path, detail=True)
+        if not objects:
             raise PermanentFetchError("there is no such file or directory: correct uri")
-        return [self._file(name, info) for name, info in sorted(found.items()) if not name.endswith("/")]
+        return [self._file(name, info) for name, info in sorted(objects.items()) if not name.endswith("/")]
 
     def read(self, file: RemoteFile, offset: int) -> Iterator[bytes]:
+        """Return the bytes of an object from ``offset`` on."""
         with (
             translated(None),
             self._files.open(file.address, "rb", block_size=_CHUNK, cache_type="none") as handle,

@@ -1,4 +1,4 @@
-"""What a ``uri`` of ``spec.model.volume`` or ``spec.data.volume`` names."""
+"""Choice of the source for the ``uri`` of ``spec.model.volume`` or ``spec.data.volume``."""
 
 from urllib.parse import urlsplit
 
@@ -7,13 +7,13 @@ from grpo_worker.volumes.remote.remote_file import Source
 
 
 def open_source(spec: VolumeSpec, token: str | None, revision: str | None = None) -> Source:
-    """The source of ``spec.uri``. ``revision``: the commit of a hub's repository that an earlier fetch began.
+    """Return the source of ``spec.uri``. Raises PermanentFetchError.
 
-    Raises PermanentFetchError.
+    ``revision``: commit of a hub's repository that an earlier, interrupted fetch used.
     """
     assert spec.uri is not None
     scheme = urlsplit(spec.uri).scheme
-    # Each of them imports libraries that take seconds.
+    # Each source imports libraries that take seconds to load.
     if scheme == "hf":
         from grpo_worker.volumes.remote.hub import HubSource
 

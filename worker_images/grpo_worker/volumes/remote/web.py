@@ -1,4 +1,4 @@
-"""Files of a web server: one, or all that the pages of a directory link to."""
+"""Source for web servers: a single file, or all files that the pages of a directory link to."""
 
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -11,8 +11,8 @@ import httpx
 from grpo_worker.volumes.remote.errors import PermanentFetchError, translated
 from grpo_worker.volumes.remote.remote_file import RemoteFile
 
-# Bounds waiting for the next bytes, however long a file takes.
-_SILENCE_SECONDS = 60.0
+# Timeout of a connection and of the next bytes; the duration of a whole file is not limited.
+_IDLE_SECONDS = 60.0
 _UNCOMPRESSED = {"accept-encoding": "identity"}  # sizes and offsets are those of the file
 
 
@@ -25,30 +25,32 @@ class WebSource:
         self._uri, self._token = uri, token
 
     def files(self) -> list[RemoteFile]:
+        """Return the file, or all files below the directory."""
         with translated(self._token):
-            found = self._listed() if self._uri.endswith("/") else [self._uri]
-            if not found:
+            addresses = self._listed() if self._uri.endswith("/") else [self._uri]
+            if not addresses:
                 raise PermanentFetchError("the page has no link to a file below it: correct uri")
-            return [self._file(address) for address in found]
+            return [self._file(address) for address in addresses]
 
     def read(self, file: RemoteFile, offset: int) -> Iterator[bytes]:
+        """Return the bytes of a file from ``offset`` on."""
         yield from stream(file.address, self._token, offset)
 
     def _listed(self) -> list[str]:
-        silence = aiohttp.ClientTimeout(total=None, sock_connect=_SILENCE_SECONDS, sock_read=_SILENCE_SECONDS)
-        client = {"headers": _headers(self._token), "timeout": silence, "trust_env": True}
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_IDLE_SECONDS, sock_read=_IDLE_SECONDS)
+        client = {"headers": _headers(self._token), "timeout": timeout, "trust_env": True}
         files = fsspec.filesystem("http", client_kwargs=client, skip_instance_cache=True)
-        pages, found, seen = [self._uri], set[str](), {self._uri}
-        # Not find(): it leaves out the directories that it cannot read.
+        pages, addresses, seen = [self._uri], set[str](), {self._uri}
+        # Not find(), which silently skips the directories that it cannot read.
         while pages:
             new = {address for address in files.ls(pages.pop(), detail=False) if self._is_below(address)}
             pages += [address for address in new - seen if address.endswith("/")]
-            found |= {address for address in new if not address.endswith("/")}
+            addresses |= {address for address in new if not address.endswith("/")}
             seen |= new
-        return sorted(found)
+        return sorted(addresses)
 
     def _is_below(self, address: str) -> bool:
-        """Is it a file or directory below the URI? Pages also link to themselves, sorted otherwise."""
+        """Return whether an address is below the URI; pages also link to sorted views of themselves."""
         parts = urlsplit(address)
         if parts.query or parts.fragment or {".", ".."} & set(parts.path.split("/")):
             return False
@@ -59,7 +61,7 @@ class WebSource:
         base = unquote(urlsplit(self._uri).path)
         path = own.removeprefix(base) if self._uri.endswith("/") else PurePosixPath(own).name
         headers = _headers(self._token)
-        reply = httpx.head(address, headers=headers, follow_redirects=True, timeout=_SILENCE_SECONDS)
+        reply = httpx.head(address, headers=headers, follow_redirects=True, timeout=_IDLE_SECONDS)
         if reply.status_code in (405, 501):  # a server without HEAD
             return RemoteFile(path, address, None)
         reply.raise_for_status()
@@ -69,16 +71,14 @@ class WebSource:
 
 
 def stream(address: str, token: str | None, offset: int) -> Iterator[bytes]:
-    """The bytes of a URL from ``offset`` on.
+    """Return the bytes of a URL from ``offset`` on.
 
     Raises PermanentFetchError or TransientFetchError.
     """
     headers = _headers(token) | ({"range": f"bytes={offset}-"} if offset else {})
     with (
         translated(token),
-        httpx.stream(
-            "GET", address, headers=headers, follow_redirects=True, timeout=_SILENCE_SECONDS
-        ) as reply,
+        httpx.stream("GET", address, headers=headers, follow_redirects=True, timeout=_IDLE_SECONDS) as reply,
     ):
         reply.raise_for_status()
         skip = 0 if reply.status_code == httpx.codes.PARTIAL_CONTENT else offset

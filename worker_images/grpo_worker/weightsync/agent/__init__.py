@@ -1,1 +1,1 @@
-"""Process: sidecar of an engine. Fetches versions and installs them."""
+"""Process: sidecar of an engine. Fetches versions and installs them in the engine."""

@@ -1,4 +1,4 @@
-"""Control client of one SGLang server (0.5.16 to 0.5.23): liveness, version, and the update session."""
+"""Client of one SGLang server's control routes (0.5.16 to 0.5.23): liveness, version, weight updates."""
 
 import json
 import time
@@ -12,58 +12,64 @@ from grpo_worker.weightsync.protocol.digest import digest
 from grpo_worker.weightsync.protocol.direct_load import MARK, DirectLoad
 from grpo_worker.weightsync.protocol.tiling import TensorPlan
 
-# What the server answers by itself, whatever its scheduler does.
+# Routes that the server answers without its scheduler.
 _WITHOUT_SCHEDULER = frozenset({"/model_info", "/pause_generation", "/continue_generation"})
 _SHORT = 5.0  # seconds
 
 
 class EngineError(RuntimeError):
-    """The engine refused or did not answer; the message names the call."""
+    """The engine refused a call or did not answer; the message names the route."""
 
 
 class Engine:
-    """One server. ``timeout`` (seconds) bounds every call. ``admin_key``: file with the key to the
-    control routes, which appears when the engine's container starts."""
+    """Client of one server.
+
+    ``timeout``: seconds of every call. ``admin_key``: file with the key of the control routes; the engine's
+    container writes it when it starts.
+    """
 
     def __init__(self, url: str, timeout: float, admin_key: Path | None = None) -> None:
         self.url = url
         self._admin_key = admin_key
         self._client = httpx.Client(base_url=url, timeout=timeout)
         self._timeout = timeout
-        self._silent_since: float | None = None
+        self._unresponsive_since: float | None = None
 
     def alive(self) -> bool:
-        """Does the server answer? Cheap, and safe while it generates."""
+        """Return whether the server answers; the request does not reach its scheduler."""
         try:
             return self._client.get("/ping", timeout=_SHORT).status_code == 200
         except httpx.HTTPError:
             return False
 
-    def silence(self) -> float:
-        """Seconds since the first call that the scheduler has left unanswered; 0 after any answer."""
-        since = self._silent_since
+    def unresponsive_seconds(self) -> float:
+        """Return the seconds since the first unanswered call to the scheduler; 0 after any answer of it."""
+        since = self._unresponsive_since
         return 0.0 if since is None else time.monotonic() - since
 
-    def forget(self) -> None:
-        """The server is another one now."""
-        self._silent_since = None
+    def on_replaced(self) -> None:
+        """Note that the server was replaced by a new process."""
+        self._unresponsive_since = None
 
-    def listen(self) -> None:
-        """Raises EngineError while the scheduler is silent: what is asked of it meanwhile is not undone by
-        giving up, but stands in its queue before all that comes later."""
-        if self._silent_since is not None:
+    def check_responsive(self) -> None:
+        """Raise EngineError if the scheduler is still unresponsive.
+
+        A request that timed out stays in the scheduler's queue and delays every later one. Callers therefore
+        check before they send more.
+        """
+        if self._unresponsive_since is not None:
             self._call("GET", "/server_info", timeout=_SHORT)
 
     def weight_version(self) -> str:
-        """The version that the server reports; ``default`` before the first update."""
+        """Return the version that the server reports; ``default`` before the first update."""
         return str(self._call("GET", "/model_info")["weight_version"])
 
     def join_group(
         self, address: str, port: int, group: str, world: int, first: int = 1, backend: str = "gloo"
     ) -> bool:
-        """Join the update group as rank ``first`` and up; returns when the group is complete.
+        """Let the engine's ranks join an update group as ranks ``first`` and up; wait until it is complete.
 
-        True for an engine that takes direct loads.
+        Returns whether the engine supports direct loads.
         """
         answer = self._call(
             "POST",
@@ -81,31 +87,33 @@ class Engine:
         self._call("POST", "/destroy_weights_update_group", group_name=group)
 
     def pause(self) -> None:
-        """Stop generating; running requests go back to the queue."""
+        """Stop generation; running requests return to the queue."""
         self._call("POST", "/pause_generation", mode="retract")
 
     def resume(self) -> None:
         self._call("POST", "/continue_generation")
 
     def release_memory(self, parts: Sequence[str]) -> None:
-        """Give the GPUs' memory of ``parts`` (weights, kv_cache) back: what was in it is lost, and requests
-        that still run are ended."""
+        """Release the GPUs' memory of ``parts`` (weights, kv_cache).
+
+        Its content is lost, and running requests are aborted.
+        """
         self._call("POST", "/pause_generation", mode="abort")
         self._call("POST", "/release_memory_occupation", tags=list(parts))
 
-    def take_memory(self, parts: Sequence[str]) -> None:
-        """Make room for ``parts`` again, at the same addresses; what is in it is undefined."""
+    def resume_memory(self, parts: Sequence[str]) -> None:
+        """Allocate the memory of ``parts`` again, at the same addresses; its content is undefined."""
         self._call("POST", "/resume_memory_occupation", tags=list(parts))
 
     def begin_update(self) -> None:
-        """Open an update session, if the engine knows such; those before 0.5.23 do not."""
+        """Open an update session; engines before 0.5.23 have none, which is no error."""
         self._call("POST", "/begin_weight_update", may_be_absent=True)
 
     def end_update(self) -> None:
         self._call("POST", "/end_weight_update", may_be_absent=True)
 
     def receive(self, group: str, tensors: Sequence[TensorPlan], version: str | None) -> None:
-        """Receive one flattened bucket by broadcast; ``version`` is set with the last one."""
+        """Receive one flattened bucket by broadcast. ``version``: given with the last bucket only."""
         body = self._tensors(group, tensors) | {
             "load_format": "flattened_bucket", "flush_cache": version is not None
         }  # fmt: skip
@@ -125,19 +133,19 @@ class Engine:
     def receive_all(
         self, group: str, tensors: Sequence[TensorPlan], version: str, load: DirectLoad
     ) -> dict[str, Any]:
-        """Receive a whole version, bucket after bucket, straight into the parameters.
+        """Receive a whole version by a direct load.
 
-        Returns what the engine did: copies, byLoader, recorded, seconds.
+        Returns the engine's report: copies, byLoader, recorded, seconds, fingerprints, extraBytes, received.
         """
         body = self._tensors(group, tensors) | {
             "load_format": load.to_load_format(), "flush_cache": True, "weight_version": version
         }  # fmt: skip
         message = str(self._call("POST", "/update_weights_from_distributed", **body)["message"])
-        start = message.find("{")  # SGLang adds words of its own
+        start = message.find("{")  # SGLang adds text before and after the report
         return dict(json.JSONDecoder().raw_decode(message[max(start, 0) :])[0])
 
     def checksum(self) -> str:
-        """Digest over the checksums of all weights inside the engine, rank by rank."""
+        """Return the digest of the checksums of all weights in the engine, rank by rank."""
         report = self._call("POST", "/weights_checker", action="checksum")
         return digest(json.dumps(report["ranks"], sort_keys=True).encode())
 
@@ -151,19 +159,19 @@ class Engine:
     ) -> Any:
         started, limit = time.monotonic(), timeout or self._timeout
         try:
-            sent = body if method == "POST" else None
-            response = self._client.request(method, path, json=sent, headers=self._headers(), timeout=limit)
+            data = body if method == "POST" else None
+            response = self._client.request(method, path, json=data, headers=self._headers(), timeout=limit)
         except httpx.HTTPError as error:
             if isinstance(error, httpx.ReadTimeout):
-                self._silent_since = self._silent_since or started
+                self._unresponsive_since = self._unresponsive_since or started
             raise EngineError(f"{path}: {error!r}") from error
         if path not in _WITHOUT_SCHEDULER:
-            self._silent_since = None
+            self._unresponsive_since = None
         if response.status_code == 404 and may_be_absent:
             return {}
         if response.status_code != 200:
             raise EngineError(f"{path}: HTTP {response.status_code}: {response.text[:256]}")
-        data = response.json() if response.headers["content-type"].startswith("application/json") else {}
-        if isinstance(data, dict) and data.get("success") is False:
-            raise EngineError(f"{path}: {data.get('message', '')[:256]}")
-        return data
+        answer = response.json() if response.headers["content-type"].startswith("application/json") else {}
+        if isinstance(answer, dict) and answer.get("success") is False:
+            raise EngineError(f"{path}: {answer.get('message', '')[:256]}")
+        return answer

@@ -1,7 +1,7 @@
-"""States of one engine under weight updates (pure).
+"""State machine of one engine under weight updates. Pure.
 
-RESTARTING -> STALE -> SERVING -> STALE ...; DEAD when the engine is given up. The only way to
-SERVING is a commit at the version that the pool serves.
+RESTARTING -> STALE -> SERVING -> STALE ...; DEAD when the engine is given up. Only a committed version leads
+to SERVING.
 """
 
 from dataclasses import dataclass, replace
@@ -20,13 +20,16 @@ _HISTORY = 16
 
 
 class TransitionError(RuntimeError):
-    """An edge that the state machine does not have."""
+    """The state machine has no such transition."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStateMachine:
-    """What an agent knows of its engine. ``version`` is set only while SERVING; ``history``: the
-    last states, oldest first."""
+    """Current state of an engine.
+
+    ``version``: set only while SERVING. ``since``: time of the last transition (RFC 3339, UTC).
+    ``restarts``: times that the server was lost. ``history``: last states, oldest first.
+    """
 
     state: EngineState = EngineState.RESTARTING
     version: int | None = None
@@ -36,24 +39,24 @@ class EngineStateMachine:
     history: tuple[EngineState, ...] = (EngineState.RESTARTING,)
 
     def alive(self) -> "EngineStateMachine":
-        """The server answers after a (re)start; its weights are unknown."""
+        """Return the state after the server has (re)started; its weights are unknown."""
         return self._to(EngineState.STALE, "engine answers; weights not loaded yet")
 
     def lost(self, reason: str) -> "EngineStateMachine":
-        """The server is gone or was replaced."""
+        """Return the state after the server was lost or replaced."""
         if self.state == EngineState.RESTARTING:
             return self
         counted = replace(self, restarts=self.restarts + 1)
         return counted._to(EngineState.RESTARTING, reason)
 
     def stale(self, reason: str) -> "EngineStateMachine":
-        """The weights are not (or no longer) those of the pool."""
+        """Return the state of an engine whose weights must be loaded again."""
         if self.state == EngineState.STALE:
             return replace(self, reason=reason)
         return self._to(EngineState.STALE, reason)
 
     def committed(self, version: int) -> "EngineStateMachine":
-        """Every byte of ``version`` was loaded and verified."""
+        """Return the state after ``version`` was completely loaded and verified."""
         moved = self._to(EngineState.SERVING, "")
         return replace(moved, version=version)
 

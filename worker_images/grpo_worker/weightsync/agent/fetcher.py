@@ -1,4 +1,4 @@
-"""Rollout-side receive: pull the manifests and blobs of the trainer ranks."""
+"""Fetcher: reads manifests and blobs of published versions from the trainers' sidecars."""
 
 import http.client
 import json
@@ -24,55 +24,56 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
-_AT_ONCE = 8  # sources that are read side by side
+_PARALLEL = 8  # sources read in parallel
 
 
 class FetchError(RuntimeError):
-    """A source did not deliver; the message names it."""
+    """A source did not deliver; the message names its URL."""
 
 
 class Fetcher:
-    """Reads versions from the trainer-side agents, into the same memory each time: the first touch of
-    fresh memory takes longer than receiving into it. ``timeout``: seconds for all blobs of a version,
-    however the bytes trickle. ``deltas``: ask first for what changed since the version that is held.
-    ``importer``: read the sources' memory by it, and over HTTP what it cannot."""
+    """Reads versions from the trainers' sidecars.
+
+    The blobs are read into the same memory each time, because first writes to new memory take longer than
+    receiving. ``timeout``: seconds for all blobs of a version. ``deltas``: first request the changes since
+    the version that is held. ``importer``: reads blobs over NIXL; what it cannot read is fetched over HTTP.
+    """
 
     def __init__(self, timeout: float, deltas: bool = False, importer: Importer | None = None) -> None:
         self._timeout = timeout
         self._importer = importer
         self._deltas = deltas
         if deltas:
-            from grpo_worker.weightsync.protocol.delta_codec import (
-                warm,  # numba takes a second that others need not wait
-            )
+            # numba takes a second to import; agents without deltas need not wait for it.
+            from grpo_worker.weightsync.protocol.delta_codec import warm
 
             threading.Thread(target=warm, daemon=True).start()
         self._blobs: dict[int, torch.Tensor] = {}
-        self._held: dict[int, Manifest] = {}  # what the blobs are, as long as they are whole
-        self.received = 0  # bytes of the last version
+        self._held: dict[int, Manifest] = {}  # of the complete blobs
+        self.received = 0  # bytes that the last version took over the network
 
     def manifests(self, sources: dict[int, str], version: int) -> list[Manifest]:
-        """All ranks' manifests; ``sources``: rank -> base URL. Raises PullError when one cannot be had."""
+        """Return all ranks' manifests. ``sources``: rank -> base URL. Raises FetchError if one is missing."""
 
-        def one(rank: int) -> Manifest:
+        def fetch(rank: int) -> Manifest:
             url = _url(sources, version, rank, "json")
             with _Response(url, self._timeout) as response:
                 return Manifest.from_json(response.read())
 
-        return _each(one, sorted(sources))
+        return _each(fetch, sorted(sources))
 
     def blobs(self, sources: dict[int, str], manifests: Sequence[Manifest]) -> dict[int, torch.Tensor]:
-        """The ranks' blobs, uint8 [blob_bytes], until the next call. The digest of each is checked.
+        """Return the ranks' blobs, uint8 [blob_bytes], with their digests checked. Raises FetchError.
 
-        Raises PullError.
+        The next call overwrites them.
         """
         deadline = time.monotonic() + self._timeout
-        read = self._read(sources, manifests, deadline)
+        read = self._read_over_nixl(sources, manifests, deadline)
 
-        def one(manifest: Manifest) -> int:
+        def fetch(manifest: Manifest) -> int:
             url = _url(sources, manifest.version, manifest.rank, "bin")
-            held = self._held.pop(manifest.rank, None)  # until it is whole again
-            received = self._changes(url, held, manifest, deadline) if held is not None else None
+            held = self._held.pop(manifest.rank, None)  # the blob is incomplete until it has been updated
+            received = self._apply_delta(url, held, manifest, deadline) if held is not None else None
             if received is None:
                 if manifest.rank not in read:
                     self._blobs[manifest.rank] = self._blob(url, manifest, deadline)
@@ -80,56 +81,64 @@ class Fetcher:
             self._held[manifest.rank] = manifest
             return received
 
-        self.received = sum(_each(one, manifests))
-        metrics.received(self.received)
+        self.received = sum(_each(fetch, manifests))
+        metrics.record_fetch(self.received)
         self._blobs = {m.rank: self._blobs[m.rank] for m in manifests}
         return self._blobs
 
     def forget(self) -> None:
-        """Give the memory back: versions come another way now."""
+        """Free the memory: later versions are received in another way."""
         self._blobs, self._held = {}, {}
         if self._importer is not None:
             self._importer.close()
 
-    def _read(self, sources: dict[int, str], manifests: Sequence[Manifest], deadline: float) -> set[int]:
-        """Ranks whose blobs the importer has brought, as the manifests say, in half of the time."""
+    def _read_over_nixl(
+        self, sources: dict[int, str], manifests: Sequence[Manifest], deadline: float
+    ) -> set[int]:
+        """Read the blobs that have changed; return the ranks whose blobs have the expected digest.
+
+        Half of the remaining time is reserved for HTTP, in case that NIXL fails.
+        """
         if self._importer is None:
             return set()
         held = {rank: manifest.digest for rank, manifest in self._held.items()}
-        wanted = {m.rank: m for m in manifests if m.blob_bytes and held.get(m.rank) != m.digest}
-        if not wanted:
+        needed = {m.rank: m for m in manifests if m.blob_bytes and held.get(m.rank) != m.digest}
+        if not needed:
             return set()
-        for rank in wanted:
+        for rank in needed:
             self._held.pop(rank, None)
-        into = {rank: self._memory(manifest) for rank, manifest in wanted.items()}
+        into = {rank: self._memory(manifest) for rank, manifest in needed.items()}
         now = time.monotonic()
         try:
-            offers = _each(lambda rank: self.offer(sources, wanted[rank]), wanted)
-            self._importer.read(dict(zip(wanted, offers, strict=True)), into, now + (deadline - now) / 2)
+            offers = _each(lambda rank: self.offer(sources, needed[rank]), needed)
+            self._importer.read(dict(zip(needed, offers, strict=True)), into, now + (deadline - now) / 2)
         except (FetchError, ReadError) as error:
-            log.warning("NIXL: %s; taking the blobs over HTTP", error)
-            metrics.read_remotely(succeeded=False)
-            for rank in wanted:
+            log.warning("NIXL: %s; fetching the blobs over HTTP", error)
+            metrics.record_nixl_read(succeeded=False)
+            for rank in needed:
                 self._blobs.pop(rank, None)
             return set()
-        metrics.read_remotely(succeeded=True)
+        metrics.record_nixl_read(succeeded=True)
         self._blobs |= into
-        return {rank for rank, m in wanted.items() if digest(into[rank].numpy().data) == m.digest}
+        return {rank for rank, m in needed.items() if digest(into[rank].numpy().data) == m.digest}
 
     def offer(self, sources: dict[int, str], manifest: Manifest) -> Offer:
-        """Where the rank's agent has the blob of ``manifest``. Raises PullError."""
+        """Return the NIXL offer of the blob of ``manifest``. Raises FetchError."""
         url = _url(sources, manifest.version, manifest.rank, "nixl")
         with _Response(url, self._timeout) as response:
             return Offer(**json.loads(response.read()))
 
     def _memory(self, manifest: Manifest) -> torch.Tensor:
-        """Where the rank's blob was, if the new one fits."""
+        """Return memory for a blob: that of the rank's last blob if the size is the same."""
         old = self._blobs.get(manifest.rank)
         size = manifest.blob_bytes
         return old if old is not None and len(old) == size else torch.empty(size, dtype=torch.uint8)
 
-    def _changes(self, url: str, held: Manifest, manifest: Manifest, deadline: float) -> int | None:
-        """Bring the held blob to ``manifest`` by what changed; bytes received. None: take the whole blob."""
+    def _apply_delta(self, url: str, held: Manifest, manifest: Manifest, deadline: float) -> int | None:
+        """Update the held blob to ``manifest`` by a delta, and return the bytes received.
+
+        None: there is no usable delta, and the whole blob must be fetched.
+        """
         if held.digest == manifest.digest:
             return 0
         if not self._deltas or held.slices != manifest.slices:
@@ -137,14 +146,14 @@ class Fetcher:
         from grpo_worker.weightsync.protocol.delta_codec import DeltaError, apply
 
         blob = self._blobs[manifest.rank].numpy()
-        asked = f"{url.removesuffix('bin')}delta?base={held.digest}"
+        delta_url = f"{url.removesuffix('bin')}delta?base={held.digest}"
         try:
-            with _Response(asked, self._timeout) as response:
-                found, size = apply(blob, held.digest, partial(response.fill, deadline=deadline))
+            with _Response(delta_url, self._timeout) as response:
+                new_digest, size = apply(blob, held.digest, partial(response.fill, deadline=deadline))
         except (FetchError, DeltaError) as error:
-            log.info("taking the whole blob: %s", error)
+            log.info("fetching the whole blob: %s", error)
             return None
-        return size if found == manifest.digest else None
+        return size if new_digest == manifest.digest else None
 
     def _blob(self, url: str, manifest: Manifest, deadline: float) -> torch.Tensor:
         data, size = self._memory(manifest), manifest.blob_bytes
@@ -157,7 +166,7 @@ class Fetcher:
 
 
 def _each(call: Callable[[T], R], over: Iterable[T]) -> list[R]:
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
+    with ThreadPoolExecutor(_PARALLEL) as threads:
         return list(threads.map(call, over))
 
 
@@ -166,7 +175,7 @@ def _url(sources: dict[int, str], version: int, rank: int, suffix: str) -> str:
 
 
 class _Response:
-    """An open GET. http.client, unlike httpx, can receive into memory that is there."""
+    """An open GET request. http.client, unlike httpx, can receive into existing memory."""
 
     def __init__(self, url: str, timeout: float) -> None:
         self._url, parts = url, urlsplit(url)
@@ -190,21 +199,21 @@ class _Response:
         self._connection.close()
 
     def read(self) -> bytes:
-        """The whole body."""
+        """Return the whole body. Raises FetchError."""
         try:
             return self._response.read()
         except (OSError, http.client.HTTPException) as error:
             raise FetchError(f"{self._url}: {error!r}") from error
 
     def fill(self, to: memoryview, deadline: float) -> None:
-        """Receive the next bytes of the body. Raises PullError after ``deadline``, and at the body's end."""
+        """Fill ``to`` with the next bytes of the body. Raises FetchError at ``deadline`` or at its end."""
         if (length := self._receive(to, deadline)) < len(to):
             raise FetchError(f"{self._url}: {length} more bytes, expected {len(to)}")
 
     def read_into(self, to: memoryview, deadline: float) -> int:
-        """Receive the body in place, if it fits exactly; how many bytes it has.
+        """Receive the body into ``to`` if it has that length; return the length of the body.
 
-        Raises PullError after ``deadline`` (of time.monotonic()), also while bytes trickle.
+        Raises FetchError at ``deadline`` (of time.monotonic()), even if bytes are still arriving.
         """
         if self._response.length != len(to):
             return self._response.length or 0
@@ -215,7 +224,7 @@ class _Response:
         if body is None:
             return 0
         try:
-            # readinto1 comes back with what is there; readinto would wait until ``to`` is full.
+            # readinto1 returns as soon as bytes have arrived; readinto would wait until ``to`` is full.
             while length < len(to) and (got := body.readinto1(to[length:])):
                 length += got
                 if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""One version from host memory into one engine: prepare, transfer, commit, or abort."""
+"""Installer: runs one update of one engine from prepare to commit, or aborts it."""
 
 import logging
 import threading
@@ -20,12 +20,15 @@ log = logging.getLogger(__name__)
 
 
 class UpdateError(RuntimeError):
-    """An update was aborted; the message names pod, version, phase and bucket."""
+    """The update was aborted; the message names pod, version, phase and bucket."""
 
 
 class Installer:
-    """The way into one engine of ``ranks`` ranks. ``timeout``: seconds of each call to the engine; of a
-    direct load that is the whole transfer. One update at a time."""
+    """Installs versions in one engine of ``ranks`` ranks, one at a time.
+
+    ``timeout``: seconds of each call to the engine; a direct load is one call.
+    ``seconds``: of each part of the last update. ``load_report``: of the last direct load, from the engine.
+    """
 
     def __init__(self, name: str, engine: Engine, ranks: int, timeout: float) -> None:
         self._name = name
@@ -34,71 +37,74 @@ class Installer:
         self._timeout = timeout
         self._group: LocalGroup | None = None
         self.seconds: dict[str, float] = {}
-        self.told: dict[str, Any] = {}  # by the engine, of the last direct load
+        self.load_report: dict[str, Any] = {}
         self.update = Update(0)
-        self._sent = 0  # buckets that have left; written by the thread that sends them
+        self._sent = 0  # buckets sent; written by the sending thread
 
     @contextmanager
     def updating(self, version: int) -> Iterator[None]:
-        """Around everything that is done for one version. Whatever is raised inside aborts the update.
+        """Run an update; every error inside aborts it.
 
-        Raises UpdateError. An engine that answers is left without an open session and without the group.
+        Raises UpdateError. An engine that still answers then has no open session and has left the group.
         """
         self.seconds = {}
         self._enter(Update(version))
         try:
-            self._engine.listen()
+            self._engine.check_responsive()
             yield
         except Exception as error:
             self._count_sent()
             touched = self.update.phase != Phase.PLAN
             self._enter(self.update.aborted(str(error) or repr(error)))
             if touched:
-                self.drop_group(tidy=True)
+                self.drop_group(clean_engine=True)
             raise UpdateError(f"{self._name}: {self.update.reason}") from error
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
-        """Add to the seconds of ``part``."""
+        """Measure a block and add it to the seconds of ``part``."""
         started = time.monotonic()
         try:
             yield
         finally:
             self.seconds[part] = self.seconds.get(part, 0.0) + time.monotonic() - started
 
-    def install(self, copy: StagedVersion) -> str:
-        """Everything after the plan; the digest of what the engine holds. Call it inside ``updating``."""
-        load = copy.direct_load()
-        self._enter(self.update.prepare(load.plan_id, len(copy.buckets)))
-        group = self._joined()
+    def install(self, staged: StagedVersion) -> str:
+        """Install a staged version, and return the checksum of the engine's weights.
+
+        Call it, like ``receive``, inside ``updating``.
+        """
+        load = staged.direct_load()
+        self._enter(self.update.prepare(load.plan_id, len(staged.buckets)))
+        group = self.local_group()
 
         def transfer() -> None:
-            self._send_directly(group, copy, load) if group.direct else self._send(group, copy)
+            self._send_directly(group, staged, load) if group.direct else self._send(group, staged)
 
         def checksum() -> str:
-            # After a direct load every rank of the engine has compared the bytes that it wrote.
-            return copy.checksum() if group.direct else self._engine.checksum()
+            # In a direct load every rank of the engine compares the fingerprints of the bytes it received.
+            return staged.checksum() if group.direct else self._engine.checksum()
 
-        return self._transact(load.plan_id, copy.nbytes, transfer, checksum)
+        return self._transact(load.plan_id, staged.nbytes, transfer, checksum)
 
-    def take(self, link: str, transfer_plan: TransferPlan, version: int) -> str:
-        """Like ``install``, of a version that the trainer ranks send over ``link``."""
+    def receive(self, group: str, transfer_plan: TransferPlan, version: int) -> str:
+        """Let the engine receive a version over the transfer group ``group``; return its checksum."""
         load = direct_load_request(transfer_plan, self._timeout)
         self._enter(self.update.prepare(load.plan_id, len(transfer_plan.buckets)))
         fingerprints: list[int] = []
 
         def transfer() -> None:
-            told = self._engine.receive_all(link, transfer_plan.tensors, str(version), load)
-            fingerprints.extend(told["fingerprints"])
+            answer = self._engine.receive_all(group, transfer_plan.tensors, str(version), load)
+            fingerprints.extend(answer["fingerprints"])
             self._sent = len(transfer_plan.buckets)
-            self._note(version, told)
+            self._report(version, answer)
 
         return self._transact(load.plan_id, transfer_plan.nbytes, transfer, lambda: checksum_of(fingerprints))
 
     def _transact(
         self, plan_id: str, nbytes: int, transfer: Callable[[], None], checksum: Callable[[], str]
     ) -> str:
-        """Pause, transfer, commit, go on; what ``checksum`` says of it."""
+        """Pause the engine, transfer, commit, resume; return the result of ``checksum``."""
         self._sent = 0
         with self.timed("pause"):
             self._engine.pause()
@@ -110,19 +116,22 @@ class Installer:
                 self._enter(self.update.commit())
                 self._engine.end_update()
             with self.timed("verify"):
-                found = checksum()
+                result = checksum()
                 self._enter(self.update.committed(self._engine.weight_version()))
             self._engine.resume()
-        metrics.took(self.seconds, nbytes)
-        return found
+        metrics.record_commit(self.seconds, nbytes)
+        return result
 
-    def drop_group(self, tidy: bool = False) -> None:
-        """Forget the group. ``tidy``: the engine's side too, if it answers: a session left open would
-        refuse the next begin, and a group left behind would leak."""
+    def drop_group(self, clean_engine: bool = False) -> None:
+        """Leave the local group.
+
+        ``clean_engine``: also close the update session and leave the group in the engine, if it answers. An
+        open session would refuse the next update, and the group would leak.
+        """
         group, self._group = self._group, None
         if group is not None:
             group.close()
-        if not tidy or not self._engine.alive():
+        if not clean_engine or not self._engine.alive():
             return
         calls = [self._engine.end_update]
         if group is not None:
@@ -132,51 +141,54 @@ class Installer:
             try:
                 call()
             except EngineError as error:
-                log.info("nothing to tidy: %s", error)
+                log.info("cleaning up after an aborted update: %s", error)
 
-    def _joined(self) -> LocalGroup:
+    def local_group(self) -> LocalGroup:
+        """Return the group of this agent and its engine; create it if there is none."""
         if self._group is None:
             with self.timed("join"):
-                # No name twice: the engine may still have the group of an agent that died.
+                # A unique name: the engine may still have the group of an agent that died.
                 name = f"{AGENT}{uuid.uuid4().hex[:12]}"
                 self._group = LocalGroup(self._engine, name, self._ranks, self._timeout)
         return self._group
 
-    def _send_directly(self, group: LocalGroup, copy: StagedVersion, load: DirectLoad) -> None:
-        """All buckets by one request; the engine writes one while the next is under way."""
-        tensors = [tensor for bucket in copy.buckets for tensor in bucket.tensors]
-        sender = threading.Thread(target=self._broadcast, args=(group, copy), daemon=True)
+    def _send_directly(self, group: LocalGroup, staged: StagedVersion, load: DirectLoad) -> None:
+        """Send all buckets for one request; the engine writes one while it receives the next."""
+        tensors = [tensor for bucket in staged.buckets for tensor in bucket.tensors]
+        sender = threading.Thread(target=self._broadcast, args=(group, staged), daemon=True)
         sender.start()
-        told = self._engine.receive_all(group.name, tensors, str(copy.plan.version), load)
+        answer = self._engine.receive_all(group.name, tensors, str(staged.plan.version), load)
         sender.join(self._timeout)
-        self._note(copy.plan.version, told)
+        self._report(staged.plan.version, answer)
 
-    def _note(self, version: int, told: dict[str, Any]) -> None:
-        """What the engine says of a direct load."""
-        self.seconds |= {f"engine_{part}": value for part, value in told["seconds"].items()}
+    def _report(self, version: int, answer: dict[str, Any]) -> None:
+        """Keep and log the engine's report of a direct load."""
+        self.seconds |= {f"engine_{part}": value for part, value in answer["seconds"].items()}
         names = ("copies", "byLoader", "recorded", "extraBytes", "received")
-        self.told = {name: told[name] for name in names}
-        log.info("version %d: %s", version, self.told)
+        self.load_report = {name: answer[name] for name in names}
+        log.info("version %d: %s", version, self.load_report)
 
-    def _broadcast(self, group: LocalGroup, copy: StagedVersion) -> None:
-        for bucket in copy.buckets:
+    def _broadcast(self, group: LocalGroup, staged: StagedVersion) -> None:
+        for bucket in staged.buckets:
             group.send(bucket.flat)
             self._sent += 1
 
     def _count_sent(self) -> None:
+        """Add the buckets that the sending thread has sent to the update."""
         while self.update.phase == Phase.TRANSFER and self.update.sent < self._sent:
             self.update = self.update.bucket(self.update.sent)
 
-    def _send(self, group: LocalGroup, copy: StagedVersion) -> None:
-        for index, bucket in enumerate(copy.buckets):
-            last = index == len(copy.buckets) - 1
+    def _send(self, group: LocalGroup, staged: StagedVersion) -> None:
+        """Send each bucket for a request of its own, to an engine without direct loads."""
+        for index, bucket in enumerate(staged.buckets):
+            last = index == len(staged.buckets) - 1
             sender = threading.Thread(target=group.send, args=(bucket.flat,), daemon=True)
             sender.start()
-            self._engine.receive(group.name, bucket.tensors, str(copy.plan.version) if last else None)
+            self._engine.receive(group.name, bucket.tensors, str(staged.plan.version) if last else None)
             sender.join(self._timeout)
             self._sent += 1
             self._count_sent()
 
     def _enter(self, update: Update) -> None:
         self.update = update
-        metrics.entered(update)
+        metrics.record_phase(update)

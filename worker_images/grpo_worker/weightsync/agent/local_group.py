@@ -1,4 +1,4 @@
-"""The gloo group of an agent (rank 0, sender) and its engine's ranks."""
+"""Local group: gloo process group of an agent (rank 0, the sender) and its engine's ranks."""
 
 import threading
 from datetime import timedelta
@@ -13,25 +13,25 @@ from grpo_worker.weightsync.transport import torch_group
 
 
 class LocalGroup:
-    """Process group over which one engine receives weights.
+    """Process group over which one engine receives staged versions.
 
-    Both sides join by ``torch_group.join``; an engine without our plugin does by SGLang's
-    ``init_custom_process_group``, with which the store prefix and the group name must agree.
+    ``direct``: the engine supports direct loads. An engine without our plugin joins by SGLang's
+    ``init_custom_process_group``, which determines the store's prefix and the group's name.
     """
 
     def __init__(self, engine: Engine, name: str, engine_ranks: int, timeout: float) -> None:
         self.name = name
-        self.direct = False  # does the engine take direct loads?
+        self.direct = False
         world = engine_ranks + 1
         limit = timedelta(seconds=timeout)
-        # Port 0: the store picks a free one, so a restarted agent never meets an old listener.
+        # Port 0: the store picks a free port, which no earlier agent still listens on.
         store = TCPStore("127.0.0.1", 0, world, True, limit, wait_for_workers=False)
         failure: list[Exception] = []
 
         def join() -> None:
             try:
                 self.direct = engine.join_group("127.0.0.1", store.port, name, world)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - raised again in the calling thread
                 failure.append(error)
 
         thread = threading.Thread(target=join, daemon=True)
@@ -49,5 +49,5 @@ class LocalGroup:
         dist.broadcast(flat, src=0, group=self._group)
 
     def close(self) -> None:
-        """Leave the group; the engine may be gone already."""
+        """Leave the group; the engine may already be gone."""
         dist.destroy_process_group(self._group)

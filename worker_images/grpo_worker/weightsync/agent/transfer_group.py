@@ -1,4 +1,4 @@
-"""What a rollout agent knows of a link: it brings its engine in, but no byte passes through it."""
+"""Transfer group of the engine: the agent makes the engine join and leave; the weights bypass the agent."""
 
 import logging
 from dataclasses import dataclass
@@ -12,26 +12,30 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JoinedGroup:
-    """A link that the engine is a member of, and what is sent over it."""
+    """A transfer group that the engine has joined, and the plan of what it receives there."""
 
     name: str
     transfer_plan: TransferPlan
 
 
-def enter(engine: Engine, offer: GroupOffer, bucket_bytes: int) -> JoinedGroup:
-    """Bring the engine in. Raises PlanError and EngineError."""
-    transfer_plan = transfer_plan_of(offer.layouts, bucket_bytes, offer.plan_id)
-    engine.listen()
+def join(engine: Engine, offer: GroupOffer, bucket_bytes: int) -> JoinedGroup:
+    """Make the engine join the offered group.
+
+    Raises PlanError if the plan differs from the controller's, and EngineError if the engine does not join or
+    does not support direct loads.
+    """
+    group = JoinedGroup(offer.name, transfer_plan_of(offer.layouts, bucket_bytes, offer.plan_id))
+    engine.check_responsive()
     place = offer.address, offer.port, offer.name, offer.world, offer.first, offer.backend
     if not engine.join_group(*place):
-        leave(engine, JoinedGroup(offer.name, transfer_plan))
-        raise EngineError(f"{offer.name}: the engine takes no direct loads")
-    return JoinedGroup(offer.name, transfer_plan)
+        leave(engine, group)
+        raise EngineError(f"{offer.name}: the engine does not support direct loads")
+    return group
 
 
-def leave(engine: Engine, link: JoinedGroup) -> None:
-    """Take the engine out; it may be gone."""
+def leave(engine: Engine, group: JoinedGroup) -> None:
+    """Make the engine leave a group. Errors are logged, because the engine may be gone."""
     try:
-        engine.leave_group(link.name)
+        engine.leave_group(group.name)
     except EngineError as error:
-        log.info("leaving %s: %s", link.name, error)
+        log.info("leaving %s: %s", group.name, error)

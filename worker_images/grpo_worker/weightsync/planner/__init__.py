@@ -1,1 +1,1 @@
-"""Routes of a transfer beside their lower bound. A study: no job uses it yet."""
+"""Study of transfer routes and their lower bound. No job uses it yet; benchmarks and tests run it."""

@@ -1,6 +1,6 @@
-"""The least that the busiest interface must carry, whatever the routes: a linear program (pure).
+"""Lower bound of the busiest interface's load over all possible routes: a linear program. Pure.
 
-Needs scipy, which the images do not: nothing but measurements asks for it.
+It needs scipy, which is not in the images; only benchmarks and tests use it.
 """
 
 from collections import defaultdict
@@ -15,8 +15,11 @@ from grpo_worker.weightsync.planner.routes import Node
 
 
 def lower_bound(atoms: Sequence[Atom], node: Node) -> float:
-    """Bytes. Parts may be split at will between their possible senders and, apart from that, between the
-    GPUs of a node where they may land."""
+    """Return the bound in bytes.
+
+    It assumes that atoms can be split in any way between their possible senders, and independently between
+    the GPUs of each node.
+    """
     leaving: dict[tuple[int, ...], int] = defaultdict(int)
     landing: dict[tuple[int, ...], int] = defaultdict(int)
     for atom in atoms:
@@ -30,33 +33,33 @@ def lower_bound(atoms: Sequence[Atom], node: Node) -> float:
 
 
 def _least_maximum(demand: dict[tuple[int, ...], int]) -> float:
-    """Split each demand over its candidates so that the fullest one is as empty as can be."""
+    """Split each demand over its candidates; return the smallest possible load of the fullest one."""
     if not demand:
         return 0.0
-    places = {who: place for place, who in enumerate(sorted({c for group in demand for c in group}))}
-    pairs = [(row, places[c]) for row, group in enumerate(demand) for c in group]
+    columns_of = {who: column for column, who in enumerate(sorted({c for group in demand for c in group}))}
+    pairs = [(row, columns_of[c]) for row, group in enumerate(demand) for c in group]
     rows, columns = np.array(pairs).T
     shares, count = np.arange(len(pairs)), len(pairs)
-    unit = float(max(demand.values()))  # keeps the numbers near 1
-    # Unknowns: the share of each (demand, candidate), and the fullest load.
+    unit = float(max(demand.values()))  # keeps the coefficients near 1
+    # Unknowns: the share of each (demand, candidate), and the largest load.
     met = coo_array((np.ones(count), (rows, shares)), shape=(len(demand), count + 1))
     load = coo_array(
         (
-            np.concatenate([np.ones(count), -np.ones(len(places))]),
+            np.concatenate([np.ones(count), -np.ones(len(columns_of))]),
             (
-                np.concatenate([columns, np.arange(len(places))]),
-                np.concatenate([shares, np.full(len(places), count)]),
+                np.concatenate([columns, np.arange(len(columns_of))]),
+                np.concatenate([shares, np.full(len(columns_of), count)]),
             ),
         ),
-        shape=(len(places), count + 1),
+        shape=(len(columns_of), count + 1),
     )
-    found = linprog(
+    result = linprog(
         np.concatenate([np.zeros(count), [1.0]]),
         A_ub=load.tocsr(),
-        b_ub=np.zeros(len(places)),
+        b_ub=np.zeros(len(columns_of)),
         A_eq=met.tocsr(),
         b_eq=np.array([value / unit for value in demand.values()]),
         method="highs",
     )
-    assert found.status == 0, found.message
-    return float(found.fun) * unit
+    assert result.status == 0, result.message
+    return float(result.fun) * unit

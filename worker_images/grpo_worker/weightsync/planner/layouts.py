@@ -1,7 +1,7 @@
-"""What a trainer of a given layout holds, and what SGLang engines of a given shape want (pure).
+"""Regions that a trainer of a given layout holds and that engines of a given shape need. Pure.
 
-The rules of Megatron-Core and of SGLang for the tensors of DeepSeek-V3; for planning ahead of any rank.
-A test compares the trainer's side with what real ranks hold.
+It follows the sharding rules of Megatron-Core and SGLang for the tensors of DeepSeek-V3, so that an update
+can be planned before any rank runs. A test compares the trainer's regions with those of real ranks.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,9 +10,9 @@ from typing import Any
 
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_worker.megatron.families.registry import family_of
-from grpo_worker.weightsync.planner.regions import Box, Held, Tensor, Wanted
+from grpo_worker.weightsync.planner.regions import Box, Held, Needed, Tensor
 
-# Which dimension tensor parallelism cuts; what is not named is whole on every rank.
+# Dimension that tensor parallelism shards; other tensors are whole on every rank.
 _ROWS = ("embed_tokens.weight", "lm_head.weight", "q_proj.weight", "q_b_proj.weight", "kv_b_proj.weight",
          "gate_proj.weight", "up_proj.weight")  # fmt: skip
 _COLUMNS = ("o_proj.weight", "down_proj.weight")
@@ -21,8 +21,11 @@ _NOT_FP8 = ("embed_tokens.weight", "lm_head.weight", "mlp.gate.weight", "norm.we
 
 @dataclass(frozen=True, slots=True)
 class EngineShape:
-    """``tensor``: GPUs of an engine; ``expert``: over how many of them experts are dealt out;
-    ``attention``: over how many of them the rest is cut (1: whole on each, SGLang's dp-attention)."""
+    """Parallelism of an engine.
+
+    ``tensor``: GPUs of the engine. ``expert``: expert parallelism. ``attention``: tensor parallelism of all
+    other weights; 1: every GPU has them completely (SGLang's dp-attention).
+    """
 
     tensor: int
     expert: int
@@ -30,24 +33,24 @@ class EngineShape:
 
 
 def tensors_of(hf: Mapping[str, Any], fp8: bool = False) -> dict[str, Tensor]:
-    """Every tensor of the model as it travels."""
-    found = {}
+    """Return every tensor of the model as it is sent."""
+    tensors = {}
     for name, shape in family_of(dict(hf)).shapes(dict(hf)).items():
         rows, columns = (shape[0], shape[1] if len(shape) > 1 else 1)
         if name.endswith("e_score_correction_bias"):
-            found[name] = Tensor(rows, columns, 32)
+            tensors[name] = Tensor(rows, columns, 32)
         elif fp8 and len(shape) == 2 and not name.endswith(_NOT_FP8):
-            found[name] = Tensor(rows, columns, 8, scaled=True)
+            tensors[name] = Tensor(rows, columns, 8, scaled=True)
         else:
-            found[name] = Tensor(rows, columns)
-    return found
+            tensors[name] = Tensor(rows, columns)
+    return tensors
 
 
 def trainer_side(hf: Mapping[str, Any], layout: Layout, stage_of: Callable[[int], int]) -> Iterator[Held]:
-    """Parts with the ranks that hold them. ``stage_of``: layer -> pipeline stage.
+    """Yield the regions that trainer ranks hold. ``stage_of``: layer -> pipeline stage.
 
-    Ranks are numbered as Megatron-Core does: tensor parallelism innermost, then context, data, pipeline;
-    of experts: expert-tensor, expert, expert-data, pipeline.
+    Ranks are numbered as in Megatron-Core: tensor parallelism innermost, then context, data, pipeline. For
+    experts: expert-tensor, expert, expert-data, pipeline.
     """
     stage_size = layout.world // layout.pipeline
     for name, tensor in tensors_of(hf).items():
@@ -65,10 +68,10 @@ def trainer_side(hf: Mapping[str, Any], layout: Layout, stage_of: Callable[[int]
         yield from (Held(name, box, tuple(who)) for box, who in _cut(name, tensor, ranks))
 
 
-def engine_side(hf: Mapping[str, Any], engine: EngineShape, engines: int) -> Iterator[Wanted]:
-    """Parts with the GPUs that want them, numbered engine by engine."""
+def engine_side(hf: Mapping[str, Any], engine: EngineShape, engines: int) -> Iterator[Needed]:
+    """Yield the regions that engine GPUs need; GPUs are numbered engine by engine."""
     starts = [number * engine.tensor for number in range(engines)]
-    inside = engine.tensor // engine.expert  # GPUs that share an expert
+    sharing = engine.tensor // engine.expert  # GPUs that share an expert
     for name, tensor in tensors_of(hf).items():
         expert = _expert(name)
         if expert is None:
@@ -76,13 +79,13 @@ def engine_side(hf: Mapping[str, Any], engine: EngineShape, engines: int) -> Ite
             own = [[i + copy * cut for copy in range(engine.tensor // cut)] for i in range(cut)]
         else:
             owner = expert * engine.expert // hf["n_routed_experts"]
-            own = [[owner * inside + i] for i in range(inside)]
+            own = [[owner * sharing + i] for i in range(sharing)]
         ranks = [[start + i for start in starts for i in who] for who in own]
-        yield from (Wanted(name, box, tuple(who)) for box, who in _cut(name, tensor, ranks))
+        yield from (Needed(name, box, tuple(who)) for box, who in _cut(name, tensor, ranks))
 
 
 def _cut(name: str, tensor: Tensor, ranks: list[list[int]]) -> Iterator[tuple[Box, list[int]]]:
-    """Equal parts along the dimension that tensor parallelism cuts, part i for ranks[i]."""
+    """Yield equal parts along the sharded dimension, part i for ranks[i]."""
     parts = len(ranks)
     if parts == 1 or not name.endswith(_ROWS + _COLUMNS):
         yield tensor.box, sorted(rank for who in ranks for rank in who)
@@ -105,4 +108,4 @@ def _stage(name: str, layout: Layout, stage_of: Callable[[int], int]) -> int:
 def _expert(name: str) -> int | None:
     if ".mlp.experts." not in name:
         return None
-    return int(name.split(".mlp.experts.")[1].split(".")[0])
+    return int(name.split(".mlp.experts.")[1].split(".", maxsplit=1)[0])

@@ -1,4 +1,4 @@
-"""Which parts of which tensors trainers hold and engines want (pure)."""
+"""Regions of tensors that trainer ranks hold and engines need. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ BLOCK = 128  # rows and columns that share one scale in FP8
 _SCALE = 4  # bytes of a scale
 
 
-class PlanError(ValueError):
-    """What is held does not make what is wanted; the message names the tensor."""
+class RegionError(ValueError):
+    """The held regions do not make up the needed ones; the message names the tensor."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -25,8 +25,8 @@ class Box:
         """Number of elements."""
         return (self.bottom - self.top) * (self.right - self.left)
 
-    def meets(self, other: "Box") -> "Box | None":
-        """What both have in common, if anything."""
+    def intersection(self, other: "Box") -> "Box | None":
+        """Return the common region, or None if it is empty."""
         top, bottom = max(self.top, other.top), min(self.bottom, other.bottom)
         left, right = max(self.left, other.left), min(self.right, other.right)
         return Box(top, bottom, left, right) if top < bottom and left < right else None
@@ -34,8 +34,10 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A Hugging Face tensor as it travels. ``bits`` of an element; ``scaled``: FP8 with one fp32 scale
-    for each 128 x 128 block, which travels along."""
+    """A Hugging Face tensor as it is sent.
+
+    ``bits``: of an element. ``scaled``: FP8 with one fp32 scale for each block of 128 x 128, sent with it.
+    """
 
     rows: int
     columns: int = 1
@@ -44,23 +46,23 @@ class Tensor:
 
     @property
     def box(self) -> Box:
-        """All of it."""
+        """Region of the whole tensor."""
         return Box(0, self.rows, 0, self.columns)
 
     def nbytes(self, box: Box) -> int:
-        """Bytes of a part. Raises PlanError for a part of a scaled tensor that cuts a block."""
+        """Return the bytes of a region. Raises RegionError if it cuts a block of a scaled tensor."""
         if not self.scaled:
             return box.size * self.bits // 8
         for start, stop, end in ((box.top, box.bottom, self.rows), (box.left, box.right, self.columns)):
             if start % BLOCK or (stop % BLOCK and stop != end):
-                raise PlanError(f"{box} of {self.rows} x {self.columns} cuts a block of {BLOCK} x {BLOCK}")
+                raise RegionError(f"{box} of {self.rows} x {self.columns} cuts a block of {BLOCK} x {BLOCK}")
         blocks = -(-(box.bottom - box.top) // BLOCK) * -(-(box.right - box.left) // BLOCK)
         return box.size * self.bits // 8 + blocks * _SCALE
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A part that each of ``ranks`` of the trainer holds alike."""
+    """A region that each of ``ranks`` of the trainer holds."""
 
     tensor: str
     box: Box
@@ -68,8 +70,8 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A part that each of ``gpus`` of the engines takes in."""
+class Needed:
+    """A region that each of ``gpus`` of the engines needs."""
 
     tensor: str
     box: Box
@@ -78,7 +80,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Atom:
-    """The largest part that travels as one: held as a whole, wanted as a whole."""
+    """A region that is sent as one piece: each rank holds all of it, and each GPU needs all of it."""
 
     tensor: str
     box: Box
@@ -88,48 +90,48 @@ class Atom:
 
 
 def atoms(
-    tensors: Mapping[str, Tensor], held: Iterable[Held], wanted: Iterable[Wanted], largest: int
+    tensors: Mapping[str, Tensor], held: Iterable[Held], needed: Iterable[Needed], largest: int
 ) -> list[Atom]:
-    """Parts of at most about ``largest`` bytes that make every wanted box exactly once.
+    """Divide the needed regions into atoms of at most about ``largest`` bytes.
 
-    Raises PlanError when the held boxes of a tensor do not tile it, or a wanted box lies outside of it.
+    Raises RegionError if the held regions of a tensor do not tile it, or a needed region lies outside of it.
     """
     sources: dict[str, list[Held]] = {}
     for part in held:
         sources.setdefault(part.tensor, []).append(part)
     for name, parts in sources.items():
         _check_tiling(name, tensors[name], parts)
-    found: list[Atom] = []
-    for want in wanted:
+    result: list[Atom] = []
+    for need in needed:
         covered = 0
-        for part in sources.get(want.tensor, ()):
-            common = part.box.meets(want.box)
+        for part in sources.get(need.tensor, ()):
+            common = part.box.intersection(need.box)
             if common is not None:
                 covered += common.size
-                found += _pieces(want.tensor, tensors[want.tensor], common, part.ranks, want.gpus, largest)
-        if covered != want.box.size:  # the held boxes are disjoint: covered twice is impossible
-            raise PlanError(f"{want.tensor}: {covered} of {want.box.size} elements of {want.box} are held")
-    return found
+                result += _pieces(need.tensor, tensors[need.tensor], common, part.ranks, need.gpus, largest)
+        if covered != need.box.size:  # the held boxes are disjoint, so nothing is covered twice
+            raise RegionError(f"{need.tensor}: {covered} of {need.box.size} elements of {need.box} are held")
+    return result
 
 
 def _check_tiling(name: str, tensor: Tensor, parts: list[Held]) -> None:
     boxes = sorted({part.box for part in parts})
     if len(boxes) != len(parts):
-        raise PlanError(f"{name}: the same part is listed twice: give each part once, with all its ranks")
-    if any(tensor.box.meets(box) != box for box in boxes):
-        raise PlanError(f"{name}: a held part lies outside of {tensor.rows} x {tensor.columns}")
+        raise RegionError(f"{name}: the same part is listed twice: give each part once, with all its ranks")
+    if any(tensor.box.intersection(box) != box for box in boxes):
+        raise RegionError(f"{name}: a held part lies outside of {tensor.rows} x {tensor.columns}")
     for index, box in enumerate(boxes):
         for other in boxes[index + 1 :]:
-            if box.meets(other):
-                raise PlanError(f"{name}: held parts {box} and {other} overlap")
+            if box.intersection(other):
+                raise RegionError(f"{name}: held parts {box} and {other} overlap")
     if sum(box.size for box in boxes) != tensor.box.size:
-        raise PlanError(f"{name}: the held parts leave a gap")
+        raise RegionError(f"{name}: the held parts leave a gap")
 
 
 def _pieces(
     name: str, tensor: Tensor, box: Box, ranks: tuple[int, ...], gpus: tuple[int, ...], largest: int
 ) -> list[Atom]:
-    """Cut by rows, at blocks, into pieces of at most about ``largest`` bytes."""
+    """Divide a region by rows, at block boundaries, into atoms of at most about ``largest`` bytes."""
     total, height = tensor.nbytes(box), box.bottom - box.top
     step = height
     if total > largest:

@@ -1,7 +1,7 @@
-"""Who sends which part to whom: balanced over network interfaces, once to each node (pure).
+"""Routes: sender and receiver of each atom, balanced over network interfaces. Pure.
 
-Every GPU, of trainers and of engines, has an interface of its own. A node of engines takes a part in
-once, on one of its GPUs, and hands it on to the others inside.
+Every GPU, of trainers and of engines, has its own interface. Each node of engines receives an atom once, on
+one of its GPUs, which forwards it to the other GPUs of the node.
 """
 
 import hashlib
@@ -10,16 +10,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 
-from grpo_worker.weightsync.planner.regions import Atom, Held, Tensor, Wanted
+from grpo_worker.weightsync.planner.regions import Atom, Held, Needed, Tensor
 
-_CHOICES = 256  # (bundle, node) for each sender
+_CHOICES = 256  # number of (bundle, node) pairs for each sender; more would not improve the balance
 Node = Callable[[int], int]  # GPU of an engine -> its node
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
-    """Parts (their numbers) that travel together: from a trainer rank to the GPU where they land, which
-    hands them on to ``siblings`` of its node."""
+class Route:
+    """Atoms (by index) that a trainer rank sends to one GPU.
+
+    ``landing``: GPU that receives them over the network. ``siblings``: GPUs of its node that it forwards to.
+    """
 
     atoms: tuple[int, ...]
     nbytes: int
@@ -30,84 +32,88 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """``pairs``: (sender, landing) -> its transfers, in the order in which the sender serves them.
-    ``sent``, ``received``: bytes of each interface."""
+    """All routes of an update.
 
-    pairs: dict[tuple[int, int], list[Transfer]]
+    ``pairs``: (sender, landing) -> its routes, in the order in which the sender serves them.
+    ``sent``, ``received``: bytes of each interface.
+    """
+
+    pairs: dict[tuple[int, int], list[Route]]
     sent: dict[int, int]
     received: dict[int, int]
 
     @property
     def busiest(self) -> int:
-        """Bytes of the busiest interface: what the sync cannot be faster than."""
+        """Bytes of the busiest interface; the update cannot be faster than this interface."""
         return max([*self.sent.values(), *self.received.values()], default=0)
 
 
 def route(atoms: Sequence[Atom], node: Node, bundle: int = 16 << 20) -> Routes:
-    """Choose a sender and a landing place for every (part, node).
+    """Choose a sender and a landing GPU for every (atom, node).
 
-    Parts of the same senders and receivers travel together: all of them where there is no choice, and
-    ``bundle`` bytes or more at a time where there is. Those with the fewest senders to choose from come
-    first, and of those the largest: what is left over evens the load out.
+    Atoms with the same senders and receivers are bundled: all of them if there is no choice, otherwise in
+    bundles of at least ``bundle`` bytes. Groups with the fewest senders come first, and among them the
+    largest, so that the later groups can even out the load.
     """
     sent: dict[int, int] = defaultdict(int)
     received: dict[int, int] = defaultdict(int)
-    found: list[Transfer] = []
-    for ranks, gpus, parts in _alike(atoms):
-        places = _by_node(gpus, node)
-        senders = _Least(ranks, sent)
-        landings = [(place, _Least(place, received)) for place in places]
-        for some in _bundles([atoms[part].nbytes for part in parts], parts, len(ranks), places, bundle):
-            nbytes = sum(atoms[part].nbytes for part in some)
-            for place, landing in landings:
-                to = landing.take(nbytes)
-                siblings = tuple(gpu for gpu in place if gpu != to)
-                found.append(Transfer(some, nbytes, senders.take(nbytes), to, siblings))
-    return Routes(_in_turns(found), dict(sent), dict(received))
+    routes: list[Route] = []
+    for ranks, gpus, indices in _grouped(atoms):
+        nodes = _by_node(gpus, node)
+        senders = _LeastLoaded(ranks, sent)
+        landings = [(members, _LeastLoaded(members, received)) for members in nodes]
+        for some in _bundles([atoms[i].nbytes for i in indices], indices, len(ranks), nodes, bundle):
+            nbytes = sum(atoms[i].nbytes for i in some)
+            for members, landing in landings:
+                target = landing.assign(nbytes)
+                siblings = tuple(gpu for gpu in members if gpu != target)
+                routes.append(Route(some, nbytes, senders.assign(nbytes), target, siblings))
+    return Routes(_staggered(routes), dict(sent), dict(received))
 
 
-class _Least:
-    """Candidates, of which the one with the least load is taken each time."""
+class _LeastLoaded:
+    """Assigns bytes to the candidate with the least load."""
 
     def __init__(self, candidates: Iterable[int], load: dict[int, int]) -> None:
         self._load = load
         self._heap = [(load[candidate], candidate) for candidate in candidates]
         heapify(self._heap)
 
-    def take(self, nbytes: int) -> int:
+    def assign(self, nbytes: int) -> int:
+        """Add ``nbytes`` to the least loaded candidate and return it."""
         load, candidate = self._heap[0]
         heapreplace(self._heap, (load + nbytes, candidate))
         self._load[candidate] = load + nbytes
         return candidate
 
 
-def _alike(atoms: Sequence[Atom]) -> list[tuple[tuple[int, ...], tuple[int, ...], list[int]]]:
-    """(ranks, gpus, numbers of the parts) in the order in which they are given a way."""
-    alike: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = defaultdict(list)
+def _grouped(atoms: Sequence[Atom]) -> list[tuple[tuple[int, ...], tuple[int, ...], list[int]]]:
+    """Return (ranks, gpus, indices of the atoms) in the order in which routes are chosen."""
+    groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = defaultdict(list)
     for index, atom in enumerate(atoms):
-        alike[atom.ranks, atom.gpus].append(index)
-    sized = [(sum(atoms[part].nbytes for part in parts), *who, parts) for who, parts in alike.items()]
+        groups[atom.ranks, atom.gpus].append(index)
+    sized = [(sum(atoms[i].nbytes for i in indices), *key, indices) for key, indices in groups.items()]
     ordered = sorted(sized, key=lambda group: (len(group[1]), -group[0], group[3][0]))
-    return [(ranks, gpus, parts) for _, ranks, gpus, parts in ordered]
+    return [(ranks, gpus, indices) for _, ranks, gpus, indices in ordered]
 
 
 def _bundles(
-    sizes: Sequence[int], parts: Sequence[int], senders: int, places: Sequence[tuple[int, ...]], limit: int
+    sizes: Sequence[int], indices: Sequence[int], senders: int, nodes: Sequence[tuple[int, ...]], limit: int
 ) -> list[tuple[int, ...]]:
-    if senders == 1 and all(len(place) == 1 for place in places):
-        return [tuple(parts)]
-    # Each goes to every node: more choices than these would balance no better.
-    return _split(sizes, parts, max(limit, sum(sizes) * len(places) // (_CHOICES * senders)))
+    if senders == 1 and all(len(members) == 1 for members in nodes):
+        return [tuple(indices)]
+    # Each bundle is sent to every node.
+    return _split(sizes, indices, max(limit, sum(sizes) * len(nodes) // (_CHOICES * senders)))
 
 
-def _split(sizes: Sequence[int], parts: Sequence[int], limit: int) -> list[tuple[int, ...]]:
+def _split(sizes: Sequence[int], indices: Sequence[int], limit: int) -> list[tuple[int, ...]]:
     bundles: list[list[int]] = []
     used = limit
-    for part, size in zip(parts, sizes, strict=True):
+    for index, size in zip(indices, sizes, strict=True):
         if used + size > limit:
             bundles.append([])
             used = 0
-        bundles[-1].append(part)
+        bundles[-1].append(index)
         used += size
     return [tuple(bundle) for bundle in bundles]
 
@@ -116,32 +122,34 @@ def _by_node(gpus: Iterable[int], node: Node) -> list[tuple[int, ...]]:
     nodes: dict[int, list[int]] = defaultdict(list)
     for gpu in gpus:
         nodes[node(gpu)].append(gpu)
-    return [tuple(found) for _, found in sorted(nodes.items())]
+    return [tuple(members) for _, members in sorted(nodes.items())]
 
 
-def _in_turns(transfers: Iterable[Transfer]) -> dict[tuple[int, int], list[Transfer]]:
-    """Each sender starts with another receiver and goes round from there, so that no receiver is served
-    by all at once."""
-    pairs: dict[tuple[int, int], list[Transfer]] = defaultdict(list)
-    for transfer in transfers:
-        pairs[transfer.sender, transfer.landing].append(transfer)
-    receivers = {gpu: place for place, gpu in enumerate(sorted({landing for _, landing in pairs}))}
-    senders = {rank: place for place, rank in enumerate(sorted({sender for sender, _ in pairs}))}
+def _staggered(routes: Iterable[Route]) -> dict[tuple[int, int], list[Route]]:
+    """Order the routes so that each sender starts with another receiver.
 
-    def turn(pair: tuple[int, int]) -> tuple[int, int]:
+    From there each sender goes round robin, so that senders do not serve the same receiver at the same time.
+    """
+    pairs: dict[tuple[int, int], list[Route]] = defaultdict(list)
+    for each in routes:
+        pairs[each.sender, each.landing].append(each)
+    receivers = {gpu: index for index, gpu in enumerate(sorted({landing for _, landing in pairs}))}
+    senders = {rank: index for index, rank in enumerate(sorted({sender for sender, _ in pairs}))}
+
+    def order(pair: tuple[int, int]) -> tuple[int, int]:
         sender, landing = pair
         return senders[sender], (receivers[landing] - senders[sender]) % len(receivers)
 
-    return {pair: sorted(pairs[pair], key=lambda t: t.atoms) for pair in sorted(pairs, key=turn)}
+    return {pair: sorted(pairs[pair], key=lambda r: r.atoms) for pair in sorted(pairs, key=order)}
 
 
-def plan_id(tensors: Mapping[str, Tensor], held: Iterable[Held], wanted: Iterable[Wanted]) -> str:
-    """Names what the routes follow from: tensors, layouts and engines, in whatever order."""
-    found = hashlib.sha256()
+def plan_id(tensors: Mapping[str, Tensor], held: Iterable[Held], needed: Iterable[Needed]) -> str:
+    """Return a hash of everything the routes follow from, independent of its order."""
+    sha = hashlib.sha256()
     for part in (
         sorted(tensors.items(), key=lambda item: item[0]),
         sorted(map(repr, held)),
-        sorted(map(repr, wanted)),
+        sorted(map(repr, needed)),
     ):
-        found.update(repr(part).encode())
-    return found.hexdigest()[:16]
+        sha.update(repr(part).encode())
+    return sha.hexdigest()[:16]

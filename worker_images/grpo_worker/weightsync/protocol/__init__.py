@@ -1,1 +1,1 @@
-"""What both ends agree on: manifests, tiling, transfer plan, byte ranges, digests. Pure."""
+"""Shared by all processes: manifests, tiling, transfer plan, byte ranges, digests. No I/O, no processes."""

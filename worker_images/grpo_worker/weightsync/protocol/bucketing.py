@@ -1,49 +1,49 @@
-"""Which tensors travel together (pure)."""
+"""Assignment of tensors to buckets. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence
 
 from grpo_worker.weightsync.protocol.tiling import TensorPlan
 
-# SGLang fuses these pairs and drops a half that arrives in another request than its partner.
+# SGLang fuses these pairs and drops one half if its partner is not in the same request.
 _PARTNERS = {
     f"self_attn.kv_a_proj_with_mqa.{kind}": f"self_attn.q_a_proj.{kind}"
     for kind in ("weight", "weight_scale_inv")
 }
-_SHARE = 64 << 20  # bytes of one trainer rank in a bucket; much smaller messages waste the wire
+_MIN_SHARE = 64 << 20  # bytes of one trainer rank in a bucket; much smaller messages waste bandwidth
 
-_Unit = list[str]
+_Unit = list[str]  # names that must be in the same bucket
 
 
 def buckets(tensors: Sequence[TensorPlan], sizes: dict[str, int], limit: int) -> list[list[str]]:
-    """Group tensor names into buckets of at most ``limit`` bytes; partners stay together.
+    """Group tensor names into buckets of at most ``limit`` bytes; fused partners stay together.
 
-    sizes: bytes of each tensor. A unit larger than the limit gets a bucket of its own. Tensors of one
-    trainer rank stand together in a bucket, and several ranks have a share in it, so that they send side by
-    side and what one sends is one piece.
+    ``sizes``: bytes of each tensor. A unit larger than the limit gets a bucket of its own. Each bucket has
+    tensors of several trainer ranks, so that the ranks send in parallel, and one rank's tensors are adjacent
+    in it, so that they form one message.
     """
     holders = {tensor.name: tuple(sorted({rank for rank, _ in tensor.pieces})) for tensor in tensors}
     queues = _queues(holders)
-    at_once = max(1, limit // _SHARE)
+    queues_per_bucket = max(1, limit // _MIN_SHARE)
     result: list[list[str]] = []
     while queues:
-        taking = queues[:at_once]
-        # Also a partner that others hold must not stand between tensors of one rank.
-        result.append(sorted(_fill(taking, sizes, limit), key=holders.__getitem__))
+        names = _fill(queues[:queues_per_bucket], sizes, limit)
+        # A partner can have other holders than its unit: sort, so that it does not split a rank's message.
+        result.append(sorted(names, key=holders.__getitem__))
         queues = [queue for queue in queues if queue]
     return result
 
 
 def _queues(holders: Mapping[str, tuple[int, ...]]) -> list[list[_Unit]]:
-    """Units by the ranks that hold them, in order."""
-    found: dict[tuple[int, ...], list[_Unit]] = {}
+    """Return the units of each set of holders, in loading order."""
+    queues: dict[tuple[int, ...], list[_Unit]] = {}
     for unit in _units(sorted(holders, key=_order)):
-        found.setdefault(holders[unit[0]], []).append(unit)
-    return [found[key] for key in sorted(found)]
+        queues.setdefault(holders[unit[0]], []).append(unit)
+    return [queues[key] for key in sorted(queues)]
 
 
 def _fill(queues: Sequence[list[_Unit]], sizes: dict[str, int], limit: int) -> list[str]:
-    """Take from the front of each queue as much as its share of a bucket allows."""
+    """Pop units from the front of each queue until its share of the bucket is used up."""
     names: list[str] = []
     used, share = 0, limit // len(queues)
     for number, queue in enumerate(queues, start=1):
@@ -60,7 +60,7 @@ _EXPERT = re.compile(r"(.*\.experts\.)(\d+)\.(gate|up|down)_proj\.(.*)")
 
 
 def _order(name: str) -> tuple[str, str, bool, int, str]:
-    """Experts stand as in the engine's memory, so that those of a layer are copied as one piece."""
+    """Return a sort key that orders experts as in the engine's memory, where one copy then loads a layer."""
     match = _EXPERT.fullmatch(name)
     if match is None:
         return name, "", False, 0, ""
@@ -69,17 +69,18 @@ def _order(name: str) -> tuple[str, str, bool, int, str]:
 
 
 def _units(names: Sequence[str]) -> list[_Unit]:
+    """Group each name with its fused partner, if it has one."""
     units: list[_Unit] = []
-    taken: set[str] = set()
+    grouped: set[str] = set()
     present = set(names)
     for name in names:
-        if name in taken:
+        if name in grouped:
             continue
         unit = [name]
         for suffix, partner in _PARTNERS.items():
             other = name.removesuffix(suffix) + partner
             if name.endswith(suffix) and other in present:
                 unit.append(other)
-        taken.update(unit)
+        grouped.update(unit)
         units.append(unit)
     return units

@@ -1,16 +1,16 @@
-"""Tensors packed into one buffer: alignment, dtype names, views and copies."""
+"""Tensors packed into one buffer: alignment, dtype names and grouped copies."""
 
 from collections.abc import Mapping, Sequence
 
 import torch
 
-ALIGNED = 256  # bytes; what devices read and write at once, and where every dtype may begin
+ALIGNED = 256  # bytes; size of a device's memory transactions, and a multiple of every dtype's size
 
-MARGIN = 64  # this part of a bucket is spared for what is needed beside it
+MARGIN = 64  # 1/MARGIN of a bucket is reserved for the temporary memory of a load
 
 
 def aligned(nbytes: int) -> int:
-    """So many bytes, or the next number that leaves what follows aligned."""
+    """Round ``nbytes`` up to the next multiple of ALIGNED."""
     return -(-nbytes // ALIGNED) * ALIGNED
 
 
@@ -23,22 +23,22 @@ _DTYPES = {
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """``torch.float32`` -> ``float32``."""
+    """Return the name without its module: ``torch.float32`` -> ``float32``."""
     return str(dtype).removeprefix("torch.")
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """``float32`` -> ``torch.float32``. Raises ValueError for other names than the known ones."""
+    """Return the dtype of a name: ``float32`` -> ``torch.float32``. Raises ValueError for an unknown name."""
     if name not in _DTYPES:
         raise ValueError(f"dtype must be one of {sorted(_DTYPES)}, got {name!r}")
     return _DTYPES[name]
 
 
-def copy_all(places: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
-    """places[i] = tensors[i], those of one type by one launch."""
-    groups: Mapping[torch.dtype, list[int]] = {
-        dtype: [i for i, place in enumerate(places) if place.dtype == dtype]
-        for dtype in {place.dtype for place in places}
+def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copy sources[i] into targets[i] with one launch for each dtype of the targets."""
+    by_dtype: Mapping[torch.dtype, list[int]] = {
+        dtype: [i for i, target in enumerate(targets) if target.dtype == dtype]
+        for dtype in {target.dtype for target in targets}
     }
-    for members in groups.values():
-        torch._foreach_copy_([places[i] for i in members], [tensors[i].detach() for i in members])
+    for indices in by_dtype.values():
+        torch._foreach_copy_([targets[i] for i in indices], [sources[i].detach() for i in indices])

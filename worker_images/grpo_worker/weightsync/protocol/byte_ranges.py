@@ -1,7 +1,9 @@
-"""Which bytes of each message one engine rank keeps: the others need not travel to it (pure).
+"""Byte ranges of each message that one engine rank needs; the trainer ranks send nothing else to it. Pure.
 
-An engine's rank says so when it has loaded a version and so knows what it takes. Both ends then cut each
-message into the same stretches.
+Two kinds of ranges occur. *Used* ranges are bytes of a bucket that the rank copies into its parameters; the
+rank learns them while it loads its first version. *Needed* ranges are bytes of a message that must be sent
+so that the used ranges arrive. The engine rank computes the needed ranges and publishes them to the trainer
+ranks, so both ends cut a message in the same way.
 """
 
 import json
@@ -11,85 +13,94 @@ from dataclasses import dataclass
 from grpo_worker.weightsync.protocol.buffers import ALIGNED, aligned
 from grpo_worker.weightsync.protocol.transfer_plan import Message, Piece
 
-ByteRange = tuple[int, int]  # bytes from the first up to, but not including, the second
-Wanted = list[list[list[ByteRange]]]  # by bucket of a source, message and place
+ByteRange = tuple[int, int]  # first byte, and the byte after the last
+NeededRanges = list[list[list[ByteRange]]]  # by bucket and message; in each message in order
 
-_WORTH = 256  # a gap of less than this part of a bucket costs less than another message
+_MAX_GAP = 256  # sending a gap of up to 1/256 of a bucket is cheaper than sending another range
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A tensor's place in its bucket (bytes), and its rows."""
+    """Position of a tensor in its bucket (bytes), and its number of rows."""
 
     start: int
     nbytes: int
     rows: int
 
 
-def wanted(
-    messages: Sequence[Message], extents: Sequence[Extent], kept: Sequence[ByteRange]
+def needed_ranges(
+    messages: Sequence[Message], extents: Sequence[Extent], used: Sequence[ByteRange]
 ) -> list[list[ByteRange]]:
-    """For each message of a bucket the stretches that must travel, so that the bytes ``kept`` of it come.
+    """Return the byte ranges of each message of a bucket that must be sent so that ``used`` arrives.
 
-    ``extents``: of the bucket's tensors. ``kept``: without overlaps, in order.
+    ``extents``: of the bucket's tensors. ``used``: ranges of the bucket, in order and without overlaps.
     """
-    gap = max((extent.start + extent.nbytes for extent in extents), default=0) // _WORTH
-    return [merged(_needed(message, extents, kept), gap, message.nbytes) for message in messages]
+    gap = max((extent.start + extent.nbytes for extent in extents), default=0) // _MAX_GAP
+    return [merged(_needed(message, extents, used), gap, message.nbytes) for message in messages]
 
 
 def merged(byte_ranges: Iterable[ByteRange], gap: int = 0, end: int | None = None) -> list[ByteRange]:
-    """The same bytes in order; neighbours at most ``gap`` apart are one. With ``end`` (bytes of the whole)
-    each is widened to where devices like it to begin and end."""
-    found: list[ByteRange] = []
-    for first, last in sorted(byte_ranges):
-        if end is not None:
-            first, last = first // ALIGNED * ALIGNED, min(aligned(last), end)
-        if found and first <= found[-1][1] + gap:
-            found[-1] = found[-1][0], max(found[-1][1], last)
+    """Sort the ranges and merge those that are at most ``gap`` bytes apart.
+
+    With ``end`` (bytes of the whole) each range is first widened to multiples of ALIGNED.
+    """
+    result: list[ByteRange] = []
+    ordered = sorted(byte_ranges)
+    if end is not None:
+        ordered = [(first // ALIGNED * ALIGNED, min(aligned(last), end)) for first, last in ordered]
+    for first, last in ordered:
+        if result and first <= result[-1][1] + gap:
+            result[-1] = result[-1][0], max(result[-1][1], last)
         else:
-            found.append((first, last))
-    return found
+            result.append((first, last))
+    return result
 
 
-def came(pieces: Sequence[Piece], byte_ranges: Sequence[ByteRange]) -> list[tuple[int, Piece]]:
-    """The pieces of a message that lie in what travelled of it, each with its first byte there."""
-    found, start = [], 0
+def received_pieces(pieces: Sequence[Piece], byte_ranges: Sequence[ByteRange]) -> list[tuple[int, Piece]]:
+    """Return (first byte in the message, piece) of each piece that lies completely in ``byte_ranges``."""
+    received, start = [], 0
     for piece in pieces:
         end = start + piece.nbytes
         if any(first <= start and end <= last for first, last in byte_ranges):
-            found.append((start, piece))
+            received.append((start, piece))
         start = end
-    return found
+    return received
 
 
-def to_json(wanted_of_source: Wanted) -> str:
-    return json.dumps(wanted_of_source, separators=(",", ":"))
+def to_json(ranges: NeededRanges) -> str:
+    """Return the ranges as JSON."""
+    return json.dumps(ranges, separators=(",", ":"))
 
 
-def from_json(text: str) -> Wanted:
+def from_json(text: str) -> NeededRanges:
+    """Parse the output of ``to_json``."""
     return [[[(first, last) for first, last in message] for message in bucket] for bucket in json.loads(text)]
 
 
-def _needed(message: Message, extents: Sequence[Extent], kept: Sequence[ByteRange]) -> list[ByteRange]:
+def _needed(message: Message, extents: Sequence[Extent], used: Sequence[ByteRange]) -> list[ByteRange]:
+    """Return the used bytes of a message received in place, or the used pieces of a scattered one."""
     if message.start is not None:
-        inside = _common((message.start, message.start + message.nbytes), kept)
+        inside = _intersection((message.start, message.start + message.nbytes), used)
         return [(first - message.start, last - message.start) for first, last in inside]
-    found, start = [], 0
+    needed, start = [], 0
     for piece in message.pieces:
-        if _common(_home(piece, extents[piece.tensor]), kept):
-            found.append((start, start + piece.nbytes))
+        if _intersection(_target_range(piece, extents[piece.tensor]), used):
+            needed.append((start, start + piece.nbytes))
         start += piece.nbytes
-    return found
+    return needed
 
 
-def _home(piece: Piece, extent: Extent) -> ByteRange:
-    """Where in the bucket a piece belongs: rows are one stretch, of columns only the tensor is known."""
+def _target_range(piece: Piece, extent: Extent) -> ByteRange:
+    """Return the range of the bucket that a piece is written to.
+
+    Rows are contiguous. Columns are spread over the tensor, so its whole range is returned for them.
+    """
     if piece.dim:
         return extent.start, extent.start + extent.nbytes
     row = extent.nbytes // extent.rows
     return extent.start + piece.offset * row, extent.start + (piece.offset + piece.length) * row
 
 
-def _common(byte_range: ByteRange, kept: Sequence[ByteRange]) -> list[ByteRange]:
-    pairs = [(max(byte_range[0], first), min(byte_range[1], last)) for first, last in kept]
+def _intersection(byte_range: ByteRange, used: Sequence[ByteRange]) -> list[ByteRange]:
+    pairs = [(max(byte_range[0], first), min(byte_range[1], last)) for first, last in used]
     return [(first, last) for first, last in pairs if first < last]

@@ -1,11 +1,12 @@
-"""What changed between two versions of a rank's blob: 16-bit words, by their place.
+"""Delta codec: the 16-bit words that differ between two versions of a rank's blob.
 
-After one step of training about one bf16 weight in a hundred has another bit pattern. A delta names those
-words; it is of use where the network is slower than the memory of both ends. Both ends go over the blob once,
-piece by piece: what is found out about a piece, and its digest, come while it is in a cache.
+One training step changes the bit pattern of about one bf16 weight in a hundred. A delta has only those words.
+It pays off where the network is slower than the memory of both ends. Both ends pass over the blob once, piece
+by piece, so that a piece is compared (or written) and hashed while it is in the CPU's cache.
 
-For each piece a delta has a byte for each word that changed, how many before it did not, and then the words
-as they are now. A byte of SKIP stands for that many unchanged words and for no word of its own.
+The delta of a piece is an array of gaps followed by an array of words. A gap is one byte for each changed
+word: the number of unchanged words before it. The byte _SKIP stands for that many unchanged words and has no
+word of its own. The words are the new values.
 """
 
 import json
@@ -23,32 +24,35 @@ import xxhash
 from grpo_worker.weightsync.protocol.digest import PIECE, digest_of
 
 _SKIP = 255
-_BLOCK = 1 << 17  # words that are looked at at once, in both versions: they fit a core's cache
-_LOOK = 1 << 14  # of four words each: few enough for a 16-bit number to name one
+_BLOCK = 1 << 17  # words compared at a time; both versions of them fit into a core's cache
+_GROUPS = 1 << 14  # groups of four words scanned at a time; a 16-bit number can index them
 _HEAD = struct.Struct("<4sI")
 _MAGIC = b"GRD3"
-_MOST = 0.25  # of a blob; a larger delta is not worth the while
+_MAX_SHARE = 0.25  # of the blob's size; a larger delta would save too little
 
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.uint16]
 Words64 = npt.NDArray[np.uint64]
-Read = Callable[[memoryview], None]
+Read = Callable[[memoryview], None]  # fills the given memory with the next bytes of a delta
 
 
 def warm() -> None:
-    """Compile what ``apply`` needs, so that the first version does not wait for it."""
+    """Compile the functions that ``apply`` needs, so that the first version does not wait for it."""
     one = np.zeros(1, dtype=np.uint16)
     _write(one, np.zeros(1, dtype=np.uint8), one, np.zeros(3, dtype=np.int64))
 
 
 class DeltaError(ValueError):
-    """A delta that does not belong here; the whole blob is wanted instead."""
+    """The delta is damaged or belongs to another blob; the caller must fetch the whole blob."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """``base``: digest of the blob before; ``nbytes``: its size. Of each piece, ``words``: that changed;
-    ``gaps``: bytes that say where they are."""
+    """Header of a delta.
+
+    ``base``: digest of the blob that the delta changes. ``nbytes``: size of that blob.
+    ``gaps``, ``words``: number of gaps and of words of each piece.
+    """
 
     base: str
     nbytes: int
@@ -57,44 +61,46 @@ class Head:
 
 
 def encode(old: Bytes, new: Bytes, base: str) -> tuple[str, list[bytes | memoryview] | None]:
-    """Digest of ``new``, and the parts of the delta to it from ``old`` (uint8 [bytes], same size) of digest
-    ``base``; None when it would take too much of the blob. Raises DeltaError for blobs of other sizes."""
+    """Return the digest of ``new``, and the delta from ``old`` (digest ``base``) to it as a list of buffers.
+
+    The delta is None if it would be too large. ``old`` and ``new`` are uint8 [bytes]. Raises DeltaError if
+    their sizes differ.
+    """
     if len(old) != len(new):
         raise DeltaError(f"blobs of {len(old)} and {len(new)} bytes have no delta")
     with _threads() as threads:
-        places = range(0, len(new), PIECE)
-        found = list(threads.map(lambda at: _compared(old[at : at + PIECE], new[at : at + PIECE]), places))
-    digest = digest_of(piece.digest for piece in found)
-    gaps, words = tuple(len(piece.gaps) for piece in found), tuple(len(piece.values) for piece in found)
-    if sum(gaps) + 2 * sum(words) > _MOST * len(new):
+        starts = range(0, len(new), PIECE)
+        pieces = list(threads.map(lambda at: _compare(old[at : at + PIECE], new[at : at + PIECE]), starts))
+    digest = digest_of(piece.digest for piece in pieces)
+    gaps, words = tuple(len(piece.gaps) for piece in pieces), tuple(len(piece.words) for piece in pieces)
+    if sum(gaps) + 2 * sum(words) > _MAX_SHARE * len(new):
         return digest, None
     head = json.dumps(asdict(Head(base, len(new), gaps, words))).encode()
-    arrays = [array for piece in found for array in (piece.gaps, piece.values)]
+    arrays = [array for piece in pieces for array in (piece.gaps, piece.words)]
     return digest, [_HEAD.pack(_MAGIC, len(head)), head, *(array.data.cast("B") for array in arrays)]
 
 
 def apply(blob: Bytes, base: str, read: Read) -> tuple[str, int]:
-    """Turn ``blob`` (uint8 [bytes], of digest ``base``) into what a delta leads to, in place, while it comes.
+    """Apply a delta to ``blob`` (uint8 [bytes], digest ``base``) in place while the delta is received.
 
-    ``read`` fills what it is given with the delta's next bytes. Returns the digest of the blob, which the
-    caller compares, and the delta's size. Raises DeltaError for one of something else, before it writes, and
-    for one that is damaged, when parts may have been written.
+    Returns the new digest of the blob, which the caller must compare, and the delta's size. Raises DeltaError
+    before any write if the delta has another base, and possibly after some writes if it is damaged.
     """
-    head, size = _head(read)
+    head, size = _read_head(read)
     if head.base != base or head.nbytes != len(blob):
         raise DeltaError(f"a delta of {head.base} ({head.nbytes} bytes), not of {base} ({len(blob)} bytes)")
-    places = range(0, len(blob), PIECE)
+    starts = range(0, len(blob), PIECE)
     sizes = list(zip(head.gaps, head.words, strict=False))
-    if len(places) != len(sizes) or any(not 0 <= words <= gaps <= PIECE for gaps, words in sizes):
-        raise DeltaError(f"a delta of the pieces {sizes}, expected {len(places)}")
+    if len(starts) != len(sizes) or any(not 0 <= words <= gaps <= PIECE for gaps, words in sizes):
+        raise DeltaError(f"a delta of the pieces {sizes}, expected {len(starts)}")
     jobs = []
     with _threads() as threads:
-        for at, (count, words) in zip(places, sizes, strict=True):
-            gaps, values = np.empty(count, dtype=np.uint8), np.empty(words, dtype=np.uint16)
+        for start, (gap_count, word_count) in zip(starts, sizes, strict=True):
+            gaps, words = np.empty(gap_count, dtype=np.uint8), np.empty(word_count, dtype=np.uint16)
             read(gaps.data)
-            read(values.data.cast("B"))
-            size += count + 2 * words
-            jobs.append(threads.submit(_written, blob[at : at + PIECE], gaps, values))
+            read(words.data.cast("B"))
+            size += gap_count + 2 * word_count
+            jobs.append(threads.submit(_write_piece, blob[start : start + PIECE], gaps, words))
         return digest_of(job.result() for job in jobs), size
 
 
@@ -102,8 +108,8 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(os.cpu_count() or 1, 16))
 
 
-def _head(read: Read) -> tuple[Head, int]:
-    """And its size."""
+def _read_head(read: Read) -> tuple[Head, int]:
+    """Return the header and its size in bytes. Raises DeltaError if it is not a header."""
     try:
         start = bytearray(_HEAD.size)
         read(memoryview(start))
@@ -120,78 +126,85 @@ def _head(read: Read) -> tuple[Head, int]:
 
 
 def _padded(piece: Bytes) -> Words64:
-    """As numbers of four words; the last bytes of a blob get zeros after them."""
+    """Return the piece as groups of four words; the last group is padded with zeros."""
     missing = -len(piece) % 8
     return (np.append(piece, np.zeros(missing, np.uint8)) if missing else piece).view(np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
-class _Compared:
-    """Of a piece: the digest, where the words are that changed, and what they are now."""
+class _PieceDelta:
+    """Delta of a piece, and the digest of its new bytes."""
 
     digest: bytes
     gaps: Bytes
-    values: Words
+    words: Words
 
 
-def _compared(old: Bytes, new: Bytes) -> _Compared:
+def _compare(old: Bytes, new: Bytes) -> _PieceDelta:
     before, after, hasher = _padded(old), _padded(new), xxhash.xxh3_128()
-    values = np.empty(4 * len(after) + 1, dtype=np.uint16)
+    words = np.empty(4 * len(after) + 1, dtype=np.uint16)
     gaps = np.empty(4 * len(after) * (_SKIP + 1) // _SKIP + 1, dtype=np.uint8)
-    places = np.empty(_BLOCK + 1, dtype=np.uint32)
-    words = count = beyond = 0
+    positions = np.empty(_BLOCK + 1, dtype=np.uint32)
+    word_count = gap_count = next_word = 0
     for first in range(0, len(after), _BLOCK // 4):
         until = first + _BLOCK // 4
-        found = _collect(before[:until], after[:until], first, places, values[words:])
-        count, beyond = _told(places[:found], beyond, gaps, count)
-        words += found
+        changed = _collect(before[:until], after[:until], first, positions, words[word_count:])
+        gap_count, next_word = _write_gaps(positions[:changed], next_word, gaps, gap_count)
+        word_count += changed
         hasher.update(new[8 * first : 8 * until].data)
-    return _Compared(hasher.digest(), gaps[:count].copy(), values[:words].copy())
+    return _PieceDelta(hasher.digest(), gaps[:gap_count].copy(), words[:word_count].copy())
 
 
 @numba.njit(nogil=True)  # type: ignore[untyped-decorator]
-def _collect(old: Words64, new: Words64, first: int, places: npt.NDArray[np.uint32], values: Words) -> int:
-    """How many words changed from number ``first`` on; their places and values.
+def _collect(old: Words64, new: Words64, first: int, positions: npt.NDArray[np.uint32], values: Words) -> int:
+    """Write positions and values of the words that changed from group ``first`` on; return their number.
 
-    Each is written in any case and kept if it changed: a branch would be guessed wrong too often.
+    Every candidate is written, and the index advances only if it changed: a branch would be mispredicted too
+    often.
     """
     low, word = np.uint64(0xFFFF), np.uint64(16)
-    some = np.empty(_LOOK, dtype=np.uint16)
-    at = 0
-    for start in range(first, len(new), _LOOK):
+    candidates = np.empty(_GROUPS, dtype=np.uint16)
+    count = 0
+    for start in range(first, len(new), _GROUPS):
         found = 0
-        for i in range(min(_LOOK, len(new) - start)):
-            some[found] = i
+        for i in range(min(_GROUPS, len(new) - start)):
+            candidates[found] = i
             found += int(old[start + i] != new[start + i])
         for k in range(found):
-            i = start + int(some[k])
+            i = start + int(candidates[k])
             changed, now = old[i] ^ new[i], new[i]
-            for place in range(4 * i, 4 * i + 4):
-                places[at] = place
-                values[at] = now & low
-                at += int((changed & low) != 0)
+            for position in range(4 * i, 4 * i + 4):
+                positions[count] = position
+                values[count] = now & low
+                count += int((changed & low) != 0)
                 changed >>= word
                 now >>= word
-    return at
+    return count
 
 
 @numba.njit(nogil=True)  # type: ignore[untyped-decorator]
-def _told(places: npt.NDArray[np.uint32], beyond: int, gaps: Bytes, at: int) -> tuple[int, int]:
-    """Write the gaps before ``places`` from ``at`` on; where they end, and the word after the last place."""
-    for k in range(len(places)):
-        place = int(places[k])
-        while place - beyond >= _SKIP:
+def _write_gaps(positions: npt.NDArray[np.uint32], next_word: int, gaps: Bytes, at: int) -> tuple[int, int]:
+    """Write the gaps before ``positions`` to ``gaps`` from index ``at`` on.
+
+    ``next_word``: word after the last position of the previous call. Return the new ``at`` and ``next_word``.
+    """
+    for k in range(len(positions)):
+        position = int(positions[k])
+        while position - next_word >= _SKIP:
             gaps[at] = _SKIP
             at += 1
-            beyond += _SKIP
-        gaps[at] = place - beyond
+            next_word += _SKIP
+        gaps[at] = position - next_word
         at += 1
-        beyond = place + 1
-    return at, beyond
+        next_word = position + 1
+    return at, next_word
 
 
-def _written(piece: Bytes, gaps: Bytes, values: Words) -> bytes:
-    """Write a piece's new words into it; the digest of the piece. Raises DeltaError before it writes."""
+def _write_piece(piece: Bytes, gaps: Bytes, values: Words) -> bytes:
+    """Write the new words into a piece and return the piece's digest.
+
+    Raises DeltaError before any write if the gaps do not match the words.
+    """
     words = len(gaps) - np.count_nonzero(gaps == _SKIP)
     if words != len(values):
         raise DeltaError(f"a delta of {len(values)} words with places for {words}")
@@ -204,14 +217,17 @@ def _written(piece: Bytes, gaps: Bytes, values: Words) -> bytes:
         last = int(state[2]) + int(gaps[state[0] :].sum(dtype=np.int64))
         if state[1] < words - 1 or last != len(whole) or even == len(piece):
             raise DeltaError(f"a delta with a place for word {last} of {len(whole)}")
-        piece[even] = values[-1] & 0xFF  # an odd byte
+        piece[even] = values[-1] & 0xFF  # last byte of a piece of odd size
     hasher.update(piece[even:].data)
     return hasher.digest()
 
 
 @numba.njit(nogil=True)  # type: ignore[untyped-decorator]
 def _write(blob: Words, gaps: Bytes, values: Words, state: npt.NDArray[np.int64]) -> None:
-    """The words up to the end of ``blob``. ``state``: gaps and values so far, and the word after them."""
+    """Write the words that lie in ``blob``.
+
+    ``state``: gaps read so far, values written so far, and the word after them; updated in place.
+    """
     gap_at, value_at, after = state
     while gap_at < len(gaps):
         gap = int(gaps[gap_at])

@@ -1,4 +1,4 @@
-"""Digests of blobs."""
+"""Digests of blobs, which trainers publish and rollout agents compare."""
 
 import os
 from collections.abc import Iterable
@@ -6,14 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import xxhash
 
-PIECE = 16 << 20  # bytes that one thread digests at a time
+PIECE = 16 << 20  # bytes that one thread hashes at a time
 
 
 def digest(data: bytes | memoryview) -> str:
-    """Digest of a blob, hex: over the digests of its pieces, which threads take side by side.
+    """Return the digest of a blob (hex): the hash of its pieces' hashes, which threads compute in parallel.
 
-    xxh3 finds damage as surely as a cryptographic hash, at ten times its speed; nobody is kept from
-    forging a blob by it.
+    xxh3 detects damage as reliably as a cryptographic hash and is ten times faster. It does not protect
+    against forgery.
     """
     view = memoryview(data)
     pieces = [view[start : start + PIECE] for start in range(0, len(view), PIECE)]
@@ -22,5 +22,5 @@ def digest(data: bytes | memoryview) -> str:
 
 
 def digest_of(pieces: Iterable[bytes]) -> str:
-    """Digest of a blob whose pieces of PIECE bytes have these."""
+    """Return the digest of a blob from the xxh3 hashes of its pieces of PIECE bytes."""
     return str(xxhash.xxh3_128_hexdigest(b"".join(pieces)))

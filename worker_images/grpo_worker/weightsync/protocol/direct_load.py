@@ -1,4 +1,7 @@
-"""How an agent asks its engine for a direct load: what stands in SGLang's own fields."""
+"""Direct load: the request by which an agent lets its engine load a whole version. Pure.
+
+It travels in fields of SGLang's own route ``/update_weights_from_distributed``.
+"""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -6,19 +9,20 @@ from dataclasses import asdict, dataclass
 
 from grpo_worker.weightsync.protocol.transfer_plan import Message, Piece, TransferPlan
 
-PREFIX = "grpo:"
-MARK = "[grpo direct loading]"
-LINK = "grpo-link-"  # groups of this name are links between trainer ranks and engines
-AGENT = "grpo-weights-"  # and of this one, an agent and its engine
+PREFIX = "grpo:"  # of a load_format that announces a direct load
+MARK = "[grpo direct loading]"  # in the answer of an engine that supports direct loads
+LINK = "grpo-link-"  # prefix of a transfer group's name (trainer ranks and engines); their number follows
+AGENT = "grpo-weights-"  # prefix of the name of a group of one agent and its engine
 
 
 @dataclass(frozen=True, slots=True)
 class DirectLoad:
-    """One version in buckets. ``counts``: tensors of each bucket, in the order of the request's names.
-    ``plan_id``: same names, shapes and buckets, same id.
+    """Announcement of one version.
 
-    From an agent's memory: ``fingerprints`` of each bucket's bytes. Over a link: ``messages``, those of
-    each bucket by trainer rank, and the ``timeout`` of the whole in seconds.
+    ``plan_id``: equal for requests with equal names, shapes and buckets.
+    ``counts``: number of tensors of each bucket, in the order of the request's names.
+    ``fingerprints``: of each bucket's bytes, if the agent sends them from its host memory.
+    ``messages``: of each bucket, if the trainer ranks send them; ``timeout``: seconds for all.
     """
 
     plan_id: str
@@ -28,12 +32,13 @@ class DirectLoad:
     timeout: float = 0.0
 
     def to_load_format(self) -> str:
-        told = asdict(self) | {"messages": [[_brief(m) for m in bucket] for bucket in self.messages]}
-        return PREFIX + json.dumps(told, separators=(",", ":"))
+        """Return the text for the request's field ``load_format``."""
+        fields = asdict(self) | {"messages": [[_brief(m) for m in bucket] for bucket in self.messages]}
+        return PREFIX + json.dumps(fields, separators=(",", ":"))
 
     @classmethod
     def from_load_format(cls, text: str) -> "DirectLoad":
-        """Raises ValueError for anything else."""
+        """Parse the output of ``to_load_format``. Raises ValueError for any other text."""
         try:
             data = json.loads(text.removeprefix(PREFIX))
             messages = tuple(tuple(map(_full, bucket)) for bucket in data["messages"])
@@ -44,14 +49,14 @@ class DirectLoad:
 
 
 def direct_load_request(transfer_plan: TransferPlan, timeout: float) -> DirectLoad:
-    """The announcement of a shipment."""
+    """Return the announcement of a version that the trainer ranks send."""
     counts = tuple(len(bucket.tensors) for bucket in transfer_plan.buckets)
     messages = tuple(bucket.messages for bucket in transfer_plan.buckets)
     return DirectLoad(transfer_plan.plan_id, counts, (), messages, timeout)
 
 
 def _brief(message: Message) -> list[object]:
-    """A message that is in its place as a whole needs no more than its size."""
+    """Return a message as JSON data. If it is received in place, its size replaces its pieces."""
     if message.start is not None:
         return [message.source, message.start, message.nbytes]
     pieces = [[p.tensor, p.dim, p.offset, p.length, p.nbytes] for p in message.pieces]
@@ -59,6 +64,7 @@ def _brief(message: Message) -> list[object]:
 
 
 def _full(brief: Sequence[object]) -> Message:
+    """Parse the output of ``_brief``."""
     source, start, rest = brief
     assert isinstance(source, int)
     if isinstance(start, int) and isinstance(rest, int):

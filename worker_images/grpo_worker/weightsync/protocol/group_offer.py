@@ -1,9 +1,10 @@
-"""How an engine joins a transfer group, and what is sent in it."""
+"""Invitation of an engine to a transfer group, and the plan of the transfers in it."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from grpo_operator.api.weight_path import Backend
 from grpo_worker.weightsync.protocol.manifest import Manifest
 from grpo_worker.weightsync.protocol.tiling import PlanError, make_plan
 from grpo_worker.weightsync.protocol.transfer_plan import TransferPlan, make_transfer_plan
@@ -11,34 +12,47 @@ from grpo_worker.weightsync.protocol.transfer_plan import TransferPlan, make_tra
 
 @dataclass(frozen=True, slots=True)
 class GroupOffer:
-    """How to join. ``address``, ``port``: of the store at the first trainer rank; ``world``: members, of
-    which this engine's first is rank ``first``; ``layouts``: manifests without bytes of the trainer ranks;
-    ``plan_id``: of what is made of them."""
+    """Everything that a trainer rank or an engine needs to join the transfer group ``name``.
+
+    ``address``, ``port``: of the rendezvous store, at the first trainer rank.
+    ``world``: number of members. All trainer ranks come first, then all engine ranks.
+    ``first``: rank of the invited engine's first rank.
+    ``layouts``: manifests of the trainer ranks without bytes, as JSON.
+    ``plan_id``: identity of the controller's transfer plan, which every member computes from ``layouts``.
+    ``bucket_bytes``: size of a bucket in that plan.
+    """
 
     name: str
     address: str
     port: int
     world: int
     first: int
-    backend: str
+    backend: Backend
     layouts: Sequence[str]
     plan_id: str
+    bucket_bytes: int
 
     def to_json(self) -> dict[str, Any]:
+        """Return the offer as JSON-compatible data."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "GroupOffer":
-        return cls(**{name: data[name] for name in cls.__dataclass_fields__})
+        """Read an offer. Raises KeyError for a missing field and ValueError for an unknown backend."""
+        fields = {name: data[name] for name in cls.__dataclass_fields__}
+        return cls(**fields | {"backend": Backend(data["backend"])})
 
 
 def transfer_plan_of(layouts: Sequence[str], bucket_bytes: int, plan_id: str | None = None) -> TransferPlan:
-    """What the ranks of these layouts send. ``plan_id``: what the controller has found it to be.
+    """Return the transfer plan of trainer ranks with these layouts.
 
-    Raises PlanError when they do not form whole tensors, or another plan: members that cut other buckets
-    would wait for each other.
+    ``plan_id``: identity of the controller's plan. Raises PlanError when the layouts do not form whole
+    tensors, and when the plan is not the controller's: members with different buckets would wait for each
+    other until the deadline.
     """
-    found = make_transfer_plan(make_plan([Manifest.from_json(text) for text in layouts]), bucket_bytes)
-    if plan_id is not None and plan_id != found.plan_id:
-        raise PlanError(f"the plan here is {found.plan_id}, the controller's is {plan_id}: other versions?")
-    return found
+    plan = make_transfer_plan(make_plan([Manifest.from_json(text) for text in layouts]), bucket_bytes)
+    if plan_id is not None and plan_id != plan.plan_id:
+        raise PlanError(
+            f"the transfer plan here is {plan.plan_id}, the controller's is {plan_id}: use one release"
+        )
+    return plan

@@ -1,4 +1,4 @@
-"""Manifest of a rank: the tensor slices that it owns and their places in its blob."""
+"""Manifest of a trainer rank: the tensor slices that it owns and their positions in its blob."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,11 @@ from grpo_worker.weightsync.protocol.buffers import aligned, dtype_name
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A box of one Hugging Face tensor and its place in the rank's blob (bytes)."""
+    """Slice of one Hugging Face tensor, and its position in the rank's blob.
+
+    ``shape``: of the whole tensor. ``offset``, ``length``: elements along ``dim``.
+    ``start``, ``nbytes``: bytes in the blob.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -25,7 +29,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """All slices that one rank owns at one version."""
+    """All slices that one rank of ``world`` owns at one version. ``digest``: of its blob."""
 
     version: int
     rank: int
@@ -45,28 +49,33 @@ class Manifest:
 
 
 def layout(rank: int, world: int, parts: Sequence[Part]) -> Manifest:
-    """What the rank's versions look like, of none in particular. The parts may be on the device meta."""
+    """Return a manifest without version and digest: the layout that all versions of a rank share.
+
+    ``parts`` may be on the device meta.
+    """
     slices = slices_of(parts)
     return Manifest(0, rank, world, blob_size(slices), "", slices)
 
 
-def rank_file(root: Path, version: int, rank: int, kind: str) -> Path:
-    """Where a rank leaves its version below ``root``. ``kind``: json, bin, or DIGEST.delta for what changed
-    since the blob of that digest."""
-    return root / f"v{version}" / f"rank-{rank}.{kind}"
+def rank_file(root: Path, version: int, rank: int, suffix: str) -> Path:
+    """Return the path of a rank's file of a version below ``root``.
+
+    ``suffix``: ``json`` (manifest), ``bin`` (blob) or ``DIGEST.delta`` (changes to the blob of that digest).
+    """
+    return root / f"v{version}" / f"rank-{rank}.{suffix}"
 
 
 def slices_of(parts: Sequence[Part]) -> tuple[Slice, ...]:
-    """Slices of ``parts`` in order, each aligned in the blob."""
+    """Return the slices of ``parts`` in order, each aligned in the blob."""
     slices, start = [], 0
     for name, shape, dim, offset, tensor in parts:
         nbytes = tensor.numel() * tensor.element_size()
         dtype = dtype_name(tensor.dtype)
         slices.append(Slice(name, shape, dtype, dim, offset, tensor.shape[dim], start, nbytes))
-        start += aligned(nbytes)  # so that receivers need no copy
+        start += aligned(nbytes)  # receivers can then view the slice without a copy
     return tuple(slices)
 
 
 def blob_size(slices: Sequence[Slice]) -> int:
-    """Bytes of the blob."""
+    """Return the blob's size in bytes."""
     return slices[-1].start + slices[-1].nbytes if slices else 0

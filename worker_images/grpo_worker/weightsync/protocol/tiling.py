@@ -1,4 +1,4 @@
-"""Plan of one sync (pure): check that the published slices tile every tensor exactly once."""
+"""Tiling: check that the slices of all trainer ranks cover every tensor exactly once. Pure."""
 
 import hashlib
 import json
@@ -10,12 +10,12 @@ from grpo_worker.weightsync.protocol.manifest import Manifest, Slice
 
 
 class PlanError(ValueError):
-    """The published slices do not form whole tensors."""
+    """The trainer ranks' slices do not form whole tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
-    """One whole tensor and the slices (with their rank) that make it."""
+    """One whole tensor. ``pieces``: the (rank, slice) pairs that make it up, ordered by offset."""
 
     name: str
     shape: tuple[int, ...]
@@ -25,7 +25,7 @@ class TensorPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that one engine receives. ``plan_id`` names the layout, not the version."""
+    """All tensors of a version. ``plan_id``: hash of the layout, equal for all versions of that layout."""
 
     version: int
     plan_id: str
@@ -33,9 +33,9 @@ class Plan:
 
 
 def make_plan(manifests: Sequence[Manifest]) -> Plan:
-    """Plan from the manifests of all ranks.
+    """Combine the manifests of all ranks into a plan.
 
-    Raises PlanError when ranks are missing, versions differ, or a tensor has a gap or overlap.
+    Raises PlanError if ranks are missing, versions differ, or a tensor has a gap or an overlap.
     """
     if not manifests:
         raise PlanError("no manifest was published")

@@ -1,4 +1,4 @@
-"""What each trainer rank sends for each bucket, and where it belongs there (pure)."""
+"""Transfer plan: the messages that each trainer rank sends for each bucket. Pure."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from grpo_worker.weightsync.protocol.tiling import Plan, PlanError, TensorPlan
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A box of tensor number ``tensor`` of the bucket; it takes ``nbytes`` of the message."""
+    """Slice of a tensor in a message. ``tensor``: index in the bucket. ``nbytes``: size in the message."""
 
     tensor: int
     dim: int
@@ -26,10 +26,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What trainer rank ``source`` sends at once for a bucket: pieces without gaps.
+    """Bytes that trainer rank ``source`` sends for a bucket at once: its pieces without gaps.
 
-    ``start``: the byte of the bucket at which the whole message belongs, as it is; None when its pieces
-    must be dealt out. A rank's whole tensors and its pieces of others are messages of their own.
+    ``start``: byte of the bucket where the message is received in place. None: it is received into scratch
+    memory, and its pieces are scattered into the bucket. A rank sends the tensors that it holds completely
+    and its shards of split tensors in separate messages.
     """
 
     source: int
@@ -43,7 +44,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class TransferBucket:
-    """Tensors of one bucket, which lie in it without gaps, and who sends what of it."""
+    """Tensors of one bucket, packed without gaps, and the messages that fill it."""
 
     tensors: tuple[TensorPlan, ...]
     messages: tuple[Message, ...]
@@ -51,7 +52,7 @@ class TransferBucket:
 
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """All buckets of a version. Same ``plan_id``: same names, shapes, shards and buckets."""
+    """All buckets of a version. ``plan_id``: hash of names, shapes, shards and buckets."""
 
     plan_id: str
     buckets: tuple[TransferBucket, ...]
@@ -66,31 +67,31 @@ class TransferPlan:
 
 
 def make_transfer_plan(plan: Plan, limit: int) -> TransferPlan:
-    """Buckets of which each takes at most ``limit`` bytes where it is received, whichever way they travel.
-    A tensor that takes more has a bucket of its own.
+    """Divide a plan into buckets, each of which needs at most ``limit`` bytes at its receiver.
 
-    Raises PlanError for a piece that would not be aligned.
+    The limit includes scratch memory and holds for every transport. A tensor that needs more has a bucket of
+    its own. Raises PlanError for a piece that would not be aligned to its dtype.
     """
     limit -= limit // MARGIN
-    found = [TransferBucket(tensors, _messages(tensors)) for tensors in _bucketed(plan, limit)]
-    return TransferPlan(bucketed_id(plan, [bucket.tensors for bucket in found]), tuple(found))
+    made = [TransferBucket(tensors, _messages(tensors)) for tensors in _bucketed(plan, limit)]
+    return TransferPlan(bucketed_id(plan, [bucket.tensors for bucket in made]), tuple(made))
 
 
 def _bucketed(plan: Plan, limit: int) -> list[tuple[TensorPlan, ...]]:
     by_name = {tensor.name: tensor for tensor in plan.tensors}
-    # The pieces of one that several ranks hold are received beside it.
+    # Shards of a split tensor are received into scratch memory, so the tensor counts twice.
     sizes = {name: nbytes(tensor) * (2 if _split(tensor) else 1) for name, tensor in by_name.items()}
     return [tuple(by_name[name] for name in names) for names in buckets(plan.tensors, sizes, limit)]
 
 
-def bucketed_id(plan: Plan, found: Sequence[Sequence[TensorPlan]]) -> str:
-    """Name of the plan together with its buckets: what stands where in them."""
-    names = [[tensor.name for tensor in bucket] for bucket in found]
+def bucketed_id(plan: Plan, tensors_of_buckets: Sequence[Sequence[TensorPlan]]) -> str:
+    """Return the id of a plan and its division into buckets."""
+    names = [[tensor.name for tensor in bucket] for bucket in tensors_of_buckets]
     return f"{plan.plan_id}-{hashlib.sha256(json.dumps(names).encode()).hexdigest()[:8]}"
 
 
 def nbytes(tensor: TensorPlan) -> int:
-    """Bytes of the whole tensor."""
+    """Return the bytes of the whole tensor."""
     return math.prod(tensor.shape) * dtype_of(tensor.dtype).itemsize
 
 
@@ -109,40 +110,41 @@ def _messages(tensors: Sequence[TensorPlan]) -> tuple[Message, ...]:
     for tensor in tensors:
         starts.append(start)
         start += nbytes(tensor)
-    return tuple(_message(rank, tuple(found), tensors, starts) for (rank, _), found in sorted(pieces.items()))
+    return tuple(_message(rank, tuple(own), tensors, starts) for (rank, _), own in sorted(pieces.items()))
 
 
 def _message(
     rank: int, pieces: tuple[Piece, ...], tensors: Sequence[TensorPlan], starts: Sequence[int]
 ) -> Message:
-    place, at = 0, []
+    """Build a message; it is received in place if all its pieces are at one distance from their targets."""
+    position, message_starts = 0, []
     for piece in pieces:
         tensor = tensors[piece.tensor]
         size = dtype_of(tensor.dtype).itemsize
-        if place % size or starts[piece.tensor] % size:
-            raise PlanError(f"{tensor.name}: byte {place} is not aligned to {tensor.dtype}")
-        # Rows of a tensor are one stretch of its memory; columns are not.
+        if position % size or starts[piece.tensor] % size:
+            raise PlanError(f"{tensor.name}: byte {position} is not aligned to {tensor.dtype}")
+        # Rows of a tensor are contiguous in its memory; columns are not.
         rows = piece.dim == 0 or piece.length == tensor.shape[piece.dim]
         row = nbytes(tensor) // tensor.shape[piece.dim] if piece.dim == 0 else 0
-        at.append(starts[piece.tensor] + piece.offset * row - place if rows else None)
-        place += piece.nbytes
-    whole = at[0] is not None and len(set(at)) == 1
-    return Message(rank, at[0] if whole else None, pieces)
+        message_starts.append(starts[piece.tensor] + piece.offset * row - position if rows else None)
+        position += piece.nbytes
+    in_place = message_starts[0] is not None and len(set(message_starts)) == 1
+    return Message(rank, message_starts[0] if in_place else None, pieces)
 
 
-Box = tuple[str, int]  # name and offset of a shard
+ShardKey = tuple[str, int]  # tensor name, and offset of the shard along its dimension
 
 
-def places(
-    message_bytes: torch.Tensor, bucket: TransferBucket, message: Message
-) -> list[tuple[Box, torch.Tensor]]:
-    """Where each piece stands in its message, uint8 [bytes of the message]."""
-    found, start = [], 0
+def piece_views(
+    data: torch.Tensor, bucket: TransferBucket, message: Message
+) -> list[tuple[ShardKey, torch.Tensor]]:
+    """Return a view of each piece, with its dtype and shape, in ``data`` (uint8 [bytes of the message])."""
+    views, start = [], 0
     for piece in message.pieces:
         tensor = bucket.tensors[piece.tensor]
         shape = list(tensor.shape)
         shape[piece.dim] = piece.length
-        view = message_bytes[start : start + piece.nbytes].view(dtype_of(tensor.dtype)).view(shape)
-        found.append(((tensor.name, piece.offset), view))
+        view = data[start : start + piece.nbytes].view(dtype_of(tensor.dtype)).view(shape)
+        views.append(((tensor.name, piece.offset), view))
         start += piece.nbytes
-    return found
+    return views

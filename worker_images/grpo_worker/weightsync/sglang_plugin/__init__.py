@@ -1,1 +1,1 @@
-"""Process: SGLang's scheduler. Writes received bytes into the model's parameters."""
+"""Process: SGLang's scheduler, one for each rank of an engine. Writes received weights into the model."""

@@ -1,8 +1,9 @@
-"""SGLang plugin: direct loads through the engine's own update route (0.5.16 to 0.5.23).
+"""SGLang plugin: direct loads through the engine's own update routes (SGLang 0.5.16 to 0.5.23).
 
-An update group is joined as ever; the answer then carries a mark, by which the agent knows that this
-engine takes a whole version in one request of ``/update_weights_from_distributed``, announced by its
-``load_format``. Requests of any other form are SGLang's own business.
+The hooks wrap SGLang's ``WeightUpdater``. An agent joins an update group by SGLang's own route; the answer
+then contains a mark, which tells the agent that this engine can load a whole version by one request to
+``/update_weights_from_distributed``. Such a request is recognized by its ``load_format``. All other requests
+are passed to SGLang unchanged.
 """
 
 import json
@@ -17,8 +18,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
+from grpo_operator.api.weight_path import Backend
 from grpo_worker.weightsync.protocol.direct_load import AGENT, LINK, MARK, PREFIX, DirectLoad
-from grpo_worker.weightsync.sglang_plugin.direct_receiver import DirectReceiver, GroupMembership
+from grpo_worker.weightsync.sglang_plugin.direct_receiver import DirectReceiver, GroupMember
 from grpo_worker.weightsync.sglang_plugin.loader import DirectLoader, Report
 from grpo_worker.weightsync.sglang_plugin.receivers import DirectLoadError, Spec, StagedReceiver, specs_of
 from grpo_worker.weightsync.transport import torch_group
@@ -26,70 +28,78 @@ from grpo_worker.weightsync.transport.factory import join
 from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS, TransferError, connect
 
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater."
-_loaders: dict[int, DirectLoader] = {}
-_links: dict[str, GroupMembership] = {}
+_loaders: dict[int, DirectLoader] = {}  # by id of the model
+_members: dict[str, GroupMember] = {}  # by name of the transfer group
 
 
 def register() -> None:
-    """Entry point of the group ``sglang.srt.plugins``."""
+    """Register the hooks; entry point of the group ``sglang.srt.plugins``."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     hooks: dict[str, Callable[..., Any]] = {
-        "init_weights_update_group": _joined,
-        "destroy_weights_update_group": _left,
+        "init_weights_update_group": _on_join,
+        "destroy_weights_update_group": _on_leave,
     }
     if tuple(int(part) for part in version("sglang").split(".")[:3]) >= (0, 5, 21):
-        hooks |= {"receive_weights_from_distributed": _receive, "load_weights_from_distributed": _load}
+        hooks |= {"receive_weights_from_distributed": _on_receive, "load_weights_from_distributed": _on_load}
     else:
-        hooks["update_weights_from_distributed"] = _update
+        hooks["update_weights_from_distributed"] = _on_update
     for name, hook in hooks.items():
         HookRegistry.register(_UPDATER + name, hook, HookType.AROUND)
 
 
 @dataclass(frozen=True, slots=True)
 class _Announced:
-    """A direct load that is received while it is loaded."""
+    """A direct load; its bytes are received while they are loaded."""
 
     request: DirectLoad
     buckets: list[list[Spec]]
-    incoming: StagedReceiver | DirectReceiver
+    receiver: StagedReceiver | DirectReceiver
 
 
-def _joined(
+def _on_join(
     original: Callable[..., Any], updater: Any, master_address: str, master_port: int, rank_offset: int,
     world_size: int, group_name: str, backend: str = "nccl",
 ) -> Any:  # fmt: skip
     place = master_address, master_port, rank_offset, world_size, group_name
     if group_name.startswith(LINK):
-        success, message = _linked(updater, backend, *place)
+        success, message = _join_transfer_group(updater, backend, *place)
     elif group_name.startswith(AGENT):
-        success, message = _of_agent(updater, *place)
+        success, message = _join_agent_group(updater, *place)
     else:
         success, message = original(updater, *place, backend)
-    # A draft model takes the same weights a second time, which a stream of buckets is not there for.
+    # A draft model reads the same weights a second time, but a direct load streams each bucket only once.
     drafts = getattr(updater.get_model_runner().server_args, "speculative_algorithm", None)
     return success, f"{message} {MARK}" if success and not drafts else message
 
 
-def _linked(
+def _join_transfer_group(
     updater: Any, backend: str, address: str, port: int, first: int, world: int, name: str
 ) -> tuple[bool, str]:
-    """Join a link, whose trainer ranks come before the engines'. ``first``: rank of this engine's first."""
-    for old in list(_links):  # of an agent that has forgotten it
-        _links.pop(old).members.close()
-    trainers, device = int(name.removeprefix(LINK).split("-")[0]), torch.device(updater.device)
+    """Join a group of all trainer ranks, followed by all engine ranks.
+
+    ``first``: rank of this engine's first rank. The number of trainer ranks is part of the name.
+    """
+    for old in list(_members):  # a restarted agent does not know the group that it had joined
+        _members.pop(old).group.close()
+    trainers, device = int(name.removeprefix(LINK).split("-", maxsplit=1)[0]), torch.device(updater.device)
     try:
         store, rank = connect(address, port), first + updater.tp_rank
-        members = join(backend, store, name, rank, world, trainers, device)
-    except TransferError as error:
+        group = join(Backend(backend), store, name, rank, world, trainers, device)
+    except (TransferError, ValueError) as error:
         return False, str(error)
-    _links[name] = GroupMembership(members)
+    _members[name] = GroupMember(group)
     return True, "joined"
 
 
-def _of_agent(updater: Any, address: str, port: int, first: int, world: int, name: str) -> tuple[bool, str]:
-    """Join an agent's group as SGLang does, but not for half an hour: an agent that has given up or died has
-    left such requests behind, and every later one waits for them."""
+def _join_agent_group(
+    updater: Any, address: str, port: int, first: int, world: int, name: str
+) -> tuple[bool, str]:
+    """Join an agent's group as SGLang does, but with a short timeout.
+
+    SGLang would wait for half an hour. Requests of an agent that gave up or died are still in the scheduler's
+    queue, and every later request waits for them.
+    """
     limit = timedelta(seconds=JOIN_SECONDS)
     try:
         store = PrefixStore(name, connect(address, port))
@@ -100,116 +110,120 @@ def _of_agent(updater: Any, address: str, port: int, first: int, world: int, nam
     return True, "joined"
 
 
-def _left(original: Callable[..., Any], updater: Any, group_name: str) -> Any:
-    link = _links.pop(group_name, None)
-    if link is None:
+def _on_leave(original: Callable[..., Any], updater: Any, group_name: str) -> Any:
+    member = _members.pop(group_name, None)
+    if member is None:
         return original(updater, group_name)
-    link.members.close()
+    member.group.close()
     return True, "left"
 
 
-def _receive(
+def _on_receive(
     original: Callable[..., Any], updater: Any, *, load_format: str | None = None, **fields: Any
 ) -> Any:
     if not (load_format or "").startswith(PREFIX):
         return original(updater, load_format=load_format, **fields)
-    return _announced(updater, load_format or "", **fields)
+    return _announce(updater, load_format or "", **fields)
 
 
-def _load(original: Callable[..., Any], updater: Any, weights: Any) -> tuple[bool, str]:
+def _on_load(original: Callable[..., Any], updater: Any, weights: Any) -> tuple[bool, str]:
     if not isinstance(weights, _Announced):
         success, message = original(updater, weights)
         return success, message
-    return _run(updater, weights)
+    return _load_version(updater, weights)
 
 
-def _update(
+def _on_update(
     original: Callable[..., Any], updater: Any, names: Any, dtypes: Any, shapes: Any, group_name: Any,
     load_format: str | None = None,
 ) -> Any:  # fmt: skip
     if not (load_format or "").startswith(PREFIX):
         return original(updater, names, dtypes, shapes, group_name, load_format)
     fields = {"names": names, "dtypes": dtypes, "shapes": shapes, "group_name": group_name}
-    return _run(updater, _announced(updater, load_format or "", **fields))
+    return _load_version(updater, _announce(updater, load_format or "", **fields))
 
 
-def _announced(
+def _announce(
     updater: Any, load_format: str, *, names: Sequence[str], dtypes: Sequence[Any],
     shapes: Sequence[Sequence[int]], group_name: str,
 ) -> _Announced:  # fmt: skip
+    """Parse a direct load. Raises ValueError if its buckets do not match the request's names."""
     request = DirectLoad.from_load_format(load_format)
     if sum(request.counts) != len(names) or 0 in request.counts:
         raise ValueError(f"buckets of {sum(request.counts)} tensors for {len(names)} names")
     rows = iter(zip(names, map(_dtype, dtypes), shapes, strict=True))
     buckets = [specs_of(islice(rows, count)) for count in request.counts]
-    if group_name in _links:
-        return _Announced(request, buckets, DirectReceiver(request, _links[group_name], buckets))
+    if group_name in _members:
+        return _Announced(request, buckets, DirectReceiver(request, _members[group_name], buckets))
     return _Announced(request, buckets, StagedReceiver(request, updater._model_update_group[group_name]))
 
 
-def _dtype(told: Any) -> torch.dtype:
-    return told if isinstance(told, torch.dtype) else getattr(torch, told)
+def _dtype(dtype: Any) -> torch.dtype:
+    return dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype)
 
 
-def _run(updater: Any, announced: _Announced) -> tuple[bool, str]:
+def _load_version(updater: Any, announced: _Announced) -> tuple[bool, str]:
+    """Load a version; return whether it succeeded, and the report as JSON or the error."""
     model = updater.get_model()
     loader = _loaders.setdefault(id(model), DirectLoader(model, updater.device))
     report, problem = Report(), ""
     try:
-        report = loader.load(announced.request.plan_id, announced.buckets, announced.incoming)
-        _tell(loader, announced)
+        report = loader.load(announced.request.plan_id, announced.buckets, announced.receiver)
+        _publish_needed_ranges(loader, announced)
     except (DirectLoadError, TransferError) as error:
         problem = str(error)
-    problem = _anyones(problem or None)
-    if not problem and (untaken := _untaken(model, announced, report)):
-        problem = f"no rank of the engine took {', '.join(untaken[:5])} ({len(untaken)} tensors)"
+    problem = _first_problem(problem or None)
+    if not problem and (missing := _not_loaded(model, announced, report)):
+        problem = f"no rank of the engine loaded {', '.join(missing[:5])} ({len(missing)} tensors)"
     if problem:
         return False, f"direct load failed: {problem}"
-    told = {
+    answer = {
         "copies": report.copies, "byLoader": report.by_loader, "recorded": report.recorded,
         "seconds": report.seconds, "fingerprints": report.fingerprints,
-        "extraBytes": report.extra_bytes, "received": announced.incoming.nbytes,
+        "extraBytes": report.extra_bytes, "received": announced.receiver.nbytes,
     }  # fmt: skip
-    return True, json.dumps(told)
+    return True, json.dumps(answer)
 
 
-def _tell(loader: DirectLoader, announced: _Announced) -> None:
-    """Let the trainer ranks of a link know what this rank keeps, once. Raises LinkError."""
-    incoming = announced.incoming
-    if not isinstance(incoming, DirectReceiver) or incoming.partial:
+def _publish_needed_ranges(loader: DirectLoader, announced: _Announced) -> None:
+    """Publish the byte ranges that this rank needs, once for each transfer group. Raises TransferError."""
+    receiver = announced.receiver
+    if not isinstance(receiver, DirectReceiver) or receiver.partial:
         return
-    kept = loader.kept(announced.request.plan_id, announced.buckets)
-    if kept is not None:
-        incoming.keep(kept)
+    used = loader.used_ranges(announced.request.plan_id, announced.buckets)
+    if used is not None:
+        receiver.publish_needed_ranges(used)
 
 
-def _gathered(mine: Any) -> list[Any]:
-    """What every rank of the engine says."""
+def _gather(value: Any) -> list[Any]:
+    """Return the value of every rank of the engine."""
     from sglang.srt.distributed import get_tp_group
 
     group = get_tp_group()
     if group.world_size == 1:
-        return [mine]
-    everyone = [None] * group.world_size
-    dist.all_gather_object(everyone, mine, group=group.cpu_group)
-    return everyone
+        return [value]
+    values = [None] * group.world_size
+    dist.all_gather_object(values, value, group=group.cpu_group)
+    return values
 
 
-def _anyones(problem: str | None) -> str:
-    """The first problem that a rank of the engine has, or an empty text: all fail or none."""
-    told = [f"rank {rank}: {text}" for rank, text in enumerate(_gathered(problem)) if text]
-    return told[0] if told else ""
+def _first_problem(problem: str | None) -> str:
+    """Return the first problem of any rank of the engine, or an empty text: all ranks fail together."""
+    problems = [f"rank {rank}: {text}" for rank, text in enumerate(_gather(problem)) if text]
+    return problems[0] if problems else ""
 
 
-def _untaken(model: Any, announced: _Announced, report: Report) -> list[str]:
-    """Names that no rank took: a loader that drops a tensor says nothing. Layers after the last are
-    there for engines that draft."""
-    if not any(_gathered(report.recorded)):
+def _not_loaded(model: Any, announced: _Announced, report: Report) -> list[str]:
+    """Return the names that no rank loaded, because a model's loader drops unknown tensors silently.
+
+    Layers after the model's last one are ignored: only engines with a draft model load them.
+    """
+    if not any(_gather(report.recorded)):
         return []
-    taken = set().union(*_gathered(report.taken))
+    loaded = set().union(*_gather(report.loaded))
     layers = int(model.config.num_hidden_layers)
     names = (spec.name for bucket in announced.buckets for spec in bucket)
-    return [name for name in names if name not in taken and _layer(name) < layers]
+    return [name for name in names if name not in loaded and _layer(name) < layers]
 
 
 def _layer(name: str) -> int:

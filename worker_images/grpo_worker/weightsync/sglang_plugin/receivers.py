@@ -1,6 +1,6 @@
-"""The ways in which a version's bytes come to an engine's rank."""
+"""Receivers of one version in an engine rank: the protocol, and the receiver from the agent's host memory."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,12 +12,12 @@ from grpo_worker.weightsync.protocol.fingerprint import fingerprint
 
 
 class DirectLoadError(RuntimeError):
-    """The version is not in the model, or not whole; the message says why."""
+    """The version is not, or not completely, in the model; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A tensor of a bucket and its place there (bytes)."""
+    """A tensor of a bucket, and its position there (bytes)."""
 
     name: str
     dtype: torch.dtype
@@ -27,7 +27,7 @@ class Spec:
 
 
 def specs_of(rows: Iterable[tuple[str, torch.dtype, Sequence[int]]]) -> list[Spec]:
-    """Tensors of one bucket by name, dtype and shape; they lie in it without gaps."""
+    """Return the specs of a bucket's tensors (name, dtype, shape), which are packed without gaps."""
     specs, start = [], 0
     for name, dtype, shape in rows:
         nbytes = torch.Size(shape).numel() * dtype.itemsize
@@ -37,72 +37,79 @@ def specs_of(rows: Iterable[tuple[str, torch.dtype, Sequence[int]]]) -> list[Spe
 
 
 def view_of(flat: torch.Tensor, spec: Spec) -> torch.Tensor:
-    """The tensor in the bucket's bytes."""
+    """Return the view of a tensor in the bytes of its bucket."""
     return flat[spec.start : spec.start + spec.nbytes].view(spec.dtype).view(spec.shape)
 
 
 class PendingReceive(Protocol):
-    """A transfer under way."""
+    """A transfer in progress."""
 
     def wait(self) -> Any: ...
 
 
 class Receiver(Protocol):
-    """One version under way to this rank. ``partial``: only the bytes come that it has said it keeps;
-    ``nbytes``: those that have been asked for."""
+    """Receives one version.
+
+    ``partial``: only the byte ranges that this rank needs are received.
+    ``nbytes``: bytes requested so far.
+    """
 
     partial: bool
     nbytes: int
 
-    def beside(self, index: int) -> int:
-        """Bytes that receiving bucket ``index`` needs beside its own."""
+    def scratch_bytes(self, index: int) -> int:
+        """Return the bytes of scratch memory that bucket ``index`` needs in addition to its own."""
         ...
 
-    def receive(self, index: int, flat: torch.Tensor, beside: torch.Tensor) -> PendingReceive:
-        """Begin to fill ``flat``, uint8 [bytes of bucket ``index``]. ``beside``: uint8 [``beside(index)``],
-        of no use any more when the bytes are there."""
+    def receive(self, index: int, flat: torch.Tensor, scratch: torch.Tensor) -> PendingReceive:
+        """Start to receive bucket ``index`` into ``flat`` (uint8 [bytes of the bucket]).
+
+        ``scratch``: uint8 [``scratch_bytes(index)``], free again once the receive has completed.
+        """
         ...
 
-    def verified(self) -> list[int]:
-        """Fingerprints of all messages of the version, when all are there. Raises DirectLoadError when
-        something is not what was sent."""
+    def verify(self) -> list[int]:
+        """Return the fingerprints of all messages, after all have been received.
+
+        Raises DirectLoadError if received bytes differ from the sent ones.
+        """
         ...
 
 
 class StagedReceiver:
-    """From an agent's memory; the agent is rank 0 of the group. Each bucket is one message."""
+    """Receives from the agent's host memory: one broadcast for each bucket, from rank 0 of the group."""
 
     partial = False
 
     def __init__(self, request: DirectLoad, group: Any) -> None:
         self.nbytes = 0
-        self._wanted = request.fingerprints
+        self._sent = request.fingerprints
         self._group = group
-        self._found: list[torch.Tensor] = []
+        self._received: list[torch.Tensor] = []
 
-    def beside(self, index: int) -> int:
+    def scratch_bytes(self, index: int) -> int:
         return 0
 
-    def receive(self, index: int, flat: torch.Tensor, beside: torch.Tensor) -> PendingReceive:
+    def receive(self, index: int, flat: torch.Tensor, scratch: torch.Tensor) -> PendingReceive:
         self.nbytes += len(flat)
         work: Any = dist.broadcast(flat, src=0, group=self._group, async_op=True)
-        return Then(work, lambda: self._found.append(fingerprint(flat)))
+        return ReceiveThenCall(work, lambda: self._received.append(fingerprint(flat)))
 
-    def verified(self) -> list[int]:
-        found = [int(value) for value in self._found]
-        for index, (mine, wanted) in enumerate(zip(found, self._wanted, strict=True)):
-            if mine != wanted:
+    def verify(self) -> list[int]:
+        received = [int(value) for value in self._received]
+        for index, (ours, sent) in enumerate(zip(received, self._sent, strict=True)):
+            if ours != sent:
                 raise DirectLoadError(f"bucket {index}: its bytes are not those that were sent")
-        return found
+        return received
 
 
 @dataclass(frozen=True, slots=True)
-class Then:
-    """A transfer, and what is done when it is over."""
+class ReceiveThenCall:
+    """A transfer in progress, and a function to call once it has completed."""
 
-    work: PendingReceive
-    then: Any
+    transfer: PendingReceive
+    on_completion: Callable[[], None]
 
     def wait(self) -> None:
-        self.work.wait()
-        self.then()
+        self.transfer.wait()
+        self.on_completion()

@@ -1,1 +1,1 @@
-"""Process: trainer rank and its sidecar. Publishes and sends versions."""
+"""Processes: a trainer rank, which publishes or sends versions, and the sidecar, which serves them."""

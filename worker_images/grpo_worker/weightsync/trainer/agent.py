@@ -1,8 +1,7 @@
-"""Trainer-side agent: serves the slices that the pod's ranks left in shared memory, and keeps their
-snapshots and those of other pods' ranks.
+"""Trainer sidecar: serves the blobs that the pod's ranks published, and keeps checkpoint snapshots.
 
-It keeps answering while the trainer process computes, restarts or is gone, so a late engine
-never waits for the trainer.
+It answers while the trainer process computes, restarts or is gone, so that a restarted engine never waits for
+the trainer. The snapshots are those of the pod's own ranks and of ranks of other pods.
 """
 
 from functools import partial
@@ -23,75 +22,98 @@ PULL_TIMEOUT = 300.0  # seconds without a byte
 
 
 class LargeFile(FileResponse):
-    """A file in pieces that are worth a system call."""
+    """A file sent in chunks large enough to keep the cost of system calls low."""
 
     chunk_size = 4 << 20
 
 
 def application(root: Path) -> Starlette:
-    """HTTP application over ``root/vN/rank-R.{json,bin}`` and ``root/snapshots``."""
-    snapshots = root / "snapshots"
+    """Return the HTTP application over ``root/vN/rank-R.{json,bin}`` and ``root/snapshots``."""
+    weights, snapshots = _Weights(root), _Snapshots(root / "snapshots")
+    return guarded(
+        [
+            Route("/healthz", lambda _: PlainTextResponse("ok")),
+            Route("/v1/versions", weights.versions),
+            Route("/v1/snapshots", snapshots.fetch, methods=["POST"]),
+            Route("/v1/snapshots/{name:str}/{rank:int}.{suffix:str}", snapshots.file),
+            Route("/v1/weights/{version:int}/{rank:int}.delta", weights.delta),
+            Route("/v1/weights/{version:int}/{rank:int}.nixl", weights.nixl_offer),
+            Route("/v1/weights/{version:int}/{rank:int}.{suffix:str}", weights.file),
+        ]
+    )
 
-    def versions(_: Request) -> Response:
-        found: dict[str, list[int]] = {}
-        for path in root.glob("v*/rank-*.json"):
-            found.setdefault(path.parent.name[1:], []).append(int(path.stem.removeprefix("rank-")))
-        return JSONResponse({version: sorted(ranks) for version, ranks in found.items()})
 
-    def file(request: Request) -> Response:
-        version, rank = request.path_params["version"], request.path_params["rank"]
-        suffix = request.path_params["suffix"]
-        path = rank_file(root, version, rank, suffix)
-        if suffix not in ("json", "bin") or not path.is_file():
-            return JSONResponse({"error": f"version {version} of rank {rank} is not here"}, 404)
+class _Weights:
+    """Routes of published versions."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._exporter = Exporter()
+
+    def versions(self, _: Request) -> Response:
+        """Answer with the ranks of each version."""
+        ranks_of: dict[str, list[int]] = {}
+        for path in self._root.glob("v*/rank-*.json"):
+            ranks_of.setdefault(path.parent.name[1:], []).append(int(path.stem.removeprefix("rank-")))
+        return JSONResponse({version: sorted(ranks) for version, ranks in ranks_of.items()})
+
+    def file(self, request: Request) -> Response:
+        """Answer with a manifest (json) or a blob (bin)."""
+        path = self._path(request, request.path_params["suffix"])
+        if request.path_params["suffix"] not in ("json", "bin") or not path.is_file():
+            return _not_here(request)
         return LargeFile(path)
 
-    exporter = Exporter()
-
-    def offer(request: Request) -> Response:
-        of = request.path_params
+    def nixl_offer(self, request: Request) -> Response:
+        """Answer with what a NIXL reader needs to read the blob."""
         try:
-            found = exporter.offer(rank_file(root, of["version"], of["rank"], "bin"))
+            offer = self._exporter.offer(self._path(request, "bin"))
         except FileNotFoundError:
-            return JSONResponse({"error": f"version {of['version']} of rank {of['rank']} is not here"}, 404)
-        except Exception as error:
+            return _not_here(request)
+        except Exception as error:  # noqa: BLE001 - NIXL's exceptions have no common base
             return JSONResponse({"error": f"NIXL: {error!r}"}, 501)
-        return JSONResponse(found._asdict())
+        return JSONResponse(offer._asdict())
 
-    def delta(request: Request) -> Response:
-        of, base = request.path_params, request.query_params.get("base", "")
-        path = rank_file(root, of["version"], of["rank"], f"{base}.delta")
+    def delta(self, request: Request) -> Response:
+        """Answer with the changes since the blob whose digest is the query parameter ``base``."""
+        base = request.query_params.get("base", "")
+        path = self._path(request, f"{base}.delta")
         if not base.isalnum() or not path.is_file():
             return JSONResponse({"error": f"no delta from the blob of digest {base!r}"}, 404)
         return LargeFile(path)
 
-    def snapshot(request: Request) -> Response:
-        of = request.path_params
+    def _path(self, request: Request, suffix: str) -> Path:
+        return rank_file(self._root, request.path_params["version"], request.path_params["rank"], suffix)
+
+
+def _not_here(request: Request) -> Response:
+    version, rank = request.path_params["version"], request.path_params["rank"]
+    return JSONResponse({"error": f"version {version} of rank {rank} is not here"}, 404)
+
+
+class _Snapshots:
+    """Routes of checkpoint snapshots."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def file(self, request: Request) -> Response:
+        """Answer with a rank's snapshot (pt) or its description (json)."""
+        params = request.path_params
         try:
-            path = file_of(snapshots, of["name"], of["rank"]).with_suffix(f".{of['suffix']}")
+            path = file_of(self._root, params["name"], params["rank"]).with_suffix(f".{params['suffix']}")
         except ValueError as error:
             return JSONResponse({"error": str(error)}, 400)
-        if of["suffix"] not in ("pt", "json") or not path.is_file():
-            return JSONResponse({"error": f"no snapshot {of['name']} of rank {of['rank']}"}, 404)
+        if params["suffix"] not in ("pt", "json") or not path.is_file():
+            return JSONResponse({"error": f"no snapshot {params['name']} of rank {params['rank']}"}, 404)
         return LargeFile(path)
 
-    async def keep(request: Request) -> Response:
+    async def fetch(self, request: Request) -> Response:
+        """Fetch a rank's snapshot from one of the pods that hold it, and keep it."""
         body = await request.json()
-        call = partial(pull, snapshots, body["name"], body["rank"], body["holders"], PULL_TIMEOUT)
+        call = partial(pull, self._root, body["name"], body["rank"], body["holders"], PULL_TIMEOUT)
         try:
-            found = await run_in_threadpool(call)
+            fetched = await run_in_threadpool(call)
         except ValueError as error:
             return JSONResponse({"error": str(error)}, 400)
-        return JSONResponse({}, 200) if found else JSONResponse({"error": "no holder has it"}, 404)
-
-    return guarded(
-        [
-            Route("/healthz", lambda _: PlainTextResponse("ok")),
-            Route("/v1/versions", versions),
-            Route("/v1/snapshots", keep, methods=["POST"]),
-            Route("/v1/snapshots/{name:str}/{rank:int}.{suffix:str}", snapshot),
-            Route("/v1/weights/{version:int}/{rank:int}.delta", delta),
-            Route("/v1/weights/{version:int}/{rank:int}.nixl", offer),
-            Route("/v1/weights/{version:int}/{rank:int}.{suffix:str}", file),
-        ]
-    )
+        return JSONResponse({}, 200) if fetched else JSONResponse({"error": "no holder has it"}, 404)

@@ -1,4 +1,4 @@
-"""Publishing a version in the memory that the trainer pod shares with its agent."""
+"""Publisher: writes a rank's version into the memory that the trainer pod shares with its sidecar."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,26 +15,26 @@ from grpo_worker.weightsync.protocol.manifest import Manifest, Slice, blob_size,
 def publish(
     root: Path, version: int, rank: int, world: int, parts: Sequence[Part], deltas: bool = False
 ) -> Manifest:
-    """Write blob and manifest of one rank below ``root/vN``; the manifest comes last.
+    """Write blob and manifest of one rank below ``root/vN``; the manifest is written last.
 
-    parts: (name, whole shape, dim, offset, slice). ``root`` is memory (tmpfs) shared with the
-    agent of the same pod. Versions older than the previous one are removed. ``deltas``: leave what changed
-    since the previous one too, if that is little.
+    ``root``: memory (tmpfs) shared with the sidecar. ``parts``: (name, whole shape, dim, offset, slice).
+    ``deltas``: also write the changes to the previous version, unless they are too many.
+    Versions older than the previous one are removed.
     """
     slices = slices_of(parts)
     size = blob_size(slices)
     blob = rank_file(root, version, rank, "bin")
     blob.parent.mkdir(parents=True, exist_ok=True)
     temporary = blob.with_suffix(".tmp")
-    _forget(root, version, rank, temporary)
+    _remove_old(root, version, rank, temporary)
     data = _write_blob(temporary, size, slices, [part[-1] for part in parts])
     base = _read(root, version - 1, rank) if deltas and size else None
     if base is not None and base.slices == slices:
-        found = _compare(root, version, base, data)
+        blob_digest = _write_delta(root, version, base, data)
     else:
-        found = digest(data.data)
+        blob_digest = digest(data.data)
     temporary.rename(blob)
-    manifest = Manifest(version, rank, world, size, found, slices)
+    manifest = Manifest(version, rank, world, size, blob_digest, slices)
     _write(rank_file(root, version, rank, "json"), manifest.to_json().encode())
     return manifest
 
@@ -44,26 +44,26 @@ def _read(root: Path, version: int, rank: int) -> Manifest | None:
     return Manifest.from_json(path.read_text()) if path.is_file() else None
 
 
-def _compare(root: Path, version: int, base: Manifest, blob: npt.NDArray[np.uint8]) -> str:
-    """Leave the delta from ``base``; the digest of ``blob``."""
-    # numba takes a second to import, which jobs without deltas need not wait for.
+def _write_delta(root: Path, version: int, base: Manifest, blob: npt.NDArray[np.uint8]) -> str:
+    """Write the delta from ``base`` unless it is too large; return the digest of ``blob``."""
+    # numba takes a second to import; jobs without deltas need not wait for it.
     from grpo_worker.weightsync.protocol.delta_codec import encode
 
     old = np.memmap(rank_file(root, base.version, base.rank, "bin"), np.uint8, "r")
-    found, delta = encode(old, blob, base.digest)
+    blob_digest, delta = encode(old, blob, base.digest)
     if delta is not None:
         path = rank_file(root, version, base.rank, f"{base.digest}.delta")
         temporary = path.with_suffix(".delta.tmp")
         with temporary.open("wb") as file:
             file.writelines(delta)
         temporary.rename(path)
-    return found
+    return blob_digest
 
 
 def _write_blob(
     path: Path, size: int, slices: Sequence[Slice], tensors: Sequence[torch.Tensor]
 ) -> npt.NDArray[np.uint8]:
-    """Copy the tensors straight into the file's memory, uint8 [size]."""
+    """Copy the tensors into the memory-mapped file; return its bytes, uint8 [size]."""
     if path.is_file() and path.stat().st_size != size:
         path.unlink()
     if size == 0:
@@ -71,8 +71,8 @@ def _write_blob(
         return np.empty(0, dtype=np.uint8)
     blob = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
     for part, tensor in zip(slices, tensors, strict=True):
-        to = blob[part.start : part.start + part.nbytes].view(tensor.dtype).view(tensor.shape)
-        to.copy_(tensor.detach())
+        target = blob[part.start : part.start + part.nbytes].view(tensor.dtype).view(tensor.shape)
+        target.copy_(tensor.detach())
     return blob.numpy()
 
 
@@ -82,15 +82,15 @@ def _write(path: Path, data: bytes) -> None:
     temporary.rename(path)
 
 
-def _forget(root: Path, version: int, rank: int, reused: Path) -> None:
-    """Keep the version before ``version``, which a late joiner may still be reading, and no older one.
+def _remove_old(root: Path, version: int, rank: int, reused: Path) -> None:
+    """Remove this rank's versions older than the previous one, which slow engines may still be reading.
 
-    The memory of the last blob that goes is used again as ``reused``: the first touch of fresh memory
-    takes longer than the copying. Who still reads it notices by the digest.
+    The last removed blob becomes ``reused``, because first writes to new memory take longer than the copy.
+    An engine that still reads it detects the change by its digest.
     """
     for directory in root.glob("v*"):
         for delta in directory.glob(f"rank-{rank}.*.delta*"):
-            delta.unlink()  # from a version that few hold by now
+            delta.unlink()  # hardly any engine still holds its base
         if int(directory.name[1:]) in (version, version - 1):
             continue
         (directory / f"rank-{rank}.json").unlink(missing_ok=True)
@@ -100,4 +100,4 @@ def _forget(root: Path, version: int, rank: int, reused: Path) -> None:
         try:
             directory.rmdir()
         except OSError:
-            continue  # another rank of this pod still has files there
+            continue  # other ranks of this pod still have files in it

@@ -1,4 +1,4 @@
-"""The trainer rank's end of a link."""
+"""Sender: packs a trainer rank's shards into messages and sends them to the engine ranks."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -7,115 +7,127 @@ import torch
 
 from grpo_worker.quantization.fp8 import FP8_BLOCK, Part, check_blocks, is_quantised, quantise_into
 from grpo_worker.weightsync.protocol.buffers import aligned, copy_all
-from grpo_worker.weightsync.protocol.byte_ranges import ByteRange, Wanted, from_json
+from grpo_worker.weightsync.protocol.byte_ranges import ByteRange, NeededRanges, from_json
 from grpo_worker.weightsync.protocol.fingerprint import fingerprint
-from grpo_worker.weightsync.protocol.transfer_plan import Box, Message, TransferBucket, TransferPlan, places
+from grpo_worker.weightsync.protocol.transfer_plan import (
+    Message,
+    ShardKey,
+    TransferBucket,
+    TransferPlan,
+    piece_views,
+)
 from grpo_worker.weightsync.transport.rendezvous import Transfer, TransferGroup
 
-_AHEAD = 2  # buckets that are packed or under way
+_BUFFERS = 2  # one bucket is packed while the other is sent
+
+_Target = tuple[ShardKey, torch.Tensor]  # shard, and its view in a message
 
 
 class Sender:
-    """Sends the shards of trainer rank ``rank``, bucket after bucket; packs one while another leaves."""
+    """Sends the shards of trainer rank ``rank``, bucket by bucket."""
 
     def __init__(
-        self, rank: int, transfer_plan: TransferPlan, members: TransferGroup, device: torch.device
+        self, rank: int, transfer_plan: TransferPlan, group: TransferGroup, device: torch.device
     ) -> None:
-        self._members = members
-        mine = [(b, [m for m in b.messages if m.source == rank]) for b in transfer_plan.buckets]
-        mine = [(bucket, messages) for bucket, messages in mine if messages]
-        size = max((sum(aligned(m.nbytes) for m in messages) for _, messages in mine), default=0)
-        buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(_AHEAD)]
+        self._group = group
+        own = [(b, [m for m in b.messages if m.source == rank]) for b in transfer_plan.buckets]
+        own = [(bucket, messages) for bucket, messages in own if messages]
+        size = max((sum(aligned(m.nbytes) for m in messages) for _, messages in own), default=0)
+        buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(_BUFFERS)]
         self._batches = [
-            list(_batch(buffers[number % _AHEAD], bucket, messages))
-            for number, (bucket, messages) in enumerate(mine)
+            list(_batch(buffers[number % _BUFFERS], bucket, messages))
+            for number, (bucket, messages) in enumerate(own)
         ]
-        self._wanted: dict[int, Wanted] = {}  # by engine rank, once it has told
+        self._needed: dict[int, NeededRanges] = {}  # by engine rank; a rank not in it gets every byte
 
     def send(self, parts: Sequence[Part], timeout: float, fp8: bool) -> None:
-        """One version, ``parts`` of this rank, within ``timeout`` seconds. Raises LinkError."""
+        """Send one version, this rank's ``parts``, within ``timeout`` seconds. Raises TransferError."""
         deadline = time.monotonic() + timeout
         shards = Shards(parts, fp8)
-        self._hear()
-        under_way: list[Transfer] = []
+        self._read_needed_ranges()
+        transfers: list[Transfer] = []
         for number, batch in enumerate(self._batches):
-            if number >= _AHEAD:
-                under_way.pop(0).wait()
-            for _, into in batch:
-                shards.fill(into)
-            messages = [_Cut(data) for data, _ in batch]
-            under_way.append(self._members.send(list(self._addressed(number, messages)), deadline))
-        for transfer in under_way:
+            if number >= _BUFFERS:
+                transfers.pop(0).wait()  # its buffer is reused now
+            for _, targets in batch:
+                shards.fill(targets)
+            messages = [_MessageCuts(data) for data, _ in batch]
+            transfers.append(self._group.send(list(self._addressed(number, messages)), deadline))
+        for transfer in transfers:
             transfer.wait()
 
-    def _hear(self) -> None:
-        """Which engine ranks have said what they keep. Raises LinkError."""
-        for engine in self._members.engines:
-            if engine not in self._wanted and (told := self._members.told(engine)):
-                self._wanted[engine] = from_json(told)
+    def _read_needed_ranges(self) -> None:
+        """Read the ranges of the engine ranks that have published them. Raises TransferError."""
+        for engine in self._group.engines:
+            if engine not in self._needed and (text := self._group.posted_by(engine)):
+                self._needed[engine] = from_json(text)
 
-    def _addressed(self, number: int, messages: Sequence["_Cut"]) -> Iterator[tuple[torch.Tensor, int]]:
-        """What each engine rank gets of this rank's ``messages`` of a bucket."""
-        for engine in self._members.engines:
-            for place, message in enumerate(messages):
-                told = self._wanted.get(engine)
-                for tensor in message.cut(None if told is None else told[number][place]):
+    def _addressed(
+        self, number: int, messages: Sequence["_MessageCuts"]
+    ) -> Iterator[tuple[torch.Tensor, int]]:
+        """Yield (tensor, engine rank) for everything to send of batch ``number``."""
+        for engine in self._group.engines:
+            for index, message in enumerate(messages):
+                needed = self._needed.get(engine)
+                for tensor in message.cut(None if needed is None else needed[number][index]):
                     yield tensor, engine
 
 
-class _Cut:
-    """A message, uint8 [bytes], in the stretches that somebody wants of it."""
+class _MessageCuts:
+    """A message (uint8 [bytes]), cut into the byte ranges that engine ranks need."""
 
     def __init__(self, data: torch.Tensor) -> None:
         self._data = data
-        self._whole = fingerprint(data)
-        self._known: dict[tuple[ByteRange, ...], list[torch.Tensor]] = {}
+        self._fingerprint = fingerprint(data)
+        self._cuts: dict[tuple[ByteRange, ...], list[torch.Tensor]] = {}
 
     def cut(self, byte_ranges: Sequence[ByteRange] | None) -> list[torch.Tensor]:
-        """The stretches (None: all bytes as one), and the fingerprints of the whole and of each:
-        int64 [1 + stretches]."""
+        """Return the bytes of each range, and after them their fingerprints: int64 [1 + ranges].
+
+        The first fingerprint is that of the whole message. None: all bytes as one range.
+        """
         key = tuple(byte_ranges) if byte_ranges is not None else ((0, len(self._data)),)
-        if key not in self._known:
-            found = [self._data[first:last] for first, last in key]
-            prints = [self._whole] + [
-                self._whole if len(part) == len(self._data) else fingerprint(part) for part in found
+        if key not in self._cuts:
+            parts = [self._data[first:last] for first, last in key]
+            prints = [self._fingerprint] + [
+                self._fingerprint if len(part) == len(self._data) else fingerprint(part) for part in parts
             ]
-            self._known[key] = [*found, torch.stack(prints)]
-        return self._known[key]
+            self._cuts[key] = [*parts, torch.stack(prints)]
+        return self._cuts[key]
 
 
 def _batch(
     buffer: torch.Tensor, bucket: TransferBucket, messages: Sequence[Message]
-) -> Iterator[tuple[torch.Tensor, list[tuple[Box, torch.Tensor]]]]:
-    """Each message's bytes in ``buffer``, and where its pieces stand."""
+) -> Iterator[tuple[torch.Tensor, list[_Target]]]:
+    """Yield each message's bytes in ``buffer``, and the views of its pieces."""
     start = 0
     for message in messages:
         data = buffer[start : start + message.nbytes]
-        yield data, places(data, bucket, message)
+        yield data, piece_views(data, bucket, message)
         start += aligned(message.nbytes)
 
 
 class Shards:
-    """This rank's shards by place, quantised when they are asked for."""
+    """A rank's shards by name and offset, quantized to FP8 when they are packed."""
 
     def __init__(self, parts: Sequence[Part], fp8: bool) -> None:
         self._parts = {(part[0], part[3]): part for part in parts}
         self._fp8 = fp8
-        self._scales: dict[Box, torch.Tensor] = {}  # until they are asked for, after their values
+        self._scales: dict[ShardKey, torch.Tensor] = {}  # kept until packed, which follows their values
 
-    def fill(self, into: Sequence[tuple[Box, torch.Tensor]]) -> None:
-        """Write the elements of each box into its place."""
-        plain = [(place, box) for box, place in into if not (self._fp8 and is_quantised(box[0]))]
-        if len(plain) < len(into):
-            self._quantise([(box, place) for box, place in into if is_quantised(box[0])])
-        copy_all([place for place, _ in plain], [self._get(box) for _, box in plain])
+    def fill(self, targets: Sequence[_Target]) -> None:
+        """Write each shard into its view."""
+        plain = [(view, key) for key, view in targets if not (self._fp8 and is_quantised(key[0]))]
+        if len(plain) < len(targets):
+            self._quantise([(key, view) for key, view in targets if is_quantised(key[0])])
+        copy_all([view for view, _ in plain], [self._get(key) for _, key in plain])
 
-    def _get(self, box: Box) -> torch.Tensor:
-        return self._scales.pop(box) if box in self._scales else self._parts[box][-1]
+    def _get(self, key: ShardKey) -> torch.Tensor:
+        return self._scales.pop(key) if key in self._scales else self._parts[key][-1]
 
-    def _quantise(self, into: Sequence[tuple[Box, torch.Tensor]]) -> None:
-        for box, _ in into:
-            check_blocks(self._parts[box])
-        found = quantise_into([(self._parts[box][-1], place) for box, place in into])
-        for ((name, offset), _), scale in zip(into, found, strict=True):
+    def _quantise(self, targets: Sequence[_Target]) -> None:
+        for key, _ in targets:
+            check_blocks(self._parts[key])
+        scales = quantise_into([(self._parts[key][-1], view) for key, view in targets])
+        for ((name, offset), _), scale in zip(targets, scales, strict=True):
             self._scales[f"{name}_scale_inv", offset // FP8_BLOCK] = scale

@@ -1,1 +1,1 @@
-"""How bytes move: process groups, CUDA IPC, NIXL."""
+"""Transports of weights between processes: process groups, CUDA IPC, NIXL."""

@@ -1,8 +1,8 @@
-"""A link inside one host: engine ranks read the trainer ranks' memory, also of the same GPU, where NCCL takes
-one process alone.
+"""Transfer group within one host: engine ranks read the trainer ranks' memory.
 
-A trainer rank shares its buffers (CUDA IPC, or a file of shared memory on CPUs) and says at the store where
-in them each message stands; an engine rank copies it and says that it has.
+It works between processes on one GPU too, where NCCL allows only one process. A trainer rank shares its
+buffers (CUDA IPC; on CPUs a file of shared memory) and posts the place of each message at the store. The
+engine rank copies the message and acknowledges it there.
 """
 
 import json
@@ -12,98 +12,106 @@ from typing import Any
 
 import torch
 
-from grpo_worker.weightsync.transport.ipc_handles import open_shared, share
-from grpo_worker.weightsync.transport.rendezvous import TransferGroup, link_errors
+from grpo_worker.weightsync.transport.rendezvous import TransferGroup, transfer_errors
 
-_POLL = 0.0002  # seconds between two looks at the store
-_SMALL = 4096  # bytes that travel by the store itself
+_POLL_SECONDS = 0.0002  # between two looks at the store
+_INLINE_BYTES = 4096  # messages up to this size travel through the store itself
+_CUDA_FIELDS = ("device", "handle", "size", "offset", "counter", "counter_offset", "event", "wait")
+_CPU_FIELDS = ("manager", "handle", "size")
 
 
 @dataclass(frozen=True, slots=True)
-class _Awaited:
-    """``done`` when all ``keys`` are at the store."""
+class _IpcTransfer:
+    """A transfer that ends with ``finish`` once all ``keys`` are at the store."""
 
-    members: "CudaIpcGroup"
+    group: "CudaIpcGroup"
     keys: Sequence[str]
     deadline: float
-    done: Callable[[], None]
+    finish: Callable[[], None]
 
     def wait(self) -> None:
-        self.members.await_words(self.keys, self.deadline)
-        self.done()
+        self.group.await_keys(self.keys, self.deadline)
+        self.finish()
 
 
 class CudaIpcGroup(TransferGroup):
-    """This process among members that are all on one host."""
+    """This process in a group whose members are all on one host."""
 
     def __init__(
         self, store: Any, name: str, rank: int, world: int, trainers: int, device: torch.device
     ) -> None:
-        """Returns when all are there. Raises LinkError."""
+        """Join; returns when all members have joined. Raises TransferError."""
         super().__init__(store, name, rank, world, trainers, device)
-        self._counts: dict[int, int] = {}  # of messages to or from each other member
-        # (engine, identity of a buffer) -> its number; the buffer is kept, so that it stays the only one.
+        self._counts: dict[int, int] = {}  # transfers to or from each other member
+        # (engine, address of a storage object) -> its number. The storage is kept, so that no other storage
+        # gets the same address.
         self._shared: dict[tuple[int, int], tuple[int, torch.UntypedStorage]] = {}
-        self._opened: dict[tuple[int, int], torch.Tensor] = {}  # (trainer, number) -> its bytes here
+        self._opened: dict[tuple[int, int], torch.Tensor] = {}  # (trainer, number) -> the bytes, uint8
 
-    def send(self, pairs: Sequence[tuple[torch.Tensor, int]], deadline: float) -> _Awaited:
-        told, answers = [], []
-        with link_errors():
-            self._finish()  # what others read must be there
+    def send(self, pairs: Sequence[tuple[torch.Tensor, int]], deadline: float) -> _IpcTransfer:
+        announced, acknowledged = [], []
+        with transfer_errors():
+            self._synchronize()  # engines read the bytes directly, so all kernels must have written them
             for engine, tensors in _by_member(pairs).items():
-                number = self._next(engine)
+                number = self._next_number(engine)
                 places = [self._place(tensor, engine) for tensor in tensors]
-                told.append(f"sent-{self._rank}-{engine}-{number}")
-                answers.append(f"taken-{engine}-{self._rank}-{number}")
-                self._store.set(told[-1], json.dumps(places))
-        # Whoever takes is done with the store once it has said so: rank 0, whose it is, may leave then.
-        return _Awaited(self, answers, deadline, lambda: self._forget([*told, *answers]))
+                announced.append(f"sent-{self._rank}-{engine}-{number}")
+                acknowledged.append(f"taken-{engine}-{self._rank}-{number}")
+                self._store.set(announced[-1], json.dumps(places))
+        # An engine's acknowledgement is its last use of the store, so that rank 0, which owns the store, may
+        # leave afterwards.
+        return _IpcTransfer(
+            self, acknowledged, deadline, lambda: self._delete_keys([*announced, *acknowledged])
+        )
 
-    def receive(self, pairs: Sequence[tuple[torch.Tensor, int]], deadline: float) -> _Awaited:
-        wanted = {
-            (trainer, f"{trainer}-{self._rank}-{self._next(trainer)}"): tensors
+    def receive(self, pairs: Sequence[tuple[torch.Tensor, int]], deadline: float) -> _IpcTransfer:
+        expected = {
+            (trainer, f"{trainer}-{self._rank}-{self._next_number(trainer)}"): tensors
             for trainer, tensors in _by_member(pairs).items()
         }
-        return _Awaited(self, [f"sent-{k}" for _, k in wanted], deadline, lambda: self._take(wanted))
+        keys = [f"sent-{key}" for _, key in expected]
+        return _IpcTransfer(self, keys, deadline, lambda: self._copy(expected))
 
     def close(self) -> None:
         self._opened.clear()
         self._shared.clear()
 
-    def await_words(self, keys: Sequence[str], deadline: float) -> None:
-        """Until all ``keys`` are at the store. Raises LinkError."""
-        with link_errors():
-            self.wait_until(lambda: bool(self._store.check(list(keys))), deadline, _POLL)
+    def await_keys(self, keys: Sequence[str], deadline: float) -> None:
+        """Wait until all ``keys`` are at the store. Raises TransferError."""
+        with transfer_errors():
+            self.wait_until(lambda: bool(self._store.check(list(keys))), deadline, _POLL_SECONDS)
 
-    def _take(self, wanted: dict[tuple[int, str], list[torch.Tensor]]) -> None:
-        with link_errors():
-            for (trainer, key), tensors in wanted.items():
-                for place, tensor in zip(json.loads(self._store.get(f"sent-{key}")), tensors, strict=True):
+    def _copy(self, expected: dict[tuple[int, str], list[torch.Tensor]]) -> None:
+        with transfer_errors():
+            for (trainer, key), tensors in expected.items():
+                places = json.loads(self._store.get(f"sent-{key}"))
+                for place, tensor in zip(places, tensors, strict=True):
                     tensor.copy_(self._bytes(trainer, place).view(tensor.dtype).view(tensor.shape))
-            self._finish()
-            for trainer, key in sorted(wanted, reverse=True):  # rank 0, whose the store is, last
+            self._synchronize()
+            # Acknowledge rank 0 last: it owns the store and may leave after that.
+            for trainer, key in sorted(expected, reverse=True):
                 number = key.rsplit("-", 1)[1]
                 self._store.set(f"taken-{self._rank}-{trainer}-{number}", "")
 
-    def _next(self, member: int) -> int:
+    def _next_number(self, member: int) -> int:
         self._counts[member] = self._counts.get(member, 0) + 1
         return self._counts[member]
 
-    def _forget(self, keys: Sequence[str]) -> None:
-        with link_errors():
+    def _delete_keys(self, keys: Sequence[str]) -> None:
+        with transfer_errors():
             for key in keys:
                 self._store.delete_key(key)
 
     def _place(self, tensor: torch.Tensor, engine: int) -> dict[str, Any]:
-        """Where the engine's rank finds the bytes of a contiguous tensor."""
-        if tensor.nbytes <= _SMALL:
+        """Return where an engine rank finds the bytes of a contiguous tensor."""
+        if tensor.nbytes <= _INLINE_BYTES:
             return {"bytes": tensor.flatten().view(torch.uint8).tolist()}
         storage = tensor.untyped_storage()
         key = engine, storage._cdata
         if key not in self._shared:
             number = len(self._shared)
             self._shared[key] = number, storage
-            self._store.set(f"buffer-{self._rank}-{engine}-{number}", json.dumps(share(storage)))
+            self._store.set(f"buffer-{self._rank}-{engine}-{number}", json.dumps(_share(storage)))
         start = tensor.data_ptr() - storage.data_ptr()
         return {"buffer": self._shared[key][0], "start": start, "nbytes": tensor.nbytes}
 
@@ -112,17 +120,38 @@ class CudaIpcGroup(TransferGroup):
             return torch.tensor(place["bytes"], dtype=torch.uint8)
         key = trainer, int(place["buffer"])
         if key not in self._opened:
-            told = self._store.get(f"buffer-{trainer}-{self._rank}-{key[1]}")
-            self._opened[key] = open_shared(json.loads(told), self._device)
+            handle = self._store.get(f"buffer-{trainer}-{self._rank}-{key[1]}")
+            self._opened[key] = _open_shared(json.loads(handle), self._device)
         return self._opened[key][place["start"] : place["start"] + place["nbytes"]]
 
-    def _finish(self) -> None:
+    def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 
 
 def _by_member(pairs: Sequence[tuple[torch.Tensor, int]]) -> dict[int, list[torch.Tensor]]:
-    found: dict[int, list[torch.Tensor]] = {}
+    tensors: dict[int, list[torch.Tensor]] = {}
     for tensor, member in pairs:
-        found.setdefault(member, []).append(tensor)
-    return found
+        tensors.setdefault(member, []).append(tensor)
+    return tensors
+
+
+def _share(storage: Any) -> dict[str, Any]:
+    """Return the handle of an untyped storage for another process. A CPU storage moves to shared memory."""
+    fields = _CUDA_FIELDS if storage.is_cuda else _CPU_FIELDS
+    values = storage._share_cuda_() if storage.is_cuda else storage._share_filename_cpu_()
+    handle = dict(zip(fields, values, strict=True))
+    return {field: value.hex() if isinstance(value, bytes) else value for field, value in handle.items()}
+
+
+def _open_shared(handle: dict[str, Any], device: torch.device) -> torch.Tensor:
+    """Return the bytes of a shared storage, uint8 [bytes], on ``device``. Raises RuntimeError."""
+    values = {key: bytes.fromhex(value) if isinstance(value, str) else value for key, value in handle.items()}
+    if device.type == "cuda":
+        # Each process numbers GPUs in its own way, and memory of another GPU is read through this one.
+        index = torch.cuda.current_device() if device.index is None else device.index
+        arguments = (index, *(values[field] for field in _CUDA_FIELDS[1:]))
+        storage = torch.UntypedStorage._new_shared_cuda(*arguments)
+    else:
+        storage = torch.UntypedStorage._new_shared_filename_cpu(*(values[field] for field in _CPU_FIELDS))
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)

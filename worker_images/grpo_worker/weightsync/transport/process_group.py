@@ -1,4 +1,4 @@
-"""A link over the network: one process group of all members, NCCL between GPUs and gloo between CPUs."""
+"""Transfer group over the network: one process group of all members, NCCL between GPUs, gloo between CPUs."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -9,34 +9,42 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _abort_process_group
 
+from grpo_operator.api.weight_path import Backend
 from grpo_worker.weightsync.transport import torch_group
 from grpo_worker.weightsync.transport.rendezvous import (
     JOIN_SECONDS,
     TransferError,
     TransferGroup,
-    link_errors,
+    transfer_errors,
 )
 
-_FOREVER = timedelta(days=1)  # NCCL's own watchdog would end the process; deadlines are kept here
-# gloo waits five times as long for a connection as for anything else, and nothing can interrupt it.
-_GLOO = timedelta(seconds=8)
-_POLL = 0.0001  # seconds between two looks at a transfer
+_TIMEOUT = {
+    # NCCL's watchdog would end the process at its timeout; this module keeps the deadlines itself.
+    Backend.NCCL: timedelta(days=1),
+    # gloo waits for a connection five times as long as for anything else, and nothing can interrupt it.
+    Backend.GLOO: timedelta(seconds=8),
+}
+_DEVICE_TYPE = {Backend.NCCL: "cuda", Backend.GLOO: "cpu"}
+_POLL_SECONDS = 0.0001  # between two checks of an NCCL transfer
 
 
 class GroupTransfer:
-    """Bytes under way. Their tensors are kept until then."""
+    """A transfer in progress. It keeps its tensors alive until it ends."""
 
     def __init__(
-        self, members: TransferGroup, works: Iterable[Any], tensors: Sequence[torch.Tensor], deadline: float
+        self, group: TransferGroup, works: Iterable[Any], tensors: Sequence[torch.Tensor], deadline: float
     ) -> None:
-        self._members = members
+        self._group = group
         self._works = list(works)
         self._tensors = tensors
         self._deadline = deadline
 
     def wait(self) -> None:
-        """Until the bytes are there, or have left. Raises LinkError at the deadline, or for a lost peer."""
-        with link_errors():
+        """Wait until the bytes were sent or received.
+
+        Raises TransferError at the deadline or for a lost peer.
+        """
+        with transfer_errors():
             for work in self._works:
                 self._wait(work)
 
@@ -45,49 +53,59 @@ class GroupTransfer:
         if not self._tensors[0].is_cuda:
             work.wait(timedelta(seconds=max(left, 0.001)))
             return
-        # Only what is looked at can be given up: a stream that waits for a dead peer waits for ever.
-        self._members.wait_until(work.is_completed, self._deadline, _POLL)
+        # Poll first: a CUDA stream that waits for a dead peer can never be interrupted.
+        self._group.wait_until(work.is_completed, self._deadline, _POLL_SECONDS)
         work.wait()
 
 
 class CollectiveGroup(TransferGroup):
-    """This process in the group ``name`` of ``world`` members, the first ``trainers`` of which send."""
+    """This process as a member of a process group; the first ``trainers`` members send."""
 
     def __init__(
-        self, store: Any, name: str, rank: int, world: int, trainers: int, device: torch.device
+        self,
+        backend: Backend,
+        store: Any,
+        name: str,
+        rank: int,
+        world: int,
+        trainers: int,
+        device: torch.device,
     ) -> None:
-        """Returns when all are there. Raises LinkError."""
+        """Join; returns when all members have joined. Raises TransferError."""
+        if device.type != _DEVICE_TYPE[backend]:
+            raise TransferError(f"{name}: {backend} cannot transfer weights on {device.type}")
         super().__init__(store, name, rank, world, trainers, device)
-        cuda = device.type == "cuda"
-        limit = _FOREVER if cuda else _GLOO
+        self._backend = backend
         try:
-            self.group = torch_group.join(self._store, name, rank, world, limit, "nccl" if cuda else "gloo")
-            # Later transfers are between pairs: NCCL must have met all before. By a broadcast, which has
-            # one algorithm: engines that sample reproducibly force another one of all-reduce than trainers
-            # have, and would wait for ever.
-            met = dist.broadcast(torch.ones(1, device=device), src=0, group=self.group, async_op=True)
-            here = [torch.empty(0, device=device)]
-            GroupTransfer(self, [met], here, time.monotonic() + JOIN_SECONDS).wait()
+            self.group = torch_group.join(self._store, name, rank, world, _TIMEOUT[backend], backend)
+            # All later transfers are between pairs, before which NCCL needs one collective of all members. A
+            # broadcast has only one algorithm. An all-reduce would block: deterministic engines pin an
+            # algorithm of all-reduce that differs from the trainers'.
+            first = dist.broadcast(torch.ones(1, device=device), src=0, group=self.group, async_op=True)
+            placeholder = [torch.empty(0, device=device)]
+            GroupTransfer(self, [first], placeholder, time.monotonic() + JOIN_SECONDS).wait()
         except RuntimeError as error:
             raise TransferError(f"the group {name} did not form: {str(error)[:200]}") from error
 
     def send(self, pairs: Sequence[tuple[torch.Tensor, int]], deadline: float) -> GroupTransfer:
-        return self._batch(dist.isend, pairs, deadline)
+        return self._start(dist.isend, pairs, deadline)
 
     def receive(self, pairs: Sequence[tuple[torch.Tensor, int]], deadline: float) -> GroupTransfer:
-        return self._batch(dist.irecv, pairs, deadline)
+        return self._start(dist.irecv, pairs, deadline)
 
-    def _batch(self, what: Any, pairs: Sequence[tuple[torch.Tensor, int]], deadline: float) -> GroupTransfer:
+    def _start(
+        self, operation: Any, pairs: Sequence[tuple[torch.Tensor, int]], deadline: float
+    ) -> GroupTransfer:
         tensors = [tensor for tensor, _ in pairs]
-        with link_errors():
-            operations = [
-                dist.P2POp(what, tensor, group=self.group, group_peer=peer) for tensor, peer in pairs
+        with transfer_errors():
+            batch = [
+                dist.P2POp(operation, tensor, group=self.group, group_peer=peer) for tensor, peer in pairs
             ]
-            return GroupTransfer(self, dist.batch_isend_irecv(operations), tensors, deadline)
+            return GroupTransfer(self, dist.batch_isend_irecv(batch), tensors, deadline)
 
     def close(self) -> None:
-        """Leave. Others may be gone or waiting: NCCL must not wait for them."""
-        if self._device.type == "cuda":
+        # Other members may be gone, or wait in a transfer: a regular shutdown of NCCL would wait for them.
+        if self._backend is Backend.NCCL:
             _abort_process_group(self.group)
         else:
             dist.destroy_process_group(self.group)

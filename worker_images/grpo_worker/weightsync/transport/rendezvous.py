@@ -1,4 +1,4 @@
-"""The members of a link, all trainer ranks and then all engine ranks, and the store at which they meet."""
+"""Rendezvous of a transfer group at a store, and the base class of its members."""
 
 import socket
 import time
@@ -12,19 +12,19 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore
 
-JOIN_SECONDS = 60.0
-_LOOK = 0.05  # seconds between two looks at whether all have come: hundreds look
-_ASK = 0.5  # seconds between two looks at whether another member gave up
+JOIN_SECONDS = 60.0  # to connect to the store, and then again for all members to join
+_JOIN_POLL_SECONDS = 0.05  # between two looks at whether all have joined: hundreds of members poll the store
+_GIVEN_UP_POLL_SECONDS = 0.5  # between two looks at whether another member gave up
 _GIVEN_UP = "given-up"
 
 
 class TransferError(RuntimeError):
-    """A member of the link is missing, or did not send or take its bytes in time."""
+    """A member of the transfer group is missing, or did not send or receive its bytes in time."""
 
 
 @contextmanager
-def link_errors() -> Iterator[None]:
-    """What torch, its stores and its groups raise for a lost member, as LinkError."""
+def transfer_errors() -> Iterator[None]:
+    """Convert the RuntimeErrors of torch, its stores and its groups into TransferErrors."""
     try:
         yield
     except RuntimeError as error:
@@ -32,65 +32,70 @@ def link_errors() -> Iterator[None]:
 
 
 class Transfer(Protocol):
-    """Bytes under way."""
+    """A transfer in progress."""
 
     def wait(self) -> None:
-        """Until they are there, or have left. Raises LinkError at the deadline, or for a lost member."""
+        """Wait until the bytes were sent or received.
+
+        Raises TransferError at the deadline or for a lost member.
+        """
         ...
 
 
 class TransferGroup(ABC):
-    """This process among ``world`` members of the link ``name``, the first ``trainers`` of which send."""
+    """This process as a member of a transfer group: trainer ranks first, which send, then engine ranks."""
 
     def __init__(
         self, store: Any, name: str, rank: int, world: int, trainers: int, device: torch.device
     ) -> None:
-        """Returns when all are there. Raises LinkError."""
+        """Join as member ``rank`` of ``world``, the first ``trainers`` of which send.
+
+        Returns when all members have joined. Raises TransferError.
+        """
         self._store = PrefixStore(name, store)
         self._rank = rank
         self._device = device
         self.engines = range(trainers, world)
         try:
-            self._assemble(world)
+            self._await_members(world)
         except RuntimeError as error:
             raise TransferError(f"the group {name} did not form: {str(error)[:200]}") from error
 
     @abstractmethod
     def send(self, pairs: Sequence[tuple[torch.Tensor, int]], deadline: float) -> Transfer:
-        """Begin to send each tensor to its engine rank; they must stay as they are until then."""
+        """Start to send each tensor to its engine rank. Tensors must not change until the transfer ends."""
 
     @abstractmethod
     def receive(self, pairs: Sequence[tuple[torch.Tensor, int]], deadline: float) -> Transfer:
-        """Begin to fill each tensor by its trainer rank."""
+        """Start to fill each tensor from its trainer rank."""
 
     @abstractmethod
     def close(self) -> None:
-        """Leave. Others may be gone or waiting."""
+        """Leave the group. Other members may be gone or waiting."""
 
-    def tell(self, trainer: int, text: str) -> None:
-        """Leave a word of this rank for a trainer rank. Raises LinkError."""
-        try:
-            self._store.set(f"told-{self._rank}-{trainer}", text)
-        except RuntimeError as error:
-            raise TransferError(f"the store is gone: {str(error)[:200]}") from error
+    def post(self, trainer: int, text: str) -> None:
+        """Leave a text for a trainer rank at the store. Raises TransferError."""
+        with transfer_errors():
+            self._store.set(f"posted-{self._rank}-{trainer}", text)
 
-    def told(self, engine: int) -> str | None:
-        """What an engine's rank has left for this one. Raises LinkError."""
-        key = f"told-{engine}-{self._rank}"
-        try:
+    def posted_by(self, engine: int) -> str | None:
+        """Return the text that an engine rank has left for this rank, or None. Raises TransferError."""
+        key = f"posted-{engine}-{self._rank}"
+        with transfer_errors():
             return self._store.get(key).decode() if self._store.check([key]) else None
-        except RuntimeError as error:
-            raise TransferError(f"the store is gone: {str(error)[:200]}") from error
 
     def wait_until(self, done: Callable[[], bool], deadline: float, pause: float) -> None:
-        """Look each ``pause`` seconds. Raises LinkError at the deadline, or when another member gave up."""
-        asked = time.monotonic()
+        """Call ``done`` every ``pause`` seconds until it returns true.
+
+        Raises TransferError at the deadline, or when another member gave up.
+        """
+        checked = time.monotonic()
         while not done():
             now = time.monotonic()
             if now > deadline:
                 raise TransferError("not done within the deadline")
-            if now > asked + _ASK:
-                asked = now
+            if now > checked + _GIVEN_UP_POLL_SECONDS:
+                checked = now
                 if self._given_up():
                     raise TransferError("another member gave up")
             time.sleep(pause)
@@ -99,13 +104,16 @@ class TransferGroup(ABC):
         try:
             return bool(self._store.check([_GIVEN_UP]))
         except RuntimeError:
-            return True  # the first trainer rank is gone, and with it the store
+            return True  # the first trainer rank is gone, and the store with it
 
-    def _assemble(self, world: int) -> None:
-        """Until every member has come: only from here on do they wait for each other in a way that cannot be
-        given up. Raises LinkError."""
+    def _await_members(self, world: int) -> None:
+        """Wait until every member is present. Raises TransferError.
+
+        Later waits of a forming process group cannot be interrupted, so they start only when all are here.
+        """
         deadline = time.monotonic() + JOIN_SECONDS
         self._store.set(f"here-{self._rank}", "")
+        # A counter: with hundreds of members, checking each of them costs too many requests.
         if self._store.add("here", 1) == world:
             self._store.set("complete", "")
         while not self._store.check(["complete"]):
@@ -114,18 +122,18 @@ class TransferGroup(ABC):
             if time.monotonic() > deadline:
                 missing = [member for member in range(world) if not self._store.check([f"here-{member}"])]
                 raise TransferError(f"ranks {missing} did not come in {JOIN_SECONDS:.0f} s")
-            time.sleep(_LOOK)
+            time.sleep(_JOIN_POLL_SECONDS)
 
 
 def give_up(store: Any, name: str) -> None:
-    """Let every member of the link ``name`` give up what is under way. From any thread."""
+    """Make every member of the transfer group ``name`` end its waits. Can be called from any thread."""
     PrefixStore(name, store).set(_GIVEN_UP, "")
 
 
 def connect(address: str, port: int) -> TCPStore:
-    """The store of a group that is to be joined. Raises LinkError, at once for one that is gone."""
+    """Connect to the store of a group. Raises TransferError, without a delay when the store is gone."""
     try:
-        # The store's own client would try a closed port again and again until its time is up.
+        # TCPStore retries a closed port until its timeout, so try a plain connection first.
         socket.create_connection((address, port), JOIN_SECONDS).close()
         return TCPStore(address, port, None, False, timedelta(seconds=JOIN_SECONDS))
     except (RuntimeError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Becoming a member of a process group that others join by a store."""
+"""Process groups of torch.distributed whose members rendezvous at a store."""
 
 from datetime import timedelta
 from typing import Any, cast
@@ -7,10 +7,10 @@ from torch.distributed.distributed_c10d import Backend, PrefixStore, _new_proces
 
 
 def join(store: PrefixStore, name: str, rank: int, world: int, timeout: timedelta, backend: str) -> Any:
-    """The group ``name`` of ``world`` members, apart from every other group of this process.
+    """Join the process group ``name`` of ``world`` members, apart from all other groups of this process.
 
-    An engine without our plugin joins in the same way by SGLang's own ``init_weights_update_group``, so the
-    store's prefix and the group's name must agree with it.
+    An engine without this project's plugin joins by SGLang's ``init_weights_update_group``, so the prefix of
+    the store and the name of the group must agree with SGLang's.
     """
     group: Any
     group, _ = _new_process_group_helper(

@@ -1,1 +1,1 @@
-"""The rollout pool: engine rules and memory."""
+"""Rollout pool: rules and memory of engines."""

@@ -1,4 +1,4 @@
-"""Bytes on each GPU of an engine: weights, and room for the KV cache (pure)."""
+"""Memory of an engine's GPUs: weights and KV cache (pure)."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,11 @@ _BF16 = 2
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """``kv_tokens``: tokens that fit in the KV cache of one attention replica. ``wanted_tokens``:
-    what its share of maxRunningRequests at full length would take."""
+    """Bytes and tokens of one GPU.
+
+    ``kv_tokens``: tokens that fit in the KV cache of one attention replica. ``wanted_tokens``: tokens of its
+    share of maxRunningRequests at full length.
+    """
 
     weights: int
     kv_per_token: int
@@ -21,25 +24,26 @@ class EngineMemory:
 
     @property
     def kv_cache(self) -> int:
+        """Return the bytes of the KV cache."""
         return self.kv_tokens * self.kv_per_token
 
 
 def engine_memory(
     model: ModelShape, engine: EngineShape, *, memory: int, fraction: float, context: int, requests: int
 ) -> EngineMemory:
-    """Memory of one GPU with ``memory`` bytes, of which ``fraction`` is for weights and cache.
+    """Return the memory of one GPU with ``memory`` bytes, of which ``fraction`` is for weights and cache.
 
-    ``context``: tokens of the longest sequence. ``requests``: sequences at once in the engine.
+    ``context``: tokens of the longest sequence. ``requests``: concurrent sequences of the engine.
     """
     weights = _weights(model, engine)
     each = kv_bytes_per_token(model, engine)
-    room = max(int(memory * fraction) - weights, 0)
+    cache = max(int(memory * fraction) - weights, 0)
     wanted = -(-requests // engine.attention_data) * context
-    return EngineMemory(weights, each, room // each, wanted)
+    return EngineMemory(weights, each, cache // each, wanted)
 
 
 def kv_bytes_per_token(model: ModelShape, engine: EngineShape) -> int:
-    """Bytes of a token's KV cache on one GPU. MLA's is the same on every GPU of a replica."""
+    """Return the KV cache bytes of one token on one GPU. MLA keeps it whole on each GPU of a replica."""
     shape = model.attention
     if isinstance(shape, GqaShape):
         heads = max(shape.kv_heads // engine.attention_tensor, 1)
@@ -48,7 +52,7 @@ def kv_bytes_per_token(model: ModelShape, engine: EngineShape) -> int:
 
 
 def _weights(model: ModelShape, engine: EngineShape) -> int:
-    """Experts are cut over all GPUs, attention and vocabulary over those of a replica."""
+    """Return the bytes of weights: experts split over all GPUs, attention and vocabulary within a replica."""
     total = parameters.total(model)
     attention = model.layers * parameters.attention(model).split
     ends = (parameters.embedding(model) + parameters.head(model)).split

@@ -1,4 +1,4 @@
-"""One SGLang engine: what its sizes must satisfy (pure; SGLang 0.5.23's rules)."""
+"""Parallel sizes of one SGLang engine and the rules of SGLang 0.5.23 for them (pure)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,8 +9,11 @@ from grpo_operator.plan.planner.training.rules import FP8_BLOCK
 
 @dataclass(frozen=True, slots=True)
 class EngineShape:
-    """``tensor``: all GPUs of the engine (SGLang's tp-size). ``expert``: GPUs over which experts
-    are dealt out (ep-size). ``attention_data``: replicas of the attention part (dp-size)."""
+    """Parallel sizes of an engine.
+
+    ``tensor``: all GPUs of the engine (SGLang's tp-size). ``expert``: GPUs over which the experts are
+    distributed (ep-size). ``attention_data``: replicas of the attention part (dp-size).
+    """
 
     tensor: int
     expert: int = 1
@@ -19,23 +22,25 @@ class EngineShape:
 
     @property
     def attention_tensor(self) -> int:
-        """GPUs that share one replica of the attention part."""
+        """Return the number of GPUs that share one replica of the attention part."""
         return self.tensor // self.attention_data
 
     @property
     def dense_tensor(self) -> int:
-        """GPUs that share a dense feed-forward: with several attention replicas each GPU has its
-        own (moe-dense-tp-size 1), since its tokens are its own."""
+        """Return the number of GPUs that share a dense feed-forward.
+
+        With several attention replicas each GPU has its own tokens and its own copy (moe-dense-tp-size 1).
+        """
         return 1 if self.attention_data > 1 else self.tensor
 
     @property
     def expert_tensor(self) -> int:
-        """GPUs that share one expert."""
+        """Return the number of GPUs that share one expert."""
         return self.tensor // self.expert
 
 
 def problems(model: ModelShape, engine: EngineShape) -> list[str]:
-    """Why SGLang could not start, each with field, value and remedy."""
+    """Return why SGLang cannot start; each message has field, value and remedy."""
     return [*_sizes(engine), *_heads(model, engine), *_experts(model, engine)]
 
 
@@ -55,8 +60,8 @@ def _heads(model: ModelShape, engine: EngineShape) -> Iterator[str]:
     size = engine.attention_tensor
     if model.heads % size:
         yield (
-            f"tensorParallel={engine.tensor}: {model.heads} attention heads cannot be cut over {size} GPUs: "
-            "raise attentionDataParallel or use a divisor"
+            f"tensorParallel={engine.tensor}: {model.heads} attention heads cannot be split over {size} "
+            "GPUs: raise attentionDataParallel or use a divisor"
         )
     shape = model.attention
     if isinstance(shape, GqaShape) and shape.kv_heads % size and size % shape.kv_heads:
@@ -67,7 +72,7 @@ def _heads(model: ModelShape, engine: EngineShape) -> Iterator[str]:
     block = FP8_BLOCK if engine.fp8 else 1
     if model.ffn % (engine.dense_tensor * block):
         yield (
-            f"tensorParallel={engine.tensor}: the dense feed-forward width ({model.ffn}) over it is no "
+            f"tensorParallel={engine.tensor}: the dense feed-forward width ({model.ffn}) per GPU is not a "
             f"multiple of {block}: use a divisor of {model.ffn // block}, or attentionDataParallel above 1"
         )
 
@@ -87,5 +92,5 @@ def _experts(model: ModelShape, engine: EngineShape) -> Iterator[str]:
     if experts.ffn % (engine.expert_tensor * block):
         yield (
             f"expertParallel={engine.expert}: an expert's width ({experts.ffn}) over tensorParallel / "
-            f"expertParallel = {engine.expert_tensor} GPUs is no multiple of {block}: raise expertParallel"
+            f"expertParallel = {engine.expert_tensor} GPUs is not a multiple of {block}: raise expertParallel"
         )

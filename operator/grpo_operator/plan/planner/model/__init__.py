@@ -1,1 +1,1 @@
-"""A model as the planner sees it: shapes, parameter counts, bytes."""
+"""Planner's view of a model: shapes, parameter counts, bytes."""

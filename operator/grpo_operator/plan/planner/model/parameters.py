@@ -1,6 +1,6 @@
 """Parameter counts, split by how Megatron-Core shards them (pure).
 
-Checked against DeepSeek-V3's published total of 671.026 B parameters and, weight by weight,
+Verified against DeepSeek-V3's published total of 671.026 B parameters and, weight by weight,
 against Megatron-Core itself (tests/worker/test_planner.py).
 """
 
@@ -11,8 +11,9 @@ from grpo_operator.plan.planner.model.shape import ExpertShape, GqaShape, MlaSha
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Numbers of parameters. ``split``: cut over tensor-parallel ranks; ``whole``: on each of
-    them; ``expert``: cut over expert-parallel (and expert-tensor-parallel) ranks."""
+    """Numbers of parameters. ``split``: split over tensor-parallel ranks; ``whole``: replicated on them;
+    ``expert``: split over expert-parallel (and expert-tensor-parallel) ranks.
+    """
 
     split: int = 0
     whole: int = 0
@@ -27,7 +28,7 @@ class Count:
 
 
 def attention(model: ModelShape) -> Count:
-    """One attention block with its inner norms."""
+    """Return the parameters of one attention block with its inner norms."""
     shape = model.attention
     return _mla(model, shape) if isinstance(shape, MlaShape) else _gqa(model, shape)
 
@@ -36,7 +37,7 @@ def _mla(model: ModelShape, shape: MlaShape) -> Count:
     head = shape.nope + shape.rope
     if shape.q_rank is None:
         query = Count(split=model.hidden * model.heads * head)
-    else:  # the projections down are the same on every tensor-parallel rank
+    else:  # the down projections are replicated on every tensor-parallel rank
         query = Count(shape.q_rank * model.heads * head, model.hidden * shape.q_rank + shape.q_rank)
     down = Count(whole=model.hidden * (shape.kv_rank + shape.rope) + shape.kv_rank)
     up = Count(split=shape.kv_rank * model.heads * (shape.nope + shape.value))
@@ -49,7 +50,7 @@ def _gqa(model: ModelShape, shape: GqaShape) -> Count:
 
 
 def feed_forward(model: ModelShape, layer: int) -> Count:
-    """The feed-forward part of one layer: dense, or router, shared and routed experts."""
+    """Return the parameters of one layer's feed-forward: dense, or router, shared and routed experts."""
     experts = model.experts
     if experts is None or layer < experts.first_dense:
         return Count(split=3 * model.hidden * model.ffn)
@@ -62,28 +63,32 @@ def _mixture(model: ModelShape, experts: ExpertShape) -> Count:
 
 
 def layer(model: ModelShape, index: int) -> Count:
-    """One decoder layer, with its two norms."""
+    """Return the parameters of one decoder layer with its two norms."""
     return attention(model) + feed_forward(model, index) + Count(whole=2 * model.hidden)
 
 
 def embedding(model: ModelShape) -> Count:
+    """Return the parameters of the token embedding."""
     return Count(split=model.vocabulary * model.hidden)
 
 
 def head(model: ModelShape) -> Count:
-    """Final norm and output projection (which a tied model shares with its embedding)."""
+    """Return the parameters of the final norm and, unless tied to the embedding, the output projection."""
     return Count(0 if model.tied else model.vocabulary * model.hidden, model.hidden)
 
 
-def next_layer(model: ModelShape) -> Count:
-    """The multi-token-prediction layer: one more layer, three norms, and a projection of two hidden
-    states to one. Embedding and output projection are the model's."""
+def mtp_layer(model: ModelShape) -> Count:
+    """Return the parameters of the multi-token-prediction layer.
+
+    It is one more layer, three norms, and a projection of two hidden states to one; embedding and output
+    projection are those of the model.
+    """
     around = Count(split=2 * model.hidden * model.hidden, whole=3 * model.hidden)
     return layer(model, model.layers) + around
 
 
 def total(model: ModelShape) -> Count:
-    """The whole model, without multi-token-prediction layers."""
+    """Return the parameters of the whole model, without multi-token-prediction layers."""
     count = embedding(model) + head(model)
     for index in range(model.layers):
         count += layer(model, index)
@@ -91,8 +96,10 @@ def total(model: ModelShape) -> Count:
 
 
 def fp8_parameters(model: ModelShape) -> int:
-    """Parameters that DeepSeek's FP8 form stores in 8 bits: the matrices of the layers, without
-    embedding, output, router and norms."""
+    """Return the number of parameters that DeepSeek's FP8 format stores in 8 bits.
+
+    These are the matrices of the layers, without embedding, output projection, router and norms.
+    """
     experts = model.experts
     count = 0
     for index in range(model.layers):
@@ -111,7 +118,7 @@ def _inner_norms(model: ModelShape) -> int:
 
 
 def model_bytes(model: ModelShape, fp8: bool = False) -> int:
-    """Bytes of the weights in bf16, or in FP8 with one fp32 scale for each 128 x 128 block."""
+    """Return the bytes of the weights in bf16, or in FP8 with one fp32 scale per 128 x 128 block."""
     parameters = total(model).total
     if not fp8:
         return 2 * parameters

@@ -1,4 +1,4 @@
-"""The numbers of a Hugging Face ``config.json`` that decide layouts and memory (pure)."""
+"""Dimensions from a Hugging Face ``config.json`` that determine layouts and memory (pure)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ KNOWN = ("deepseek_v3", "qwen3_moe", "qwen3")
 
 @dataclass(frozen=True, slots=True)
 class MlaShape:
-    """Multi-head latent attention. ``q_rank`` None: queries are not compressed."""
+    """Multi-head latent attention. ``q_rank``: None when queries are not compressed."""
 
     q_rank: int | None
     kv_rank: int
@@ -27,7 +27,7 @@ class GqaShape:
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
-    """Mixture of experts. ``ffn``: width of one expert; ``shared_ffn``: of all shared ones."""
+    """Mixture of experts. ``ffn``: width of one expert. ``shared_ffn``: width of all shared experts."""
 
     count: int
     top_k: int
@@ -38,7 +38,7 @@ class ExpertShape:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Dimensions of a decoder. ``ffn``: width of a dense layer's feed-forward."""
+    """Dimensions of a decoder. ``ffn``: width of the feed-forward of a dense layer."""
 
     model_type: str
     layers: int
@@ -52,7 +52,7 @@ class ModelShape:
 
     @property
     def dense_layers(self) -> int:
-        """Layers at the start without experts."""
+        """Return the number of leading layers without experts."""
         return self.layers if self.experts is None else self.experts.first_dense
 
     @classmethod

@@ -1,1 +1,1 @@
-"""The training pool: layout rules, stages, memory, cost, search."""
+"""Training pool: layout rules, stages, memory, cost, search."""

@@ -1,4 +1,4 @@
-"""Bytes of activations that one micro-batch leaves behind for its backward pass (pure).
+"""Bytes of activations that one micro-batch keeps for its backward pass (pure).
 
 Counted per token from what each operation of a bf16 layer saves, with flash attention (no score
 matrix) and sequence parallelism wherever tensor > 1. Compared with measured peaks in
@@ -26,22 +26,22 @@ class Workload:
     recompute: bool = True
 
     def tokens(self, layout: Layout) -> int:
-        """Tokens of a micro-batch on one rank, before sequence parallelism."""
+        """Return the tokens of a micro-batch on one rank, before sequence parallelism."""
         return -(-self.sequence * self.micro_batch // layout.context)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerActivations:
-    """``kept`` until the backward pass; ``working``: more, while the layer itself runs backward."""
+    """Bytes kept until the backward pass, and additional bytes during the layer's own backward pass."""
 
     kept: int
     working: int
 
 
 def layer_activations(model: ModelShape, layout: Layout, workload: Workload, layer: int) -> LayerActivations:
-    """Activations of one layer on one rank."""
+    """Return the activations of one layer on one rank."""
     tokens = workload.tokens(layout)
-    # The residual stream and the norms' inputs are cut over the tensor-parallel ranks too.
+    # The residual stream and the norms' inputs are split over the tensor-parallel ranks too.
     stream = tokens * model.hidden * _BF16 // layout.tensor
     inside = tokens * (_attention(model) + _feed_forward(model, layout, layer)) // layout.tensor
     whole = 4 * stream + inside
@@ -51,7 +51,7 @@ def layer_activations(model: ModelShape, layout: Layout, workload: Workload, lay
 
 
 def _attention(model: ModelShape) -> int:
-    """Bytes a token: inputs of the projections, queries, keys, values, output."""
+    """Return bytes per token: inputs of the projections, queries, keys, values, output."""
     shape = model.attention
     if isinstance(shape, GqaShape):
         width = shape.head * (model.heads + 2 * shape.kv_heads)
@@ -62,21 +62,21 @@ def _attention(model: ModelShape) -> int:
 def _mla(model: ModelShape, shape: MlaShape) -> int:
     compressed = 2 * ((shape.q_rank or 0) + shape.kv_rank) + shape.rope
     query_key = 2 * model.heads * (shape.nope + shape.rope)
-    # Queries and keys twice: before and after the rotary part is put together.
+    # Queries and keys twice: before and after the rotary part is concatenated.
     return compressed + 2 * query_key + model.heads * (2 * shape.value + shape.nope)
 
 
 def _feed_forward(model: ModelShape, layout: Layout, layer: int) -> int:
-    """Bytes a token. A gated feed-forward keeps gate, up and their product."""
+    """Return bytes per token. A gated feed-forward keeps gate, up and their product."""
     experts = model.experts
     if experts is None or layer < experts.first_dense:
         return _BF16 * 3 * model.ffn
-    # Each token comes top_k times: its copy in, the expert's inner values, the expert's output.
+    # Each token is routed top_k times: its copy, the expert's inner values, the expert's output.
     routed = experts.top_k * (2 * model.hidden + 3 * experts.ffn) * _BF16
     router = 3 * experts.count * _FP32
     return routed + router + 3 * experts.shared_ffn * _BF16
 
 
 def logits_bytes(model: ModelShape, layout: Layout, workload: Workload) -> int:
-    """The last stage's logits, in bf16 and in fp32; their gradient takes the same places."""
+    """Return the bytes of the last stage's logits, in bf16 and fp32; their gradient reuses the memory."""
     return workload.tokens(layout) * (model.vocabulary // layout.tensor) * (_BF16 + _FP32)

@@ -1,7 +1,7 @@
-"""A step's time by the roofline, to rank layouts that fit (pure).
+"""Estimates the time of a step by a roofline model, to rank the layouts that fit (pure).
 
-Only the order matters: each term is a lower bound of one cost, with the same assumptions for
-every layout, and the reader can see which term decides.
+Only the order of layouts matters: each term is a lower bound of one cost, with the same assumptions for every
+layout, and the largest term explains the choice.
 """
 
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from grpo_operator.plan.planner.training.activations import Workload
 from grpo_operator.plan.planner.training.stages import stage_counts
 
 _BF16, _FP32 = 2, 4
-_EFFICIENCY = 0.4  # share of the peak that large bf16 matrices reach in training
+_EFFICIENCY = 0.4  # share of peak FLOPS that large bf16 matrix products reach in training
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds of one optimizer step on the slowest stage. ``bubble``: the pipeline's idle time."""
+    """Seconds of one optimizer step on the slowest stage. ``bubble``: idle time of the pipeline."""
 
     compute: float
     tensor: float
@@ -34,7 +34,7 @@ class StepCost:
 
     @property
     def largest(self) -> str:
-        """Name of the largest term besides computing."""
+        """Return the name of the largest term besides computation."""
         terms = {k: getattr(self, k) for k in ("tensor", "expert", "context", "bubble", "gradients")}
         return max(terms, key=lambda name: terms[name])
 
@@ -42,10 +42,10 @@ class StepCost:
 def step_cost(
     model: ModelShape, layout: Layout, workload: Workload, gpu: Gpu, gpus_per_node: int
 ) -> StepCost:
-    """Cost of one optimizer step of ``workload.micro_batches`` micro-batches."""
+    """Return the cost of one optimizer step of ``workload.micro_batches`` micro-batches."""
     layers = max(stage_counts(model.layers, layout))
     tokens = workload.tokens(layout) * workload.micro_batches
-    passes = 4 if workload.recompute else 3  # forward, backward twice as long, and forward again
+    passes = 4 if workload.recompute else 3  # forward, backward (twice the FLOPS), and recomputed forward
     flops = 2 * passes * _active_per_layer(model) * layers * tokens / layout.tensor
     stream = tokens * model.hidden * _BF16 / layout.tensor
     compute = flops / (gpu.flops * _EFFICIENCY)
@@ -58,7 +58,7 @@ def step_cost(
 
 
 def _active_per_layer(model: ModelShape) -> float:
-    """Parameters that one token meets in an average layer."""
+    """Return the parameters that one token uses in an average layer."""
     total = parameters.total(model)
     used = total.split + total.whole
     if model.experts is not None:
@@ -67,24 +67,24 @@ def _active_per_layer(model: ModelShape) -> float:
 
 
 def _tensor(layout: Layout, gpu: Gpu, gpus_per_node: int) -> float:
-    """Seconds a byte of the stream: one gather and one scatter, before and after each half."""
+    """Return seconds per byte of the residual stream: a gather and a scatter around each half-layer."""
     speed = gpu.nvlink if layout.tensor <= gpus_per_node else gpu.network
     return 4 * (layout.tensor - 1) / speed
 
 
 def _expert(model: ModelShape, layout: Layout, gpu: Gpu, gpus_per_node: int) -> float:
-    """Seconds a byte of the stream: each token goes to top_k experts and comes back."""
+    """Return seconds per byte of the residual stream: each token travels to top_k experts and back."""
     if model.experts is None:
         return 0.0
     inside = min(gpus_per_node / layout.expert, 1.0)
     share = (layout.expert - 1) / layout.expert
-    dealt = share * ((1 - inside) / gpu.network + inside / gpu.nvlink)
-    shared = (layout.expert_tensor - 1) / gpu.nvlink  # every copy goes to all that share the expert
-    return 2 * model.experts.top_k * (dealt + shared)
+    dispatch = share * ((1 - inside) / gpu.network + inside / gpu.nvlink)
+    shared = (layout.expert_tensor - 1) / gpu.nvlink  # every copy goes to all GPUs that share the expert
+    return 2 * model.experts.top_k * (dispatch + shared)
 
 
 def _context(model: ModelShape, layout: Layout, gpu: Gpu, gpus_per_node: int) -> float:
-    """Seconds a token: keys and values travel once around the ring."""
+    """Return seconds per token: keys and values travel once around the ring."""
     shape = model.attention
     if isinstance(shape, GqaShape):
         width = 2 * shape.kv_heads * shape.head
@@ -95,7 +95,7 @@ def _context(model: ModelShape, layout: Layout, gpu: Gpu, gpus_per_node: int) ->
 
 
 def _gradients(model: ModelShape, layout: Layout, gpu: Gpu, layers: int) -> float:
-    """Seconds to reduce gradients and gather weights over the ranks that hold the same ones."""
+    """Return the seconds to reduce gradients and gather weights over the data-parallel ranks."""
     count = parameters.layer(model, model.layers - 1)
     dense = (count.split / layout.tensor + count.whole) * (layout.data * layout.context > 1)
     expert = count.expert / (layout.expert * layout.expert_tensor) * (layout.expert_data > 1)

@@ -1,8 +1,8 @@
 """Bytes on each GPU of the training pool, stage by stage (pure).
 
 Model state follows Megatron-Core with the distributed optimizer: bf16 weights, fp32 gradients,
-and fp32 main weights with Adam's two moments cut over the ranks that hold the same weights.
-Activations are counted by what a fused implementation keeps for the backward pass.
+and fp32 main weights with Adam's two moments sharded over the ranks that hold the same weights.
+Activations are those that a fused implementation keeps for the backward pass.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from grpo_operator.plan.planner.training.stages import stage_layers
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Bytes a parameter. ``optimizer`` is cut over the ranks that hold the same weights."""
+    """Bytes per parameter. ``optimizer`` is sharded over the ranks that hold the same weights."""
 
     weights: int = 2
     gradients: int = 4
@@ -26,7 +26,7 @@ class Precision:
 
 
 BF16 = Precision()
-_STEP = 4  # bytes a parameter of the shard
+_STEP = 4  # bytes per parameter of the shard: an fp32 copy during the optimizer step
 FP32 = Precision(weights=4, gradients=4, optimizer=8)  # no separate main weights
 
 
@@ -34,8 +34,8 @@ FP32 = Precision(weights=4, gradients=4, optimizer=8)  # no separate main weight
 class StageMemory:
     """Bytes on one GPU of a stage.
 
-    ``activations``: kept for the backward pass. ``working``: on top of them at the fullest
-    moment. ``host``: bytes of host memory of its process.
+    ``activations``: kept for the backward pass. ``working``: added to them at the peak. ``frozen``: weights
+    of models without gradients. ``sync``: buffers of the weight sync. ``host``: host memory of the process.
     """
 
     stage: int
@@ -51,7 +51,7 @@ class StageMemory:
 
     @property
     def state(self) -> int:
-        """Bytes before activations."""
+        """Return the bytes of weights, gradients and optimizer state."""
         return self.weights + self.gradients + self.optimizer
 
     @property
@@ -71,16 +71,15 @@ def stage_memory(
     critic: bool = False,
     snapshots: int = 0,
     fused_optimizer: bool = True,
-    next_tokens: bool = False,
+    mtp: bool = False,
 ) -> tuple[StageMemory, ...]:
-    """Memory of each stage.
+    """Return the memory of each stage.
 
-    ``sync_buffers``: bytes that the weight sync holds on the GPU. ``frozen``: models of the
-    policy's size whose weights are there too; ``critic``: so is a critic with all its state.
-    ``snapshots``: copies of the rank's checkpoint shard that stay in host memory.
-    ``fused_optimizer``: Adam of Transformer Engine or Apex; PyTorch's own needs an fp32 copy of the
-    shard while it steps. ``next_tokens``: the policy trains its multi-token-prediction layer.
-    Raises ValueError when the layers cannot be cut into the stages.
+    ``sync_buffers``: bytes that the weight sync holds on the GPU. ``frozen``: number of further models of the
+    policy's size without gradients. ``critic``: a critic of the policy's size is trained too. ``snapshots``:
+    copies of the rank's checkpoint shard in host memory. ``fused_optimizer``: Adam of Transformer Engine or
+    Apex; PyTorch's own needs an fp32 copy of the shard while it steps. ``mtp``: the policy trains its
+    multi-token-prediction layer. Raises ValueError when the layers cannot be split into the stages.
     """
     offload = offload or OffloadSpec()
     stages = stage_layers(model.layers, layout)
@@ -88,16 +87,17 @@ def stage_memory(
     result = []
     for index, layers in enumerate(stages):
         count = _stage_count(model, layers, index, layout.pipeline)
-        guessing = next_tokens and index == layout.pipeline - 1
-        added = parameters.next_layer(model) if guessing else Count()
+        with_mtp = mtp and index == layout.pipeline - 1
+        added = parameters.mtp_layer(model) if with_mtp else Count()
         one, local = _local(count, layout) * precision.weights, _local(count + added, layout)
         others = _local(count, layout) * (models - 1)  # the critic's
         shard = _sharded(count + added, layout) + _sharded(count, layout) * (models - 1)
         state = shard * precision.optimizer
-        # One role computes at a time; its update needs all of it, but Adam's state for the step alone.
+        # One model computes at a time. With offload the others' weights and gradients are on the host, and
+        # the optimizer state is on the GPU during the optimizer step only.
         weights = (local + (0 if offload.parameters else others)) * precision.weights
         gradients = (local + (0 if offload.gradients else others)) * precision.gradients
-        kept, working = _activations(model, layout, workload, layers, index, guessing)
+        kept, working = _activations(model, layout, workload, layers, index, with_mtp)
         stepping = _sharded(count + added, layout) * precision.optimizer if offload.optimizer else 0
         stepping += 0 if fused_optimizer else _STEP * shard
         moved = ((local + others) * precision.weights + one * frozen) * offload.parameters
@@ -132,13 +132,13 @@ def _stage_count(model: ModelShape, layers: tuple[int, ...], stage: int, stages:
 
 
 def _local(count: Count, layout: Layout) -> int:
-    """Parameters on one rank."""
+    """Return the parameters on one rank."""
     experts = layout.expert * layout.expert_tensor
     return count.split // layout.tensor + count.whole + count.expert // experts
 
 
 def _sharded(count: Count, layout: Layout) -> int:
-    """Parameters whose optimizer state one rank keeps."""
+    """Return the parameters whose optimizer state one rank keeps."""
     dense = (count.split // layout.tensor + count.whole) // (layout.data * layout.context)
     experts = count.expert // (layout.expert * layout.expert_tensor)
     return dense + experts // layout.expert_data
@@ -150,21 +150,24 @@ def _activations(
     workload: Workload,
     layers: tuple[int, ...],
     stage: int,
-    guessing: bool,
+    with_mtp: bool,
 ) -> tuple[int, int]:
-    """Kept by the micro-batches in flight, and on top of it: the logits, or a layer's backward.
-    ``guessing``: one more layer with logits of its own."""
-    layers = (*layers, model.layers) if guessing else layers
+    """Return the bytes kept by the micro-batches in flight, and the largest addition to them.
+
+    The addition is the logits, or the backward pass of a layer. ``with_mtp``: the stage has a
+    multi-token-prediction layer, with logits of its own.
+    """
+    layers = (*layers, model.layers) if with_mtp else layers
     each = [layer_activations(model, layout, workload, index) for index in layers]
     flight = _in_flight(layout, stage, workload.micro_batches)
     kept = sum(part.kept for part in each) * flight // layout.virtual_pipeline
     logits = logits_bytes(model, layout, workload) if stage == layout.pipeline - 1 else 0
-    logits *= 2 if guessing else 1
+    logits *= 2 if with_mtp else 1
     return kept, max([part.working for part in each] + [logits])
 
 
 def _in_flight(layout: Layout, stage: int, micro_batches: int) -> int:
-    """Micro-batches (of one chunk each) whose activations a stage holds at once under 1F1B."""
+    """Return the micro-batches (of one chunk each) whose activations a stage holds at once under 1F1B."""
     if layout.virtual_pipeline == 1:
         return min(layout.pipeline - stage, micro_batches)
     warm_up = 2 * (layout.pipeline - stage - 1) + (layout.virtual_pipeline - 1) * layout.pipeline

@@ -1,6 +1,6 @@
-"""What Megatron-Core 0.16 and block-wise FP8 ask of a layout (pure).
+"""Rules of Megatron-Core 0.16 and of block-wise FP8 for a layout (pure).
 
-Every function returns messages that name the field, its value and the remedy; none means yes.
+Every function returns messages with field, value and remedy, and no message when the layout is valid.
 """
 
 from collections.abc import Iterator
@@ -10,17 +10,17 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.plan.planner.model.shape import GqaShape, ModelShape
 from grpo_operator.plan.planner.training.stages import stage_counts
 
-FP8_BLOCK = 128  # rows and columns that share one scale in DeepSeek's FP8 form
+FP8_BLOCK = 128  # rows and columns that share one scale in DeepSeek's FP8 format
 
 
 def problems(model: ModelShape, layout: Layout) -> list[str]:
-    """Why Megatron-Core could not run ``model`` in ``layout``."""
-    found = [*_dense(model, layout), *_experts(model, layout)]
+    """Return why Megatron-Core cannot run ``model`` in ``layout``."""
+    messages = [*_dense(model, layout), *_experts(model, layout)]
     try:
         stage_counts(model.layers, layout)
     except ValueError as error:
-        found.append(f"parallelism.{error}")
-    return found
+        messages.append(f"parallelism.{error}")
+    return messages
 
 
 def _indivisible(field: str, size: int, what: str, amount: int) -> Iterator[str]:
@@ -59,7 +59,7 @@ def _experts(model: ModelShape, layout: Layout) -> Iterator[str]:
 
 
 def batch_problems(layout: Layout, sequences: int, micro_batch: int) -> list[str]:
-    """Why ``sequences`` of one optimizer step cannot be dealt out in micro-batches."""
+    """Return why ``sequences`` of one optimizer step cannot be divided into micro-batches."""
     each = layout.data * micro_batch
     if sequences % each:
         return [
@@ -76,18 +76,20 @@ def batch_problems(layout: Layout, sequences: int, micro_batch: int) -> list[str
 
 
 def packing_problems(layout: Layout, sequences: int) -> list[str]:
-    """Why ``sequences`` of one optimizer step cannot be packed."""
+    """Return why ``sequences`` of one optimizer step cannot be packed."""
     if layout.context > 1:
         return [
-            f"parallelism.context={layout.context}: packed sequences cannot be cut over context-parallel "
+            f"parallelism.context={layout.context}: packed sequences cannot be split over context-parallel "
             "ranks: remove maxTokensPerGpu or set context to 1"
         ]
     return batch_problems(replace(layout, virtual_pipeline=1), sequences, 1)
 
 
 def fp8_problems(model: ModelShape, layout: Layout) -> list[str]:
-    """Where a shard boundary would cut through a 128 x 128 block, so that quantising a shard
-    would differ from quantising the whole matrix."""
+    """Return where a shard boundary would cut through a 128 x 128 block.
+
+    Quantising such a shard would give other values than quantising the whole matrix.
+    """
     cuts = [
         ("tensor", layout.tensor, "the dense feed-forward width", model.ffn),
         *(("tensor", layout.tensor, what, size) for what, size in _attention_widths(model)),
@@ -98,7 +100,7 @@ def fp8_problems(model: ModelShape, layout: Layout) -> list[str]:
             ("tensor", layout.tensor, "the width of the shared experts", model.experts.shared_ffn),
         ]
     return [
-        f"parallelism.{field}={size}: {what} ({width}) over {size} ranks is no multiple of the FP8 block "
+        f"parallelism.{field}={size}: {what} ({width}) over {size} ranks is not a multiple of the FP8 block "
         f"of {FP8_BLOCK}: use a smaller {field}, or engines without quantization"
         for field, size, what, width in cuts
         if size > 1 and width % (size * FP8_BLOCK)

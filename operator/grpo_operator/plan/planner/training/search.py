@@ -1,4 +1,4 @@
-"""Chooses a layout, or finds the feasible one nearest to a request (pure)."""
+"""Searches for feasible layouts: the fastest one, or the one nearest to a given layout (pure)."""
 
 import math
 from collections.abc import Iterator
@@ -19,12 +19,13 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 @dataclass(frozen=True, slots=True)
 class TrainingPool:
-    """What a layout has to serve. ``sequences``: of one optimizer step, over all replicas.
+    """Hardware, model and batch that a layout is searched for.
 
-    ``sequence``: tokens of prompt and response. ``sync_buffers``: bytes held for weight sync.
-    ``frozen``: models without gradients beside the policy; ``critic``: so is one with them.
-    ``max_tokens``: sequences are packed up to so many tokens a forward, instead of ``micro_batch``
-    padded ones.
+    ``sequences``: of one optimizer step, over all replicas. ``sequence``: tokens of prompt and response.
+    ``sync_buffers``: bytes held for weight sync. ``frozen``: models without gradients beside the policy.
+    ``critic``: a critic is trained too. ``max_tokens``: a forward pass packs sequences up to this number of
+    tokens, instead of ``micro_batch`` padded sequences. ``mtp``: the policy trains its multi-token-prediction
+    layer.
     """
 
     model: ModelShape
@@ -42,7 +43,7 @@ class TrainingPool:
     critic: bool = False
     precision: Precision = BF16
     offload: OffloadSpec = field(default_factory=OffloadSpec)
-    next_tokens: bool = False
+    mtp: bool = False
 
     def workload(self, layout: Layout) -> Workload:
         if self.max_tokens:
@@ -61,33 +62,34 @@ class TrainingPool:
             frozen=self.frozen,
             critic=self.critic,
             offload=self.offload,
-            next_tokens=self.next_tokens,
+            mtp=self.mtp,
         )
 
     def cost(self, layout: Layout) -> StepCost:
         return step_cost(self.model, layout, self.workload(layout), self.gpu, self.gpus_per_node)
 
     def problems(self, layout: Layout) -> list[str]:
-        """Every reason but memory why the layout cannot run."""
-        found = problems(self.model, layout)
+        """Return every reason except memory why the layout cannot run."""
+        messages = problems(self.model, layout)
         if self.max_tokens:
-            found += packing_problems(layout, self.sequences)
+            messages += packing_problems(layout, self.sequences)
         else:
-            found += batch_problems(layout, self.sequences, self.micro_batch)
-        return found + (fp8_problems(self.model, layout) if self.fp8_sync else [])
+            messages += batch_problems(layout, self.sequences, self.micro_batch)
+        return messages + (fp8_problems(self.model, layout) if self.fp8_sync else [])
 
 
 def worst(stages: tuple[StageMemory, ...]) -> StageMemory:
-    """The stage that needs the most."""
+    """Return the stage that needs the most memory."""
     return max(stages, key=lambda stage: stage.total)
 
 
 def fits(pool: TrainingPool, layout: Layout) -> bool:
+    """Return whether no rule refuses the layout and every GPU has enough memory for it."""
     return not pool.problems(layout) and worst(pool.memory(layout)).total <= pool.gpu.usable
 
 
 def candidates(pool: TrainingPool) -> Iterator[Layout]:
-    """Layouts whose sizes multiply up; tensor parallelism stays inside a node."""
+    """Yield layouts whose sizes divide the world size; tensor parallelism stays within a node."""
     experts = pool.model.experts
     expert_sizes = [1] if experts is None else [s for s in _SIZES if experts.count % s == 0]
     for tensor in (s for s in _SIZES if s <= pool.gpus_per_node):
@@ -114,23 +116,22 @@ def _with_stages(layers: int, layout: Layout) -> Layout:
 
 
 def feasible(pool: TrainingPool) -> list[Layout]:
-    """Layouts that fit, the fastest by :func:`step_cost` first; ties by their sizes."""
-    found = [layout for layout in candidates(pool) if fits(pool, layout)]
-    return sorted(found, key=lambda layout: (pool.cost(layout).total, str(layout)))
+    """Return the layouts that fit, the fastest by :func:`step_cost` first; ties are ordered by their text."""
+    layouts = [layout for layout in candidates(pool) if fits(pool, layout)]
+    return sorted(layouts, key=lambda layout: (pool.cost(layout).total, str(layout)))
 
 
-def nearest(pool: TrainingPool, wanted: Layout) -> Layout | None:
-    """The feasible layout with the fewest doublings and halvings away from ``wanted``."""
+def nearest(pool: TrainingPool, given: Layout) -> Layout | None:
+    """Return the feasible layout that is the fewest doublings and halvings of sizes away from ``given``."""
 
     def distance(layout: Layout) -> float:
         pairs = (
-            (layout.tensor, wanted.tensor),
-            (layout.pipeline, wanted.pipeline),
-            (layout.context, wanted.context),
-            (layout.expert, wanted.expert),
-            (layout.expert_tensor, wanted.expert_tensor),
+            (layout.tensor, given.tensor),
+            (layout.pipeline, given.pipeline),
+            (layout.context, given.context),
+            (layout.expert, given.expert),
+            (layout.expert_tensor, given.expert_tensor),
         )
         return sum(abs(math.log2(a / b)) for a, b in pairs)
 
-    found = feasible(pool)
-    return min(found, key=lambda layout: (distance(layout), pool.cost(layout).total), default=None)
+    return min(feasible(pool), key=lambda layout: (distance(layout), pool.cost(layout).total), default=None)

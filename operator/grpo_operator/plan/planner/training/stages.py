@@ -1,12 +1,12 @@
-"""Which layers a pipeline stage holds (pure; Megatron-Core's rules)."""
+"""Assigns layers to pipeline stages by Megatron-Core's rules (pure)."""
 
 from grpo_operator.api.v1alpha1.layout import Layout
 
 
 def stage_counts(layers: int, layout: Layout) -> tuple[int, ...]:
-    """Layers of each stage.
+    """Return the number of layers of each stage.
 
-    Raises ValueError with the fields to change when Megatron-Core could not cut the model so.
+    Raises ValueError with the fields to change when Megatron-Core cannot split the model this way.
     """
     first, last = layout.layers_in_first_stage, layout.layers_in_last_stage
     if layout.pipeline == 1 and (first is not None or last is not None):
@@ -16,8 +16,8 @@ def stage_counts(layers: int, layout: Layout) -> tuple[int, ...]:
     if rest < 0 or bool(rest) != bool(middle) or (middle and rest % middle):
         raise ValueError(
             f"pipeline={layout.pipeline}: {layers} layers"
-            + (f" less {layers - rest} of the first and last stage" if fixed else "")
-            + f" cannot be cut into {middle} equal stages: {_remedy(layers, layout.pipeline)}"
+            + (f", without the {layers - rest} of the first and last stage," if fixed else "")
+            + f" cannot be split into {middle} equal stages: {_remedy(layers, layout.pipeline)}"
         )
     each = rest // middle if middle else 0
     counts = [each] * layout.pipeline
@@ -37,15 +37,15 @@ def _remedy(layers: int, pipeline: int) -> str:
 
 
 def uneven(layers: int, pipeline: int) -> tuple[int, int] | None:
-    """(first, last) that leave equal middle stages with the smallest largest stage, or None.
+    """Return (first, last) layers for equal middle stages and the smallest possible largest stage, or None.
 
-    The last stage also computes the logits, so it gets the fewer layers of the two.
+    The last stage also computes the logits, so it gets fewer layers than the first.
     """
     if pipeline < 2 or layers < pipeline:
         return None
     each = -(-layers // pipeline)
     ends = layers - (pipeline - 2) * each
-    while ends < 2:  # too few left for the ends
+    while ends < 2:  # too few layers are left for the first and last stage
         each -= 1
         ends = layers - (pipeline - 2) * each
     return ends - ends // 2, ends // 2
@@ -60,13 +60,13 @@ def _check_chunks(counts: list[int], layout: Layout) -> None:
     odd = [count for count in counts if count % chunks]
     if odd:
         raise ValueError(
-            f"virtualPipeline={chunks}: a stage of {odd[0]} layers cannot be cut into {chunks} chunks: "
+            f"virtualPipeline={chunks}: a stage of {odd[0]} layers cannot be split into {chunks} chunks: "
             "use a divisor of every stage's layers"
         )
 
 
 def stage_layers(layers: int, layout: Layout) -> tuple[tuple[int, ...], ...]:
-    """Indices of the layers of each stage; chunks of an interleaved schedule take turns."""
+    """Return the layer indices of each stage; with an interleaved schedule its chunks are not contiguous."""
     chunks = [count // layout.virtual_pipeline for count in stage_counts(layers, layout)]
     stages: list[list[int]] = [[] for _ in chunks]
     start = 0

@@ -1,1 +1,1 @@
-"""RDMA reads by NIXL."""
+"""RDMA reads of staged versions with NIXL."""

@@ -1,4 +1,4 @@
-"""One NIXL agent, as both ends of a read need it."""
+"""NIXL agent of a process, for both ends of a read."""
 
 import os
 import uuid
@@ -8,14 +8,14 @@ _DRAM = "DRAM"
 
 
 class Region(NamedTuple):
-    """Bytes in the memory of a process."""
+    """A range of the memory of a process."""
 
     address: int
     nbytes: int
 
 
 class Offer(NamedTuple):
-    """Bytes that another process may read. ``metadata``: of the NIXL agent that has it, base64."""
+    """Bytes that another process may read. ``metadata``: of the owner's NIXL agent, base64."""
 
     metadata: str
     address: int
@@ -27,16 +27,16 @@ class Offer(NamedTuple):
 
 
 class NixlAgent:
-    """A process's part in NIXL: UCX finds the adapters, else it takes TCP. Thread-safe.
+    """A process's agent in NIXL. UCX finds the RDMA adapters, else it uses TCP. Thread-safe.
 
-    NIXL's own thread for progress polls without a rest, a core for each agent, and is not used: reads go on
-    while they are asked about, and what others read over TCP while ``progress`` is called.
-    Whatever NIXL raises comes out as it is: its exceptions have no common base but Exception.
+    NIXL's own progress thread is not used, because it polls without pauses and so occupies a core for each
+    agent. Reads progress during calls of ``finished``; over TCP, reads by others progress during calls of
+    ``progress``. Exceptions of NIXL are not converted: their only common base is Exception.
     """
 
     def __init__(self) -> None:
         os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
-        # Takes a second that most need not wait.
+        # The import takes a second, which processes without NIXL need not wait for.
         from nixl_cu13._api import nixl_agent, nixl_agent_config, nixl_thread_sync_t
 
         strict = nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
@@ -44,34 +44,34 @@ class NixlAgent:
         self._agent = nixl_agent(uuid.uuid4().hex, config)
 
     def progress(self) -> None:
-        """Answer what has arrived. Adapters with RDMA need none of it."""
+        """Answer requests of other agents. RDMA adapters answer without it."""
         self._agent.get_new_notifs()
 
     def register(self, region: Region) -> Any:
-        """Pin the bytes; what ``deregister`` takes."""
+        """Pin the bytes; return the handle for ``deregister``."""
         return self._agent.register_memory([(*region, 0, "")], _DRAM)
 
     def deregister(self, handle: Any) -> None:
         self._agent.deregister_memory(handle)
 
     def metadata(self) -> bytes:
-        """How others reach this agent and the regions that it has registered."""
+        """Return the data with which other agents reach this agent and its registered regions."""
         return bytes(self._agent.get_agent_metadata())
 
-    def meet(self, metadata: bytes) -> str:
-        """Learn of another agent, or what has become of it; its name."""
+    def add_peer(self, metadata: bytes) -> str:
+        """Add another agent, or update its metadata; return its name."""
         name = self._agent.add_remote_agent(metadata)
         return name.decode() if isinstance(name, bytes) else str(name)
 
     def begin_read(self, peer: str, source: Region, to: Region) -> Any:
-        """Start reading a peer's bytes; what ``finished`` and ``release`` take."""
+        """Start to read a peer's bytes; return the handle for ``finished`` and ``release``."""
         ends = [self._agent.get_xfer_descs([(*region, 0)], _DRAM) for region in (to, source)]
         handle = self._agent.initialize_xfer("READ", *ends, peer)
         self._agent.transfer(handle)
         return handle
 
     def finished(self, handle: Any) -> bool:
-        """Is all there? Raises when it never will be."""
+        """Return whether all bytes have arrived. Raises ConnectionError when the read failed."""
         state = self._agent.check_xfer_state(handle)
         if state == "ERR":
             raise ConnectionError("NIXL: the transfer failed")

@@ -1,4 +1,4 @@
-"""Trainer side of NIXL: blobs in the pod's memory, for other pods to read without this one's CPU."""
+"""Trainer side of NIXL: offers the blobs in the pod's memory to other pods, which read them by RDMA."""
 
 import atexit
 import base64
@@ -15,12 +15,12 @@ import numpy as np
 from grpo_worker.weightsync.transport.nixl.agent import NixlAgent, Offer, Region
 
 _LONGEST_READ = 600.0  # seconds
-_REST = 0.0005  # between two looks: a hundredth of a core
+_POLL_SECONDS = 0.0005  # costs a hundredth of a core
 
 
 @dataclass(slots=True)
 class _Held:
-    """A registered file. The trainer writes later versions into the same ones, under other names."""
+    """A registered file. The trainer reuses its files for later versions, under other names."""
 
     file: BinaryIO
     memory: mmap.mmap
@@ -29,53 +29,54 @@ class _Held:
 
 
 class Exporter:
-    """Registers each file once, and lets it go when it is deleted. Thread-safe.
+    """Registers each file once, and deregisters it when it was deleted. Thread-safe.
 
-    Without RDMA the reads of others need a hand, which they get for a while after each offer.
+    Without RDMA, reads by others only progress while this process polls. A helper thread polls for
+    ``_LONGEST_READ`` seconds after each offer.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._agent: NixlAgent | None = None
         self._held: dict[int, _Held] = {}  # by inode
-        self._asked = threading.Event()
+        self._offered = threading.Event()
         self._ended = threading.Event()
-        self._until = 0.0  # of time.monotonic(): when the last read must have ended
+        self._until = 0.0  # deadline of the last read, of time.monotonic()
 
     def offer(self, path: Path) -> Offer:
-        """How to read a file that is not empty. Raises OSError when there is none."""
-        path.stat()  # raises: nobody needs NIXL for a file that is not there
+        """Return the offer of a non-empty file. Raises OSError when there is none."""
+        path.stat()  # raises before NIXL is started for a missing file
         with self._lock:
             agent = self._agent or self._start()
-            self._let_go(agent)
+            self._deregister_deleted(agent)
             self._until = time.monotonic() + _LONGEST_READ
-            self._asked.set()
-            held = self._hold(agent, path)
+            self._offered.set()
+            held = self._register(agent, path)
             return Offer(base64.b64encode(agent.metadata()).decode(), *held.region)
 
     def _start(self) -> NixlAgent:
         self._agent = NixlAgent()
-        helper = threading.Thread(target=self._lend_a_hand, args=(self._agent,), daemon=True)
+        helper = threading.Thread(target=self._poll, args=(self._agent,), daemon=True)
         helper.start()
 
         def end() -> None:
             self._ended.set()
-            self._asked.set()
+            self._offered.set()
             helper.join()
 
-        # A thread that the interpreter ends inside of NIXL takes the whole process with it.
+        # If the interpreter ends the thread inside NIXL, the whole process crashes.
         atexit.register(end)
         return self._agent
 
-    def _lend_a_hand(self, agent: NixlAgent) -> None:
+    def _poll(self, agent: NixlAgent) -> None:
         while not self._ended.is_set():
-            self._asked.wait()
-            self._asked.clear()
+            self._offered.wait()
+            self._offered.clear()
             while time.monotonic() < self._until and not self._ended.is_set():
                 agent.progress()
-                time.sleep(_REST)
+                time.sleep(_POLL_SECONDS)
 
-    def _hold(self, agent: NixlAgent, path: Path) -> _Held:
+    def _register(self, agent: NixlAgent, path: Path) -> _Held:
         file = path.open("r+b")
         inode = os.fstat(file.fileno()).st_ino
         if inode in self._held:
@@ -86,8 +87,8 @@ class Exporter:
         self._held[inode] = held = _Held(file, memory, region, agent.register(region))
         return held
 
-    def _let_go(self, agent: NixlAgent) -> None:
-        """A file that was deleted keeps its memory until nobody maps it any more."""
+    def _deregister_deleted(self, agent: NixlAgent) -> None:
+        """Deregister files that were deleted: a mapped file keeps its memory."""
         gone = [inode for inode, held in self._held.items() if os.fstat(held.file.fileno()).st_nlink == 0]
         for inode in gone:
             held = self._held.pop(inode)

@@ -1,4 +1,4 @@
-"""Rollout side of NIXL: reads blobs out of other pods' memory into this one's."""
+"""Rollout side of NIXL: reads blobs from other pods' memory into this pod's memory."""
 
 import base64
 import time
@@ -9,24 +9,24 @@ import torch
 
 from grpo_worker.weightsync.transport.nixl.agent import NixlAgent, Offer, Region
 
-_LOOK_SECONDS = 0.0005
+_POLL_SECONDS = 0.0005
 
 
 class ReadError(RuntimeError):
-    """Not everything could be read; what was to be written must not be used."""
+    """A read failed; the contents of the destination must not be used."""
 
 
 class Importer:
-    """Reads many blobs at once, into the same memory as long as the caller keeps it. Not thread-safe."""
+    """Reads many blobs at once. Destinations that are used again stay registered. Not thread-safe."""
 
     def __init__(self) -> None:
         self._agent: NixlAgent | None = None
         self._pinned: dict[int, tuple[torch.Tensor, Any]] = {}  # by rank
 
     def read(self, offers: Mapping[int, Offer], into: Mapping[int, torch.Tensor], deadline: float) -> None:
-        """Read each rank's blob into its tensor (uint8 [nbytes]) until ``deadline`` of time.monotonic().
+        """Read each rank's blob into its tensor, uint8 [nbytes], until ``deadline`` (time.monotonic()).
 
-        Raises ReadError, and has then ended everything that might still have written.
+        Raises ReadError after all transfers that could still write have ended.
         """
         try:
             if self._agent is None:
@@ -40,25 +40,25 @@ class Importer:
             raise ReadError(repr(error)) from error
 
     def close(self) -> None:
-        """Give memory and connections back; the next read begins anew."""
-        self._agent = None  # the library ends its transfers with the agent
+        """Release memory and connections; the next read opens them again."""
+        self._agent = None  # the library ends the transfers of a deleted agent
         self._pinned = {}
 
     def _begin(self, agent: NixlAgent, rank: int, offer: Offer, to: torch.Tensor) -> Any:
         if len(to) != offer.nbytes:
             raise ValueError(f"rank {rank} offers {offer.nbytes} bytes, not {len(to)}")
-        known = self._pinned.get(rank)
+        pinned = self._pinned.get(rank)
         region = Region(to.data_ptr(), len(to))
-        if known is None or known[0] is not to:
+        if pinned is None or pinned[0] is not to:
             self._unpin(agent, rank)
             self._pinned[rank] = to, agent.register(region)
-        peer = agent.meet(base64.b64decode(offer.metadata))
+        peer = agent.add_peer(base64.b64decode(offer.metadata))
         return agent.begin_read(peer, offer.region, region)
 
     def _unpin(self, agent: NixlAgent, rank: int) -> None:
-        known = self._pinned.pop(rank, None)
-        if known is not None:
-            agent.deregister(known[1])
+        pinned = self._pinned.pop(rank, None)
+        if pinned is not None:
+            agent.deregister(pinned[1])
 
     @staticmethod
     def _wait(agent: NixlAgent, reads: list[Any], deadline: float) -> None:
@@ -66,5 +66,5 @@ class Importer:
             while not agent.finished(handle):
                 if time.monotonic() > deadline:
                     raise TimeoutError("not within the time limit")
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(_POLL_SECONDS)
             agent.release(handle)

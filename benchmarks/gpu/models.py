@@ -1,0 +1,71 @@
+"""The model of the trainer's GPU benchmarks, and its utilisation (pure)."""
+
+from typing import Any
+
+from grpo_operator.api.catalog.architectures import architecture
+from grpo_operator.api.catalog.gpus import GPUS, GpuType
+from grpo_worker.megatron.families.registry import family_of
+from grpo_worker.metrics.flops import ModelFlops, attention_width
+
+# DeepSeek-V3 with its real head sizes, small enough for one host.
+MODEL: dict[str, Any] = architecture("deepseek-v3") | {
+    "num_hidden_layers": 8,
+    "first_k_dense_replace": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "moe_intermediate_size": 1024,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "q_lora_rank": 768,
+    "n_routed_experts": 32,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_experts_per_tok": 4,
+    "vocab_size": 65536,
+    "max_position_embeddings": 8192,
+}
+SEQUENCE = 4096
+MICRO_BATCHES = 4  # of one step of planner_memory.py
+# Layouts of four GPUs whose memory planner_memory.py measures.
+MEASURED_LAYOUTS: list[dict[str, int]] = [
+    {"expert": 4},
+    {"tensor": 2, "expert": 2},
+    {"tensor": 4, "expert": 4},
+    {"pipeline": 2, "expert": 2},
+    {"tensor": 2, "pipeline": 2, "expert": 2},
+    {"pipeline": 4, "layers_in_first_stage": 1, "layers_in_last_stage": 1},
+    {"tensor": 2, "expert": 1, "expert_tensor": 2},
+    {"context": 2, "expert": 4},
+]
+_PASSES = 3  # a forward pass, and a backward pass of twice the operations
+
+
+def active_parameters(hf: dict[str, Any]) -> int:
+    """Return how many parameters are multiplied with one token; the embedding is a lookup."""
+    share = hf["num_experts_per_tok"] / hf["n_routed_experts"]
+    count = 0.0
+    for name, shape in family_of(hf).shapes(hf).items():
+        if name.endswith("embed_tokens.weight"):
+            continue
+        size = 1
+        for length in shape:
+            size *= length
+        count += size * (share if ".mlp.experts." in name else 1.0)
+    return round(count)
+
+
+def training_mfu_pct(hf: dict[str, Any], length: int, tokens_per_second: float, gpu: str) -> float:
+    """Return the model FLOPs utilisation, in percent, of one GPU that trains on rows of ``length`` tokens.
+
+    Raises KeyError for a GPU whose peak rate is not known.
+    """
+    flops = ModelFlops(active_parameters(hf), attention_width(hf)).forward([length]) * _PASSES / length
+    return 100 * flops * tokens_per_second / peak_flops(gpu)
+
+
+def peak_flops(gpu: str) -> float:
+    """Return the dense bf16 FLOP/s of a GPU by the name that CUDA reports."""
+    for kind in GpuType:
+        if kind.value.split("-")[0].upper() in gpu:
+            return GPUS[kind].flops
+    raise KeyError(f"no peak rate of {gpu!r} is known: add it to grpo_operator.api.catalog.gpus")

@@ -1,0 +1,120 @@
+"""Page of the conditions and their reasons.
+
+Types and reasons are read from the operator's code. Each reason needs a text below: a reason without a text,
+or a text without a reason, fails the generator.
+"""
+
+import ast
+from collections.abc import Iterator
+
+from grpo_devcluster.paths import REPO
+from grpo_devcluster.reference.markdown import called, strings, table
+from grpo_operator.api.v1alpha1.status import Phase
+
+_OPERATOR = REPO / "operator" / "grpo_operator"
+# Calls whose arguments are reasons: position of the reason among them.
+_CALLS = {"WaitError": 1, "RefusedError": 1, "_refuse": 1, "set": 2, "Problem": 0, "Event": 0, "event": 1}
+_TYPES = {
+    "Ready": "The job trains, or has succeeded. A pool: at least `minAvailable` engines serve.",
+    "Progressing": "The job is starting, training, recovering, suspending or waiting.",
+    "Degraded": "The job or pool works with a part of its ranks or engines, or a container fails.",
+    "Suspended": "All pods are deleted because of `spec.suspend`.",
+    "Succeeded": "The job has finished all steps. It never starts again.",
+    "Failed": "The job has failed. It never starts again.",
+    "Reconciling": "kstatus: the observed state is not yet the desired one.",
+    "Stalled": "kstatus: the spec must be changed. The message names field, value and remedy.",
+}
+_EVENT = "Event only."
+_REASONS = {
+    "InvalidSpec": "The message names the field and a value that is valid. Correct the spec.",
+    "Infeasible": "No layout or no node of this cluster fits. The message names the nearest one that does.",
+    "WaitingForCapacity": "Nothing to do: the job starts as a whole when enough nodes are free.",
+    "WaitingForPool": "Nothing to do: the job starts when the job that uses the pool ends or is suspended.",
+    "PoolNotFound": "Create the RolloutPool that `rollout.poolRef` names, or correct the reference.",
+    "PoolOwned": "The pool belongs to another job. Refer to a pool that no job owns.",
+    "PoolMismatch": "Model or context length of job and pool differ. Make them equal.",
+    "NameTaken": "An object of that name belongs to something else. Choose another name.",
+    "KubeRayMissing": "Install KubeRay in the version that the message names.",
+    "KubeRayTooOld": "Upgrade KubeRay, or remove the field that needs a newer one.",
+    "CrdTooOld": "Apply the CRDs of this operator version: see [upgrades](../guides/upgrades.md).",
+    "ApplyRefused": "The message quotes the API server: mostly an invalid `podTemplate`, or a quota.",
+    "ContainersFailing": "The message names each failing container and its last error.",
+    "NoSamples": "No sample was accepted for `rollout.stallSeconds`. The message says why.",
+    "PoolsWhole": "All ranks and engines are ready.",
+    "PoolsIncomplete": "Some ranks or engines are not ready. They are restarted or replaced.",
+    "EnginesServing": "At least `minAvailable` engines serve.",
+    "TooFewEngines": "Fewer than `minAvailable` engines serve. The message says what each one lacks.",
+    "EnginesMissing": "Fewer than `replicas` engines serve.",
+    "EnginesStarting": "Engines are starting or load weights.",
+    "PoolWhole": "All engines serve.",
+    "Reconciled": "The children of the pool are applied.",
+    "TrainingRestarted": f"{_EVENT} The gang was restarted; the message names the cause.",
+    "Bound": f"{_EVENT} A job has begun to write weights to the pool.",
+    "Released": f"{_EVENT} No job writes weights to the pool any more.",
+    "NodeUnhealthy": f"{_EVENT} A pod was deleted because its node is cordoned and shows a sign of a fault.",
+}
+_HEAD = """# Conditions and reasons
+
+`kubectl describe` shows the conditions of a GRPOJob or RolloutPool and its latest events. `status.phase` of a
+job is one of {phases}. While no other reason applies, the reason of a condition is the phase; the message
+then says what the job does. More symptoms: [troubleshooting](../guides/troubleshooting.md).
+
+## Types
+
+{types}
+## Reasons
+
+{reasons}"""
+
+
+def conditions_page() -> str:
+    """Return the page. Raises ValueError when the texts do not match the code."""
+    types, reasons = _from_code()
+    _compare("condition type", types, set(_TYPES))
+    _compare("reason", reasons, set(_REASONS))
+    return _HEAD.format(
+        phases=", ".join(phase.value for phase in Phase),
+        types=table(("type", "true when"), ((f"`{name}`", text) for name, text in _TYPES.items())),
+        reasons=table(
+            ("reason", "meaning and remedy"), ((f"`{name}`", text) for name, text in _REASONS.items())
+        ),
+    )
+
+
+def _from_code() -> tuple[set[str], set[str]]:
+    """Return the condition types and the reasons, without the phases, in the operator's code."""
+    types: set[str] = set()
+    reasons: set[str] = set()
+    for file in sorted(_OPERATOR.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call):
+                types.update(_types_of(node))
+                reasons.update(_reasons_of(node))
+            elif isinstance(node, ast.Assign) and _is_name(node.targets[0], "reason"):
+                reasons.update(strings(node.value))
+            elif isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):  # (reason, message)
+                reasons.update(text for text in strings(node.value.elts[0]) if text[:1].isupper())
+    phases = {phase.value for phase in Phase}
+    return types, {reason for reason in reasons if reason.isidentifier()} - phases
+
+
+def _types_of(call: ast.Call) -> list[str]:
+    return strings(call.args[0]) if called(call) == "set" and len(call.args) > 2 else []
+
+
+def _reasons_of(call: ast.Call) -> Iterator[str]:
+    name = called(call)
+    if name in _CALLS and len(call.args) > _CALLS[name]:
+        yield from strings(call.args[_CALLS[name]])
+
+
+def _is_name(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _compare(kind: str, code: set[str], texts: set[str]) -> None:
+    if code != texts:
+        raise ValueError(
+            f"{kind}: without a text: {sorted(code - texts)}; not in the code: {sorted(texts - code)}: "
+            f"correct {__name__}"
+        )

@@ -1,0 +1,35 @@
+"""Contents of ``/etc/grpo/job.json``, which the operator writes and the job's pods read."""
+
+from pathlib import Path
+from typing import Any
+
+from grpo_operator.api.messages import Message
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.weight_path import WeightPath
+
+
+class JobConfig(Message):
+    """Spec of a job, and the values that the operator chose for it.
+
+    ``spec``: with explicit parallel sizes in place of ``auto``.
+    ``rollout_service``: DNS name of the headless service of the job's rollout pool.
+    ``min_available``: engines of that pool that must serve a version before the job goes on.
+    ``fp8``: whether the engines hold FP8 weights, in blocks of 128 x 128.
+    ``weight_path``: path of the weights into those engines.
+    ``writer``: identity of the job towards the engines' agents, which accept weights from one writer only.
+    ``store``: folder of the job in the checkpoint store.
+    """
+
+    name: str
+    namespace: str
+    spec: GRPOJobSpec
+    rollout_service: str
+    min_available: int
+    fp8: bool
+    weight_path: WeightPath
+    writer: str
+    store: Path
+
+    def wire(self) -> dict[str, Any]:
+        """Return the content of job.json, without unset values: the spec is that of the manifest."""
+        return self.model_dump(by_alias=True, mode="json", exclude_none=True)

@@ -1,0 +1,122 @@
+"""Messages between the operator and the processes of a job: answers to ``GET /v1/status``.
+
+The writer builds these models and the reader parses them, so both ends share one definition. Readers
+ignore keys that they do not know and use the default for a missing one.
+"""
+
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from grpo_operator.api.v1alpha1.status import DataStatus, EngineState, Phase, RestartCounts, TokensStatus
+
+
+class Message(BaseModel):
+    """Base of the messages: camelCase keys on the wire, immutable."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
+
+    def wire(self) -> dict[str, Any]:
+        """Return the message as JSON-compatible data with camelCase keys."""
+        return self.model_dump(by_alias=True, mode="json")
+
+    def updated(self, **changes: Any) -> Self:
+        """Return a copy with some fields replaced, given by their Python names.
+
+        Raises TypeError for an unknown field and ValidationError for an invalid value.
+        """
+        fields = type(self).model_fields
+        unknown = changes.keys() - fields.keys()
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
+        return type(self).model_validate({name: getattr(self, name) for name in fields} | changes)
+
+
+class RestoredState(Message):
+    """State that the current attempt started from. ``source``: where it was read, for example ``store``."""
+
+    step: int
+    source: str
+
+
+class TrainerProcess(Message):
+    """One rank of the training gang: its node address and process id."""
+
+    rank: int
+    address: str
+    pid: int
+
+
+class EngineSummary(Message):
+    """One engine as the controller sees it. ``version``: the weights it serves, None unless it serves any."""
+
+    name: str
+    address: str
+    state: EngineState
+    version: int | None = None
+    restarts: int = 0
+    reason: str = ""
+
+
+class ControllerStatus(Message):
+    """Progress of a run, served by the controller pod. It is also served while that pod fetches volumes.
+
+    ``attempt``: starts of the controller or of the training gang; 0 until the controller has read the
+    run's record, and then ``step`` and ``restarts`` are not known yet either. ``reward_mean`` and
+    ``tokens_per_second_per_gpu`` are those of the last step. ``last_checkpoint``: step of the newest complete
+    checkpoint below ``checkpoint_location``. ``stalled``: why the run makes no progress, or "".
+    """
+
+    phase: Phase = Phase.STARTING
+    message: str = ""
+    step: int = 0
+    total_steps: int = 0
+    weight_version: int | None = None
+    reward_mean: float | None = None
+    tokens_per_second_per_gpu: float | None = None
+    last_checkpoint: int | None = None
+    checkpoint_location: str = ""
+    restored: RestoredState | None = None
+    attempt: int = 0
+    restarts: RestartCounts = Field(default_factory=RestartCounts)
+    suspend_requested: bool = False
+    trainers: list[TrainerProcess] = Field(default_factory=list)
+    tokens: TokensStatus | None = None
+    data: DataStatus | None = None
+    stalled: str = ""
+    engines: list[EngineSummary] = Field(default_factory=list)
+
+
+class AgentStatus(Message):
+    """One engine's weights and state, served by the agent beside it.
+
+    ``instance``: random id of the agent process, so that a restart of the agent is noticed.
+    ``writer``, ``attempt``: the job whose weights the engine accepts, and its newest attempt.
+    ``weight_version``: set only while the engine serves.
+    ``since``: time of the last state change (RFC 3339, UTC).
+    ``restarts``: times that the server was lost.
+    ``silent``: the scheduler leaves calls unanswered.
+    ``host_copy``: version held in the agent's host memory.
+    ``ranks``: GPUs of the engine. ``bucket_bytes``: largest bucket that it receives.
+    ``settled``: the engine holds exactly the GPU memory that it was granted.
+    ``waits``: mode colocated, and the trainers use the GPUs.
+    """
+
+    name: str
+    state: EngineState
+    instance: str = ""
+    writer: str | None = None
+    attempt: int = 0
+    weight_version: int | None = None
+    since: str = ""
+    restarts: int = 0
+    reason: str = ""
+    silent: bool = False
+    history: list[EngineState] = Field(default_factory=list)
+    checksum: str = ""
+    host_copy: int | None = None
+    ranks: int = 1
+    bucket_bytes: int = 0
+    settled: bool = False
+    waits: bool = False

@@ -1,1 +1,0 @@
-"""Versions of KubeRay and of the CRDs that this operator works with."""

@@ -1,0 +1,296 @@
+"""Agreement of both sides of every rule: CEL, as the API server evaluates it, and Python."""
+
+import copy
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import celpy
+import pytest
+import yaml
+from celpy.adapter import json_to_cel
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grpo_operator.api.base import Model
+from grpo_operator.api.crd import structural
+from grpo_operator.api.rules import Rule, UpdateRule
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+
+MANIFEST = Path(__file__).parents[4] / "manifests" / "tiny-moe.yaml"
+SCHEMA = structural(GRPOJobSpec)
+
+Changes = dict[str, Any]
+MODEL_VOLUME = {"mountPath": "/models", "pvc": "models"}
+HUB = {"mountPath": "/models", "uri": "hf://org/name"}
+ENGINE = "rollout.template.engine"
+FILES = {"data.train": "/data/train.jsonl", "reward": {"builtin": "math"}}
+COLOCATED = {
+    "mode": "colocated",
+    "trainer": {
+        "device": "cuda",
+        "nodes": 2,
+        "gpusPerNode": 4,
+        "miniBatchSize": 1,
+        "offload": {"parameters": True, "gradients": True, "optimizer": True},
+    },
+    "rollout": {
+        "template": {
+            "replicas": 2,
+            "engine": {"device": "cuda", "tensorParallel": 4, "gpusPerNode": 4, "tokenizer": True},
+        }
+    },
+}
+IPC = {"weightSync": {"transport": "cuda-ipc"}}
+
+# Changes to the manifest, by dotted path. Together they violate every rule, and most rules also hold in a
+# case close to the violation.
+CASES: dict[str, Changes] = {
+    "manifest": {},
+    "batch": {"trainer.miniBatchSize": 5},
+    "packed": {"trainer.maxTokensPerGpu": 64},
+    "packed enough": {"trainer.maxTokensPerGpu": 2**20},
+    "packed with context parallelism": {
+        "trainer.maxTokensPerGpu": 2**20,
+        "trainer.parallelism": {"context": 2},
+    },
+    "long prompts": {"data.promptLength": 5000},
+    "long prompts in a standing pool": {"data.promptLength": 5000, "rollout": {"poolRef": {"name": "x"}}},
+    "files": FILES,
+    "files without reward": {"data.train": "/data/train.jsonl"},
+    "file URL in a volume": {**FILES, "data.train": "s3://b/x.json", "data.volume": MODEL_VOLUME},
+    "file in a volume": {**FILES, "data.volume": {"mountPath": "/data", "pvc": "x"}},
+    "file in another volume": {**FILES, "data.volume": MODEL_VOLUME},
+    "file that is a volume": {**FILES, "data.volume": {"mountPath": "/data/train.jsonl", "pvc": "x"}},
+    "model in a volume": {"model": {"path": "/models/tiny", "volume": MODEL_VOLUME}},
+    "model that is a volume": {"model": {"path": "/models", "volume": MODEL_VOLUME}},
+    "model beside a volume": {"model": {"path": "/models-2/tiny", "volume": MODEL_VOLUME}},
+    "one mount path": {
+        "model": {"path": "/models/tiny", "volume": MODEL_VOLUME},
+        **FILES,
+        "data.train": "/models/train.jsonl",
+        "data.volume": MODEL_VOLUME,
+    },
+    "volume without source": {"model": {"path": "/models", "volume": {"mountPath": "/models"}}},
+    "volume with two sources": {"model": {"path": "/models", "volume": {**HUB, "pvc": "x"}}},
+    "volume with three sources": {"model": {"path": "/models", "volume": {**HUB, "pvc": "x", "path": "/x"}}},
+    "hub mirror": {"model": {"path": "/models", "volume": {**HUB, "endpoint": "https://mirror"}}},
+    "mirror of no hub": {
+        "model": {"path": "/models", "volume": {**HUB, "uri": "s3://x/y", "endpoint": "https://mirror"}}
+    },
+    "digest without uri": {
+        "model": {"path": "/models", "volume": {**MODEL_VOLUME, "digest": f"sha256:{'0' * 64}"}}
+    },
+    "credential without uri": {
+        "model": {"path": "/models", "volume": {**MODEL_VOLUME, "credential": {"secret": "hub"}}}
+    },
+    "reserved mount": {"model": {"path": "/opt/x", "volume": {"mountPath": "/opt/x", "pvc": "x"}}},
+    "reserved mount itself": {"model": {"path": "/opt", "volume": {"mountPath": "/opt", "pvc": "x"}}},
+    "nearly reserved mount": {"model": {"path": "/optical", "volume": {"mountPath": "/optical", "pvc": "x"}}},
+    "delta": {"weightSync": {"mode": "delta"}},
+    "delta staged": {"weightSync": {"mode": "delta", "transport": "staged"}},
+    "delta direct": {"weightSync": {"mode": "delta", "transport": "gloo"}},
+    "reward without source": {"reward": {}},
+    "reward with two functions": {"reward": {"function": "m:f", "url": "http://v"}},
+    "reward model": {"reward": {"model": {"path": "/judge"}}},
+    "reward model with a function": {"reward": {"model": {"path": "/judge"}, "builtin": "math"}},
+    "reward model with filtered groups": {
+        "reward": {"model": {"path": "/judge"}},
+        "algorithm.filterGroups": {},
+    },
+    "filtered groups": {"algorithm.filterGroups": {}},
+    "partial rollouts": {"staleness": {"partialRollouts": True}},
+    "partial rollouts off-policy": {"staleness": {"partialRollouts": True, "maxVersionLag": 1}},
+    "routing replay": {"algorithm.routingReplay": True},
+    "routing replay with experts": {"algorithm.routingReplay": True, f"{ENGINE}.returnRoutedExperts": True},
+    "routing replay of partial rollouts": {
+        "algorithm.routingReplay": True,
+        f"{ENGINE}.returnRoutedExperts": True,
+        "staleness": {"partialRollouts": True, "maxVersionLag": 1},
+    },
+    "routing replay in a standing pool": {
+        "algorithm.routingReplay": True,
+        "rollout": {"poolRef": {"name": "x"}},
+    },
+    "stop": {"algorithm.stop": ["."], f"{ENGINE}.tokenizer": False},
+    "no stop": {"algorithm.stop": [], f"{ENGINE}.tokenizer": False},
+    "stop with tokenizer": {"algorithm.stop": ["."], f"{ENGINE}.tokenizer": True},
+    "gae without critic": {"algorithm.advEstimator": "gae"},
+    "gae": {"algorithm.advEstimator": "gae", "algorithm.critic": {}, "algorithm.samplesPerPrompt": 1},
+    "grpo with critic": {"algorithm.critic": {}},
+    "one sample": {"algorithm.samplesPerPrompt": 1},
+    "one sample of reinforce": {
+        "algorithm.samplesPerPrompt": 1,
+        "algorithm.advEstimator": "reinforce_plus_plus",
+    },
+    "no token": {"algorithm.topK": 0},
+    "unused reference": {"algorithm.refreshReferenceSteps": 2, "algorithm.useKlLoss": False},
+    "reference in the reward": {
+        "algorithm.refreshReferenceSteps": 2,
+        "algorithm.useKlLoss": False,
+        "algorithm.useKlInReward": True,
+    },
+    "ranks": {"trainer.nodes": 3, "trainer.parallelism": {"tensor": 2}},
+    "expert ranks": {"trainer.nodes": 2, "trainer.parallelism": {"expert": 4}},
+    "auto": {"trainer.parallelism": {"auto": True}},
+    "auto with a size": {"trainer.parallelism": {"auto": True, "expert": 2}},
+    "auto with a stage": {"trainer.parallelism": {"auto": True, "layersInLastStage": 1}},
+    "auto with a default": {"trainer.parallelism": {"auto": True, "tensor": 1}},
+    "stage without pipeline": {"trainer.parallelism": {"layersInFirstStage": 1}},
+    "stage of a pipeline": {"trainer.parallelism": {"pipeline": 2, "layersInFirstStage": 1}},
+    "chunks without pipeline": {"trainer.parallelism": {"virtualPipeline": 2}},
+    "two pools": {"rollout.poolRef": {"name": "x"}},
+    "no pool": {"rollout": {}},
+    "too few engines": {"rollout.template.minAvailable": 9},
+    "expert engines": {f"{ENGINE}.tensorParallel": 4, f"{ENGINE}.expertParallel": 3},
+    "attention engines": {f"{ENGINE}.tensorParallel": 4, f"{ENGINE}.attentionDataParallel": 3},
+    "GPUs of an engine": {f"{ENGINE}.device": "cuda", f"{ENGINE}.tensorParallel": 4},
+    "no store": {"checkpoint.store": {}},
+    "two stores": {"checkpoint.store": {"path": "/store", "pvc": "store"}},
+    "profile": {"observability": {"profile": {"stepStart": 2, "stepEnd": 2}}},
+    "profile backwards": {"observability": {"profile": {"stepStart": 3, "stepEnd": 2}}},
+    "nsight on CPUs": {"observability": {"profile": {"tool": "nsight", "stepStart": 1, "stepEnd": 2}}},
+    "empty threshold": {"observability": {"thresholds": [{"metric": "x"}, {"metric": "y", "maximum": 0.0}]}},
+    "colocated": COLOCATED,
+    "colocated in a standing pool": {**COLOCATED, "rollout": {"poolRef": {"name": "x"}}},
+    "colocated on other devices": {**COLOCATED, "trainer.device": "cpu"},
+    "colocated with other GPUs": {**COLOCATED, "trainer.gpusPerNode": 8},
+    "colocated over two nodes": {**COLOCATED, f"{ENGINE}.nodesPerEngine": 2},
+    "colocated with more engines": {**COLOCATED, "rollout.template.replicas": 3},
+    "colocated without offloading": {**COLOCATED, "trainer.offload.gradients": False},
+    "colocated off-policy": {**COLOCATED, "staleness": {"maxVersionLag": 1}},
+    "colocated over NCCL": {**COLOCATED, "weightSync": {"transport": "nccl"}},
+    "colocated over CUDA IPC": {**COLOCATED, **IPC, "trainer.nodes": 1},
+    "CUDA IPC on two nodes": {**COLOCATED, **IPC},
+    "CUDA IPC on CPUs": IPC,
+    "colocated on CPUs": {"mode": "colocated"},
+}
+FIXED: dict[str, Changes] = {
+    "model, data, reward": {"trainer.nodes": 4},
+    "rollout.poolRef is fixed": {"rollout": {"poolRef": {"name": "x"}}},
+    "mode is fixed": {"mode": "colocated"},
+    "managedBy is fixed": {"managedBy": "kueue.x-k8s.io/multikueue"},
+}
+
+
+def changed(*changes: Changes) -> dict[str, Any]:
+    """Return the manifest's spec with some fields set; missing objects on the way are created."""
+    spec: dict[str, Any] = yaml.safe_load(MANIFEST.read_text())["spec"]
+    for path, value in (item for change in changes for item in change.items()):
+        *parents, last = path.split(".")
+        target: Any = spec
+        for parent in parents:
+            target = target.setdefault(parent, {})
+        target[last] = copy.deepcopy(value)
+    return spec
+
+
+def defaulted(node: Any, schema: dict[str, Any]) -> Any:
+    """Add the schema's defaults, as the API server does before it evaluates CEL."""
+    if isinstance(node, list):
+        return [defaulted(item, schema["items"]) for item in node]
+    if not isinstance(node, dict):
+        return node
+    properties = schema.get("properties", {})
+    missing = {
+        name: copy.deepcopy(child["default"])
+        for name, child in properties.items()
+        if name not in node and "default" in child
+    }
+    return {name: defaulted(value, properties.get(name, {})) for name, value in (node | missing).items()}
+
+
+def models(model: Model, node: dict[str, Any]) -> Iterator[tuple[Model, dict[str, Any]]]:
+    """Yield every object of a spec, as a pydantic model and as JSON-compatible data."""
+    yield model, node
+    for name, field in type(model).model_fields.items():
+        value, data = getattr(model, name), node.get(field.alias or name)
+        values, items = (value, data) if isinstance(value, list) else ([value], [data])
+        for inner, part in zip(values, items or [], strict=False):
+            if isinstance(inner, Model) and part is not None:
+                yield from models(inner, part)
+
+
+@cache
+def program(cel: str) -> celpy.Runner:
+    environment = celpy.Environment()
+    return environment.program(environment.compile(cel))
+
+
+def cel_holds(rule: Rule[Any] | UpdateRule, node: Any, old: Any = None) -> bool:
+    activation = {"self": json_to_cel(node)} | ({"oldSelf": json_to_cel(old)} if old else {})
+    return bool(program(rule.cel).evaluate(activation))
+
+
+def all_models(model: type[Model] = Model) -> Iterator[type[Model]]:
+    for inner in model.__subclasses__():
+        yield inner
+        yield from all_models(inner)
+
+
+RULES = {model: model.rules for model in all_models() if "rules" in vars(model)}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def unchecked() -> Iterator[None]:
+    """Let models be built although they violate rules, so that every rule is evaluated."""
+    with pytest.MonkeyPatch.context() as patch:
+        for model in RULES:
+            patch.setattr(model, "rules", ())
+        yield
+
+
+def outcomes(spec: dict[str, Any]) -> list[tuple[Rule[Any], bool, bool]]:
+    """Return every rule that applies to a spec, with its result in CEL and in Python."""
+    pairs = models(GRPOJobSpec.model_validate(spec), defaulted(spec, SCHEMA))
+    return [
+        (rule, cel_holds(rule, node), bool(rule.holds(model)))
+        for model, node in pairs
+        for rule in RULES.get(type(model), ())
+    ]
+
+
+@cache
+def outcomes_of(name: str) -> list[tuple[Rule[Any], bool, bool]]:
+    return outcomes(changed(CASES[name]))
+
+
+def disagreements(results: list[tuple[Rule[Any], bool, bool]]) -> list[str]:
+    return [f"{rule.message}: CEL {cel}, Python {python}" for rule, cel, python in results if cel != python]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cel_and_python_agree(name: str) -> None:
+    assert disagreements(outcomes_of(name)) == []
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(st.lists(st.sampled_from(sorted(CASES)), min_size=2, max_size=4))
+def test_cel_and_python_agree_on_combined_changes(names: list[str]) -> None:
+    assert disagreements(outcomes(changed(*(CASES[name] for name in names)))) == []
+
+
+def test_the_cases_violate_every_rule() -> None:
+    results = [outcome for name in CASES for outcome in outcomes_of(name)]
+    used = {rule.message for rules in RULES.values() for rule in rules}
+    assert {rule.message for rule, holds, _ in results if not holds} == used
+    assert {rule.message for rule, holds, _ in results if holds} == used
+
+
+def test_the_manifest_violates_no_rule() -> None:
+    assert all(cel and python for _, cel, python in outcomes(changed()))
+
+
+@pytest.mark.parametrize("rule", GRPOJobSpec.update_rules, ids=lambda rule: rule.message.split(" is ")[0])
+def test_fixed_fields_cannot_be_updated(rule: UpdateRule) -> None:
+    old = defaulted(changed(), SCHEMA)
+    (change,) = (change for start, change in FIXED.items() if rule.message.startswith(start))
+    assert cel_holds(rule, old, old)
+    assert not cel_holds(rule, defaulted(changed(change), SCHEMA), old)
+
+
+def test_an_error_shows_the_values_of_the_fields() -> None:
+    (rule,) = (rule for rule in RULES[GRPOJobSpec] if "trainer.miniBatchSize" in rule.message)
+    error = rule.error(GRPOJobSpec.model_validate(changed(CASES["batch"])))
+    assert error.endswith("(got data.trainBatchSize: 8, trainer.miniBatchSize: 5)")

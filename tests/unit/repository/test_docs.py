@@ -1,0 +1,97 @@
+"""The documentation is complete, current and connected: generated pages, lengths, links and paths."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from grpo_devcluster.paths import REPO
+from grpo_devcluster.reference.pages import pages
+
+DOCS = REPO / "docs"
+REFERENCE = DOCS / "reference"
+ROOT_PAGES = [REPO / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG")]
+PAGES = [*ROOT_PAGES, *sorted(DOCS.rglob("*.md"))]
+MAX_LINES = {REPO / "README.md": 170}
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+CODE_BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+SOURCE = re.compile(r"`([\w./-]+/[\w./-]*\.py|[\w./-]+/)`")
+# A path in the docs is relative to one of these.
+ROOTS = [
+    REPO,
+    REPO / "operator" / "grpo_operator",
+    REPO / "operator" / "grpo_operator" / "plan" / "planner",
+    REPO / "worker_images" / "grpo_worker",
+    REPO / "worker_images" / "grpo_worker" / "weightsync",
+    REPO / "worker_images" / "grpo_worker" / "weightsync" / "planner",
+]
+# Folders of a job's store and of the machine.
+STORED = ("export/", "profile/", "pending/", "volumes/", "wandb/", "tensorboard/", "/")
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(REPO))
+
+
+def text_of(page: Path) -> str:
+    """Return the page without its code blocks."""
+    return CODE_BLOCK.sub("", page.read_text())
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of the headings, as GitHub derives them."""
+    titles = (re.sub(r"[`*_]|\[|\]\([^)]*\)", "", title) for title in HEADING.findall(text_of(page)))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def links(page: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the target and the anchor of each relative link."""
+    for link in LINK.findall(text_of(page)):
+        if "://" not in link and not link.startswith("mailto:"):
+            path, _, anchor = link.partition("#")
+            yield (page.parent / path).resolve() if path else page, anchor
+
+
+@pytest.mark.parametrize("name", sorted(pages()))
+def test_a_generated_page_is_current(name: str) -> None:
+    page = REFERENCE / name
+    assert page.is_file() and page.read_text() == pages()[name], f"docs/reference/{name}: run make docs"
+
+
+def test_reference_has_generated_pages_only() -> None:
+    assert {page.name for page in REFERENCE.iterdir()} == pages().keys()
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if REFERENCE not in p.parents], ids=name_of)
+def test_a_page_is_short(page: Path) -> None:
+    lines = len(page.read_text().splitlines())
+    assert lines <= MAX_LINES.get(page, 150), f"{name_of(page)} has {lines} lines: split it by subject"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, anchor in links(page):
+        assert target.exists(), f"{name_of(page)}: {target} does not exist"
+        if anchor:
+            assert anchor in anchors(target), f"{name_of(page)}: {target.name} has no heading #{anchor}"
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    reached: set[Path] = set()
+    following = [DOCS / "index.md"]
+    while following:
+        page = following.pop()
+        if page not in reached and page.suffix == ".md":
+            reached.add(page)
+            following += [target for target, _ in links(page)]
+    missing = {name_of(page) for page in DOCS.rglob("*.md")} - {name_of(page) for page in reached}
+    assert not missing, f"no page links to {sorted(missing)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_paths_of_the_repository_exist(page: Path) -> None:
+    for path in SOURCE.findall(text_of(page)):
+        if not path.startswith(STORED):
+            assert any((root / path).exists() for root in ROOTS), f"{name_of(page)}: there is no {path}"

@@ -1,0 +1,42 @@
+"""Transfer groups use the backend that they are given, and group offers carry it."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+from grpo_operator.api.weight_path import Backend
+from grpo_worker.weightsync.protocol.group_offer import GroupOffer
+from grpo_worker.weightsync.transport.cuda_ipc import CudaIpcGroup
+from grpo_worker.weightsync.transport.factory import join
+from grpo_worker.weightsync.transport.process_group import CollectiveGroup
+from grpo_worker.weightsync.transport.rendezvous import TransferError
+
+OFFER = GroupOffer("group", "10.0.0.1", 1234, 3, 2, Backend.GLOO, ["{}"], "plan", 64)
+CPU = torch.device("cpu")
+
+
+def test_an_offer_survives_json() -> None:
+    received = GroupOffer.from_json(json.loads(json.dumps(OFFER.to_json())))
+    assert received == OFFER and received.backend is Backend.GLOO
+    with pytest.raises(ValueError, match="carrier-pigeon"):
+        GroupOffer.from_json(OFFER.to_json() | {"backend": "carrier-pigeon"})
+    assert replace(OFFER, first=3).to_json()["first"] == 3
+
+
+@pytest.mark.parametrize(("backend", "device"), [(Backend.NCCL, "cpu"), (Backend.GLOO, "cuda")])
+def test_a_backend_that_cannot_use_the_device_is_refused(backend: Backend, device: str) -> None:
+    with pytest.raises(TransferError, match=f"{backend} cannot transfer weights on {device}"):
+        join(backend, None, "group", 0, 1, 1, torch.device(device))
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind"), [(Backend.GLOO, CollectiveGroup), (Backend.CUDA_IPC, CudaIpcGroup)]
+)
+def test_the_backend_selects_the_group(backend: Backend, kind: type) -> None:
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    group = join(backend, store, f"group-{backend}", 0, 1, 1, CPU)
+    assert type(group) is kind
+    group.close()

@@ -1,0 +1,231 @@
+"""Weights sent directly from trainer ranks to a real engine, over a process group of both."""
+
+import json
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.distributed_c10d import PrefixStore
+
+from grpo_operator.api.weight_path import Backend
+from grpo_worker.weightsync.agent.agent import Agent
+from grpo_worker.weightsync.agent.engine_client import EngineError
+from grpo_worker.weightsync.agent.installer import UpdateError
+from grpo_worker.weightsync.protocol.direct_load import AGENT, LINK
+from grpo_worker.weightsync.protocol.group_offer import GroupOffer, transfer_plan_of
+from grpo_worker.weightsync.protocol.manifest import layout
+from grpo_worker.weightsync.protocol.tiling import PlanError
+from grpo_worker.weightsync.transport import rendezvous
+from grpo_worker.weightsync.transport.process_group import CollectiveGroup
+from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS, TransferError, give_up
+from support.engine_server import JOB, Server, serve, watch_until
+from support.ranks import partial_cases
+from support.ranks.launcher import run as run_on_ranks
+from support.weight_layouts import LAYOUTS, from_disk
+
+BUCKET = 64 << 10
+
+
+@pytest.fixture(scope="module")
+def agent(server: Server) -> Agent:
+    agent = Agent("engine-0", server.control(), 1, bucket_bytes=BUCKET, timeout=30, writer=JOB)
+    watch_until(agent, "STALE", server)
+    return agent
+
+
+class Trainers:
+    """Ranks that send consecutive versions."""
+
+    def __init__(self, root: Path, name: str, versions: int, **more: Any) -> None:
+        self._root = root
+        world, layout = LAYOUTS[name]
+        arguments: dict[str, Any] = {"layout": layout, "versions": versions, "bucket": BUCKET} | more
+        self._threads = ThreadPoolExecutor(1)
+        self.result: Future[list[Any]] = self._threads.submit(
+            run_on_ranks, "weight_cases:send_versions", world, root=str(root), **arguments
+        )
+        self.offer = GroupOffer.from_json(json.loads(self._await("offer")))
+
+    def ready(self, version: int) -> None:
+        self._await(f"ready-{version}")
+
+    def _await(self, name: str) -> str:
+        deadline = time.monotonic() + 240
+        while not (self._root / name).exists():
+            assert not self.result.done(), self.result.result()
+            assert time.monotonic() < deadline, f"{name} does not come"
+            time.sleep(0.05)
+        return (self._root / name).read_text()
+
+
+def after_version_1(agent: Agent, root: Path, **how: Any) -> Trainers:
+    """Return two ranks that are about to send version 2."""
+    trainers = Trainers(root, "TP2 EP2", 2, **how)
+    agent.join(JOB, trainers.offer)
+    agent.receive(JOB, 1, trainers.offer.name)
+    trainers.ready(2)
+    return trainers
+
+
+def assert_same_as_on_disk(server: Server, folder: Path) -> str:
+    """Check that the engine's weights equal the exported checkpoint loaded by SGLang; return the checksum."""
+    ours = server.control().checksum()
+    from_disk(server, folder)
+    assert server.control().checksum() == ours, f"{folder.name} is another in the engine"
+    return ours
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [*((name, Backend.GLOO) for name in LAYOUTS), ("TP2 EP2", Backend.CUDA_IPC)]
+)
+def test_every_tensor_equals_the_exported_checkpoint_after_each_version(
+    agent: Agent, server: Server, tmp_path: Path, name: str, backend: Backend
+) -> None:
+    """Nothing is staged in an agent's memory, whatever the trainers' layout."""
+    trainers, seen = Trainers(tmp_path, name, 3, backend=backend), set()
+    agent.join(JOB, trainers.offer)
+    for version in (1, 2, 3):
+        trainers.ready(version)
+        status = agent.receive(JOB, version, trainers.offer.name)
+        assert (status["state"], status["weightVersion"], status["hostCopy"]) == ("SERVING", version, None)
+        seen.add(assert_same_as_on_disk(server, tmp_path / f"hf-{version}"))
+    assert len(seen) == 3, "the versions do not differ"
+    assert trainers.result.result(60) == [[""] * 4] * LAYOUTS[name][0]
+
+
+def test_a_transfer_group_of_another_plan_is_not_joined(agent: Agent) -> None:
+    before = agent.status()
+    one = layout(0, 1, [("w", (4,), 0, 0, torch.zeros(4))]).to_json()
+    with pytest.raises(PlanError, match="the controller's is another"):
+        agent.join(
+            JOB, GroupOffer("grpo-link-1-x", "127.0.0.1", 1, 2, 1, Backend.GLOO, [one], "another", 1 << 20)
+        )
+    assert agent.status() == before
+
+
+@pytest.mark.parametrize("backend", [Backend.GLOO, Backend.CUDA_IPC])
+def test_a_flipped_bit_is_detected_and_the_version_is_staged(
+    agent: Agent, server: Server, tmp_path: Path, backend: Backend
+) -> None:
+    trainers = after_version_1(agent, tmp_path, flips_at=2, backend=backend)
+    wrong = r"version 2, transfer, .*bucket \d+: the bytes of trainer rank 1 are not those it sent"
+    with pytest.raises(UpdateError, match=wrong):
+        agent.receive(JOB, 2, trainers.offer.name)
+    assert (agent.status()["state"], agent.status()["weightVersion"]) == ("STALE", None)
+    trainers.result.result(60)
+    assert agent.sync(JOB, 2, serve(tmp_path))["state"] == "SERVING"
+    assert_same_as_on_disk(server, tmp_path / "hf-2")
+
+
+@pytest.mark.parametrize("backend", [Backend.GLOO, Backend.CUDA_IPC])
+def test_a_trainer_rank_that_dies_leaves_a_stale_engine_and_no_hang(
+    agent: Agent, server: Server, tmp_path: Path, backend: Backend
+) -> None:
+    trainers = after_version_1(agent, tmp_path, dies_at=2, backend=backend)
+    started = time.monotonic()
+    with pytest.raises(UpdateError, match="version 2, transfer"):
+        agent.receive(JOB, 2, trainers.offer.name)
+    assert time.monotonic() - started < 45
+    assert agent.status()["state"] == "STALE" and server.control().alive()
+    with pytest.raises(AssertionError, match="-9"):
+        trainers.result.result(120)
+    with pytest.raises(UpdateError, match=r"version 3, plan: .*no group"):
+        agent.receive(JOB, 3, trainers.offer.name)
+
+
+def test_a_frozen_engine_does_not_block_the_trainers(server: Server, tmp_path: Path) -> None:
+    """The trainers and the engine's agent give up at their deadline."""
+    agent = Agent("engine-0", server.control(8), 1, bucket_bytes=BUCKET, timeout=8, writer=JOB)
+    watch_until(agent, "STALE", server)
+    trainers = after_version_1(agent, tmp_path, patience=5)
+    frozen = [
+        psutil.Process(server.process.pid),
+        *psutil.Process(server.process.pid).children(recursive=True),
+    ]
+    for process in frozen:
+        process.suspend()
+    with pytest.raises(UpdateError, match=r"version 2, .*Timeout"):
+        agent.receive(JOB, 2, trainers.offer.name)
+    problems = trainers.result.result(60)
+    assert all(found[1] == "" and f"trainer rank {rank}: " in found[2] for rank, found in enumerate(problems))
+    for process in frozen:
+        process.resume()
+    watch_until(agent, "STALE", server, 90)
+    sources = serve(tmp_path)
+    deadline = time.monotonic() + 90
+    while agent.status()["state"] != "SERVING":
+        assert time.monotonic() < deadline, agent.status()
+        try:
+            agent.sync(JOB, 2, sources)
+        except UpdateError:
+            time.sleep(0.5)
+            agent.watch()
+    assert_same_as_on_disk(server, tmp_path / "hf-2")
+
+
+def _engines_offer(store: TCPStore, name: str) -> GroupOffer:
+    """Offer the engine a transfer group with one trainer rank."""
+    text = layout(0, 1, [("w", (4,), 0, 0, torch.zeros(4))]).to_json()
+    plan_id = transfer_plan_of([text], BUCKET).plan_id
+    return GroupOffer(name, "127.0.0.1", store.port, 2, 1, Backend.GLOO, [text], plan_id, BUCKET)
+
+
+@pytest.mark.parametrize("how", ["nobody comes", "one comes and goes"])
+def test_a_failed_rendezvous_leaves_the_engine_in_use(server: Server, tmp_path: Path, how: str) -> None:
+    """The scheduler is blocked while it waits, so the wait must be bounded."""
+    agent = Agent("engine-0", server.control(5), 1, bucket_bytes=BUCKET, timeout=30, writer=JOB)
+    watch_until(agent, "STALE", server)
+    store, name = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False), f"{LINK}1-{how[:3]}"
+    if how == "one comes and goes":
+        PrefixStore(name, store).add("here", 1)
+    started = time.monotonic()
+    with pytest.raises(EngineError, match=r"/init_weights_update_group"):
+        agent.join(JOB, _engines_offer(store, name))
+    give_up(store, name)
+    server.admin("/destroy_weights_update_group", group_name="of-nobody")  # answered by the scheduler
+    assert time.monotonic() - started < JOIN_SECONDS
+
+
+def test_waiting_members_give_up_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    with ThreadPoolExecutor(1) as thread:
+        forming = thread.submit(
+            CollectiveGroup, Backend.GLOO, store, f"{LINK}1-x", 0, 2, 1, torch.device("cpu")
+        )
+        give_up(store, f"{LINK}1-x")
+        with pytest.raises(TransferError, match="another member gave up"):
+            forming.result(10)
+    monkeypatch.setattr(rendezvous, "JOIN_SECONDS", 0.1)
+    with pytest.raises(TransferError, match=r"ranks \[1, 2\] did not come"):
+        CollectiveGroup(Backend.GLOO, store, f"{LINK}1-y", 0, 3, 1, torch.device("cpu"))
+
+
+def test_a_request_of_a_dead_agent_ends_at_once(server: Server) -> None:
+    """A frozen engine finds such requests in its queue, before those of the new agent."""
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    port = store.port
+    del store
+    with pytest.raises(EngineError, match="refused"):
+        server.control(20).join_group("127.0.0.1", port, f"{AGENT}gone", 2)
+
+
+@pytest.mark.parametrize("backend", [Backend.GLOO, Backend.CUDA_IPC])
+def test_each_engine_rank_receives_only_its_needed_ranges(tmp_path: Path, backend: Backend) -> None:
+    """The first version is sent in full to trace the load; later ones send only needed experts."""
+    arguments = {"root": str(tmp_path), "backend": backend, "count": 4, "moves_at": 4}
+    *trainers, first, second = run_on_ranks("partial_cases:versions", partial_cases.WORLD, 120, **arguments)
+    assert trainers == [[""] * 5] * 2
+    whole = sum(tensor.nbytes for tensor in partial_cases.tensors(1).values())
+    for engine in (first, second):
+        assert [held for _, held, _ in engine[:3]] == [True] * 3
+        received = [nbytes for nbytes, *_ in engine]
+        assert received[0] == whole and received[1:] == received[1:2] * 3
+        # Half of the experts and of the rows, all columns; dealt out in whole pieces.
+        assert received[1] == whole - (2 * 128 * 64 + 32 * 32) * 4
+    assert "elsewhere" in first[3][2], "a load that would have to be watched again is refused"
+    assert second[3][1:] == (True, "")

@@ -1,0 +1,99 @@
+"""Weight synchronizer for trainers and engines that use the same GPUs alternately (``mode: colocated``)."""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+
+from grpo_operator.api.v1alpha1.model import WeightSyncSpec
+from grpo_operator.api.weight_path import WeightPath
+from grpo_worker.controller.config import pool_timeout
+from grpo_worker.controller.weight_sync.direct_transfer import Delivery, coordinator_for
+from grpo_worker.controller.weight_sync.synchronizer import METRIC_PREFIX, Engines, PushResult, Trainers
+from grpo_worker.metrics.timing import StepTimer
+from grpo_worker.rollout.engine_pool import Target
+from grpo_worker.weightsync.agent.gpu_lease import EVERYTHING, WEIGHTS
+from grpo_worker.weightsync.protocol.version import Version
+
+# Engines may have to start first. kubelet gives up on them after the same time (startupProbe).
+_MEMORY_TIMEOUT = 1800.0
+
+
+class ColocatedSynchronizer:
+    """Moves the GPU memory between trainers and engines, and each version with it.
+
+    A pushed version stays in host memory until the engines hold the GPUs again.
+    """
+
+    def __init__(
+        self, trainers: Trainers, engines: Engines, path: WeightPath, settings: WeightSyncSpec
+    ) -> None:
+        self._trainers = trainers
+        self._engines = engines
+        self._deltas = path.delta
+        self._direct = coordinator_for(path, trainers, engines, settings.timeout_seconds)
+        self._pool_timeout = pool_timeout(settings)
+        self._pushed: Target | None = None
+        # Parts of their GPU memory that the engines hold. None: unknown, as after an earlier attempt.
+        self._held: Sequence[str] | None = None
+        self.served: Version | None = None
+
+    def before_trainers_start(self, report: Callable[[str], None]) -> None:
+        """Let the engines start alone, since they then take all their memory, and release it again."""
+        report("waiting for the engines, which start before the ranks")
+        self._held = None
+        self._set_memory(EVERYTHING)
+        self._set_memory(())
+
+    def after_trainers_start(self) -> None:
+        self._pushed = None
+        if self._direct is not None:
+            self._direct.after_trainers_start()
+
+    def push(self, version: Version) -> "Future[PushResult]":
+        """Stage the trainers' weights as ``version``; the engines have no GPU memory to load it now."""
+        started = time.monotonic()
+        digests = self._trainers.call("publish_weights", version, self._engines.fp8, self._deltas)
+        self._pushed = Target(version, self._trainers.sources())
+        result: Future[PushResult] = Future()
+        result.set_result(PushResult(digests, {f"{METRIC_PREFIX}publish": time.monotonic() - started}))
+        return result
+
+    def before_generation(self, timer: StepTimer) -> None:
+        """Give the GPUs to the engines and load the pushed version.
+
+        Trainers keep only the GPU memory that their offloading leaves.
+        """
+        if self._held == EVERYTHING:
+            return
+        assert self._pushed is not None, "no version was pushed"
+        version = Version(self._pushed.version)
+        with timer.phase("to_engines"):
+            self._trainers.call("empty_cache")
+            # The KV cache comes last: during a direct transfer the trainers still hold buffers on the GPUs.
+            self._set_memory((WEIGHTS,))
+            timer.seconds.update(self._load(self._pushed, version))
+            kept = self._trainers.call("empty_cache")
+            self._set_memory(EVERYTHING)
+        self.served = version
+        for index, name in enumerate(("allocated", "reserved")):
+            largest = max(rank[index] for rank in kept)
+            timer.seconds[f"perf/waiting_memory_{name}_gb"] = largest / 2**30
+
+    def before_training(self, timer: StepTimer) -> None:
+        """Make the engines release their GPU memory, and their weights with it."""
+        with timer.phase("to_trainers"):
+            self._set_memory(())
+
+    def _load(self, pushed: Target, version: Version) -> dict[str, float]:
+        """Bring the engines to the pushed version; return the seconds of the phases."""
+        delivery = self._direct.deliver(version) if self._direct else Delivery()
+        target = replace(pushed, link=delivery.group if delivery.complete else "")
+        return delivery.metrics | self._engines.serve(target, self._pool_timeout)
+
+    def _set_memory(self, parts: Sequence[str]) -> None:
+        """Make the engines hold exactly these parts of their GPU memory."""
+        if self._held != parts:
+            self._held = None
+            self._engines.turn(parts, _MEMORY_TIMEOUT)
+            self._held = parts

@@ -1,0 +1,131 @@
+"""Construction of the models and services of one trainer rank.
+
+Import this module only after ``megatron.cpu.platform.install()``: it imports Megatron-Core.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+
+from grpo_operator.api.base import Device
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_worker.checkpointing.store import Origin, model_digest
+from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer, CheckpointPart
+from grpo_worker.megatron.conversion.readers import weight_reader
+from grpo_worker.megatron.model.build import device, initialize_parallel
+from grpo_worker.megatron.training.critic import CriticModel
+from grpo_worker.megatron.training.policy import PolicyModel
+from grpo_worker.megatron.training.reductions import active_parameters
+from grpo_worker.megatron.training.reward_model import RewardModel
+from grpo_worker.megatron.training.runner import MicroBatching
+from grpo_worker.megatron.training.setup import ModelSetup
+from grpo_worker.metrics.flops import ModelFlops, attention_width
+from grpo_worker.profiling.trace import StepTrace
+from grpo_worker.roles.dispatch import RankInfo
+from grpo_worker.weightsync.trainer.endpoint import TrainerEndpoint
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerModels:
+    """Everything that a trainer rank builds once, when it starts.
+
+    ``hf``: contents of config.json. ``parts``: the state that checkpoints and snapshots contain.
+    ``endpoint``: sends weights to the engines.
+    """
+
+    spec: GRPOJobSpec
+    hf: dict[str, Any]
+    policy: PolicyModel
+    critic: CriticModel | None
+    reward_model: RewardModel | None
+    parts: list[CheckpointPart]
+    checkpointer: Checkpointer
+    endpoint: TrainerEndpoint
+    trace: StepTrace
+    flops: ModelFlops
+
+
+def build_models(rank: int, world: int, config: dict[str, Any]) -> TrainerModels:
+    """Create the process groups and build the models of this rank. Collective.
+
+    ``config``: the job's ``spec``, ``hf`` (contents of config.json) and ``checkpoints`` (root directory).
+    Raises RuntimeError when the job trains on GPUs and this rank has none, and ValueError for models or
+    layouts that cannot be trained.
+    """
+    spec = GRPOJobSpec.model_validate(config["spec"])
+    if spec.trainer.device is Device.CUDA and not torch.cuda.is_available():
+        raise RuntimeError("spec.trainer.device is cuda, but this rank sees no GPU: check its pod's limits")
+    hf, layout = config["hf"], spec.trainer.parallelism.layout(world)
+    initialize_parallel(layout, spec.seed)
+    endpoint = TrainerEndpoint(rank, world, device())
+    setup = _model_setup(spec, hf, world)
+    policy, critic, reward_model = _policy(spec, setup), _critic(spec, setup), _reward_model(spec, setup)
+    parts = policy.parts(spec.algorithm.refresh_reference_steps is not None)
+    if critic is not None:
+        parts.append(CheckpointPart("critic.", critic.trainable.chunks, critic.trainable))
+    with policy.trainable.weights.on_device():
+        flops = ModelFlops(active_parameters(policy.chunks, policy.family), attention_width(hf))
+    origin = Origin(model_digest(hf), str(layout))
+    return TrainerModels(
+        spec,
+        hf,
+        policy,
+        critic,
+        reward_model,
+        parts,
+        Checkpointer(config["checkpoints"], parts, spec.checkpoint.keep, origin),
+        endpoint,
+        StepTrace(spec.observability.profile, rank, Path(config["checkpoints"]).parent / "profile"),
+        flops,
+    )
+
+
+def rank_info(rank: int, models: TrainerModels) -> RankInfo:
+    """Return the coordinates of this rank in the layout of the built models."""
+    layout = models.policy.layout
+    return RankInfo(
+        rank,
+        parallel_state.get_tensor_model_parallel_rank(),
+        parallel_state.get_pipeline_model_parallel_rank(),
+        parallel_state.get_context_parallel_rank(),
+        parallel_state.get_data_parallel_rank(),
+        layout.pipeline,
+        layout.data,
+    )
+
+
+def _model_setup(spec: GRPOJobSpec, hf: dict[str, Any], world: int) -> ModelSetup:
+    trainer = spec.trainer
+    return ModelSetup(
+        hf,
+        trainer.parallelism.layout(world),
+        weight_reader(spec.model.path, hf, spec.seed),
+        MicroBatching(trainer.micro_batch_size_per_gpu, trainer.max_tokens_per_gpu),
+        torch.bfloat16 if torch.cuda.is_available() else torch.float32,
+        recompute=trainer.recompute == "full",
+        offload=trainer.offload,
+        mtp=spec.model.multi_token_prediction,
+    )
+
+
+def _policy(spec: GRPOJobSpec, setup: ModelSetup) -> PolicyModel:
+    return PolicyModel(
+        setup,
+        spec.trainer.optimizer,
+        spec.total_steps,
+        with_reference=spec.algorithm.needs_reference,
+        replay_routing=spec.algorithm.routing_replay,
+    )
+
+
+def _critic(spec: GRPOJobSpec, setup: ModelSetup) -> CriticModel | None:
+    critic = spec.algorithm.critic
+    return CriticModel(setup, critic.optimizer, spec.total_steps) if critic else None
+
+
+def _reward_model(spec: GRPOJobSpec, setup: ModelSetup) -> RewardModel | None:
+    model = spec.reward.model if spec.reward else None
+    return RewardModel(model.path, setup) if model else None

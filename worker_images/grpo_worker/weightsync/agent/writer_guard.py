@@ -1,0 +1,37 @@
+"""Writer guard: only the bound job, and of it only the newest attempt, may change the engine's weights.
+
+A job's attempt is one start of its controller. Without the check, a controller whose node was cut off could
+overwrite the weights of its successor.
+"""
+
+
+class WriterError(RuntimeError):
+    """The job is not bound to this engine, or a newer attempt of it has written."""
+
+
+class WriterGuard:
+    """The job bound to one engine and its newest attempt. ``writer`` is None until a job is bound."""
+
+    def __init__(self, writer: str | None = None) -> None:
+        self.writer = writer
+        self.attempt = 0
+
+    def bind(self, writer: str) -> bool:
+        """Bind a job, and return whether it is another one than before."""
+        if writer == self.writer:
+            return False
+        self.writer, self.attempt = writer, 0
+        return True
+
+    def check(self, writer: str, attempt: int) -> None:
+        """Raise WriterError unless this attempt of the job may write."""
+        if writer != self.writer:
+            bound = f"to {self.writer}" if self.writer else "to no job yet"
+            raise WriterError(f"job {writer} may not write: this engine is bound {bound}")
+        if attempt < self.attempt:
+            raise WriterError(f"attempt {attempt} of {writer} may not write: attempt {self.attempt} does")
+
+    def admit(self, writer: str, attempt: int) -> None:
+        """Check an attempt, and remember it as the newest one. Raises WriterError."""
+        self.check(writer, attempt)
+        self.attempt = attempt
