@@ -4,7 +4,7 @@ DEV := PYTHONPATH=devcluster $(PYTHON) -m grpo_devcluster
 VENV := .venv/bin
 PYTEST := PYTHONPATH=devcluster $(VENV)/python -m pytest
 CODE := operator worker_images devcluster tests benchmarks
-TEXT := $(CODE) docs helm manifests Makefile README.md CONTRIBUTING.md
+TEXT := $(CODE) docs helm manifests Makefile README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md
 
 .PHONY: help demo down up test check lint format unit worker integration e2e bench-operator bench-planner bench-trainer bench-controller bench-sync-planner bench-sync bench-delta bench-job bench-learning bench-own-models bench-faults bench-test crds docs env clean
 

@@ -10,8 +10,8 @@ _KEY = re.compile(r"^(?P<indent> *)(?P<key>[A-Za-z]+):(?: (?P<value>.*))?$")
 _TITLE = """# Helm values
 
 Values of the chart `helm/grpo-operator`. Set them with `--set KEY=VALUE` or in a file given by `-f`. The file
-`values.schema.json` of the chart refuses unknown keys and wrong types. The description of a group applies to all
-of its keys.
+`values.schema.json` of the chart refuses unknown keys and wrong types. The description of a group applies to
+all of its keys.
 
 """
 
