@@ -4,10 +4,10 @@ replay and multi-token prediction.
 
 import copy
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
+import first_weights
 import pytest
 import torch
 import yaml
@@ -17,10 +17,6 @@ from grpo_devcluster.paths import JOB_DATA, REPO
 from grpo_devcluster.report import GAP, load
 from grpo_worker.model_files.config import model_config
 from support.jobs import ENDED, Start, store_of
-
-sys.path.insert(0, str(REPO / "benchmarks" / "learning"))
-
-from start import write  # type: ignore[import-not-found]
 
 STEPS, SAMPLES = 6, 16
 WITH_NEXT = model_config("preset:tiny-moe") | {"num_nextn_predict_layers": 1}
@@ -39,7 +35,7 @@ def ppo() -> dict[str, Any]:
     JOB_DATA.mkdir(parents=True, exist_ok=True)
     (JOB_DATA / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (JOB_DATA / "reward.py").write_text(REWARD)
-    write(JOB_DATA / "with-next-tokens", WITH_NEXT, seed=1)
+    first_weights.write(JOB_DATA / "with-next-tokens", WITH_NEXT, seed=1)
     spec = yaml.safe_load((REPO / "manifests" / "tiny-moe.yaml").read_text())["spec"]
     rollout = copy.deepcopy(spec["rollout"])
     rollout["template"] |= {"replicas": 1}
