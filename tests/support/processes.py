@@ -16,7 +16,7 @@ def runs(pid: int) -> bool:
 
 
 class _Usage(NamedTuple):
-    """What a thread has used since its start: CPU time in clock ticks, and the times it went to sleep."""
+    """CPU time of a thread in clock ticks, and how often it went to sleep, since its start."""
 
     ticks: int
     sleeps: int

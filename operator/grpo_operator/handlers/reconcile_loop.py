@@ -99,7 +99,7 @@ class Loop:
                 with RECONCILE_SECONDS.labels(owner.kind).time():
                     await (jobs.reconcile(obj) if owner.kind == "GRPOJob" else pools.reconcile(obj))
                 succeeded = True
-            except Exception:
+            except Exception:  # one object must not stop the others; it is retried with back-off
                 log.exception("reconciling %s %s/%s failed", *owner)
         RECONCILES.labels(owner.kind, "success" if succeeded else "error").inc()
         self._work.done(owner, succeeded, time.monotonic())

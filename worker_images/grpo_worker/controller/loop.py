@@ -291,9 +291,8 @@ class GrpoLoop:
 
     def _report(self, **changes: Any) -> None:
         """Update the status: ``changes``, and what is derived from the state of the loop."""
-        if (
-            self._weights.served is not None
-        ):  # else the engines may serve the version of an earlier controller
-            changes["weight_version"] = self._weights.served
+        served = self._weights.served
+        if served is not None:  # else the engines may serve the version of an earlier controller
+            changes["weight_version"] = served
         record = self._record
         self._board.update(step=self._step, attempt=record.attempt, restarts=record.restarts, **changes)

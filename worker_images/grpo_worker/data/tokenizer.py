@@ -34,7 +34,7 @@ class TextTokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model has a chat template."""
+        """True if the model has a chat template."""
         return bool(self._special.chat_template)
 
     @property

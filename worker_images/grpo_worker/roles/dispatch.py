@@ -33,7 +33,7 @@ class Dispatch(Enum):
 
     @property
     def splits(self) -> bool:
-        """Whether the first argument is a batch that is split among the ranks."""
+        """True if the first argument is a batch that is split among the ranks."""
         return self not in (Dispatch.ONE_TO_ALL, Dispatch.RANK_ZERO)
 
 

@@ -213,7 +213,7 @@ class RolloutPool:
         while True:
             try:
                 self._poll()
-            except Exception:
+            except Exception:  # the thread must go on; the next poll may succeed
                 log.exception("polling the rollout pool failed")
             time.sleep(POLL_SECONDS)
 

@@ -81,7 +81,7 @@ def _watch_forever(agent: "Agent") -> None:
             agent.watch()
         except (EngineError, UpdateError) as error:
             log.warning("watch: %s", error)
-        except Exception:
+        except Exception:  # the thread must go on; the next check may succeed
             log.exception("watch failed")
         time.sleep(WATCH_SECONDS)
 

@@ -1,4 +1,4 @@
-"""Whether the pods fit into the cluster: quantities, packing, messages."""
+"""Feasibility of pods on the nodes of a cluster: quantities, packing, messages."""
 
 from typing import Any
 

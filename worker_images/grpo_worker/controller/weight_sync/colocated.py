@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from grpo_operator.api.v1alpha1.model import WeightSyncSpec
 from grpo_operator.api.weight_path import WeightPath
-from grpo_worker.controller.config import pool_timeout
-from grpo_worker.controller.weight_sync.direct_transfer import Delivery, coordinator_for
+from grpo_worker.controller.weight_sync.base import BaseSynchronizer
 from grpo_worker.controller.weight_sync.synchronizer import METRIC_PREFIX, Engines, PushResult, Trainers
 from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.rollout.engine_pool import Target
@@ -19,7 +18,7 @@ from grpo_worker.weightsync.protocol.version import Version
 _MEMORY_TIMEOUT = 1800.0
 
 
-class ColocatedSynchronizer:
+class ColocatedSynchronizer(BaseSynchronizer):
     """Moves the GPU memory between trainers and engines, and each version with it.
 
     A pushed version stays in host memory until the engines hold the GPUs again.
@@ -28,15 +27,10 @@ class ColocatedSynchronizer:
     def __init__(
         self, trainers: Trainers, engines: Engines, path: WeightPath, settings: WeightSyncSpec
     ) -> None:
-        self._trainers = trainers
-        self._engines = engines
-        self._deltas = path.delta
-        self._direct = coordinator_for(path, trainers, engines, settings.timeout_seconds)
-        self._pool_timeout = pool_timeout(settings)
+        super().__init__(trainers, engines, path, settings)
         self._pushed: Target | None = None
         # Parts of their GPU memory that the engines hold. None: unknown, as after an earlier attempt.
         self._held: Sequence[str] | None = None
-        self.served: Version | None = None
 
     def before_trainers_start(self, report: Callable[[str], None]) -> None:
         """Let the engines start alone, since they then take all their memory, and release it again."""
@@ -46,9 +40,9 @@ class ColocatedSynchronizer:
         self._set_memory(())
 
     def after_trainers_start(self) -> None:
+        """Forget the pushed version as well; the new gang pushes its own."""
         self._pushed = None
-        if self._direct is not None:
-            self._direct.after_trainers_start()
+        super().after_trainers_start()
 
     def push(self, version: Version) -> "Future[PushResult]":
         """Stage the trainers' weights as ``version``; the engines have no GPU memory to load it now."""
@@ -87,7 +81,7 @@ class ColocatedSynchronizer:
 
     def _load(self, pushed: Target, version: Version) -> dict[str, float]:
         """Bring the engines to the pushed version; return the seconds of the phases."""
-        delivery = self._direct.deliver(version) if self._direct else Delivery()
+        delivery = self._deliver(version)
         target = replace(pushed, link=delivery.group if delivery.complete else "")
         return delivery.metrics | self._engines.serve(target, self._pool_timeout)
 

@@ -7,41 +7,31 @@ from typing import Any
 
 from grpo_operator.api.v1alpha1.model import WeightSyncSpec
 from grpo_operator.api.weight_path import WeightPath
-from grpo_worker.controller.config import pool_timeout
-from grpo_worker.controller.weight_sync.direct_transfer import Delivery, coordinator_for
+from grpo_worker.controller.weight_sync.base import BaseSynchronizer
 from grpo_worker.controller.weight_sync.synchronizer import METRIC_PREFIX, Engines, PushResult, Trainers
 from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.rollout.engine_pool import Target
 from grpo_worker.weightsync.protocol.version import Version
 
 
-class DedicatedSynchronizer:
+class DedicatedSynchronizer(BaseSynchronizer):
     """Sends each version directly where it can, and always stages it for engines that join late."""
 
     def __init__(
         self, trainers: Trainers, engines: Engines, path: WeightPath, settings: WeightSyncSpec
     ) -> None:
-        self._trainers = trainers
-        self._engines = engines
-        self._deltas = path.delta
-        self._direct = coordinator_for(path, trainers, engines, settings.timeout_seconds)
-        self._pool_timeout = pool_timeout(settings)
+        super().__init__(trainers, engines, path, settings)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
-        self.served: Version | None = None
 
     def before_trainers_start(self, report: Callable[[str], None]) -> None:
         """Do nothing: the engines need none of the trainers' GPUs."""
-
-    def after_trainers_start(self) -> None:
-        if self._direct is not None:
-            self._direct.after_trainers_start()
 
     def push(self, version: Version) -> "Future[PushResult]":
         """Make the trainers' weights ``version``; return once ``minAvailable`` engines serve it.
 
         Engines that received a direct transfer generate while the version is staged for the others.
         """
-        delivery = self._direct.deliver(version) if self._direct else Delivery()
+        delivery = self._deliver(version)
         digests = self._trainers.begin("publish_weights", version, self._engines.fp8, self._deltas)
         target = Target(version, self._trainers.sources(), delivery.group)
         result = self._thread.submit(self._serve_staged, target, digests, delivery.metrics)

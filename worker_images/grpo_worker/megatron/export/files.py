@@ -35,7 +35,7 @@ class FileWriter:
 
     @property
     def failed(self) -> bool:
-        """Whether an earlier write failed."""
+        """True if an earlier write failed."""
         return self.report.failure is not None
 
     def add(self, tensors: dict[str, torch.Tensor]) -> None:

@@ -49,17 +49,17 @@ class GpuLease:
 
     @property
     def has_weights(self) -> bool:
-        """Whether the engine holds memory for weights; only then can they be written."""
+        """True if the engine holds memory for weights; only then can they be written."""
         return WEIGHTS in self._state.held
 
     @property
     def settled(self) -> bool:
-        """Whether the engine holds exactly what it was granted, and none is starting."""
+        """True if the engine holds exactly what it was granted, and none is starting."""
         return self._state.held == self._state.granted and not self._state.starting
 
     @property
     def waits(self) -> bool:
-        """Whether the trainers have the GPUs and the engine has released its memory."""
+        """True if the trainers have the GPUs and the engine has released its memory."""
         return not self._state.granted and self.settled
 
     def may_start(self) -> bool:

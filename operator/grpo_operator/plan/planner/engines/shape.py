@@ -38,6 +38,11 @@ class EngineShape:
         """Return the number of GPUs that share one expert."""
         return self.tensor // self.expert
 
+    @property
+    def block(self) -> int:
+        """Return the rows that a GPU's part of a matrix must be a multiple of: whole FP8 blocks."""
+        return FP8_BLOCK if self.fp8 else 1
+
 
 def problems(model: ModelShape, engine: EngineShape) -> list[str]:
     """Return why SGLang cannot start; each message has field, value and remedy."""
@@ -69,7 +74,7 @@ def _heads(model: ModelShape, engine: EngineShape) -> Iterator[str]:
             f"tensorParallel={engine.tensor}: {shape.kv_heads} key-value heads are neither a multiple nor a "
             f"divisor of {size}: use a divisor of {shape.kv_heads}"
         )
-    block = FP8_BLOCK if engine.fp8 else 1
+    block = engine.block
     if model.ffn % (engine.dense_tensor * block):
         yield (
             f"tensorParallel={engine.tensor}: the dense feed-forward width ({model.ffn}) per GPU is not a "
@@ -88,7 +93,7 @@ def _experts(model: ModelShape, engine: EngineShape) -> Iterator[str]:
             f"expertParallel={engine.expert}: {experts.count} experts are not divisible by it: "
             f"use a divisor of {experts.count}"
         )
-    block = FP8_BLOCK if engine.fp8 else 1
+    block = engine.block
     if experts.ffn % (engine.expert_tensor * block):
         yield (
             f"expertParallel={engine.expert}: an expert's width ({experts.ffn}) over tensorParallel / "
