@@ -142,7 +142,7 @@ def test_a_running_answer_continues_with_new_weights_and_token_spans(
     sample = client._sample("engine-0", Prompt(0, tuple(prompt)), 0, mixed, 3)
     assert sample.version == 3 and sample.spans == ((3, cut), (4, length))
     client._partial = False
-    with pytest.raises(ValueError, match="wanted 3"):
+    with pytest.raises(ValueError, match="expected 3"):
         client._sample("engine-0", Prompt(0, tuple(prompt)), 0, mixed, 3)
     agent.sync(JOB, 3, sources)
 
