@@ -139,7 +139,7 @@ def _superseded(job: JobView) -> int:
     record["attempt"] += 1
     file.with_suffix(".new").write_text(json.dumps(record))
     file.with_suffix(".new").rename(file)
-    until("it gives way", lambda: "begun elsewhere" in report(job)["message"], 120)
+    until("it gives way", lambda: "has begun in another controller" in report(job)["message"], 120)
     before = [(store_of(job) / name).read_bytes() for name in ("ledger.jsonl", "run.json")]
     time.sleep(5)
     assert before == [(store_of(job) / name).read_bytes() for name in ("ledger.jsonl", "run.json")]
