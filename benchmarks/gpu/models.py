@@ -1,9 +1,11 @@
 """The model of the trainer's GPU benchmarks, and its utilisation (pure)."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_operator.api.catalog.gpus import GPUS, GpuType
+from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.metrics.flops import ModelFlops, attention_width
 
@@ -26,17 +28,57 @@ MODEL: dict[str, Any] = architecture("deepseek-v3") | {
 }
 SEQUENCE = 4096
 MICRO_BATCHES = 4  # of one step of planner_memory.py
-# Layouts of four GPUs whose memory planner_memory.py measures.
-MEASURED_LAYOUTS: list[dict[str, int]] = [
-    {"expert": 4},
-    {"tensor": 2, "expert": 2},
-    {"tensor": 4, "expert": 4},
-    {"pipeline": 2, "expert": 2},
-    {"tensor": 2, "pipeline": 2, "expert": 2},
-    {"pipeline": 4, "layers_in_first_stage": 1, "layers_in_last_stage": 1},
-    {"tensor": 2, "expert": 1, "expert_tensor": 2},
-    {"context": 2, "expert": 4},
-]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCase:
+    """A model, row length and layout whose memory planner_memory.py measures."""
+
+    hf: dict[str, Any]
+    sequence: int
+    layout: Layout
+
+
+def _of_four_gpus(**sizes: int) -> tuple[str, MemoryCase]:
+    layout = Layout(world=4, **sizes)
+    return str(layout), MemoryCase(MODEL, SEQUENCE, layout)
+
+
+# Layouts of four GPUs on which the planner's formulas were corrected.
+FITTED_CASES: dict[str, MemoryCase] = dict(
+    [
+        _of_four_gpus(expert=4),
+        _of_four_gpus(tensor=2, expert=2),
+        _of_four_gpus(tensor=4, expert=4),
+        _of_four_gpus(pipeline=2, expert=2),
+        _of_four_gpus(tensor=2, pipeline=2, expert=2),
+        _of_four_gpus(pipeline=4, layers_in_first_stage=1, layers_in_last_stage=1),
+        _of_four_gpus(tensor=2, expert=1, expert_tensor=2),
+        _of_four_gpus(context=2, expert=4),
+    ]
+)
+_QWEN3 = architecture("qwen3-8b") | {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 20}
+_QWEN3_MOE = architecture("qwen3-30b-a3b") | {"num_hidden_layers": 4}
+_WIDE = architecture("deepseek-v3") | {
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "moe_intermediate_size": 1536,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "n_routed_experts": 32,
+    "n_group": 4,
+    "topk_group": 2,
+    "vocab_size": 65536,
+    "num_nextn_predict_layers": 0,
+}
+# Models, row lengths and optimizers that no formula was fitted to. One GPU holds each of them.
+HELD_OUT_CASES: dict[str, MemoryCase] = {
+    f"{name} {sequence}": MemoryCase(hf, sequence, Layout(world=1))
+    for name, hf in (("qwen3", _QWEN3), ("qwen3-moe", _QWEN3_MOE), ("deepseek-v3 wide", _WIDE))
+    for sequence in (2048, 8192)
+}
 _PASSES = 3  # a forward pass, and a backward pass of twice the operations
 
 
