@@ -70,6 +70,7 @@ _WIDE = architecture("deepseek-v3") | {
     "n_routed_experts": 32,
     "n_group": 4,
     "topk_group": 2,
+    "num_experts_per_tok": 4,
     "vocab_size": 65536,
     "num_nextn_predict_layers": 0,
 }

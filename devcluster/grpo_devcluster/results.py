@@ -30,12 +30,14 @@ def machine() -> str:
 def commit_id() -> str:
     """Return the short id of the checked-out commit, with ``-dirty`` if other files than results differ.
 
-    Without a repository: the environment variable GRPO_COMMIT, or ``unknown``.
+    The environment variable GRPO_COMMIT names the commit of a copy whose repository does not know it.
     """
+    if os.environ.get("GRPO_COMMIT"):
+        return os.environ["GRPO_COMMIT"]
     git = ["git", "-C", str(REPO)]
     head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     if head.returncode:
-        return os.environ.get("GRPO_COMMIT", "unknown")
+        return "unknown"
     changed = subprocess.run(
         [*git, "diff", "--quiet", "HEAD", "--", ".", ":!benchmarks/results"], check=False
     )
