@@ -13,7 +13,7 @@ from collections import defaultdict
 from typing import Any
 
 from grpo_devcluster.paths import REPO
-from grpo_devcluster.results import RESULTS, record
+from grpo_devcluster.results import RESULTS, machine, record, stamp
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.plan.planner.model import parameters
@@ -42,18 +42,17 @@ def main() -> None:
         for name, layout in LAYOUTS.items()
     }
     figures["total_parameters"] = parameters.total(model).total
-    fitted, held_out = _measured("planner_memory"), _measured("planner_memory_held_out")
-    fused = {name: rows for name, rows in held_out.items() if name.endswith(_FUSED)}
-    plain = {name: rows for name, rows in held_out.items() if name not in fused}
-    for name, cases in (("memory", fitted), ("memory_held_out", plain), ("memory_held_out_fused", fused)):
-        figures |= _errors(name, cases)
-    path = record("planner", figures)
-    print(path.read_text())
-
-
-def _measured(name: str) -> dict[str, list[dict[str, Any]]]:
-    cases: dict[str, list[dict[str, Any]]] = json.loads((RESULTS / f"{name}.json").read_text())["cases"]
-    return cases
+    record("planner", figures)
+    for name, raw, keep in (
+        ("memory", "planner_memory", lambda case: True),
+        ("memory_held_out", "planner_memory_held_out", lambda case: not case.endswith(_FUSED)),
+        ("memory_held_out_fused", "planner_memory_held_out", lambda case: case.endswith(_FUSED)),
+    ):
+        content = json.loads((RESULTS / f"{raw}.json").read_text())
+        cases = {case: rows for case, rows in content["cases"].items() if keep(case)}
+        gpus = ", ".join(sorted({content["of"][case]["machine"] for case in cases}))
+        record("planner", _errors(name, cases), stamp(f"planned: {machine()}; measured: {gpus}"))
+    print((RESULTS / "planner.json").read_text())
 
 
 def _errors(name: str, cases: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
