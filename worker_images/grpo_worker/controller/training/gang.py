@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ray.util.placement_group import PlacementGroup
 
@@ -38,10 +38,52 @@ class Restored:
     source: str = "store"
 
 
+class RankGroup(Protocol):
+    """All ranks of one gang, called like one worker; see WorkerGroup."""
+
+    @property
+    def addresses(self) -> list[str]:
+        """IP address of each rank."""
+
+    @property
+    def pids(self) -> list[int]:
+        """Process id of each rank."""
+
+    def start(self, config: dict[str, Any]) -> None: ...
+
+    def call(self, method: str, *args: Any) -> Any: ...
+
+    def begin(self, method: str, *args: Any) -> Callable[[], list[Any]]: ...
+
+    def notify(self, method: str, *args: Any) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class ResourcePools(Protocol):
+    """Places for the ranks of a gang; see ResourcePoolManager."""
+
+    def acquire(self, resource: str, ranks: int, timeout: float, gpus: int = 0) -> Any: ...
+
+    def release(self, resource: str) -> None: ...
+
+
+# (pool that ResourcePools.acquire returned) -> group of processes that are not started yet
+GroupFactory = Callable[[Any], RankGroup]
+
+
 class TrainerGang:
     """All trainer ranks, started and ended together."""
 
-    def __init__(self, spec: GRPOJobSpec, hf: dict[str, Any], checkpoints: Path) -> None:
+    def __init__(
+        self,
+        spec: GRPOJobSpec,
+        hf: dict[str, Any],
+        checkpoints: Path,
+        pools: ResourcePools | None = None,
+        make_group: GroupFactory | None = None,
+    ) -> None:
+        """``pools``, ``make_group``: where the ranks run; default: Ray actors on placement groups."""
         self._spec = spec
         self.hf = hf
         self._config = {
@@ -51,9 +93,10 @@ class TrainerGang:
         }
         self._checkpoints = checkpoints
         self._gpus = int(spec.trainer.device is Device.CUDA)  # of each rank
-        self._pools = ResourcePoolManager()
-        self._group: WorkerGroup | None = None
-        self._pool: PlacementGroup | None = None
+        self._pools = pools or ResourcePoolManager()
+        self._make_group = make_group or self._ray_group
+        self._group: RankGroup | None = None
+        self._pool: Any = None
         self.world = spec.trainer.nodes * spec.trainer.gpus_per_node
 
     def acquire(self) -> None:
@@ -63,17 +106,20 @@ class TrainerGang:
     def start(self) -> None:
         """Start every rank."""
         assert self._pool is not None, "the pool is not acquired"
+        self._group = self._make_group(self._pool)
+        self._group.start(self._config)
+
+    def _ray_group(self, pool: PlacementGroup) -> RankGroup:
         profile = str(self._checkpoints.parent / "profile")
         env = runtime_env(self._spec.observability.profile, profile)
-        self._group = WorkerGroup(
+        return WorkerGroup(
             TrainerWorker,
-            self._pool,
+            pool,
             CALL_TIMEOUT,
             gpus=self._gpus,
             runtime_env=env or None,
             flight_records=f"{profile}/hang",
         )
-        self._group.start(self._config)
 
     @property
     def newest(self) -> int:
