@@ -81,6 +81,7 @@ class FakeEngines:
         self.asked: list[tuple[str, str, dict[str, Any]]] = []
         self.answers: dict[str, Any] = {}
         self.serving = False  # whether enough engines serve a version after its direct transfer
+        self.missing = ""  # why too few engines serve
         self.target: Target | None = None
 
     def hold(self) -> None:
@@ -91,6 +92,9 @@ class FakeEngines:
 
     def serves(self, version: int) -> bool:
         return self.serving
+
+    def shortage(self, version: int) -> str:
+        return self.missing
 
     def serve(self, target: Target, timeout: float) -> dict[str, float]:
         self.events.append(f"serve {target.version}")

@@ -14,7 +14,9 @@ import ray
 import torch
 from ray.util.placement_group import placement_group
 
+from grpo_worker.controller.training.processes import RayProcesses
 from grpo_worker.controller.training.worker_group import GangError, WorkerGroup
+from grpo_worker.profiling.progress import PROGRESS
 from grpo_worker.roles.dispatch import Dispatch, RankInfo, register
 from grpo_worker.roles.trainer import TrainerWorker
 
@@ -38,6 +40,14 @@ class Sums(TrainerWorker):
     def look_for_something(self) -> None:
         time.sleep(600)
 
+    @register(Dispatch.ONE_TO_ALL)
+    def late_total(self, pieces: int) -> float:
+        """Rank 1 does ``pieces`` pieces of work of a second each before it joins the collective."""
+        for _ in range(pieces if self._rank == 1 else 0):
+            time.sleep(1)
+            PROGRESS.add("pieces")
+        return self.total(None)
+
 
 @pytest.fixture
 def gang(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[WorkerGroup]:
@@ -46,7 +56,7 @@ def gang(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[WorkerGrou
     resources = {"trainer": 2}
     ray.init(address="local", num_cpus=2, resources=resources, include_dashboard=False, log_to_driver=False)
     pool = placement_group([{"CPU": 1, "trainer": 1}] * 2)
-    group = WorkerGroup(Sums, pool, 120, HANG, flight_records=str(tmp_path / "hang"))
+    group = WorkerGroup(Sums, RayProcesses(Sums, pool), HANG, flight_records=str(tmp_path / "hang"))
     group.start({})
     yield group
     ray.shutdown()
@@ -60,7 +70,7 @@ def test_a_hanging_rank_and_its_process_group_are_named(gang: WorkerGroup, tmp_p
     message = str(caught.value)
     assert "rank 1 is stuck in" in message and "look_for_something" in message
     assert re.search(r"group .*\[0, 1\]: \d+ collectives begun, others \d+", message)
-    assert "rank 0" not in message
+    assert "rank 0 " not in message
     begun = [_all_reduces(tmp_path / "hang" / f"rank_{rank}") for rank in range(2)]
     assert begun == [2, 1], "the flight recorders show what rank 1 never began"
 
@@ -70,10 +80,26 @@ def _all_reduces(file: Path) -> int:
     return sum(entry["profiling_name"] == "gloo:all_reduce" for entry in entries)
 
 
+def test_a_rank_that_works_longer_than_the_limit_is_not_a_hang(gang: WorkerGroup) -> None:
+    began = time.monotonic()
+    assert gang.call("late_total", int(3 * HANG)) == [2.0, 2.0]
+    assert time.monotonic() - began >= 3 * HANG
+
+
+def test_a_death_is_noticed_within_seconds_although_no_call_runs(gang: WorkerGroup) -> None:
+    gang.call("total", None)
+    assert not gang.died.done()
+    os.kill(gang.pids[1], signal.SIGKILL)
+    gang.died.result(timeout=10)
+    death = gang.death()
+    assert death.lost == [1] and death.outside
+    assert str(death).startswith("the processes of rank 1 on ")
+
+
 def test_a_frozen_rank_is_named(gang: WorkerGroup) -> None:
     os.kill(gang.pids[0], signal.SIGSTOP)
     try:
-        with pytest.raises(GangError, match="rank 0 does not respond"):
+        with pytest.raises(GangError, match=r"rank 0 on .* does not respond"):
             gang.call("total", None)
     finally:
         os.kill(gang.pids[0], signal.SIGCONT)

@@ -40,6 +40,8 @@ _REASONS = {
     "ApplyRefused": "The message quotes the API server: mostly an invalid `podTemplate`, or a quota.",
     "ContainersFailing": "The message names each failing container and its last error.",
     "NoSamples": "No sample was accepted for `rollout.stallSeconds`. The message says why.",
+    "Parked": "The trainers wait, alive, for `minAvailable` engines or for the reward server, and then "
+    "continue the step. The message names what is missing and since when.",
     "PoolsWhole": "All ranks and engines are ready.",
     "PoolsIncomplete": "Some ranks or engines are not ready. They are restarted or replaced.",
     "EnginesServing": "At least `minAvailable` engines serve.",

@@ -66,6 +66,9 @@ class ControllerStatus(Message):
     run's record, and then ``step`` and ``restarts`` are not known yet either. ``reward_mean`` and
     ``tokens_per_second_per_gpu`` are those of the last step. ``last_checkpoint``: step of the newest complete
     checkpoint below ``checkpoint_location``. ``stalled``: why the run makes no progress, or "".
+    ``waiting``: what the parked trainers wait for, why and since when, or "". ``times_parked``: how often
+    they were parked. ``last_failure``: reason of the last restart. ``next_attempt``: time of the next attempt
+    (RFC 3339, UTC) while the back-off of a restart lasts, or "".
     """
 
     phase: Phase = Phase.STARTING
@@ -80,6 +83,10 @@ class ControllerStatus(Message):
     restored: RestoredState | None = None
     attempt: int = 0
     restarts: RestartCounts = Field(default_factory=RestartCounts)
+    waiting: str = ""
+    times_parked: int = 0
+    last_failure: str = ""
+    next_attempt: str = ""
     suspend_requested: bool = False
     trainers: list[TrainerProcess] = Field(default_factory=list)
     tokens: TokensStatus | None = None

@@ -1,6 +1,7 @@
 """Clock of the controller: code that waits takes one, so that tests and rehearsals run on virtual time."""
 
 import time
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 
@@ -25,3 +26,8 @@ class SystemClock:
 
 
 SYSTEM_CLOCK: Clock = SystemClock()
+
+
+def utc_time(seconds: float = 0.0) -> str:
+    """Return the time in ``seconds`` from now, in the format of Kubernetes (RFC 3339, UTC, whole seconds)."""
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")

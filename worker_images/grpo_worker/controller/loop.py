@@ -8,18 +8,19 @@ from typing import Any
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.status import Phase
-from grpo_worker.checkpointing.store import directory
+from grpo_worker.common.clock import SYSTEM_CLOCK, Clock, utc_time
 from grpo_worker.common.errors import one_line
 from grpo_worker.controller.generation.sample_ledger import SampleLedger
 from grpo_worker.controller.generation.scheduler import OneStepAhead, OnPolicy, RolloutScheduler
 from grpo_worker.controller.generation.step_sampler import StepSampler
 from grpo_worker.controller.inputs import Inputs
-from grpo_worker.controller.recovery.failures import FailureHandler
-from grpo_worker.controller.recovery.memory_tier import MemoryTier
+from grpo_worker.controller.recovery.checkpoints import RunCheckpoints
+from grpo_worker.controller.recovery.failures import FailureHandler, comes_from_outside
+from grpo_worker.controller.recovery.parking import Parking
 from grpo_worker.controller.recovery.run_record import Cause, SupersededError
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.training.batch_trainer import BatchTrainer
-from grpo_worker.controller.training.gang import CALL_TIMEOUT, Restored, TrainerGang
+from grpo_worker.controller.training.gang import Restored, TrainerGang
 from grpo_worker.controller.training.parity import ParityError, check_configs
 from grpo_worker.controller.training.worker_group import GangError
 from grpo_worker.controller.weight_sync.synchronizer import PushResult, WeightSynchronizer
@@ -28,8 +29,9 @@ from grpo_worker.metrics.step import step_metrics
 from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.metrics.writer import MetricsWriter
 from grpo_worker.rewards.verifiers import RewardError
+from grpo_worker.rollout.batch_file import RolloutBatch
 from grpo_worker.rollout.client import RolloutClient
-from grpo_worker.rollout.engine_pool import RolloutPool, SyncError
+from grpo_worker.rollout.engine_pool import MixedWeightsError, RolloutPool, SyncError
 from grpo_worker.rollout.sampling import UnfitEngineError
 from grpo_worker.rollout.train_batch import make_batch
 from grpo_worker.weightsync.protocol.version import Version
@@ -41,15 +43,17 @@ class GrpoLoop:
     """Runs a job to its end, through restarts of the training gang.
 
     One attempt is the life of one gang. Each step makes the next weight version, so the version of the
-    trainers' weights is the number of finished steps.
+    trainers' weights is the number of finished steps. A lack of engines ends no attempt: see Parking.
     """
 
     def __init__(
         self, spec: GRPOJobSpec, store: Path, board: ProgressBoard, trainers: TrainerGang, pool: RolloutPool,
         client: RolloutClient, inputs: Inputs, weights: WeightSynchronizer, failures: FailureHandler,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:  # fmt: skip
         """``store``: folder of the job. ``inputs``: the model's files, the prompts and the reward."""
         self._spec = spec
+        self._clock = clock
         self._board = board
         self._trainers = trainers
         self._pool = pool
@@ -68,14 +72,9 @@ class GrpoLoop:
         observability = spec.observability
         sinks = sinks_of(observability, store.name, store)
         self._metrics = MetricsWriter(store, sinks, observability.thresholds)
-        self._store = store
-        memory = spec.checkpoint.memory
-        self._memory: MemoryTier | None = None
-        if memory is not None:
-            file = store / "memory.json"
-            self._memory = MemoryTier(trainers, memory.every_steps, memory.replicas, file, CALL_TIMEOUT)
+        self._parking = Parking(trainers, board, failures, clock, self._suspend_parked)
+        self._checkpoints = RunCheckpoints(spec, store, trainers, self._scheduler, board, self._state)
         self._step = 0
-        self._saving = False  # whether a checkpoint is being written
         self._background: list[Future[Any]] = []  # work of the last step that continues beside the next one
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="record")
         self._initial_state = self._state()
@@ -102,77 +101,83 @@ class GrpoLoop:
             except SupersededError:
                 raise
             except (ParityError, RewardError, UnfitEngineError) as error:
-                self._failures.end(str(error))
-                self._trainers.stop()
+                if comes_from_outside(error):
+                    self._restart(str(error), "infrastructure")
+                else:
+                    self._failures.end(str(error))
+                    self._trainers.stop()
             except GangError as error:
-                # A rank whose process died is infrastructure.
-                self._restart(str(error), "infrastructure" if error.lost else "job")
-            except (SyncError, TimeoutError) as error:
-                # Too few engines are available. The trainers are healthy, but the step cannot continue. The
-                # next attempt takes a while to start, and engines may be back by then.
+                self._restart(str(error), "infrastructure" if error.outside else "job")
+            except (SyncError, MixedWeightsError) as error:
                 self._restart(str(error), "infrastructure")
             except Exception as error:  # any other failure is counted and retried too, within maxRestarts
                 log.exception("the attempt failed")
-                self._restart(one_line(error), "infrastructure" if isinstance(error, OSError) else "job")
+                self._restart(one_line(error), "infrastructure" if comes_from_outside(error) else "job")
         self._board.update(phase=Phase.FAILED, message=self._record.failed)
 
     def _begin(self) -> None:
-        """Start the gang, restore its state, and bring the engines to the restored weights."""
-        wait(self._background)  # of the previous attempt; its results are of no use any more
-        self._background, self._saving = [], False
+        """Start the gang, restore its state, and bring the engines to the restored weights.
+
+        Engines may start meanwhile, and after it: the first step waits for them.
+        """
+        self._pool.hold()  # ends a wait of the previous attempt for engines
         self._record.begin_attempt()
         self._pool.attempt = self._record.attempt
-        self._report(message="waiting for the training pool")
-        self._trainers.acquire()
-        self._weights.before_trainers_start(lambda message: self._report(message=message))
+        self._report(message="waiting for the training pool", next_attempt="")
+        self._trainers.acquire(self._show)
+        self._parking.run(lambda: self._weights.before_trainers_start(self._show))
+        self._show("starting the trainers")
         self._trainers.start()
-        restored = self._restore()
-        # The scheduler comes first: generation that still runs draws prompts until it is cancelled.
-        self._scheduler.restore(restored.step)
-        self._load_state(restored.controller_state or self._initial_state)
-        self._step = restored.step
-        self._ledger.truncate(self._step)
-        self._metrics.truncate(self._step)
+        restored = self._checkpoints.restore()
+        self._report(restored={"step": restored.step, "source": restored.source})
+        self._resume(restored)
         self._training.begin_attempt()
         self._weights.after_trainers_start()
         self._report(message="sending the first weights", trainers=self._trainers.processes())
-        self._push(StepTimer())
-        self._weights.before_generation(StepTimer())
-        check_configs(self._trainers.hf, self._pool.model_configs(self._step))
+        self._push(StepTimer(self._clock))
+        self._parking.run(self._check_engines, self._weights.forget_engines)
         checkpoint = {"last_checkpoint": self._step} if restored.controller_state else {}
         self._report(phase=Phase.TRAINING, message="", **checkpoint)
 
-    def _restore(self) -> Restored:
-        """Restore the gang from the pods' memory if that is newer than the store, else from the store."""
-        restored = None
-        if self._memory is not None:
-            self._memory.begin_attempt()
-            restored = self._memory.restore(self._trainers.newest)
-        restored = restored or self._trainers.restore()
-        self._report(restored={"step": restored.step, "source": restored.source})
-        return restored
+    def _resume(self, restored: Restored) -> None:
+        """Continue after the restored step."""
+        wait(self._background)  # of the previous attempt; its results are of no use any more
+        self._background = []
+        # If nothing was lost, the answers that are being generated are those of the next step.
+        if self._spec.shares_gpus or not self._parking.continues(restored.step):
+            # The scheduler comes first: generation that still runs draws prompts until it is cancelled.
+            self._scheduler.restore(restored.step)
+            self._parking.discard()
+            self._load_state(restored.controller_state or self._initial_state)
+        self._step = restored.step
+        self._ledger.truncate(self._step)
+        self._metrics.truncate(self._step)
+
+    def _check_engines(self) -> None:
+        """Check that enough engines serve the first weights of the attempt, with the trainers' config."""
+        self._weights.before_generation(StepTimer(self._clock))
+        check_configs(self._trainers.hf, self._pool.model_configs(self._step))
 
     def _one_step(self) -> None:
         self._record.check()
-        step, timer = self._step + 1, StepTimer()
+        step, timer = self._step + 1, StepTimer(self._clock)
         version = Version(self._step)  # generates the samples of this step
-        self._weights.before_generation(timer)
         self._report()
-        rollouts = self._scheduler.next_batch(version, timer)
-        self._weights.before_training(timer)
+        rollouts = self._generate(version, timer)
+        self._parking.run(lambda: self._weights.before_training(timer))
         if step < self._spec.total_steps:
             self._scheduler.start_next(version)
         on_policy = all(sample.version == version and not sample.spans for sample in rollouts.samples)
         batch = make_batch(rollouts.prompts, rollouts.samples, self._pad_id)
         scores = self._training.add_model_scores(batch, rollouts.scores, timer)
         metrics = self._training.train(step, batch, scores, timer, on_policy)
-        self._scheduler.before_push(timer)
+        self._parking.run(lambda: self._scheduler.before_push(timer))
         self._step = step
         pushed = self._push(timer)
         self._source.consumed(rollouts.taken)
         self._ledger.append(step, self._record.attempt, rollouts.samples, rollouts.left_out)
         with timer.phase("save_checkpoint"):
-            self._checkpoint()
+            self._checkpoints.after_step(step, self._record.attempt)
         seconds = timer.total()
         metrics["timing_s/controller_cpu"] = timer.cpu()
         metrics["data/too_long"] = float(self._source.too_long)
@@ -184,6 +189,31 @@ class GrpoLoop:
             reward_mean=metrics["critic/score/mean"],
             tokens_per_second_per_gpu=metrics["perf/throughput"],
         )
+
+    def _generate(self, version: Version, timer: StepTimer) -> RolloutBatch:
+        """Return the samples of the next step, for which the trainers wait as long as engines need."""
+
+        def generate() -> tuple[RolloutBatch, StepTimer]:
+            own = StepTimer(self._clock)
+            self._weights.before_generation(own)
+            return self._scheduler.next_batch(version, own), own
+
+        rollouts, own = self._parking.run(generate, self._save_parked, key=self._step)
+        timer.seconds.update(own.seconds)
+        return rollouts
+
+    def _save_parked(self) -> None:
+        """Save a checkpoint, so that no step is lost if the trainers go too while they wait for engines.
+
+        With samples that are generated ahead there is none: it would lack the samples of the next step.
+        """
+        self._weights.forget_engines()
+        if self._step == 0 or self._spec.staleness.max_version_lag:
+            return
+        try:
+            self._save_now()
+        except SyncError as error:  # mode colocated: engines hold the GPUs
+            log.warning("no checkpoint while the trainers are parked: %s", error)
 
     def _push(self, timer: StepTimer) -> "Future[PushResult]":
         """Make the trainers' weights the version of the finished steps."""
@@ -206,50 +236,11 @@ class GrpoLoop:
         for future in background:
             future.result()
 
-    def _checkpoint(self) -> None:
-        """Note a checkpoint that is complete, and start the next one when it is due."""
-        if self._saving:  # an unneeded poll would wait for the ranks' background work
-            self._note_complete(self._trainers.call("poll_checkpoint", False))
-        if self._memory is not None:
-            self._memory.poll()
-        if self._step % self._spec.checkpoint.every_steps == 0:
-            self._save()
-        elif self._memory is not None and self._memory.due(self._step):
-            self._scheduler.save(self._step)
-            self._memory.snapshot(self._step, self._record.attempt, self._state())
-        every = self._spec.checkpoint.export_every_steps
-        if every and self._step % every == 0:
-            self._export()
-
-    def _save(self) -> None:
-        # One checkpoint at a time: two would compete for the store, and ``keep`` counts complete ones.
-        self._note_complete(self._trainers.call("poll_checkpoint", True))
-        self._scheduler.save(self._step)
-        self._trainers.call("save_checkpoint", self._step, self._state())
-        self._saving = True
-
     def _save_now(self) -> None:
         """Save a checkpoint of this step, unless it exists, and wait until it is complete."""
-        self._weights.before_training(StepTimer())
+        self._weights.before_training(StepTimer(self._clock))
         self._finish_background()  # a step's record must be written before its checkpoint counts
-        if self._board.get().last_checkpoint != self._step:
-            self._note_complete(self._trainers.call("poll_checkpoint", True))
-        if self._board.get().last_checkpoint != self._step:
-            self._save()
-            self._note_complete(self._trainers.call("poll_checkpoint", True))
-
-    def _export(self) -> None:
-        """Write the weights of this step as a Hugging Face directory, unless it exists."""
-        path = directory(self._store / "export", self._step)
-        if not path.is_dir():
-            self._report(message=f"exporting step {self._step}")
-            self._trainers.call("export_weights", str(path))
-            self._report(message="")
-
-    def _note_complete(self, steps_by_rank: list[list[int]]) -> None:
-        for step in steps_by_rank[0]:
-            self._board.update(last_checkpoint=step)
-            self._saving = False
+        self._checkpoints.save_now(self._step)
 
     def _suspend_if_requested(self) -> None:
         if not self._board.get().suspend_requested:
@@ -260,10 +251,18 @@ class GrpoLoop:
         self._board.wait_until_resumed()
         self._report(phase=Phase.TRAINING, message="")
 
+    def _suspend_parked(self) -> None:
+        """Suspend while the trainers wait for engines, if requested: the checkpoint is saved already."""
+        if not self._board.get().suspend_requested:
+            return
+        step = self._board.get().last_checkpoint or 0
+        self._report(phase=Phase.SUSPENDED, message=f"checkpoint of step {step} is complete", waiting="")
+        self._board.wait_until_resumed()
+
     def _finish(self) -> None:
         self._save_now()
         if self._spec.checkpoint.export_at_end:
-            self._export()
+            self._checkpoints.export(self._step)
         self._trainers.stop()
         self._metrics.end()
         self._report(phase=Phase.SUCCEEDED, message=f"{self._step} steps done", trainers=[])
@@ -271,11 +270,20 @@ class GrpoLoop:
     def _restart(self, message: str, cause: Cause) -> None:
         """Count the failure, stop the whole gang, and wait for the back-off before the next attempt."""
         log.warning("attempt %d failed (%s): %s", self._record.attempt, cause, message)
-        wait_seconds = self._failures.count(message, cause, self._step + 1)
-        self._report(phase=Phase.RECOVERING, message=message[:500], trainers=[])
+        seconds = self._failures.count(message, cause, self._step + 1)
+        message = message[:500]
+        later = utc_time(seconds) if seconds else ""
+        self._report(
+            phase=Phase.RECOVERING,
+            message=message,
+            last_failure=message,
+            next_attempt=later,
+            waiting="",
+            trainers=[],
+        )
         self._trainers.stop()
         if not self._record.failed:
-            time.sleep(wait_seconds)
+            self._clock.sleep(seconds)
 
     def _state(self) -> dict[str, Any]:
         """Return the controller's state for a checkpoint."""
@@ -288,6 +296,9 @@ class GrpoLoop:
     def _load_state(self, state: dict[str, Any]) -> None:
         self._training.kl.load_state_dict(state["kl"])
         self._source.load_state_dict(state["source"])
+
+    def _show(self, message: str) -> None:
+        self._report(message=message)
 
     def _report(self, **changes: Any) -> None:
         """Update the status: ``changes``, and what is derived from the state of the loop."""

@@ -2,17 +2,17 @@
 
 import logging
 import signal
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from grpo_operator.api.job_config import JobConfig
 from grpo_operator.api.v1alpha1.status import Phase
+from grpo_worker.common.clock import SYSTEM_CLOCK, Clock, utc_time
 from grpo_worker.common.errors import one_line
 from grpo_worker.controller.config import load_job_config, pool_timeout
 from grpo_worker.controller.inputs import read_inputs
-from grpo_worker.controller.recovery.failures import FailureHandler
+from grpo_worker.controller.recovery.failures import FailureHandler, comes_from_outside
 from grpo_worker.controller.recovery.run_record import Cause, RunRecord
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.status.server import application, serve_in_background
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from grpo_worker.controller.weight_sync.synchronizer import WeightSynchronizer
 
 log = logging.getLogger(__name__)
-RAYLET_SECONDS = 600.0  # Ray needs minutes to start on a busy node
 
 
 def main() -> None:
@@ -54,7 +53,12 @@ def main() -> None:
     signal.pause()
 
 
-def run(config: JobConfig, board: ProgressBoard, build: "Callable[[FailureHandler], GrpoLoop]") -> None:
+def run(
+    config: JobConfig,
+    board: ProgressBoard,
+    build: "Callable[[FailureHandler], GrpoLoop]",
+    clock: Clock = SYSTEM_CLOCK,
+) -> None:
     """Build the loop and run it.
 
     Wrong files and fields end the job without a retry. Other failures are counted and retried.
@@ -65,15 +69,18 @@ def run(config: JobConfig, board: ProgressBoard, build: "Callable[[FailureHandle
     while not record.failed:
         try:
             loop = build(failures)
-        except (ValueError, RewardError) as error:
-            failures.end(str(error))
-        except Exception as error:  # any other failure is counted and retried, like a failure of the run
+        except Exception as error:  # failures are counted and retried, like a failure of the run
+            if isinstance(error, ValueError | RewardError) and not comes_from_outside(error):
+                failures.end(str(error))
+                break
             log.exception("the job cannot begin")
             # An unreachable store or server is not the fault of the job.
-            cause: Cause = "infrastructure" if isinstance(error, OSError) else "job"
-            seconds = failures.count(one_line(error), cause)
-            board.update(phase=Phase.STARTING, message=one_line(error), restarts=record.restarts)
-            time.sleep(0 if record.failed else seconds)
+            cause: Cause = "infrastructure" if comes_from_outside(error) else "job"
+            message = one_line(error)
+            seconds = failures.count(message, cause)
+            later = utc_time(seconds) if seconds else ""
+            board.update(message=message, last_failure=message, next_attempt=later, restarts=record.restarts)
+            clock.sleep(0 if record.failed else seconds)
         else:
             loop.run()
             return
@@ -103,7 +110,7 @@ def build_loop(
     from grpo_worker.controller.training.gang import TrainerGang
 
     board.update(message="joining the Ray cluster", checkpoint_location=str(checkpoints))
-    _connect(config.name)
+    _connect(config.name, SYSTEM_CLOCK)
     trainers = TrainerGang(spec, model.config, checkpoints)
     weights = choose_synchronizer(config, trainers, pool)
     return GrpoLoop(spec, config.store, board, trainers, pool, client, inputs, weights, failures)
@@ -120,19 +127,16 @@ def choose_synchronizer(
     return kind(trainers, pool, config.weight_path, config.spec.weight_sync)
 
 
-def _connect(namespace: str) -> None:
+def _connect(namespace: str, clock: Clock) -> None:
     """Join the Ray cluster, as soon as the raylet of this pod has joined it."""
     import ray
 
-    deadline = time.monotonic() + RAYLET_SECONDS
     while not ray.is_initialized():
         try:
             ray.init(address="auto", namespace=namespace, log_to_driver=True)
         except ConnectionError as error:
-            if time.monotonic() > deadline:
-                raise
             log.info("Ray is not ready yet: %s", error)
-            time.sleep(1)
+            clock.sleep(1)
 
 
 if __name__ == "__main__":

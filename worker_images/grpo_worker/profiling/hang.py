@@ -1,4 +1,4 @@
-"""Diagnosis of a hanging gang from each rank's collectives and stack.
+"""Diagnosis of a hanging gang from each rank's collectives, progress and stack.
 
 Ranks that wait in a collective have begun it and the stuck rank has not, with gloo as well as with NCCL.
 """
@@ -6,42 +6,60 @@ Ranks that wait in a collective have begun it and the stuck rank has not, with g
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from grpo_worker.profiling.progress import PROGRESS, STORAGE_WORK, Progress
+
 _FRAMES = 4  # innermost calls that a report shows
+_PLACES = 4  # places with stuck ranks that a report shows
+_NAMES = 4  # ranks that a report names at each place
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Progress of one rank.
+    """Where one rank stands.
 
     ``begun``: number of collectives begun in each process group, by the group's name, which is the same on
-    all its ranks; ``where``: innermost calls of the computing thread.
+    all its ranks; ``where``: innermost calls of the computing thread; ``work``: kind of the last progress;
+    ``amounts``: progress by kind of work.
     """
 
     rank: int
     begun: dict[str, int]
     where: tuple[str, ...]
+    work: str = ""
+    amounts: dict[str, int] = field(default_factory=dict)
+
+
+def progress() -> Progress:
+    """Return this rank's progress, in which each collective begun counts as one piece of work."""
+    reported = PROGRESS.get()
+    groups = _groups()
+    collectives = len(groups) + sum(group._get_sequence_number_for_group() for group, _ in groups)
+    return Progress(reported.count + collectives, reported.work, reported.allowance)
 
 
 def position(rank: int, thread: int) -> Position:
     """Return this rank's position; safe while the thread with id ``thread`` is inside a collective."""
-    from torch.distributed import distributed_c10d as c10d
-
-    groups: list[tuple[Any, str]] = list(c10d._world.pg_names.items())
     begun = {
         f"{name} {dist.get_process_group_ranks(group)}": group._get_sequence_number_for_group()
-        for group, name in groups
+        for group, name in _groups()
     }
     frame = sys._current_frames().get(thread)
     stack = traceback.extract_stack(frame)[-_FRAMES:] if frame else []
     where = tuple(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in reversed(stack))
-    return Position(rank, begun, where)
+    return Position(rank, begun, where, PROGRESS.get().work, PROGRESS.amounts())
+
+
+def _groups() -> list[tuple[Any, str]]:
+    from torch.distributed import distributed_c10d as c10d
+
+    return list(c10d._world.pg_names.items())
 
 
 def write_flight_record(folder: Path, rank: int) -> None:
@@ -65,30 +83,62 @@ def stuck_ranks(positions: Sequence[Position | None]) -> list[int]:
     if unresponsive:
         return unresponsive
     known = [position for position in positions if position is not None]
-    behind, ahead = set(), set()
-    for name in {name for position in known for name in position.begun}:
-        counts = {position.rank: position.begun[name] for position in known if name in position.begun}
-        behind |= {rank for rank, count in counts.items() if count < max(counts.values())}
-        ahead |= {rank for rank, count in counts.items() if count > min(counts.values())}
+    most, least = _extremes(known)
+    behind = {p.rank for p in known for name, count in p.begun.items() if count < most[name]}
+    ahead = {p.rank for p in known for name, count in p.begun.items() if count > least[name]}
     return sorted(behind - ahead)
 
 
-def report(positions: Sequence[Position | None]) -> str:
-    """Return one line with the stuck ranks, their innermost calls, and how far they are behind."""
-    parts = []
-    for rank in stuck_ranks(positions):
-        stuck = positions[rank]
-        if stuck is None:
-            parts.append(f"rank {rank} does not respond")
-            continue
-        parts.append(f"rank {rank} is stuck in {' < '.join(stuck.where)} ({_lagging(stuck, positions)})")
-    return "; ".join(parts) or "all ranks began the same collectives"
+def caused_outside(positions: Sequence[Position | None]) -> bool:
+    """Return whether the stuck ranks' processes are frozen, or wait for a store."""
+    blamed = stuck_ranks(positions) or range(len(positions))
+    found = [positions[rank] for rank in blamed]
+    return all(position is None or position.work in STORAGE_WORK for position in found)
 
 
-def _lagging(mine: Position, positions: Sequence[Position | None]) -> str:
-    gaps = []
-    for name, count in mine.begun.items():
-        most = max(p.begun.get(name, 0) for p in positions if p is not None)
-        if most > count:
-            gaps.append(f"group {name}: {count} collectives begun, others {most}")
-    return "; ".join(gaps)
+def report(positions: Sequence[Position | None], hosts: Sequence[str] = ()) -> str:
+    """Return one line with the stuck ranks, their innermost calls, and how far they are behind.
+
+    ``hosts``: pod of each rank. Ranks at the same place are reported together. If no rank is behind the
+    others, the line says where all of them are.
+    """
+    stuck = stuck_ranks(positions)
+    known = [position for position in positions if position is not None]
+    most, _ = _extremes(known)
+    places: dict[str, list[int]] = {}
+    for rank in stuck or range(len(positions)):
+        places.setdefault(_place(positions[rank], most), []).append(rank)
+    parts = [f"{_names(ranks, hosts)} {place}" for place, ranks in list(places.items())[:_PLACES]]
+    if len(places) > _PLACES:
+        parts.append(f"{sum(map(len, list(places.values())[_PLACES:]))} more ranks elsewhere")
+    return ("" if stuck else "all ranks began the same collectives: ") + "; ".join(parts)
+
+
+def _extremes(positions: Sequence[Position]) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the largest and the smallest number of collectives begun in each group."""
+    most: dict[str, int] = {}
+    least: dict[str, int] = {}
+    for position in positions:
+        for name, count in position.begun.items():
+            most[name] = max(most.get(name, count), count)
+            least[name] = min(least.get(name, count), count)
+    return most, least
+
+
+def _place(stuck: Position | None, most: dict[str, int]) -> str:
+    if stuck is None:
+        return "does not respond"
+    gaps = [
+        f"group {name}: {count} collectives begun, others {most[name]}"
+        for name, count in stuck.begun.items()
+        if most[name] > count
+    ]
+    if stuck.work:
+        gaps.append(f"last progress: {stuck.amounts.get(stuck.work, 0)} {stuck.work}")
+    return f"is stuck in {' < '.join(stuck.where)}" + (f" ({'; '.join(gaps)})" if gaps else "")
+
+
+def _names(ranks: Sequence[int], hosts: Sequence[str]) -> str:
+    named = [f"rank {rank}" + (f" on {hosts[rank]}" if hosts else "") for rank in ranks[:_NAMES]]
+    more = len(ranks) - _NAMES
+    return ", ".join(named) + (f" and {more} more ranks" if more > 0 else "")

@@ -4,25 +4,32 @@ import gc
 import os
 import socket
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDict
+from torch._C._distributed_c10d import TCPStore
 
 from grpo_worker.algorithms.losses import PolicyLossConfig
 from grpo_worker.checkpointing.snapshots import file_of, seal
 from grpo_worker.metrics.flops import ModelFlops
-from grpo_worker.profiling.hang import Position, position, write_flight_record
+from grpo_worker.profiling.counted_file import open_counted
+from grpo_worker.profiling.hang import Position, position, progress, write_flight_record
+from grpo_worker.profiling.progress import PROGRESS, Progress
 from grpo_worker.roles.dispatch import Dispatch, RankInfo, register
+from grpo_worker.roles.host import RankHost
 from grpo_worker.roles.weight_sync import WEIGHTS, WeightMethods
 
 if TYPE_CHECKING:
     from grpo_worker.roles.trainer_models import TrainerModels
 
 SNAPSHOTS = WEIGHTS / "snapshots"
-COLLECTIVE_TIMEOUT = timedelta(minutes=5)
+# torch counts the time in a collective, not progress: a rank may wait for hours for one that loads or writes.
+# The controller sees the progress of all ranks and names a hang (restartPolicy.hangSeconds) long before.
+NEVER = timedelta(days=365)
 
 
 class TrainerWorker(WeightMethods):
@@ -35,24 +42,33 @@ class TrainerWorker(WeightMethods):
     # Set by ``start``; ``_rank`` and ``_world`` are declared in WeightMethods.
     rank_info: RankInfo
     _models: "TrainerModels"
-    _thread: int  # identifier of the thread that computes
+    _rank = -1
+    _thread: int | None = None  # identifier of the thread that computes
+    _store: TCPStore | None = None  # of rank 0, for the rendezvous
+    _snapshot_error = ""  # of the newest snapshot
 
-    def node(self) -> tuple[str, int]:
-        """Return (IP address, process id), which order the ranks and let fault tests find them."""
+    def node(self) -> RankHost:
+        """Return where this process runs, which orders the ranks and lets errors name the pod."""
         import ray
 
-        return ray.util.get_node_ip_address(), os.getpid()
+        return RankHost(ray.util.get_node_ip_address(), os.getpid(), socket.gethostname())
 
-    def free_port(self) -> int:
-        """Return a free TCP port of this node, for the process group's rendezvous."""
-        with socket.socket() as sock:
-            sock.bind(("", 0))
-            return int(sock.getsockname()[1])
+    def live(self, seconds: float) -> None:
+        """Return after ``seconds``: the caller learns at once when this process ends before."""
+        time.sleep(seconds)
+
+    def listen(self) -> int:
+        """Start the store of the process group's rendezvous on rank 0; return its port.
+
+        The store binds a free port itself, so no other process can take the port in between.
+        """
+        self._store = TCPStore("0.0.0.0", 0, None, True, wait_for_workers=False)
+        return int(self._store.port)
 
     def start(self, rank: int, world: int, master: str, port: int, config: dict[str, Any]) -> RankInfo:
         """Join the process group and build the models. Collective.
 
-        ``master``, ``port``: address of rank 0. ``config``: see ``build_models``.
+        ``master``, ``port``: address of rank 0's store. ``config``: see ``build_models``.
         """
         from grpo_worker.megatron.cpu import platform as cpu_platform
 
@@ -61,23 +77,28 @@ class TrainerWorker(WeightMethods):
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
-        torch.distributed.init_process_group(
-            "nccl" if torch.cuda.is_available() else "gloo",
-            init_method=f"tcp://{master}:{port}",
-            rank=rank,
-            world_size=world,
-            timeout=COLLECTIVE_TIMEOUT,
-        )
         self._rank, self._world = rank, world
+        PROGRESS.add("imports")
+        store = self._store or TCPStore(master, port, None, False)
+        store.set_timeout(NEVER)
+        PROGRESS.add("rendezvous")
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=NEVER)
+        PROGRESS.add("process groups")
         self.rank_info = self._build(rank, world, config)
+        PROGRESS.add("starts")
         return self.rank_info
 
-    def position(self) -> Position:
-        """Return the collectives that this rank has begun and its current stack.
+    def progress(self) -> Progress:
+        """Return how far this rank is. Runs in a separate thread, so that a hanging rank answers too."""
+        return progress()
 
-        Runs in a separate thread, so that a hanging rank answers too.
+    def position(self) -> Position:
+        """Return the collectives that this rank has begun, its progress and its current stack.
+
+        Runs in a thread like ``progress``.
         """
-        return position(self._rank, self._thread)
+        return position(self._rank, self._thread or 0)
 
     @register(Dispatch.ONE_TO_ALL)
     def empty_cache(self) -> tuple[int, int]:
@@ -179,16 +200,22 @@ class TrainerWorker(WeightMethods):
 
         state, file = snapshot.capture(self._models.parts), file_of(SNAPSHOTS, name, self.rank_info.rank)
         file.parent.mkdir(parents=True, exist_ok=True)
+        self._snapshot_error = ""
 
         def write() -> None:
-            torch.save(state, file)
-            seal(file)
+            try:
+                torch.save(state, file)
+                seal(file)
+            except Exception as error:  # noqa: BLE001 - the call that asks for the snapshot reports it
+                self._snapshot_error = f"rank {self._rank} cannot write {file}: {error}"
 
-        threading.Thread(target=write).start()
+        threading.Thread(target=write, name="snapshot").start()
 
     @register(Dispatch.ONE_TO_ALL)
-    def snapshot_written(self, name: str) -> bool:
-        """Return whether the snapshot is completely written to the pod's memory volume."""
+    def snapshot_written(self, name: str) -> bool | str:
+        """Return whether the snapshot is completely written to the pod's memory volume, or its error."""
+        if self._snapshot_error:
+            return self._snapshot_error
         return file_of(SNAPSHOTS, name, self.rank_info.rank).with_suffix(".json").is_file()
 
     @register(Dispatch.ONE_TO_ALL)
@@ -196,9 +223,9 @@ class TrainerWorker(WeightMethods):
         """Restore this rank from a snapshot whose digest the pod's agent has checked."""
         from grpo_worker.megatron.checkpoint import snapshot
 
-        snapshot.restore(
-            self._models.parts, torch.load(file_of(SNAPSHOTS, name, self.rank_info.rank), weights_only=False)
-        )
+        with open_counted(file_of(SNAPSHOTS, name, self.rank_info.rank)) as file:
+            state = torch.load(file, weights_only=False)
+        snapshot.restore(self._models.parts, state)
 
     @register(Dispatch.ONE_TO_ALL)
     def poll_checkpoint(self, blocking: bool) -> list[int]:

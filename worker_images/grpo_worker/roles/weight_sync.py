@@ -1,13 +1,16 @@
 """Methods of a trainer rank that hand its weights on: staged in host memory, or sent directly to engines."""
 
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from grpo_worker.profiling.progress import PROGRESS
 from grpo_worker.quantization.fp8 import Part
 from grpo_worker.roles.dispatch import Dispatch, register
 from grpo_worker.weightsync.protocol.group_offer import GroupOffer
 from grpo_worker.weightsync.protocol.version import Version
+from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS
 
 if TYPE_CHECKING:
     from grpo_worker.roles.trainer_models import TrainerModels
@@ -39,7 +42,7 @@ class WeightMethods:
         with self._models.policy.trainable.weights.on_device():
             parts = self._owned()
             if fp8:
-                parts = list(quantised_parts(parts))
+                parts = list(_counted(quantised_parts(parts)))
             return publish(WEIGHTS, version, self._rank, self._world, parts, deltas).digest
 
     def _owned(self) -> list[Part]:
@@ -59,12 +62,13 @@ class WeightMethods:
     @register(Dispatch.ONE_TO_ALL)
     def open_transfer_group(self, offer: GroupOffer) -> str:
         """Join the offered transfer group; return the error, or an empty text."""
-        return self._models.endpoint.open(offer)
+        with PROGRESS.waiting(2 * JOIN_SECONDS):  # until the group is assembled, and until it is connected
+            return self._models.endpoint.open(offer)
 
     @register(Dispatch.ONE_TO_ALL)
     def send_weights(self, timeout: float, fp8: bool) -> str:
         """Send the current weights to the engines of the group; return the error, or an empty text."""
-        with self._models.policy.trainable.weights.on_device():
+        with self._models.policy.trainable.weights.on_device(), PROGRESS.waiting(timeout):
             return self._models.endpoint.send(self._owned(), timeout, fp8)
 
     @register(Dispatch.ONE_TO_ALL)
@@ -78,3 +82,9 @@ class WeightMethods:
         The controller calls it in the thread that answers while another call runs, like ``position``.
         """
         self._models.endpoint.give_up(name)
+
+
+def _counted(parts: Iterable[Part]) -> Iterator[Part]:
+    for part in parts:
+        PROGRESS.add("tensors quantized")
+        yield part

@@ -3,7 +3,6 @@
 import logging
 import socket
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,15 +15,22 @@ import httpx
 from grpo_operator.api.messages import AgentStatus
 from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.common.auth import headers
+from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
 from grpo_worker.rollout.routing import EngineEntry, EngineTable
 
 log = logging.getLogger(__name__)
 AGENT_PORT = 9000
 POLL_SECONDS = 0.5
+_SERVED_POLL_SECONDS = 0.05  # between two looks at whether enough engines serve: the next step waits for it
+_NAMED = 8  # engines that a message names
 
 
 class SyncError(RuntimeError):
     """Too few engines reached the requested state; the message names them and the reason."""
+
+
+class MixedWeightsError(RuntimeError):
+    """Engines that report the same version hold different weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,10 @@ class RolloutPool:
     A thread polls all agents, so that engines that join late or restart also receive the target.
     """
 
-    def __init__(self, service: str, min_available: int, sync_timeout: float, writer: str, fp8: bool) -> None:
+    def __init__(
+        self, service: str, min_available: int, sync_timeout: float, writer: str, fp8: bool,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:  # fmt: skip
         """Start polling the engines behind ``service``.
 
         ``sync_timeout``: seconds for the update of one engine. ``writer``: identity of this job towards
@@ -57,7 +66,10 @@ class RolloutPool:
         self._sync_timeout = sync_timeout
         self._target: Target | None = None
         self._http = httpx.Client(timeout=5)
-        self._threads = ThreadPoolExecutor(32, thread_name_prefix="pool")
+        self._clock = clock
+        # Looks have threads of their own: requests of an update may all wait for slow engines.
+        self._looks = ThreadPoolExecutor(32, thread_name_prefix="pool-look")
+        self._threads = ThreadPoolExecutor(512, thread_name_prefix="pool")
         self._syncing: set[str] = set()
         self._responses = 0  # of agents to POST requests
         self._lock = threading.Lock()
@@ -74,7 +86,7 @@ class RolloutPool:
         have released their GPU memory. Raises SyncError after ``timeout`` seconds.
         """
         self.hold()
-        deadline = time.monotonic() + timeout
+        deadline = self._clock.now() + timeout
         while True:
             entries = self.table.entries()
             settled = list(self._threads.map(lambda e: self._set_memory(e, parts, timeout), entries))
@@ -82,14 +94,14 @@ class RolloutPool:
             enough = count >= self._min_available if parts else count == len(entries)
             if enough and entries:
                 return
-            if time.monotonic() > deadline:
+            if self._clock.now() > deadline:
                 late = [entry.name for entry, done in zip(entries, settled, strict=True) if not done]
                 action = "resume" if parts else "release"
                 raise SyncError(
                     f"engines did not {action} their GPU memory in {timeout:.0f} s: "
                     f"{late or 'no engine found'}"
                 )
-            time.sleep(POLL_SECONDS)
+            self._clock.sleep(POLL_SECONDS)
 
     def _set_memory(self, engine: EngineEntry, parts: Sequence[str], timeout: float) -> bool:
         """Ask one agent to hold ``parts``; return whether its engine holds them now."""
@@ -106,23 +118,36 @@ class RolloutPool:
 
     def serves(self, version: int) -> bool:
         """Return whether ``minAvailable`` engines already serve the version."""
-        return self.table.wait_serving(version, self._min_available, 0)
+        return len(self.table.serving(version)) >= self._min_available
+
+    def shortage(self, version: int) -> str:
+        """Return "", or, if fewer than ``minAvailable`` engines serve ``version``, which do not and why."""
+        if self.serves(version):
+            return ""
+        entries = self.table.entries()
+        late = [e for e in entries if e.state != EngineState.SERVING or e.version != version]
+        named = [f"{e.name} {e.state}" + (f" ({e.reason})" if e.reason else "") for e in late[:_NAMED]]
+        more = [f"and {len(late) - _NAMED} more"] if len(late) > _NAMED else []
+        count = f"{len(entries) - len(late)} of minAvailable={self._min_available} engines"
+        return f"{count} serve version {version}: {', '.join(named + more) or 'no engine found'}"
 
     def serve(self, target: Target, timeout: float) -> dict[str, float]:
         """Bring the pool to ``target`` and wait until ``minAvailable`` engines serve it.
 
         Engines that fail stay STALE; the polling thread retries them. Returns, for each phase of an update,
-        the seconds of the slowest engine. Raises SyncError when too few engines commit in ``timeout``.
+        the seconds of the slowest engine. Raises SyncError when too few engines commit in ``timeout``, or as
+        soon as another target replaces this one, and MixedWeightsError.
         """
         self._target = target
         engines = [e for e in self.table.entries() if e.state != EngineState.RESTARTING]
         results = list(self._threads.map(lambda e: self._sync(e, target), engines))
-        if not self.table.wait_serving(target.version, self._min_available, timeout):
-            states = ", ".join(f"{e.name} {e.state} {e.reason}" for e in self.table.entries())
-            raise SyncError(
-                f"fewer than minAvailable={self._min_available} engines took version "
-                f"{target.version} in {timeout:.0f} s: {states or 'no engine found'}"
-            )
+        deadline = self._clock.now() + timeout
+        while not self.serves(target.version):
+            if self._target is not target:
+                raise SyncError(f"version {target.version} is no longer the one to serve")
+            if self._clock.now() > deadline:
+                raise SyncError(f"after {timeout:.0f} s, {self.shortage(target.version)}")
+            self._clock.sleep(_SERVED_POLL_SECONDS)
         self._compare_checksums(target.version)
         timings = [r["seconds"] for r in results if r and "seconds" in r]
         phases = sorted({phase for seconds in timings for phase in seconds})
@@ -187,7 +212,7 @@ class RolloutPool:
     def _compare_checksums(self, version: int) -> None:
         sums = {e.name: e.checksum for e in self.table.serving(version)}
         if len(set(sums.values())) > 1:
-            raise SyncError(f"engines hold different weights at version {version}: {sums}")
+            raise MixedWeightsError(f"engines hold different weights at version {version}: {sums}")
 
     def _sync(self, engine: EngineEntry, target: Target) -> dict[str, Any] | None:
         """Update one engine; return its agent's response, or None if it failed or is being updated."""
@@ -215,12 +240,12 @@ class RolloutPool:
                 self._poll()
             except Exception:  # the thread must go on; the next poll may succeed
                 log.exception("polling the rollout pool failed")
-            time.sleep(POLL_SECONDS)
+            self._clock.sleep(POLL_SECONDS)
 
     def _poll(self) -> None:
         """Refresh the table, and update engines that joined late or missed an update."""
         before, target = self._responses, self._target
-        entries = [entry for entry in self._threads.map(self._status_of, self._addresses()) if entry]
+        entries = [entry for entry in self._looks.map(self._status_of, self._addresses()) if entry]
         if self._responses != before:
             return  # the response to a POST is newer than these entries
         self.table.replace(entries)

@@ -32,7 +32,16 @@ class RestartPolicySpec(Model):
         5,
         ge=0,
         le=3600,
-        description="delay before the first restart, in seconds; doubles with each restart, up to 5 minutes",
+        description="delay before the second restart in a row, in seconds; doubles with each further one, "
+        "whatever the cause, up to 5 minutes; halves with each step that is finished for the first time",
+    )
+    hang_seconds: int = Field(
+        240,
+        ge=30,
+        le=86400,
+        description="seconds without any progress of the trainer ranks (micro-batches, bytes read or "
+        "written, buckets sent, collectives) after which the gang counts as hanging and is restarted. The "
+        "duration of a call has no limit",
     )
 
 

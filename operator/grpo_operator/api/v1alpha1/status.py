@@ -163,6 +163,19 @@ class GRPOJobStatus(Model):
     attempt: int | None = Field(
         None, description="number of starts of the controller or of the training gang"
     )
+    last_failure: str | None = Field(
+        None, max_length=LONGEST_MESSAGE, description="reason of the last restart"
+    )
+    next_attempt_at: str | None = Field(
+        None,
+        max_length=32,
+        description="time of the next attempt (RFC 3339, UTC), while the back-off of a restart lasts",
+    )
+    times_parked: int | None = Field(
+        None,
+        description="number of times that the trainers were parked: they waited, alive, because too "
+        "few engines served or the reward server was away",
+    )
     layout: LayoutStatus | None = None
     weight_path: str | None = Field(
         None,

@@ -8,6 +8,7 @@ from grpo_operator.api.messages import ControllerStatus
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.api.v1alpha1.status import (
+    LONGEST_MESSAGE,
     CheckpointStatus,
     GRPOJobStatus,
     LayoutStatus,
@@ -166,7 +167,10 @@ def _phase(job: dict[str, Any], spec: GRPOJobSpec, observed: Observed) -> tuple[
 
 
 class Problem(NamedTuple):
-    """Why a running job makes no or slow progress. ``reason``: NoSamples, ContainersFailing or ""."""
+    """Why a running job makes no or slow progress.
+
+    ``reason``: Parked, NoSamples, ContainersFailing or "".
+    """
 
     reason: str = ""
     message: str = ""
@@ -175,6 +179,8 @@ class Problem(NamedTuple):
 def _problem(phase: Phase, observed: Observed) -> Problem:
     if phase not in (Phase.STARTING, Phase.TRAINING, Phase.RECOVERING):
         return Problem()
+    if observed.controller and observed.controller.waiting:
+        return Problem("Parked", observed.controller.waiting)
     if observed.controller and observed.controller.stalled:
         return Problem("NoSamples", observed.controller.stalled)
     failures = "; ".join(failure.text for failure in observed.container_failures()[:_MAX_FAILURES])
@@ -216,7 +222,14 @@ def _from_controller(old: GRPOJobStatus, controller: ControllerStatus | None) ->
     if not controller.attempt:  # a controller that has just started has not read the run's record yet
         values: dict[str, Any] = {"step": old.step}
     else:
-        values = {"step": controller.step, "attempt": controller.attempt}
+        values = {
+            "step": controller.step,
+            "attempt": controller.attempt,
+            "times_parked": controller.times_parked,
+            "next_attempt_at": controller.next_attempt or None,
+        }
+        if controller.last_failure:
+            values["last_failure"] = controller.last_failure[:LONGEST_MESSAGE]
     known = controller.attempt or controller.restarts != RestartCounts()
     values["restarts"] = controller.restarts if known else old.restarts or controller.restarts
     if controller.tokens:
@@ -247,7 +260,7 @@ def _conditions(
     pools = f"ranks {train.ready}/{train.total}, engines {rollout.ready}/{rollout.total}"
     changing = phase in (Phase.PENDING, Phase.STARTING, Phase.RECOVERING, Phase.SUSPENDING)
     # A single failing container does not stop a training job; a lack of samples does.
-    starved = problem.reason == "NoSamples"
+    starved = problem.reason in ("NoSamples", "Parked")
     text = message if running and not starved else problem.message or message
     ready = (running and not starved) or phase == Phase.SUCCEEDED
     conditions.set("Ready", ready, problem.reason if starved else phase, text)

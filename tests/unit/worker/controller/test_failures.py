@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from ray.exceptions import RayTaskError
 
@@ -15,9 +16,10 @@ from grpo_operator.api.v1alpha1.status import Phase
 from grpo_operator.api.weight_path import WeightPath
 from grpo_worker.common.errors import one_line
 from grpo_worker.controller.main import run
-from grpo_worker.controller.recovery.failures import FailureHandler
+from grpo_worker.controller.recovery.failures import FailureHandler, comes_from_outside
 from grpo_worker.controller.recovery.run_record import RunRecord
 from grpo_worker.controller.status.progress import ProgressBoard
+from grpo_worker.rewards.base import RewardError
 from grpo_worker.rollout.sample_watch import SampleWatch
 from grpo_worker.rollout.sglang.engine_process import report
 
@@ -82,12 +84,57 @@ def test_other_causes_progress_and_infrastructure_do_not_add_up(handler: Failure
         handler.count(message, "job")
     handler.count("b", "job", step=7)
     handler.step_finished(7)
-    for seconds in (0, 5, 10, 20, 40):
-        assert handler.count("a pod was lost", "infrastructure") == seconds
-    handler.step_finished(8)
-    assert handler.count("a pod was lost", "infrastructure") == 0
+    handler.count("a pod was lost", "infrastructure")
     handler.count("b", "job")
-    assert not handler.record.failed and handler.record.restarts == {"job": 6, "infrastructure": 6}
+    assert not handler.record.failed and handler.record.restarts == {"job": 6, "infrastructure": 1}
+
+
+def test_outside_causes_back_off_without_end_and_the_delay_decays(handler: FailureHandler) -> None:
+    for seconds in (0, 5, 10, 20, 40, 80, 160, 300, 300):
+        assert handler.count("a pod was lost", "infrastructure", step=4) == seconds
+    for step in (
+        2,
+        3,
+        4,
+        5,
+        6,
+        7,
+        8,
+    ):  # steps 2 and 3 are replays, the others are finished for the first time
+        handler.step_finished(step)
+    assert handler.count("a pod was lost", "infrastructure", step=9) == 40
+    assert not handler.record.failed
+    again = FailureHandler(RunRecord.load(handler.record.path), RestartPolicySpec(backoff_seconds=5))
+    assert again.count("a pod was lost", "infrastructure", step=9) == 80, (
+        "a controller that restarts knows it"
+    )
+
+
+def test_all_causes_share_one_back_off(handler: FailureHandler) -> None:
+    assert handler.count("a pod was lost", "infrastructure") == 0
+    assert handler.count("KeyError: 'x'", "job") == 10
+    assert handler.count("a pod was lost", "infrastructure") == 10
+    assert handler.count("KeyError: 'y'", "job") == 40
+
+
+def test_a_store_a_server_and_the_network_are_outside() -> None:
+    def error(cause: BaseException) -> RewardError:
+        made = RewardError("the verifier cannot be asked")
+        made.__cause__ = cause
+        return made
+
+    request = httpx.Request("POST", "http://verifier")
+    for code, outside in ((503, True), (400, False)):
+        status = httpx.HTTPStatusError("", request=request, response=httpx.Response(code))
+        assert comes_from_outside(error(status)) is outside
+    assert comes_from_outside(error(httpx.ConnectError("refused")))
+    assert comes_from_outside(OSError("Stale file handle"))
+    assert not comes_from_outside(error(KeyError("x"))) and not comes_from_outside(RewardError("no score"))
+
+
+def test_a_record_of_a_newer_version_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"attempt": 3, "field_of_tomorrow": 1}')
+    assert RunRecord.load(tmp_path / "run.json").attempt == 3
 
 
 def test_replayed_steps_are_no_progress(handler: FailureHandler) -> None:

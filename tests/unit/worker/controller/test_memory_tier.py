@@ -93,7 +93,7 @@ def tier(gang: Gang, tmp_path: Path) -> MemoryTier:
 
 
 def _tier(gang: Gang, folder: Path) -> MemoryTier:
-    return MemoryTier(gang, 1, 1, folder / "memory.json", 30)  # type: ignore[arg-type]
+    return MemoryTier(gang, 1, 1, folder / "memory.json")  # type: ignore[arg-type]
 
 
 def _snapshot(tier: MemoryTier, gang: Gang, step: int, attempt: int = 1) -> None:

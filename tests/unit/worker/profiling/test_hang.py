@@ -28,4 +28,7 @@ def test_an_unresponsive_rank_is_stuck() -> None:
 def test_ranks_at_the_same_collective_are_not_stuck() -> None:
     positions = [at(0, tensor=6), at(1, tensor=6)]
     assert stuck_ranks(positions) == []
-    assert report(positions) == "all ranks began the same collectives"
+    assert report(positions) == (
+        "all ranks began the same collectives: rank 0 is stuck in file.py:0 work; "
+        "rank 1 is stuck in file.py:1 work"
+    )

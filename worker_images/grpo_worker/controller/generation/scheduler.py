@@ -31,7 +31,10 @@ class RolloutScheduler(Protocol):
         """Save the samples that were generated ahead of the checkpoint of ``step``."""
 
     def restore(self, step: int) -> None:
-        """Cancel generation, and continue after ``step`` with the samples that were saved for it."""
+        """Cancel generation, and continue after ``step`` with the samples that were saved for it.
+
+        ``next_batch``, which may still run in a thread of an earlier attempt, raises CancelledError.
+        """
 
 
 class OnPolicy:
@@ -39,9 +42,10 @@ class OnPolicy:
 
     def __init__(self, sampler: StepSampler) -> None:
         self._sampler = sampler
+        self._cancelled = threading.Event()
 
     def next_batch(self, version: Version, timer: StepTimer) -> RolloutBatch:
-        return self._sampler.sample(version, timer)
+        return self._sampler.sample(version, timer, cancelled=self._cancelled)
 
     def start_next(self, version: Version) -> None: ...
 
@@ -49,7 +53,9 @@ class OnPolicy:
 
     def save(self, step: int) -> None: ...
 
-    def restore(self, step: int) -> None: ...
+    def restore(self, step: int) -> None:
+        self._cancelled.set()
+        self._cancelled = threading.Event()
 
 
 class OneStepAhead:
@@ -74,17 +80,19 @@ class OneStepAhead:
         self._running: Future[RolloutBatch] | None = None
         self._ready: RolloutBatch | None = None
         self._prompts_in_training = 0
+        self._version = Version(0)  # of the samples that are generated ahead
         self._cancelled = threading.Event()
 
     def next_batch(self, version: Version, timer: StepTimer) -> RolloutBatch:
         self._wait(timer)
         batch, self._ready = self._ready, None
         if batch is None:
-            batch = self._sampler.sample(version, timer)
+            batch = self._sampler.sample(version, timer, cancelled=self._cancelled)
         self._prompts_in_training = len(batch.taken)
         return batch
 
     def start_next(self, version: Version) -> None:
+        self._version = version
         skip, cancelled = self._prompts_in_training, self._cancelled
         self._running = self._thread.submit(self._sampler.sample, version, StepTimer(), skip, cancelled)
 
@@ -94,8 +102,12 @@ class OneStepAhead:
 
     def _wait(self, timer: StepTimer) -> None:
         if self._running is not None:
-            with timer.phase("gen_wait"):
-                self._ready = self._running.result()
+            try:
+                with timer.phase("gen_wait"):
+                    self._ready = self._running.result()
+            except TimeoutError:  # no engine served: the caller waits again when engines are back
+                self.start_next(self._version)
+                raise
             self._running = None
 
     def save(self, step: int) -> None:

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import httpx
+
 from grpo_operator.api.errors import cause_of
 from grpo_operator.api.v1alpha1.grpojob import RestartPolicySpec
 from grpo_worker.common.errors import LONGEST
@@ -14,12 +16,15 @@ MAX_BACKOFF = 300.0  # seconds
 
 
 class FailureHandler:
-    """Counts failures in the job's record, and ends the job when another attempt cannot help."""
+    """Counts failures in the job's record, and ends the job when another attempt cannot help.
+
+    All causes share one back-off: it doubles with each failure and halves with each step that is finished for
+    the first time.
+    """
 
     def __init__(self, record: RunRecord, policy: RestartPolicySpec) -> None:
         self.record = record
         self._policy = policy
-        self._infrastructure_failures = 0  # in a row, without a finished step between them
 
     def count(self, message: str, cause: Cause, step: int = 0) -> float:
         """Record a failure of ``step`` and return the seconds to wait before the next attempt.
@@ -30,19 +35,23 @@ class FailureHandler:
         with _ignore_store_errors():
             self.record.count_restart(cause, cause_of(message), step)
         if cause == "infrastructure":
-            self._infrastructure_failures += 1
-            return self._backoff(self._infrastructure_failures - 1)  # the first replacement starts at once
+            return self._backoff(self.record.recent_failures - 1)  # the first replacement starts at once
         same, used = self.record.same_failures, self.record.job_restarts
         if same >= self._policy.max_same_failures:
             self.end(f"{message} ({same} times in a row)")
         elif used > self._policy.max_restarts:
             self.end(f"restartPolicy.maxRestarts ({self._policy.max_restarts}) used up: {message}")
-        return self._backoff(used)
+        return self._backoff(self.record.recent_failures)
 
     def step_finished(self, step: int) -> None:
         """Record that ``step`` was finished, which ends a series of failures."""
-        self._infrastructure_failures = 0
-        self.record.note_progress(step)
+        with _ignore_store_errors():
+            self.record.note_progress(step)
+
+    def parked(self) -> None:
+        """Count that the trainers are parked."""
+        with _ignore_store_errors():
+            self.record.count_parking()
 
     def end(self, message: str) -> None:
         """End the job for a reason that another attempt cannot change."""
@@ -51,9 +60,20 @@ class FailureHandler:
             self.record.fail(message[:LONGEST])
 
     def _backoff(self, failures: int) -> float:
-        if failures == 0:
+        if failures <= 0:
             return 0.0
         return float(min(self._policy.backoff_seconds * 2.0 ** min(failures - 1, 16), MAX_BACKOFF))
+
+
+def comes_from_outside(error: BaseException | None) -> bool:
+    """Return whether a store, a server or the network caused an error: another attempt may then help."""
+    while error is not None:
+        if isinstance(error, httpx.HTTPStatusError):
+            return error.response.is_server_error
+        if isinstance(error, OSError | httpx.TransportError):
+            return True
+        error = error.__cause__
+    return False
 
 
 @contextmanager

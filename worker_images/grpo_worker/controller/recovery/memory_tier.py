@@ -6,6 +6,7 @@ one is lost nevertheless, the job resumes from the newest checkpoint in the stor
 
 import json
 import logging
+import socket
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,20 +19,30 @@ from grpo_worker.common.files import write_text
 from grpo_worker.controller.training.gang import Restored, TrainerGang
 
 log = logging.getLogger(__name__)
+_CONNECT_SECONDS = 30.0
+# A copy may take as long as it needs: the agent that copies ends it when no byte arrives. An agent whose node
+# is gone is noticed by TCP itself, within two minutes.
+_KEEP_ALIVE = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6),
+]
 
 
 class MemoryTier:
     """Takes a snapshot every ``every`` steps and records the newest complete one in ``file``.
 
-    ``replicas``: number of other pods that keep a copy. ``timeout``: seconds of one copy.
+    ``replicas``: number of other pods that keep a copy.
     """
 
-    def __init__(self, trainers: TrainerGang, every: int, replicas: int, file: Path, timeout: float) -> None:
+    def __init__(self, trainers: TrainerGang, every: int, replicas: int, file: Path) -> None:
         self._trainers = trainers
         self._every = every
         self._replicas = replicas
         self._file = file
-        self._http = httpx.Client(timeout=timeout)
+        transport = httpx.HTTPTransport(socket_options=_KEEP_ALIVE)
+        self._http = httpx.Client(transport=transport, timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS))
         self._threads = ThreadPoolExecutor(16, thread_name_prefix="snapshots")
         self._taken: dict[str, Any] | None = None  # record of the snapshot in progress
         self._copying: Future[None] | None = None
@@ -55,14 +66,17 @@ class MemoryTier:
             self._copying = self._taken = None
         if self._taken is None or self._copying is not None:
             return
-        if all(self._trainers.call("snapshot_written", self._taken["name"])):
+        written = self._trainers.call("snapshot_written", self._taken["name"])
+        errors = [answer for answer in written if isinstance(answer, str)]
+        if errors:
+            log.warning("snapshot %s failed on %d ranks: %s", self._taken["name"], len(errors), errors[0])
+            self._taken = None  # the next step takes another one
+        elif all(written):
             sources = self._trainers.sources()
             self._copying = self._threads.submit(self._replicate, self._taken, sources)
 
     def begin_attempt(self) -> None:
         """Discard the snapshot in progress: the gang that took it has ended."""
-        if self._copying is not None:
-            self._copying.exception()
         self._taken = self._copying = None
 
     def restore(self, after: int) -> Restored | None:
@@ -88,7 +102,8 @@ class MemoryTier:
             if self._pull_all(taken["name"], further, {rank: [url] for rank, url in sources.items()}):
                 for rank, urls in further.items():
                     holders[rank] += urls
-        self._write(taken | {"holders": holders})
+        if taken is self._taken:  # else a new attempt has begun
+            self._write(taken | {"holders": holders})
 
     def _pull_all(self, name: str, to: dict[int, list[str]], holders: dict[int, list[str]]) -> bool:
         def pull(rank: int, url: str) -> bool:

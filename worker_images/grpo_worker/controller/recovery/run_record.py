@@ -1,7 +1,7 @@
 """Run record: the attempts, restarts and outcome of a job, which outlive its controller (``run.json``)."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
@@ -26,13 +26,19 @@ class RunRecord:
     last_cause: str = ""  # of the last restart that the job itself caused
     same_failures: int = 0  # restarts in a row with that cause
     failed_step: int = 0  # the furthest step that such a failure interrupted
+    recent_failures: int = 0  # of any cause; a step that is finished for the first time takes one away
+    interrupted_step: int = 0  # the furthest step that a failure of any cause interrupted
+    times_parked: int = 0  # times that the trainers waited, alive, for engines
 
     @classmethod
     def load(cls, path: Path) -> "RunRecord":
-        """Read the record, or create a new one."""
+        """Read the record, or create a new one. Fields that a newer version wrote are ignored."""
         if not path.is_file():
             return cls(path)
-        return cls(path, **json.loads(path.read_text()))
+        known = {item.name for item in fields(cls)}
+        return cls(
+            path, **{key: value for key, value in json.loads(path.read_text()).items() if key in known}
+        )
 
     @property
     def restarts(self) -> dict[str, int]:
@@ -75,16 +81,28 @@ class RunRecord:
             self.last_cause, self.failed_step = why, max(step, self.failed_step)
         else:
             self.infrastructure_restarts += 1
+        self.recent_failures += 1
+        self.interrupted_step = max(step, self.interrupted_step)
         self.save()
         return self.same_failures
+
+    def count_parking(self) -> None:
+        """Count that the trainers were parked."""
+        self.times_parked += 1
+        self.save()
 
     def note_progress(self, step: int) -> None:
         """Record that a step was finished.
 
         A failure counts as overcome once the step that it interrupted is done. The steps before are replays.
         """
-        if self.same_failures and step >= self.failed_step:
+        overcome = self.same_failures and step >= self.failed_step
+        if overcome:
             self.last_cause, self.same_failures = "", 0
+        new = self.recent_failures and step >= self.interrupted_step
+        if new:
+            self.recent_failures -= 1
+        if overcome or new:
             self.save()
 
     def fail(self, reason: str) -> None:

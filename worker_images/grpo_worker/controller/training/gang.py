@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,15 +13,15 @@ from ray.util.placement_group import PlacementGroup
 from grpo_operator.api.base import Device
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.checkpointing.store import CONTROLLER_STATE, complete_steps, directory
+from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
+from grpo_worker.controller.training.processes import RayProcesses
 from grpo_worker.controller.training.resource_pools import ResourcePoolManager
-from grpo_worker.controller.training.worker_group import WorkerGroup
+from grpo_worker.controller.training.worker_group import GangError, WorkerGroup
 from grpo_worker.profiling.trace import runtime_env
 from grpo_worker.roles.trainer import TrainerWorker
 
 log = logging.getLogger(__name__)
 RESOURCE = "trainer"
-CALL_TIMEOUT = 600.0
-POOL_TIMEOUT = 3600.0
 AGENT_PORT = 9000
 
 
@@ -59,11 +60,20 @@ class RankGroup(Protocol):
 
     def kill(self) -> None: ...
 
+    @property
+    def died(self) -> "Future[None]":
+        """Completed when the process of a rank has ended, also between two calls."""
+
+    def death(self) -> GangError:
+        """Return the error that names the ranks whose processes have ended."""
+
 
 class ResourcePools(Protocol):
     """Places for the ranks of a gang; see ResourcePoolManager."""
 
-    def acquire(self, resource: str, ranks: int, timeout: float, gpus: int = 0) -> Any: ...
+    def acquire(
+        self, resource: str, ranks: int, gpus: int = 0, report: Callable[[str], None] = ...
+    ) -> Any: ...
 
     def release(self, resource: str) -> None: ...
 
@@ -82,9 +92,11 @@ class TrainerGang:
         checkpoints: Path,
         pools: ResourcePools | None = None,
         make_group: GroupFactory | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """``pools``, ``make_group``: where the ranks run; default: Ray actors on placement groups."""
         self._spec = spec
+        self._clock = clock
         self.hf = hf
         self._config = {
             "spec": spec.wire(),
@@ -93,15 +105,18 @@ class TrainerGang:
         }
         self._checkpoints = checkpoints
         self._gpus = int(spec.trainer.device is Device.CUDA)  # of each rank
-        self._pools = pools or ResourcePoolManager()
+        self._pools = pools or ResourcePoolManager(clock)
         self._make_group = make_group or self._ray_group
         self._group: RankGroup | None = None
         self._pool: Any = None
         self.world = spec.trainer.nodes * spec.trainer.gpus_per_node
 
-    def acquire(self) -> None:
-        """Wait until all pods of the pool are there, and the ranks of the previous attempt have ended."""
-        self._pool = self._pools.acquire(RESOURCE, self.world, POOL_TIMEOUT, self._gpus)
+    def acquire(self, report: Callable[[str], None]) -> None:
+        """Wait until all pods of the pool are there, and the ranks of the previous attempt have ended.
+
+        ``report``: shows what is missing. The wait has no limit: the pods come back or they do not.
+        """
+        self._pool = self._pools.acquire(RESOURCE, self.world, self._gpus, report)
 
     def start(self) -> None:
         """Start every rank."""
@@ -112,14 +127,9 @@ class TrainerGang:
     def _ray_group(self, pool: PlacementGroup) -> RankGroup:
         profile = str(self._checkpoints.parent / "profile")
         env = runtime_env(self._spec.observability.profile, profile)
-        return WorkerGroup(
-            TrainerWorker,
-            pool,
-            CALL_TIMEOUT,
-            gpus=self._gpus,
-            runtime_env=env or None,
-            flight_records=f"{profile}/hang",
-        )
+        processes = RayProcesses(TrainerWorker, pool, self._gpus, env or None)
+        limit = self._spec.restart_policy.hang_seconds
+        return WorkerGroup(TrainerWorker, processes, limit, f"{profile}/hang", self._clock)
 
     @property
     def newest(self) -> int:
@@ -158,6 +168,16 @@ class TrainerGang:
         """Call a method of rank 0 during another call, without waiting. The rank may be gone."""
         if self._group is not None:
             self._group.notify(method, *args)
+
+    @property
+    def died(self) -> "Future[None]":
+        """Completed when the process of a rank has ended, whether or not a call runs."""
+        return self._group.died if self._group is not None else Future()
+
+    def check(self) -> None:
+        """Raise GangError, which names them, if processes of ranks have ended."""
+        if self._group is not None and self._group.died.done():
+            raise self._group.death()
 
     @property
     def address(self) -> str:

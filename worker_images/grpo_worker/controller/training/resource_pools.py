@@ -1,39 +1,41 @@
 """Static resource pools: Ray placement groups on the nodes that advertise the resource of a pool."""
 
 import logging
-import time
+from collections.abc import Callable
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
+from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
+
 log = logging.getLogger(__name__)
-WAIT_LOG_SECONDS = 30.0
+_REPORT_SECONDS = 10.0
 
 
 class ResourcePoolManager:
     """Reserves the pool of a role. Pods advertise ``{"trainer": ranks}``, so pools cannot mix."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
         self._groups: dict[str, PlacementGroup] = {}
 
-    def acquire(self, resource: str, ranks: int, timeout: float, gpus: int = 0) -> PlacementGroup:
+    def acquire(
+        self, resource: str, ranks: int, gpus: int = 0, report: Callable[[str], None] = log.info
+    ) -> PlacementGroup:
         """Reserve one bundle for each rank, all or none; wait for replaced pods to register.
 
-        ``gpus``: GPUs of each rank. Raises TimeoutError with the number of registered ranks if some are
-        missing after ``timeout`` seconds.
+        ``gpus``: GPUs of each rank. ``report``: called now and then with the number of registered ranks.
         """
         bundle = {resource: 1.0} | ({"GPU": float(gpus)} if gpus else {})
         group = placement_group([bundle] * ranks, strategy="PACK")
-        started = time.monotonic()
-        while not group.wait(timeout_seconds=WAIT_LOG_SECONDS):
-            waited = time.monotonic() - started
+        self._groups[resource] = group
+        started = self._clock.now()
+        while not group.wait(timeout_seconds=_REPORT_SECONDS):
+            waited = self._clock.now() - started
             registered = ray.cluster_resources().get(resource, 0)
             message = f"pool {resource}: {registered:.0f} of {ranks} ranks registered after {waited:.0f} s"
-            if waited > timeout:
-                remove_placement_group(group)
-                raise TimeoutError(message)
             log.info(message)
-        self._groups[resource] = group
+            report(message)
         return group
 
     def release(self, resource: str) -> None:

@@ -1,94 +1,102 @@
-"""Group of Ray actors, one per rank, that is called like one worker."""
+"""Group of processes, one per rank, that is called like one worker."""
 
 import logging
-import math
-import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-import ray
-from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
+from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
 from grpo_worker.common.errors import one_line
-from grpo_worker.profiling.hang import Position, report, stuck_ranks
+from grpo_worker.controller.training.processes import RankProcesses
+from grpo_worker.controller.training.progress_watch import ProgressWatch, Standstill, poll_seconds
+from grpo_worker.profiling.hang import Position, caused_outside, report
 from grpo_worker.roles.dispatch import BatchPartition, Dispatch, RankInfo, dispatch_mode
+from grpo_worker.roles.host import RankHost
 
 log = logging.getLogger(__name__)
-_WATCH = "watch"  # concurrency group of an actor: its thread answers while another call runs
-# Takes as long as the store needs. Ranks that wait for each other without progress still end it.
-_UNBOUNDED = frozenset({"export_weights"})
-_WATCH_TIMEOUT = 10.0  # seconds for an answer of the threads that watch
+_ANSWER_SECONDS = 10.0  # for an answer of the threads that watch
 
 
 class GangError(RuntimeError):
-    """A rank failed, died or hung, so the gang must be restarted. ``lost``: ranks that died."""
+    """A rank failed, died or hung, so the gang must be restarted.
 
-    def __init__(self, message: str, lost: list[int]) -> None:
+    ``lost``: ranks that died. ``outside``: the cause is not in the job, such as a frozen process or a store
+    that does not answer.
+    """
+
+    def __init__(self, message: str, lost: list[int], outside: bool = False) -> None:
         super().__init__(message)
         self.lost = lost
+        self.outside = outside or bool(lost)
 
 
 class WorkerGroup:
-    """Ranks on the bundles of one placement group.
+    """Ranks that are called together.
 
-    Every call takes at most ``timeout`` seconds. It fails if any rank fails, because the others may be stuck
-    in a collective and cannot be used again. A call also fails if some ranks wait for others without any
-    progress for ``hang`` seconds; the error then names the ranks that are stuck.
+    A call may take as long as it makes progress. It fails if any rank fails, because the others may be stuck
+    in a collective and cannot be used again. It also fails if no rank makes progress for ``hang_seconds``, or
+    if a rank's process does not answer for so long; the error then names the ranks that are stuck.
     """
 
     def __init__(
         self,
         cls: type,
-        pool: PlacementGroup,
-        timeout: float,
-        hang: float = 240.0,
-        gpus: int = 0,
-        runtime_env: dict[str, Any] | None = None,
+        processes: RankProcesses,
+        hang_seconds: float,
         flight_records: str = "",
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Create the actors.
+        """Wait until all processes run, and number the ranks.
 
-        ``gpus``: GPUs of each rank; it sees no others. ``flight_records``: folder for the ranks' flight
+        ``cls``: class whose methods the processes have. ``flight_records``: folder for the ranks' flight
         records after a hang.
         """
         self._cls = cls
-        self._timeout = timeout
-        self._hang = hang
+        self._processes = processes
+        self._hang = hang_seconds
         self._flight_records = flight_records
-        remote = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={_WATCH: 1})(cls)
-        unordered = [
-            remote.options(
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    placement_group=pool, placement_group_bundle_index=index
-                ),
-                resources={"trainer": 1},
-                num_gpus=gpus,
-                runtime_env=runtime_env,
-            ).remote()
-            for index in range(pool.bundle_count)
-        ]
-        self._actors = unordered
-        nodes = self._wait([actor.node.remote() for actor in unordered], "start")
+        self._clock = clock
+        count = processes.count
+        self._order = list(range(count))  # process of each rank
+        self.hosts: list[RankHost] = []
+        hosts = self._wait([processes.call(index, "node") for index in range(count)], "start of processes")
         # Ranks of one node must be consecutive, so that tensor parallelism stays within a node.
-        order = sorted(range(len(unordered)), key=lambda i: (nodes[i][0], i))
-        self._actors = [unordered[i] for i in order]
-        self.addresses = [nodes[i][0] for i in order]
-        self.pids = [nodes[i][1] for i in order]
+        self._order.sort(key=lambda index: (hosts[index].address, index))
+        self.hosts = [hosts[index] for index in self._order]
         self.ranks: list[RankInfo] = []
+
+    @property
+    def addresses(self) -> list[str]:
+        """IP address of each rank."""
+        return [host.address for host in self.hosts]
+
+    @property
+    def pids(self) -> list[int]:
+        """Process id of each rank."""
+        return [host.pid for host in self.hosts]
+
+    @property
+    def died(self) -> "Future[None]":
+        """Completed when the first process has ended, also between two calls."""
+        return self._processes.died
+
+    def death(self) -> GangError:
+        """Return the error that names the ranks whose processes have ended."""
+        lost = self._lost()
+        names = ", ".join(f"rank {rank} on {self.hosts[rank]}" for rank in lost[:4])
+        more = f" and {len(lost) - 4} more ranks" if len(lost) > 4 else ""
+        return GangError(f"the processes of {names}{more} have ended", lost, outside=True)
 
     def start(self, config: dict[str, Any]) -> None:
         """Rendezvous at rank 0 and build the model on every rank."""
-        port = self._wait([self._actors[0].free_port.remote()], "free_port")[0]
-        world = len(self._actors)
-        calls = [
-            actor.start.remote(rank, world, self.addresses[0], port, config)
-            for rank, actor in enumerate(self._actors)
-        ]
+        port = self._wait([self._remote(0, "listen")], "listen")[0]
+        shared = self._processes.put(config)  # once, however many ranks get it
+        world, address = len(self._order), self.hosts[0].address
+        calls = [self._remote(rank, "start", rank, world, address, port, shared) for rank in range(world)]
         self.ranks = self._wait(calls, "start")
 
-    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    def call(self, method: str, *args: Any) -> Any:
         """Call a registered method by its dispatch protocol.
 
         Raises GangError when any rank fails, and AttributeError for unregistered methods.
@@ -97,103 +105,69 @@ class WorkerGroup:
         if mode is None:
             raise AttributeError(f"{self._cls.__name__}.{method} is not registered for dispatch")
         if mode is Dispatch.RANK_ZERO:
-            return self._wait([self._remote(0, method, *args, **kwargs)], method)[0]
+            return self._wait([self._remote(0, method, *args)], method)[0]
         if mode is Dispatch.ONE_TO_ALL:
-            return self.begin(method, *args, **kwargs)()
+            return self.begin(method, *args)()
         partition = BatchPartition(args[0], self.ranks, mode)
-        stored = [ray.put(part) for part in partition.parts]  # once, however many ranks get it
-        calls = [
-            self._remote(r, method, stored[n], *args[1:], **kwargs) for r, n in enumerate(partition.part_of)
-        ]
+        stored = [self._processes.put(part) for part in partition.parts]  # once, however many ranks get it
+        calls = [self._remote(r, method, stored[n], *args[1:]) for r, n in enumerate(partition.part_of)]
         return partition.join(self._wait(calls, method))
 
-    def begin(self, method: str, *args: Any, **kwargs: Any) -> Callable[[], list[Any]]:
+    def begin(self, method: str, *args: Any) -> Callable[[], list[Any]]:
         """Start a call of every rank; return a function that waits for the results, in any thread.
 
         The function raises GangError like ``call``. Later calls wait in the ranks until this one has ended.
         """
-        shared = [ray.put(arg) for arg in args]  # once, however many ranks get it
-        calls = [self._remote(r, method, *shared, **kwargs) for r in range(len(self._actors))]
+        shared = [self._processes.put(arg) for arg in args]  # once, however many ranks get it
+        calls = [self._remote(rank, method, *shared) for rank in range(len(self._order))]
         return partial(self._wait, calls, method)
 
     def notify(self, method: str, *args: Any) -> None:
         """Call a method of rank 0 in its watching thread, without waiting for it."""
-        getattr(self._actors[0], method).options(concurrency_group=_WATCH).remote(*args)
+        self._processes.ask(self._order[0], method, *args)
 
     def kill(self) -> None:
         """End every rank. Some may be gone already."""
-        for actor in self._actors:
-            ray.kill(actor, no_restart=True)
+        self._processes.kill()
 
-    def _remote(self, rank: int, method: str, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._actors[rank], method).remote(*args, **kwargs)
+    def _remote(self, rank: int, method: str, *args: Any) -> Any:
+        return self._processes.call(self._order[rank], method, *args)
 
     def _wait(self, calls: list[Any], method: str) -> list[Any]:
         pending = list(calls)
-        failure: Exception | None = None
-        watchdog = _Watchdog(math.inf if method in _UNBOUNDED else self._timeout, self._hang)
-        while pending and failure is None:
-            done, pending = ray.wait(pending, num_returns=1, timeout=self._hang / 4)
-            failure = next((error for error in map(_error, done) if error), None)
-            if not done:
-                failure = watchdog.check(self._positions())
-                if failure is not None and self._flight_records:
-                    self._ask_all("write_flight_record", self._flight_records)
-        if failure is None:
-            return list(ray.get(calls))
-        raise GangError(f"{method}: {one_line(failure)}", self._lost()) from failure
+        watch = ProgressWatch(self._hang, len(self._order), self._clock.now())
+        while pending:
+            done, pending = self._processes.wait(pending, 1, poll_seconds(self._hang))
+            failure = next((error for error in map(self._processes.error, done) if error), None)
+            if failure is not None:
+                raise GangError(f"{method}: {one_line(failure)}", self._lost()) from failure
+            if done:
+                watch.moved(self._clock.now())
+                continue
+            stands = watch.observe(self._ask_all("progress"), self._clock.now())
+            if stands is not None:
+                raise self._hanging(method, stands)
+        return [self._processes.result(call) for call in calls]
 
-    def _positions(self) -> list[Position | None]:
-        """Return the position of each rank in its collectives; None for ranks that do not answer."""
-        return self._ask_all("position")
+    def _hanging(self, method: str, stands: Standstill) -> GangError:
+        """Return the error that names the stuck ranks; only now are stacks asked for."""
+        positions: list[Position | None] = self._ask_all("position")
+        for rank in stands.silent:
+            positions[rank] = None
+        if self._flight_records:
+            self._ask_all("write_flight_record", self._flight_records)
+        hosts = [str(host) for host in self.hosts]
+        text = f"{method}: no progress in {stands.seconds:.0f} s: {report(positions, hosts)}"
+        return GangError(text, self._lost(), caused_outside(positions))
 
     def _ask_all(self, method: str, *args: Any) -> list[Any]:
         """Call a method in every watching thread; return the results, None for ranks that do not answer."""
-        calls = [
-            getattr(actor, method).options(concurrency_group=_WATCH).remote(*args) for actor in self._actors
-        ]
-        ready, _ = ray.wait(calls, num_returns=len(calls), timeout=_WATCH_TIMEOUT)
-        return [ray.get(call) if call in ready and not _error(call) else None for call in calls]
+        calls = [self._processes.ask(index, method, *args) for index in self._order]
+        ready, _ = self._processes.wait(calls, len(calls), _ANSWER_SECONDS)
+        answered = {call for call in ready if self._processes.error(call) is None}
+        return [self._processes.result(call) if call in answered else None for call in calls]
 
     def _lost(self) -> list[int]:
-        """Return the ranks whose process has died. Ray needs a moment to notice, so wait a little."""
-        lost = []
-        for rank, actor in enumerate(self._actors):
-            try:
-                ray.get(actor.node.options(concurrency_group=_WATCH).remote(), timeout=5)
-            except ray.exceptions.RayActorError:
-                lost.append(rank)
-            except ray.exceptions.RayError:
-                continue  # the process hangs, but exists
-        return lost
-
-
-class _Watchdog:
-    """Detects a call that takes too long or does not progress."""
-
-    def __init__(self, timeout: float, hang: float) -> None:
-        self._timeout, self._hang = timeout, hang
-        self._began = self._moved = time.monotonic()
-        self._last: list[dict[str, int] | None] = []
-
-    def check(self, positions: list[Position | None]) -> Exception | None:
-        """Return the problem of the call, or None."""
-        now = time.monotonic()
-        begun = [None if position is None else position.begun for position in positions]
-        if begun != self._last:
-            self._last, self._moved = begun, now
-        # If no rank waits for another one, the call may be a long computation.
-        if stuck_ranks(positions) and now - self._moved >= self._hang:
-            return TimeoutError(f"no progress in {now - self._moved:.0f} s: {report(positions)}")
-        if now - self._began > self._timeout:
-            return TimeoutError(f"no answer in {self._timeout:.0f} s: {report(positions)}")
-        return None
-
-
-def _error(call: Any) -> Exception | None:
-    try:
-        ray.get(call)
-    except ray.exceptions.RayError as error:
-        failure: Exception = error
-        return failure
-    return None
+        """Return the ranks whose process has died."""
+        dead = set(self._processes.dead())
+        return [rank for rank, index in enumerate(self._order) if index in dead]

@@ -14,9 +14,6 @@ from grpo_worker.rollout.engine_pool import Target
 from grpo_worker.weightsync.agent.gpu_lease import EVERYTHING, WEIGHTS
 from grpo_worker.weightsync.protocol.version import Version
 
-# Engines may have to start first. kubelet gives up on them after the same time (startupProbe).
-_MEMORY_TIMEOUT = 1800.0
-
 
 class ColocatedSynchronizer(BaseSynchronizer):
     """Moves the GPU memory between trainers and engines, and each version with it.
@@ -74,6 +71,10 @@ class ColocatedSynchronizer(BaseSynchronizer):
             largest = max(rank[index] for rank in kept)
             timer.seconds[f"perf/waiting_memory_{name}_gb"] = largest / 2**30
 
+    def forget_engines(self) -> None:
+        """Hand the GPUs over again, and with them the pushed version."""
+        self._held = None
+
     def before_training(self, timer: StepTimer) -> None:
         """Make the engines release their GPU memory, and their weights with it."""
         with timer.phase("to_trainers"):
@@ -89,5 +90,5 @@ class ColocatedSynchronizer(BaseSynchronizer):
         """Make the engines hold exactly these parts of their GPU memory."""
         if self._held != parts:
             self._held = None
-            self._engines.turn(parts, _MEMORY_TIMEOUT)
+            self._engines.turn(parts, self._pool_timeout)
             self._held = parts

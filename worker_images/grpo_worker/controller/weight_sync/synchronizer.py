@@ -27,7 +27,8 @@ class WeightSynchronizer(Protocol):
 
     Each attempt calls ``before_trainers_start``, ``after_trainers_start`` and ``push``. Each step calls
     ``before_generation``, ``before_training`` and ``push``, in this order. With GPUs of their own, engines
-    serve a version when ``push`` returns; on shared GPUs, when ``before_generation`` returns.
+    serve a version when ``push`` returns or, if too few do then and on shared GPUs, when
+    ``before_generation`` returns.
     """
 
     @property
@@ -44,11 +45,18 @@ class WeightSynchronizer(Protocol):
         """Make the trainers' current weights ``version``. The previous push must have ended.
 
         Work that need not delay the next generation may continue after the return; the future ends with it.
-        Raises SyncError and GangError, as the future does.
+        Raises GangError, as the future does. A lack of engines is not an error of ``push``: they get the
+        version when they are back, and ``before_generation`` asks for them.
         """
 
     def before_generation(self, timer: StepTimer) -> None:
-        """Make the engines ready to generate with the pushed version. Raises SyncError and GangError."""
+        """Make the engines ready to generate with the pushed version.
+
+        Raises SyncError, after which it can be called again, and GangError.
+        """
+
+    def forget_engines(self) -> None:
+        """Assume nothing about the engines any more: they may have been replaced."""
 
     def before_training(self, timer: StepTimer) -> None:
         """Make the GPUs ready for the trainers. Raises SyncError."""
@@ -81,6 +89,8 @@ class Engines(Protocol):
     def turn(self, parts: Sequence[str], timeout: float) -> None: ...
 
     def serves(self, version: int) -> bool: ...
+
+    def shortage(self, version: int) -> str: ...
 
     def serve(self, target: Target, timeout: float) -> dict[str, float]: ...
 

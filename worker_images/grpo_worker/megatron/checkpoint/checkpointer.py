@@ -16,7 +16,7 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy
-from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies import cached_metadata_filesystem_reader, filesystem_async
 from megatron.core.dist_checkpointing.strategies.async_utils import (
     AsyncCaller,
     AsyncCallsQueue,
@@ -25,14 +25,23 @@ from megatron.core.dist_checkpointing.strategies.async_utils import (
 from megatron.core.optimizer import distrib_optimizer
 
 from grpo_worker.checkpointing.store import CONTROLLER_STATE, Origin, commit, directory, prune, verify
-from grpo_worker.megatron.checkpoint.patches import keep_step_of_torchs_adam, write_in_threads
+from grpo_worker.megatron.checkpoint.patches import (
+    count_reads,
+    count_writes,
+    keep_step_of_torchs_adam,
+    write_in_threads,
+)
 from grpo_worker.megatron.checkpoint.reshard import adapted
 from grpo_worker.megatron.optim.offload import Offloadable
 from grpo_worker.megatron.optim.optimizer import Trainable, inner_optimizers
+from grpo_worker.profiling.progress import BACKGROUND, PROGRESS, WRITTEN
 
 keep_step_of_torchs_adam(distrib_optimizer)
 write_in_threads(filesystem_async)
+count_writes(filesystem_async)
+count_reads(cached_metadata_filesystem_reader.CachedMetadataFileSystemReader)
 
+_JOIN_SECONDS = 1.0
 _CONTENT = {
     "distrib_optim_sharding_type": "fully_reshardable",
     "singleton_local_shards": False,
@@ -59,7 +68,7 @@ class _ThreadCaller(AsyncCaller):  # type: ignore[misc]
 
     def is_current_async_call_done(self, blocking: bool = False, no_dist: bool = False) -> bool:
         if blocking and self._thread:
-            self._thread.join()
+            _join(self._thread)
         alive = int(self._thread is not None and self._thread.is_alive())
         return bool(not alive if no_dist else self.sync_all_async_calls(alive))
 
@@ -69,6 +78,17 @@ class _ThreadCaller(AsyncCaller):  # type: ignore[misc]
 
     def __del__(self) -> None:
         pass
+
+
+def _join(writer: threading.Thread) -> None:
+    """Wait for a writer; what it writes meanwhile is progress of the call that waits."""
+    before = BACKGROUND.get().count
+    while writer.is_alive():
+        writer.join(_JOIN_SECONDS)
+        written = BACKGROUND.get().count
+        if written > before:
+            PROGRESS.add(WRITTEN, written - before)
+            before = written
 
 
 class _ThreadQueue(AsyncCallsQueue):  # type: ignore[misc]

@@ -1,10 +1,16 @@
 """Patches of Megatron-Core 0.16.1's checkpoints for Ray actors without Transformer Engine or Apex."""
 
+import functools
+import os
 import queue
 import threading
 from typing import Any
 
 import torch
+
+from grpo_worker.profiling.progress import BACKGROUND, PROGRESS, READ, WRITTEN
+
+_SYNC_BYTES = 2**28  # written bytes after which a file is synchronized
 
 
 def keep_step_of_torchs_adam(module: Any) -> None:
@@ -35,7 +41,7 @@ def write_in_threads(module: Any) -> None:
 
     def preload(buckets: list[Any], non_blocking: bool = True) -> list[Any]:
         return [
-            (path, key, (raw, [(item, t.detach().to("cpu", copy=True)) for item, t in tensors]))
+            (path, key, (raw, [(item, _copied(t)) for item, t in tensors]))
             for path, key, (raw, tensors) in buckets
         ]
 
@@ -60,3 +66,42 @@ def write_in_threads(module: Any) -> None:
     module._get_write_results_queue = queue.Queue
     writer.preload_tensors = staticmethod(preload)
     writer.write_preloaded_data_multiproc = staticmethod(write)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    copy = tensor.detach().to("cpu", copy=True)
+    PROGRESS.add("bytes copied", copy.nbytes)
+    return copy
+
+
+def count_writes(module: Any) -> None:
+    """Count the bytes that writers of checkpoints have written.
+
+    Files are synchronized every now and then: the store then takes the bytes at its own speed while they are
+    counted, instead of all of them in one call at the end, which looks like a hang.
+    """
+    original = module._write_item
+
+    @functools.wraps(original)
+    def write_item(transforms: Any, stream: Any, *args: Any, **kwargs: Any) -> Any:
+        before = stream.tell()
+        result = original(transforms, stream, *args, **kwargs)
+        after = stream.tell()
+        if before // _SYNC_BYTES != after // _SYNC_BYTES:
+            stream.flush()
+            os.fdatasync(stream.fileno())
+        BACKGROUND.add(WRITTEN, after - before)
+        return result
+
+    module._write_item = write_item
+
+
+def count_reads(reader: Any) -> None:
+    """Count the bytes that a reader of checkpoints (torch's FileSystemReader) reads."""
+    original = reader._slice_file
+
+    def slice_file(self: Any, file: Any, info: Any) -> Any:
+        PROGRESS.add(READ, info.length)
+        return original(self, file, info)
+
+    reader._slice_file = slice_file

@@ -11,6 +11,7 @@ import torch
 
 from grpo_worker.megatron.checkpoint.checkpointer import CheckpointPart, all_on_device, restore_rng, rng_state
 from grpo_worker.megatron.optim.optimizer import inner_optimizers
+from grpo_worker.profiling.progress import PROGRESS
 
 
 def capture(parts: Sequence[CheckpointPart]) -> dict[str, Any]:
@@ -75,6 +76,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 
 def _host(tensor: torch.Tensor) -> torch.Tensor:
+    PROGRESS.add("bytes copied", tensor.nbytes)
     return tensor.detach().to("cpu", copy=True)
 
 

@@ -16,6 +16,7 @@ from grpo_worker.megatron.families.base import MTP_NAMES, Family
 from grpo_worker.megatron.model.mtp_layer import NAME as MTP
 from grpo_worker.megatron.model.value_head import NAME as VALUE_HEAD
 from grpo_worker.megatron.model.value_head import ValueHead
+from grpo_worker.profiling.progress import PROGRESS, READ
 
 _GLOBAL = {
     "embedding.word_embeddings.weight": "model.embed_tokens.weight",
@@ -144,3 +145,4 @@ def load(chunks: Sequence[Any], family: Family, reader: WeightReader) -> None:
             raise ValueError(f"{shard.name}: shape {shape}, expected {shard.shape}")
         length = shard.tensor.shape[shard.dim]
         shard.tensor.copy_(reader.read(shard.name, shard.dim, shard.offset, length))
+        PROGRESS.add(READ, shard.tensor.nbytes)

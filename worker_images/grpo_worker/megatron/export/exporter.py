@@ -14,6 +14,7 @@ from grpo_worker.megatron.export.files import FileWriter, WriteReport, write_ind
 from grpo_worker.megatron.export.store_barrier import store_barrier
 from grpo_worker.megatron.export.tensors import stored, whole_tensors
 from grpo_worker.megatron.families.base import Family
+from grpo_worker.profiling.progress import PROGRESS
 
 
 class ExportError(RuntimeError):
@@ -42,6 +43,7 @@ def export(
     for name, tensor in whole_tensors(chunks, family):
         if not writer.failed:  # a failed rank must still take part in gathering
             writer.add(stored(name, tensor, quantization))
+        PROGRESS.add("tensors exported")
     writer.flush()
     reports = _gathered_reports(writer.report)
     dtype = str(next(chunks[0].parameters()).dtype).removeprefix("torch.")

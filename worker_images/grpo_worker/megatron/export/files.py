@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from grpo_worker.model_files.names import INDEX
+from grpo_worker.profiling.counted_file import growing
 
 FILE_BYTES = 2 * 2**30
 
@@ -51,7 +52,8 @@ class FileWriter:
             return
         name = f"model-{self._rank:05d}-{self._files:05d}.safetensors"
         try:
-            save_file(self._pending, self._folder / name, metadata={"format": "pt"})
+            with growing(self._folder / name):
+                save_file(self._pending, self._folder / name, metadata={"format": "pt"})
         except Exception as error:  # noqa: BLE001 - safetensors has its own type for a full disk
             self.report.failure = (
                 f"rank {self._rank} cannot write {self._folder / name} ({error}): "

@@ -1,8 +1,8 @@
-"""Barrier without a timeout, outside of collectives.
+"""Barrier on the host, outside of collectives.
 
-A collective has a timeout, and the gang is stopped when some ranks wait in one for long. How long a rank
-writes to the job's store depends on the model and on the store, so the other ranks wait in this barrier
-first. A rank that dies meanwhile stops the gang, which also ends the wait.
+How long a rank writes to the job's store depends on the model and on the store. Ranks that wait for it in a
+collective would occupy their GPUs, so they wait in this barrier first. It has no timeout: a rank that dies
+or hangs meanwhile stops the gang, which also ends the wait.
 """
 
 import time

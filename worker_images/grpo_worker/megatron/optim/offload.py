@@ -5,6 +5,8 @@ from contextlib import contextmanager
 
 import torch
 
+from grpo_worker.profiling.progress import PROGRESS
+
 Contents = Callable[[], Iterable[torch.Tensor]]
 
 
@@ -31,6 +33,7 @@ class Offloadable:
             storage.untyped_storage().resize_(size)
             if self._kept:
                 storage.copy_(self._hosts[number], non_blocking=True)
+            PROGRESS.add("tensors moved")
         self._offloaded.clear()
 
     def release(self) -> None:
@@ -43,6 +46,7 @@ class Offloadable:
                 self._host(number, storage).copy_(storage)
             self._offloaded.append((storage, len(storage)))
             storage.untyped_storage().resize_(0)
+            PROGRESS.add("tensors moved")
 
     @contextmanager
     def on_device(self) -> Iterator[None]:

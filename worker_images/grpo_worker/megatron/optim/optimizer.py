@@ -15,6 +15,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from grpo_operator.api.v1alpha1.trainer import OffloadSpec, OptimizerSpec
 from grpo_worker.megatron.optim.offload import Offloadable
+from grpo_worker.profiling.progress import PROGRESS
 
 
 class Trainable:
@@ -64,7 +65,9 @@ class Trainable:
         """Update the weights; return the gradient norm and the learning rate of this step."""
         lr = float(self.optimizer.param_groups[0]["lr"])
         with self._state.on_device():
+            PROGRESS.add("optimizer steps begun")
             _, grad_norm, _ = self.optimizer.step()
+        PROGRESS.add("optimizer steps")
         self.schedule.step(increment=1)
         self._gradients.release()
         self.weights.release()

@@ -19,6 +19,7 @@ from grpo_worker.megatron.model.build import device
 from grpo_worker.megatron.model.core_attention import zigzag_chunks
 from grpo_worker.megatron.optim.optimizer import Trainable
 from grpo_worker.megatron.training.reductions import summed
+from grpo_worker.profiling.progress import PROGRESS
 
 # (output of this CP rank, such as logits [b, s, vocab / tp]; its micro-batch) -> loss of the micro-batch
 LossFunction = Callable[[torch.Tensor, MicroBatch], torch.Tensor]
@@ -156,7 +157,11 @@ class Runner:
                 return loss_function(logits, part), {}
 
             with context(model, part):
-                return _forward(model, part), loss
+                output = _forward(model, part)
+            PROGRESS.add("forward passes")
+            if output.requires_grad and not forward_only:
+                output.register_hook(_count_backward)  # type: ignore[no-untyped-call]
+            return output, loss
 
         # The schedule takes one iterator for each model chunk.
         data = [iter(micro) for _ in chunks]
@@ -169,6 +174,11 @@ class Runner:
             micro_batch_size=micro[0].input_ids.shape[0],
             forward_only=forward_only,
         )
+
+
+def _count_backward(_gradient: torch.Tensor) -> None:
+    """Count a backward pass when it starts; the schedules offer no other place."""
+    PROGRESS.add("backward passes")
 
 
 def to_device(batch: Batch) -> Batch:

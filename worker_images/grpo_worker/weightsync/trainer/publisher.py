@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from grpo_worker.profiling.progress import PROGRESS
 from grpo_worker.quantization.fp8 import Part
 from grpo_worker.weightsync.protocol.digest import digest
 from grpo_worker.weightsync.protocol.manifest import Manifest, Slice, blob_size, rank_file, slices_of
@@ -73,6 +74,7 @@ def _write_blob(
     for part, tensor in zip(slices, tensors, strict=True):
         target = blob[part.start : part.start + part.nbytes].view(tensor.dtype).view(tensor.shape)
         target.copy_(tensor.detach())
+        PROGRESS.add("bytes published", part.nbytes)
     return blob.numpy()
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from grpo_worker.profiling.progress import PROGRESS
 from grpo_worker.quantization.fp8 import FP8_BLOCK, Part, check_blocks, is_quantised, quantise_into
 from grpo_worker.weightsync.protocol.buffers import aligned, copy_all
 from grpo_worker.weightsync.protocol.byte_ranges import ByteRange, NeededRanges, from_json
@@ -53,6 +54,7 @@ class Sender:
                 shards.fill(targets)
             messages = [_MessageCuts(data) for data, _ in batch]
             transfers.append(self._group.send(list(self._addressed(number, messages)), deadline))
+            PROGRESS.add("buckets sent")
         for transfer in transfers:
             transfer.wait()
 

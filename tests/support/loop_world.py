@@ -1,0 +1,198 @@
+"""The training loop with everything around it replaced: ranks, engines and time are stand-ins.
+
+The state of the ranks is the number of their updates. Engines serve or are away; while a fault of the script
+lasts, time passes only by waiting.
+"""
+
+import json
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDict
+
+from grpo_operator.api.weight_path import WeightPath
+from grpo_worker.checkpointing.store import CONTROLLER_STATE, Origin, commit, directory
+from grpo_worker.controller.inputs import Inputs
+from grpo_worker.controller.loop import GrpoLoop
+from grpo_worker.controller.model_files import open_model
+from grpo_worker.controller.recovery.failures import FailureHandler
+from grpo_worker.controller.recovery.run_record import RunRecord
+from grpo_worker.controller.status.progress import ProgressBoard
+from grpo_worker.controller.training.gang import TrainerGang
+from grpo_worker.controller.training.worker_group import GangError
+from grpo_worker.controller.weight_sync.dedicated import DedicatedSynchronizer
+from grpo_worker.data.prompts import Prompt, PromptSource
+from grpo_worker.data.tasks import open_gym
+from grpo_worker.metrics.flops import ModelFlops
+from grpo_worker.rollout.client import RolloutClient
+from grpo_worker.rollout.engine_pool import RolloutPool, SyncError, Target
+from grpo_worker.rollout.sampling import Sample
+from support.clocks import FakeClock
+from support.objects import job, spec_of
+
+
+class Ranks:
+    """Gang of two ranks. ``starts``: gangs started so far, over all attempts."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self.died: Future[None] = Future()
+        self.addresses = ["10.0.0.1", "10.0.0.2"]
+        self.pids = [100 + world.starts, 200 + world.starts]
+        self.killed = False
+
+    def start(self, config: dict[str, Any]) -> None:
+        self._world.starts += 1
+        self._world.updates = 0
+
+    def call(self, method: str, *args: Any) -> Any:
+        self._world.calls.append(method)
+        if self.died.done():
+            raise self.death()
+        return getattr(self, f"_{method}", lambda *_: [None, None])(*args)
+
+    def begin(self, method: str, *args: Any) -> Callable[[], list[Any]]:
+        return lambda: [f"{self._world.updates}-0", f"{self._world.updates}-1"]
+
+    def notify(self, method: str, *args: Any) -> None: ...
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def death(self) -> GangError:
+        return GangError("the processes of rank 1 on trainer-0 (10.0.0.2) have ended", [1])
+
+    def _flops(self) -> ModelFlops:
+        return ModelFlops(1000, 10)
+
+    def _log_probs(self, batch: TensorDict, reference: bool) -> TensorDict:
+        mask = batch["attention_mask"].float()
+        columns = {"log_probs": -0.1 * mask, "entropy": mask}
+        return TensorDict(columns, batch_size=batch.batch_size)
+
+    def _update_actor(self, batch: TensorDict, kl: float) -> dict[str, float]:
+        self._world.clock.time += 1.0
+        self._world.updates += 1
+        return {"actor/loss": float(torch.sum(batch["input_ids"]))}
+
+    def _poll_checkpoint(self, blocking: bool) -> list[list[int]]:
+        done, self._world.writing = self._world.writing, []
+        return [done, done]
+
+    def _save_checkpoint(self, step: int, state: dict[str, Any]) -> None:
+        path = directory(self._world.store / "checkpoints", step)
+        path.mkdir(parents=True, exist_ok=True)
+        (path / CONTROLLER_STATE).write_text(json.dumps(state))
+        (path / "updates").write_text(str(self._world.updates))
+        commit(self._world.store / "checkpoints", step, Origin("", ""))
+        self._world.writing.append(step)
+
+    def _load_checkpoint(self, path: str) -> None:
+        self._world.updates = int((Path(path) / "updates").read_text())
+
+
+class Engines:
+    """Rollout pool, client and reward. ``away``: why no engine serves, or "", asked at each use."""
+
+    fp8 = False
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self.attempt = 0
+        self.failures = 0
+        self.generated: list[tuple[int, int]] = []  # (prompt, version), also of answers that were not used
+
+    def hold(self) -> None: ...
+
+    def serves(self, version: int) -> bool:
+        return not self._world.away()
+
+    def shortage(self, version: int) -> str:
+        return self._world.away()
+
+    def serve(self, target: Target, timeout: float) -> dict[str, float]:
+        if self._world.away():
+            raise SyncError(self._world.away())
+        return {}
+
+    def model_configs(self, version: int) -> dict[str, dict[str, Any]]:
+        return {}
+
+    def generate(self, prompts: list[Prompt], version: int, cancelled: Any = None) -> list[Sample]:
+        self._world.before_generation(version)
+        if self._world.away():
+            raise TimeoutError(f"no engine serves version {version} after 480 s")
+        self._world.clock.time += 1.0
+        self.generated += [(prompt.index, version) for prompt in prompts]
+        n = self._world.spec.algorithm.samples_per_prompt
+        return [self._sample(prompt, number, version) for prompt in prompts for number in range(n)]
+
+    def _sample(self, prompt: Prompt, number: int, version: int) -> Sample:
+        ids = tuple(5 + (prompt.index * 7 + number * 3 + version + k) % 50 for k in range(1 + number % 4))
+        return Sample(prompt.index, number, ids, (-0.1,) * len(ids), version, "engine")
+
+    def score(self, samples: list[Sample]) -> list[float]:
+        return [float(sample.ids[0] % 2) for sample in samples]
+
+
+class World:
+    """A job of ``steps`` steps. ``between``: called by the loop's clock whenever it waits."""
+
+    def __init__(self, store: Path, steps: int = 6, **changes: Any) -> None:
+        manifest = job(totalSteps=steps, **changes)
+        manifest["spec"]["checkpoint"] |= {"everySteps": 4, "exportAtEnd": False}
+        manifest["spec"]["checkpoint"].pop("memory", None)
+        self.spec = spec_of(manifest)
+        self.store = store
+        self.starts = 0
+        self.updates = 0  # of the ranks' weights
+        self.writing: list[int] = []
+        self.calls: list[str] = []
+        self.away: Callable[[], str] = lambda: ""
+        self.before_generation: Callable[[int], None] = lambda _version: None
+        self.clock = FakeClock()
+        self.board = ProgressBoard()
+        self.seen: list[Any] = []  # statuses, one for each change
+        self.groups: list[Ranks] = []
+        self.engines = Engines(self)
+
+    def acquire(self, resource: str, ranks: int, gpus: int = 0, report: Any = None) -> object:
+        return object()
+
+    def release(self, resource: str) -> None: ...
+
+    def _group(self, _pool: Any) -> Ranks:
+        self.groups.append(Ranks(self))
+        return self.groups[-1]
+
+    def run(self) -> list[dict[str, Any]]:
+        """Run the job to its end; return its ledger."""
+        store = self.store
+        (store / "checkpoints").mkdir(parents=True, exist_ok=True)
+        model = open_model("preset:tiny-moe")
+        source = PromptSource(open_gym("reasoning-gym:gcd", seed=3), model.tokenizer, 4096)
+        gang = TrainerGang(self.spec, model.config, store / "checkpoints", self, self._group, self.clock)
+        pool = cast(RolloutPool, self.engines)
+        weights = DedicatedSynchronizer(gang, self.engines_protocol(), WeightPath(), self.spec.weight_sync)
+        failures = FailureHandler(RunRecord.load(store / "run.json"), self.spec.restart_policy)
+        inputs = Inputs(model, source, cast(Any, self.engines))
+        client = cast(RolloutClient, self.engines)
+        update = self.board.update
+
+        def recorded(**values: Any) -> None:
+            update(**values)
+            self.seen.append(self.board.get())
+
+        self.board.update = recorded  # type: ignore[method-assign]
+        loop = GrpoLoop(
+            self.spec, store, self.board, gang, pool, client, inputs, weights, failures, self.clock
+        )
+        loop.run()
+        return [json.loads(line) for line in (store / "ledger.jsonl").read_text().splitlines()]
+
+    def engines_protocol(self) -> Any:
+        """Return the engines; direct transfers, which they lack, are not used."""
+        return self.engines

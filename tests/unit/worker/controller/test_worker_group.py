@@ -1,0 +1,124 @@
+"""Calls of a gang of 256 stand-in ranks: progress has no limit, a hang is named soon, and by its rank."""
+
+from typing import Any
+
+import pytest
+
+from grpo_worker.controller.training.progress_watch import LONGEST_POLL
+from grpo_worker.controller.training.worker_group import GangError, WorkerGroup
+from support.clocks import FakeClock
+from support.stand_in_ranks import Methods, StandInProcesses
+
+WORLD, HANG, HOURS = 256, 240.0, 3600.0
+
+
+def _gang(**script: Any) -> tuple[WorkerGroup, StandInProcesses, FakeClock]:
+    clock = FakeClock()
+    processes = StandInProcesses(clock, WORLD, **script)
+    return WorkerGroup(Methods, processes, HANG, clock=clock), processes, clock
+
+
+def _work(seconds: float) -> Any:
+    return lambda _index, method: seconds if method == "work" else 0.0
+
+
+def test_a_call_of_three_hours_that_moves_lives() -> None:
+    # One rank alone reports something every 200 s, as when one file server is slow.
+    gang, processes, clock = _gang(
+        seconds=_work(3 * HOURS), count_at=lambda index, time: int(time // 200) if index == 17 else 5
+    )
+    began = clock.now()
+    gang.call("work")
+    assert clock.now() - began == 3 * HOURS
+    assert "position" not in processes.asked, "stacks are asked for only to name a hang"
+    assert processes.asked["progress"] <= WORLD * (3 * HOURS / LONGEST_POLL + 1)
+
+
+def test_a_hang_is_named_within_a_minute_of_the_limit_and_by_its_rank() -> None:
+    began = 1000.0
+
+    def count_at(index: int, time: float) -> int:
+        moved = min(int(time - began), 1000)  # everybody stops after 1000 s: rank 37 is one behind
+        return 0 if index == 37 else moved
+
+    gang, processes, clock = _gang(seconds=_work(3 * HOURS), count_at=count_at)
+    with pytest.raises(GangError) as caught:
+        gang.call("work")
+    assert 1000 + HANG <= clock.now() - began <= 1000 + HANG + 60
+    message = str(caught.value)
+    assert message.startswith("work: no progress in 2")
+    assert "rank 37 on trainer-4 (10.0.104.1) is stuck in loader.py:7 wait_for_something" in message
+    assert "group 0 all: 0 collectives begun, others 1000" in message
+    assert message.count("rank ") == 1
+    assert not caught.value.outside and caught.value.lost == []
+    assert processes.asked["position"] == WORLD
+
+
+def test_a_rank_whose_process_does_not_answer_is_named_although_others_move() -> None:
+    gang, processes, clock = _gang(seconds=_work(3 * HOURS), count_at=lambda _index, time: int(time))
+    began = clock.now()
+    processes.frozen = {200}
+    with pytest.raises(GangError, match=r"rank 200 on trainer-25 \(10.0.125.1\) does not respond") as caught:
+        gang.call("work")
+    assert HANG <= clock.now() - began <= HANG + 60
+    assert caught.value.outside, "a frozen process is not the job's fault"
+
+
+def test_ranks_that_all_wait_for_the_store_are_reported_together_and_are_not_the_jobs_fault() -> None:
+    gang, _, _ = _gang(seconds=_work(3 * HOURS), work="bytes read", count_at=lambda _index, _time: 7)
+    with pytest.raises(GangError) as caught:
+        gang.call("work")
+    text = "all ranks began the same collectives: rank 0 on trainer-0 (10.0.100.1), rank 1 on trainer-0"
+    assert text in str(caught.value)
+    assert "and 252 more ranks is stuck" in str(caught.value)
+    assert "last progress: 7 bytes read" in str(caught.value)
+    assert caught.value.outside and len(str(caught.value)) < 500
+
+
+def test_a_wait_for_others_than_the_gang_has_its_own_deadline() -> None:
+    gang, processes, clock = _gang(seconds=_work(HANG + 100), count_at=lambda _index, _time: 7)
+    processes.allowance = 120.0
+    began = clock.now()
+    gang.call("work")
+    assert clock.now() - began == HANG + 100
+
+
+def test_ranks_that_end_one_after_the_other_are_progress() -> None:
+    gang, _, clock = _gang(seconds=lambda index, method: 100.0 * index if method == "work" else 0.0)
+    began = clock.now()
+    gang.call("work")
+    assert clock.now() - began == 100.0 * (WORLD - 1)
+
+
+def test_a_dead_rank_ends_the_call_at_once() -> None:
+    gang, processes, clock = _gang(seconds=_work(HOURS), count_at=lambda _index, time: int(time))
+    processes.die(9)
+    began = clock.now()
+    with pytest.raises(GangError) as caught:
+        gang.call("work")
+    assert caught.value.lost == [9] and caught.value.outside
+    assert clock.now() == began
+
+
+def test_a_death_between_two_calls_is_named() -> None:
+    gang, processes, _ = _gang()
+    assert not gang.died.done()
+    processes.die(255, 8)
+    assert gang.died.done()
+    assert str(gang.death()) == (
+        "the processes of rank 8 on trainer-1 (10.0.101.1), rank 255 on trainer-31 (10.0.131.1) have ended"
+    )
+
+
+def test_ranks_start_with_one_copy_of_their_configuration() -> None:
+    gang, processes, _ = _gang()
+    gang.start({"spec": {}})
+    assert processes.stored == 1
+    assert [info.rank for info in gang.ranks] == list(range(WORLD))
+
+
+def test_processes_that_never_start_are_an_error_too() -> None:
+    clock = FakeClock()
+    processes = StandInProcesses(clock, 4, frozen={2})
+    with pytest.raises(GangError, match=r"start of processes: no progress .* rank 2 does not respond"):
+        WorkerGroup(Methods, processes, HANG, clock=clock)

@@ -1,0 +1,126 @@
+"""Parking: while engines or the reward server are away, the trainers wait, alive, and then go on."""
+
+import logging
+import threading
+from collections.abc import Callable, Hashable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any, TypeVar
+
+from grpo_operator.api.v1alpha1.status import Phase
+from grpo_worker.common.clock import Clock, utc_time
+from grpo_worker.common.errors import one_line
+from grpo_worker.controller.recovery.failures import FailureHandler
+from grpo_worker.controller.status.progress import ProgressBoard
+from grpo_worker.controller.training.gang import TrainerGang
+from grpo_worker.rollout.engine_pool import SyncError
+
+log = logging.getLogger(__name__)
+POLL_SECONDS = 2.0
+# Too few engines have the version, none serves it, or the reward server does not answer.
+AWAY = (SyncError, TimeoutError, ConnectionError)
+_T = TypeVar("_T")
+
+
+class Parking:
+    """Runs work that needs engines.
+
+    While it runs, a rank that dies ends the wait at once. Work that the death interrupted may be continued by
+    the next gang, which can then restore while answers are generated.
+    """
+
+    def __init__(
+        self, trainers: TrainerGang, board: ProgressBoard, failures: FailureHandler, clock: Clock,
+        between: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """``between``: called now and then while the trainers are parked."""
+        self._trainers = trainers
+        self._board = board
+        self._failures = failures
+        self._clock = clock
+        self._between = between
+        self._left: tuple[Hashable, Future[Any]] | None = None  # work that has outlived its gang
+
+    def run(
+        self, work: Callable[[], _T], park: Callable[[], None] = lambda: None, key: Hashable = None
+    ) -> _T:
+        """Return the result of ``work``, which can be repeated after an error of AWAY.
+
+        After such an error the trainers are parked until the work succeeds. ``park``: called once, when they
+        are parked. ``key``: identifies work that a new gang may continue. Raises GangError when a rank dies.
+        """
+        parked: tuple[Phase, str] | None = None  # phase and message before, and since when
+        while True:
+            try:
+                result = self._beside_gang(work, key)
+            except AWAY as error:
+                first = parked is None
+                parked = parked or self._begin()
+                self._report(str(error) or one_line(error), parked[1])
+                if first:
+                    park()
+                self._clock.sleep(POLL_SECONDS)
+                self._trainers.check()
+                self._failures.record.check()
+                self._between()
+            else:
+                if parked is not None:
+                    log.info("the trainers are no longer parked")
+                    self._board.update(phase=parked[0], message="", waiting="")
+                return result
+
+    def continues(self, key: Hashable) -> bool:
+        """Return whether work with this key has outlived its gang and may still succeed."""
+        if self._left is None or self._left[0] != key:
+            return False
+        future = self._left[1]
+        return not future.done() or future.exception() is None
+
+    def discard(self) -> None:
+        """Wait for the end of the work that has outlived its gang, which somebody has cancelled."""
+        left, self._left = self._left, None
+        if left is not None:
+            left[1].exception()
+
+    def _begin(self) -> tuple[Phase, str]:
+        self._failures.parked()
+        self._board.update(times_parked=self._failures.record.times_parked)
+        return self._board.get().phase, utc_time()
+
+    def _report(self, reason: str, since: str) -> None:
+        text = f"waiting since {since}: {reason}"
+        if self._board.get().waiting != text:
+            log.warning("%s", text)
+            recovering = self._board.get().phase in (Phase.TRAINING, Phase.RECOVERING)
+            phase = Phase.RECOVERING if recovering else Phase.STARTING
+            self._board.update(phase=phase, message=text, waiting=text)
+
+    def _beside_gang(self, work: Callable[[], _T], key: Hashable) -> _T:
+        """Run work in a thread, so that a rank that dies meanwhile is noticed."""
+        future: Future[_T] = self._take(key) or _in_thread(work)
+        ends: list[Future[Any]] = [future, self._trainers.died]
+        wait(ends, return_when=FIRST_COMPLETED)
+        if not future.done():
+            self._left = (key, future) if key is not None else None
+        if not future.done() or future.exception() is not None:
+            self._trainers.check()  # the death may be the reason of the error
+        return future.result()
+
+    def _take(self, key: Hashable) -> "Future[Any] | None":
+        if key is None or not self.continues(key):
+            return None
+        left, self._left = self._left, None
+        return left[1] if left else None
+
+
+def _in_thread(work: Callable[[], _T]) -> "Future[_T]":
+    """Run work in a thread of its own: threads of a pool may still be busy with the work of an old gang."""
+    future: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name="engine-work").start()
+    return future

@@ -1,0 +1,52 @@
+"""Files whose bytes count as progress."""
+
+import io
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from grpo_worker.profiling.progress import PROGRESS, READ, WRITTEN
+
+_LOOK_SECONDS = 1.0
+
+
+class _CountedRaw(io.FileIO):
+    def readinto(self, buffer: Any, /) -> int | None:
+        count = super().readinto(buffer)
+        PROGRESS.add(READ, count or 0)
+        return count
+
+
+def open_counted(path: Path) -> io.BufferedReader:
+    """Open a file for reading; its bytes count as progress while they are read."""
+    return io.BufferedReader(_CountedRaw(path), 2**20)
+
+
+@contextmanager
+def growing(path: Path) -> Iterator[None]:
+    """Count the growth of a file as progress, while one call of a library writes it."""
+    ended = threading.Event()
+    seen = 0
+
+    def look() -> None:
+        nonlocal seen
+        size = path.stat().st_size if path.is_file() else 0
+        if size > seen:
+            PROGRESS.add(WRITTEN, size - seen)
+            seen = size
+
+    def watch() -> None:
+        while not ended.wait(_LOOK_SECONDS):
+            look()
+
+    thread = threading.Thread(target=watch, daemon=True, name=f"growth of {os.path.basename(path)}")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        look()
