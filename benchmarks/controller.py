@@ -7,6 +7,7 @@ others, which only receive. Adds to benchmarks/results/trainer.json.
 
 import statistics
 import time
+from concurrent.futures import Future
 from typing import Any
 
 import ray
@@ -14,6 +15,8 @@ import torch
 from tensordict import TensorDict
 
 from grpo_devcluster.results import record
+from grpo_worker.common.clock import SYSTEM_CLOCK
+from grpo_worker.controller.training.processes import RayProcesses
 from grpo_worker.controller.training.worker_group import WorkerGroup
 from grpo_worker.roles.dispatch import Dispatch, Packed, RankInfo, register
 
@@ -41,19 +44,27 @@ class Receiver:
     def log_probs(self, batch: Packed) -> None: ...
 
 
-class Simulated(WorkerGroup):
-    """A worker group over actors that exist already."""
+class Actors(RayProcesses):
+    """Actors that answer for the ranks; nobody watches whether they live."""
 
     def __init__(self, ranks: list[RankInfo]) -> None:
-        self._cls, self._timeout, self._hang, self._flight_records = Idle, 120.0, 240.0, ""
-        self.ranks = ranks
         remote = ray.remote(num_cpus=0)
         shared = [remote(Receiver).remote() for _ in range(SHARED)]
         self._actors = [shared[info.rank % SHARED] for info in ranks]
+        self.count, self.died, self._dead = len(ranks), Future(), set()
         for info in ranks:
             if info.collects(Dispatch.MEGATRON_COMPUTE):
                 self._actors[info.rank] = remote(Idle).remote()
                 ray.get(self._actors[info.rank].stand_at.remote(info))
+
+
+class Simulated(WorkerGroup):
+    """A worker group over actors that exist already."""
+
+    def __init__(self, ranks: list[RankInfo]) -> None:
+        self._cls, self._hang, self._flight_records, self._clock = Idle, 240.0, "", SYSTEM_CLOCK
+        self.ranks, self.hosts, self._order = ranks, [], [info.rank for info in ranks]
+        self._processes = Actors(ranks)
 
 
 def ranks_of() -> list[RankInfo]:

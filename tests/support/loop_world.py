@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 
 from grpo_operator.api.weight_path import WeightPath
-from grpo_worker.checkpointing.store import CONTROLLER_STATE, Origin, commit, directory
+from grpo_worker.checkpointing.store import CONTROLLER_STATE, Origin, commit, directory, model_digest
 from grpo_worker.controller.inputs import Inputs
 from grpo_worker.controller.loop import GrpoLoop
 from grpo_worker.controller.model_files import open_model
@@ -87,7 +87,7 @@ class Ranks:
         path.mkdir(parents=True, exist_ok=True)
         (path / CONTROLLER_STATE).write_text(json.dumps(state))
         (path / "updates").write_text(str(self._world.updates))
-        commit(self._world.store / "checkpoints", step, Origin("", ""))
+        commit(self._world.store / "checkpoints", step, Origin(self._world.model, ""))
         self._world.writing.append(step)
 
     def _load_checkpoint(self, path: str) -> None:
@@ -148,6 +148,7 @@ class World:
         self.spec = spec_of(manifest)
         self.store = store
         self.starts = 0
+        self.model = ""  # digest
         self.updates = 0  # of the ranks' weights
         self.writing: list[int] = []
         self.calls: list[str] = []
@@ -173,6 +174,7 @@ class World:
         store = self.store
         (store / "checkpoints").mkdir(parents=True, exist_ok=True)
         model = open_model("preset:tiny-moe")
+        self.model = model_digest(model.config)
         source = PromptSource(open_gym("reasoning-gym:gcd", seed=3), model.tokenizer, 4096)
         gang = TrainerGang(self.spec, model.config, store / "checkpoints", self, self._group, self.clock)
         pool = cast(RolloutPool, self.engines)

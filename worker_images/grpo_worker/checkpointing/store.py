@@ -6,6 +6,7 @@ which is written last; incomplete checkpoints are ignored on load and removed by
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Mapping
@@ -13,11 +14,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+log = logging.getLogger(__name__)
 MARKER = "COMMITTED"
+SET_ASIDE = "DAMAGED"  # name of the marker of a damaged checkpoint, which is removed like incomplete ones
 CONTROLLER_STATE = "controller.json"
 # Fields of a config.json that do not affect the function that a model computes.
 NO_SHAPE = ("transformers_version", "torch_dtype", "dtype", "quantization_config")
 FORMAT = 1  # of the marker and the checkpoint; increment it when older code could not load them
+
+
+class DamagedCheckpointError(ValueError):
+    """A checkpoint that was complete is not any more; an older one may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +64,29 @@ def commit(root: str | Path, step: int, origin: Origin) -> None:
     temporary.rename(path / MARKER)
 
 
+def newest_sound(root: str | Path, model: str) -> int:
+    """Return the step of the newest complete checkpoint that can be loaded; 0: there is none.
+
+    A damaged one loses its marker, so that the one before is used. Raises ValueError like ``verify`` for
+    checkpoints that are whole, but of another model or of a newer version.
+    """
+    for step in reversed(complete_steps(root)):
+        path = directory(root, step)
+        try:
+            verify(path, model)
+        except DamagedCheckpointError as error:
+            log.error("%s; it is set aside", error)
+            (path / MARKER).rename(path / SET_ASIDE)
+        else:
+            return step
+    return 0
+
+
 def verify(path: Path, model: str) -> Origin:
     """Check a complete checkpoint and return its origin.
 
-    Raises ValueError, with the remedy, when it is incomplete, truncated, of another model, or written by a
-    newer version.
+    Raises DamagedCheckpointError when it is truncated, and ValueError, with the remedy, when it is
+    incomplete, of another model, or written by a newer version.
     """
     remedy = f"remove {path / MARKER} to fall back to an older checkpoint"
     try:
@@ -72,7 +97,9 @@ def verify(path: Path, model: str) -> Origin:
             f"checkpoint {path} has no {MARKER}: it was never completed: use another one"
         ) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"checkpoint {path}: {MARKER} cannot be read ({error!r}); {remedy}") from error
+        raise DamagedCheckpointError(
+            f"checkpoint {path}: {MARKER} cannot be read ({error!r}); {remedy}"
+        ) from error
     if version > FORMAT:
         raise ValueError(
             f"checkpoint {path} has format {version}, this image reads formats up to {FORMAT}: use the image "
@@ -86,7 +113,9 @@ def verify(path: Path, model: str) -> Origin:
     for name, size in files.items():
         file = path / name
         if not file.is_file() or file.stat().st_size != size:
-            raise ValueError(f"checkpoint {path}: {name} is missing or not {size} bytes long; {remedy}")
+            raise DamagedCheckpointError(
+                f"checkpoint {path}: {name} is missing or not {size} bytes long; {remedy}"
+            )
     return origin
 
 

@@ -306,4 +306,5 @@ class GrpoLoop:
         if served is not None:  # else the engines may serve the version of an earlier controller
             changes["weight_version"] = served
         record = self._record
-        self._board.update(step=self._step, attempt=record.attempt, restarts=record.restarts, **changes)
+        counts = {"restarts": record.restarts, "times_parked": record.times_parked}
+        self._board.update(step=self._step, attempt=record.attempt, **counts, **changes)

@@ -6,7 +6,7 @@ import pytest
 
 from grpo_operator.api.messages import AgentStatus
 from grpo_operator.api.names import Owner
-from grpo_operator.api.v1alpha1.status import EngineState, LayoutStatus
+from grpo_operator.api.v1alpha1.status import EngineState, GRPOJobStatus, LayoutStatus
 from grpo_operator.kuberay_client.models import RayClusterStatus
 from grpo_operator.observe.watched_kinds import reduced
 from grpo_operator.plan.observed import Observed
@@ -143,6 +143,29 @@ def test_a_job_without_samples_is_not_ready() -> None:
     for kind, value in (("Ready", "False"), ("Degraded", "True")):
         found = _condition(status, kind)
         assert (found.status, found.reason) == (value, "NoSamples") and "HTTP 400" in found.message
+
+
+def test_parked_trainers_say_what_they_wait_for_and_since_when() -> None:
+    text = "waiting since 2026-01-01T00:00:00Z: 0 of minAvailable=2 engines serve version 7: a RESTARTING"
+    status = _status(running("Recovering", message=text, waiting=text, times_parked=1))
+    assert (status.phase, status.times_parked, status.attempt) == ("Recovering", 1, 1)
+    conditions = {condition.type: condition for condition in status.conditions}
+    for kind, value in (("Ready", "False"), ("Degraded", "True")):
+        found = conditions[kind]
+        assert (found.status, found.reason) == (value, "Parked") and text in found.message
+    assert conditions["Stalled"].status == conditions["Failed"].status == "False", (
+        "nothing has to be corrected"
+    )
+
+
+def test_a_back_off_shows_the_next_attempt_and_the_reason() -> None:
+    later = "2026-01-01T00:05:00Z"
+    waiting = running("Recovering", next_attempt=later, last_failure="rank 3 on trainer-0 does not respond")
+    status = _status(waiting)
+    assert (status.next_attempt_at, status.last_failure) == (later, "rank 3 on trainer-0 does not respond")
+    manifest = job() | {"status": status.wire()}
+    again = GRPOJobStatus.model_validate(status.wire())
+    assert again == status and manifest["status"]["nextAttemptAt"] == later
 
 
 def test_tokens_and_rows_are_in_the_status() -> None:

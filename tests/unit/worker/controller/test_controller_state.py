@@ -158,6 +158,21 @@ def test_a_checkpoint_that_cannot_be_loaded_says_what_to_do(
         store.verify(path, ORIGIN.model)
 
 
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(tmp_path: Path) -> None:
+    for step in (4, 8):
+        path = store.directory(tmp_path, step)
+        path.mkdir()
+        (path / "__0_0.distcp").write_bytes(b"0123")
+        store.commit(tmp_path, step, ORIGIN)
+    assert store.newest_sound(tmp_path, ORIGIN.model) == 8
+    (store.directory(tmp_path, 8) / "__0_0.distcp").write_bytes(b"01")
+    assert store.newest_sound(tmp_path, ORIGIN.model) == 4
+    assert store.complete_steps(tmp_path) == [4]
+    with pytest.raises(ValueError, match="another model"):
+        store.newest_sound(tmp_path, "of another model")
+    assert store.complete_steps(tmp_path) == [4], "a checkpoint of another model is not damaged"
+
+
 def _replace(marker: Path, old: str, new: str) -> None:
     marker.write_text(marker.read_text().replace(old, new))
 

@@ -12,7 +12,7 @@ from ray.util.placement_group import PlacementGroup
 
 from grpo_operator.api.base import Device
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
-from grpo_worker.checkpointing.store import CONTROLLER_STATE, complete_steps, directory
+from grpo_worker.checkpointing.store import CONTROLLER_STATE, directory, model_digest, newest_sound
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
 from grpo_worker.controller.training.processes import RayProcesses
 from grpo_worker.controller.training.resource_pools import ResourcePoolManager
@@ -133,8 +133,11 @@ class TrainerGang:
 
     @property
     def newest(self) -> int:
-        """Return the step of the newest complete checkpoint in the store; 0: there is none."""
-        return max(complete_steps(self._checkpoints), default=0)
+        """Return the step of the newest complete checkpoint in the store; 0: there is none.
+
+        Damaged checkpoints are set aside.
+        """
+        return newest_sound(self._checkpoints, model_digest(self.hf))
 
     def restore(self) -> Restored:
         """Load the newest complete checkpoint of the store into the ranks."""
