@@ -29,6 +29,7 @@ from support.faults import (
 from support.jobs import ENDED, STEPS, Start, store_of
 
 DEADLINE = 20  # seconds of weightSync.timeoutSeconds
+POOL_TIMEOUT = 4 * DEADLINE  # seconds that a step waits for engines before the trainers are parked
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +161,29 @@ def test_an_engine_killed_during_a_sync_is_left_out_and_comes_back(job: JobView)
     wait_step(job, step + 2, 120)
 
 
+def test_trainers_wait_alive_while_all_engines_are_away(job: JobView) -> None:
+    """Kill all engines, and hide them from the controller for longer than it waits for them in a step."""
+    until("both engines serve", lambda: _serving(job) == 2, 120)
+    before, seen, step = uids(job), report(job), step_of(job)
+    engines, controllers = job.pods("rollout"), job.pods("controller")
+    for pod in engines:
+        kill_container(pod, "engine")
+    with cut_off(engines[0], controllers), cut_off(engines[1], controllers):
+        until("the trainers are parked", lambda: report(job)["waiting"], 2 * POOL_TIMEOUT + 60)
+        until("the job's status says so", lambda: "Parked" in _reasons(job, "Ready"), 60)
+        parked = report(job)
+        assert parked["phase"] == "Recovering" and parked["message"].startswith("waiting since ")
+        time.sleep(DEADLINE)
+        assert report(job)["trainers"] == seen["trainers"], "the processes of the ranks were replaced"
+    wait_step(job, step + 3, 300)
+    after = report(job)
+    assert {key: after[key] for key in ("trainers", "attempt", "restarts", "restored")} == {
+        key: seen[key] for key in ("trainers", "attempt", "restarts", "restored")
+    }
+    assert (after["timesParked"], after["waiting"]) == (seen["timesParked"] + 1, "")
+    assert uids(job) == before
+
+
 def test_the_operator_may_be_away(job: JobView) -> None:
     """Stop the operator; meanwhile the engine of the test before recovers."""
     before, step = uids(job), step_of(job)
@@ -199,6 +223,10 @@ def _behind(job: JobView, pod: dict[str, Any]) -> bool:
     """Return whether an engine does not serve, or serves an older version that it reports."""
     status = agent(pod)
     return bool(status["state"] != "SERVING" or status["weightVersion"] < step_of(job) - 1)
+
+
+def _reasons(job: JobView, kind: str) -> list[str]:
+    return [str(c["reason"]) for c in job.status().get("conditions", []) if c["type"] == kind]
 
 
 def _serving(job: JobView) -> int:

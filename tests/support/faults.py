@@ -122,7 +122,8 @@ def slowed(pod: dict[str, Any], rate: str) -> Iterator[None]:
 @contextlib.contextmanager
 def cut_off(pod: dict[str, Any], others: list[dict[str, Any]]) -> Iterator[None]:
     """Drop every packet between a pod and others; check that some were dropped."""
-    inside = ["nsenter", "-t", str(main_process(pod, "engine")), "-n", "iptables"]
+    # The engine itself may be killed while the rules are in place.
+    inside = ["nsenter", "-t", str(main_process(pod, "agent")), "-n", "iptables"]
     ways = [("INPUT", "-s"), ("OUTPUT", "-d")]
     rules = [[chain, flag, other["status"]["podIP"]] for chain, flag in ways for other in others]
     for chain, *match in rules:

@@ -16,6 +16,7 @@ from grpo_worker.roles.host import RankHost
 
 log = logging.getLogger(__name__)
 _ANSWER_SECONDS = 10.0  # for an answer of the threads that watch
+_IMPORT_SECONDS = 300.0  # until a new process can answer: it imports torch from a cold disk
 
 
 class GangError(RuntimeError):
@@ -60,7 +61,8 @@ class WorkerGroup:
         count = processes.count
         self._order = list(range(count))  # process of each rank
         self.hosts: list[RankHost] = []
-        hosts = self._wait([processes.call(index, "node") for index in range(count)], "start of processes")
+        calls = [processes.call(index, "node") for index in range(count)]
+        hosts = self._wait(calls, "start of processes", hang_seconds + _IMPORT_SECONDS)
         # Ranks of one node must be consecutive, so that tensor parallelism stays within a node.
         self._order.sort(key=lambda index: (hosts[index].address, index))
         self.hosts = [hosts[index] for index in self._order]
@@ -133,9 +135,9 @@ class WorkerGroup:
     def _remote(self, rank: int, method: str, *args: Any) -> Any:
         return self._processes.call(self._order[rank], method, *args)
 
-    def _wait(self, calls: list[Any], method: str) -> list[Any]:
+    def _wait(self, calls: list[Any], method: str, limit: float = 0.0) -> list[Any]:
         pending = list(calls)
-        watch = ProgressWatch(self._hang, len(self._order), self._clock.now())
+        watch = ProgressWatch(limit or self._hang, len(self._order), self._clock.now())
         while pending:
             done, pending = self._processes.wait(pending, 1, poll_seconds(self._hang))
             failure = next((error for error in map(self._processes.error, done) if error), None)
