@@ -39,6 +39,11 @@ class JobCollector(Collector):
             "rewardMean": GaugeMetricFamily(
                 "grpo_job_reward_mean", "Mean reward of the last step", labels=_JOB
             ),
+            "timesParked": GaugeMetricFamily(
+                "grpo_job_times_parked",
+                "Times that the trainers waited, alive, for engines or for the reward server",
+                labels=_JOB,
+            ),
             "tokensPerSecondPerGpu": GaugeMetricFamily(
                 "grpo_job_tokens_per_second_per_gpu", "Throughput of the last step", labels=_JOB
             ),

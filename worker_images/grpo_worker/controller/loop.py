@@ -31,7 +31,7 @@ from grpo_worker.metrics.writer import MetricsWriter
 from grpo_worker.rewards.verifiers import RewardError
 from grpo_worker.rollout.batch_file import RolloutBatch
 from grpo_worker.rollout.client import RolloutClient
-from grpo_worker.rollout.engine_pool import MixedWeightsError, RolloutPool, SyncError
+from grpo_worker.rollout.engine_pool import RolloutPool, SyncError
 from grpo_worker.rollout.sampling import UnfitEngineError
 from grpo_worker.rollout.train_batch import make_batch
 from grpo_worker.weightsync.protocol.version import Version
@@ -72,7 +72,7 @@ class GrpoLoop:
         observability = spec.observability
         sinks = sinks_of(observability, store.name, store)
         self._metrics = MetricsWriter(store, sinks, observability.thresholds)
-        self._parking = Parking(trainers, board, failures, clock, self._suspend_parked)
+        self._parking = Parking(trainers, board, failures, clock)
         self._checkpoints = RunCheckpoints(spec, store, trainers, self._scheduler, board, self._state)
         self._step = 0
         self._background: list[Future[Any]] = []  # work of the last step that continues beside the next one
@@ -108,8 +108,6 @@ class GrpoLoop:
                     self._trainers.stop()
             except GangError as error:
                 self._restart(str(error), "infrastructure" if error.outside else "job")
-            except (SyncError, MixedWeightsError) as error:
-                self._restart(str(error), "infrastructure")
             except Exception as error:  # any other failure is counted and retried too, within maxRestarts
                 log.exception("the attempt failed")
                 self._restart(one_line(error), "infrastructure" if comes_from_outside(error) else "job")
@@ -250,14 +248,6 @@ class GrpoLoop:
         self._report(phase=Phase.SUSPENDED, message=f"checkpoint of step {self._step} is complete")
         self._board.wait_until_resumed()
         self._report(phase=Phase.TRAINING, message="")
-
-    def _suspend_parked(self) -> None:
-        """Suspend while the trainers wait for engines, if requested: the checkpoint is saved already."""
-        if not self._board.get().suspend_requested:
-            return
-        step = self._board.get().last_checkpoint or 0
-        self._report(phase=Phase.SUSPENDED, message=f"checkpoint of step {step} is complete", waiting="")
-        self._board.wait_until_resumed()
 
     def _finish(self) -> None:
         self._save_now()

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from grpo_operator.api.messages import ControllerStatus
 from grpo_operator.api.v1alpha1.status import Phase
+from grpo_worker.rollout.sampling import Sample
 from support.loop_world import World
 
 OUTAGE = 7200.0  # seconds
@@ -155,3 +157,43 @@ def test_back_off_and_reason_are_in_the_status(tmp_path: Path) -> None:
     assert waits and all(seen.phase == Phase.RECOVERING and seen.last_failure for seen in waits)
     assert status.next_attempt == "", "it is over"
     assert world.clock.now() - 1000 >= 5 + 10 + 20
+
+
+def test_a_parked_job_can_be_suspended_and_resumed(tmp_path: Path, calm: list[dict[str, Any]]) -> None:
+    world = World(tmp_path)
+    _away_during_generation(world, version=2)
+    sleep, polls = world.clock.sleep, itertools.count()
+    suspended: list[ControllerStatus] = []
+
+    def sleep_and_suspend(seconds: float) -> None:
+        sleep(seconds)
+        if next(polls) == 20:
+            world.board.request_suspend(True)
+
+    def wait_until_resumed() -> None:
+        suspended.append(world.board.get())
+        world.board.request_suspend(False)
+
+    world.clock.sleep = sleep_and_suspend  # type: ignore[method-assign]
+    world.board.wait_until_resumed = wait_until_resumed  # type: ignore[method-assign]
+    assert world.run() == calm
+    (status,) = suspended
+    assert (status.phase, status.message) == (Phase.SUSPENDED, "checkpoint of step 2 is complete")
+
+
+def test_a_reward_server_that_is_away_parks_the_trainers_too(
+    tmp_path: Path, calm: list[dict[str, Any]]
+) -> None:
+    world = World(tmp_path)
+    score, tries = world.engines.score, itertools.count()
+
+    def away_at_first(samples: list[Sample]) -> list[float]:
+        if next(tries) in (2, 3, 4):
+            raise ConnectionError("http://verifier: start the server, or correct the address")
+        return score(samples)
+
+    world.engines.score = away_at_first  # type: ignore[method-assign]
+    assert world.run() == calm
+    status = world.board.get()
+    assert (status.times_parked, status.attempt, world.starts) == (1, 1, 1)
+    assert any("http://verifier" in seen.waiting for seen in world.seen)

@@ -10,9 +10,11 @@ from grpo_operator.api.errors import cause_of
 from grpo_operator.api.v1alpha1.grpojob import RestartPolicySpec
 from grpo_worker.common.errors import LONGEST
 from grpo_worker.controller.recovery.run_record import Cause, RunRecord
+from grpo_worker.rollout.engine_pool import MixedWeightsError, SyncError
 
 log = logging.getLogger(__name__)
 MAX_BACKOFF = 300.0  # seconds
+_OUTSIDE = (OSError, httpx.TransportError, SyncError, MixedWeightsError)
 
 
 class FailureHandler:
@@ -66,11 +68,11 @@ class FailureHandler:
 
 
 def comes_from_outside(error: BaseException | None) -> bool:
-    """Return whether a store, a server or the network caused an error: another attempt may then help."""
+    """Return whether a store, a server, an engine or the network caused an error: waiting may then help."""
     while error is not None:
         if isinstance(error, httpx.HTTPStatusError):
             return error.response.is_server_error
-        if isinstance(error, OSError | httpx.TransportError):
+        if isinstance(error, _OUTSIDE):
             return True
         error = error.__cause__
     return False

@@ -29,15 +29,12 @@ class Parking:
     """
 
     def __init__(
-        self, trainers: TrainerGang, board: ProgressBoard, failures: FailureHandler, clock: Clock,
-        between: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
-        """``between``: called now and then while the trainers are parked."""
+        self, trainers: TrainerGang, board: ProgressBoard, failures: FailureHandler, clock: Clock
+    ) -> None:
         self._trainers = trainers
         self._board = board
         self._failures = failures
         self._clock = clock
-        self._between = between
         self._left: tuple[Hashable, Future[Any]] | None = None  # work that has outlived its gang
 
     def run(
@@ -61,7 +58,7 @@ class Parking:
                 self._clock.sleep(POLL_SECONDS)
                 self._trainers.check()
                 self._failures.record.check()
-                self._between()
+                self._suspend_if_requested()
             else:
                 if parked is not None:
                     log.info("the trainers are no longer parked")
@@ -93,6 +90,15 @@ class Parking:
             recovering = self._board.get().phase in (Phase.TRAINING, Phase.RECOVERING)
             phase = Phase.RECOVERING if recovering else Phase.STARTING
             self._board.update(phase=phase, message=text, waiting=text)
+
+    def _suspend_if_requested(self) -> None:
+        """Suspend the job; the checkpoint was saved when the trainers were parked."""
+        status = self._board.get()
+        if status.suspend_requested:
+            message = f"checkpoint of step {status.last_checkpoint or 0} is complete"
+            self._board.update(phase=Phase.SUSPENDED, message=message, waiting="")
+            self._board.wait_until_resumed()
+            self._board.update(phase=Phase.RECOVERING)
 
     def _beside_gang(self, work: Callable[[], _T], key: Hashable) -> _T:
         """Run work in a thread, so that a rank that dies meanwhile is noticed."""

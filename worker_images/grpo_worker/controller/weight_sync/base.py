@@ -2,6 +2,7 @@
 
 from grpo_operator.api.v1alpha1.model import WeightSyncSpec
 from grpo_operator.api.weight_path import WeightPath
+from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
 from grpo_worker.controller.config import pool_timeout
 from grpo_worker.controller.weight_sync.direct_transfer import Delivery, coordinator_for
 from grpo_worker.controller.weight_sync.synchronizer import Engines, Trainers
@@ -12,12 +13,18 @@ class BaseSynchronizer:
     """The two ends of the weight path, and the coordinator of direct transfers if the path has them."""
 
     def __init__(
-        self, trainers: Trainers, engines: Engines, path: WeightPath, settings: WeightSyncSpec
+        self,
+        trainers: Trainers,
+        engines: Engines,
+        path: WeightPath,
+        settings: WeightSyncSpec,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._trainers = trainers
         self._engines = engines
         self._deltas = path.delta
-        self._direct = coordinator_for(path, trainers, engines, settings.timeout_seconds)
+        self._clock = clock
+        self._direct = coordinator_for(path, trainers, engines, settings.timeout_seconds, clock)
         self._pool_timeout = pool_timeout(settings)
         self.served: Version | None = None
 

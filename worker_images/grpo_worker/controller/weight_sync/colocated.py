@@ -1,12 +1,12 @@
 """Weight synchronizer for trainers and engines that use the same GPUs alternately (``mode: colocated``)."""
 
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
 from grpo_operator.api.v1alpha1.model import WeightSyncSpec
 from grpo_operator.api.weight_path import WeightPath
+from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
 from grpo_worker.controller.weight_sync.base import BaseSynchronizer
 from grpo_worker.controller.weight_sync.synchronizer import METRIC_PREFIX, Engines, PushResult, Trainers
 from grpo_worker.metrics.timing import StepTimer
@@ -22,9 +22,14 @@ class ColocatedSynchronizer(BaseSynchronizer):
     """
 
     def __init__(
-        self, trainers: Trainers, engines: Engines, path: WeightPath, settings: WeightSyncSpec
+        self,
+        trainers: Trainers,
+        engines: Engines,
+        path: WeightPath,
+        settings: WeightSyncSpec,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        super().__init__(trainers, engines, path, settings)
+        super().__init__(trainers, engines, path, settings, clock)
         self._pushed: Target | None = None
         # Parts of their GPU memory that the engines hold. None: unknown, as after an earlier attempt.
         self._held: Sequence[str] | None = None
@@ -43,11 +48,11 @@ class ColocatedSynchronizer(BaseSynchronizer):
 
     def push(self, version: Version) -> "Future[PushResult]":
         """Stage the trainers' weights as ``version``; the engines have no GPU memory to load it now."""
-        started = time.monotonic()
+        started = self._clock.now()
         digests = self._trainers.call("publish_weights", version, self._engines.fp8, self._deltas)
         self._pushed = Target(version, self._trainers.sources())
         result: Future[PushResult] = Future()
-        result.set_result(PushResult(digests, {f"{METRIC_PREFIX}publish": time.monotonic() - started}))
+        result.set_result(PushResult(digests, {f"{METRIC_PREFIX}publish": self._clock.now() - started}))
         return result
 
     def before_generation(self, timer: StepTimer) -> None:

@@ -1,13 +1,13 @@
 """Weight synchronizer for trainers and engines that have GPUs of their own."""
 
 import logging
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from grpo_operator.api.v1alpha1.model import WeightSyncSpec
 from grpo_operator.api.weight_path import WeightPath
+from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
 from grpo_worker.controller.weight_sync.base import BaseSynchronizer
 from grpo_worker.controller.weight_sync.synchronizer import METRIC_PREFIX, Engines, PushResult, Trainers
 from grpo_worker.metrics.timing import StepTimer
@@ -21,9 +21,14 @@ class DedicatedSynchronizer(BaseSynchronizer):
     """Sends each version directly where it can, and always stages it for engines that join late."""
 
     def __init__(
-        self, trainers: Trainers, engines: Engines, path: WeightPath, settings: WeightSyncSpec
+        self,
+        trainers: Trainers,
+        engines: Engines,
+        path: WeightPath,
+        settings: WeightSyncSpec,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        super().__init__(trainers, engines, path, settings)
+        super().__init__(trainers, engines, path, settings, clock)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
         self._pushed: Version | None = None
         self._settled = False  # whether enough engines were seen to serve the pushed version
@@ -65,9 +70,9 @@ class DedicatedSynchronizer(BaseSynchronizer):
         self, target: Target, digests: Callable[[], list[Any]], metrics: dict[str, float]
     ) -> PushResult:
         """Wait until the version is staged, and bring the engines to it that do not serve it yet."""
-        started = time.monotonic()
+        started = self._clock.now()
         staged = digests()
-        metrics[f"{METRIC_PREFIX}publish"] = time.monotonic() - started
+        metrics[f"{METRIC_PREFIX}publish"] = self._clock.now() - started
         try:
             metrics |= self._engines.serve(target, self._pool_timeout)
         except SyncError as error:  # the version is staged; engines that come back fetch it

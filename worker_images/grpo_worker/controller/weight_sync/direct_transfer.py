@@ -1,7 +1,6 @@
 """Coordination of direct transfers: versions go from trainer ranks into engine ranks without staging."""
 
 import logging
-import time
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
@@ -10,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from grpo_operator.api.weight_path import Backend, WeightPath
+from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
 from grpo_worker.controller.weight_sync.synchronizer import METRIC_PREFIX, Engines, Trainers
 from grpo_worker.rollout.routing import EngineEntry
 from grpo_worker.weightsync.protocol.direct_load import LINK
@@ -45,11 +45,19 @@ class DirectTransferCoordinator:
     A group is used as long as its members stay the same.
     """
 
-    def __init__(self, trainers: Trainers, engines: Engines, backend: Backend, timeout: float) -> None:
+    def __init__(
+        self,
+        trainers: Trainers,
+        engines: Engines,
+        backend: Backend,
+        timeout: float,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         """``timeout``: seconds for the transfer of one version."""
         self._trainers = trainers
         self._engines = engines
         self._backend = backend
+        self._clock = clock
         self._timeout = timeout
         self._members: Members = {}  # of the open group
         self._failed: Members = {}  # of the group that failed last
@@ -67,14 +75,14 @@ class DirectTransferCoordinator:
         After a failure the version must be staged, and some engines may be STALE.
         """
         self._engines.hold()
-        started = time.monotonic()
+        started = self._clock.now()
         try:
             complete, seconds = True, self.transfer(version)
         except TransferError as error:
             complete, seconds = False, {}
             log.warning("version %d is staged, because its direct transfer failed: %s", version, error)
         metrics = {f"{METRIC_PREFIX}{phase}": value for phase, value in seconds.items()}
-        metrics[f"{METRIC_PREFIX}link"] = time.monotonic() - started
+        metrics[f"{METRIC_PREFIX}link"] = self._clock.now() - started
         metrics["weight_sync/link_failures"] = float(self.failures)
         return Delivery(complete, self.group, metrics)
 
@@ -189,7 +197,7 @@ class DirectTransferCoordinator:
 
 
 def coordinator_for(
-    path: WeightPath, trainers: Trainers, engines: Engines, timeout: float
+    path: WeightPath, trainers: Trainers, engines: Engines, timeout: float, clock: Clock = SYSTEM_CLOCK
 ) -> DirectTransferCoordinator | None:
     """Return the coordinator of the path's direct transfers, or None if every version is staged."""
-    return DirectTransferCoordinator(trainers, engines, path.direct, timeout) if path.direct else None
+    return DirectTransferCoordinator(trainers, engines, path.direct, timeout, clock) if path.direct else None
