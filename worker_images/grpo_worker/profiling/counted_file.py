@@ -19,6 +19,11 @@ class _CountedRaw(io.FileIO):
         PROGRESS.add(READ, count or 0)
         return count
 
+    def readall(self) -> bytes:
+        data = super().readall()
+        PROGRESS.add(READ, len(data))
+        return data
+
 
 def open_counted(path: Path) -> io.BufferedReader:
     """Open a file for reading; its bytes count as progress while they are read."""

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,13 @@ class Engines(Even):
         self.gate = threading.Event()
         self.gate.set()
         self.versions: list[int] = []
+        self.failures = 0  # of the next calls
 
     def generate(self, prompts: list[Prompt], version: int, cancelled: Any = None) -> list[Sample]:
         self.gate.wait(10)
+        if self.failures:
+            self.failures -= 1
+            raise TimeoutError(f"no engine serves version {version}")
         self.versions.append(version)
         return [self._answer(p, number, version) for p in prompts for number in range(N)]
 
@@ -112,6 +117,34 @@ def test_a_restart_waits_for_what_is_under_way_and_forgets_it(tmp_path: Path) ->
     found = run.steps(3, 3)[0]
     assert [p.index for p in found.prompts] == list(range(2 * WANTED, 3 * WANTED))
     assert {s.version for s in found.samples} == {1}
+
+
+@pytest.mark.parametrize("place", ["before_push", "save"])
+def test_engines_that_were_away_generate_the_same_samples_again(tmp_path: Path, place: str) -> None:
+    undisturbed = Run(tmp_path / "a", Engines()).steps(1, 4)
+    engines = Engines()
+    run = Run(tmp_path / "b", engines)
+    found, scheduler = run.steps(1, 2), run.scheduler
+    scheduler._partial = place == "save"
+    found.append(scheduler.next_batch(Version(2), StepTimer()))
+    engines.failures = 2
+    scheduler.start_next(Version(2))
+    if place == "before_push":
+        _until_it_works(lambda: scheduler.before_push(StepTimer()))
+    run.source.consumed(found[-1].taken)
+    _until_it_works(lambda: scheduler.save(3))
+    found.append(scheduler.next_batch(Version(3), StepTimer()))
+    assert found == undisturbed
+
+
+def _until_it_works(work: Callable[[], None]) -> None:
+    """Do as the loop does: park after an error, and try again."""
+    for _ in range(3):
+        try:
+            return work()
+        except TimeoutError:
+            continue
+    raise AssertionError("it fails again and again")
 
 
 def test_what_is_under_way_holds_up_no_change_of_weights_when_it_may_go_on(tmp_path: Path) -> None:

@@ -92,21 +92,24 @@ class OneStepAhead:
         return batch
 
     def start_next(self, version: Version) -> None:
-        self._version = version
-        skip, cancelled = self._prompts_in_training, self._cancelled
+        self._start(version, self._prompts_in_training)
+
+    def _start(self, version: Version, skip: int) -> None:
+        self._version, cancelled = version, self._cancelled
         self._running = self._thread.submit(self._sampler.sample, version, StepTimer(), skip, cancelled)
 
     def before_push(self, timer: StepTimer) -> None:
         if not self._partial:
-            self._wait(timer)
+            self._wait(timer, self._prompts_in_training)
 
-    def _wait(self, timer: StepTimer) -> None:
+    def _wait(self, timer: StepTimer, drawn: int = 0) -> None:
+        """Wait for the samples of the next step. ``drawn``: prompts of this step, until they are consumed."""
         if self._running is not None:
             try:
                 with timer.phase("gen_wait"):
                     self._ready = self._running.result()
-            except TimeoutError:  # no engine served: the caller waits again when engines are back
-                self.start_next(self._version)
+            except (TimeoutError, ConnectionError):  # engines are away: the caller waits again
+                self._start(self._version, drawn)
                 raise
             self._running = None
 

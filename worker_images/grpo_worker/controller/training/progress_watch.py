@@ -34,8 +34,9 @@ class ProgressWatch:
         self._heard = [now] * ranks
 
     def moved(self, now: float) -> None:
-        """Record progress, such as the end of the call on one rank."""
+        """Record progress that nobody had to be asked for, such as the end of the call on one rank."""
         self._moved = now
+        self._heard = [now] * len(self._heard)
 
     def observe(self, answers: Sequence[Progress | None], now: float) -> Standstill | None:
         """Record the progress of each rank, None if it did not answer; return what hangs, if anything."""
