@@ -1,5 +1,6 @@
 """Stand-ins of engines and rewards for tests of sampling."""
 
+from concurrent.futures import Future
 from typing import Any
 
 from grpo_worker.data.prompts import Prompt
@@ -10,6 +11,11 @@ N, WANTED = 16, 8
 
 class Even:
     """Generates for every prompt; only groups of even prompts get unequal rewards."""
+
+    def submit(self, prompt: Prompt, version: int) -> "Future[list[Sample]]":
+        done: Future[list[Sample]] = Future()
+        done.set_result(self.generate([prompt], version))
+        return done
 
     def generate(self, prompts: list[Prompt], version: int, cancelled: Any = None) -> list[Sample]:
         return [Sample(p.index, k, (5,), (-0.1,), version, "e") for p in prompts for k in range(N)]

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,17 @@ from transformers import AutoModelForCausalLM
 from grpo_operator.api.v1alpha1.algorithm import AlgorithmSpec
 from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.data.prompts import Prompt
-from grpo_worker.rollout import client as client_module
 from grpo_worker.rollout.client import RolloutClient
+from grpo_worker.rollout.connections import Connections
+from grpo_worker.rollout.engine_load import rank_loads
 from grpo_worker.rollout.routing import EngineEntry, EngineTable
-from grpo_worker.rollout.sampling import Sample, UnfitEngineError, sampling_params
+from grpo_worker.rollout.sampling import PromptRefusedError, Sample, sampling_params, sampling_seed
+from grpo_worker.rollout.stream import chunk_of
+from grpo_worker.rollout.unfinished import STREAM_INTERVAL, Unfinished
 from support.engine_server import Server, free_port
 from support.published_models import directory as published
 
+PORT = free_port()
 VERSION = 7
 CONTEXT = 512
 TOKENS = 24
@@ -54,18 +58,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Start an engine with a tokenizer and the model's weights, beside the engine of the other modules."""
-    port, directory = free_port(), tmp_path_factory.mktemp("engine")
+    directory = tmp_path_factory.mktemp("engine")
     running = Server(
-        directory, str(model), port, tokenizer=True, return_routed_experts=False, context_length=CONTEXT
+        directory, str(model), PORT, tokenizer=True, return_routed_experts=False, context_length=CONTEXT
     )
     try:
         running.await_answer()
         weights = {"model_path": str(model), "load_format": "safetensors", "weight_version": str(VERSION)}
         answer = running.admin("/update_weights_from_disk", **weights).json()
         assert answer["success"], answer
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(client_module, "ENGINE_PORT", port)
-            yield running
+        yield running
     finally:
         running.kill()
 
@@ -89,7 +91,8 @@ def ask(table: EngineTable) -> Ask:
     ) -> list[Sample]:
         client = _client(table, n, end, **fields)
         samples = client.generate(prompts, VERSION)
-        assert client.retries == 0
+        assert client.counts.retries == 0
+        client.close()
         assert all(len(sample.ids) == len(sample.log_probs) for sample in samples)
         return samples
 
@@ -99,7 +102,7 @@ def ask(table: EngineTable) -> Ask:
 def _client(
     table: EngineTable, n: int = 1, end: tuple[int, ...] = (EOS,), tokens: int = TOKENS, **fields: Any
 ) -> RolloutClient:
-    client = RolloutClient(table, seed=3, n=n, timeout=120)
+    client = RolloutClient(table, seed=3, n=n, timeout=120, port=PORT)
     client.set_sampling(sampling_params(AlgorithmSpec(**fields), tokens, end))
     return client
 
@@ -202,12 +205,100 @@ def test_a_refused_request_fails_and_the_engine_stays_in_use(table: EngineTable)
         while not client.stalled(0):
             assert not awaited.done()
             time.sleep(0.01)
-        with pytest.raises(UnfitEngineError, match=r"engine-0 refuses .* HTTP 400: .* longer .* \(3 times\)"):
+        with pytest.raises(
+            PromptRefusedError, match=r"engine-0 refuses .* HTTP 400: .* longer .* \(3 times\)"
+        ):
             client.generate([too_long], VERSION)
         assert f"The input ({CONTEXT + 1} tokens) is longer than the model's context" in client.stalled(0)
         assert len(awaited.result(120)) == 1
-    assert client.retries == 0 and client.stalled(0) == ""
+    assert client.counts.retries == 0 and client.stalled(0) == ""
     assert [entry.name for entry in table.serving(VERSION)] == ["engine-0"]
+
+
+class _Breaking(httpx.AsyncBaseTransport):
+    """Connections to the real engine whose first streams break after a number of parts."""
+
+    def __init__(self, streams: int, parts: int) -> None:
+        self._real, self._left, self._parts = Connections(), streams, parts
+        self.bodies: list[dict[str, Any]] = []
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        response = await self._real.handle_async_request(request)
+        if request.url.path != "/generate":
+            return response
+        self.bodies.append(json.loads(request.content))
+        if self._left == 0:
+            return response
+        self._left -= 1
+        assert isinstance(response.stream, httpx.AsyncByteStream)
+        return httpx.Response(200, stream=_Broken(response.stream, self._parts))
+
+    async def aclose(self) -> None:
+        await self._real.aclose()
+
+
+class _Broken(httpx.AsyncByteStream):
+    def __init__(self, body: httpx.AsyncByteStream, parts: int) -> None:
+        self._body, self._parts = body, parts
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        seen = b""
+        async for part in self._body:
+            yield part
+            seen += part
+            if seen.count(b"\n\n") >= self._parts:
+                raise httpx.ReadError("the engine is gone")
+
+    async def aclose(self) -> None:
+        await self._body.aclose()
+
+
+def _revived(table: EngineTable) -> None:
+    """Report an engine as its agent does in each poll."""
+    table.replace([EngineEntry("engine-0", "127.0.0.1", EngineState.SERVING, VERSION)])
+
+
+@pytest.mark.parametrize("temperature", [SHARP, 1.0])
+def test_a_sample_that_goes_on_elsewhere_equals_an_undisturbed_one(
+    table: EngineTable, ask: Ask, temperature: float
+) -> None:
+    (undisturbed,) = ask([PROMPT], tokens=200, temperature=temperature)
+    transport = _Breaking(streams=1, parts=2)
+    client = RolloutClient(table, seed=3, n=1, timeout=120, port=PORT, transport=transport)
+    client.set_sampling(sampling_params(AlgorithmSpec(temperature=temperature), 200, [EOS]))
+    with ThreadPoolExecutor(1) as thread:
+        awaited = thread.submit(client.generate, [PROMPT], VERSION)
+        while not awaited.done():
+            time.sleep(0.2)
+            _revived(table)
+        (sample,) = awaited.result()
+    client.close()
+    first, second = transport.bodies
+    kept = len(second["input_ids"]) - len(first["input_ids"])
+    assert kept == 1 + STREAM_INTERVAL and client.counts.continued == client.counts.retries == 1
+    assert tuple(second["input_ids"]) == PROMPT.ids + undisturbed.ids[:kept]
+    assert sample.ids == undisturbed.ids, "the seed draws by position"
+    assert np.allclose(sample.log_probs, undisturbed.log_probs, atol=1e-4)
+    assert client.counts.tokens == len(sample.ids), "no token twice"
+    assert sample.version == VERSION and sample.spans == ()
+
+
+def test_each_part_of_a_stream_has_its_own_tokens_only(engine: Server) -> None:
+    params = sampling_params(AlgorithmSpec(), 150, [EOS])
+    work = Unfinished(PROMPT, 0, sampling_seed(3, PROMPT.index, 0), params)
+    with httpx.stream("POST", f"{engine.url}/generate", json=work.request(), timeout=120) as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines()]
+    parts = [chunk_of(json.loads(line)) for line in lines if line.startswith("{")]
+    assert [len(part.ids) for part in parts] == [1, STREAM_INTERVAL, STREAM_INTERVAL, 150 - 129]
+    assert [part.start for part in parts] == [0, 1, 65, 129]
+    assert [part.finished for part in parts] == [False, False, False, True]
+    assert {part.meta["weight_version"] for part in parts} == {str(VERSION)}
+    assert ["weight_versions" in part.meta for part in parts] == [False, False, False, True]
+
+
+def test_an_engine_reports_its_load(engine: Server) -> None:
+    (rank,) = rank_loads(httpx.get(f"{engine.url}/v1/loads?include=core", timeout=30).json())
+    assert rank.max_running > 0 and rank.max_tokens >= 8000 and rank.running == rank.waiting == 0
 
 
 def test_the_server_ends_after_its_scheduler_was_killed(engine: Server) -> None:

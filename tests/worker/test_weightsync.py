@@ -14,8 +14,8 @@ import torch
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_worker.data.prompts import Prompt
 from grpo_worker.megatron.families.registry import expert_layers
-from grpo_worker.rollout.client import RolloutClient
-from grpo_worker.rollout.routing import EngineTable
+from grpo_worker.rollout.stream import chunk_of
+from grpo_worker.rollout.unfinished import Unfinished
 from grpo_worker.weightsync.agent.agent import Agent
 from grpo_worker.weightsync.agent.installer import UpdateError
 from grpo_worker.weightsync.agent.writer_guard import WriterError
@@ -138,12 +138,13 @@ def test_a_running_answer_continues_with_new_weights_and_token_spans(
     cut = spans[0]["end"]
     assert 0 < cut < length == spans[1]["end"]
     assert mixed["output_ids"][:cut] == alone[:cut] and mixed["output_ids"] != alone
-    client = RolloutClient(EngineTable(), seed=0, n=1, timeout=10, partial=True)
-    sample = client._sample("engine-0", Prompt(0, tuple(prompt)), 0, mixed, 3)
+    work = Unfinished(Prompt(0, tuple(prompt)), 0, 0, {"max_new_tokens": length, "stop_token_ids": []})
+    work.request()
+    with pytest.raises(ValueError, match="sampled with version 4, expected 3"):
+        work.take(chunk_of(mixed), 3, 3)
+    work.take(chunk_of(mixed), 3, None)
+    sample = work.sample("engine-0")
     assert sample.version == 3 and sample.spans == ((3, cut), (4, length))
-    client._partial = False
-    with pytest.raises(ValueError, match="expected 3"):
-        client._sample("engine-0", Prompt(0, tuple(prompt)), 0, mixed, 3)
     agent.sync(JOB, 3, sources)
 
 

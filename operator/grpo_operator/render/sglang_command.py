@@ -41,6 +41,7 @@ def engine_command(owner: Owner, model_path: str, pool: RolloutTemplate, turns: 
         "--context-length", str(engine.context_length),
         "--max-running-requests", str(engine.max_running_requests),
         "--skip-server-warmup",
+        "--incremental-streaming-output",  # else each part of a stream repeats the whole answer
         "--enable-deterministic-inference",
         "--random-seed", "0",
         "--host", "0.0.0.0",

@@ -24,6 +24,7 @@ from grpo_worker.controller.training.gang import Restored, TrainerGang
 from grpo_worker.controller.training.parity import ParityError, check_configs
 from grpo_worker.controller.training.worker_group import GangError
 from grpo_worker.controller.weight_sync.synchronizer import PushResult, WeightSynchronizer
+from grpo_worker.metrics.generation import GenerationMetrics, refused_message
 from grpo_worker.metrics.sinks import sinks_of
 from grpo_worker.metrics.step import step_metrics
 from grpo_worker.metrics.timing import StepTimer
@@ -60,6 +61,7 @@ class GrpoLoop:
         self._source = inputs.source
         self._pad_id = inputs.model.tokens.pad
         self._reward = inputs.reward
+        self._generation = GenerationMetrics(client)
         sampler = StepSampler(spec, inputs.source, client, inputs.reward)
         keep, every = spec.checkpoint.keep, spec.checkpoint.every_steps
         ahead = OneStepAhead(sampler, store / "pending", keep, every, spec.staleness.partial_rollouts)
@@ -173,19 +175,21 @@ class GrpoLoop:
         self._step = step
         pushed = self._push(timer)
         self._source.consumed(rollouts.taken)
-        self._ledger.append(step, self._record.attempt, rollouts.samples, rollouts.left_out)
+        self._ledger.append(step, self._record.attempt, rollouts.samples, rollouts.left_out, rollouts.refused)
         with timer.phase("save_checkpoint"):
             self._checkpoints.after_step(step, self._record.attempt)
         seconds = timer.total()
         metrics["timing_s/controller_cpu"] = timer.cpu()
         metrics["data/too_long"] = float(self._source.too_long)
         metrics["reward/failures"] = float(self._reward.failures)
+        metrics |= self._generation.step(seconds) | {"rollout/refused_prompts": float(len(rollouts.refused))}
         metrics |= step_metrics(batch, scores, seconds, self._trainers.world) | timer.seconds
         self._failures.step_finished(step)
         self._background.append(self._thread.submit(self._write, step, metrics, pushed, time.time()))
         self._report(
             reward_mean=metrics["critic/score/mean"],
             tokens_per_second_per_gpu=metrics["perf/throughput"],
+            message=refused_message(rollouts.refused),
         )
 
     def _generate(self, version: Version, timer: StepTimer) -> RolloutBatch:

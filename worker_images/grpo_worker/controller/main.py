@@ -17,6 +17,7 @@ from grpo_worker.controller.recovery.run_record import Cause, RunRecord
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.status.server import application, serve_in_background
 from grpo_worker.megatron.families.registry import expert_layers
+from grpo_worker.metrics.generation import export
 from grpo_worker.rewards.verifiers import RewardError
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.engine_pool import RolloutPool
@@ -46,6 +47,7 @@ def main() -> None:
         timeout=pool_timeout(spec.weight_sync),  # how long no engine may serve the version
         partial=spec.staleness.partial_rollouts,
     )
+    export(client)
     stalled = partial(client.stalled, spec.stall_seconds)
     serve_in_background(application(board, pool.table.entries, stalled))
     run(config, board, lambda failures: build_loop(config, board, pool, client, failures))

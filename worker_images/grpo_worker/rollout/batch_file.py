@@ -16,7 +16,8 @@ class RolloutBatch:
     """Samples of one step, group by group, and the score of each sample.
 
     ``taken``: all prompts drawn for the step, including those of dropped groups. ``left_out``: samples of
-    dropped groups, whose scores are all equal and give no gradient.
+    dropped groups, whose scores are all equal and give no gradient. ``refused``: reason by the index of each
+    prompt that engines refused.
     """
 
     prompts: list[Prompt] = field(default_factory=list)
@@ -24,6 +25,7 @@ class RolloutBatch:
     scores: list[float] = field(default_factory=list)
     taken: list[Prompt] = field(default_factory=list)
     left_out: list[Sample] = field(default_factory=list)
+    refused: dict[int, str] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
         """Write the batch to ``path`` as .npz, atomically."""
@@ -33,6 +35,8 @@ class RolloutBatch:
             "taken": np.array([p.index for p in self.taken], dtype=np.int64),
             "taken_lengths": np.array([len(p.ids) for p in self.taken], dtype=np.int64),
             "taken_ids": _flat([p.ids for p in self.taken], np.int32),
+            "refused": np.array(list(self.refused), dtype=np.int64),
+            "refused_reasons": np.array(list(self.refused.values()), dtype=np.str_),
         }
         for name, samples in (("samples", self.samples), ("left_out", self.left_out)):
             arrays |= {f"{name}_{key}": value for key, value in _columns(samples).items()}
@@ -59,6 +63,7 @@ class RolloutBatch:
             [float(score) for score in arrays["scores"]],
             taken,
             _samples(arrays, "left_out"),
+            _refused(arrays),
         )
 
 
@@ -83,6 +88,13 @@ def _columns(samples: Sequence[Sample]) -> dict[str, np.ndarray]:
         columns["routed"] = np.concatenate(routed)
         columns["routed_lengths"] = np.array([len(part) for part in routed], dtype=np.int64)
     return columns
+
+
+def _refused(arrays: dict[str, np.ndarray]) -> dict[int, str]:
+    if "refused" not in arrays:  # a file of an older controller
+        return {}
+    pairs = zip(arrays["refused"], arrays["refused_reasons"], strict=True)
+    return {int(index): str(reason) for index, reason in pairs}
 
 
 def _samples(arrays: dict[str, np.ndarray], name: str) -> list[Sample]:

@@ -1,8 +1,6 @@
-"""Routing of requests to engines (pure apart from its lock)."""
+"""Table of the known engines (pure apart from its lock)."""
 
 import threading
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from grpo_operator.api.v1alpha1.status import EngineState
@@ -27,12 +25,11 @@ class EngineEntry:
 
 
 class EngineTable:
-    """Known engines; routes requests to the engines that serve the requested version."""
+    """Known engines, their state and the weight version that each serves. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
         self._engines: dict[str, EngineEntry] = {}
-        self._load: dict[str, int] = {}
 
     def replace(self, entries: list[EngineEntry]) -> None:
         """Replace all entries; engines without an entry have left the pool."""
@@ -65,38 +62,15 @@ class EngineTable:
         up = (EngineState.STALE, EngineState.SERVING)
         return [entry for entry in self.entries() if entry.state in up and not entry.unresponsive]
 
-    def serving(self, version: int) -> list[EngineEntry]:
-        """Return the engines that serve exactly ``version``."""
+    def serving(self, version: int, newer: bool = False) -> list[EngineEntry]:
+        """Return the engines that serve exactly ``version``, or, with ``newer``, also a later one."""
         with self._lock:
-            return self._serving(version)
+            return self._serving(version, newer)
 
     def wait_serving(self, version: int, count: int, timeout: float) -> bool:
         """Wait until ``count`` engines serve ``version``; return False after ``timeout`` seconds."""
         with self._lock:
             return self._lock.wait_for(lambda: len(self._serving(version)) >= count, timeout)
-
-    @contextmanager
-    def lease(
-        self, version: int, timeout: float, newer: bool = False, avoid: Collection[str] = ()
-    ) -> Iterator[EngineEntry]:
-        """Lease the least loaded engine that serves ``version``, or, with ``newer``, a later version.
-
-        Engines in ``avoid`` are used only when no other engine serves it. Raises TimeoutError when no engine
-        serves it within ``timeout`` seconds.
-        """
-        with self._lock:
-            if not self._lock.wait_for(lambda: self._serving(version, newer), timeout):
-                raise TimeoutError(f"no engine serves version {version} after {timeout:.0f} s")
-            entry = min(
-                self._serving(version, newer),
-                key=lambda e: (e.name in avoid, self._load.get(e.name, 0), e.name),
-            )
-            self._load[entry.name] = self._load.get(entry.name, 0) + 1
-        try:
-            yield entry
-        finally:
-            with self._lock:
-                self._load[entry.name] -= 1
 
     def _serving(self, version: int, newer: bool = False) -> list[EngineEntry]:
         serving = [e for e in self._engines.values() if e.state == EngineState.SERVING]

@@ -8,10 +8,19 @@ from typing import Any
 import numpy as np
 
 from grpo_operator.api.v1alpha1.algorithm import AlgorithmSpec
+from grpo_worker.data.prompts import Prompt
 
 
 class UnfitEngineError(RuntimeError):
     """An engine cannot do what the job needs, and a retry would not help."""
+
+
+class PromptRefusedError(UnfitEngineError):
+    """Engines refuse the requests of one prompt; it is dropped if others are accepted."""
+
+    def __init__(self, prompt: Prompt, message: str) -> None:
+        super().__init__(message)
+        self.prompt = prompt
 
 
 @dataclass(frozen=True, slots=True)

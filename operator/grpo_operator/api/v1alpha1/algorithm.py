@@ -43,7 +43,8 @@ class FilterGroupsSpec(Model):
         10,
         ge=1,
         le=1000,
-        description="batches to generate for one step; after them the step trains on a smaller batch",
+        description="limit of the prompts of one step, in batches of data.trainBatchSize; after them, groups "
+        "of equal rewards fill the batch",
     )
 
 

@@ -79,6 +79,13 @@ class DataSpec(Model):
     )
     response_length: int = Field(512, ge=1, le=1048576, description="longest response, in tokens")
     train_batch_size: int = Field(128, ge=1, le=65536, description="prompts per training step")
+    max_refused_share: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="share of a step's prompts, but at least one prompt, that engines may refuse; refused "
+        "prompts are dropped with a record and replaced by the next ones, and more of them end the job",
+    )
 
     @field_validator("chat_template_kwargs")
     @classmethod

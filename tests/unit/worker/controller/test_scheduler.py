@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,18 @@ class Engines(Even):
         self.versions: list[int] = []
         self.failures = 0  # of the next calls
 
-    def generate(self, prompts: list[Prompt], version: int, cancelled: Any = None) -> list[Sample]:
+        self.threads = ThreadPoolExecutor(1)
+
+    def submit(self, prompt: Prompt, version: int) -> "Future[list[Sample]]":
+        return self.threads.submit(self._group, prompt, version)
+
+    def _group(self, prompt: Prompt, version: int) -> list[Sample]:
         self.gate.wait(10)
         if self.failures:
             self.failures -= 1
             raise TimeoutError(f"no engine serves version {version}")
         self.versions.append(version)
-        return [self._answer(p, number, version) for p in prompts for number in range(N)]
+        return [self._answer(prompt, number, version) for number in range(N)]
 
     def _answer(self, prompt: Prompt, number: int, version: int) -> Sample:
         ids = tuple(range(1 + (prompt.index + number) % 5))

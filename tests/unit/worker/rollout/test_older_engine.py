@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from grpo_worker.data.prompts import Prompt
-from grpo_worker.rollout.client import RolloutClient
-from grpo_worker.rollout.routing import EngineTable
 from grpo_worker.rollout.sampling import UnfitEngineError
+from grpo_worker.rollout.stream import chunk_of
+from grpo_worker.rollout.unfinished import Unfinished
 from grpo_worker.weightsync.agent.engine_client import Engine, EngineError
 
+PARAMS = {"max_new_tokens": 2, "stop_token_ids": []}
 ANSWER = {
     "output_ids": [5, 6],
     "meta_info": {
@@ -49,19 +50,18 @@ def test_an_engine_without_sessions_is_otherwise_complete(engine: Engine) -> Non
         engine.pause()
 
 
-def client(partial: bool) -> RolloutClient:
-    return RolloutClient(EngineTable(), seed=0, n=1, timeout=1, partial=partial)
-
-
 def test_one_version_applies_to_a_whole_answer() -> None:
-    sample = client(partial=False)._sample("engine-0", Prompt(0, (1,)), 0, ANSWER, 3)
+    work = Unfinished(Prompt(0, (1,)), 0, 0, PARAMS)
+    work.request()
+    work.take(chunk_of(ANSWER), 3, 3)
+    sample = work.sample("engine-0")
     assert sample.version == 3 and sample.spans == () and sample.log_probs == (-0.5, -0.25)
-    with pytest.raises(ValueError, match="expected 4"):
-        client(partial=False)._sample("engine-0", Prompt(0, (1,)), 0, ANSWER, 4)
+    with pytest.raises(ValueError, match="sampled with version 3, expected 4"):
+        work.take(chunk_of(ANSWER), 4, 4)
 
 
 def test_partial_rollouts_need_the_version_of_each_token() -> None:
-    with pytest.raises(
-        UnfitEngineError, match=r"partialRollouts: engine-0 does not report .* SGLang 0\.5\.23"
-    ):
-        client(partial=True)._sample("engine-0", Prompt(0, (1,)), 0, ANSWER, 3)
+    work = Unfinished(Prompt(0, (1,)), 0, 0, PARAMS)
+    work.request()
+    with pytest.raises(UnfitEngineError, match="does not report the weight version of each token"):
+        work.take(chunk_of(ANSWER), 3, None)

@@ -1,7 +1,7 @@
 """Sample ledger: a file with the samples that each optimizer step consumed."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,26 @@ class SampleLedger:
         path.touch()
 
     def append(
-        self, step: int, attempt: int, samples: Sequence[Sample], left_out: Sequence[Sample] = ()
+        self,
+        step: int,
+        attempt: int,
+        samples: Sequence[Sample],
+        left_out: Sequence[Sample] = (),
+        refused: Mapping[int, str] | None = None,
     ) -> None:
-        """Append the samples that ``step`` consumed, and those that it left out, in one write."""
+        """Append the samples that ``step`` consumed, and those that it left out, in one write.
+
+        ``refused``: reason by the index of each prompt that engines refused; such a line has no ``uid``.
+        """
         common = {"step": step, "attempt": attempt}
         lines = [
             json.dumps(common | _record(s) | more)
             for group, more in ((samples, {}), (left_out, {"leftOut": True}))
             for s in group
+        ]
+        lines += [
+            json.dumps(common | {"prompt": index, "refused": reason})
+            for index, reason in (refused or {}).items()
         ]
         with self._path.open("a") as handle:
             handle.write("\n".join(lines) + "\n")

@@ -1,29 +1,40 @@
 """Sampler of one step: generates and scores groups, with or without dynamic sampling."""
 
+import queue
 import threading
-from concurrent.futures import CancelledError
-
-import numpy as np
+from concurrent.futures import CancelledError, Future
+from functools import partial
+from typing import Protocol
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_worker.controller.generation.batch_selection import BatchSelection
 from grpo_worker.data.prompts import Prompt, PromptSource
 from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.rewards.manager import RewardManager
 from grpo_worker.rollout.batch_file import RolloutBatch
-from grpo_worker.rollout.client import RolloutClient
-from grpo_worker.rollout.sampling import Sample
+from grpo_worker.rollout.sampling import PromptRefusedError, Sample
 from grpo_worker.weightsync.protocol.version import Version
+
+_CANCEL_SECONDS = 0.2  # between two looks at ``cancelled``
+_Group = Future[list[Sample]]
+
+
+class GroupClient(Protocol):
+    """The part of RolloutClient that a sampler uses."""
+
+    def submit(self, prompt: Prompt, version: int) -> _Group:
+        """Start to generate the samples of a prompt."""
 
 
 class StepSampler:
     """Turns prompts into scored groups. A replay of a step draws the same prompts in the same order."""
 
     def __init__(
-        self, spec: GRPOJobSpec, source: PromptSource, client: RolloutClient, reward: RewardManager
+        self, spec: GRPOJobSpec, source: PromptSource, client: GroupClient, reward: RewardManager
     ) -> None:
-        self._n = spec.algorithm.samples_per_prompt
-        self._batch_size = spec.data.train_batch_size
+        self._size = spec.data.train_batch_size
         self._filter = spec.algorithm.filter_groups
+        self._refusals = max(1, int(spec.data.max_refused_share * self._size))
         self._source = source
         self._client = client
         self._reward = reward
@@ -40,38 +51,64 @@ class StepSampler:
         ``skip``: prompts that were drawn but belong to the step before. ``cancelled``: raise CancelledError
         once it is set.
 
-        With filterGroups, groups whose scores are all equal are left out, and others are drawn in their
-        place, up to maxNumGenBatches times. After that, left-out groups fill the batch, so that its size is
-        constant.
+        With filterGroups, groups whose scores are all equal are left out, and others are generated in their
+        place, up to maxNumGenBatches batches. After that, left-out groups fill the batch, so that its size is
+        constant. Groups are scored when they arrive, while engines generate the others.
+
+        Raises UnfitEngineError when engines refuse too many prompts, and the errors of generation and reward.
         """
-        result, spare = RolloutBatch(), RolloutBatch()
-        rounds = self._filter.max_num_gen_batches if self._filter else 1
-        for _ in range(rounds):
-            missing = self._batch_size - len(result.prompts)
-            if missing == 0:
-                break
-            if cancelled is not None and cancelled.is_set():
-                raise CancelledError
-            prompts = self._source.take(missing, after=skip + len(result.taken))
-            result.taken += prompts
-            with timer.phase("gen"):
-                samples = self._client.generate(prompts, version, cancelled)
-            with timer.phase("reward"):
-                scores = self._reward.score(samples)
-            for number, prompt in enumerate(prompts):
-                part = slice(number * self._n, (number + 1) * self._n)
-                useful = self._filter is None or np.ptp(scores[part]) > 0
-                _add(result if useful else spare, prompt, samples[part], scores[part])
-        for number, prompt in enumerate(spare.prompts):
-            part = slice(number * self._n, (number + 1) * self._n)
-            if len(result.prompts) < self._batch_size:
-                _add(result, prompt, spare.samples[part], spare.scores[part])
-            else:
-                result.left_out += spare.samples[part]
-        return result
+        most = self._size * (self._filter.max_num_gen_batches if self._filter else 1)
+        chosen = BatchSelection(self._size, most, self._filter is not None, self._refusals)
+        arrived: queue.SimpleQueue[tuple[Prompt, _Group]] = queue.SimpleQueue()
+        groups: list[_Group] = []
+        try:
+            while not chosen.complete:
+                prompts = self._source.take(chosen.missing, after=skip + chosen.count)
+                chosen.start(prompts)
+                for prompt in prompts:
+                    group = self._client.submit(prompt, version)
+                    groups.append(group)
+                    group.add_done_callback(partial(_report, arrived, prompt))
+                with timer.phase("gen"):
+                    found = _wait(arrived, cancelled)
+                with timer.phase("reward"):
+                    self._add(chosen, found)
+        finally:
+            for group in groups:
+                group.cancel()
+        return chosen.batch()
+
+    def _add(self, chosen: BatchSelection, found: list[tuple[Prompt, _Group]]) -> None:
+        """Score the groups that arrived, all in one call so that a verifier can judge them side by side."""
+        scored: list[tuple[Prompt, list[Sample]]] = []
+        for prompt, group in found:
+            try:
+                scored.append((prompt, group.result()))
+            except PromptRefusedError as error:
+                chosen.refuse(error)
+        answers = [sample for _, samples in scored for sample in samples]
+        scores = self._reward.score(answers) if answers else []
+        for prompt, samples in scored:
+            chosen.add(prompt, samples, scores[: len(samples)])
+            scores = scores[len(samples) :]
 
 
-def _add(to: RolloutBatch, prompt: Prompt, samples: list[Sample], scores: list[float]) -> None:
-    to.prompts.append(prompt)
-    to.samples += samples
-    to.scores += scores
+def _report(arrived: "queue.SimpleQueue[tuple[Prompt, _Group]]", prompt: Prompt, group: _Group) -> None:
+    arrived.put((prompt, group))
+
+
+def _wait(
+    arrived: "queue.SimpleQueue[tuple[Prompt, _Group]]", cancelled: threading.Event | None
+) -> list[tuple[Prompt, _Group]]:
+    """Wait for at least one group; return all that have arrived, in the order of the prompts."""
+    found: list[tuple[Prompt, _Group]] = []
+    while not found:
+        if cancelled is not None and cancelled.is_set():
+            raise CancelledError
+        try:
+            found.append(arrived.get(timeout=_CANCEL_SECONDS))
+        except queue.Empty:
+            continue
+    while not arrived.empty():
+        found.append(arrived.get())
+    return sorted(found, key=lambda item: item[0].index)

@@ -1,0 +1,273 @@
+"""Generation on stand-in engines in virtual time: admission, continuation, silence, refusals, cancel."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from grpo_operator.api.v1alpha1.algorithm import AlgorithmSpec
+from grpo_operator.api.v1alpha1.status import EngineState
+from grpo_worker.data.prompts import Prompt
+from grpo_worker.rollout.client import RolloutClient
+from grpo_worker.rollout.routing import EngineEntry, EngineTable
+from grpo_worker.rollout.sampling import (
+    PromptRefusedError,
+    Sample,
+    UnfitEngineError,
+    sampling_params,
+    sampling_seed,
+)
+from support.stand_in_engines import END, StandInEngine, StandInEngines, log_prob, token
+from support.virtual_loop import VirtualLoop
+
+HANG = 240.0
+
+
+class World:
+    """Stand-in engines, the table that lists them, and a client in virtual time."""
+
+    def __init__(
+        self, count: int, n: int = 2, tokens: int = 200, partial: bool = False, **engine: Any
+    ) -> None:
+        self.engines = {f"engine-{i}": StandInEngine(**engine) for i in range(count)}
+        self.transport = StandInEngines(self.engines)
+        self.table = EngineTable()
+        self.table.replace([self.entry(name) for name in self.engines])
+        self.loop = VirtualLoop()
+        self.plan: list[tuple[float, Callable[[], None]]] = []
+        self.client = RolloutClient(
+            self.table, seed=3, n=n, timeout=60, partial=partial, hang_seconds=HANG, loop=self.loop,
+            transport=self.transport,
+        )  # fmt: skip
+        self.client.set_sampling(sampling_params(AlgorithmSpec(), tokens, (END,)))
+
+    def entry(self, name: str, **fields: Any) -> EngineEntry:
+        return EngineEntry(name, name, EngineState.SERVING, self.engines[name].version, **fields)
+
+    def at(self, seconds: float, action: Callable[[], None]) -> None:
+        """Run ``action`` ``seconds`` of virtual time after the next generation began."""
+        self.plan.append((seconds, action))
+
+    def generate(self, asked: list[Prompt], version: int = 1) -> list[Sample]:
+        """Generate as the client does; the time stands still until all prompts are submitted."""
+        return [sample for group in self.submit(asked, version) for sample in group.result(120)]
+
+    def submit(self, asked: list[Prompt], version: int = 1) -> "list[Future[list[Sample]]]":
+        with self.loop.held():
+            for seconds, action in self.plan:
+                self.loop.call_soon_threadsafe(self.loop.call_later, seconds, action)
+            self.plan.clear()
+            return [self.client.submit(prompt, version) for prompt in asked]
+
+    def kill(self, name: str) -> None:
+        self.engines[name].alive = False
+
+    def close(self) -> None:
+        self.client.close()
+
+
+Worlds = Callable[..., World]
+
+
+@pytest.fixture
+def world() -> Iterator[Worlds]:
+    made: list[World] = []
+
+    def make(count: int, **fields: Any) -> World:
+        made.append(World(count, **fields))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def prompts(count: int, length: int = 4) -> list[Prompt]:
+    return [Prompt(index, tuple(range(2000 + index, 2000 + index + length))) for index in range(count)]
+
+
+def expected(prompt: Prompt, number: int, tokens: int, seed: int = 3) -> tuple[int, ...]:
+    """Return the undisturbed answer of ``tokens`` tokens."""
+    own = sampling_seed(seed, prompt.index, number)
+    return tuple(token(own, len(prompt.ids) + position) for position in range(tokens))
+
+
+def assert_undisturbed(samples: list[Sample], asked: list[Prompt], n: int, tokens: int) -> None:
+    assert [(s.prompt_index, s.number) for s in samples] == [(p.index, k) for p in asked for k in range(n)]
+    for sample, (prompt, number) in zip(samples, [(p, k) for p in asked for k in range(n)], strict=True):
+        assert sample.ids == expected(prompt, number, tokens)
+        assert sample.log_probs == tuple(log_prob(token_id) for token_id in sample.ids)
+
+
+def test_8192_samples_are_in_flight_at_the_limits_of_the_engines(world: Worlds) -> None:
+    flagship = world(8, n=16, tokens=8, max_running=1024, seconds=8.0)
+    asked = prompts(512)
+    seen: list[int] = []
+    flagship.at(30.0, lambda: seen.append(sum(engine.running for engine in flagship.engines.values())))
+    samples = flagship.generate(asked)
+    assert seen == [8192]
+    assert_undisturbed(samples, asked, 16, 8)
+    assert flagship.loop.time() < 70, "one wave"
+    engines_of: dict[int, set[str]] = {}
+    for sample in samples:
+        engines_of.setdefault(sample.prompt_index, set()).add(sample.engine)
+    assert all(len(names) == 1 for names in engines_of.values()), "a prompt's samples share a cache"
+
+
+def test_engines_keep_a_small_queue_and_never_idle(world: Worlds) -> None:
+    busy = world(2, n=4, tokens=50, max_running=32)
+    samples = busy.generate(prompts(64))
+    assert len(samples) == 256
+    assert max(engine.most_waiting for engine in busy.engines.values()) <= 32 + 1
+    waves = 256 / 64
+    assert busy.loop.time() <= waves * 50 * 0.05 * 1.25 + 2
+
+
+def test_a_full_kv_cache_limits_the_requests(world: Worlds) -> None:
+    small = world(1, n=1, tokens=40, max_running=64, kv_tokens=200, seconds=0.5)
+    samples = small.generate(prompts(30, length=20))
+    assert len(samples) == 30
+    (engine,) = small.engines.values()
+    assert engine.most_waiting <= 10, "the rest waits here, where it can go to any engine"
+
+
+@pytest.mark.parametrize("incremental", [True, False], ids=["incremental", "cumulative"])
+def test_a_sample_goes_on_elsewhere_when_its_engine_dies(world: Worlds, incremental: bool) -> None:
+    pair = world(2, n=4, tokens=1000, incremental=incremental)
+    asked = prompts(4)
+    pair.at(20.0, lambda: pair.kill("engine-0"))
+    samples = pair.generate(asked)
+    assert_undisturbed(samples, asked, 4, 1000)
+    assert pair.client.counts.continued == 8 and pair.client.counts.retries >= 8
+    again = [r for r in pair.engines["engine-1"].requests if len(r["input_ids"]) > 4]
+    assert len(again) == 8
+    assert all(r["sampling_params"]["max_new_tokens"] == 1004 - len(r["input_ids"]) for r in again)
+    assert {e.name for e in pair.table.serving(1)} == {"engine-1"}, "the dead one is suspected"
+    assert all(s.spans == () and s.version == 1 for s in samples)
+
+
+def test_incremental_streams_carry_each_token_once(world: Worlds) -> None:
+    one = world(1, n=1, tokens=1000)
+    one.generate(prompts(1))
+    assert one.engines["engine-0"].tokens_sent == 1000 == one.client.counts.tokens
+
+
+def test_an_aborted_sample_goes_on_and_its_engine_is_not_suspected(world: Worlds) -> None:
+    one = world(1, n=2, tokens=300, aborts={0})
+    asked = prompts(1)
+    assert_undisturbed(one.generate(asked), asked, 2, 300)
+    assert one.client.counts.retries == 1 and len(one.table.serving(1)) == 1
+
+
+def test_an_engine_that_trickles_for_hours_lives(world: Worlds) -> None:
+    slow = world(1, n=2, tokens=66, seconds=110.0)  # a chunk of 64 tokens takes longer than the limit
+    asked = prompts(1)
+    assert_undisturbed(slow.generate(asked), asked, 2, 66)
+    assert slow.loop.time() > 2 * 3600 and slow.client.counts.retries == 0
+
+
+def test_a_silent_engine_is_named_and_its_samples_go_on(world: Worlds) -> None:
+    pair = world(2, n=2, tokens=2000)
+    asked = prompts(2)
+    pair.at(10.0, lambda: setattr(pair.engines["engine-0"], "silent", True))
+    reasons: list[str] = []
+    pair.at(10 + HANG + 5, lambda: reasons.extend(e.reason for e in pair.table.entries()))
+    samples = pair.generate(asked)
+    assert_undisturbed(samples, asked, 2, 2000)
+    assert reasons == ["no token for 240 s from any of 2 requests", ""]
+    assert pair.client.counts.continued == 2
+    assert pair.loop.time() < 10 + HANG + 2000 * 0.05 + 20
+
+
+def test_too_few_engines_are_named_after_the_timeout(world: Worlds) -> None:
+    none = world(1)
+    none.table.replace([none.entry("engine-0", reason="")])
+    with pytest.raises(TimeoutError, match=r"no engine serves version 2 after 6\d s"):
+        none.generate(prompts(1), 2)
+    assert len(none.generate(prompts(1))) == 2, "the next request has all its time"
+
+
+@pytest.mark.parametrize("in_stream", [True, False], ids=["stream", "status"])
+def test_a_prompt_that_every_engine_refuses_is_named(world: Worlds, in_stream: bool) -> None:
+    four = world(4, refuses=lambda ids: ids[0] == 2001, refuses_in_stream=in_stream)
+    asked = prompts(3)
+    groups = four.submit(asked)
+    with pytest.raises(PromptRefusedError, match=r"refuses to sample: HTTP 400: too long \(") as caught:
+        groups[1].result()
+    assert caught.value.prompt == asked[1] and isinstance(caught.value, UnfitEngineError)
+    assert_undisturbed([*groups[0].result(), *groups[2].result()], [asked[0], asked[2]], 2, 200)
+    assert len(four.table.serving(1)) == 4, "an engine that refuses a prompt is well"
+    assert four.client.counts.refused == 1
+
+
+def test_a_request_that_one_engine_refuses_goes_to_another(world: Worlds) -> None:
+    pair = world(2, n=1)
+    pair.engines["engine-0"].refuses = lambda _: True
+    asked = prompts(1)
+    assert_undisturbed(pair.generate(asked), asked, 1, 200)
+    assert len(pair.table.serving(1)) == 2
+
+
+def test_an_engine_with_an_internal_error_is_suspected(world: Worlds) -> None:
+    pair = world(2, n=1)
+    pair.engines["engine-0"].status = 500
+    asked = prompts(1)
+    assert_undisturbed(pair.generate(asked), asked, 1, 200)
+    assert [e.name for e in pair.table.serving(1)] == ["engine-1"]
+
+
+def test_all_tokens_of_a_sample_come_from_one_version(world: Worlds) -> None:
+    pair = world(2, n=1, tokens=1000)
+    asked = prompts(1)
+    pair.at(10.0, lambda: setattr(pair.engines["engine-0"], "version", 2))
+    (sample,) = pair.generate(asked)
+    assert (sample.version, sample.spans, sample.engine) == (1, (), "engine-1")
+    assert sample.ids == expected(asked[0], 0, 1000)
+    assert len(pair.engines["engine-1"].requests[0]["input_ids"]) == 4, "from the start"
+
+
+def test_a_partial_rollout_goes_on_with_newer_weights_and_its_spans_say_where(world: Worlds) -> None:
+    pair = world(2, n=1, tokens=1000, partial=True)
+
+    def replaced() -> None:
+        pair.kill("engine-0")
+        pair.engines["engine-1"].version = 2
+        pair.table.update(pair.entry("engine-1"))
+
+    pair.at(10.0, replaced)
+    asked = prompts(1)
+    (sample,) = pair.generate(asked)
+    assert sample.ids == expected(asked[0], 0, 1000)
+    (first, cut), (second, end) = sample.spans
+    assert (first, second, end) == (1, 2, 1000) and 150 <= cut <= 200 and sample.version == 1
+    assert len(pair.engines["engine-1"].requests[0]["input_ids"]) == 4 + cut
+
+
+def test_a_cancelled_generation_ends_its_requests(world: Worlds) -> None:
+    one = world(1, n=8, tokens=10**9, max_running=16, seconds=1.0)
+    stop = threading.Event()
+    with ThreadPoolExecutor(1) as thread:
+        awaited = thread.submit(one.client.generate, prompts(8), 1, stop)
+        while one.client.in_flight == 0:
+            time.sleep(0.01)
+        stop.set()
+        with pytest.raises(CancelledError):
+            awaited.result(60)
+    deadline = time.monotonic() + 10
+    while one.client.in_flight or one.client.queued or one.transport.open:
+        assert time.monotonic() < deadline, (one.client.in_flight, one.client.queued, one.transport.open)
+        time.sleep(0.01)
+    assert one.client.stalled(0) == "", "nothing is awaited"
+
+
+def test_a_stall_is_told_with_its_reason(world: Worlds) -> None:
+    one = world(1, n=1, silent=True)
+    told: list[str] = []
+    one.at(HANG + 30, lambda: told.append(one.client.stalled(200)))
+    one.at(HANG + 40, lambda: setattr(one.engines["engine-0"], "silent", False))
+    one.at(HANG + 50, lambda: one.table.replace([one.entry("engine-0")]))
+    assert len(one.generate(prompts(1))) == 1
+    assert told == ["no sample was accepted for 200 s: engine-0: no token for 240 s from any of 1 requests"]

@@ -1,0 +1,271 @@
+"""Dispatcher of samples: a queue in prompt order, and the engines' room, refreshed from their own reports."""
+
+import asyncio
+import heapq
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import httpx
+
+from grpo_operator.api.v1alpha1.status import EngineState
+from grpo_worker.rollout.engine_http import EngineHttp
+from grpo_worker.rollout.engine_load import RankLoad, rank_loads
+from grpo_worker.rollout.placement import Place, Placement
+from grpo_worker.rollout.routing import EngineEntry, EngineTable
+
+log = logging.getLogger(__name__)
+POLL_SECONDS = 1.0  # between two looks at the engines while samples are awaited
+_REPORT_SECONDS = 5.0  # for one report of an engine's load
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """Place of one request on an engine, and the time (of the loop) of its last token."""
+
+    entry: EngineEntry
+    place: Place
+    moved: float
+    scope: asyncio.Timeout | None = None  # expired by the dispatcher when the engine is silent
+
+
+@dataclass(slots=True, eq=False)
+class _Wanted:
+    version: int
+    prompt: int
+    tokens: int
+    avoid: set[str]
+    lease: "asyncio.Future[Lease]"
+
+
+@dataclass(slots=True)
+class _Active:
+    """Requests on one engine and what was last seen of it."""
+
+    leases: set[Lease] = field(default_factory=set)
+    moved: float = 0.0  # last token of any request, or last change of its reported load
+    loads: tuple[RankLoad, ...] = ()
+
+    @property
+    def has_lost_some(self) -> bool:
+        """Whether the engine reports fewer requests than were sent to it."""
+        known = sum(load.running + load.waiting for load in self.loads)
+        return bool(self.loads) and known < len(self.leases)
+
+
+class Dispatcher:
+    """Gives each sample a place on an engine as soon as there is room, and watches the engines.
+
+    All methods run in the event loop and use its time alone. Samples get places in the order of their
+    numbers, so that the batch's first prompts are complete first and a continued sample goes before new ones.
+    """
+
+    def __init__(
+        self,
+        table: EngineTable,
+        http: EngineHttp,
+        *,
+        newer: bool,
+        patience: float,
+        hang_seconds: float,
+        default: RankLoad,
+        problem: Callable[[str], None],
+    ) -> None:
+        """``newer``: engines with later versions may continue a sample.
+
+        ``patience``: seconds that samples wait while no engine serves their version. ``hang_seconds``:
+        seconds without a token after which an engine is suspected. ``default``: load of engines that report
+        none. ``problem``: receives what delays samples.
+        """
+        self._table, self._http = table, http
+        self._newer, self._patience, self._hang = newer, patience, hang_seconds
+        self._placement = Placement(default)
+        self._queues: dict[int, list[tuple[int, int, _Wanted]]] = {}
+        self._ties = itertools.count()
+        self._active: dict[str, _Active] = {}
+        self._unserved: dict[int, float] = {}  # version -> since when no engine serves it
+        self._problem = problem
+        self._watcher: asyncio.Task[None] | None = None
+        self._reports: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def queued(self) -> int:
+        """Number of samples that wait for a place."""
+        return sum(len(queue) for queue in self._queues.values())
+
+    @property
+    def in_flight(self) -> int:
+        """Number of requests on engines."""
+        return sum(len(active.leases) for active in self._active.values())
+
+    async def acquire(self, order: int, version: int, prompt: int, tokens: int, avoid: set[str]) -> Lease:
+        """Wait for a place. ``order``: smaller numbers first. ``tokens``, ``avoid``: see ``Placement.place``.
+
+        Raises TimeoutError when no engine serves ``version`` for the dispatcher's patience.
+        """
+        lease: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+        wanted = _Wanted(version, prompt, tokens, avoid, lease)
+        heapq.heappush(self._queues.setdefault(version, []), (order, next(self._ties), wanted))
+        if self._watcher is None or self._watcher.done():
+            self._watcher = asyncio.create_task(self._watch())
+        else:
+            self._dispatch()
+        try:
+            return await lease
+        except asyncio.CancelledError:
+            if lease.done() and not lease.cancelled() and lease.exception() is None:
+                self.release(lease.result())
+            raise
+
+    def release(self, lease: Lease) -> None:
+        """End a request's use of its engine; the next sample takes its place."""
+        active = self._active[lease.entry.name]
+        active.leases.discard(lease)
+        self._placement.release(lease.place)
+        self._dispatch()
+
+    def moved(self, lease: Lease) -> None:
+        """Note tokens of a request."""
+        lease.moved = self._active[lease.entry.name].moved = _now()
+
+    def suspect(self, lease: Lease, reason: str) -> None:
+        """Stop using the engine of a request that failed until its agent reports a new state.
+
+        Many requests fail when an engine dies; only the first of them counts, so that an engine which is back
+        is not suspected because of the one before it.
+        """
+        current = {entry.name: entry for entry in self._table.entries()}.get(lease.entry.name)
+        if current is not None and _life(current) == _life(lease.entry):
+            self._table.suspect(lease.entry.name, reason)
+
+    def forget(self, prompt: int) -> None:
+        """Forget which engine holds a prompt of which no sample is left."""
+        self._placement.forget(prompt)
+
+    def serving(self, version: int) -> set[str]:
+        """Return the engines on which a sample of ``version`` may run."""
+        return {entry.name for entry in self._table.serving(version, self._newer)}
+
+    def _dispatch(self) -> None:
+        for version in sorted(self._queues):
+            queue, put_back = self._queues[version], []
+            entries = {e.name: e for e in self._table.serving(version, self._newer)}
+            if not entries or entries.keys() - self._active.keys():
+                continue  # the first requests are spread when the load of all engines is known
+            while queue:
+                item = heapq.heappop(queue)
+                wanted = item[-1]
+                if wanted.lease.done():  # cancelled
+                    continue
+                place = self._placement.place(entries.keys(), wanted.prompt, wanted.tokens, wanted.avoid)
+                if place is None:
+                    put_back.append(item)
+                    if not wanted.avoid:
+                        break
+                    continue
+                self._start(wanted, entries[place.engine], place)
+            for item in put_back:
+                heapq.heappush(queue, item)
+            if not queue:
+                del self._queues[version]
+
+    def _start(self, wanted: _Wanted, entry: EngineEntry, place: Place) -> None:
+        active = self._active[entry.name]
+        lease = Lease(entry, place, _now())
+        if not active.leases:
+            active.moved = lease.moved
+        active.leases.add(lease)
+        wanted.lease.set_result(lease)
+
+    async def _watch(self) -> None:
+        """Look at the engines until no sample is awaited."""
+        while self.queued or self.in_flight:
+            self._look()
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _look(self) -> None:
+        try:
+            self._ask_for_reports()
+            self._expire_silent()
+            self._fail_unserved()
+            self._dispatch()
+        except Exception:  # samples would wait without end; the next look may succeed
+            log.exception("looking at the engines failed")
+
+    def _ask_for_reports(self) -> None:
+        """Ask the engines that samples run on or wait for, except those that have not answered yet."""
+        leases = [lease for active in self._active.values() for lease in active.leases]
+        versions = set(self._queues) | {lease.entry.version or 0 for lease in leases}
+        for entry in {e.name: e for v in versions for e in self._table.serving(v, self._newer)}.values():
+            if entry.name not in self._reports:
+                report = asyncio.create_task(self._report(entry))
+                self._reports[entry.name] = report
+                report.add_done_callback(partial(self._reported, entry.name))
+
+    def _reported(self, engine: str, _: asyncio.Task[None]) -> None:
+        del self._reports[engine]
+
+    async def _report(self, entry: EngineEntry) -> None:
+        """Read an engine's load; one that reports none keeps the load that it had, or the default."""
+        loads: tuple[RankLoad, ...] | None = None
+        try:
+            async with asyncio.timeout(_REPORT_SECONDS):
+                loads = rank_loads(await self._http.get(entry.address, "/v1/loads?include=core"))
+        except (httpx.HTTPError, ValueError, TimeoutError) as error:
+            log.debug("%s reports no load: %r", entry.name, error)
+        active = self._active.setdefault(entry.name, _Active(moved=_now()))
+        if loads is not None:
+            if loads != active.loads:
+                active.moved = _now()
+            active.loads = loads
+            self._placement.report(entry.name, loads)
+        self._dispatch()
+
+    def _expire_silent(self) -> None:
+        """Send samples elsewhere that get no token; suspect an engine of which nothing moves.
+
+        A request may also be silent because it waits in its engine or is generated slowly. It is lost only if
+        its engine knows of fewer requests than were sent.
+        """
+        entries = {entry.name: entry for entry in self._table.entries()}
+        now = _now()
+        for name, active in self._active.items():
+            silent = bool(active.leases) and now - active.moved >= self._hang
+            lost = active.has_lost_some
+            late = [lease for lease in active.leases if silent or (lost and now - lease.moved >= self._hang)]
+            if silent:
+                reason = f"no token for {self._hang:.0f} s from any of {len(late)} requests"
+                self._problem(f"{name}: {reason}")
+                if name in entries and entries[name].state is EngineState.SERVING:  # else it is updated
+                    self._table.suspect(name, reason)
+            for lease in late:
+                if lease.scope is not None:
+                    lease.scope.reschedule(now)
+                    lease.scope = None
+
+    def _fail_unserved(self) -> None:
+        now = _now()
+        self._unserved = {v: since for v, since in self._unserved.items() if v in self._queues}
+        for version in list(self._queues):
+            if self._table.serving(version, self._newer):
+                self._unserved.pop(version, None)
+                continue
+            since = self._unserved.setdefault(version, now)
+            text = f"no engine serves version {version} after {now - since:.0f} s"
+            self._problem(text)
+            if now - since >= self._patience:
+                del self._unserved[version]
+                for *_, wanted in self._queues.pop(version):
+                    if not wanted.lease.done():
+                        wanted.lease.set_exception(TimeoutError(text))
+
+
+def _life(entry: EngineEntry) -> tuple[str, str, int]:
+    """Return what changes when an engine's server or pod is replaced."""
+    return entry.address, entry.instance, entry.restarts
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
