@@ -1,9 +1,10 @@
 """Sampling parameters of a job on a real SGLang server, with a model saved by transformers 5."""
 
 import json
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,29 @@ def test_each_part_of_a_stream_has_its_own_tokens_only(engine: Server) -> None:
     assert [part.finished for part in parts] == [False, False, False, True]
     assert {part.meta["weight_version"] for part in parts} == {str(VERSION)}
     assert ["weight_versions" in part.meta for part in parts] == [False, False, False, True]
+
+
+def test_a_cancelled_sample_ends_in_its_engine(engine: Server, table: EngineTable) -> None:
+    client, stop = _client(table, n=4, tokens=400), threading.Event()
+    with ThreadPoolExecutor(1) as thread:
+        awaited = thread.submit(client.generate, [PROMPT], VERSION, stop)
+        while client.counts.tokens < 4:
+            time.sleep(0.01)
+        stop.set()
+        with pytest.raises(CancelledError):
+            awaited.result(60)
+    deadline = time.monotonic() + 60
+    while _load(engine) != (0, 0):
+        assert time.monotonic() < deadline, _load(engine)
+        time.sleep(0.2)
+    assert client.counts.tokens < 4 * 400, "all were generated"
+    client.close()
+
+
+def _load(engine: Server) -> tuple[int, int]:
+    """Return the engine's running and waiting requests."""
+    (rank,) = rank_loads(httpx.get(f"{engine.url}/v1/loads?include=core", timeout=30).json())
+    return rank.running, rank.waiting
 
 
 def test_an_engine_reports_its_load(engine: Server) -> None:

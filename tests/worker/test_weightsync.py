@@ -1,5 +1,6 @@
 """Weight updates of a real SGLang server: commit, versions, failure, reload."""
 
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -146,6 +147,20 @@ def test_a_running_answer_continues_with_new_weights_and_token_spans(
     sample = work.sample("engine-0")
     assert sample.version == 3 and sample.spans == ((3, cut), (4, length))
     agent.sync(JOB, 3, sources)
+
+
+def test_a_stream_has_the_routed_experts_in_its_last_part_only(agent: Agent, sources: dict[int, str]) -> None:
+    agent.sync(JOB, 3, sources)
+    params = {"max_new_tokens": 20, "ignore_eos": True, "temperature": 1.0, "stream_interval": 8}
+    body = {
+        "input_ids": list(range(10, 26)), "sampling_params": params | {"sampling_seed": 3},
+        "return_logprob": True, "return_routed_experts": True, "stream": True,
+    }  # fmt: skip
+    with httpx.stream("POST", f"{URL}/generate", json=body, timeout=60) as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines()]
+    parts = [chunk_of(json.loads(line)) for line in lines if line.startswith("{")]
+    assert [len(part.ids) for part in parts] == [1, 8, 8, 3]
+    assert [bool(part.meta.get("routed_experts")) for part in parts] == [False, False, False, True]
 
 
 def test_a_paused_engine_uses_no_cpu(agent: Agent, server: Server) -> None:

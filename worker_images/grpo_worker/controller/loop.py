@@ -182,7 +182,9 @@ class GrpoLoop:
         metrics["timing_s/controller_cpu"] = timer.cpu()
         metrics["data/too_long"] = float(self._source.too_long)
         metrics["reward/failures"] = float(self._reward.failures)
-        metrics |= self._generation.step(seconds) | {"rollout/refused_prompts": float(len(rollouts.refused))}
+        metrics |= self._generation.step(seconds)
+        metrics["rollout/refused_prompts"] = float(len(rollouts.refused))
+        metrics["rollout/cut_groups"] = float(rollouts.cut)
         metrics |= step_metrics(batch, scores, seconds, self._trainers.world) | timer.seconds
         self._failures.step_finished(step)
         self._background.append(self._thread.submit(self._write, step, metrics, pushed, time.time()))

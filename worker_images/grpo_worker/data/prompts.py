@@ -1,5 +1,6 @@
 """Source of prompts whose position and prompts in flight are part of every checkpoint."""
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ class PromptSource:
         self._cursor = 0
         self._in_flight: list[int] = []
         self._too_long = 0
+        self._lock = threading.Lock()  # a step may take prompts while the one before is trained on
 
     @property
     def too_long(self) -> int:
@@ -57,13 +59,21 @@ class PromptSource:
             cursor = prompt.index + 1
         self._too_long += cursor - self._cursor - len(fresh)
         self._cursor = cursor
-        self._in_flight.extend(prompt.index for prompt in fresh)
+        with self._lock:
+            self._in_flight.extend(prompt.index for prompt in fresh)
         return again + fresh
+
+    def put_back(self, prompts: list[Prompt]) -> None:
+        """Move prompts that were taken behind all others in flight: they belong to a later step."""
+        back = {prompt.index for prompt in prompts}
+        with self._lock:
+            self._in_flight = [i for i in self._in_flight if i not in back] + [p.index for p in prompts]
 
     def consumed(self, prompts: list[Prompt]) -> None:
         """Record that these prompts were used in an optimizer step."""
         used = {prompt.index for prompt in prompts}
-        self._in_flight = [index for index in self._in_flight if index not in used]
+        with self._lock:
+            self._in_flight = [index for index in self._in_flight if index not in used]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""

@@ -17,7 +17,7 @@ class RolloutBatch:
 
     ``taken``: all prompts drawn for the step, including those of dropped groups. ``left_out``: samples of
     dropped groups, whose scores are all equal and give no gradient. ``refused``: reason by the index of each
-    prompt that engines refused.
+    prompt that engines refused. ``cut``: number of groups left to the next step (overSampleRate).
     """
 
     prompts: list[Prompt] = field(default_factory=list)
@@ -26,6 +26,7 @@ class RolloutBatch:
     taken: list[Prompt] = field(default_factory=list)
     left_out: list[Sample] = field(default_factory=list)
     refused: dict[int, str] = field(default_factory=dict)
+    cut: int = 0
 
     def write(self, path: Path) -> None:
         """Write the batch to ``path`` as .npz, atomically."""
@@ -35,6 +36,7 @@ class RolloutBatch:
             "taken": np.array([p.index for p in self.taken], dtype=np.int64),
             "taken_lengths": np.array([len(p.ids) for p in self.taken], dtype=np.int64),
             "taken_ids": _flat([p.ids for p in self.taken], np.int32),
+            "cut": np.array(self.cut, dtype=np.int64),
             "refused": np.array(list(self.refused), dtype=np.int64),
             "refused_reasons": np.array(list(self.refused.values()), dtype=np.str_),
         }
@@ -64,6 +66,7 @@ class RolloutBatch:
             taken,
             _samples(arrays, "left_out"),
             _refused(arrays),
+            int(arrays.get("cut", 0)),
         )
 
 

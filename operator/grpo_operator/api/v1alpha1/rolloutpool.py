@@ -143,6 +143,14 @@ class RolloutSpec(Model):
     pool_ref: PoolRef | None = Field(
         None, description="existing RolloutPool; the job waits while another job writes weights to it"
     )
+    over_sample_rate: float = Field(
+        0.0,
+        ge=0,
+        le=4,
+        description="share of additional prompts to generate in each step; the step ends with the first "
+        "trainBatchSize groups that are complete. The others come first in the next step, which waits for "
+        "them; with partialRollouts they continue, else they are generated again. Batches depend on time",
+    )
     stall_seconds: int | None = Field(
         None,
         ge=1,

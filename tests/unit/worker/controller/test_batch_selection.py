@@ -63,3 +63,29 @@ def test_a_refused_prompt_is_replaced_by_the_next() -> None:
 def test_too_many_refusals_end_the_job_with_their_words() -> None:
     with pytest.raises(UnfitEngineError, match=r"engine-0 refuses \d+; 3 .* data.maxRefusedShare allows 2"):
         _chosen(0, [True] * 50, frozenset(range(50)), refusals=2)
+
+
+def test_with_spare_prompts_the_first_groups_form_the_batch_and_the_rest_is_cut() -> None:
+    selection = BatchSelection(2, 2, False, 1, spare=2)
+    prompts = [Prompt(index, (1,)) for index in range(4)]
+    assert selection.missing == 4
+    selection.start(prompts)
+    for index in (3, 1):
+        assert not selection.complete
+        selection.add(prompts[index], [Sample(index, 0, (5,), (-0.1,), 1, "e")], [0.0])
+    assert selection.complete and selection.missing == 0
+    batch = selection.batch()
+    assert [p.index for p in batch.prompts] == [p.index for p in batch.taken] == [1, 3]
+    assert [p.index for p in selection.cut()] == [0, 2]
+
+
+def test_a_step_waits_for_the_prompts_that_were_cut_before() -> None:
+    selection = BatchSelection(2, 2, False, 1, spare=2, awaited=frozenset({0}))
+    prompts = [Prompt(index, (1,)) for index in range(4)]
+    selection.start(prompts)
+    for index in (3, 2, 1):
+        selection.add(prompts[index], [Sample(index, 0, (5,), (-0.1,), 1, "e")], [0.0])
+        assert not selection.complete
+    selection.add(prompts[0], [Sample(0, 0, (5,), (-0.1,), 1, "e")], [0.0])
+    assert selection.complete and [p.index for p in selection.batch().prompts] == [0, 3]
+    assert [p.index for p in selection.cut()] == [1, 2]

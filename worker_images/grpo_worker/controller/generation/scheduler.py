@@ -55,6 +55,7 @@ class OnPolicy:
 
     def restore(self, step: int) -> None:
         self._cancelled.set()
+        self._sampler.forget()
         self._cancelled = threading.Event()
 
 
@@ -129,6 +130,7 @@ class OneStepAhead:
         if self._running is not None:
             self._running.exception()  # wait for its end; the samples are discarded
             self._running = None
+        self._sampler.forget()
         self._cancelled = threading.Event()
         file = self._file(step)
         self._ready = RolloutBatch.read(file) if file.is_file() else None

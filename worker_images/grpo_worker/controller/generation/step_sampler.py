@@ -1,7 +1,9 @@
 """Sampler of one step: generates and scores groups, with or without dynamic sampling."""
 
+import math
 import queue
 import threading
+from collections.abc import Iterable
 from concurrent.futures import CancelledError, Future
 from functools import partial
 from typing import Protocol
@@ -35,6 +37,9 @@ class StepSampler:
         self._size = spec.data.train_batch_size
         self._filter = spec.algorithm.filter_groups
         self._refusals = max(1, int(spec.data.max_refused_share * self._size))
+        self._spare = math.ceil(spec.rollout.over_sample_rate * self._size)
+        self._continues = spec.staleness.partial_rollouts
+        self._cut: dict[int, _Group | None] = {}  # prompts left to the next step, and their groups
         self._source = source
         self._client = client
         self._reward = reward
@@ -53,30 +58,47 @@ class StepSampler:
 
         With filterGroups, groups whose scores are all equal are left out, and others are generated in their
         place, up to maxNumGenBatches batches. After that, left-out groups fill the batch, so that its size is
-        constant. Groups are scored when they arrive, while engines generate the others.
+        constant. Groups are scored when they arrive, while engines generate the others. With overSampleRate
+        the batch has the first groups that arrive, and the others are left to the next call.
 
         Raises UnfitEngineError when engines refuse too many prompts, and the errors of generation and reward.
         """
         most = self._size * (self._filter.max_num_gen_batches if self._filter else 1)
-        chosen = BatchSelection(self._size, most, self._filter is not None, self._refusals)
+        cut, self._cut = self._cut, {}
+        chosen = BatchSelection(
+            self._size, most, self._filter is not None, self._refusals, self._spare, frozenset(cut)
+        )
         arrived: queue.SimpleQueue[tuple[Prompt, _Group]] = queue.SimpleQueue()
-        groups: list[_Group] = []
+        groups: dict[int, _Group] = {}
         try:
             while not chosen.complete:
                 prompts = self._source.take(chosen.missing, after=skip + chosen.count)
                 chosen.start(prompts)
                 for prompt in prompts:
-                    group = self._client.submit(prompt, version)
-                    groups.append(group)
+                    group = cut.pop(prompt.index, None) or self._client.submit(prompt, version)
+                    groups[prompt.index] = group
                     group.add_done_callback(partial(_report, arrived, prompt))
                 with timer.phase("gen"):
                     found = _wait(arrived, cancelled)
                 with timer.phase("reward"):
                     self._add(chosen, found)
+            batch, left = chosen.batch(), chosen.cut()
+            batch.cut = len(left)
+            self._leave(left, groups)
         finally:
-            for group in groups:
-                group.cancel()
-        return chosen.batch()
+            _cancel([*groups.values(), *cut.values()])
+        return batch
+
+    def forget(self) -> None:
+        """Forget the prompts that were cut, before a restart goes on with other weights."""
+        cut, self._cut = self._cut, {}
+        _cancel(cut.values())
+
+    def _leave(self, prompts: list[Prompt], groups: dict[int, _Group]) -> None:
+        """Leave prompts to the next call: to be continued, or to be generated again with its weights."""
+        self._source.put_back(prompts)
+        for prompt in prompts[: self._size]:
+            self._cut[prompt.index] = groups.pop(prompt.index) if self._continues else None
 
     def _add(self, chosen: BatchSelection, found: list[tuple[Prompt, _Group]]) -> None:
         """Score the groups that arrived, all in one call so that a verifier can judge them side by side."""
@@ -91,6 +113,12 @@ class StepSampler:
         for prompt, samples in scored:
             chosen.add(prompt, samples, scores[: len(samples)])
             scores = scores[len(samples) :]
+
+
+def _cancel(groups: Iterable[_Group | None]) -> None:
+    for group in groups:
+        if group is not None:
+            group.cancel()
 
 
 def _report(arrived: "queue.SimpleQueue[tuple[Prompt, _Group]]", prompt: Prompt, group: _Group) -> None:
