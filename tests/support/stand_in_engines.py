@@ -49,6 +49,7 @@ class StandInEngine:
     most_waiting: int = 0
     tokens_sent: int = 0
     requests: list[dict[str, Any]] = field(default_factory=list)
+    forgets: set[int] = field(default_factory=set)  # numbers of requests that it forgets after a token
     aborts: set[int] = field(default_factory=set)  # ends the request with this number early, once
 
     def load(self) -> dict[str, Any]:
@@ -87,6 +88,9 @@ class StandInEngine:
                     self.aborts.discard(number)
                     yield _event(_chunk(answer[sent:], answer, "abort", self.version))
                     return
+                if number in self.forgets and answer:
+                    self.running, self.used, held = self.running - 1, self.used - held, 0
+                    await asyncio.sleep(10**9)
                 answer.append(self._next(params["sampling_seed"], len(ids) + len(answer)))
                 held += 1
                 self.used += 1
@@ -101,7 +105,7 @@ class StandInEngine:
                     yield b"data: [DONE]\n\n"
                     return
         finally:
-            self.running -= 1
+            self.running -= held > 0
             self.used -= held
 
     def _next(self, seed: int, position: int) -> int:

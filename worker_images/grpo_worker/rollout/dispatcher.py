@@ -23,10 +23,11 @@ _REPORT_SECONDS = 5.0  # for one report of an engine's load
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """Place of one request on an engine, and the time (of the loop) of its last token."""
+    """Place of one request on an engine. ``started``, ``moved``: times of its start and its last token."""
 
     entry: EngineEntry
     place: Place
+    started: float
     moved: float
     scope: asyncio.Timeout | None = None  # expired by the dispatcher when the engine is silent
 
@@ -48,11 +49,10 @@ class _Active:
     moved: float = 0.0  # last token of any request, or last change of its reported load
     loads: tuple[RankLoad, ...] = ()
 
-    @property
-    def has_lost_some(self) -> bool:
-        """Whether the engine reports fewer requests than were sent to it."""
+    def has_lost_some(self, before: float) -> bool:
+        """Return whether the engine reports fewer requests than are open since ``before``."""
         known = sum(load.running + load.waiting for load in self.loads)
-        return bool(self.loads) and known < len(self.leases)
+        return bool(self.loads) and known < sum(lease.started <= before for lease in self.leases)
 
 
 class Dispatcher:
@@ -173,9 +173,10 @@ class Dispatcher:
 
     def _start(self, wanted: _Wanted, entry: EngineEntry, place: Place) -> None:
         active = self._active[entry.name]
-        lease = Lease(entry, place, _now())
+        now = _now()
+        lease = Lease(entry, place, now, now)
         if not active.leases:
-            active.moved = lease.moved
+            active.moved = now
         active.leases.add(lease)
         wanted.lease.set_result(lease)
 
@@ -233,7 +234,7 @@ class Dispatcher:
         now = _now()
         for name, active in self._active.items():
             silent = bool(active.leases) and now - active.moved >= self._hang
-            lost = active.has_lost_some
+            lost = active.has_lost_some(now - self._hang)
             late = [lease for lease in active.leases if silent or (lost and now - lease.moved >= self._hang)]
             if silent:
                 reason = f"no token for {self._hang:.0f} s from any of {len(late)} requests"

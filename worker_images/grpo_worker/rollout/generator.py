@@ -128,7 +128,7 @@ class Generator:
         """Stream one request until the answer is complete. Raises an error when it ends before."""
         finished, address = False, lease.entry.address
         async with asyncio.timeout(None) as lease.scope:
-            async with self._http.post(address, "/generate", work.request()) as response:
+            async with self._http.post(address, "/generate", work.request(lease.place.rank)) as response:
                 await _check(response)
                 assert isinstance(response.stream, httpx.AsyncByteStream)
                 async for chunk in chunks(response.stream):

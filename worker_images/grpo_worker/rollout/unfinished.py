@@ -52,8 +52,11 @@ class Unfinished:
         ended = bool(self._ids) and self._ids[-1] in self._params["stop_token_ids"]
         return ended or self.kept >= self._params["max_new_tokens"]
 
-    def request(self) -> dict[str, Any]:
-        """Start an attempt and return the body of its ``POST /generate``."""
+    def request(self, rank: int | None = None) -> dict[str, Any]:
+        """Start an attempt and return the body of its ``POST /generate``.
+
+        ``rank``: attention data-parallel rank of the engine; None: its only one.
+        """
         self.attempts += 1
         self._base, self._mixed = self.kept, None
         budget = {"max_new_tokens": self._params["max_new_tokens"] - self.kept}
@@ -63,6 +66,8 @@ class Unfinished:
             "return_logprob": True,
             "stream": True,
         }
+        if rank is not None:
+            body["routed_dp_rank"] = rank
         return body | ({"return_routed_experts": True} if self._experts else {})
 
     def take(self, chunk: Chunk, oldest: int, newest: int | None) -> int:

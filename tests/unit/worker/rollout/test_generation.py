@@ -182,6 +182,29 @@ def test_a_silent_engine_is_named_and_its_samples_go_on(world: Worlds) -> None:
     assert pair.loop.time() < 10 + HANG + 2000 * 0.05 + 20
 
 
+def test_a_request_that_its_engine_lost_goes_on(world: Worlds) -> None:
+    """The engine generates others, so that it is not silent."""
+    one = world(1, n=2, tokens=100_000, max_running=8)
+    engine = one.engines["engine-0"]
+    engine.forgets.add(0)
+    one.at(3 * HANG, lambda: setattr(engine, "length", lambda _: 0))  # every answer ends now
+    (first, second) = one.generate(prompts(1))
+    assert first.ids[-1] == second.ids[-1] == END
+    assert one.client.counts.retries == 1 and len(engine.requests) == 3
+    assert len(one.table.serving(1)) == 1, "it is not suspected"
+    assert HANG < one.loop.time() < 4 * HANG
+
+
+def test_a_new_request_on_a_slow_engine_disturbs_no_other(world: Worlds) -> None:
+    slow = world(1, n=1, tokens=70, seconds=30.0)
+    late: list[Future[list[Sample]]] = []
+    slow.at(1000.5, lambda: late.append(slow.client.submit(Prompt(1, (7, 8)), 1)))
+    asked = prompts(1)
+    assert_undisturbed(slow.generate(asked), asked, 1, 70)
+    late[0].result(60)
+    assert slow.client.counts.retries == 0
+
+
 def test_too_few_engines_are_named_after_the_timeout(world: Worlds) -> None:
     none = world(1)
     none.table.replace([none.entry("engine-0", reason="")])

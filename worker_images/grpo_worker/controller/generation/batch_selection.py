@@ -26,8 +26,8 @@ class BatchSelection:
     influence.
 
     With ``spare`` prompts (over-sampling) the batch is complete with the first ``size`` useful groups in
-    the order of arrival. The others are cut: they belong to the next step, in which they are ``awaited``. A prompt
-    is therefore trained on at most one step later, however long its responses are.
+    the order of arrival. The others are cut: they belong to the next step, in which they are ``awaited``. A
+    prompt is therefore trained on at most one step later, however long its responses are.
     """
 
     def __init__(
