@@ -212,3 +212,14 @@ def test_a_sample_of_two_versions_keeps_its_spans(tmp_path: Path) -> None:
     first, second = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
     assert first["spans"] == [[3, 1], [4, 3]] and first["version"] == 3 and first["tokens"] == 3
     assert "spans" not in second
+
+
+def test_refused_prompts_are_recorded(tmp_path: Path) -> None:
+    prompts = [Prompt(0, (1, 2)), Prompt(1, (3,))]
+    generated = RolloutBatch(prompts[:1], [sample(0)], [1.0], prompts, refused={1: "too long"}, cut=3)
+    generated.write(tmp_path / "step.npz")
+    assert RolloutBatch.read(tmp_path / "step.npz") == generated
+    ledger = SampleLedger(tmp_path / "ledger.jsonl")
+    ledger.append(5, 1, generated.samples, (), generated.refused)
+    lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    assert lines[1] == {"step": 5, "attempt": 1, "prompt": 1, "refused": "too long"}

@@ -1,4 +1,4 @@
-"""Placement: the room that engines report, ranks of attention data parallelism, prompts that stay together."""
+"""Placement: room as engines report it, ranks of attention data parallelism, prompts that stay together."""
 
 import pytest
 
