@@ -79,3 +79,49 @@ def test_each_prompt_is_trained_on_once_and_at_most_a_step_later(partial: bool) 
         assert all(s.version == step for step, batch in enumerate(found) for s in batch.samples)
     for timer in engines.timers:
         timer.cancel()
+
+
+class Away:
+    """Engines that are away after some groups; the last group that was started is still generated."""
+
+    def __init__(self, answered: int) -> None:
+        self.left = answered
+        self.submitted: list[int] = []
+        self.running: list[tuple[Prompt, int, Future[list[Sample]]]] = []
+
+    def submit(self, prompt: Prompt, version: int) -> "Future[list[Sample]]":
+        self.submitted.append(prompt.index)
+        group: Future[list[Sample]] = Future()
+        if self.left > 0:
+            group.set_result([Sample(prompt.index, k, (5,), (-0.1,), version, "e") for k in range(N)])
+        elif self.left == 0:
+            self.running.append((prompt, version, group))
+        else:
+            group.set_exception(TimeoutError("no engine serves version 0"))
+        self.left -= 1
+        return group
+
+    def score(self, samples: list[Sample]) -> list[float]:
+        return [float(s.number == 0) for s in samples]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_was_generated_is_kept_while_engines_are_away(restarted: bool) -> None:
+    engines: Any = Away(answered=5)
+    source = PromptSource(open_gym("reasoning-gym:gcd", seed=3), load_tokenizer("preset:tiny-moe"), 4096)
+    sampler = StepSampler(spec_of(job()), source, engines, engines)
+    state = source.state_dict()
+    with pytest.raises(TimeoutError, match="no engine serves"):
+        sampler.sample(Version(0), StepTimer())
+    assert engines.submitted == list(range(WANTED))
+    ((prompt, version, group),) = engines.running
+    if restarted:
+        source.load_state_dict(state)
+        sampler.forget()
+        assert group.cancelled()
+    else:
+        group.set_result([Sample(prompt.index, k, (5,), (-0.1,), version, "e") for k in range(N)])
+    engines.left = 100
+    batch = sampler.sample(Version(0), StepTimer())
+    assert [p.index for p in batch.prompts] == list(range(WANTED))
+    assert engines.submitted[WANTED:] == list(range(0 if restarted else 6, WANTED))

@@ -40,6 +40,7 @@ class StepSampler:
         self._spare = math.ceil(spec.rollout.over_sample_rate * self._size)
         self._continues = spec.staleness.partial_rollouts
         self._cut: dict[int, _Group | None] = {}  # prompts left to the next step, and their groups
+        self._kept: tuple[Version | None, dict[int, _Group]] = None, {}  # groups of a call that failed
         self._source = source
         self._client = client
         self._reward = reward
@@ -62,11 +63,14 @@ class StepSampler:
         the batch has the first groups that arrive, and the others are left to the next call.
 
         Raises UnfitEngineError when engines refuse too many prompts, and the errors of generation and reward.
+        After TimeoutError and ConnectionError (no engine serves, no reward server answers) a call with the
+        same version uses the groups that were generated before, and those that still are.
         """
         most = self._size * (self._filter.max_num_gen_batches if self._filter else 1)
-        cut, self._cut = self._cut, {}
+        awaited = frozenset(self._cut)
+        earlier = self._earlier_groups(version)
         chosen = BatchSelection(
-            self._size, most, self._filter is not None, self._refusals, self._spare, frozenset(cut)
+            self._size, most, self._filter is not None, self._refusals, self._spare, awaited
         )
         arrived: queue.SimpleQueue[tuple[Prompt, _Group]] = queue.SimpleQueue()
         groups: dict[int, _Group] = {}
@@ -75,7 +79,7 @@ class StepSampler:
                 prompts = self._source.take(chosen.missing, after=skip + chosen.count)
                 chosen.start(prompts)
                 for prompt in prompts:
-                    group = cut.pop(prompt.index, None) or self._client.submit(prompt, version)
+                    group = earlier.pop(prompt.index, None) or self._client.submit(prompt, version)
                     groups[prompt.index] = group
                     group.add_done_callback(partial(_report, arrived, prompt))
                 with timer.phase("gen"):
@@ -85,14 +89,28 @@ class StepSampler:
             batch, left = chosen.batch(), chosen.cut()
             batch.cut = len(left)
             self._leave(left, groups)
+        except (TimeoutError, ConnectionError):
+            self._cut = dict.fromkeys(awaited)
+            self._kept = version, {index: group for index, group in groups.items() if not _failed(group)}
+            groups.clear()
+            raise
         finally:
-            _cancel([*groups.values(), *cut.values()])
+            _cancel([*groups.values(), *earlier.values()])
         return batch
 
     def forget(self) -> None:
-        """Forget the prompts that were cut, before a restart goes on with other weights."""
-        cut, self._cut = self._cut, {}
-        _cancel(cut.values())
+        """Forget the groups of earlier calls, before a restart goes on with other weights."""
+        _cancel(self._earlier_groups(None).values())
+
+    def _earlier_groups(self, version: Version | None) -> dict[int, _Group]:
+        """Take over the groups of earlier calls that a call with this version may use, by prompt index."""
+        (kept_version, kept), self._kept = self._kept, (None, {})
+        groups = {index: group for index, group in self._cut.items() if group is not None}
+        self._cut = {}
+        if kept_version == version:
+            return groups | kept
+        _cancel(kept.values())
+        return groups
 
     def _leave(self, prompts: list[Prompt], groups: dict[int, _Group]) -> None:
         """Leave prompts to the next call: to be continued, or to be generated again with its weights."""
@@ -115,10 +133,13 @@ class StepSampler:
             scores = scores[len(samples) :]
 
 
-def _cancel(groups: Iterable[_Group | None]) -> None:
+def _cancel(groups: Iterable[_Group]) -> None:
     for group in groups:
-        if group is not None:
-            group.cancel()
+        group.cancel()
+
+
+def _failed(group: _Group) -> bool:
+    return group.cancelled() or (group.done() and group.exception() is not None)
 
 
 def _report(arrived: "queue.SimpleQueue[tuple[Prompt, _Group]]", prompt: Prompt, group: _Group) -> None:
