@@ -75,7 +75,9 @@ class GrpoLoop:
         sinks = sinks_of(observability, store.name, store)
         self._metrics = MetricsWriter(store, sinks, observability.thresholds)
         self._parking = Parking(trainers, board, failures, clock)
-        self._checkpoints = RunCheckpoints(spec, store, trainers, self._scheduler, board, self._state)
+        self._checkpoints = RunCheckpoints(
+            spec, store, trainers, self._scheduler, board, self._state, self._ledger.flush
+        )
         self._step = 0
         self._background: list[Future[Any]] = []  # work of the last step that continues beside the next one
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="record")
@@ -244,6 +246,7 @@ class GrpoLoop:
         """Save a checkpoint of this step, unless it exists, and wait until it is complete."""
         self._weights.before_training(StepTimer(self._clock))
         self._finish_background()  # a step's record must be written before its checkpoint counts
+        self._metrics.flush()
         self._checkpoints.save_now(self._step)
 
     def _suspend_if_requested(self) -> None:

@@ -1,6 +1,5 @@
 """Writer of each step's metrics to JSON lines (the record), Prometheus and the job's sinks (views)."""
 
-import json
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 from prometheus_client import Gauge
 
 from grpo_operator.api.v1alpha1.observability import ThresholdSpec
-from grpo_worker.common.files import truncate_lines
+from grpo_worker.common.step_log import StepLog
 from grpo_worker.metrics.sinks import Sink
 
 log = logging.getLogger(__name__)
@@ -27,7 +26,7 @@ class MetricsWriter:
 
     def __init__(self, directory: Path, sinks: Sequence[Sink], thresholds: Sequence[ThresholdSpec]) -> None:
         self.file = directory / "metrics.jsonl"
-        self.file.touch()
+        self._log = StepLog(self.file)
         self._sinks = list(sinks)
         for bound in thresholds:
             if bound.minimum is not None:
@@ -37,17 +36,20 @@ class MetricsWriter:
 
     def truncate(self, step: int) -> None:
         """Remove the records of steps after ``step``, which will be repeated, and restart the sinks."""
-        truncate_lines(self.file, step)
+        self._log.truncate(step)
         self._each(lambda sink: sink.begin(step))
 
     def write(self, step: int, metrics: dict[str, float], **extra: Any) -> None:
         """Record one step; ``extra`` goes to the JSON lines only."""
-        with self.file.open("a") as handle:
-            handle.write(json.dumps({"step": step} | metrics | extra) + "\n")
+        self._log.append(step, [metrics | extra])
         _STEP.set(step)
         for name, value in metrics.items():
             _GAUGE.labels(name).set(value)
         self._each(lambda sink: sink.write(step, metrics))
+
+    def flush(self) -> None:
+        """Wait until all records are on the store: only then may a checkpoint of their steps count."""
+        self._log.flush()
 
     def end(self) -> None:
         """Finish all sinks: the job is complete."""

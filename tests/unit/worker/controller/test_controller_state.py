@@ -83,6 +83,7 @@ def test_ledger_forgets_replayed_steps_and_torn_lines(tmp_path: Path) -> None:
     ledger = SampleLedger(path)
     for step in (1, 2, 3):
         ledger.append(step, 1, [sample(step)])
+    ledger.flush()
     with path.open("a") as handle:
         handle.write('{"step": 4, "uid')  # the process died here
     ledger.truncate(2)
@@ -209,6 +210,7 @@ def test_a_sample_of_two_versions_keeps_its_spans(tmp_path: Path) -> None:
     assert RolloutBatch.read(tmp_path / "step.npz") == generated
     ledger = SampleLedger(tmp_path / "ledger.jsonl")
     ledger.append(5, 1, generated.samples)
+    ledger.flush()
     first, second = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
     assert first["spans"] == [[3, 1], [4, 3]] and first["version"] == 3 and first["tokens"] == 3
     assert "spans" not in second

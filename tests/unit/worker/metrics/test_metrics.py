@@ -49,6 +49,7 @@ def test_a_failing_sink_is_disabled_and_the_others_continue(tmp_path: Path) -> N
     writer.truncate(0)
     for step in (1, 2):
         writer.write(step, {"actor/kl_loss": 0.5})
+    writer.flush()
     writer.end()
     lines = [json.loads(line) for line in writer.file.read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]

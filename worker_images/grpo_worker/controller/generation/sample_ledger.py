@@ -1,11 +1,10 @@
 """Sample ledger: a file with the samples that each optimizer step consumed."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_worker.common.files import truncate_lines
+from grpo_worker.common.step_log import StepLog
 from grpo_worker.rollout.sampling import Sample
 
 
@@ -16,8 +15,7 @@ class SampleLedger:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        path.touch()
+        self._log = StepLog(path)
 
     def append(
         self,
@@ -31,22 +29,22 @@ class SampleLedger:
 
         ``refused``: reason by the index of each prompt that engines refused; such a line has no ``uid``.
         """
-        common = {"step": step, "attempt": attempt}
+        common = {"attempt": attempt}
         lines = [
-            json.dumps(common | _record(s) | more)
+            common | _record(s) | more
             for group, more in ((samples, {}), (left_out, {"leftOut": True}))
             for s in group
         ]
-        lines += [
-            json.dumps(common | {"prompt": index, "refused": reason})
-            for index, reason in (refused or {}).items()
-        ]
-        with self._path.open("a") as handle:
-            handle.write("\n".join(lines) + "\n")
+        lines += [common | {"prompt": index, "refused": reason} for index, reason in (refused or {}).items()]
+        self._log.append(step, lines)
+
+    def flush(self) -> None:
+        """Wait until all steps are on the store: only then may a checkpoint of them count."""
+        self._log.flush()
 
     def truncate(self, step: int) -> None:
         """Remove the samples of all steps after ``step``: their updates were lost and are replayed."""
-        truncate_lines(self._path, step)
+        self._log.truncate(step)
 
 
 def _record(sample: Sample) -> dict[str, Any]:

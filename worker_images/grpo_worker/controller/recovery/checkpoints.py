@@ -23,14 +23,18 @@ class RunCheckpoints:
         scheduler: RolloutScheduler,
         board: ProgressBoard,
         state: Callable[[], dict[str, Any]],
+        flush: Callable[[], None],
     ) -> None:
-        """``store``: folder of the job. ``state``: returns the controller's state."""
+        """``store``: folder of the job. ``state``: returns the controller's state. ``flush``: waits until
+        the records of all finished steps are on the store; no checkpoint counts before.
+        """
         self._spec = spec.checkpoint
         self._exports = store / "export"
         self._trainers = trainers
         self._scheduler = scheduler
         self._board = board
         self._state = state
+        self._flush = flush
         self._saving = False  # whether a checkpoint is being written
         memory = spec.checkpoint.memory
         self._memory: MemoryTier | None = None
@@ -49,6 +53,7 @@ class RunCheckpoints:
     def after_step(self, step: int, attempt: int) -> None:
         """Note a checkpoint that is complete, and start the next one when it is due."""
         if self._saving:  # an unneeded poll would wait for the ranks' background work
+            self._flush()  # the poll may complete the checkpoint
             self._note_complete(self._trainers.call("poll_checkpoint", False))
         if self._memory is not None:
             self._memory.poll()
@@ -56,6 +61,7 @@ class RunCheckpoints:
             self._save(step)
         elif self._memory is not None and self._memory.due(step):
             self._scheduler.save(step)
+            self._flush()
             self._memory.snapshot(step, attempt, self._state())
         every = self._spec.export_every_steps
         if every and step % every == 0:
@@ -63,6 +69,7 @@ class RunCheckpoints:
 
     def save_now(self, step: int) -> None:
         """Save a checkpoint of this step, unless it exists, and wait until it is complete."""
+        self._flush()
         if self._board.get().last_checkpoint != step:
             self._note_complete(self._trainers.call("poll_checkpoint", True))
         if self._board.get().last_checkpoint != step:
@@ -78,6 +85,7 @@ class RunCheckpoints:
             self._board.update(message="")
 
     def _save(self, step: int) -> None:
+        self._flush()
         # One checkpoint at a time: two would compete for the store, and ``keep`` counts complete ones.
         self._note_complete(self._trainers.call("poll_checkpoint", True))
         self._scheduler.save(step)

@@ -1,0 +1,120 @@
+"""Append-only log of JSON lines by step, with an index of where each step begins."""
+
+import json
+import os
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from queue import Queue
+from threading import Thread
+from typing import Any
+
+_ENTRY = struct.Struct("<qqq")  # step, first byte and end of its lines
+WAITING_STEPS = 16  # steps that wait for a slow store before the next one waits too
+
+
+class StepLog:
+    """Log of records by step; a thread writes it, so that a slow store delays no step.
+
+    Beside ``PATH`` lies ``PATH.index`` with an entry of 24 bytes for each step. To forget the steps after a
+    checkpoint, a few entries of the index are read, whatever the size of the log. Lines without an entry
+    belong to a step that was being written when the process died.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open or create the log. An index that is missing is made from the lines, which are read once."""
+        self._path, self._index = path, path.with_name(path.name + ".index")
+        self._problem: Exception | None = None
+        path.touch()
+        if not self._index.exists():
+            _write_index(self._index, path)
+        self._queue: Queue[tuple[int, bytes]] = Queue(WAITING_STEPS)
+        Thread(target=self._write_all, name=f"log {path.name}", daemon=True).start()
+
+    def append(self, step: int, records: Sequence[dict[str, Any]]) -> None:
+        """Append the records of one step; they are on the store after ``flush``.
+
+        Raises the error of an earlier write.
+        """
+        self._raise()
+        lines = "".join(json.dumps({"step": step} | record) + "\n" for record in records)
+        self._queue.put((step, lines.encode()))
+
+    def flush(self) -> None:
+        """Wait until everything is on the store. Raises the error of a write that failed."""
+        self._queue.join()
+        self._raise()
+        with self._path.open("rb") as handle:
+            os.fsync(handle.fileno())
+
+    def truncate(self, step: int) -> None:
+        """Remove the records of all steps after ``step``, and records that were not completely written."""
+        self._queue.join()
+        self._problem = None  # what could not be written is written again by the replay
+        with self._index.open("r+b") as index:
+            kept = _entries_up_to(index, step)
+            end = _entry(index, kept - 1)[2] if kept else 0
+            with self._path.open("r+b") as log:
+                log.truncate(end)
+            index.truncate(kept * _ENTRY.size)
+
+    def _raise(self) -> None:
+        if self._problem is not None:
+            raise self._problem
+
+    def _write_all(self) -> None:
+        while True:
+            step, lines = self._queue.get()
+            try:
+                # After an error nothing is written until the log is truncated: no step may be missing.
+                if self._problem is None:
+                    self._write(step, lines)
+            except OSError as error:
+                self._problem = error
+            finally:
+                self._queue.task_done()
+
+    def _write(self, step: int, lines: bytes) -> None:
+        with self._path.open("ab") as log:
+            start = log.tell()
+            log.write(lines)
+            log.flush()
+            os.fsync(log.fileno())
+        with self._index.open("ab") as index:
+            index.write(_ENTRY.pack(step, start, start + len(lines)))
+
+
+def _entry(index: Any, number: int) -> tuple[int, int, int]:
+    index.seek(number * _ENTRY.size)
+    step, start, end = _ENTRY.unpack(index.read(_ENTRY.size))
+    return step, start, end
+
+
+def _entries_up_to(index: Any, step: int) -> int:
+    """Return the number of entries of steps up to ``step``, by bisection; steps only grow."""
+    low, high = 0, os.fstat(index.fileno()).st_size // _ENTRY.size
+    while low < high:
+        middle = (low + high) // 2
+        if _entry(index, middle)[0] <= step:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _write_index(index: Path, log: Path) -> None:
+    """Write the index of a log that has none."""
+    entries: list[tuple[int, int, int]] = []
+    end = 0
+    with log.open("rb") as lines:
+        for line in lines:
+            start, end = end, end + len(line)
+            try:
+                step = json.loads(line)["step"]
+            except json.JSONDecodeError:
+                break  # a line truncated by a crash belongs to a lost step
+            first = entries.pop()[1] if entries and entries[-1][0] == step else start
+            entries.append((step, first, end))
+    temporary = index.with_suffix(".tmp")
+    temporary.write_bytes(b"".join(_ENTRY.pack(*entry) for entry in entries))
+    temporary.rename(index)
