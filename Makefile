@@ -6,7 +6,7 @@ PYTEST := PYTHONPATH=devcluster $(VENV)/python -m pytest
 CODE := operator worker_images devcluster tests benchmarks
 TEXT := $(CODE) docs helm manifests Makefile README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md
 
-.PHONY: help demo down up test check lint format unit worker integration e2e bench-operator bench-planner bench-trainer bench-controller bench-sync-planner bench-sync bench-delta bench-job bench-learning bench-own-models bench-faults bench-test crds docs env clean
+.PHONY: help demo down up test check lint format unit worker integration e2e bench-operator bench-planner bench-trainer bench-controller bench-data-path bench-sync-planner bench-sync bench-delta bench-job bench-learning bench-own-models bench-faults bench-test crds docs env clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -65,6 +65,9 @@ bench-trainer: env  ## fidelity and speed of the trainer; writes benchmarks/resu
 
 bench-controller: env  ## the controller's cost at 256 ranks; adds to benchmarks/results/trainer.json
 	PYTHONPATH=devcluster $(VENV)/python benchmarks/controller.py
+
+bench-data-path: env  ## a step's data path at 8 192 x 16 k tokens; writes benchmarks/results/data_path.json
+	PYTHONPATH=devcluster:tests $(VENV)/python benchmarks/data_path.py
 
 bench-sync-planner: env  ## routes of a weight sync beside their bound; adds to benchmarks/results/sync.json
 	PYTHONPATH=devcluster $(VENV)/python benchmarks/sync_planner.py

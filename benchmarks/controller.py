@@ -10,15 +10,15 @@ import time
 from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
 import ray
-import torch
-from tensordict import TensorDict
 
 from grpo_devcluster.results import record
 from grpo_worker.common.clock import SYSTEM_CLOCK
+from grpo_worker.common.ragged_batch import INPUT_IDS, RaggedBatch
 from grpo_worker.controller.training.processes import RayProcesses
 from grpo_worker.controller.training.worker_group import WorkerGroup
-from grpo_worker.roles.dispatch import Dispatch, Packed, RankInfo, register
+from grpo_worker.roles.dispatch import Columns, Dispatch, PieceColumns, RankInfo, register
 
 PROMPTS, SAMPLES, TOKENS = 512, 16, 1024
 TP, PP, DP = 8, 8, 4
@@ -32,16 +32,16 @@ class Idle:
     def stand_at(self, place: RankInfo) -> None:
         self.rank_info = place
 
-    @register(Dispatch.MEGATRON_COMPUTE)
-    def log_probs(self, batch: TensorDict) -> TensorDict:
-        zeros = torch.zeros(batch["input_ids"].shape)
-        return TensorDict({"log_probs": zeros, "entropy": zeros}, batch_size=batch.batch_size)
+    @register(Dispatch.MEGATRON_COMPUTE, (INPUT_IDS,))
+    def log_probs(self, batch: RaggedBatch) -> Columns:
+        zeros = np.zeros(int(batch.response_starts[-1]), np.float32)
+        return Columns({"log_probs": zeros}, {"entropy": np.zeros(batch.rows)})
 
 
 class Receiver:
     """Stand-in for many ranks whose answer is not collected."""
 
-    def log_probs(self, batch: Packed) -> None: ...
+    def log_probs(self, columns: PieceColumns, args: Any, *arrays: np.ndarray) -> None: ...
 
 
 class Actors(RayProcesses):
@@ -53,7 +53,7 @@ class Actors(RayProcesses):
         self._actors = [shared[info.rank % SHARED] for info in ranks]
         self.count, self.died, self._dead = len(ranks), Future(), set()
         for info in ranks:
-            if info.collects(Dispatch.MEGATRON_COMPUTE):
+            if info.collected:
                 self._actors[info.rank] = remote(Idle).remote()
                 ray.get(self._actors[info.rank].stand_at.remote(info))
 
@@ -72,13 +72,11 @@ def ranks_of() -> list[RankInfo]:
     return [RankInfo(rank, t, p, 0, d, PP, DP) for rank, (t, p, d) in enumerate(places)]
 
 
-def batch_of() -> TensorDict:
-    rows = PROMPTS * SAMPLES
-    generator = torch.Generator().manual_seed(0)
-    lengths = torch.randint(TOKENS // 4, TOKENS + 1, (rows, 1), generator=generator)
-    ids = torch.randint(0, 129280, (rows, TOKENS), generator=generator)
-    seen = torch.arange(TOKENS).expand(rows, TOKENS) < lengths
-    return TensorDict({"input_ids": ids, "attention_mask": seen}, batch_size=[rows])
+def batch_of() -> RaggedBatch:
+    rows, generator = PROMPTS * SAMPLES, np.random.default_rng(0)
+    lengths = generator.integers(TOKENS // 4, TOKENS + 1, rows, dtype=np.int32)
+    ids = generator.integers(0, 129280, int(lengths.sum()), dtype=np.int32)
+    return RaggedBatch(np.full(rows, TOKENS // 8, np.int32), lengths, TOKENS, ids)
 
 
 def main() -> None:
@@ -87,9 +85,9 @@ def main() -> None:
     seconds: list[float] = []
     for _ in range(ROUNDS + 1):  # the first one starts the processes' imports
         started = time.monotonic()
-        collected: Any = group.call("log_probs", batch)
+        collected: Any = group.call("log_probs", group.share(batch, len(batch.lengths)).all())
         seconds.append(time.monotonic() - started)
-        assert collected["log_probs"].shape == batch["input_ids"].shape
+        assert len(collected.response["log_probs"]) == batch.response_starts[-1]
     ray.shutdown()
     print([round(value, 3) for value in seconds])
     print(record("trainer", {"dispatch_seconds_256_ranks": statistics.median(seconds[1:])}).read_text())

@@ -6,6 +6,7 @@ that both agents keep their port.
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -44,6 +45,9 @@ class LocalJob:
         self._spec = spec
         self._cuda = spec.trainer.device is Device.CUDA
         self._weights = Path("/dev/shm/grpo-weights")
+        self._experts = Path("/dev/shm/grpo-routed-experts")
+        template = spec.rollout.template
+        self._routes = template is not None and template.engine.return_routed_experts
         self._running: list[subprocess.Popen[bytes]] = []
         self._sources = os.pathsep.join(str(REPO / part) for part in ("operator", "worker_images"))
         self._engine_path = engine_path or os.environ.get("PYTHONPATH", "")
@@ -65,7 +69,11 @@ class LocalJob:
         trainer = ["trainer", "--host", TRAINER_HOST, "--weights", str(self._weights)]
         config = f"{MODEL_DIRECTORY}/config.json"
         rollout = ["rollout", "--host", ENGINE_HOST, "--name", "engine-0", "--model-config", config]
-        rollout += ["--admin-key", ADMIN_KEY]
+        rollout += [
+            "--admin-key",
+            ADMIN_KEY,
+            *(["--routed-experts", str(self._experts)] if self._routes else []),
+        ]
         self._start("trainer-agent", [*agent, *trainer])
         shared = self._spec.shares_gpus
         self._start("rollout-agent", [*agent, *rollout, *(["--turns", TURNS] if shared else [])])
@@ -80,6 +88,7 @@ class LocalJob:
             self._show_logs()
         for process in reversed(self._running):
             _kill(process)
+        shutil.rmtree(self._experts, ignore_errors=True)
         for path in sorted(self._weights.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
 
@@ -131,6 +140,9 @@ class LocalJob:
         assert template is not None, "the job has engines of its own"
         command = engine_command(owner, self._spec.model.path, template, turns)
         env = {"PYTHONPATH": os.pathsep.join([self._sources, self._engine_path]), "CUDA_VISIBLE_DEVICES": "0"}
+        if self._routes:
+            url = f"http://{ENGINE_HOST}:{AGENT_PORT}"
+            env |= {"GRPO_ROUTED_EXPERTS": str(self._experts), "GRPO_ROUTED_EXPERTS_URL": url}
         if not self._cuda:
             from grpo_devcluster.cpu_engine import environment  # needs the devcluster's cache
 

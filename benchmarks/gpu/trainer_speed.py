@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
@@ -32,8 +33,9 @@ from models import SEQUENCE, training_mfu_pct
 from grpo_devcluster.results import stamp, write_raw
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
-from grpo_worker.algorithms.losses import PolicyLossConfig, token_weights
-from grpo_worker.data.micro_batch import Batch
+from grpo_worker.algorithms.losses import PolicyLossConfig, row_weights
+from grpo_worker.common.ragged_batch import RaggedBatch
+from grpo_worker.data.micro_batch import padded
 from grpo_worker.megatron.conversion import hf_mapping
 from grpo_worker.megatron.export.exporter import export
 from grpo_worker.megatron.families.registry import family_of
@@ -67,25 +69,24 @@ class DeviceWeights:
         return (torch.randn(shape, device=device(), generator=generator) * 0.02).narrow(dim, offset, length)
 
 
-def rows_of(lengths: list[int], seed: int) -> Batch:
+def rows_of(lengths: list[int], seed: int) -> RaggedBatch:
     """Return a batch of rows of these lengths, half prompt and half response."""
-    generator = torch.Generator().manual_seed(seed)
-    width = max(lengths)
-    ids = torch.randint(0, MODEL["vocab_size"], (len(lengths), width), generator=generator)
-    limit = torch.tensor(lengths)[:, None]
-    places = torch.arange(width).expand(len(lengths), width)
-    seen, mask = places < limit, ((places < limit) & (places >= limit // 2)).float()
-    zeros = torch.full(ids.shape, -11.0) * mask
-    advantages = torch.randn(len(lengths), 1, generator=generator) * mask
-    return {
-        "input_ids": ids,
-        "attention_mask": seen,
-        "response_mask": mask,
-        "old_log_probs": zeros,
-        "ref_log_prob": zeros,
-        "advantages": advantages,
-        "weights": token_weights(mask, "token-mean", width),
-    }
+    generator = np.random.default_rng(seed)
+    tokens = np.array(lengths, dtype=np.int32)
+    prompts = tokens // 2
+    answers = tokens - prompts
+    log_probs = np.full(int(answers.sum()), -11.0, np.float32)
+    return RaggedBatch(
+        prompts,
+        tokens,
+        max(lengths),
+        generator.integers(0, MODEL["vocab_size"], int(tokens.sum()), dtype=np.int32),
+        {"old_log_probs": log_probs, "ref_log_prob": log_probs},
+        {
+            "advantages": generator.standard_normal(len(lengths), dtype=np.float32),
+            "weights": row_weights(torch.from_numpy(answers), "token-mean", max(lengths)).numpy(),
+        },
+    )
 
 
 def policy(layout: Layout, batching: MicroBatching, hf: dict[str, Any] = MODEL) -> PolicyModel:
@@ -93,12 +94,13 @@ def policy(layout: Layout, batching: MicroBatching, hf: dict[str, Any] = MODEL) 
     return PolicyModel(setup, OptimizerSpec(lr=1e-6), 100, with_reference=False)
 
 
-def bare_loop(layout: Layout, batch: Batch) -> Callable[[], None]:
+def bare_loop(layout: Layout, batch: RaggedBatch) -> Callable[[], None]:
     """Return a step of a language model with Megatron-Core's own calls, without our runner around it."""
     (model,) = build_chunks(MODEL, layout, torch.bfloat16)
     hf_mapping.load([model], family_of(MODEL), DeviceWeights(MODEL))
     ddp, optimizer = trainable(model, 1e-6)
-    ids, mask = batch["input_ids"].cuda(), batch["response_mask"].cuda()
+    columns = padded(batch, range(batch.rows))
+    ids, mask = columns["input_ids"].cuda(), columns["response_mask"].cuda()
     positions = torch.arange(ids.shape[1], device="cuda").expand_as(ids).contiguous()
 
     def forward(data: Iterator[int], stage: Any) -> tuple[torch.Tensor, Any]:
@@ -190,9 +192,10 @@ def rounding() -> dict[str, Any]:
     initialize_parallel(layout, 1)
     hf = MODEL | {"num_hidden_layers": 4}
     ids = torch.randint(0, hf["vocab_size"], (4, 512), generator=torch.Generator().manual_seed(1))
-    batch = {"input_ids": ids, "attention_mask": torch.ones(4, 512, dtype=torch.bool)}
+    lengths = np.full(4, 512, np.int32)
+    batch = RaggedBatch(lengths // 2, lengths, 512, ids.flatten().int().numpy())
     ours = policy(layout, MicroBatching(4), hf)
-    found = {"ours_bf16": ours.log_probs(batch, 1.0)["log_probs"]}
+    found = {"ours_bf16": torch.from_numpy(ours.log_probs(batch, 1.0)["log_probs"]).reshape(4, 512)}
     with tempfile.TemporaryDirectory() as folder:
         export(Path(folder) / "hf", hf, ours.chunks, family_of(hf))
         for name, dtype in (("fp32", torch.float32), ("transformers_bf16", torch.bfloat16)):

@@ -18,7 +18,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from grpo_devcluster.cpu_engine import environment
-from grpo_operator.api.names import ENGINE_PORT, Owner
+from grpo_operator.api.names import AGENT_PORT, ENGINE_PORT, Owner
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
 from grpo_operator.render.sglang_command import MODEL_DIRECTORY, engine_command
 from grpo_worker.weightsync.agent.agent import Agent
@@ -45,7 +45,10 @@ class Server:
         )
         self.url = f"http://127.0.0.1:{port}"
         self.key = directory / "model" / "admin-key"
-        self._env = environment(directory)
+        self.experts = directory / "routed-experts"
+        url = f"http://127.0.0.1:{AGENT_PORT}"
+        kept = {"GRPO_ROUTED_EXPERTS": str(self.experts), "GRPO_ROUTED_EXPERTS_URL": url}
+        self._env = environment(directory) | kept
         self._command = command.replace("python3", sys.executable)
         self._log = directory / "log"
         self.start()

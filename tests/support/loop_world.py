@@ -10,11 +10,11 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-from tensordict import TensorDict
+import numpy as np
 
 from grpo_operator.api.weight_path import WeightPath
 from grpo_worker.checkpointing.store import CONTROLLER_STATE, Origin, commit, directory, model_digest
+from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.controller.inputs import Inputs
 from grpo_worker.controller.loop import GrpoLoop
 from grpo_worker.controller.model_files import open_model
@@ -27,6 +27,9 @@ from grpo_worker.controller.weight_sync.dedicated import DedicatedSynchronizer
 from grpo_worker.data.prompts import Prompt, PromptSource
 from grpo_worker.data.tasks import open_gym
 from grpo_worker.metrics.flops import ModelFlops
+from grpo_worker.metrics.generation import Counts
+from grpo_worker.roles.dispatch import Columns, RankInfo
+from grpo_worker.roles.shared_batch import SharedBatch, SharedRows
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.engine_pool import RolloutPool, SyncError, Target
 from grpo_worker.rollout.sampling import Sample
@@ -42,6 +45,7 @@ class Ranks:
         self.died: Future[None] = Future()
         self.addresses = ["10.0.0.1", "10.0.0.2"]
         self.pids = [100 + world.starts, 200 + world.starts]
+        self.ranks = [RankInfo(rank, 0, 0, 0, rank, 1, 2) for rank in range(2)]
         self.killed = False
 
     def start(self, config: dict[str, Any]) -> None:
@@ -68,15 +72,22 @@ class Ranks:
     def _flops(self) -> ModelFlops:
         return ModelFlops(1000, 10)
 
-    def _log_probs(self, batch: TensorDict, reference: bool) -> TensorDict:
-        mask = batch["attention_mask"].float()
-        columns = {"log_probs": -0.1 * mask, "entropy": mask}
-        return TensorDict(columns, batch_size=batch.batch_size)
+    def share(self, batch: RaggedBatch, per_step: int) -> SharedBatch:
+        self._batch = batch
+        return SharedBatch(batch, per_step, self.ranks, lambda array: array)
 
-    def _update_actor(self, batch: TensorDict, kl: float) -> dict[str, float]:
+    def _log_probs(self, _rows: SharedRows) -> Columns:
+        lengths = self._batch.response_lengths
+        zeros = np.full(int(lengths.sum()), -0.1, np.float32)
+        return Columns({"log_probs": zeros}, {"entropy": lengths.astype(np.float32)})
+
+    def _reference_log_probs(self, rows: SharedRows) -> Columns:
+        return self._log_probs(rows)
+
+    def _update_actor(self, _rows: SharedRows, kl: float) -> dict[str, float]:
         self._world.clock.time += 1.0
         self._world.updates += 1
-        return {"actor/loss": float(torch.sum(batch["input_ids"]))}
+        return {"actor/loss": float(cast(np.ndarray, self._batch.input_ids).sum())}
 
     def _poll_checkpoint(self, blocking: bool) -> list[list[int]]:
         done, self._world.writing = self._world.writing, []
@@ -103,6 +114,7 @@ class Engines:
         self._world = world
         self.attempt = 0
         self.failures = 0
+        self.counts, self.in_flight, self.queued = Counts(), 0, 0
         self.generated: list[tuple[int, int]] = []  # (prompt, version), also of answers that were not used
 
     def hold(self) -> None: ...
@@ -121,14 +133,26 @@ class Engines:
     def model_configs(self, version: int) -> dict[str, dict[str, Any]]:
         return {}
 
-    def generate(self, prompts: list[Prompt], version: int, cancelled: Any = None) -> list[Sample]:
+    def generate(self, prompts: list[Prompt], version: int) -> list[Sample]:
+        return [sample for prompt in prompts for sample in self._group(prompt, version)]
+
+    def submit(self, prompt: Prompt, version: int) -> "Future[list[Sample]]":
+        group: Future[list[Sample]] = Future()
+        try:
+            group.set_result(self._group(prompt, version))
+        except TimeoutError as error:
+            group.set_exception(error)
+        return group
+
+    def _group(self, prompt: Prompt, version: int) -> list[Sample]:
         self._world.before_generation(version)
         if self._world.away():
             raise TimeoutError(f"no engine serves version {version} after 480 s")
         self._world.clock.time += 1.0
-        self.generated += [(prompt.index, version) for prompt in prompts]
-        n = self._world.spec.algorithm.samples_per_prompt
-        return [self._sample(prompt, number, version) for prompt in prompts for number in range(n)]
+        self.generated.append((prompt.index, version))
+        return [
+            self._sample(prompt, n, version) for n in range(self._world.spec.algorithm.samples_per_prompt)
+        ]
 
     def _sample(self, prompt: Prompt, number: int, version: int) -> Sample:
         ids = tuple(5 + (prompt.index * 7 + number * 3 + version + k) % 50 for k in range(1 + number % 4))

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,15 +11,18 @@ import torch
 
 from grpo_devcluster.packages import oracles
 from grpo_operator.api.v1alpha1.algorithm import AlgorithmSpec
-from grpo_worker.algorithms.advantages import estimate_advantages, gae
+from grpo_worker.algorithms.advantages import gae, whiten
+from grpo_worker.algorithms.batch_advantages import add_advantages
 from grpo_worker.algorithms.losses import (
     PolicyLossConfig,
     kl_estimate,
     policy_loss,
-    token_weights,
     value_loss,
 )
-from grpo_worker.algorithms.rewards import token_rewards
+from grpo_worker.data.micro_batch import padded
+from support.objects import job, spec_of
+from support.padded import ragged, token_weights
+from support.padded_reference import token_rewards
 
 N, PROMPTS, TOKENS = 4, 6, 12
 BOUND = 1e-6
@@ -63,7 +67,17 @@ def test_grpo(verl: Any, batch: dict[str, torch.Tensor], by_std: bool) -> None:
     theirs, _ = verl.compute_grpo_outcome_advantage(
         rewards.clone(), batch["mask"], index, norm_adv_by_std_in_grpo=by_std
     )
-    _close(estimate_advantages(rewards, batch["mask"], spec), theirs)
+    _close(_advantages(batch, spec), theirs)
+
+
+def _advantages(batch: dict[str, torch.Tensor], spec: AlgorithmSpec) -> torch.Tensor:
+    """Return our advantages of responses without prompts, [rows, tokens]."""
+    seen = batch["mask"].bool()
+    rows = ragged({"input_ids": torch.zeros(seen.shape, dtype=torch.long), "attention_mask": seen})
+    rows = replace(rows, width=TOKENS)
+    whole = spec_of(job()).model_copy(update={"algorithm": spec})
+    found, _ = add_advantages(rows, batch["scores"].tolist(), whole, 0.0)
+    return padded(found, range(found.rows))["advantages"]
 
 
 @pytest.mark.parametrize("kind", ["rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
@@ -77,14 +91,16 @@ def test_other_estimators(verl: Any, batch: dict[str, torch.Tensor], kind: str) 
         token_level_rewards=rewards.clone(), response_mask=batch["mask"].double(), index=index,
         config=AlgoConfig(gamma=0.9),
     )  # fmt: skip
-    _close(estimate_advantages(rewards, batch["mask"], spec), theirs)
+    _close(_advantages(batch, spec), theirs)
 
 
 @pytest.mark.parametrize("lam", [1.0, 0.95])
 def test_gae_and_the_value_loss(verl: Any, batch: dict[str, torch.Tensor], lam: float) -> None:
     mask, values = batch["mask"], batch["old"] * 0.3
     rewards = token_rewards(batch["scores"], mask)
-    advantages, returns = gae(rewards, values, mask, 0.99, lam)
+    raw = gae(rewards, values.double(), mask.double(), 0.99, lam)
+    advantages, returns = torch.zeros_like(raw), (raw + values) * mask
+    advantages[mask.bool()] = whiten(raw[mask.bool()])
     theirs = verl.compute_gae_advantage_return(rewards, values.double(), mask.double(), 0.99, lam)
     _close(advantages, theirs[0] * mask)
     _close(returns * mask, theirs[1] * mask)

@@ -120,9 +120,9 @@ def test_a_model_saved_by_transformers_5_is_served_with_its_log_probs(model: Pat
     assert (sample.version, sample.engine, len(sample.ids)) == (VERSION, "engine-0", TOKENS)
     theirs = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     with torch.no_grad():
-        logits = theirs(torch.tensor([PROMPT.ids + sample.ids])).logits[0, len(PROMPT.ids) - 1 : -1]
-    expected = logits.log_softmax(-1).gather(1, torch.tensor(sample.ids)[:, None])[:, 0]
-    assert torch.allclose(torch.tensor(sample.log_probs), expected, atol=1e-5)
+        logits = theirs(torch.tensor([[*PROMPT.ids, *sample.ids]])).logits[0, len(PROMPT.ids) - 1 : -1]
+    expected = logits.log_softmax(-1).gather(1, torch.tensor(list(sample.ids))[:, None])[:, 0]
+    assert torch.allclose(torch.tensor(list(sample.log_probs)), expected, atol=1e-5)
 
 
 # The tests of min_p need the plugin grpo_sampling: without it, the scheduler of SGLang 0.5.23 dies when a
@@ -136,7 +136,7 @@ def test_a_seed_draws_the_same_tokens_alone_and_in_a_batch(ask: Ask, filters: di
     mine = [sample for sample in together if sample.prompt_index == PROMPT.index]
     assert mine[0].ids == alone.ids
     assert np.allclose(mine[0].log_probs, alone.log_probs, atol=1e-4)
-    assert len({sample.ids for sample in mine}) == 4, "every sample has a seed of its own"
+    assert len({tuple(sample.ids) for sample in mine}) == 4, "every sample has a seed of its own"
 
 
 @every_filter
@@ -160,15 +160,15 @@ def _kept(probs: np.ndarray, topP: float = 1.0, topK: int = 50, minP: float = 0.
 def test_the_highest_min_p_leaves_only_the_likeliest_token(engine: Server, ask: Ask) -> None:
     greedy = _generate(engine, [{"temperature": 0, "max_new_tokens": TOKENS, "stop_token_ids": [EOS]}])
     answers = ask([PROMPT], n=4, temperature=SHARP, minP=0.9999)
-    assert {answer.ids for answer in answers} == {tuple(greedy[0]["output_ids"])}
+    assert {tuple(answer.ids) for answer in answers} == {tuple(greedy[0]["output_ids"])}
 
 
 def test_an_answer_ends_with_a_stop_string_and_keeps_its_tokens(model: Path, ask: Ask) -> None:
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     (free,) = ask([PROMPT])
-    text, end = _text_within(tokenizer, free.ids)
+    text, end = _text_within(tokenizer, tuple(free.ids))
     (stopped,) = ask([PROMPT], stop=["never in it", text])
-    assert stopped.ids == free.ids[:end] and tokenizer.decode(stopped.ids).endswith(text)
+    assert list(stopped.ids) == list(free.ids[:end]) and tokenizer.decode(list(stopped.ids)).endswith(text)
     assert np.allclose(stopped.log_probs, free.log_probs[:end], atol=1e-5)
 
 
@@ -185,7 +185,7 @@ def test_each_of_several_tokens_ends_an_answer(ask: Ask) -> None:
     free = ask([PROMPT], n=3)
     end = (free[0].ids[9], free[1].ids[5])
     stopped = ask([PROMPT], n=3, end=(EOS, *end))
-    assert [sample.ids for sample in stopped] == [_until(sample.ids, end) for sample in free]
+    assert [tuple(sample.ids) for sample in stopped] == [_until(tuple(s.ids), end) for s in free]
     assert [len(sample.ids) for sample in stopped] == [10, 6, TOKENS], (
         "each by its own token, and one by none"
     )
@@ -277,7 +277,7 @@ def test_a_sample_that_goes_on_elsewhere_equals_an_undisturbed_one(
     first, second = transport.bodies
     kept = len(second["input_ids"]) - len(first["input_ids"])
     assert kept == 1 + STREAM_INTERVAL and client.counts.continued == client.counts.retries == 1
-    assert tuple(second["input_ids"]) == PROMPT.ids + undisturbed.ids[:kept]
+    assert tuple(second["input_ids"]) == PROMPT.ids + tuple(undisturbed.ids[:kept])
     assert sample.ids == undisturbed.ids, "the seed draws by position"
     assert np.allclose(sample.log_probs, undisturbed.log_probs, atol=1e-4)
     assert client.counts.tokens == len(sample.ids), "no token twice"

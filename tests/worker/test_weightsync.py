@@ -3,6 +3,7 @@
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,12 +16,14 @@ import torch
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_worker.data.prompts import Prompt
 from grpo_worker.megatron.families.registry import expert_layers
+from grpo_worker.roles.expert_store import fetch
 from grpo_worker.rollout.stream import chunk_of
 from grpo_worker.rollout.unfinished import Unfinished
 from grpo_worker.weightsync.agent.agent import Agent
+from grpo_worker.weightsync.agent.http import rollout_application
 from grpo_worker.weightsync.agent.installer import UpdateError
 from grpo_worker.weightsync.agent.writer_guard import WriterError
-from support.engine_server import JOB, URL, Server, cpu_seconds, generate, serve, watch_until
+from support.engine_server import JOB, URL, Server, cpu_seconds, generate, serve, serve_app, watch_until
 from support.ranks.launcher import run as run_on_ranks
 
 LAYOUT = {"tensor": 2, "expert": 2, "expert_tensor": 1}
@@ -80,16 +83,21 @@ def test_after_a_sync_log_probs_of_engine_and_trainer_agree(
 
 
 def test_router_replay_of_the_engines_experts_keeps_log_probs(
-    agent: Agent, published: tuple[Path, torch.Tensor, torch.Tensor]
+    agent: Agent, published: tuple[Path, torch.Tensor, torch.Tensor], server: Server, tmp_path: Path
 ) -> None:
     """Replayed in the trainer, the engine's experts give the log-probs of the routers' own choice."""
     _, log_probs, ids = published
+    url = serve_app(rollout_application(agent, experts=server.experts))
     layers, rows, tokens = expert_layers(architecture("tiny-moe")), 4, ids.shape[1]
     experts = np.zeros((rows, tokens, len(layers.moe), layers.topk), dtype=np.int16)
     for row in range(rows):
         answer = generate(ids[row].tolist(), experts=True)
         ran = tokens + len(answer["output_ids"]) - 1  # the last token is sampled, not computed with
-        experts[row, : tokens - 1] = layers.decode(answer["meta_info"], ran)[: tokens - 1]
+        reference = replace(layers.reference(answer["meta_info"], ran), location=url)
+        assert len(answer["meta_info"]["routed_experts"]) < 400, "the response has no experts"
+        ((_, found),) = fetch([reference], layers.moe, [(0, tokens - 1)])
+        assert found is not None and found.dtype == np.uint8
+        experts[row, : tokens - 1] = found.transpose(1, 0, 2)[: tokens - 1]
     assert len(np.unique(experts[:, : tokens - 1])) == 8, "all experts take part"
     arguments = {"layout": LAYOUT, "ids": ids[:rows].tolist(), "experts": experts.tolist()}
     replayed = run_on_ranks("policy_cases:replay", 2, **arguments)[0]

@@ -7,7 +7,7 @@ from grpo_operator.api import names
 from grpo_operator.api.base import Device
 from grpo_operator.api.names import AGENT_PORT, ENGINE_PORT
 from grpo_operator.api.v1alpha1.model import WeightSyncSpec
-from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
+from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
 from grpo_operator.api.weight_path import Backend, WeightPath
 from grpo_operator.render.placement import (
     apart_from,
@@ -22,6 +22,7 @@ from grpo_operator.render.sglang_command import (
     ADMIN_KEY,
     CPU_ENGINE_ENV,
     MODEL_DIRECTORY,
+    ROUTED_EXPERTS,
     TURNS,
     engine_command,
 )
@@ -65,7 +66,10 @@ class EnginePods:
         if self.weight_path.direct is Backend.CUDA_IPC:
             share_host_ipc(pod["spec"])
         shared = ({"name": "model", "emptyDir": {}}, {"name": "model", "mountPath": MODEL_DIRECTORY})
-        for volume, mount in (shared, *self.mounts):
+        experts = [_expert_memory(pool.engine)] if pool.engine.return_routed_experts else []
+        if experts:
+            containers[0]["env"] += _expert_env()
+        for volume, mount in (shared, *experts, *self.mounts):
             pod["spec"].setdefault("volumes", []).append(volume)
             for container in containers:
                 container["volumeMounts"].append(mount)
@@ -116,6 +120,8 @@ class EnginePods:
             arguments += " --nixl"
         if self.colocated and pool.engine.device == Device.CUDA:
             arguments += f" --turns {TURNS}"
+        if pool.engine.return_routed_experts:
+            arguments += f" --routed-experts {ROUTED_EXPERTS}"
         if self.writer:
             arguments += f" --writer {self.writer}"
         agent = self.parts.agent(self._image(pool), arguments)
@@ -126,6 +132,22 @@ class EnginePods:
 
     def _image(self, pool: RolloutTemplate) -> str:
         return pool.image or self.parts.settings.rollout_image
+
+
+def _expert_memory(engine: EngineSpec) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the volume for routed experts, and its mount."""
+    memory = {"medium": "Memory", "sizeLimit": f"{engine.routed_experts_gibibytes}Gi"}
+    mount = {"name": "routed-experts", "mountPath": ROUTED_EXPERTS}
+    return {"name": "routed-experts", "emptyDir": memory}, mount
+
+
+def _expert_env() -> list[dict[str, Any]]:
+    """Return the environment variables by which the engine refers to routed experts in its pod."""
+    return [
+        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "GRPO_ROUTED_EXPERTS", "value": ROUTED_EXPERTS},
+        {"name": "GRPO_ROUTED_EXPERTS_URL", "value": f"http://$(POD_IP):{AGENT_PORT}"},
+    ]
 
 
 def _host_env() -> list[dict[str, Any]]:

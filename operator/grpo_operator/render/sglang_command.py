@@ -18,6 +18,7 @@ _CPU = [
 MODEL_DIRECTORY = "/tmp/model"  # holds the engine's config.json, which its agent reads too
 TURNS = f"{MODEL_DIRECTORY}/turns.json"  # GPU memory that the engine holds, for an agent that restarts
 ADMIN_KEY = f"{MODEL_DIRECTORY}/admin-key"  # protects the routes that pause the engine and write weights
+ROUTED_EXPERTS = "/routed-experts"  # memory that the engine and its agent share
 CPU_ENGINE_ENV = {
     "SGLANG_USE_CPU_ENGINE": "1",
     "SGLANG_PLUGINS": "grpo_cpu,grpo_weights,grpo_sampling",

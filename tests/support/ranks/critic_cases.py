@@ -17,6 +17,7 @@ from grpo_worker.megatron.model.build import initialize_parallel
 from grpo_worker.megatron.training.critic import CriticModel
 from grpo_worker.megatron.training.runner import MicroBatching
 from grpo_worker.megatron.training.setup import ModelSetup
+from support.padded import padded_tokens, ragged
 from support.ranks.fidelity_cases import keep_gradients
 from support.ranks.policy_cases import SEED, assembled, batch, make_model, on_every_stage, own_rows, train
 from support.tiny_models import tiny_model
@@ -44,7 +45,9 @@ def _critic(model: str, layout: dict[str, int], packed: bool, initialised: bool 
 
 def _data(critic: CriticModel, step: int) -> Batch:
     data = own_rows(batch(step))
-    data["values"] = on_every_stage(critic.values(data).get("values"), data)
+    rows = ragged(data)
+    found = critic.values(rows).get("values")
+    data["values"] = on_every_stage(None if found is None else padded_tokens(found, rows), data)
     data["returns"] = data["response_mask"] * (data["input_ids"] % 7) / 7
     return data
 
@@ -54,14 +57,14 @@ def gradients(model: str, layout: dict[str, int], packed: bool = False) -> dict[
     critic = _critic(model, layout, packed)
     data = _data(critic, 0)
     critic.trainable.step = lambda: keep_gradients(critic)  # type: ignore[method-assign]
-    critic.update(data, 0.5)
+    critic.update(ragged(data), 0.5)
     return assembled(hf_mapping.shards(critic.trainable.chunks, family_of(tiny_model(model))))
 
 
 def learns(layout: dict[str, int], steps: int) -> list[float]:
     """Return the losses of a critic that trains on the same batch repeatedly."""
     critic = _critic("deepseek_v3", layout, packed=False)
-    return [critic.update(_data(critic, 0), 10.0)["critic/vf_loss"] for _ in range(steps)]
+    return [critic.update(ragged(_data(critic, 0)), 10.0)["critic/vf_loss"] for _ in range(steps)]
 
 
 def resumed(root: str, layout: dict[str, int]) -> list[dict[str, Any]]:
@@ -72,7 +75,9 @@ def resumed(root: str, layout: dict[str, int]) -> list[dict[str, Any]]:
     saver = Checkpointer(root, parts, 2, Origin("tiny", str(policy.layout)))
 
     def step(number: int) -> dict[str, Any]:
-        metrics = critic.update(_data(critic, number), 0.5) | train(policy, range(number, number + 1))[0]
+        metrics = (
+            critic.update(ragged(_data(critic, number)), 0.5) | train(policy, range(number, number + 1))[0]
+        )
         policy.refresh_reference()
         return metrics
 

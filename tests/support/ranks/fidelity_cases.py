@@ -19,7 +19,17 @@ from grpo_worker.megatron.export.exporter import export
 from grpo_worker.megatron.families.registry import expert_layers, family_of
 from grpo_worker.megatron.model.build import build_chunks, device, initialize_parallel
 from grpo_worker.megatron.training.runner import MicroBatching, Runner, context_whole
-from support.ranks.policy_cases import batch, everywhere, make_model, own_rows, whole_weights
+from support.padded import ragged
+from support.ranks.policy_cases import (
+    batch,
+    everywhere,
+    log_probs,
+    make_model,
+    own_part,
+    own_rows,
+    update,
+    whole_weights,
+)
 from support.tiny_models import tiny_model
 
 SEED = 5
@@ -56,9 +66,8 @@ def _logits(chunks: list[Any], layout: Layout, batch: Batch, packed: bool) -> to
             collected[row] = whole[0, start : start + length] if micro.bounds else whole[place, :length]
         return logits.sum()
 
-    moved = {name: column.to(device()) for name, column in batch.items()}
     with torch.no_grad():
-        runner.run(chunks, runner.micro_batches(moved), collect, forward_only=True)
+        runner.run(chunks, runner.micro_batches(ragged(batch)), collect, forward_only=True)
     return collected if collected.numel() else None
 
 
@@ -151,7 +160,7 @@ def gradients(model: str, layout: dict[str, int], packed: bool = False) -> dict[
     data["old_log_probs"] = everywhere(policy, data)
     data["ref_log_prob"] = data["old_log_probs"] - 0.1
     with patch.object(policy.trainable, "step", lambda: keep_gradients(policy)):
-        policy.update(data, PolicyLossConfig(entropy_coef=0.01), 0.1, 1.0)
+        update(policy, data, PolicyLossConfig(entropy_coef=0.01), 0.1)
     return whole_weights(policy)
 
 
@@ -183,7 +192,7 @@ def replayed(
     data["old_log_probs"] = everywhere(policy, data)
     data["ref_log_prob"] = data["old_log_probs"] - 0.1
     with patch.object(policy.trainable, "step", lambda: keep_gradients(policy)):
-        policy.update(data, PolicyLossConfig(), 0.1, 1.0)
+        update(policy, data, kl=0.1)
     return whole_weights(policy)
 
 
@@ -200,7 +209,7 @@ def agreement(layout: dict[str, int], packed: bool = False) -> float:
     policy = make_model(hf, layout, max_tokens=80 if packed else None, replay_routing=True)
     data = batch(0)
     data["routed_experts"] = _random_experts(hf, *data["input_ids"].shape)
-    return policy.router_agreement(own_rows(data))
+    return policy.router_agreement(own_part(policy, own_rows(data)))
 
 
 def own_choice_replayed(model: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
@@ -217,7 +226,7 @@ def own_choice_replayed(model: str) -> tuple[torch.Tensor, torch.Tensor, torch.T
         for module in policy.chunks[0].modules()
         if isinstance(module, TopKRouter)
     ]
-    own = policy.log_probs(data, 1.0)["log_probs"]
+    own = log_probs(policy, data)
     for hook in hooks:
         hook.remove()
     topk, layers, length = expert_layers(hf).topk, len(hooks), data["input_ids"].shape[1]
@@ -225,8 +234,10 @@ def own_choice_replayed(model: str) -> tuple[torch.Tensor, torch.Tensor, torch.T
     parts = [c.nonzero()[:, 1].reshape(length, 4, topk).transpose(0, 1) for c in chosen]
     halves = [torch.stack(parts[i * layers : (i + 1) * layers], dim=2) for i in range(2)]
     same, other = (
-        policy.log_probs(data | {"routed_experts": experts}, 1.0)["log_probs"]
+        log_probs(policy, data | {"routed_experts": experts})
         for experts in (torch.cat(halves).to(torch.int16), _random_experts(hf, 8, length))
     )
-    agreed = policy.router_agreement(data | {"routed_experts": torch.cat(halves).to(torch.int16)})
+    chosen_again = data | {"routed_experts": torch.cat(halves).to(torch.int16)}
+    agreed = policy.router_agreement(own_part(policy, chosen_again))
+    assert own is not None and same is not None and other is not None, "one rank is the last stage"
     return own, same, other, agreed

@@ -8,12 +8,12 @@ import torch
 from torch.nn.functional import linear, rms_norm
 from transformers import AutoModelForCausalLM
 
-from grpo_worker.algorithms.losses import PolicyLossConfig
 from grpo_worker.checkpointing.store import directory
 from grpo_worker.data.micro_batch import Batch
 from grpo_worker.megatron.conversion.readers import SafetensorsWeights, SeededWeights
 from grpo_worker.megatron.export.exporter import export
 from grpo_worker.megatron.training.policy import PolicyModel
+from support.padded import padded_tokens, ragged
 from support.ranks.fidelity_cases import keep_gradients
 from support.ranks.policy_cases import (
     batch,
@@ -22,6 +22,7 @@ from support.ranks.policy_cases import (
     make_model,
     own_rows,
     train,
+    update,
     whole_weights,
 )
 from support.tiny_models import tiny_model
@@ -56,9 +57,11 @@ def guesses(root: str, layout: dict[str, int], packed: bool = False) -> dict[str
     for chunk in policy.chunks:
         chunk.eval()
     wanted = {"guess": lambda _output, micro, width: mtp.rows(micro, width)}
-    log_probs = policy._runner.rows(policy.chunks, own_rows(data), wanted).get("guess")
-    if log_probs is None:
+    rows = ragged(own_rows(data))
+    found = policy._runner.rows(policy.chunks, rows, wanted).get("guess")
+    if found is None:
         return {"bitwise": bitwise, "difference": None}
+    log_probs = padded_tokens(found, rows)
     expected = own_rows({"guess": _reference(Path(root), data)})["guess"]
     seen = own_rows(data)["attention_mask"]
     return {"bitwise": bitwise, "difference": float(((log_probs - expected) * seen).abs().max())}
@@ -107,7 +110,7 @@ def gradients(layout: dict[str, int], packed: bool = False, mtp: bool = True) ->
     data["old_log_probs"] = everywhere(policy, data)
     data["ref_log_prob"] = data["old_log_probs"] - 0.1
     policy.trainable.step = lambda: keep_gradients(policy)  # type: ignore[method-assign]
-    policy.update(data, PolicyLossConfig(), 0.1, 1.0)
+    update(policy, data, kl=0.1)
     return whole_weights(policy)
 
 

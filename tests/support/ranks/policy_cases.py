@@ -10,8 +10,9 @@ from megatron.core import parallel_state
 
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.trainer import OffloadSpec, OptimizerSpec
-from grpo_worker.algorithms.losses import PolicyLossConfig, token_weights
+from grpo_worker.algorithms.losses import PolicyLossConfig
 from grpo_worker.checkpointing.store import Origin, directory
+from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.data.micro_batch import Batch
 from grpo_worker.megatron.checkpoint import snapshot
 from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer
@@ -25,6 +26,7 @@ from grpo_worker.megatron.training.runner import MicroBatching
 from grpo_worker.megatron.training.setup import ModelSetup
 from grpo_worker.model_files.config import model_config
 from grpo_worker.weightsync.trainer import publisher
+from support.padded import padded_tokens, ragged, token_weights
 
 SEED = 7
 NOTHING = OffloadSpec()
@@ -63,7 +65,7 @@ def figures(layout: dict[str, int]) -> tuple[int, dict[str, float]]:
     data = own_rows(batch(0))
     data["attention_mask"] = torch.ones_like(data["attention_mask"])
     data["old_log_probs"] = data["ref_log_prob"] = everywhere(policy, data)
-    metrics = policy.update(data, PolicyLossConfig(), 0.01, 1.0)
+    metrics = update(policy, data)
     active = active_parameters(policy.chunks, policy.family)
     return active, {name: value for name, value in metrics.items() if name.startswith("moe/")}
 
@@ -88,7 +90,26 @@ def own_rows(data: Batch) -> Batch:
 
 def everywhere(policy: PolicyModel, data: Batch, reference: bool = False) -> torch.Tensor:
     """Return log-probs on every pipeline stage, as the controller would distribute them."""
-    return on_every_stage(policy.log_probs(data, 1.0, reference).get("log_probs"), data)
+    return on_every_stage(log_probs(policy, data, reference), data)
+
+
+def log_probs(policy: PolicyModel, data: Batch, reference: bool = False) -> torch.Tensor | None:
+    """Return log-probs [rows, tokens] of a padded batch; None outside the last stage."""
+    rows = own_part(policy, data)
+    found = policy.log_probs(rows, 1.0, reference).get("log_probs")
+    return None if found is None else padded_tokens(found, rows)
+
+
+def update(
+    policy: PolicyModel, data: Batch, loss: PolicyLossConfig | None = None, kl: float = 0.01
+) -> dict[str, float]:
+    """Take an optimizer step on a padded batch."""
+    return policy.update(own_part(policy, data), loss or PolicyLossConfig(), kl, 1.0)
+
+
+def own_part(policy: PolicyModel, data: Batch) -> RaggedBatch:
+    """Return a padded batch with the routed experts that this rank reads, and no others."""
+    return ragged(data, policy.expert_layers, policy.context_spans(data["input_ids"].shape[1]))
 
 
 def on_every_stage(tensor: torch.Tensor | None, data: Batch) -> torch.Tensor:
@@ -105,7 +126,7 @@ def train(policy: PolicyModel, steps: range) -> list[dict[str, float]]:
         data = own_rows(batch(step))
         data["old_log_probs"] = everywhere(policy, data)
         data["ref_log_prob"] = everywhere(policy, data, reference=True)
-        history.append(policy.update(data, PolicyLossConfig(), 0.01, 1.0))
+        history.append(update(policy, data))
     return history
 
 

@@ -1,7 +1,6 @@
 """Advantage estimators (torch, on the controller).
 
-Shapes are [rows, tokens] throughout; rows are grouped: ``n`` consecutive rows belong to one prompt.
-Sums are computed in float64; results are float32 and 0 outside the response.
+Sums are computed in float64.
 """
 
 import torch
@@ -11,32 +10,23 @@ from grpo_operator.api.v1alpha1.algorithm import AlgorithmSpec
 _EPS = 1e-6
 
 
-def estimate_advantages(rewards: torch.Tensor, mask: torch.Tensor, config: AlgorithmSpec) -> torch.Tensor:
-    """Return the advantage of each token by the configured estimator.
+def group_advantages(totals: torch.Tensor, config: AlgorithmSpec) -> torch.Tensor:
+    """Return the advantage of each sample by an estimator that compares a group's total rewards.
 
-    rewards: token-level rewards. mask: 1 at response tokens.
-    Raises ValueError when the rows do not form whole groups.
+    totals: [rows] float64; ``n`` consecutive rows belong to one prompt. Returns [rows] float64.
+    Raises ValueError when the rows do not form whole groups, or for another estimator.
     """
-    rewards, mask, n = rewards.double(), mask.double(), config.samples_per_prompt
-    if rewards.shape[0] % n:
-        raise ValueError(f"{rewards.shape[0]} rows do not form groups of n = {n} samples")
-    kind = config.adv_estimator
-    if kind == "gae":
-        raise ValueError("gae needs a critic's values: use gae()")
-    if kind == "grpo":
-        advantages = _per_row(_grpo(_scores(rewards, n), config.norm_adv_by_std), mask)
-    elif kind == "rloo":
-        advantages = _per_row(_rloo(_scores(rewards, n)), mask)
-    elif kind == "reinforce_plus_plus_baseline":
-        advantages = whiten(_per_row(_centred(_scores(rewards, n)), mask), mask)
-    else:
-        advantages = whiten(returns(rewards, mask, config.gamma), mask)
-    return (advantages * mask).float()
-
-
-def _scores(rewards: torch.Tensor, n: int) -> torch.Tensor:
-    """Return the total reward of each sample, [prompts, n]."""
-    return rewards.sum(1).reshape(-1, n)
+    n = config.samples_per_prompt
+    if totals.shape[0] % n:
+        raise ValueError(f"{totals.shape[0]} rows do not form groups of n = {n} samples")
+    scores = totals.reshape(-1, n)
+    if config.adv_estimator == "grpo":
+        return _grpo(scores, config.norm_adv_by_std).flatten()
+    if config.adv_estimator == "rloo":
+        return _rloo(scores).flatten()
+    if config.adv_estimator == "reinforce_plus_plus_baseline":
+        return _centred(scores).flatten()
+    raise ValueError(f"algorithm.advEstimator={config.adv_estimator} does not compare groups")
 
 
 def _centred(scores: torch.Tensor) -> torch.Tensor:
@@ -56,18 +46,16 @@ def _rloo(scores: torch.Tensor) -> torch.Tensor:
     return scores - others
 
 
-def _per_row(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    return values.reshape(-1, 1) * mask
-
-
 def gae(
     rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (whitened advantages, returns) of generalized advantage estimation (arXiv 1506.02438).
+) -> torch.Tensor:
+    """Return generalized advantage estimates (arXiv 1506.02438), not whitened.
 
-    values: the critic's, before each token. Tokens outside the response are skipped.
+    Their sum with the values is the return of each token.
+
+    rewards, values (the critic's, before each token), mask: [rows, tokens] float64. Tokens outside the
+    response are skipped.
     """
-    rewards, values, mask = rewards.double(), values.double(), mask.double()
     advantages = torch.zeros_like(rewards)
     next_value, advantage = torch.zeros_like(rewards[:, 0]), torch.zeros_like(rewards[:, 0])
     for token in range(rewards.shape[1] - 1, -1, -1):
@@ -77,11 +65,11 @@ def gae(
         advantage = current * inside + advantage * (1 - inside)
         next_value = values[:, token] * inside + next_value * (1 - inside)
         advantages[:, token] = advantage
-    return (whiten(advantages, mask) * mask).float(), ((advantages + values) * mask).float()
+    return advantages
 
 
-def returns(rewards: torch.Tensor, mask: torch.Tensor, gamma: float) -> torch.Tensor:
-    """Return the discounted sum of this and all later rewards at each response token."""
+def discounted_returns(rewards: torch.Tensor, mask: torch.Tensor, gamma: float) -> torch.Tensor:
+    """Return the discounted sum of this and all later rewards at each response token, [rows, tokens]."""
     result, later = torch.zeros_like(rewards), torch.zeros_like(rewards[:, 0])
     for token in range(rewards.shape[1] - 1, -1, -1):
         current = rewards[:, token] + gamma * later
@@ -91,9 +79,8 @@ def returns(rewards: torch.Tensor, mask: torch.Tensor, gamma: float) -> torch.Te
     return result
 
 
-def whiten(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Normalise to mean 0 and sample variance 1 over the response tokens of the whole batch."""
-    count = mask.sum().clamp(min=2)
-    mean = (values * mask).sum() / count
-    variance = ((values - mean).square() * mask).sum() / (count - 1)
-    return (values - mean) * torch.rsqrt(variance + 1e-8)
+def whiten(values: torch.Tensor) -> torch.Tensor:
+    """Normalise to mean 0 and sample variance 1. values: one for each response token of the whole batch."""
+    count = max(values.numel(), 2)
+    centred = values - values.sum() / count
+    return centred * torch.rsqrt(centred.square().sum() / (count - 1) + 1e-8)

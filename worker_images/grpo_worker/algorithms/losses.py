@@ -109,24 +109,23 @@ def kl_estimate(log_prob: torch.Tensor, ref_log_prob: torch.Tensor, kind: str) -
     raise ValueError(f"kl_loss_type must be k1, k2 or k3, got {kind!r}")
 
 
-def token_weights(response_mask: torch.Tensor, mode: str, response_length: int) -> torch.Tensor:
-    """Return token weights, so that loss = (weights * token_loss).sum().
+def row_weights(lengths: torch.Tensor, mode: str, response_length: int) -> torch.Tensor:
+    """Return the weight of each row's response tokens, so that loss = (weights * token_loss).sum().
 
-    response_mask: [batch, tokens], 1 at response tokens. token-mean weighs all tokens equally (DAPO),
-    seq-mean-token-mean all sequences (GRPO). seq-mean-token-sum weighs long sequences more;
-    seq-mean-token-sum-norm divides that by the constant ``response_length`` (Dr.GRPO). Sequences without a
-    response token do not count.
+    lengths: [rows] response tokens. token-mean weighs all tokens equally (DAPO), seq-mean-token-mean all
+    sequences (GRPO). seq-mean-token-sum weighs long sequences more; seq-mean-token-sum-norm divides that by
+    the constant ``response_length`` (Dr.GRPO). Sequences without a response token do not count.
     """
-    mask = response_mask.double()
+    tokens = lengths.double()
+    one = torch.ones_like(tokens)
     if mode == "token-mean":
-        return (mask / mask.sum().clamp(min=1)).float()
-    lengths = mask.sum(1, keepdim=True)
-    sequences = (lengths > 0).sum().clamp(min=1)
+        return (one / tokens.sum().clamp(min=1)).float()
+    sequences = (tokens > 0).sum().clamp(min=1)
     scales = {
-        "seq-mean-token-mean": lengths.clamp(min=1),
-        "seq-mean-token-sum": torch.ones_like(lengths),
-        "seq-mean-token-sum-norm": torch.full_like(lengths, response_length),
+        "seq-mean-token-mean": tokens.clamp(min=1),
+        "seq-mean-token-sum": one,
+        "seq-mean-token-sum-norm": torch.full_like(tokens, response_length),
     }
     if mode not in scales:
         raise ValueError(f"loss_agg_mode must be token-mean, {', '.join(scales)}, got {mode!r}")
-    return (mask / scales[mode] / sequences).float()
+    return (one / scales[mode] / sequences).float()

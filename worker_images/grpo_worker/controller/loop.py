@@ -17,6 +17,7 @@ from grpo_worker.controller.inputs import Inputs
 from grpo_worker.controller.recovery.checkpoints import RunCheckpoints
 from grpo_worker.controller.recovery.failures import FailureHandler, comes_from_outside
 from grpo_worker.controller.recovery.parking import Parking
+from grpo_worker.controller.recovery.routed_experts import RoutedExpertsLoader
 from grpo_worker.controller.recovery.run_record import Cause, SupersededError
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.training.batch_trainer import BatchTrainer
@@ -30,6 +31,7 @@ from grpo_worker.metrics.step import step_metrics
 from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.metrics.writer import MetricsWriter
 from grpo_worker.rewards.verifiers import RewardError
+from grpo_worker.roles.shared_batch import SharedBatch
 from grpo_worker.rollout.batch_file import RolloutBatch
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.engine_pool import RolloutPool, SyncError
@@ -59,12 +61,15 @@ class GrpoLoop:
         self._trainers = trainers
         self._pool = pool
         self._source = inputs.source
-        self._pad_id = inputs.model.tokens.pad
         self._reward = inputs.reward
         self._generation = GenerationMetrics(client)
         sampler = StepSampler(spec, inputs.source, client, inputs.reward)
         keep, every = spec.checkpoint.keep, spec.checkpoint.every_steps
-        ahead = OneStepAhead(sampler, store / "pending", keep, every, spec.staleness.partial_rollouts)
+        # Engines cannot generate while trainers use the same GPUs.
+        generate = None if spec.shares_gpus else client.generate
+        self._experts = RoutedExpertsLoader(trainers, generate, inputs.reward)
+        partial, durable = spec.staleness.partial_rollouts, self._experts.durable
+        ahead = OneStepAhead(sampler, store / "pending", keep, every, partial, durable)
         self._scheduler: RolloutScheduler = ahead if spec.staleness.max_version_lag else OnPolicy(sampler)
         self._training = BatchTrainer(spec, trainers)
         self._weights = weights
@@ -167,12 +172,12 @@ class GrpoLoop:
         self._report()
         rollouts = self._generate(version, timer)
         self._parking.run(lambda: self._weights.before_training(timer))
+        rollouts, shared = self._experts.load(rollouts, self._share, version)
         if step < self._spec.total_steps:
             self._scheduler.start_next(version)
         on_policy = all(sample.version == version and not sample.spans for sample in rollouts.samples)
-        batch = make_batch(rollouts.prompts, rollouts.samples, self._pad_id)
-        scores = self._training.add_model_scores(batch, rollouts.scores, timer)
-        metrics = self._training.train(step, batch, scores, timer, on_policy)
+        scores = self._training.add_model_scores(shared, rollouts.scores, timer)
+        metrics = self._training.train(step, shared, scores, timer, on_policy)
         self._parking.run(lambda: self._scheduler.before_push(timer))
         self._step = step
         pushed = self._push(timer)
@@ -187,7 +192,7 @@ class GrpoLoop:
         metrics |= self._generation.step(seconds)
         metrics["rollout/refused_prompts"] = float(len(rollouts.refused))
         metrics["rollout/cut_groups"] = float(rollouts.cut)
-        metrics |= step_metrics(batch, scores, seconds, self._trainers.world) | timer.seconds
+        metrics |= step_metrics(shared.batch, scores, seconds, self._trainers.world) | timer.seconds
         self._failures.step_finished(step)
         self._background.append(self._thread.submit(self._write, step, metrics, pushed, time.time()))
         self._report(
@@ -220,6 +225,9 @@ class GrpoLoop:
             self._save_now()
         except SyncError as error:  # mode colocated: engines hold the GPUs
             log.warning("no checkpoint while the trainers are parked: %s", error)
+
+    def _share(self, rollouts: RolloutBatch) -> SharedBatch:
+        return self._training.share(make_batch(rollouts.prompts, rollouts.samples))
 
     def _push(self, timer: StepTimer) -> "Future[PushResult]":
         """Make the trainers' weights the version of the finished steps."""

@@ -1,11 +1,13 @@
-"""Conversion of a batch's rows to micro-batches, and of model outputs back to rows (torch only)."""
+"""Conversion of a batch's rows to micro-batches, and of model outputs back to rows."""
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
+from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.data.balance import balanced
 
 Batch = dict[str, torch.Tensor]
@@ -30,7 +32,8 @@ class MicroBatch:
 
     ``input_ids``, ``labels``, ``position_ids``: [b, s]; if packed, one row with all sequences in succession.
     ``bounds``: packed only, the start of each sequence and the end of the last one.
-    ``indices``: rows of the batch in this micro-batch; ``columns``: the other columns of these rows.
+    ``indices``: rows of the batch in this micro-batch; ``columns``: the other columns of these rows, padded.
+    ``routed``: experts of these rows, if the batch has them; see RaggedBatch.
     """
 
     input_ids: torch.Tensor
@@ -40,6 +43,7 @@ class MicroBatch:
     lengths: list[int]
     columns: Batch
     bounds: list[int] = field(default_factory=list)
+    routed: list[np.ndarray] | None = None
 
     def to_rows(self, tokens: torch.Tensor, width: int) -> torch.Tensor:
         """Convert outputs about each next token, [b, s], to [rows, width].
@@ -55,38 +59,82 @@ class MicroBatch:
         ]
         return torch.stack(rows) if rows else tokens.new_zeros((0, width))
 
-    def spread(self, rows: torch.Tensor, whole: torch.Tensor) -> None:
-        """Copy rows [rows, width, ...] about input tokens into ``whole`` [b, s, ...].
-
-        The last token of each row is left out, because no engine computed anything from it.
-        """
-        for number, length in enumerate(self.lengths):
-            start = self.bounds[number] if self.bounds else 0
-            whole[0 if self.bounds else number, start : start + length - 1] = rows[number, : length - 1]
+    def place(self, number: int) -> tuple[int, slice]:
+        """Return where ``input_ids`` holds the tokens of the micro-batch's row ``number``."""
+        start = self.bounds[number] if self.bounds else 0
+        return 0 if self.bounds else number, slice(start, start + self.lengths[number])
 
 
-def lengths_of(batch: Batch) -> list[int]:
-    """Return the number of tokens of each row, prompt and response."""
-    return [int(n) for n in batch["attention_mask"].sum(1)]
+@dataclass(frozen=True, slots=True)
+class MicroBatches:
+    """A rank's rows as micro-batches of one shape, on which pipeline stages rely.
 
-
-def split(batch: Batch, shape: Shape, groups: Sequence[Sequence[int]] | None = None) -> Iterator[MicroBatch]:
-    """Split a rank's rows into micro-batches of one shape, on which pipeline stages rely.
-
-    ``groups``: the rows of each packed micro-batch. Groups may be empty, because all data-parallel ranks run
-    the same number of micro-batches.
+    Each one is built, and moved to the ``device``, when the schedule asks for it.
+    ``groups``: rows of each micro-batch. Groups may be empty if packed, because all data-parallel ranks run
+    the same number of micro-batches. ``size``: shape [b, s] of each one.
     """
+
+    batch: RaggedBatch
+    groups: list[list[int]]
+    size: tuple[int, int]
+    packed: bool
+    device: torch.device
+
+    def __len__(self) -> int:
+        """Return the number of micro-batches."""
+        return len(self.groups)
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        """Build the micro-batches in order."""
+        build = self._packed if self.packed else self._padded
+        return (build(group) for group in self.groups)
+
+    def _padded(self, indices: list[int]) -> MicroBatch:
+        columns = {name: column.to(self.device) for name, column in padded(self.batch, indices).items()}
+        ids = columns.pop("input_ids")
+        rows, width = self.size
+        ids = torch.nn.functional.pad(ids, (0, width - ids.shape[1], 0, rows - ids.shape[0]), value=PAD)
+        positions = torch.arange(width, device=ids.device).expand_as(ids).contiguous()
+        lengths = [int(self.batch.lengths[i]) for i in indices]
+        labels, routed = torch.roll(ids, -1, 1), self._routed(indices)
+        return MicroBatch(ids, labels, positions, indices, lengths, columns, routed=routed)
+
+    def _packed(self, indices: list[int]) -> MicroBatch:
+        lengths = [int(self.batch.lengths[i]) for i in indices]
+        padding = self.size[1] - sum(lengths)
+        columns = {name: column.to(self.device) for name, column in padded(self.batch, indices).items()}
+        ids = columns.pop("input_ids")
+        parts = [ids[i, :n] for i, n in enumerate(lengths)]
+        spans = [*lengths, padding] if padding else lengths
+        if padding:
+            parts.append(ids.new_full((padding,), PAD))
+        row = torch.cat(parts)[None]
+        positions = torch.cat([torch.arange(n, device=ids.device) for n in spans])[None]
+        bounds = [0]
+        for span in spans:
+            bounds.append(bounds[-1] + span)
+        routed = self._routed(indices)
+        return MicroBatch(
+            row, torch.roll(row, -1, 1), positions, indices, lengths, columns, bounds, routed=routed
+        )
+
+    def _routed(self, indices: list[int]) -> list[np.ndarray] | None:
+        return None if self.batch.routed is None else [self.batch.routed[i] for i in indices]
+
+
+def split(
+    batch: RaggedBatch, shape: Shape, device: torch.device, groups: Sequence[Sequence[int]] | None = None
+) -> MicroBatches:
+    """Return a rank's rows as micro-batches. ``groups``: the rows of each packed micro-batch."""
     if groups is not None:
-        lengths = lengths_of(batch)
-        fullest = max(1, *(sum(lengths[i] for i in group) for group in groups))
-        width = math.ceil(fullest / shape.multiple) * shape.multiple
-        for group in groups:
-            yield _packed(batch, list(group), lengths, width)
-        return
-    rows = batch["input_ids"].shape[0]
+        fullest = max(1, *(sum(int(batch.lengths[i]) for i in group) for group in groups))
+        size = 1, math.ceil(fullest / shape.multiple) * shape.multiple
+        return MicroBatches(batch, [list(group) for group in groups], size, True, device)
     assert shape.rows is not None, "padded micro-batches need a number of rows"
-    for start in range(0, rows, shape.rows):
-        yield _padded(batch, list(range(start, min(start + shape.rows, rows))), shape)
+    starts = range(0, batch.rows, shape.rows)
+    rows = [list(range(start, min(start + shape.rows, batch.rows))) for start in starts]
+    size = shape.rows, math.ceil(batch.width / shape.multiple) * shape.multiple
+    return MicroBatches(batch, rows, size, False, device)
 
 
 def groups_for(lengths: Sequence[int], count: int) -> list[list[int]]:
@@ -95,29 +143,24 @@ def groups_for(lengths: Sequence[int], count: int) -> list[list[int]]:
     return filled + [[] for _ in range(count - len(filled))]
 
 
-def _padded(batch: Batch, indices: list[int], shape: Shape) -> MicroBatch:
-    columns = {name: column[indices] for name, column in batch.items()}
-    ids = columns.pop("input_ids")
-    width = math.ceil(ids.shape[1] / shape.multiple) * shape.multiple
-    missing = 0 if shape.rows is None else shape.rows - ids.shape[0]
-    ids = torch.nn.functional.pad(ids, (0, width - ids.shape[1], 0, missing), value=PAD)
-    positions = torch.arange(width, device=ids.device).expand_as(ids).contiguous()
-    lengths = [int(n) for n in columns["attention_mask"].sum(1)]
-    return MicroBatch(ids, torch.roll(ids, -1, 1), positions, indices, lengths, columns)
+def padded(batch: RaggedBatch, rows: Sequence[int]) -> Batch:
+    """Return some rows, right-padded to the batch's width: [rows, width] each, 0 in the padding.
 
-
-def _packed(batch: Batch, indices: list[int], all_lengths: Sequence[int], width: int) -> MicroBatch:
-    lengths = [all_lengths[i] for i in indices]
-    padding = width - sum(lengths)
-    ids = batch["input_ids"]
-    parts = [ids[i, :n] for i, n in zip(indices, lengths, strict=True)]
-    spans = [*lengths, padding] if padding else lengths
-    if padding:
-        parts.append(ids.new_full((padding,), PAD))
-    row = torch.cat(parts)[None]
-    positions = torch.cat([torch.arange(n, device=ids.device) for n in spans])[None]
-    bounds = [0]
-    for span in spans:
-        bounds.append(bounds[-1] + span)
-    columns = {name: column[indices] for name, column in batch.items() if name != "input_ids"}
-    return MicroBatch(row, torch.roll(row, -1, 1), positions, indices, lengths, columns, bounds)
+    input_ids (int64), response_mask (float32), every response column, and every numeric row column at the
+    response tokens.
+    """
+    shape, chosen = (len(rows), batch.width), np.asarray(rows, dtype=np.int64)
+    places = np.arange(batch.width)
+    seen = places < batch.lengths[chosen, None]
+    inside = seen & (places >= batch.prompt_lengths[chosen, None])
+    ids = np.zeros(shape, dtype=np.int64)
+    if batch.input_ids is not None:
+        ids[seen] = batch.take_column("input_ids", rows)
+    columns: dict[str, np.ndarray] = {"input_ids": ids, "response_mask": inside.astype(np.float32)}
+    for name, column in batch.response.items():
+        columns[name] = np.zeros(shape, dtype=column.dtype)
+        columns[name][inside] = batch.take_column(name, rows)
+    for name, column in batch.row.items():
+        if column.dtype.kind in "fiu":
+            columns[name] = np.where(inside, column[chosen, None], np.zeros((), column.dtype))
+    return {name: torch.from_numpy(column) for name, column in columns.items()}

@@ -40,7 +40,7 @@ class RewardManager:
     def _item(self, sample: Sample) -> Item:
         answer = self._tokenizer.decode(list(sample.ids)).strip()
         record = self._task.record(sample.prompt_index)
-        return Item(sample.prompt_index, answer, record, sample.ids, sample.version)
+        return Item(sample.prompt_index, answer, record, tuple(sample.ids), sample.version)
 
 
 def _text(ground_truth: Any) -> str:

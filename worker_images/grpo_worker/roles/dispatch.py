@@ -1,19 +1,19 @@
 """Dispatch of a worker group's calls to its ranks, and collection of their results."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import wraps
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
-from tensordict import TensorDict
 
-from grpo_worker.data.balance import balanced
+from grpo_worker.common.ragged_batch import INPUT_IDS, ROUTED_EXPERTS, RaggedBatch, joined
 
 F = TypeVar("F", bound=Callable[..., Any])
 _ATTRIBUTE = "_grpo_dispatch"
+_READS = "_grpo_reads"
+LENGTHS = "lengths"  # int32 [2, rows]: prompt tokens, and prompt and response tokens
 
 
 class Dispatch(Enum):
@@ -21,20 +21,10 @@ class Dispatch(Enum):
 
     ONE_TO_ALL = "same arguments for every rank; returns the list of results in rank order"
     RANK_ZERO = "rank 0 only; returns its result"
-    DP_COMPUTE = "batch split over all ranks, as if each were data-parallel; returns all results joined"
     MEGATRON_COMPUTE = (
         "batch split over data-parallel ranks, the same part for all ranks of a replica; "
         "returns the results of (tp 0, last pp, cp 0) joined"
     )
-    MEGATRON_PP_AS_DP = (
-        "batch split over data-parallel ranks and pipeline stages, for work that needs no model "
-        "parallelism; returns the results of (tp 0, cp 0) joined"
-    )
-
-    @property
-    def splits(self) -> bool:
-        """True if the first argument is a batch that is split among the ranks."""
-        return self not in (Dispatch.ONE_TO_ALL, Dispatch.RANK_ZERO)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,60 +39,82 @@ class RankInfo:
     pp_size: int
     dp_size: int
 
-    def slot(self, mode: Dispatch, world: int) -> tuple[int, int]:
-        """Return (index of this rank's part of the batch, number of parts)."""
-        if mode is Dispatch.DP_COMPUTE:
-            return self.rank, world
-        if mode is Dispatch.MEGATRON_PP_AS_DP:
-            return self.dp_rank * self.pp_size + self.pp_rank, self.dp_size * self.pp_size
-        return self.dp_rank, self.dp_size
+    @property
+    def last_stage(self) -> bool:
+        """True if this rank computes the loss."""
+        return self.pp_rank == self.pp_size - 1
 
-    def collects(self, mode: Dispatch) -> bool:
-        """Return whether the controller takes the result of a part from this rank."""
-        if mode is Dispatch.DP_COMPUTE:
-            return True
-        first = (self.tp_rank, self.cp_rank) == (0, 0)
-        return first and (mode is Dispatch.MEGATRON_PP_AS_DP or self.pp_rank == self.pp_size - 1)
+    @property
+    def collected(self) -> bool:
+        """True if the controller takes the result of a part from this rank."""
+        return (self.tp_rank, self.cp_rank) == (0, 0) and self.last_stage
+
+    def reads(self, columns: Sequence[str]) -> list[str]:
+        """Return those of a call's columns that this rank reads.
+
+        Token ids are the input of the first stage and the labels of the last one; every stage routes; only
+        the last one computes a loss.
+        """
+        ends = self.pp_rank == 0 or self.last_stage
+        return [
+            name
+            for name in columns
+            if name == ROUTED_EXPERTS or (ends if name == INPUT_IDS else self.last_stage)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """A TensorDict in the form in which it is sent between processes.
+class PieceColumns:
+    """Names of the columns that a call gets, in the order of its arrays, for each piece of the rank's rows.
 
-    Ray transfers numpy arrays without copying them into a pickle, but not tensors.
+    ``response``, ``row``: names by kind. The arrays of a piece begin with ``LENGTHS``.
     """
 
-    columns: dict[str, np.ndarray]
-    rows: int
+    pieces: int
+    width: int
+    ids: bool
+    response: tuple[str, ...]
+    row: tuple[str, ...]
 
-    @classmethod
-    def of(cls, batch: TensorDict) -> "Packed":
-        """Convert a batch on the host, without a copy."""
-        return cls({name: column.numpy() for name, column in batch.items()}, len(batch))
+    def batch(self, arrays: Sequence[np.ndarray]) -> RaggedBatch:
+        """Return the rank's rows as views of the arrays; several pieces are copied."""
+        count = 1 + self.ids + len(self.response) + len(self.row)
+        return joined([self._piece(arrays[i * count : (i + 1) * count]) for i in range(self.pieces)])
 
-    def unpack(self) -> TensorDict:
-        """Return a copy as a TensorDict; arrays in Ray's object store are read-only."""
-        columns = {name: torch.tensor(column) for name, column in self.columns.items()}
-        return TensorDict(columns, batch_size=[self.rows])
+    def _piece(self, arrays: Sequence[np.ndarray]) -> RaggedBatch:
+        lengths, rest = arrays[0], list(arrays[1:])
+        ids = rest.pop(0) if self.ids else None
+        response = dict(zip(self.response, rest, strict=False))
+        row = dict(zip(self.row, rest[len(self.response) :], strict=True))
+        return RaggedBatch(lengths[0], lengths[1], self.width, ids, response, row)
 
 
-def register(dispatch_mode: Dispatch) -> Callable[[F], F]:
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Results of a rank for its rows, in their order. ``response``, ``row``: see RaggedBatch."""
+
+    response: dict[str, np.ndarray] = field(default_factory=dict)
+    row: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+def register(dispatch_mode: Dispatch, reads: Sequence[str] = ()) -> Callable[[F], F]:
     """Mark a worker method as callable from the controller.
 
-    A method with a split batch returns None on ranks from which the controller takes no result. The worker
-    must have a RankInfo as ``self.rank_info``.
+    ``reads``: columns that a method with a split batch reads, where the batch has them. Such a method returns
+    None on ranks from which the controller takes no result. The worker must have a RankInfo as
+    ``self.rank_info``.
     """
 
     def mark(function: F) -> F:
         @wraps(function)
-        def on_rank(self: Any, batch: Packed, *args: Any, **kwargs: Any) -> Any:
-            result = function(self, batch.unpack(), *args, **kwargs)
-            if not self.rank_info.collects(dispatch_mode):
-                return None
-            return Packed.of(result) if isinstance(result, TensorDict) else result
+        def on_rank(self: Any, columns: PieceColumns, args: Sequence[Any], *arrays: np.ndarray) -> Any:
+            result = function(self, columns.batch(arrays), *args)
+            return result if self.rank_info.collected else None
 
-        marked: Any = on_rank if dispatch_mode.splits else function
+        del on_rank.__wrapped__  # Ray would check arguments by its signature
+        marked: Any = on_rank if dispatch_mode is Dispatch.MEGATRON_COMPUTE else function
         setattr(marked, _ATTRIBUTE, dispatch_mode)
+        setattr(marked, _READS, tuple(reads))
         return marked  # type: ignore[no-any-return]
 
     return mark
@@ -114,57 +126,6 @@ def dispatch_mode(function: Callable[..., Any]) -> Dispatch | None:
     return mode if isinstance(mode, Dispatch) else None
 
 
-class BatchPartition:
-    """A batch split into parts with equal numbers of rows and similar numbers of tokens.
-
-    The batch is padded with copies of its first rows to a multiple of the number of parts; their loss
-    ``weights`` are 0 and their results are dropped. ``part_of``: index of each rank's part.
-    """
-
-    def __init__(self, batch: TensorDict, ranks: Sequence[RankInfo], mode: Dispatch) -> None:
-        self._ranks, self._mode = ranks, mode
-        self._rows = batch.batch_size[0]
-        if self._rows == 0:
-            raise ValueError("a batch without rows cannot be split")
-        size = ranks[0].slot(mode, len(ranks))[1]
-        padded = _padded(batch, -(-self._rows // size) * size)
-        self._order = balanced(_lengths(padded), size, equal_size=True)
-        self.parts = [Packed.of(padded[torch.tensor(rows)]) for rows in self._order]
-        self.part_of = [info.slot(mode, len(ranks))[0] for info in ranks]
-
-    def join(self, results: Sequence[Any]) -> Any:
-        """Join the ranks' results in the batch's row order; results that are no batches: return the first."""
-        collected = sorted(
-            (
-                (info.slot(self._mode, len(self._ranks))[0], result)
-                for info, result in zip(self._ranks, results, strict=True)
-                if info.collects(self._mode)
-            ),
-            key=lambda item: item[0],
-        )
-        parts = [result for _, result in collected]
-        if not isinstance(parts[0], Packed):
-            return parts[0]
-        order = np.array([row for rows in self._order for row in rows])
-        columns = {name: np.concatenate([p.columns[name] for p in parts]) for name in parts[0].columns}
-        source = order.argsort()[: self._rows]
-        return TensorDict(
-            {name: torch.from_numpy(column[source]) for name, column in columns.items()},
-            batch_size=[self._rows],
-        )
-
-
-def _padded(batch: TensorDict, rows: int) -> TensorDict:
-    missing = rows - batch.batch_size[0]
-    if missing == 0:
-        return batch
-    copies = batch[torch.arange(missing) % batch.batch_size[0]]
-    if "weights" in copies.keys():  # noqa: SIM118 - a TensorDict iterates over rows
-        copies["weights"] = torch.zeros_like(copies["weights"])
-    padded: TensorDict = torch.cat([batch, copies])
-    return padded
-
-
-def _lengths(batch: TensorDict) -> list[int]:
-    mask = batch.get("attention_mask", None)
-    return [1] * batch.batch_size[0] if mask is None else [int(n) for n in mask.sum(1).tolist()]
+def reads_of(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the columns that a registered method reads."""
+    return tuple(getattr(function, _READS, ()))

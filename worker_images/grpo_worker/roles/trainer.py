@@ -5,21 +5,24 @@ import os
 import socket
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tensordict import TensorDict
 from torch._C._distributed_c10d import TCPStore
 
 from grpo_worker.algorithms.losses import PolicyLossConfig
 from grpo_worker.checkpointing.snapshots import file_of, seal
+from grpo_worker.common.ragged_batch import INPUT_IDS, ROUTED_EXPERTS, RaggedBatch
+from grpo_worker.data.routed_experts import RoutedExperts
 from grpo_worker.metrics.flops import ModelFlops
 from grpo_worker.profiling.counted_file import open_counted
 from grpo_worker.profiling.hang import Position, position, progress, write_flight_record
 from grpo_worker.profiling.progress import PROGRESS, Progress
-from grpo_worker.roles.dispatch import Dispatch, RankInfo, register
+from grpo_worker.roles.dispatch import Columns, Dispatch, RankInfo, register
+from grpo_worker.roles.expert_store import ExpertStore, store_whole
 from grpo_worker.roles.host import RankHost
 from grpo_worker.roles.weight_sync import WEIGHTS, WeightMethods
 
@@ -43,6 +46,7 @@ class TrainerWorker(WeightMethods):
     rank_info: RankInfo
     _models: "TrainerModels"
     _rank = -1
+    _experts: ExpertStore
     _thread: int | None = None  # identifier of the thread that computes
     _store: TCPStore | None = None  # of rank 0, for the rendezvous
     _snapshot_error = ""  # of the newest snapshot
@@ -117,46 +121,67 @@ class TrainerWorker(WeightMethods):
         self._models = build_models(rank, world, config)
         return rank_info(rank, self._models)
 
-    @register(Dispatch.MEGATRON_COMPUTE)
-    def values(self, batch: TensorDict) -> TensorDict:
-        """Return ``values`` [rows, tokens]: the critic's expected return before each token."""
+    @register(Dispatch.MEGATRON_COMPUTE, (INPUT_IDS,))
+    def values(self, batch: RaggedBatch) -> Columns:
+        """Return ``values`` of response tokens: the critic's expected return before each one."""
         critic = self._models.critic
         assert critic is not None, "the job has no critic"
-        return TensorDict(critic.values(dict(batch.items())), batch_size=batch.batch_size)
+        return Columns({name: batch.response_of(found) for name, found in critic.values(batch).items()})
 
-    @register(Dispatch.MEGATRON_COMPUTE)
-    def reward_scores(self, batch: TensorDict) -> TensorDict:
-        """Return ``scores`` [rows, 1]: the reward model's score of each response."""
+    @register(Dispatch.MEGATRON_COMPUTE, (INPUT_IDS,))
+    def reward_scores(self, batch: RaggedBatch) -> Columns:
+        """Return ``scores`` of rows: the reward model's score of each response."""
         reward_model = self._models.reward_model
         assert reward_model is not None, "the job has no reward model"
-        return TensorDict(reward_model.scores(dict(batch.items())), batch_size=batch.batch_size)
+        return Columns(row=reward_model.scores(batch))
 
-    @register(Dispatch.MEGATRON_COMPUTE)
-    def update_critic(self, batch: TensorDict) -> dict[str, float]:
+    @register(Dispatch.MEGATRON_COMPUTE, (INPUT_IDS, "weights", "values", "returns"))
+    def update_critic(self, batch: RaggedBatch) -> dict[str, float]:
         """Take one optimizer step of the critic; return metrics of the whole mini-batch."""
         critic, config = self._models.critic, self._models.spec.algorithm.critic
         assert critic is not None and config is not None, "the job has no critic"
-        return critic.update(dict(batch.items()), config.cliprange_value)
+        return critic.update(batch, config.cliprange_value)
 
     @register(Dispatch.ONE_TO_ALL)
     def refresh_reference(self) -> None:
         """Copy the policy's current weights into the reference."""
         self._models.policy.refresh_reference()
 
-    @register(Dispatch.MEGATRON_COMPUTE)
-    def log_probs(self, batch: TensorDict, reference: bool) -> TensorDict:
-        """Return ``log_probs`` [rows, tokens] of the reference, or of the policy with ``entropy``."""
+    @register(Dispatch.MEGATRON_COMPUTE, (INPUT_IDS, ROUTED_EXPERTS))
+    def log_probs(self, batch: RaggedBatch) -> Columns:
+        """Return the policy's ``log_probs`` of response tokens, and of rows the sums of their ``entropy``."""
         temperature = self._models.spec.algorithm.temperature
-        columns = self._models.policy.log_probs(dict(batch.items()), temperature, reference, not reference)
-        return TensorDict(columns, batch_size=batch.batch_size)
+        found = self._models.policy.log_probs(self._routed(batch), temperature, with_entropy=True)
+        if not found:
+            return Columns()
+        entropy = batch.row_sums(batch.response_of(found["entropy"]))
+        return Columns({"log_probs": batch.response_of(found["log_probs"])}, {"entropy": entropy})
 
-    @register(Dispatch.MEGATRON_COMPUTE)
-    def router_agreement(self, batch: TensorDict) -> float:
+    @register(Dispatch.MEGATRON_COMPUTE, (INPUT_IDS,))
+    def reference_log_probs(self, batch: RaggedBatch) -> Columns:
+        """Return the reference's ``log_probs`` of response tokens."""
+        temperature = self._models.spec.algorithm.temperature
+        found = self._models.policy.log_probs(batch, temperature, reference=True)
+        return Columns({name: batch.response_of(column) for name, column in found.items()})
+
+    @register(Dispatch.MEGATRON_COMPUTE, (INPUT_IDS, ROUTED_EXPERTS))
+    def router_agreement(self, batch: RaggedBatch) -> float:
         """Return the share of the engines' routed experts that the trainer's routers choose too."""
-        return self._models.policy.router_agreement(dict(batch.items()))
+        return self._models.policy.router_agreement(self._routed(batch))
 
-    @register(Dispatch.MEGATRON_COMPUTE)
-    def update_actor(self, batch: TensorDict, kl_coef: float) -> dict[str, float]:
+    @register(
+        Dispatch.MEGATRON_COMPUTE,
+        (
+            INPUT_IDS,
+            ROUTED_EXPERTS,
+            "weights",
+            "advantages",
+            "old_log_probs",
+            "ref_log_prob",
+            "rollout_is_weights",
+        ),
+    )
+    def update_actor(self, batch: RaggedBatch, kl_coef: float) -> dict[str, float]:
         """Take one optimizer step of the policy; return metrics of the whole mini-batch."""
         from grpo_worker.megatron.training.reductions import largest_memory
 
@@ -170,8 +195,49 @@ class TrainerWorker(WeightMethods):
             algorithm.policy_loss,
             algorithm.entropy_coef,
         )
-        metrics = self._models.policy.update(dict(batch.items()), loss, kl_coef, algorithm.temperature)
+        metrics = self._models.policy.update(self._routed(batch), loss, kl_coef, algorithm.temperature)
         return metrics | largest_memory()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def load_routed_experts(
+        self, parts: list[list[RoutedExperts]], width: int, fetching: frozenset[int]
+    ) -> list[str]:
+        """Fetch the experts of this rank's rows into the pod's memory; return the keys of lost ones.
+
+        ``parts``: references by data-parallel rank. ``width``: of the batch. ``fetching``: ranks that fetch,
+        one of each pod among those that need the same.
+        """
+        info, models = self.rank_info, self._models
+        name = f"dp{info.dp_rank}-pp{info.pp_rank}-cp{info.cp_rank}.bin"
+        self._experts = ExpertStore(WEIGHTS / "experts" / name)
+        if info.rank not in fetching:
+            return []
+        moe = models.expert_layers.moe if models.expert_layers else ()
+        layers = [moe[i] for i in models.policy.expert_layers]
+        return self._experts.fetch(parts[info.dp_rank], layers, models.policy.context_spans(width))
+
+    @register(Dispatch.ONE_TO_ALL)
+    def map_routed_experts(self) -> None:
+        """Map what a rank of this pod has fetched."""
+        self._experts.map()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def store_routed_experts(
+        self, references: list[RoutedExperts], folder: str
+    ) -> dict[str, tuple[str, int]]:
+        """Write this rank's share of the references' experts to a folder, where they outlive the engines.
+
+        Returns file and offset of each key, without those that are lost.
+        """
+        own, file = references[self._rank :: self._world], Path(folder) / f"rank-{self._rank}.bin"
+        return {key: (str(file), offset) for key, offset in store_whole(own, file).items()}
+
+    def _routed(self, batch: RaggedBatch) -> RaggedBatch:
+        """Return the batch with the experts that ``load_routed_experts`` fetched for its rows."""
+        keys = batch.row.get(ROUTED_EXPERTS)
+        if keys is None:
+            return batch
+        return replace(batch, routed=[self._experts.rows[key.decode()] for key in keys.tolist()])
 
     @register(Dispatch.ONE_TO_ALL)
     def begin_step(self, step: int) -> None:

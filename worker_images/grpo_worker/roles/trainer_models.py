@@ -13,8 +13,10 @@ from megatron.core import parallel_state
 from grpo_operator.api.base import Device
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.checkpointing.store import Origin, model_digest
+from grpo_worker.data.routed_experts import ExpertLayers
 from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer, CheckpointPart
 from grpo_worker.megatron.conversion.readers import weight_reader
+from grpo_worker.megatron.families.registry import expert_layers
 from grpo_worker.megatron.model.build import device, initialize_parallel
 from grpo_worker.megatron.training.critic import CriticModel
 from grpo_worker.megatron.training.policy import PolicyModel
@@ -33,7 +35,7 @@ class TrainerModels:
     """Everything that a trainer rank builds once, when it starts.
 
     ``hf``: contents of config.json. ``parts``: the state that checkpoints and snapshots contain.
-    ``endpoint``: sends weights to the engines.
+    ``endpoint``: sends weights to the engines. ``expert_layers``: with routing replay only.
     """
 
     spec: GRPOJobSpec
@@ -46,6 +48,7 @@ class TrainerModels:
     endpoint: TrainerEndpoint
     trace: StepTrace
     flops: ModelFlops
+    expert_layers: ExpertLayers | None = None
 
 
 def build_models(rank: int, world: int, config: dict[str, Any]) -> TrainerModels:
@@ -80,6 +83,7 @@ def build_models(rank: int, world: int, config: dict[str, Any]) -> TrainerModels
         endpoint,
         StepTrace(spec.observability.profile, rank, Path(config["checkpoints"]).parent / "profile"),
         flops,
+        expert_layers(hf) if spec.algorithm.routing_replay else None,
     )
 
 

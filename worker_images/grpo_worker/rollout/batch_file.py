@@ -1,5 +1,6 @@
 """Prompts, samples and scores of one step, in memory and in a file."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from grpo_worker.data.prompts import Prompt
+from grpo_worker.data.routed_experts import RoutedExperts
 from grpo_worker.rollout.sampling import Sample
 
 
@@ -71,7 +73,8 @@ class RolloutBatch:
 
 
 def _flat(rows: Sequence[Sequence[float]], dtype: Any) -> np.ndarray:
-    return np.array([value for row in rows for value in row], dtype=dtype)
+    parts = [np.asarray(row, dtype=dtype) for row in rows]
+    return np.concatenate([np.empty(0, dtype), *parts])
 
 
 def _columns(samples: Sequence[Sample]) -> dict[str, np.ndarray]:
@@ -82,14 +85,13 @@ def _columns(samples: Sequence[Sample]) -> dict[str, np.ndarray]:
         "engine": np.array([s.engine for s in samples], dtype=np.str_),
         "lengths": np.array([len(s.ids) for s in samples], dtype=np.int64),
         "ids": _flat([s.ids for s in samples], np.int32),
-        "log_probs": _flat([s.log_probs for s in samples], np.float64),
+        "log_probs": _flat([s.log_probs for s in samples], np.float32),
         "spans": np.array([span for s in samples for span in s.spans], dtype=np.int64).reshape(-1, 2),
         "span_counts": np.array([len(s.spans) for s in samples], dtype=np.int64),
     }
-    routed = [s.routed for s in samples if s.routed is not None]
+    routed = [json.dumps(s.routed.to_json()) for s in samples if s.routed is not None]
     if routed:
-        columns["routed"] = np.concatenate(routed)
-        columns["routed_lengths"] = np.array([len(part) for part in routed], dtype=np.int64)
+        columns["routed"] = np.array(routed, dtype=np.str_)
     return columns
 
 
@@ -108,15 +110,15 @@ def _samples(arrays: dict[str, np.ndarray], name: str) -> list[Sample]:
     cuts = np.cumsum(column["lengths"])[:-1]
     ids, log_probs = np.split(column["ids"], cuts), np.split(column["log_probs"], cuts)
     spans = np.split(column["spans"], np.cumsum(column["span_counts"])[:-1])
-    routed: list[np.ndarray | None] = [None] * count
+    routed: list[RoutedExperts | None] = [None] * count
     if "routed" in column:
-        routed = list(np.split(column["routed"], np.cumsum(column["routed_lengths"])[:-1]))
+        routed = [RoutedExperts(**json.loads(str(text))) for text in column["routed"]]
     return [
         Sample(
             int(column["prompt"][i]),
             int(column["number"][i]),
-            tuple(int(token) for token in ids[i]),
-            tuple(float(value) for value in log_probs[i]),
+            ids[i].tolist(),
+            log_probs[i].tolist(),
             int(column["version"][i]),
             str(column["engine"][i]),
             tuple((int(version), int(end)) for version, end in spans[i]),

@@ -1,14 +1,14 @@
 """Samples, and the parameters and seeds that make them reproducible."""
 
 import hashlib
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from grpo_operator.api.v1alpha1.algorithm import AlgorithmSpec
 from grpo_worker.data.prompts import Prompt
+from grpo_worker.data.routed_experts import RoutedExperts
 
 
 class UnfitEngineError(RuntimeError):
@@ -25,21 +25,26 @@ class PromptRefusedError(UnfitEngineError):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One response: token ids and the engine's own log-probability of each.
+    """One response: token ids and the engine's own log-probability of each, in arrays of 4 bytes a token.
 
     ``version``: oldest weight version that generated one of the tokens. ``spans``: (version, end) of
-    consecutive tokens, if the weights changed during generation. ``routed``: experts that the engine chose,
-    [prompt + response tokens - 1, expert layers, k].
+    consecutive tokens, if the weights changed during generation. ``routed``: reference to the experts that
+    the engine chose.
     """
 
     prompt_index: int
     number: int
-    ids: tuple[int, ...]
-    log_probs: tuple[float, ...]
+    ids: Sequence[int]
+    log_probs: Sequence[float]
     version: int
     engine: str
     spans: tuple[tuple[int, int], ...] = ()
-    routed: np.ndarray | None = field(default=None, repr=False, compare=False)
+    routed: RoutedExperts | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Store ids as int32 and log-probabilities as float32: Python's numbers take eight times as much."""
+        object.__setattr__(self, "ids", array("i", self.ids))
+        object.__setattr__(self, "log_probs", array("f", self.log_probs))
 
     @property
     def uid(self) -> str:

@@ -1,46 +1,36 @@
-"""Conversion of samples to the batch of one training step (TensorDict, key names as in verl)."""
+"""Conversion of samples to the batch of one training step (column names as in verl)."""
 
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from tensordict import TensorDict
 
+from grpo_worker.common.ragged_batch import ROUTED_EXPERTS, RaggedBatch, offsets_of
 from grpo_worker.data.prompts import Prompt
 from grpo_worker.rollout.sampling import Sample
 
 
-def make_batch(prompts: Sequence[Prompt], samples: Sequence[Sample], pad_id: int) -> TensorDict:
-    """Return the samples as rows, right-padded to the longest.
+def make_batch(prompts: Sequence[Prompt], samples: Sequence[Sample]) -> RaggedBatch:
+    """Return the samples as rows of prompt and response tokens, in flat columns.
 
-    The result holds [rows, tokens] tensors whose entry t belongs to token t: input_ids (int64),
-    attention_mask (bool, true for prompt and response), response_mask and rollout_log_probs (fp32, 0 outside
-    the response); with routing replay also routed_experts (int16 [rows, tokens, expert layers, k]).
+    Columns: input_ids (int32), rollout_log_probs (float32); with routing replay also the row column
+    routed_experts with the keys of the samples' experts.
     """
-    by_index = {prompt.index: prompt.ids for prompt in prompts}
-    rows = [(by_index[s.prompt_index], s) for s in samples]
-    longest = max(len(prompt) + len(s.ids) for prompt, s in rows)
-    shape = (len(rows), longest)
-    ids = np.full(shape, pad_id, dtype=np.int64)
-    seen = np.zeros(shape, dtype=np.bool_)
-    mask, log_probs = (np.zeros(shape, dtype=np.float32) for _ in range(2))
-    for row, (prompt, sample) in enumerate(rows):
-        start, end = len(prompt), len(prompt) + len(sample.ids)
-        ids[row, :start], ids[row, start:end] = prompt, sample.ids
-        seen[row, :end] = True
-        mask[row, start:end] = 1
-        log_probs[row, start:end] = sample.log_probs
-    columns = {
-        "input_ids": torch.from_numpy(ids),
-        "attention_mask": torch.from_numpy(seen),
-        "response_mask": torch.from_numpy(mask),
-        "rollout_log_probs": torch.from_numpy(log_probs),
-    }
-    routed = [sample.routed for _, sample in rows]
-    if routed[0] is not None:
-        whole = np.zeros((*shape, *routed[0].shape[1:]), dtype=np.uint16)
-        for row, choice in enumerate(routed):
-            assert choice is not None, "either all samples of a batch have routed experts or none has"
-            whole[row, : len(choice)] = choice
-        columns["routed_experts"] = torch.from_numpy(whole.astype(np.int16))
-    return TensorDict(columns, batch_size=[len(rows)])
+    by_index = {prompt.index: np.array(prompt.ids, np.int32) for prompt in prompts}
+    before = np.array([len(by_index[sample.prompt_index]) for sample in samples], dtype=np.int32)
+    after = np.array([len(sample.ids) for sample in samples], dtype=np.int32)
+    lengths = before + after
+    starts, answers = offsets_of(lengths), offsets_of(after)
+    ids, log_probs = np.empty(starts[-1], np.int32), np.empty(answers[-1], np.float32)
+    for row, sample in enumerate(samples):
+        middle = starts[row] + before[row]
+        ids[starts[row] : middle] = by_index[sample.prompt_index]
+        ids[middle : starts[row + 1]] = sample.ids
+        log_probs[answers[row] : answers[row + 1]] = sample.log_probs
+    experts = [sample.routed for sample in samples]
+    row_columns: dict[str, np.ndarray] = {}
+    if experts and experts[0] is not None:
+        assert None not in experts, "either all samples of a batch have routed experts or none has"
+        row_columns[ROUTED_EXPERTS] = np.array([found.key.encode() for found in experts if found])
+    return RaggedBatch(
+        before, lengths, int(lengths.max()), ids, {"rollout_log_probs": log_probs}, row_columns
+    )

@@ -123,9 +123,9 @@ class Unfinished:
         spans = tuple(self._spans) if len(self._spans) > 1 else ()
         routed = None
         if self._experts is not None:
-            routed = self._experts.decode(dict(self._meta), len(self.prompt.ids) + self.kept - 1)
+            routed = self._experts.reference(dict(self._meta), len(self.prompt.ids) + self.kept - 1)
         return Sample(
-            self.prompt.index, self.number, tuple(self._ids), tuple(self._log_probs), oldest, engine, spans,
+            self.prompt.index, self.number, self._ids, self._log_probs, oldest, engine, spans,
             routed,
         )  # fmt: skip
 

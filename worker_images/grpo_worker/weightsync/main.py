@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--deltas", action="store_true", help="fetch changes instead of whole versions")
     parser.add_argument("--nixl", action="store_true", help="read the trainers' memory over NIXL")
     parser.add_argument("--turns", type=Path, help="colocated GPUs: file that keeps the engine's GPU lease")
+    parser.add_argument("--routed-experts", type=Path, help="folder in which the engine keeps them")
     parser.add_argument("--writer", help="job that may update weights; default: none until bound")
     parser.add_argument("--timeout", type=float, default=120, help="seconds of a call to the engine")
     args = parser.parse_args()
@@ -58,7 +59,7 @@ def _rollout(args: argparse.Namespace) -> Starlette:
 
     engine = Engine(args.engine, args.timeout, args.admin_key)
     if os.environ.get("HOST_INDEX", "0") != "0":
-        return further_host_application(engine)
+        return further_host_application(engine, args.routed_experts)
     from grpo_worker.weightsync.agent.agent import Agent
     from grpo_worker.weightsync.agent.fetcher import Fetcher
     from grpo_worker.weightsync.transport.nixl.importer import Importer
@@ -69,7 +70,7 @@ def _rollout(args: argparse.Namespace) -> Starlette:
         args.name, engine, args.engine_ranks, bucket, args.timeout, args.writer, fetcher, args.turns
     )
     threading.Thread(target=_watch_forever, args=(agent,), daemon=True).start()
-    return rollout_application(agent, args.model_config)
+    return rollout_application(agent, args.model_config, args.routed_experts)
 
 
 def _watch_forever(agent: "Agent") -> None:

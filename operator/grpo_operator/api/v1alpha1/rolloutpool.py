@@ -86,6 +86,13 @@ class EngineSpec(Model):
     return_routed_experts: bool = Field(
         False, description="return the selected experts of each token; needed for algorithm.routingReplay"
     )
+    routed_experts_gibibytes: int = Field(
+        4,
+        ge=1,
+        le=2048,
+        description="memory of each pod, within its limit, for the routed experts of samples that no trainer"
+        " has read yet: tokens x layers x experts per token bytes (returnRoutedExperts only)",
+    )
     extra_args: list[Annotated[str, Field(max_length=256)]] = Field(
         default_factory=list, max_length=64, description="additional arguments of sglang.launch_server"
     )

@@ -74,6 +74,28 @@ def test_agents_read_through_nixl_when_configured(transport: str) -> None:
     assert ("--nixl" in groups["rollout"]["containers"][1]["args"][0]) == (transport == "nixl")
 
 
+def test_an_engine_shares_routed_experts_with_its_agent_in_memory_of_a_bounded_size() -> None:
+    def rollout_pod(**engine: Any) -> dict[str, Any]:
+        base = job()["spec"]["rollout"]["template"]
+        made = cluster(rollout={"template": base | {"engine": base.get("engine", {}) | engine}})
+        groups = {g["groupName"]: g["template"]["spec"] for g in made["spec"]["workerGroupSpecs"]}
+        return dict(groups["rollout"])
+
+    pod = rollout_pod(returnRoutedExperts=True, routedExpertsGibibytes=9)
+    volume = next(v for v in pod["volumes"] if v["name"] == "routed-experts")
+    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "9Gi"}
+    engine, agent = pod["containers"]
+    (path,) = {
+        m["mountPath"] for c in (engine, agent) for m in c["volumeMounts"] if m["name"] == "routed-experts"
+    }
+    values = {variable["name"]: variable.get("value") for variable in engine["env"]}
+    assert values["GRPO_ROUTED_EXPERTS"] == path and f"--routed-experts {path}" in agent["args"][0]
+    assert values["GRPO_ROUTED_EXPERTS_URL"] == "http://$(POD_IP):9000"
+    names = [variable["name"] for variable in engine["env"]]
+    assert names.index("POD_IP") < names.index("GRPO_ROUTED_EXPERTS_URL"), "Kubernetes expands earlier ones"
+    assert "routed-experts" not in str(rollout_pod())
+
+
 def test_ray_is_restarted_when_a_busy_node_delays_its_start(tmp_path: Path) -> None:
     """Run a training pod's command in a real shell: Ray fails twice, or runs for long and dies."""
     (command,) = group("trainer")["template"]["spec"]["containers"][0]["args"]

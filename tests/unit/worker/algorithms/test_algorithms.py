@@ -9,10 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from tensordict import TensorDict
 
 from grpo_operator.api.v1alpha1.algorithm import AlgorithmSpec, KlControl, OverlongSpec
-from grpo_worker.algorithms.advantages import estimate_advantages, returns
+from grpo_worker.algorithms.advantages import discounted_returns, group_advantages
 from grpo_worker.algorithms.batch_advantages import add_advantages
 from grpo_worker.algorithms.kl import KlController
 from grpo_worker.algorithms.losses import (
@@ -21,9 +20,10 @@ from grpo_worker.algorithms.losses import (
     kl_estimate,
     policy_loss,
     rollout_weights,
-    token_weights,
+    row_weights,
 )
-from grpo_worker.algorithms.rewards import overlong_penalty, token_rewards, with_kl
+from grpo_worker.algorithms.rewards import overlong_penalty
+from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.rollout.sampling import sampling_seed
 from grpo_worker.rollout.sglang.cpu_plugin import gumbel_max
 from support.objects import job, spec_of
@@ -32,8 +32,8 @@ from support.objects import job, spec_of
 def _advantages(scores: np.ndarray, **config: Any) -> np.ndarray:
     """Return advantages [prompts, n] of samples of one token each."""
     spec = AlgorithmSpec(samples_per_prompt=scores.shape[1], **config)
-    rewards = torch.tensor(scores).reshape(-1, 1)
-    return estimate_advantages(rewards, torch.ones_like(rewards), spec).numpy().reshape(scores.shape)
+    found: np.ndarray = group_advantages(torch.tensor(scores).flatten(), spec).numpy().reshape(scores.shape)
+    return found
 
 
 @given(arrays(np.float64, (5, 4), elements=st.floats(0, 1)))
@@ -48,32 +48,19 @@ def test_group_advantages_of_a_known_group() -> None:
     assert _advantages(np.array([[1.0, 0.0]]), norm_adv_by_std=False).tolist() == [[0.5, -0.5]]
     assert _advantages(np.array([[1.0, 0.0, 0.5]]), adv_estimator="rloo").tolist() == [[0.75, -0.75, 0.0]]
     with pytest.raises(ValueError, match="do not form groups of n = 2"):
-        estimate_advantages(torch.ones(3, 1), torch.ones(3, 1), AlgorithmSpec(samples_per_prompt=2))
+        group_advantages(torch.ones(3), AlgorithmSpec(samples_per_prompt=2))
 
 
 def test_discounted_returns_reach_back_over_masked_tokens() -> None:
     rewards = torch.tensor([[0.0, 0.0, 1.0, 0.0]])
     mask = torch.tensor([[1.0, 0.0, 1.0, 0.0]])
-    assert returns(rewards, mask, 0.5).tolist() == [[0.5, 0.0, 1.0, 0.0]]
-
-
-def test_scores_are_placed_at_the_last_response_token() -> None:
-    mask = torch.tensor([[0.0, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 0]])
-    found = token_rewards(torch.tensor([1.0, 2.0, 3.0]), mask)
-    assert found.tolist() == [[0, 0, 1, 0], [0, 0, 0, 2], [0, 0, 0, 0]]
+    assert discounted_returns(rewards, mask, 0.5).tolist() == [[0.5, 0.0, 1.0, 0.0]]
 
 
 def test_overlong_answers_lose_reward_gradually() -> None:
     spec = OverlongSpec(buffer_length=4, penalty=0.5)
     found = overlong_penalty(torch.tensor([1, 6, 7, 8, 10]), 10, spec)
     assert found.tolist() == [0, 0, -0.125, -0.25, -0.5]
-
-
-def test_the_kl_penalty_is_subtracted_from_rewards() -> None:
-    mask = torch.tensor([[1.0, 1.0, 0.0]])
-    old, reference = torch.tensor([[-1.0, -2.0, -9.0]]), torch.tensor([[-1.5, -2.0, 0.0]])
-    rewards, kl = with_kl(torch.zeros(1, 3), mask, old, reference, "k1", 0.1)
-    assert rewards[0].tolist() == pytest.approx([-0.05, 0.0, 0.0]) and kl == pytest.approx(0.25)
 
 
 def test_gspo_ratios_are_geometric_means_with_token_gradients() -> None:
@@ -120,7 +107,7 @@ def test_kl_estimates() -> None:
 
 
 def test_token_weights_match_their_loss_aggregation() -> None:
-    mask = torch.tensor([[1.0, 0, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0]])
+    lengths = torch.tensor([1, 3, 0])
     first = {
         "token-mean": (0.25, 1.0),
         "seq-mean-token-mean": (0.5, 1.0),
@@ -128,10 +115,11 @@ def test_token_weights_match_their_loss_aggregation() -> None:
         "seq-mean-token-sum-norm": (0.125, 0.5),
     }
     for mode, (one, total) in first.items():
-        found = token_weights(mask, mode, response_length=4)
-        assert found[0, 0].item() == pytest.approx(one) and found.sum().item() == pytest.approx(total)
+        found = row_weights(lengths, mode, response_length=4)
+        assert found[0].item() == pytest.approx(one)
+        assert (found * lengths).sum().item() == pytest.approx(total)
     with pytest.raises(ValueError, match="seq-max"):
-        token_weights(mask, "seq-max", 4)
+        row_weights(lengths, "seq-max", 4)
 
 
 def test_kl_controllers_and_their_state() -> None:
@@ -163,19 +151,19 @@ def test_sampling_seeds_are_stable_and_distinct() -> None:
 
 
 def test_advantages_use_every_part_of_the_spec() -> None:
-    mask = torch.tensor([[0.0, 1, 1], [0, 1, 0]])
-    zeros = torch.zeros(2, 3)
-    columns = {"response_mask": mask, "old_log_probs": zeros, "ref_log_prob": zeros - 1,
-               "rollout_log_probs": zeros - 9}  # fmt: skip
+    zeros = np.zeros(3, np.float32)
+    columns = {"old_log_probs": zeros, "ref_log_prob": zeros - 1, "rollout_log_probs": zeros - 9}
+    prompts, lengths = np.array([1, 1], np.int32), np.array([3, 2], np.int32)
     algorithm = {
         "samplesPerPrompt": 2, "normAdvByStd": False, "useKlInReward": True, "klLossType": "k1",
         "overlong": {"bufferLength": 2, "penalty": 1.0}, "rolloutCorrection": {"tisCap": 2.0},
     }  # fmt: skip
     spec = spec_of(job(algorithm=algorithm))
     assert spec.data.response_length == 4
-    batch = TensorDict(columns, batch_size=[2])
-    metrics = add_advantages(batch, [1.0, 0.0], spec, kl_coef=0.5)
+    batch, metrics = add_advantages(
+        RaggedBatch(prompts, lengths, 3, response=columns), [1.0, 0.0], spec, kl_coef=0.5
+    )
     # Rewards 1 - 0.5 * 2 = 0 (two tokens of KL 1) and 0 - 0.5 = -0.5: centred 0.25 and -0.25.
-    assert batch["advantages"].tolist() == [[0, 0.25, 0.25], [0, -0.25, 0]]
-    assert batch["rollout_is_weights"].tolist() == [[0, 2, 2], [0, 2, 0]]
+    assert batch.row["advantages"].tolist() == [0.25, -0.25]
+    assert batch.response["rollout_is_weights"].tolist() == [2, 2, 2]
     assert metrics["actor/reward_kl_penalty"] == 1 and metrics["critic/rewards/mean"] == -0.25

@@ -3,6 +3,7 @@
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -47,8 +48,13 @@ def test_a_restart_reads_a_few_entries_of_a_long_log(tmp_path: Path, monkeypatch
     log.flush()
     read: list[int] = []
     entry = step_log._entry
-    monkeypatch.setattr(step_log, "_entry", lambda index, number: read.append(number) or entry(index, number))
-    monkeypatch.setattr(step_log.json, "loads", pytest.fail)
+
+    def counted(index: Any, number: int) -> tuple[int, int, int]:
+        read.append(number)
+        return entry(index, number)
+
+    monkeypatch.setattr(step_log, "_entry", counted)
+    monkeypatch.setattr(json, "loads", pytest.fail)
     StepLog(tmp_path / "ledger.jsonl").truncate(1990)
     assert len(read) <= 12
     monkeypatch.undo()

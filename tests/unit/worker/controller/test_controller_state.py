@@ -180,10 +180,10 @@ def _replace(marker: Path, old: str, new: str) -> None:
 
 def test_a_batch_places_every_value_at_its_token() -> None:
     prompts = [Prompt(7, (10, 11, 12))]
-    batch = make_batch(prompts, [sample(7)], pad_id=0)
-    assert batch["input_ids"].tolist() == [[10, 11, 12, 5, 6]]
-    assert batch["response_mask"].tolist() == [[0, 0, 0, 1, 1]]
-    assert batch["rollout_log_probs"].tolist() == [[0, 0, 0, -0.5, -0.25]]
+    batch = make_batch(prompts, [sample(7)])
+    assert batch.input_ids is not None and batch.input_ids.tolist() == [10, 11, 12, 5, 6]
+    assert (batch.prompt_lengths.tolist(), batch.lengths.tolist(), batch.width) == ([3], [5], 5)
+    assert batch.response["rollout_log_probs"].tolist() == [-0.5, -0.25]
 
 
 def test_requests_go_only_to_engines_at_the_wanted_version() -> None:
@@ -223,5 +223,6 @@ def test_refused_prompts_are_recorded(tmp_path: Path) -> None:
     assert RolloutBatch.read(tmp_path / "step.npz") == generated
     ledger = SampleLedger(tmp_path / "ledger.jsonl")
     ledger.append(5, 1, generated.samples, (), generated.refused)
+    ledger.flush()
     lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
     assert lines[1] == {"step": 5, "attempt": 1, "prompt": 1, "refused": "too long"}

@@ -1,20 +1,19 @@
 """A trainer and engines that disagree are told, with the figure and the place."""
 
+import numpy as np
 import pytest
-import torch
-from tensordict import TensorDict
 
+from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.controller.training.parity import ParityError, check_configs, check_log_probs, check_routers
 
 
-def _batch(gap: float) -> TensorDict:
-    mask = torch.tensor([[0.0, 1, 1], [0, 1, 0]])
-    engine = torch.tensor([[0.0, -1, -2], [0, -3, -9]])
-    trainer = engine.clone()
-    trainer[0, 2] += gap
-    trainer[1, 2] += 100  # outside the response
-    columns = {"response_mask": mask, "old_log_probs": trainer, "rollout_log_probs": engine}
-    return TensorDict(columns, batch_size=[2])
+def _batch(gap: float) -> RaggedBatch:
+    engine = np.array([-1, -2, -3], np.float32)
+    trainer = engine.copy()
+    trainer[1] += gap
+    lengths = np.array([3, 2], np.int32)
+    return RaggedBatch(np.array([1, 1], np.int32), lengths, 3,
+                       response={"old_log_probs": trainer, "rollout_log_probs": engine})  # fmt: skip
 
 
 def test_a_small_gap_passes() -> None:

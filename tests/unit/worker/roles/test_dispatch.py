@@ -1,16 +1,20 @@
-"""Dispatch protocols: rows come back complete and in order, for any layout and batch."""
+"""Dispatch: rows come back complete and in order; nobody gets what it does not read."""
 
+from typing import Any
+
+import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import TensorDict
 
+from grpo_worker.common.ragged_batch import INPUT_IDS, ROUTED_EXPERTS, RaggedBatch
 from grpo_worker.data.balance import balanced, within_budget
-from grpo_worker.roles.dispatch import BatchPartition, Dispatch, RankInfo, dispatch_mode, register
+from grpo_worker.roles.dispatch import Columns, Dispatch, RankInfo, dispatch_mode, reads_of, register
+from grpo_worker.roles.shared_batch import Partition, SharedBatch, SharedRows
 
-SPLITTING = [mode for mode in Dispatch if mode.splits]
-lengths_strategy = st.lists(st.integers(1, 60), min_size=1, max_size=23)
+lengths_strategy = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 60)), min_size=1, max_size=23)
+layouts = st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(1, 4), st.integers(1, 3))
+LOSS = ("advantages", "weights")
 
 
 def ranks_of(tp: int, cp: int, dp: int, pp: int) -> list[RankInfo]:
@@ -19,89 +23,133 @@ def ranks_of(tp: int, cp: int, dp: int, pp: int) -> list[RankInfo]:
     return [RankInfo(rank, *place, pp, dp) for rank, place in enumerate(places)]
 
 
-def batch_of(lengths: list[int]) -> TensorDict:
-    width = max(lengths)
-    mask = torch.arange(width)[None] < torch.tensor(lengths)[:, None]
-    rows = torch.arange(len(lengths))
-    return TensorDict(
-        {"row": rows, "attention_mask": mask, "weights": torch.ones(len(lengths), width)},
-        batch_size=[len(lengths)],
+def batch_of(lengths: list[tuple[int, int]]) -> RaggedBatch:
+    prompts = np.array([before for before, _ in lengths], np.int32)
+    whole = prompts + np.array([after for _, after in lengths], np.int32)
+    answers = int((whole - prompts).sum())
+    return RaggedBatch(
+        prompts,
+        whole,
+        int(whole.max()),
+        np.arange(whole.sum(), dtype=np.int32),
+        {"advantages": np.arange(answers, dtype=np.float32)},
+        {"weights": np.ones(len(lengths), np.float32), "number": np.arange(len(lengths))},
     )
 
 
-@given(
-    sizes=st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(1, 4), st.integers(1, 3)),
-    lengths=lengths_strategy,
-    mode=st.sampled_from(SPLITTING),
-)
-def test_partitioned_rows_come_back_in_order(
-    sizes: tuple[int, int, int, int], lengths: list[int], mode: Dispatch
+class Worker:
+    """A rank that answers from the columns it got."""
+
+    def __init__(self, place: RankInfo) -> None:
+        self.rank_info = place
+
+    @register(Dispatch.MEGATRON_COMPUTE, (INPUT_IDS, "number", *LOSS))
+    def echo(self, batch: RaggedBatch, factor: int) -> Columns:
+        self.batch = batch
+        if not self.rank_info.last_stage:
+            return Columns()
+        assert batch.input_ids is not None
+        answers = batch.response_of(batch.input_ids)
+        return Columns({"ids": answers * factor}, {"number": batch.row["number"]})
+
+    @register(Dispatch.MEGATRON_COMPUTE, LOSS)
+    def weigh(self, batch: RaggedBatch) -> float:
+        self.batch = batch
+        return 3.0
+
+
+def call(workers: list[Any], method: str, rows: SharedRows, *args: Any) -> Any:
+    """Call every worker as the worker group does, with arrays instead of references."""
+    results = []
+    for worker in workers:
+        columns, arrays = rows.arguments(worker.rank_info, reads_of(getattr(type(worker), method)))
+        results.append(getattr(worker, method)(columns, args, *arrays))
+    assert [result is not None for result in results] == [worker.rank_info.collected for worker in workers]
+    return rows.join(results)
+
+
+@given(sizes=layouts, lengths=lengths_strategy, per_step=st.integers(1, 30))
+def test_rows_come_back_in_order(
+    sizes: tuple[int, int, int, int], lengths: list[tuple[int, int]], per_step: int
 ) -> None:
-    ranks = ranks_of(*sizes)
-    batch = batch_of(lengths)
-    deal = BatchPartition(batch, ranks, mode)
-    assert len({part.rows for part in deal.parts}) == 1
-
-    class Worker:
-        def __init__(self, place: RankInfo) -> None:
-            self.rank_info = place
-
-        @register(mode)
-        def echo(self, part: TensorDict, negative: bool) -> TensorDict:
-            return TensorDict({"x": -part["row"] if negative else part["row"]}, batch_size=part.batch_size)
-
-        @register(mode)
-        def count(self, part: TensorDict) -> int:
-            return len(part)
-
-    workers = [(Worker(place), deal.parts[number]) for place, number in zip(ranks, deal.part_of, strict=True)]
-    answers = [worker.echo(part, True) for worker, part in workers]
-    assert all(
-        (answer is not None) == place.collects(mode) for answer, place in zip(answers, ranks, strict=True)
-    )
-    assert torch.equal(-deal.join(answers)["x"], batch["row"])
-    assert deal.join([worker.count(part) for worker, part in workers]) == deal.parts[0].rows
+    ranks, batch = ranks_of(*sizes), batch_of(lengths)
+    shared = SharedBatch(batch, per_step, ranks, lambda array: array)
+    workers = [Worker(place) for place in ranks]
+    found = call(workers, "echo", shared.all(), -2)
+    assert batch.input_ids is not None
+    assert np.array_equal(found.response["ids"], -2 * batch.response_of(batch.input_ids))
+    assert np.array_equal(found.row["number"], batch.row["number"])
+    assert len({worker.batch.rows for worker in workers}) == 1, "equally many rows on every rank"
+    for number, rows in enumerate(shared.each_step()):
+        part = call(workers, "echo", rows, 1)
+        first = number * per_step
+        assert part.row["number"].tolist() == list(range(first, min(first + per_step, len(lengths))))
+        assert call(workers, "weigh", rows) == 3.0
 
 
-@given(dp=st.integers(1, 5), lengths=lengths_strategy)
-def test_padding_rows_have_no_weight(dp: int, lengths: list[int]) -> None:
-    deal = BatchPartition(batch_of(lengths), ranks_of(1, 1, dp, 1), Dispatch.MEGATRON_COMPUTE)
-    weight = sum(float(part.columns["weights"][:, 0].sum()) for part in deal.parts)
-    assert weight == len(lengths)
-    columns = [part.columns for part in deal.parts]
-    counted = sorted(int(row) for part in columns for row in part["row"][part["weights"][:, 0] > 0])
-    assert counted == list(range(len(lengths)))
+@given(dp=st.integers(1, 5), lengths=lengths_strategy, per_step=st.integers(1, 30))
+def test_padding_rows_have_no_weight(dp: int, lengths: list[tuple[int, int]], per_step: int) -> None:
+    ranks = ranks_of(1, 1, dp, 1)
+    shared = SharedBatch(batch_of(lengths), per_step, ranks, lambda array: array)
+    workers = [Worker(place) for place in ranks]
+    call(workers, "echo", shared.all(), 1)
+    counted = [worker.batch.row["number"][worker.batch.row["weights"] > 0] for worker in workers]
+    assert sorted(np.concatenate(counted).tolist()) == list(range(len(lengths)))
+
+
+def test_ranks_get_the_columns_that_they_read() -> None:
+    ranks = ranks_of(1, 1, 1, 3)
+    shared = SharedBatch(batch_of([(2, 3)] * 4), 4, ranks, lambda array: array)
+    columns = [shared.all().arguments(info, (INPUT_IDS, ROUTED_EXPERTS, *LOSS))[0] for info in ranks]
+    assert [names.ids for names in columns] == [True, False, True]
+    assert [(names.response, names.row) for names in columns] == [
+        ((), ()),
+        ((), ()),
+        (("advantages",), ("weights",)),
+    ]
+
+
+def test_each_part_of_a_column_is_put_once_and_mapped_without_a_copy() -> None:
+    puts: list[np.ndarray] = []
+
+    def put(array: np.ndarray) -> np.ndarray:
+        puts.append(array)
+        array.setflags(write=False)  # as in Ray's object store
+        return array
+
+    ranks, batch = ranks_of(2, 1, 2, 2), batch_of([(2, 3)] * 8)
+    shared = SharedBatch(batch, 4, ranks, put)
+    workers = [Worker(place) for place in ranks]
+    for rows in (shared.all(), shared.all(), *shared.each_step()):
+        call(workers, "echo", rows, 1)
+    assert len(puts) == 2 * 2 * 5, "two steps, two data-parallel ranks, five columns"
+    assert shared.put_bytes == sum(array.nbytes for array in puts) == batch.nbytes
+    sent = [array.ctypes.data for array in puts]
+    assert workers[0].batch.input_ids is not None and workers[0].batch.input_ids.ctypes.data in sent
+    shared.batch = shared.batch.with_columns(advantages2=batch.response["advantages"])
+    call(workers, "echo", shared.all(), 1)
+    assert len(puts) == 20, "nobody reads the new column"
 
 
 def test_long_rows_are_spread_over_data_parallel_ranks() -> None:
-    lengths = [100] * 4 + [10] * 12
-    deal = BatchPartition(batch_of(lengths), ranks_of(2, 1, 4, 1), Dispatch.MEGATRON_COMPUTE)
-    assert [int(part.columns["attention_mask"].sum()) for part in deal.parts] == [130] * 4
-
-
-def test_ranks_of_a_replica_get_the_same_rows() -> None:
-    ranks = ranks_of(2, 1, 2, 2)
-    same = BatchPartition(batch_of([3] * 8), ranks, Dispatch.MEGATRON_COMPUTE)
-    assert same.part_of[:4] == same.part_of[4:] == [0, 0, 1, 1]
-    shared = BatchPartition(batch_of([3] * 8), ranks, Dispatch.MEGATRON_PP_AS_DP)
-    assert {part.rows for part in shared.parts} == {2} and len(set(shared.part_of)) == 4
+    lengths = np.array([100] * 4 + [10] * 12)
+    (pieces,) = Partition(lengths, 16, 4).pieces
+    assert [int(lengths[piece].sum()) for piece in pieces] == [130] * 4
 
 
 def test_an_empty_batch_is_refused() -> None:
     with pytest.raises(ValueError, match="without rows"):
-        BatchPartition(
-            TensorDict({"x": torch.zeros(0)}, batch_size=[0]), ranks_of(1, 1, 1, 1), Dispatch.DP_COMPUTE
-        )
+        Partition(np.zeros(0, np.int32), 4, 1)
 
 
 def test_registered_methods_know_their_protocol() -> None:
-    class Worker:
+    class Other:
         @register(Dispatch.RANK_ZERO)
         def one(self) -> None: ...
 
         def other(self) -> None: ...
 
-    assert dispatch_mode(Worker.one) is Dispatch.RANK_ZERO and dispatch_mode(Worker.other) is None
+    assert dispatch_mode(Other.one) is Dispatch.RANK_ZERO and dispatch_mode(Other.other) is None
 
 
 @given(lengths=st.lists(st.integers(1, 4096), max_size=60), parts=st.integers(1, 9), equal=st.booleans())

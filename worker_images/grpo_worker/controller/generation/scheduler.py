@@ -1,7 +1,10 @@
 """Schedulers of generation: on policy, or one step ahead of training."""
 
+import shutil
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -9,6 +12,7 @@ from grpo_worker.checkpointing.store import directory
 from grpo_worker.controller.generation.step_sampler import StepSampler
 from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.rollout.batch_file import RolloutBatch
+from grpo_worker.rollout.sampling import Sample
 from grpo_worker.weightsync.protocol.version import Version
 
 
@@ -67,12 +71,20 @@ class OneStepAhead:
     """
 
     def __init__(
-        self, sampler: StepSampler, folder: Path, keep: int, every: int, partial: bool = False
+        self,
+        sampler: StepSampler,
+        folder: Path,
+        keep: int,
+        every: int,
+        partial: bool = False,
+        durable: Callable[[list[Sample], Path], list[Sample]] | None = None,
     ) -> None:
         """``keep``: checkpoints that the store keeps. ``every``: steps between two of them.
 
-        ``partial``: requests that run when the weights change continue with the new weights.
+        ``partial``: requests that run when the weights change continue with the new weights. ``durable``:
+        copies to a folder what samples refer to, and returns samples that refer to the copy.
         """
+        self._durable = durable
         self._sampler = sampler
         self._folder = folder
         self._keep, self._every = keep, every
@@ -117,6 +129,9 @@ class OneStepAhead:
     def save(self, step: int) -> None:
         self._wait(StepTimer())
         if self._ready is not None:
+            if self._durable is not None:
+                copies = self._file(step).with_suffix(".experts")
+                self._ready = replace(self._ready, samples=self._durable(self._ready.samples, copies))
             self._ready.write(self._file(step))
         files = sorted(self._folder.glob("step-*.npz"))
         stored = [file for file in files if _step(file) % self._every == 0]
@@ -124,6 +139,7 @@ class OneStepAhead:
         # checkpoints in memory, and the newest one may be incomplete.
         for old in set(files) - set(stored[-self._keep - 1 :]) - set(files[-2:]):
             old.unlink()
+            shutil.rmtree(old.with_suffix(".experts"), ignore_errors=True)
 
     def restore(self, step: int) -> None:
         self._cancelled.set()

@@ -1,18 +1,20 @@
 """Training on the batch of a step: log-probabilities, advantages, optimizer steps."""
 
 import numpy as np
-from tensordict import TensorDict
+import torch
 
 from grpo_operator.api.base import Device
 from grpo_operator.api.catalog.gpus import GPUS
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.algorithms.batch_advantages import add_advantages
 from grpo_worker.algorithms.kl import KlController
-from grpo_worker.algorithms.losses import token_weights
+from grpo_worker.algorithms.losses import row_weights
+from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.controller.training.gang import TrainerGang
 from grpo_worker.controller.training.parity import check_log_probs, check_routers
 from grpo_worker.metrics.flops import utilisation
 from grpo_worker.metrics.timing import StepTimer
+from grpo_worker.roles.shared_batch import WEIGHTS, SharedBatch
 
 
 class BatchTrainer:
@@ -32,10 +34,15 @@ class BatchTrainer:
         self._compared = False
         self._flops = self._trainers.call("flops")
 
+    def share(self, batch: RaggedBatch) -> SharedBatch:
+        """Return the batch of a step for ``add_model_scores`` and ``train``."""
+        rows = self._spec.trainer.mini_batch_size * self._spec.algorithm.samples_per_prompt
+        return self._trainers.share(batch, rows)
+
     def train(
-        self, step: int, batch: TensorDict, scores: list[float], timer: StepTimer, on_policy: bool
+        self, step: int, shared: SharedBatch, scores: list[float], timer: StepTimer, on_policy: bool
     ) -> dict[str, float]:
-        """Train on the batch of ``step``; return metrics under verl's names.
+        """Train on the batch of ``step``, add columns to it; return metrics under verl's names.
 
         ``on_policy``: the samples come from the weights that the gang holds. Raises ParityError if the gang
         and the engines that generated the samples compute different functions.
@@ -45,91 +52,90 @@ class BatchTrainer:
         traced = profile is not None and profile.step_start <= step <= profile.step_end
         if traced:
             self._trainers.call("begin_step", step)
-        metrics = self._train(step, batch, scores, timer, on_policy)
+        metrics = self._train(step, shared, scores, timer, on_policy)
         if traced:
             for figures in self._trainers.call("end_step", step):
                 metrics |= figures
-        return metrics | self._utilisation(batch, timer)
+        metrics["data/put_bytes"] = float(shared.put_bytes)
+        return metrics | self._utilisation(shared.batch, timer)
 
     def _train(
-        self, step: int, batch: TensorDict, scores: list[float], timer: StepTimer, on_policy: bool
+        self, step: int, shared: SharedBatch, scores: list[float], timer: StepTimer, on_policy: bool
     ) -> dict[str, float]:
-        algorithm = self._spec.algorithm
+        algorithm, everything = self._spec.algorithm, shared.all()
         with timer.phase("old_log_prob"):
-            policy = self._trainers.call("log_probs", _inputs(batch), False)
-            batch["old_log_probs"] = policy["log_probs"]
+            policy = self._trainers.call("log_probs", everything)
+            shared.batch = shared.batch.with_columns(old_log_probs=policy.response["log_probs"])
         if on_policy and not self._compared:
-            self._compare(batch)
+            self._compare(shared)
         if algorithm.needs_reference:
             with timer.phase("ref"):
-                reference = self._trainers.call("log_probs", _inputs(batch), True)
-                batch["ref_log_prob"] = reference["log_probs"]
+                reference = self._trainers.call("reference_log_probs", everything)
+                shared.batch = shared.batch.with_columns(ref_log_prob=reference.response["log_probs"])
         if algorithm.critic:
             with timer.phase("values"):
-                batch["values"] = self._trainers.call("values", _inputs(batch))["values"]
+                values = self._trainers.call("values", everything)
+                shared.batch = shared.batch.with_columns(values=values.response["values"])
         with timer.phase("adv"):
-            shaped = add_advantages(batch, scores, self._spec, self.kl.value)
-        metrics = self._update(step, batch, timer) | shaped
+            shared.batch, shaped = add_advantages(shared.batch, scores, self._spec, self.kl.value)
+        metrics = self._update(step, shared, timer) | shaped
         metrics["actor/kl_coef"] = self.kl.value
-        metrics["actor/entropy"] = float(policy["entropy"][batch["response_mask"].bool()].mean())
+        tokens = max(int(shared.batch.response_lengths.sum()), 1)
+        metrics["actor/entropy"] = float(policy.row["entropy"].sum() / tokens)
         kl = shaped.get("actor/reward_kl_penalty", metrics.get("actor/kl_loss", 0.0))
-        self.kl.update(kl, batch.batch_size[0])
+        self.kl.update(kl, shared.batch.rows)
         return metrics
 
-    def add_model_scores(self, batch: TensorDict, scores: list[float], timer: StepTimer) -> list[float]:
+    def add_model_scores(self, shared: SharedBatch, scores: list[float], timer: StepTimer) -> list[float]:
         """Return the verifier's scores plus the reward model's weighted scores, if the job has one."""
         model = self._spec.reward.model if self._spec.reward else None
         if model is None:
             return scores
         with timer.phase("reward_model"):
-            added = self._trainers.call("reward_scores", _inputs(batch))["scores"][:, 0].tolist()
+            added = self._trainers.call("reward_scores", shared.all()).row["scores"].tolist()
         return [score + model.weight * value for score, value in zip(scores, added, strict=True)]
 
-    def _compare(self, batch: TensorDict) -> None:
+    def _compare(self, shared: SharedBatch) -> None:
         algorithm = self._spec.algorithm
-        check_log_probs(batch, algorithm.max_log_prob_gap)
+        check_log_probs(shared.batch, algorithm.max_log_prob_gap)
         if algorithm.routing_replay:
-            agreement = self._trainers.call("router_agreement", _inputs(batch))
+            agreement = self._trainers.call("router_agreement", shared.all())
             check_routers(agreement, algorithm.min_router_agreement)
         self._compared = True
 
-    def _update(self, step: int, batch: TensorDict, timer: StepTimer) -> dict[str, float]:
+    def _update(self, step: int, shared: SharedBatch, timer: StepTimer) -> dict[str, float]:
         """Take one optimizer step for each mini-batch, of the critic and of the policy.
 
         During the critic's warm-up the policy is not updated.
         """
         algorithm = self._spec.algorithm
-        rows = self._spec.trainer.mini_batch_size * algorithm.samples_per_prompt
-        minis = batch.split(rows)
-        for mini in minis:
-            mini["weights"] = token_weights(
-                mini["response_mask"], algorithm.loss_agg_mode, self._spec.data.response_length
-            )
+        shared.batch = shared.batch.with_rows(**{WEIGHTS: self._weights(shared)})
+        steps = shared.each_step()
         metrics: dict[str, float] = {}
         if algorithm.critic:
             with timer.phase("update_critic"):
-                metrics |= _mean([self._trainers.call("update_critic", mini) for mini in minis])
+                metrics |= _mean([self._trainers.call("update_critic", rows) for rows in steps])
         if algorithm.critic is None or step > algorithm.critic.warmup_steps:
             with timer.phase("update_actor"):
                 kl = self.kl.value
-                metrics |= _mean([self._trainers.call("update_actor", mini, kl) for mini in minis])
+                metrics |= _mean([self._trainers.call("update_actor", rows, kl) for rows in steps])
         every = algorithm.refresh_reference_steps
         if every and step % every == 0:
             self._trainers.call("refresh_reference")
         return metrics
 
-    def _utilisation(self, batch: TensorDict, timer: StepTimer) -> dict[str, float]:
+    def _weights(self, shared: SharedBatch) -> np.ndarray:
+        """Return the weight of each row's tokens in the loss of its optimizer step, float32 [rows]."""
+        mode, longest = self._spec.algorithm.loss_agg_mode, self._spec.data.response_length
+        lengths = torch.from_numpy(shared.batch.response_lengths)
+        parts = [row_weights(part, mode, longest) for part in torch.split(lengths, shared.per_step)]
+        return torch.cat(parts).numpy()
+
+    def _utilisation(self, batch: RaggedBatch, timer: StepTimer) -> dict[str, float]:
         trainer = self._spec.trainer
         peak = GPUS[trainer.gpu_type].flops if trainer.device is Device.CUDA else None
-        lengths = batch["attention_mask"].sum(1).tolist()
+        lengths = batch.lengths.tolist()
         return utilisation(self._flops, lengths, timer.seconds, self._trainers.world, peak)
-
-
-def _inputs(batch: TensorDict) -> TensorDict:
-    """Return the columns that a forward pass needs; the others are not sent to the ranks."""
-    names = ("input_ids", "attention_mask", "routed_experts")
-    present = set(batch.keys())
-    return batch.select(*(name for name in names if name in present))
 
 
 def _mean(history: list[dict[str, float]]) -> dict[str, float]:

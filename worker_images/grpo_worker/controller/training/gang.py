@@ -14,10 +14,13 @@ from grpo_operator.api.base import Device
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.checkpointing.store import CONTROLLER_STATE, directory, model_digest, newest_sound
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
+from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.controller.training.processes import RayProcesses
 from grpo_worker.controller.training.resource_pools import ResourcePoolManager
 from grpo_worker.controller.training.worker_group import GangError, WorkerGroup
 from grpo_worker.profiling.trace import runtime_env
+from grpo_worker.roles.dispatch import RankInfo
+from grpo_worker.roles.shared_batch import SharedBatch
 from grpo_worker.roles.trainer import TrainerWorker
 
 log = logging.getLogger(__name__)
@@ -42,6 +45,8 @@ class Restored:
 class RankGroup(Protocol):
     """All ranks of one gang, called like one worker; see WorkerGroup."""
 
+    ranks: list[RankInfo]
+
     @property
     def addresses(self) -> list[str]:
         """IP address of each rank."""
@@ -55,6 +60,8 @@ class RankGroup(Protocol):
     def call(self, method: str, *args: Any) -> Any: ...
 
     def begin(self, method: str, *args: Any) -> Callable[[], list[Any]]: ...
+
+    def share(self, batch: RaggedBatch, per_step: int) -> SharedBatch: ...
 
     def notify(self, method: str, *args: Any) -> None: ...
 
@@ -161,6 +168,19 @@ class TrainerGang:
         """Call a registered method by its dispatch protocol; see WorkerGroup.call."""
         assert self._group is not None, "the gang is not started"
         return self._group.call(method, *args)
+
+    def one_of_each_pod(self) -> frozenset[int]:
+        """Return one rank of each pod for every data-parallel, pipeline and context-parallel rank in it."""
+        assert self._group is not None, "the gang is not started"
+        first: dict[tuple[str, int, int, int], int] = {}
+        for info, address in zip(self._group.ranks, self._group.addresses, strict=True):
+            first.setdefault((address, info.dp_rank, info.pp_rank, info.cp_rank), info.rank)
+        return frozenset(first.values())
+
+    def share(self, batch: RaggedBatch, per_step: int) -> SharedBatch:
+        """Return the batch for calls. ``per_step``: rows of one optimizer step."""
+        assert self._group is not None, "the gang is not started"
+        return self._group.share(batch, per_step)
 
     def begin(self, method: str, *args: Any) -> Callable[[], list[Any]]:
         """Start a call of all ranks; return a function that waits for the results."""

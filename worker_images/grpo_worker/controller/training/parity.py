@@ -7,29 +7,29 @@ the routed experts.
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from tensordict import TensorDict
+import numpy as np
 
 from grpo_worker.checkpointing.store import NO_SHAPE
+from grpo_worker.common.ragged_batch import RaggedBatch
 
 
 class ParityError(RuntimeError):
     """Trainer and engines compute different functions, so the gradients would be wrong."""
 
 
-def check_log_probs(batch: TensorDict, bound: float) -> None:
+def check_log_probs(batch: RaggedBatch, bound: float) -> None:
     """Compare the trainer's and the engines' log-probabilities of the sampled tokens.
 
-    batch: old_log_probs, rollout_log_probs, response_mask [rows, tokens].
+    batch: response columns old_log_probs and rollout_log_probs.
     Raises ParityError if their mean difference exceeds ``bound`` (nats) or is NaN.
     """
-    mask = batch["response_mask"].bool()
-    gaps = (batch["old_log_probs"] - batch["rollout_log_probs"])[mask].abs()
-    mean = float(gaps.mean())
+    gaps = np.abs(batch.response["old_log_probs"] - batch.response["rollout_log_probs"])
+    mean = float(gaps.mean(dtype=np.float64))
     if mean <= bound:
         return
-    worst = int(torch.nan_to_num(gaps, nan=torch.inf).argmax())
-    row, token = (int(place[worst]) for place in mask.nonzero(as_tuple=True))
+    worst = int(np.nan_to_num(gaps, nan=np.inf).argmax())
+    row = int(np.searchsorted(batch.response_starts, worst, side="right")) - 1
+    token = worst - int(batch.response_starts[row]) + int(batch.prompt_lengths[row])
     raise ParityError(
         f"trainer and engines disagree: mean |log-prob difference| {mean:.3g} exceeds algorithm."
         f"maxLogProbGap={bound:g} (largest {float(gaps[worst]):.3g} at sample {row}, token {token}): "

@@ -8,11 +8,13 @@ from typing import Any
 
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
 from grpo_worker.common.errors import one_line
+from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.controller.training.processes import RankProcesses
 from grpo_worker.controller.training.progress_watch import ProgressWatch, Standstill, poll_seconds
 from grpo_worker.profiling.hang import Position, caused_outside, report
-from grpo_worker.roles.dispatch import BatchPartition, Dispatch, RankInfo, dispatch_mode
+from grpo_worker.roles.dispatch import Dispatch, RankInfo, dispatch_mode, reads_of
 from grpo_worker.roles.host import RankHost
+from grpo_worker.roles.shared_batch import SharedBatch
 
 log = logging.getLogger(__name__)
 _ANSWER_SECONDS = 10.0  # for an answer of the threads that watch
@@ -99,7 +101,7 @@ class WorkerGroup:
         self.ranks = self._wait(calls, "start")
 
     def call(self, method: str, *args: Any) -> Any:
-        """Call a registered method by its dispatch protocol.
+        """Call a registered method by its dispatch protocol; the argument of a split batch is SharedRows.
 
         Raises GangError when any rank fails, and AttributeError for unregistered methods.
         """
@@ -110,10 +112,16 @@ class WorkerGroup:
             return self._wait([self._remote(0, method, *args)], method)[0]
         if mode is Dispatch.ONE_TO_ALL:
             return self.begin(method, *args)()
-        partition = BatchPartition(args[0], self.ranks, mode)
-        stored = [self._processes.put(part) for part in partition.parts]  # once, however many ranks get it
-        calls = [self._remote(r, method, stored[n], *args[1:]) for r, n in enumerate(partition.part_of)]
-        return partition.join(self._wait(calls, method))
+        rows, reads = args[0], reads_of(getattr(self._cls, method))
+        calls = []
+        for info in self.ranks:
+            columns, stored = rows.arguments(info, reads)
+            calls.append(self._remote(info.rank, method, columns, args[1:], *stored))
+        return rows.join(self._wait(calls, method))
+
+    def share(self, batch: RaggedBatch, per_step: int) -> SharedBatch:
+        """Return the batch for calls; its columns are put in the object store when calls read them."""
+        return SharedBatch(batch, per_step, self.ranks, self._processes.put)
 
     def begin(self, method: str, *args: Any) -> Callable[[], list[Any]]:
         """Start a call of every rank; return a function that waits for the results, in any thread.

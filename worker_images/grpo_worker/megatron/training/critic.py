@@ -1,10 +1,12 @@
 """PPO's critic on one rank: values of tokens, and optimizer steps."""
 
+import numpy as np
 import torch
 
 from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
 from grpo_worker.algorithms.losses import value_loss
-from grpo_worker.data.micro_batch import Batch, MicroBatch
+from grpo_worker.common.ragged_batch import RaggedBatch
+from grpo_worker.data.micro_batch import MicroBatch
 from grpo_worker.megatron.conversion import hf_mapping
 from grpo_worker.megatron.conversion.readers import WeightReader
 from grpo_worker.megatron.model.build import build_chunks
@@ -54,22 +56,22 @@ class CriticModel:
         self.trainable = Trainable(chunks, optimizer, total_steps, setup.offload)
         self._runner = Runner(setup.layout, setup.batching)
 
-    def values(self, batch: Batch) -> Batch:
+    def values(self, batch: RaggedBatch) -> dict[str, np.ndarray]:
         """Return the expected return before each token.
 
-        batch: input_ids [b, s] int64, right-padded; attention_mask [b, s]. Returns values [b, s]
-        fp32, 0 at column 0 and in the padding; an empty dict outside the last pipeline stage.
+        Returns values [tokens] fp32, 0 at the first token of each row; an empty dict outside the last
+        pipeline stage.
         """
         for chunk in self.trainable.chunks:
             chunk.eval()
         with self.trainable.weights.on_device():
             return self._runner.rows(self.trainable.chunks, batch, {"values": value_rows})
 
-    def update(self, batch: Batch, cliprange: float) -> dict[str, float]:
+    def update(self, batch: RaggedBatch, cliprange: float) -> dict[str, float]:
         """Take one optimizer step on this data-parallel rank's share of a mini-batch.
 
-        batch [b, s]: input_ids, attention_mask, response_mask, values (before the first update), returns,
-        weights (of the *global* mini-batch). Returns metrics of the global mini-batch.
+        batch: response columns values (before the first update) and returns, and the row column weights (of
+        the *global* mini-batch). Returns metrics of the global mini-batch.
         """
 
         def losses(output: torch.Tensor, part: MicroBatch, width: int) -> tuple[torch.Tensor, torch.Tensor]:

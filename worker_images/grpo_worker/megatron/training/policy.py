@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig, kl_estimate, policy_loss
+from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.data.micro_batch import Batch, MicroBatch
 from grpo_worker.megatron.checkpoint.checkpointer import CheckpointPart
 from grpo_worker.megatron.conversion import hf_mapping
@@ -31,7 +33,7 @@ T = TypeVar("T")
 class PolicyModel:
     """Trainable policy and frozen reference, in the same layout.
 
-    ``replay_routing``: the policy uses the experts in a batch's ``routed_experts``.
+    ``replay_routing``: the policy uses the experts in ``RaggedBatch.routed``.
     """
 
     def __init__(
@@ -67,6 +69,15 @@ class PolicyModel:
         """The policy's model chunks."""
         return self.trainable.chunks
 
+    @property
+    def expert_layers(self) -> list[int]:
+        """Indices, among the model's expert layers, of those on this rank: the layers of ``routed``."""
+        return [] if self._replay is None else self._replay.layers
+
+    def context_spans(self, width: int) -> list[tuple[int, int]]:
+        """Return the tokens (first, end) of each row that this rank computes. ``width``: of the batch."""
+        return self._runner.context_spans(width)
+
     def shards(self) -> list[hf_mapping.Shard]:
         """Return the boxes of the policy's weights that this rank owns.
 
@@ -93,13 +104,12 @@ class PolicyModel:
                     target.copy_(current[name])
 
     def log_probs(
-        self, batch: Batch, temperature: float, reference: bool = False, with_entropy: bool = False
-    ) -> Batch:
+        self, batch: RaggedBatch, temperature: float, reference: bool = False, with_entropy: bool = False
+    ) -> dict[str, np.ndarray]:
         """Return the log-probability of each token given the tokens before it.
 
-        batch: input_ids [b, s] int64, right-padded; attention_mask [b, s]. Returns log_probs
-        [b, s] fp32, 0 at column 0 and in the padding, and ``with_entropy`` also entropy of the same shape;
-        an empty dict outside the last pipeline stage.
+        Returns log_probs [tokens] fp32, 0 at the first token of each row, and ``with_entropy`` also entropy
+        of the same shape; an empty dict outside the last pipeline stage.
         """
         models = self.reference if reference else self.chunks
         for model in models:
@@ -118,8 +128,8 @@ class PolicyModel:
                 lambda context: self._runner.rows(models, batch, functions, context), not reference
             )
 
-    def router_agreement(self, batch: Batch) -> float:
-        """Return the share of the engines' ``routed_experts`` that the trainer's routers choose too."""
+    def router_agreement(self, batch: RaggedBatch) -> float:
+        """Return the share of the engines' routed experts that the trainer's routers choose too."""
         assert self._replay is not None, "the policy was built without router replay"
         for model in self.chunks:
             model.eval()
@@ -137,13 +147,13 @@ class PolicyModel:
             self._replay.clear()
 
     def update(
-        self, batch: Batch, loss: PolicyLossConfig, kl_coef: float, temperature: float
+        self, batch: RaggedBatch, loss: PolicyLossConfig, kl_coef: float, temperature: float
     ) -> dict[str, float]:
         """Take one optimizer step on this data-parallel rank's share of a mini-batch.
 
-        batch, [b, s] each, fp32 unless noted: input_ids (int64), attention_mask (bool), response_mask,
-        old_log_probs, advantages, weights (of the *global* mini-batch); with a KL loss ref_log_prob; with
-        rollout correction rollout_is_weights.
+        batch: response columns, fp32: old_log_probs, advantages; with a KL loss ref_log_prob; with rollout
+        correction rollout_is_weights. Row column: weights (of the *global* mini-batch). Only the last
+        pipeline stage reads them.
         Returns metrics summed over the global mini-batch, the same on every rank.
         """
 

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-import torch
+import numpy as np
 
-from grpo_worker.data.micro_batch import Batch
+from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.megatron.conversion import hf_mapping
 from grpo_worker.megatron.conversion.readers import SafetensorsWeights
 from grpo_worker.megatron.model.build import build_chunks
@@ -48,17 +48,14 @@ class RewardModel:
         self._weights = frozen_weights(self._chunks, own.offload)
         self._runner = Runner(own.layout, own.batching)
 
-    def scores(self, batch: Batch) -> Batch:
-        """Return scores [b, 1] fp32: the head's value at each row's last token.
+    def scores(self, batch: RaggedBatch) -> dict[str, np.ndarray]:
+        """Return scores [rows] fp32: the head's value at each row's last token.
 
-        batch: input_ids [b, s], right-padded; attention_mask [b, s]. Returns an empty dict outside the last
-        pipeline stage.
+        Returns an empty dict outside the last pipeline stage.
         """
         # The runner aligns outputs with the following token, so each row needs one more token.
-        ids = torch.nn.functional.pad(batch["input_ids"], (0, 1))
-        lengths = batch["attention_mask"].sum(1)
-        seen = torch.arange(ids.shape[1], device=ids.device) <= lengths[:, None]
-        rows = {"input_ids": ids, "attention_mask": seen}
+        ids = None if batch.input_ids is None else np.insert(batch.input_ids, batch.starts[1:], 0)
+        longer = RaggedBatch(batch.prompt_lengths, batch.lengths + 1, batch.width + 1, ids)
         with self._weights.on_device():
-            columns = self._runner.rows(self._chunks, rows, {"scores": value_rows})
-        return {name: column.gather(1, lengths[:, None].cpu()) for name, column in columns.items()}
+            columns = self._runner.rows(self._chunks, longer, {"scores": value_rows})
+        return {name: column[longer.starts[1:] - 1] for name, column in columns.items()}

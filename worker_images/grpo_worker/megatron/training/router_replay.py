@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
@@ -18,27 +19,30 @@ from grpo_worker.data.micro_batch import MicroBatch
 from grpo_worker.megatron.model.build import device
 from grpo_worker.megatron.training.runner import context_slice
 
-COLUMN = "routed_experts"
-
 
 class RoutingReplay:
-    """Routers of a rank's model chunks, which must be built with ``moe_enable_routing_replay``."""
+    """Routers of a rank's model chunks, which must be built with ``moe_enable_routing_replay``.
+
+    ``layers``: indices, among the model's expert layers, of those on this rank.
+    """
 
     def __init__(self, chunks: Sequence[Any]) -> None:
         # Megatron-Core keeps every instance in a global list and never removes one.
         RouterReplay.clear_global_router_replay_instances()
         config = chunks[0].config
-        frequency = config.moe_layer_freq
-        self._order = {layer: i for i, layer in enumerate(i for i, moe in enumerate(frequency) if moe)}
+        expert_layers = [layer for layer, moe in enumerate(config.moe_layer_freq) if moe]
+        self._routers = {id(chunk): list(_routers(chunk)) for chunk in chunks}
+        own = sorted(layer for routers in self._routers.values() for layer, _ in routers)
+        self.layers = [expert_layers.index(layer) for layer in own]
+        self._order = {layer: i for i, layer in enumerate(own)}  # place of each layer in ``routed``
         self._experts, self._topk = config.num_moe_experts, config.moe_router_topk
         self._sequence_parallel = config.sequence_parallel
         self._seen = torch.zeros(2, dtype=torch.float64, device=device())  # equal choices, choices
-        self._routers = {id(chunk): list(_routers(chunk)) for chunk in chunks}
 
     @contextmanager
     def replaying(self, model: Any, micro: MicroBatch) -> Iterator[None]:
         """Replay the engines' experts in the forward pass inside, and when the backward recomputes it."""
-        if COLUMN not in micro.columns:
+        if micro.routed is None:
             yield
             return
         chunk = model if id(model) in self._routers else model.module
@@ -53,6 +57,9 @@ class RoutingReplay:
     @contextmanager
     def comparing(self, model: Any, micro: MicroBatch) -> Iterator[None]:
         """Count how often the routers choose the engines' experts in the forward pass inside."""
+        if not self.layers:  # a pipeline stage without expert layers
+            yield
+            return
         chosen = self._local(micro, fill=False)
         known = chosen[:, 0, 0] >= 0
         hooks = []
@@ -91,18 +98,22 @@ class RoutingReplay:
         No engine ran the last token of a row or the padding. With ``fill`` these tokens are spread evenly
         over the experts, otherwise they get -1.
         """
-        rows = micro.columns[COLUMN].long()
-        shape = micro.input_ids.shape
-        first = torch.arange(shape[1], device=rows.device)[:, None] * self._topk
-        default = (first + torch.arange(self._topk, device=rows.device)) % self._experts
+        assert micro.routed is not None, "the batch has no routed experts"
+        where, shape = micro.input_ids.device, micro.input_ids.shape
+        first = torch.arange(shape[1], device=where)[:, None] * self._topk
+        default = (first + torch.arange(self._topk, device=where)) % self._experts
         default = default if fill else torch.full_like(default, -1)
         whole = default[None, :, None, :].repeat(shape[0], 1, len(self._order), 1)
-        micro.spread(rows, whole)
-        tokens = context_slice(whole).transpose(0, 1)  # [s, b, layers, k]
+        for number, experts in enumerate(micro.routed):  # [layers, tokens - 1, k], small integers
+            row, tokens = micro.place(number)
+            ran = slice(tokens.start, tokens.stop - 1)
+            chosen = torch.from_numpy(experts.astype(np.int16)).to(where)
+            whole[row, ran] = chosen.transpose(0, 1).long()
+        tokens_first = context_slice(whole).transpose(0, 1)  # [s, b, layers, k]
         if self._sequence_parallel:
             size = parallel_state.get_tensor_model_parallel_world_size()
-            tokens = tokens.chunk(size)[parallel_state.get_tensor_model_parallel_rank()]
-        return tokens.flatten(0, 1)
+            tokens_first = tokens_first.chunk(size)[parallel_state.get_tensor_model_parallel_rank()]
+        return tokens_first.flatten(0, 1)
 
 
 def _routers(chunk: Any) -> Iterator[tuple[int, Any]]:

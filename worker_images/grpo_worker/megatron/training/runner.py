@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
@@ -13,8 +14,9 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_worker.common.ragged_batch import RaggedBatch, offsets_of
 from grpo_worker.data.balance import within_budget
-from grpo_worker.data.micro_batch import Batch, MicroBatch, Shape, groups_for, lengths_of, split
+from grpo_worker.data.micro_batch import MicroBatch, MicroBatches, Shape, groups_for, split
 from grpo_worker.megatron.model.build import device
 from grpo_worker.megatron.model.core_attention import zigzag_chunks
 from grpo_worker.megatron.optim.optimizer import Trainable
@@ -60,13 +62,22 @@ class Runner:
         rows = None if batching.max_tokens else batching.rows
         self._shape = Shape(rows, multiple)
 
-    def micro_batches(self, batch: Batch) -> list[MicroBatch]:
+    def micro_batches(self, batch: RaggedBatch) -> MicroBatches:
         """Split the rank's rows into micro-batches, equally many on every data-parallel rank. Collective."""
         if self._batching.max_tokens is None:
-            return list(split(batch, self._shape))
-        lengths = lengths_of(batch)
+            return split(batch, self._shape, device())
+        lengths = batch.lengths.tolist()
         groups = within_budget(lengths, self._batching.max_tokens)
-        return list(split(batch, self._shape, groups_for(lengths, self._agreed_count(len(groups)))))
+        count = self._agreed_count(len(groups))
+        return split(batch, self._shape, device(), groups_for(lengths, count))
+
+    def context_spans(self, width: int) -> list[tuple[int, int]]:
+        """Return the tokens (first, end) of each row that this context-parallel rank computes."""
+        if self.layout.context == 1:
+            return [(0, width)]
+        padded = -(-width // self._shape.multiple) * self._shape.multiple
+        own = context_slice(torch.arange(padded)[None])[0]
+        return [(int(chunk[0]), int(chunk[-1]) + 1) for chunk in own.chunk(2)]
 
     def _agreed_count(self, count: int) -> int:
         """Return the largest count of all data-parallel ranks, as a multiple of the pipeline's rounds."""
@@ -80,37 +91,36 @@ class Runner:
     def rows(
         self,
         chunks: Sequence[Any],
-        batch: Batch,
+        batch: RaggedBatch,
         functions: Mapping[str, RowFunction],
         context: ForwardContext = no_context,
-    ) -> Batch:
+    ) -> dict[str, np.ndarray]:
         """Apply ``functions`` to the outputs of forward passes without gradients.
 
-        Returns [b, s] for each, 0 in the padding, in the batch's order and on the host; an empty dict
-        outside the last pipeline stage.
+        Returns a column with an entry for each token, in the batch's order, of each; an empty dict outside
+        the last pipeline stage.
         """
         columns: dict[str, list[torch.Tensor]] = {name: [] for name in functions}
         order: list[int] = []
-        width = batch["input_ids"].shape[1]
 
         def collect(output: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
             for name, function in functions.items():
-                columns[name].append(function(output, micro, width))
+                rows = function(output, micro, batch.width)
+                # Without the padding; on the device until the end, because each copy would stall a GPU.
+                columns[name] += [row[:length] for row, length in zip(rows, micro.lengths, strict=True)]
             order.extend(micro.indices)
             return output.new_zeros(())
 
         with torch.no_grad():
-            self.run(chunks, self.micro_batches(to_device(batch)), collect, True, context)
+            self.run(chunks, self.micro_batches(batch), collect, True, context)
         if not order:
             return {}
-        original = torch.tensor(order).argsort()
-        mask = batch["attention_mask"]
-        return {name: torch.cat(parts).cpu()[original] * mask for name, parts in columns.items()}
+        return {name: _in_order(parts, order, batch) for name, parts in columns.items()}
 
     def update(
         self,
         trainable: Trainable,
-        batch: Batch,
+        batch: RaggedBatch,
         function: UpdateFunction,
         names: Sequence[str],
         context: ForwardContext = no_context,
@@ -122,14 +132,13 @@ class Runner:
         grad_norm and lr.
         """
         trainable.begin()
-        width = batch["input_ids"].shape[1]
-        micro = self.micro_batches(to_device(batch))
+        micro = self.micro_batches(batch)
         # Undoes two averages: the schedule's over micro-batches and DDP's over data-parallel ranks.
         scale = len(micro) * self.layout.data
         sums: list[torch.Tensor] = []
 
         def losses(output: torch.Tensor, part: MicroBatch) -> torch.Tensor:
-            loss, figures = function(output, part, width)
+            loss, figures = function(output, part, batch.width)
             sums.append(figures)
             return loss * scale
 
@@ -139,7 +148,7 @@ class Runner:
     def run(
         self,
         chunks: Sequence[Any],
-        micro: Sequence[MicroBatch],
+        micro: MicroBatches,
         loss_function: LossFunction,
         forward_only: bool,
         context: ForwardContext = no_context,
@@ -170,8 +179,8 @@ class Runner:
             data_iterator=data if len(chunks) > 1 else data[0],
             model=list(chunks) if len(chunks) > 1 else chunks[0],
             num_microbatches=len(micro),
-            seq_length=micro[0].input_ids.shape[1],
-            micro_batch_size=micro[0].input_ids.shape[0],
+            seq_length=micro.size[1],
+            micro_batch_size=micro.size[0],
             forward_only=forward_only,
         )
 
@@ -181,10 +190,12 @@ def _count_backward(_gradient: torch.Tensor) -> None:
     PROGRESS.add("backward passes")
 
 
-def to_device(batch: Batch) -> Batch:
-    """Return the batch on the device of this rank."""
-    where = device()
-    return {name: column.to(where) for name, column in batch.items()}
+def _in_order(parts: list[torch.Tensor], order: list[int], batch: RaggedBatch) -> np.ndarray:
+    """Return the parts of rows ``order`` as one column on the host, in the batch's order."""
+    column = torch.cat(parts).float().cpu().numpy()
+    starts = offsets_of(batch.lengths[order])
+    places = np.argsort(order)
+    return np.concatenate([column[starts[i] : starts[i + 1]] for i in places])
 
 
 def _forward(model: Any, micro: MicroBatch) -> torch.Tensor:

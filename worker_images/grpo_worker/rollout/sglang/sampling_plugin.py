@@ -1,4 +1,4 @@
-"""SGLang plugin: ``min_p`` together with seeded sampling.
+"""SGLang plugin of responses: references to routed experts, and ``min_p`` together with seeded sampling.
 
 The scheduler of SGLang 0.5.23 exits when a request has both. Seeded sampling picks the largest sum of a
 log-probability and noise, so probabilities need not add up to one: the plugin sets those below ``min_p`` to
@@ -12,8 +12,12 @@ _SAMPLING = "sglang.srt.layers.sampler.top_k_top_p_min_p_sampling_from_probs_tor
 
 
 def register() -> None:
-    """Entry point: register the hook in each of SGLang's processes."""
+    """Entry point: register the hooks in each of SGLang's processes."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    from grpo_worker.rollout.sglang import experts_plugin
+
+    experts_plugin.register()
 
     HookRegistry.register(_SAMPLING, _min_p_first, HookType.AROUND)
 

@@ -15,14 +15,15 @@ from starlette.routing import Route
 from grpo_worker.common.auth import guarded
 from grpo_worker.weightsync.agent.agent import Agent
 from grpo_worker.weightsync.agent.engine_client import Engine
+from grpo_worker.weightsync.agent.expert_routes import expert_routes
 from grpo_worker.weightsync.agent.writer_guard import WriterError
 from grpo_worker.weightsync.protocol.group_offer import GroupOffer
 
 
-def further_host_application(engine: Engine) -> Starlette:
+def further_host_application(engine: Engine, experts: Path | None = None) -> Starlette:
     """Return the application on further hosts of a multi-host engine, which the first host's agent serves."""
     ok = [Route(path, lambda _: PlainTextResponse("ok")) for path in ("/healthz", "/readyz")]
-    return Starlette(routes=[*ok, Route("/enginez", _engine_route(engine.alive))])
+    return guarded([*ok, Route("/enginez", _engine_route(engine.alive)), *expert_routes(experts)])
 
 
 def _engine_route(lives: Callable[[], bool]) -> Callable[[Request], Response]:
@@ -34,8 +35,14 @@ def _engine_route(lives: Callable[[], bool]) -> Callable[[Request], Response]:
     return answer
 
 
-def rollout_application(agent: Agent, model_config: Path | None = None) -> Starlette:
-    """Return the application of an agent. ``model_config``: config.json that its engine started with."""
+def rollout_application(
+    agent: Agent, model_config: Path | None = None, experts: Path | None = None
+) -> Starlette:
+    """Return the application of an agent.
+
+    ``model_config``: config.json that its engine started with. ``experts``: folder in which the engine keeps
+    routed experts.
+    """
     routes = _AgentRoutes(agent, model_config)
     return guarded(
         [
@@ -51,6 +58,7 @@ def rollout_application(agent: Agent, model_config: Path | None = None) -> Starl
             Route("/v1/sync", routes.sync, methods=["POST"]),
             Route("/v1/link", routes.join, methods=["POST"]),
             Route("/v1/take", routes.receive, methods=["POST"]),
+            *expert_routes(experts),
         ]
     )
 

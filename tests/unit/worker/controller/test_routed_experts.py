@@ -1,0 +1,136 @@
+"""The controller moves references; groups whose experts are lost are generated again."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from grpo_worker.controller.recovery.routed_experts import ExpertsLostError, RoutedExpertsLoader
+from grpo_worker.data.prompts import Prompt
+from grpo_worker.data.routed_experts import RoutedExperts
+from grpo_worker.roles.dispatch import RankInfo
+from grpo_worker.roles.shared_batch import SharedBatch
+from grpo_worker.rollout.batch_file import RolloutBatch
+from grpo_worker.rollout.sampling import Sample
+from grpo_worker.rollout.train_batch import make_batch
+
+RANKS = [RankInfo(rank, 0, 0, 0, rank, 1, 2) for rank in range(2)]
+PROMPTS = [Prompt(index, (1, 2)) for index in range(4)]
+
+
+def _samples(prompts: list[Prompt], engine: str) -> list[Sample]:
+    return [
+        Sample(p.index, n, (5,) * (1 + p.index), (-0.5,) * (1 + p.index), 3, engine,
+               routed=RoutedExperts(f"http://{engine}", f"{engine}-{p.index}.{n}", 2 + p.index, 2, 2, 1))
+        for p in prompts
+        for n in range(2)
+    ]  # fmt: skip
+
+
+class Trainers:
+    """Ranks that find the experts of engines that are not ``gone``."""
+
+    def __init__(self, *gone: str) -> None:
+        self.gone = gone
+        self.parts: list[list[RoutedExperts]] = []
+        self.mapped = 0
+
+    def one_of_each_pod(self) -> frozenset[int]:
+        return frozenset({0, 1})
+
+    def call(self, method: str, *args: Any) -> Any:
+        if method == "map_routed_experts":
+            self.mapped += 1
+            return []
+        if method == "store_routed_experts":
+            references, folder = args
+            return [{r.key: (f"{folder}/rank-0.bin", i) for i, r in enumerate(references) if self._has(r)}]
+        assert method == "load_routed_experts"
+        self.parts = args[0]
+        return [[r.key for r in part if not self._has(r)] for part in self.parts]
+
+    def _has(self, reference: RoutedExperts) -> bool:
+        return reference.location.removeprefix("http://") not in self.gone
+
+
+def _keys(column: np.ndarray) -> list[str]:
+    return [key.decode() for key in column.tolist()]
+
+
+class Reward:
+    def score(self, samples: list[Sample]) -> list[float]:
+        return [float(sample.engine == "e1") for sample in samples]
+
+
+def _rollouts() -> RolloutBatch:
+    samples = _samples(PROMPTS[:2], "e0") + _samples(PROMPTS[2:], "e1")
+    return RolloutBatch(list(PROMPTS), samples, [0.0] * 8, list(PROMPTS))
+
+
+def _share(rollouts: RolloutBatch) -> SharedBatch:
+    return SharedBatch(make_batch(rollouts.prompts, rollouts.samples), 4, RANKS, lambda array: array)
+
+
+def _loader(trainers: Any, generate: Any) -> RoutedExpertsLoader:
+    reward: Any = Reward()
+    loader = RoutedExpertsLoader(trainers, generate, reward)
+    loader._drop = lambda samples: None  # type: ignore[method-assign]
+    return loader
+
+
+def test_each_rank_gets_the_references_of_its_rows() -> None:
+    trainers, rollouts = Trainers(), _rollouts()
+    found, shared = _loader(trainers, None).load(rollouts, _share, 3)
+    assert found is rollouts and trainers.mapped == 1
+    keys = [{r.key for r in part} for part in trainers.parts]
+    assert len(keys[0] | keys[1]) == 8 and not keys[0] & keys[1]
+    for part, own in enumerate(keys):
+        rows = np.concatenate([pieces[part] for pieces in shared.partition.pieces])
+        assert set(_keys(shared.batch.row["routed_experts"][rows])) == own
+
+
+def test_groups_of_an_engine_that_is_gone_are_generated_again() -> None:
+    asked: list[tuple[list[int], int]] = []
+
+    def generate(prompts: list[Prompt], version: int) -> list[Sample]:
+        asked.append(([p.index for p in prompts], version))
+        return _samples(prompts, "e1")
+
+    rollouts = _rollouts()
+    found, shared = _loader(Trainers("e0"), generate).load(rollouts, _share, 3)
+    assert asked == [([0, 1], 3)]
+    assert [s.uid for s in found.samples] == [s.uid for s in rollouts.samples], "each sample in its place"
+    assert found.scores == [1.0] * 4 + [0.0] * 4 and found.prompts == rollouts.prompts
+    assert {s.engine for s in found.samples} == {"e1"}
+    assert all(key.startswith("e1") for key in _keys(shared.batch.row["routed_experts"]))
+
+
+def test_experts_that_cannot_be_had_are_named() -> None:
+    gone = Trainers("e0", "e1")
+    with pytest.raises(ExpertsLostError, match=r"8 samples .*engine\.routedExpertsGibibytes"):
+        _loader(gone, lambda prompts, version: _samples(prompts, "e1")).load(_rollouts(), _share, 3)
+    with pytest.raises(ExpertsLostError, match="4 samples"):
+        _loader(Trainers("e1"), None).load(_rollouts(), _share, 3)
+
+
+def test_saved_samples_refer_to_the_store(tmp_path: Path) -> None:
+    samples = _rollouts().samples
+    found = _loader(Trainers("e1"), None).durable(samples, tmp_path)
+    references = [sample.routed for sample in found]
+    assert all(r is not None for r in references)
+    assert [r.in_file for r in references if r] == [True] * 4 + [False] * 4, "those of e1 are lost"
+    assert references[2] and references[2].offset == 2
+    batch = replace(_rollouts(), samples=found)
+    batch.write(tmp_path / "step.npz")
+    again = RolloutBatch.read(tmp_path / "step.npz")
+    assert [sample.routed for sample in again.samples] == references and again == batch
+
+
+def test_a_job_without_replay_moves_nothing() -> None:
+    rollouts = _rollouts()
+    rollouts.samples = [replace(sample, routed=None) for sample in rollouts.samples]
+    trainers: Any = Trainers()
+    found, shared = _loader(trainers, None).load(rollouts, _share, 3)
+    assert found is rollouts and not shared.batch.row and trainers.mapped == 0

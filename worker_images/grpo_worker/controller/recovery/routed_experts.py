@@ -1,0 +1,142 @@
+"""Routed experts between engines and trainers: the controller moves references, never the experts."""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+
+from grpo_worker.common.auth import headers
+from grpo_worker.controller.training.gang import TrainerGang
+from grpo_worker.data.prompts import Prompt
+from grpo_worker.data.routed_experts import RoutedExperts
+from grpo_worker.rewards.manager import RewardManager
+from grpo_worker.roles.shared_batch import SharedBatch
+from grpo_worker.rollout.batch_file import RolloutBatch
+from grpo_worker.rollout.sampling import Sample
+
+log = logging.getLogger(__name__)
+_TRIES = 3
+_DROP_TIMEOUT = 10.0
+Generate = Callable[[list[Prompt], int], list[Sample]]
+
+
+class ExpertsLostError(OSError):
+    """Pods that held the routed experts of samples are gone."""
+
+
+class RoutedExpertsLoader:
+    """Has the trainers fetch the experts of a batch before they use it.
+
+    An engine's pod holds the only copy until then. If it is gone, a recomputed routing would not be the
+    engine's, so the samples' groups are generated again, with the same seeds. Afterwards the trainers' pods
+    hold the experts, so that engines can go while the step trains.
+    """
+
+    def __init__(self, trainers: TrainerGang, generate: Generate | None, reward: RewardManager) -> None:
+        """``generate``: draws the samples of prompts; None: engines cannot generate while trainers run."""
+        self._trainers = trainers
+        self._generate = generate
+        self._reward = reward
+        self._http = httpx.Client(timeout=_DROP_TIMEOUT)
+        self._threads = ThreadPoolExecutor(8, thread_name_prefix="drop experts")
+
+    def load(
+        self, rollouts: RolloutBatch, share: Callable[[RolloutBatch], SharedBatch], version: int
+    ) -> tuple[RolloutBatch, SharedBatch]:
+        """Return the batch, whose experts the trainers hold, with lost groups generated again at ``version``.
+
+        Raises ExpertsLostError when samples are lost repeatedly, or cannot be generated now.
+        """
+        for _ in range(_TRIES):
+            shared = share(rollouts)
+            lost = self._fetch(rollouts, shared)
+            if not lost:
+                self._drop([*rollouts.samples, *rollouts.left_out])
+                return rollouts, shared
+            log.warning(
+                "the routed experts of %d samples are lost: their groups are generated again", len(lost)
+            )
+            if self._generate is None:
+                break
+            rollouts = self._again(rollouts, lost, version)
+        raise ExpertsLostError(
+            f"the routed experts of {len(lost)} samples are lost: engines' pods have ended, or "
+            "engine.routedExpertsGibibytes is too small for the samples of a step"
+        )
+
+    def durable(self, samples: list[Sample], folder: Path) -> list[Sample]:
+        """Have the trainers copy the samples' experts to a folder of the store; return samples of the copy.
+
+        Samples whose experts are lost stay as they are; they are generated again when they are used.
+        """
+        references = _references(samples)
+        if not references:
+            return samples
+        places: dict[str, tuple[str, int]] = {}
+        for stored in self._trainers.call("store_routed_experts", references, str(folder)):
+            places |= stored
+
+        def moved(sample: Sample) -> Sample:
+            reference = sample.routed
+            if reference is None or reference.key not in places:
+                return sample
+            location, offset = places[reference.key]
+            return replace(sample, routed=replace(reference, location=location, offset=offset))
+
+        copied = [moved(sample) for sample in samples]
+        self._drop(samples)
+        return copied
+
+    def _fetch(self, rollouts: RolloutBatch, shared: SharedBatch) -> set[str]:
+        """Return the keys of lost experts."""
+        if not _references(rollouts.samples):
+            return set()
+        parts: list[list[RoutedExperts]] = []
+        for part in range(len(shared.partition.pieces[0])):
+            rows = sorted({int(row) for pieces in shared.partition.pieces for row in pieces[part]})
+            parts.append(_references([rollouts.samples[row] for row in rows]))
+        fetching = self._trainers.one_of_each_pod()
+        found = self._trainers.call("load_routed_experts", parts, shared.batch.width, fetching)
+        lost = {key for keys in found for key in keys}
+        if not lost:
+            self._trainers.call("map_routed_experts")
+        return lost
+
+    def _again(self, rollouts: RolloutBatch, lost: set[str], version: int) -> RolloutBatch:
+        """Return the batch with new samples for the groups of lost ones, in the same places."""
+        assert self._generate is not None
+        indices = {s.prompt_index for s in rollouts.samples if s.routed is not None and s.routed.key in lost}
+        prompts = [prompt for prompt in rollouts.prompts if prompt.index in indices]
+        samples = self._generate(prompts, version)
+        new = dict(
+            zip((s.uid for s in samples), zip(samples, self._reward.score(samples), strict=True), strict=True)
+        )
+        pairs = [
+            new.get(sample.uid, (sample, score))
+            for sample, score in zip(rollouts.samples, rollouts.scores, strict=True)
+        ]
+        return replace(rollouts, samples=[s for s, _ in pairs], scores=[score for _, score in pairs])
+
+    def _drop(self, samples: Iterable[Sample]) -> None:
+        """Tell the agents to forget experts, in the background: a full volume forgets the oldest anyway."""
+        by_location: dict[str, list[str]] = defaultdict(list)
+        for reference in _references(samples):
+            if not reference.in_file:
+                by_location[reference.location].append(reference.key)
+        for location, keys in by_location.items():
+            self._threads.submit(self._drop_at, location, keys)
+
+    def _drop_at(self, location: str, keys: list[str]) -> None:
+        try:
+            url = f"{location}/v1/routed-experts/drop"
+            self._http.post(url, json={"keys": keys}, headers=headers()).raise_for_status()
+        except httpx.HTTPError as error:
+            log.info("%s keeps the routed experts of %d samples: %r", location, len(keys), error)
+
+
+def _references(samples: Iterable[Sample]) -> list[RoutedExperts]:
+    return [sample.routed for sample in samples if sample.routed is not None]

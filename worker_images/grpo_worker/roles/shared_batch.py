@@ -1,0 +1,131 @@
+"""A step's batch, shared by all calls of the step: each part of a column is stored once."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from grpo_worker.common.ragged_batch import INPUT_IDS, RaggedBatch, offsets_of
+from grpo_worker.data.balance import balanced
+from grpo_worker.roles.dispatch import LENGTHS, Columns, PieceColumns, RankInfo
+
+WEIGHTS = "weights"  # row column: weight of the row's response tokens in the loss
+Put = Callable[[np.ndarray], Any]
+
+
+class Partition:
+    """Rows of a batch by optimizer step and data-parallel rank.
+
+    ``pieces``: [optimizer step][data-parallel rank] -> rows, equally many of each rank and with similar
+    numbers of tokens. A step's rows are padded to a multiple of the number of ranks with copies of its first
+    rows; ``real`` is False for them.
+    """
+
+    def __init__(self, lengths: np.ndarray, per_step: int, ranks: int) -> None:
+        if len(lengths) == 0:
+            raise ValueError("a batch without rows cannot be split")
+        self.pieces: list[list[np.ndarray]] = []
+        self.real: list[list[np.ndarray]] = []
+        for first in range(0, len(lengths), per_step):
+            rows = np.arange(first, min(first + per_step, len(lengths)))
+            count = -(-len(rows) // ranks) * ranks
+            padded = np.resize(rows, count)
+            groups = [np.array(g) for g in balanced(lengths[padded].tolist(), ranks, equal_size=True)]
+            self.pieces.append([padded[group] for group in groups])
+            self.real.append([group < len(rows) for group in groups])
+
+
+class SharedBatch:
+    """A batch and its columns in an object store.
+
+    A column is put part by part when a call first reads it, and every later call refers to the same objects;
+    ranks of one node map them without a copy. Columns that are added between two calls are put on their own.
+    """
+
+    def __init__(self, batch: RaggedBatch, per_step: int, ranks: Sequence[RankInfo], put: Put) -> None:
+        """``per_step``: rows of one optimizer step. ``put``: stores an array and returns its reference."""
+        self.batch, self.per_step = batch, per_step
+        self.partition = Partition(batch.lengths, per_step, ranks[0].dp_size)
+        self.ranks, self._put = ranks, put
+        self._stored: dict[tuple[int, int, str], Any] = {}
+        self.put_bytes = 0
+
+    def all(self) -> "SharedRows":
+        """Return the rows of all optimizer steps."""
+        return SharedRows(self, range(len(self.partition.pieces)))
+
+    def each_step(self) -> list["SharedRows"]:
+        """Return the rows of each optimizer step."""
+        return [SharedRows(self, [step]) for step in range(len(self.partition.pieces))]
+
+    def stored(self, step: int, part: int, name: str) -> Any:
+        """Return the reference of one part of a column, which is stored if this is its first use."""
+        key = step, part, name
+        if key not in self._stored:
+            array = self._array(step, part, name)
+            self.put_bytes += array.nbytes
+            self._stored[key] = self._put(array)
+        return self._stored[key]
+
+    def _array(self, step: int, part: int, name: str) -> np.ndarray:
+        rows, batch = self.partition.pieces[step][part], self.batch
+        if name == LENGTHS:
+            return np.stack([batch.prompt_lengths[rows], batch.lengths[rows]])
+        column = batch.take_column(name, rows)
+        return column * self.partition.real[step][part] if name == WEIGHTS else column
+
+
+class SharedRows:
+    """Rows of some optimizer steps of a shared batch: the argument of a call."""
+
+    def __init__(self, shared: SharedBatch, steps: Sequence[int]) -> None:
+        self._shared, self._steps = shared, steps
+
+    def arguments(self, info: RankInfo, reads: Sequence[str]) -> tuple[PieceColumns, list[Any]]:
+        """Return the names and references of the columns that one rank gets. ``reads``: of the call."""
+        batch = self._shared.batch
+        names = [name for name in info.reads(reads) if batch.column(name) is not None]
+        response = tuple(name for name in names if name in batch.response)
+        row = tuple(name for name in names if name in batch.row)
+        ids = [name for name in names if name == INPUT_IDS]
+        columns = PieceColumns(len(self._steps), batch.width, bool(ids), response, row)
+        order = [LENGTHS, *ids, *response, *row]
+        return columns, [self._shared.stored(s, info.dp_rank, name) for s in self._steps for name in order]
+
+    def join(self, results: Sequence[Any]) -> Any:
+        """Join the results of the ranks in the rows' order; results that are no columns: return the first.
+
+        results: in rank order, None where ``RankInfo.collected`` is False.
+        """
+        collected = {
+            info.dp_rank: result
+            for info, result in zip(self._shared.ranks, results, strict=True)
+            if info.collected
+        }
+        if not isinstance(collected[0], Columns):
+            return collected[0]
+        wanted = np.unique(np.concatenate([self._rows(part)[0] for part in collected]))
+        lengths = self._shared.batch.response_lengths
+        places = np.full(len(lengths), -1)
+        places[wanted] = np.arange(len(wanted))
+        starts = offsets_of(lengths[wanted])
+        joined = Columns(
+            {name: np.empty(starts[-1], c.dtype) for name, c in collected[0].response.items()},
+            {name: np.empty(len(wanted), c.dtype) for name, c in collected[0].row.items()},
+        )
+        for part, result in collected.items():
+            rows_of_part, real = self._rows(part)
+            own = offsets_of(lengths[rows_of_part])
+            for number in np.flatnonzero(real):
+                place = places[rows_of_part[number]]
+                for name, column in result.response.items():
+                    values = column[own[number] : own[number + 1]]
+                    joined.response[name][starts[place] : starts[place + 1]] = values
+                for name, column in result.row.items():
+                    joined.row[name][place] = column[number]
+        return joined
+
+    def _rows(self, part: int) -> tuple[np.ndarray, np.ndarray]:
+        partition = self._shared.partition
+        pieces = [partition.pieces[step][part] for step in self._steps]
+        return np.concatenate(pieces), np.concatenate([partition.real[step][part] for step in self._steps])
