@@ -59,6 +59,7 @@ def gang(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[WorkerGrou
     group = WorkerGroup(Sums, RayProcesses(Sums, pool), HANG, flight_records=str(tmp_path / "hang"))
     group.start({})
     yield group
+    group.kill()  # ends the thread that watches the processes
     ray.shutdown()
 
 
