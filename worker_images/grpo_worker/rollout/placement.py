@@ -1,7 +1,7 @@
 """Placement of samples on the ranks of engines (pure)."""
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from grpo_worker.rollout.engine_load import RankLoad
 
@@ -34,11 +34,6 @@ class _Rank:
         return self.in_flight / self.load.max_running
 
 
-@dataclass(slots=True)
-class _Engine:
-    ranks: list[_Rank] = field(default_factory=list)
-
-
 class Placement:
     """Requests in flight on each rank, and the room that the engines' own reports leave.
 
@@ -48,7 +43,7 @@ class Placement:
     def __init__(self, default: RankLoad) -> None:
         """``default``: load assumed for an engine that reports none."""
         self._default = default
-        self._engines: dict[str, _Engine] = {}
+        self._engines: dict[str, list[_Rank]] = {}
         self._home: dict[int, tuple[str, int]] = {}  # prompt index -> engine and rank
 
     def report(self, engine: str, loads: Iterable[RankLoad]) -> None:
@@ -58,14 +53,6 @@ class Placement:
         ranks.extend(_Rank(load) for load in loads[len(ranks) :])
         for rank, load in zip(ranks, loads, strict=False):
             rank.load, rank.new_tokens = load, 0
-
-    def in_flight(self, engine: str) -> int:
-        """Return the requests of this client on an engine."""
-        return sum(rank.in_flight for rank in self._ranks(engine))
-
-    def capacity(self, engine: str) -> int:
-        """Return the requests that an engine runs at once, as it reports."""
-        return sum(rank.load.max_running for rank in self._ranks(engine))
 
     def place(
         self, engines: Collection[str], prompt: int, tokens: int, avoid: Collection[str] = ()
@@ -108,10 +95,7 @@ class Placement:
         return min(free)[1:] if free else None
 
     def _ranks(self, engine: str) -> list[_Rank]:
-        ranks = self._engines.setdefault(engine, _Engine()).ranks
-        if not ranks:
-            ranks.append(_Rank(self._default))
-        return ranks
+        return self._engines.setdefault(engine, [_Rank(self._default)])
 
     def _rank(self, engine: str, number: int) -> _Rank:
         return self._ranks(engine)[number]
