@@ -5,6 +5,11 @@ formulas were corrected on the cases of planner_memory.json, so ``memory_error_*
 set. Nothing was fitted to the models and row lengths of planner_memory_held_out.json:
 ``memory_held_out_error_*`` is the error there with PyTorch's Adam, ``memory_held_out_fused_error_*`` with the
 fused Adam that the operator plans with.
+
+``step_model_*`` are errors of the step model on measured steps that did not take part in its fit: jobs of
+the same model on other days, on another GPU type, and one step ahead. ``step_phase_*`` are those of their
+single phases, ``update_model_*`` those of weight updates between two ranks and an engine of two. ``--fit``
+prints the fit, the values of ``grpo_operator.plan.planner.efficiency.MEASURED``.
 """
 
 import json
@@ -16,6 +21,7 @@ from grpo_devcluster.paths import REPO
 from grpo_devcluster.results import RESULTS, machine, record, stamp
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.plan.planner.efficiency import MEASURED
 from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.training.activations import Workload
@@ -23,6 +29,7 @@ from grpo_operator.plan.planner.training.memory import stage_memory
 
 sys.path.insert(0, str(REPO / "benchmarks" / "gpu"))
 
+import step_fit
 from models import FITTED_CASES, HELD_OUT_CASES, MICRO_BATCHES
 
 LAYOUTS = {
@@ -42,6 +49,7 @@ def main() -> None:
         for name, layout in LAYOUTS.items()
     }
     figures["total_parameters"] = parameters.total(model).total
+    figures |= step_fit.figures(MEASURED)
     record("planner", figures)
     for name, raw, keep in (
         ("memory", "planner_memory", lambda case: True),
@@ -89,4 +97,7 @@ def _error(case: str, row: dict[str, Any]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    if "--fit" in sys.argv:
+        print(step_fit.fit())
+    else:
+        main()

@@ -28,6 +28,8 @@ from typing import Any
 import torch
 from job_figures import SAVES, Steps, colocated_figures, figures, trl_figures
 from local_job import REPO, LocalJob
+from models import GROUP, JOB_TOKENS, PROMPTS, RESPONSE
+from models import JOB_MODEL as MODEL
 
 from grpo_devcluster.results import record, record_cases, stamp, write_raw
 from grpo_operator.api.catalog.architectures import architecture
@@ -37,32 +39,11 @@ sys.path.insert(0, str(REPO / "benchmarks" / "learning"))
 
 import first_weights
 
-MODEL = architecture("deepseek-v3") | {
-    "num_hidden_layers": 8,
-    "first_k_dense_replace": 1,
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "moe_intermediate_size": 512,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-    "q_lora_rank": 512,
-    "n_routed_experts": 32,
-    "n_group": 4,
-    "topk_group": 2,
-    "num_experts_per_tok": 4,
-    "vocab_size": 32768,
-    "max_position_embeddings": 4096,
-    "num_nextn_predict_layers": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
 SMALL = architecture("tiny-moe") | {
     "hidden_size": 512,
     "intermediate_size": 2048,
     "moe_intermediate_size": 512,
 }
-PROMPTS, RESPONSE, GROUP = 3, 2048, 16  # about as long to generate as to train on
 CPU_PROMPTS, CPU_RESPONSE = 4, 128
 TRL_ROWS, TRL_STEPS = 8, 5
 MEMORY_FRACTION = 0.82  # of a colocated engine
@@ -92,7 +73,8 @@ def spec_of(folder: Path, cpu: bool, **own: Any) -> GRPOJobSpec:
         "reward": {"function": f"{REPO / 'benchmarks/gpu/reward.py'}:compute_score"},
         "algorithm": {"samplesPerPrompt": GROUP, "maxLogProbGap": 1.0},
         "trainer": {
-            "device": device, "nodes": 1, "gpusPerNode": 1, "recompute": "none", "maxTokensPerGpu": 16384,
+            "device": device, "nodes": 1, "gpusPerNode": 1, "recompute": "none",
+            "maxTokensPerGpu": JOB_TOKENS,
             "miniBatchSize": CPU_PROMPTS if cpu else PROMPTS,
         },
         "rollout": {"template": {"engine": engine}},

@@ -1,4 +1,4 @@
-"""The model of the trainer's GPU benchmarks, and its utilisation (pure)."""
+"""The models of the GPU benchmarks, and the utilisation of a GPU (pure)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,29 @@ MODEL: dict[str, Any] = architecture("deepseek-v3") | {
     "vocab_size": 65536,
     "max_position_embeddings": 8192,
 }
+# The model of whole jobs.
+JOB_MODEL: dict[str, Any] = architecture("deepseek-v3") | {
+    "num_hidden_layers": 8,
+    "first_k_dense_replace": 1,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "moe_intermediate_size": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "q_lora_rank": 512,
+    "n_routed_experts": 32,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_experts_per_tok": 4,
+    "vocab_size": 32768,
+    "max_position_embeddings": 4096,
+    "num_nextn_predict_layers": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+PROMPTS, RESPONSE, GROUP = 3, 2048, 16  # about as long to generate as to train on
+JOB_TOKENS = 16384  # of a packed micro-batch
 SEQUENCE = 4096
 MICRO_BATCHES = 4  # of one step of planner_memory.py
 

@@ -35,7 +35,7 @@ def engine_memory(
 
     ``context``: tokens of the longest sequence. ``requests``: concurrent sequences of the engine.
     """
-    weights = _weights(model, engine)
+    weights = engine_weights(model, engine).total
     each = kv_bytes_per_token(model, engine)
     cache = max(int(memory * fraction) - weights, 0)
     wanted = -(-requests // engine.attention_data) * context
@@ -51,13 +51,34 @@ def kv_bytes_per_token(model: ModelShape, engine: EngineShape) -> int:
     return model.layers * (shape.kv_rank + shape.rope) * _BF16
 
 
-def _weights(model: ModelShape, engine: EngineShape) -> int:
-    """Return the bytes of weights: experts split over all GPUs, attention and vocabulary within a replica."""
+@dataclass(frozen=True, slots=True)
+class EngineWeights:
+    """Bytes of weights on one GPU. ``experts``: routed experts. ``rest``: everything else."""
+
+    experts: int
+    rest: int
+
+    @property
+    def total(self) -> int:
+        return self.experts + self.rest
+
+
+def engine_weights(model: ModelShape, engine: EngineShape) -> EngineWeights:
+    """Return the bytes on one GPU.
+
+    Experts are split over all GPUs, attention within a replica, dense feed-forwards and shared experts as the
+    engine's rules say. Embedding and output projection are split over all GPUs, or with ``dp_lm_head``
+    within a replica; with several replicas the embedding is whole within each.
+    """
     total = parameters.total(model)
     attention = model.layers * parameters.attention(model).split
-    ends = (parameters.embedding(model) + parameters.head(model)).split
-    feed_forward = total.split - attention - ends
-    eight = total.expert // engine.tensor
-    eight += attention // engine.attention_tensor + feed_forward // engine.dense_tensor
-    rest = ends // engine.attention_tensor + total.whole
-    return eight * (1 if engine.fp8 else _BF16) + rest * _BF16
+    embedding, head = parameters.embedding(model).split, parameters.head(model).split
+    shared = 0
+    if model.experts is not None:
+        shared = 3 * model.hidden * model.experts.shared_ffn * (model.layers - model.experts.first_dense)
+    dense = total.split - attention - embedding - head - shared
+    each = 1 if engine.fp8 else _BF16
+    matrices = attention // engine.attention_tensor + dense // engine.dense_tensor
+    matrices += shared // engine.shared_tensor
+    ends = embedding // engine.attention_tensor + head // engine.head_tensor
+    return EngineWeights(total.expert // engine.tensor * each, matrices * each + (ends + total.whole) * _BF16)

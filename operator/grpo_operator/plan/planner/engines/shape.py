@@ -12,13 +12,17 @@ class EngineShape:
     """Parallel sizes of an engine.
 
     ``tensor``: all GPUs of the engine (SGLang's tp-size). ``expert``: GPUs over which the experts are
-    distributed (ep-size). ``attention_data``: replicas of the attention part (dp-size).
+    distributed (ep-size). ``attention_data``: replicas of the attention part (dp-size). ``all_to_all``: an
+    all-to-all backend carries tokens to their experts (moe-a2a-backend). ``dp_lm_head``: each attention
+    replica computes the logits of its own tokens (enable-dp-lm-head).
     """
 
     tensor: int
     expert: int = 1
     attention_data: int = 1
     fp8: bool = False
+    all_to_all: bool = False
+    dp_lm_head: bool = False
 
     @property
     def attention_tensor(self) -> int:
@@ -32,6 +36,19 @@ class EngineShape:
         With several attention replicas each GPU has its own tokens and its own copy (moe-dense-tp-size 1).
         """
         return 1 if self.attention_data > 1 else self.tensor
+
+    @property
+    def shared_tensor(self) -> int:
+        """Return the number of GPUs that share the shared experts: all, or each has its own copy.
+
+        With an all-to-all backend the shared experts compute a GPU's own tokens.
+        """
+        return 1 if self.all_to_all else self.tensor
+
+    @property
+    def head_tensor(self) -> int:
+        """Return the number of GPUs that share the output projection."""
+        return self.attention_tensor if self.dp_lm_head else self.tensor
 
     @property
     def expert_tensor(self) -> int:

@@ -1,27 +1,63 @@
-"""Estimates the time of a step by a roofline model, to rank the layouts that fit (pure).
+"""Estimates the time of the trainer's calls: ranks layouts, and is a part of the step plan (pure).
 
-Only the order of layouts matters: each term is a lower bound of one cost, with the same assumptions for every
-layout, and the largest term explains the choice.
+Each call is counted as :class:`Work`; rates and efficiencies turn the work into seconds. The same work is
+counted for the cases that were measured, and the efficiencies are fitted to them (benchmarks/planner.py).
 """
 
 from dataclasses import dataclass
 
 from grpo_operator.api.catalog.gpus import Gpu
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.plan.planner.efficiency import MEASURED, Efficiency
 from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.shape import GqaShape, ModelShape
 from grpo_operator.plan.planner.training.activations import Workload
 from grpo_operator.plan.planner.training.stages import stage_counts
 
 _BF16, _FP32 = 2, 4
-_EFFICIENCY = 0.4  # share of peak FLOPS that large bf16 matrix products reach in training
 
 
 @dataclass(frozen=True, slots=True)
-class StepCost:
-    """Seconds of one optimizer step on the slowest stage. ``bubble``: idle time of the pipeline."""
+class Rows:
+    """Micro-batches of one data-parallel replica.
+
+    ``count``: micro-batches. ``tokens``: of one micro-batch, with padding. ``attended``: tokens that one
+    token attends to, on average. ``sequences``: packed into one micro-batch; 0: padded rows.
+    """
+
+    count: float
+    tokens: float
+    attended: float
+    sequences: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the slowest stage does in one call, without the pipeline's bubble.
+
+    ``flops``: seconds of computation at the peak rate. ``layers``, ``experts``, ``sequences``: how often the
+    host starts a layer, a local expert and the attention of a packed sequence. ``tensor``, ``expert``,
+    ``context``: seconds of traffic at the peak rates of the links.
+    """
+
+    flops: float
+    layers: float
+    experts: float
+    sequences: float
+    tensor: float
+    expert: float
+    context: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutCost:
+    """Seconds of one call on the slowest stage. ``launch``: time in which the host starts kernels.
+
+    ``bubble``: idle time of the pipeline.
+    """
 
     compute: float
+    launch: float
     tensor: float
     expert: float
     context: float
@@ -30,40 +66,103 @@ class StepCost:
 
     @property
     def total(self) -> float:
-        return self.compute + self.tensor + self.expert + self.context + self.bubble + self.gradients
+        busy = self.compute + self.launch + self.tensor + self.expert + self.context
+        return busy + self.bubble + self.gradients
 
     @property
     def largest(self) -> str:
         """Return the name of the largest term besides computation."""
-        terms = {k: getattr(self, k) for k in ("tensor", "expert", "context", "bubble", "gradients")}
+        terms = {
+            k: getattr(self, k) for k in ("launch", "tensor", "expert", "context", "bubble", "gradients")
+        }
         return max(terms, key=lambda name: terms[name])
 
 
-def step_cost(
+def update_cost(
     model: ModelShape, layout: Layout, workload: Workload, gpu: Gpu, gpus_per_node: int
-) -> StepCost:
-    """Return the cost of one optimizer step of ``workload.micro_batches`` micro-batches."""
+) -> LayoutCost:
+    """Return the cost of one optimizer step whose rows are all of the full length."""
+    rows = Rows(
+        workload.micro_batches,
+        workload.sequence * workload.micro_batch,
+        workload.sequence / 2,
+    )
+    passes = passes_of_update(workload.recompute)
+    return call_cost(model, layout, rows, gpu, gpus_per_node, passes=passes, gradients=True)
+
+
+def passes_of_update(recompute: bool) -> int:
+    """Return the forward passes that an update costs: its own, two for backward, one to recompute."""
+    return 4 if recompute else 3
+
+
+def call_cost(
+    model: ModelShape,
+    layout: Layout,
+    rows: Rows,
+    gpu: Gpu,
+    gpus_per_node: int,
+    *,
+    passes: int,
+    gradients: bool = False,
+    efficiency: Efficiency = MEASURED,
+) -> LayoutCost:
+    """Return the cost of one call of all ranks. ``gradients``: it ends with an optimizer step."""
+    work = call_work(model, layout, rows, gpu, gpus_per_node, passes)
+    compute = work.flops / efficiency.flops
+    launch = efficiency.host * (
+        work.layers * efficiency.layer
+        + work.experts * efficiency.local_expert
+        + work.sequences * efficiency.packed_sequence
+    )
+    tensor, expert, context = (t / efficiency.link for t in (work.tensor, work.expert, work.context))
+    idle = (layout.pipeline - 1) / (layout.virtual_pipeline * max(rows.count, 1))
+    bubble = (compute + launch + tensor + expert + context) * idle
+    reduced = _gradients(model, layout, gpu) / efficiency.link if gradients else 0.0
+    return LayoutCost(compute, launch, tensor, expert, context, bubble, reduced)
+
+
+def call_work(
+    model: ModelShape, layout: Layout, rows: Rows, gpu: Gpu, gpus_per_node: int, passes: int
+) -> Work:
+    """Count the work of ``passes`` forward passes over ``rows`` on the stage with the most layers."""
     layers = max(stage_counts(model.layers, layout))
-    tokens = workload.tokens(layout) * workload.micro_batches
-    passes = 4 if workload.recompute else 3  # forward, backward (twice the FLOPS), and recomputed forward
-    flops = 2 * passes * _active_per_layer(model) * layers * tokens / layout.tensor
+    times = layers * passes
+    tokens = rows.tokens * rows.count / layout.context
     stream = tokens * model.hidden * _BF16 / layout.tensor
-    compute = flops / (gpu.flops * _EFFICIENCY)
-    tensor = _tensor(layout, gpu, gpus_per_node) * stream * layers * passes
-    expert = _expert(model, layout, gpu, gpus_per_node) * stream * layers * passes
-    context = _context(model, layout, gpu, gpus_per_node) * tokens * layers * passes
-    busy = compute + tensor + expert + context
-    idle = (layout.pipeline - 1) / (layout.virtual_pipeline * workload.micro_batches)
-    return StepCost(compute, tensor, expert, context, busy * idle, _gradients(model, layout, gpu, layers))
+    flops = 2 * _active_per_layer(model) + _attention_flops(model, layout, rows)
+    local = model.experts.count / layout.expert if model.experts else 0.0
+    return Work(
+        flops=flops * tokens * times / layout.tensor / gpu.flops,
+        layers=rows.count * times,
+        experts=rows.count * times * local,
+        sequences=rows.count * times * rows.sequences,
+        tensor=_tensor(layout, gpu, gpus_per_node) * stream * times,
+        expert=_expert(model, layout, gpu, gpus_per_node) * stream * times,
+        context=_context(model, layout, gpu, gpus_per_node) * tokens * times,
+    )
 
 
 def _active_per_layer(model: ModelShape) -> float:
-    """Return the parameters that one token uses in an average layer."""
+    """Return the parameters that are multiplied with one token in an average layer; the embedding is not."""
     total = parameters.total(model)
-    used = total.split + total.whole
+    used = total.split + total.whole - (0 if model.tied else parameters.embedding(model).total)
     if model.experts is not None:
         used += total.expert * model.experts.top_k // model.experts.count
     return used / model.layers
+
+
+def _attention_flops(model: ModelShape, layout: Layout, rows: Rows) -> float:
+    """Return the operations of one token's attention in one layer.
+
+    With context parallelism the whole square is computed, of which causal attention needs a half.
+    """
+    shape = model.attention
+    if isinstance(shape, GqaShape):
+        width = 2 * shape.head * model.heads
+    else:
+        width = (shape.nope + shape.rope + shape.value) * model.heads
+    return 2 * width * rows.attended * (2 if layout.context > 1 else 1)
 
 
 def _tensor(layout: Layout, gpu: Gpu, gpus_per_node: int) -> float:
@@ -94,8 +193,9 @@ def _context(model: ModelShape, layout: Layout, gpu: Gpu, gpus_per_node: int) ->
     return (layout.context - 1) * width * _BF16 / (layout.tensor * speed)
 
 
-def _gradients(model: ModelShape, layout: Layout, gpu: Gpu, layers: int) -> float:
+def _gradients(model: ModelShape, layout: Layout, gpu: Gpu) -> float:
     """Return the seconds to reduce gradients and gather weights over the data-parallel ranks."""
+    layers = max(stage_counts(model.layers, layout))
     count = parameters.layer(model, model.layers - 1)
     dense = (count.split / layout.tensor + count.whole) * (layout.data * layout.context > 1)
     expert = count.expert / (layout.expert * layout.expert_tensor) * (layout.expert_data > 1)

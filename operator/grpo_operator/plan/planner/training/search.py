@@ -9,7 +9,7 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.trainer import OffloadSpec
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.training.activations import Workload
-from grpo_operator.plan.planner.training.cost import StepCost, step_cost
+from grpo_operator.plan.planner.training.cost import LayoutCost, update_cost
 from grpo_operator.plan.planner.training.memory import BF16, Precision, StageMemory, stage_memory
 from grpo_operator.plan.planner.training.rules import batch_problems, fp8_problems, packing_problems, problems
 from grpo_operator.plan.planner.training.stages import uneven
@@ -65,8 +65,8 @@ class TrainingPool:
             mtp=self.mtp,
         )
 
-    def cost(self, layout: Layout) -> StepCost:
-        return step_cost(self.model, layout, self.workload(layout), self.gpu, self.gpus_per_node)
+    def cost(self, layout: Layout) -> LayoutCost:
+        return update_cost(self.model, layout, self.workload(layout), self.gpu, self.gpus_per_node)
 
     def problems(self, layout: Layout) -> list[str]:
         """Return every reason except memory why the layout cannot run."""
@@ -116,7 +116,7 @@ def _with_stages(layers: int, layout: Layout) -> Layout:
 
 
 def feasible(pool: TrainingPool) -> list[Layout]:
-    """Return the layouts that fit, the fastest by :func:`step_cost` first; ties are ordered by their text."""
+    """Return the layouts that fit, the fastest by :func:`update_cost` first, then by their text."""
     layouts = [layout for layout in candidates(pool) if fits(pool, layout)]
     return sorted(layouts, key=lambda layout: (pool.cost(layout).total, str(layout)))
 

@@ -1,0 +1,51 @@
+"""Efficiency of hardware and software, as measured (pure data).
+
+``MEASURED`` is the fit of benchmarks/planner.py to measured cases; its error on other cases is in
+benchmarks/results/planner.json.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Shares of peak rates, and seconds of work that a peak rate does not explain.
+
+    ``flops``: share of the peak bf16 rate at which the trainer's kernels compute. ``layer``: seconds in
+    which the host starts the kernels of one layer in one pass; a backward pass counts as two.
+    ``local_expert``: the same for each expert on the rank, because experts run one by one.
+    ``packed_sequence``: the same for each sequence of a packed micro-batch, because their attention runs one
+    by one. ``host``: factor of the host's times in a job, whose ranks share the host with Ray and other
+    processes. ``first_call``: seconds by which a step's first call of the ranks takes longer than the same
+    call later. ``decode_layer``: seconds of one layer's kernels when an engine generates one token.
+    ``update_start``, ``update_tensor``: seconds of a weight update for itself and for each tensor, without
+    the bytes. ``memory``, ``link``, ``engine_flops``: shares of the peak rates of GPU memory, of NVLink and
+    network, and of an engine's matrix products; these three are assumed.
+    """
+
+    flops: float
+    layer: float
+    local_expert: float
+    packed_sequence: float
+    host: float
+    first_call: float
+    decode_layer: float
+    update_start: float
+    update_tensor: float
+    memory: float = 0.7
+    link: float = 0.8
+    engine_flops: float = 0.4
+
+
+# benchmarks/planner.py fits these values; a unit test compares them with the fit.
+MEASURED = Efficiency(
+    flops=0.436,
+    layer=0.0,
+    local_expert=2.79e-4,
+    packed_sequence=1.32e-4,
+    host=2.94,
+    first_call=0.4,
+    decode_layer=2.69e-4,
+    update_start=0.0209,
+    update_tensor=8.14e-6,
+)

@@ -1,0 +1,1 @@
+"""Expected time of one training step (pure)."""
