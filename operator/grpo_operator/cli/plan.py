@@ -14,7 +14,9 @@ from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTemplate
 from grpo_operator.cli.report import as_data, as_table
 from grpo_operator.plan.planner.resolve import RefusedError, check_reference, resolve
+from grpo_operator.plan.planner.step.job import Assumptions, with_efficiency
 
+_SIGMA = Assumptions().sigma
 _Named = tuple[str, dict[str, Any]]
 
 
@@ -27,7 +29,9 @@ def main(arguments: list[str] | None = None) -> int:
         "--store-gigabytes-per-second", type=float, default=5.0, metavar="GB/S",
         help="write speed of one node to the checkpoint store (default 5)",
     )  # fmt: skip
+    _add_assumptions(parser)
     options = parser.parse_args(arguments)
+    assumed = _assumptions(options)
     try:
         jobs, pools = _read(options.manifest)
     except (OSError, ValueError) as error:
@@ -37,8 +41,9 @@ def main(arguments: list[str] | None = None) -> int:
     refused = False
     for name, body in jobs:
         try:
-            plans.append({"name": name, **_plan(body, pools, options.store_gigabytes_per_second * 1e9)})
-        except (RefusedError, ValidationError) as error:
+            store = options.store_gigabytes_per_second * 1e9
+            plans.append({"name": name, **_plan(body, pools, store, assumed)})
+        except (RefusedError, ValueError) as error:
             text = describe(error) if isinstance(error, ValidationError) else str(error)
             plans.append({"name": name, "refused": text})
             refused = True
@@ -78,10 +83,37 @@ def _pool(spec: GRPOJobSpec, pools: dict[str, dict[str, Any]]) -> RolloutTemplat
     return pool
 
 
-def _plan(body: dict[str, Any], pools: dict[str, dict[str, Any]], store_speed: float) -> dict[str, Any]:
+def _plan(
+    body: dict[str, Any], pools: dict[str, dict[str, Any]], store_speed: float, assumed: Assumptions
+) -> dict[str, Any]:
     spec = GRPOJobSpec.model_validate(body)
     pool = _pool(spec, pools)
-    return as_data(spec, pool, resolve(spec, pool), store_speed)
+    return as_data(spec, pool, resolve(spec, pool), store_speed, assumed)
+
+
+def _add_assumptions(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("assumptions of the expected step")
+    for name, text in (
+        ("mean-prompt", "mean tokens of a prompt (default: 30 %% of promptLength)"),
+        ("mean-response", "mean tokens of a response (default: 30 %% of responseLength)"),
+        ("response-sigma", "standard deviation of the logarithm of a response's length (default 0.8)"),
+        ("training-efficiency", "share of the peak bf16 rate at which the trainer's kernels compute"),
+        ("generation-efficiency", "share of the peak bf16 rate at which an engine's matrix products compute"),
+        ("memory-efficiency", "share of the peak rate of GPU memory"),
+        ("link-efficiency", "share of the peak rates of NVLink and network"),
+    ):
+        group.add_argument(f"--{name}", type=float, metavar="NUMBER", help=text)
+
+
+def _assumptions(options: argparse.Namespace) -> Assumptions:
+    sigma = _SIGMA if options.response_sigma is None else options.response_sigma
+    return with_efficiency(
+        Assumptions(options.mean_prompt, options.mean_response, sigma),
+        flops=options.training_efficiency,
+        engine_flops=options.generation_efficiency,
+        memory=options.memory_efficiency,
+        link=options.link_efficiency,
+    )
 
 
 def _text(plan: dict[str, Any]) -> str:

@@ -5,13 +5,21 @@ from typing import Any
 from grpo_operator.api.catalog.gpus import GPUS
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
+from grpo_operator.cli.step_report import step_as_data, step_as_table
 from grpo_operator.plan.planner import transfer_bounds
 from grpo_operator.plan.planner.resolve import JobPlan
+from grpo_operator.plan.planner.step.job import Assumptions, step_model
 
 _SHARED = ", shared with the training pool"
 
 
-def as_data(spec: GRPOJobSpec, pool: RolloutTemplate, plan: JobPlan, store_speed: float) -> dict[str, Any]:
+def as_data(
+    spec: GRPOJobSpec,
+    pool: RolloutTemplate,
+    plan: JobPlan,
+    store_speed: float,
+    assumed: Assumptions | None = None,
+) -> dict[str, Any]:
     """Return the figures of the table, in bytes and seconds. ``store_speed``: bytes/s of one node."""
     data: dict[str, Any] = {
         "mode": spec.mode,
@@ -47,6 +55,9 @@ def as_data(spec: GRPOJobSpec, pool: RolloutTemplate, plan: JobPlan, store_speed
             "kv_tokens": memory.kv_tokens,
             "wanted_tokens": memory.wanted_tokens,
         }
+    model = step_model(spec, pool, plan, assumed)
+    if model is not None:
+        data["step"] = step_as_data(model)
     return data
 
 
@@ -118,4 +129,6 @@ def as_table(data: dict[str, Any]) -> str:
         f"{sync['received_bytes'] / 1e12:.2f} TB into the engines, "
         f"at least {sync['lower_bound_seconds']:.2f} s"
     )
+    if "step" in data:
+        lines += ["", *step_as_table(data["step"])]
     return "\n".join(lines)

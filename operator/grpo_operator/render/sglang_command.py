@@ -4,7 +4,7 @@ import shlex
 
 from grpo_operator.api.base import Device
 from grpo_operator.api.names import AGENT_PORT, ENGINE_PORT, RENDEZVOUS_PORT, Owner
-from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
+from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
 
 # Backends that run without compiled CPU kernels.
 _CPU = [
@@ -34,36 +34,7 @@ def engine_command(owner: Owner, model_path: str, pool: RolloutTemplate, turns: 
     until its agent has loaded the pool's version.
     """
     engine = pool.engine
-    arguments = [
-        "--load-format", "dummy",
-        "--dtype", engine.dtype,
-        "--tp-size", str(engine.tensor_parallel),
-        "--ep-size", str(engine.expert_parallel),
-        "--context-length", str(engine.context_length),
-        "--max-running-requests", str(engine.max_running_requests),
-        "--skip-server-warmup",
-        "--incremental-streaming-output",  # else each part of a stream repeats the whole answer
-        "--enable-deterministic-inference",
-        "--random-seed", "0",
-        "--host", "0.0.0.0",
-        "--port", str(ENGINE_PORT),
-    ]  # fmt: skip
-    if not engine.tokenizer:
-        arguments.append("--skip-tokenizer-init")
-    if engine.max_total_tokens is not None:
-        arguments += ["--max-total-tokens", str(engine.max_total_tokens)]
-    if engine.attention_data_parallel > 1:
-        arguments += ["--dp-size", str(engine.attention_data_parallel), "--enable-dp-attention"]
-        arguments += ["--moe-dense-tp-size", "1"]
-    if engine.device == Device.CPU:
-        arguments += _CPU
-    else:
-        arguments += ["--mem-fraction-static", str(engine.memory_fraction)]
-    if turns:
-        arguments.append("--enable-memory-saver")
-    if engine.return_routed_experts:
-        arguments.append("--enable-return-routed-experts")
-    arguments += engine.extra_args
+    arguments = [*_arguments(engine), *(["--enable-memory-saver"] if turns else []), *engine.extra_args]
     prepare = f"python3 -m grpo_worker.rollout.sglang.prepare {shlex.quote(model_path)} {MODEL_DIRECTORY}"
     if engine.quantization == "fp8-block128":
         prepare += " --fp8-block128"  # written to config.json, from which SGLang reads it
@@ -77,6 +48,50 @@ def engine_command(owner: Owner, model_path: str, pool: RolloutTemplate, turns: 
     if engine.nodes_per_engine > 1:
         server += _several_hosts(owner, engine.nodes_per_engine)
     return f"{prepare} && exec {server}"
+
+
+def _arguments(engine: EngineSpec) -> list[str]:
+    """Return the arguments that the fields set."""
+    arguments = [
+        "--load-format", "dummy",
+        "--dtype", engine.dtype,
+        *_parallel_sizes(engine),
+        "--context-length", str(engine.context_length),
+        "--max-running-requests", str(engine.max_running_requests),
+        "--skip-server-warmup",
+        "--incremental-streaming-output",  # else each part of a stream repeats the whole answer
+        "--random-seed", "0",
+        "--host", "0.0.0.0",
+        "--port", str(ENGINE_PORT),
+    ]  # fmt: skip
+    if engine.device == Device.CPU:
+        arguments += _CPU
+    else:
+        arguments += ["--mem-fraction-static", str(engine.memory_fraction)]
+        # Of SGLang's samplers for GPUs only this one draws by the seed of the request.
+        arguments += ["--sampling-backend", "pytorch"]
+    if engine.max_total_tokens is not None:
+        arguments += ["--max-total-tokens", str(engine.max_total_tokens)]
+    if engine.speculative == "mtp":
+        arguments += ["--speculative-algorithm", "NEXTN"]
+    flags = {
+        "--enable-deterministic-inference": engine.is_deterministic,
+        "--skip-tokenizer-init": not engine.tokenizer,
+        "--enable-return-routed-experts": engine.return_routed_experts,
+    }
+    return arguments + [flag for flag, given in flags.items() if given]
+
+
+def _parallel_sizes(engine: EngineSpec) -> list[str]:
+    arguments = ["--tp-size", str(engine.tensor_parallel), "--ep-size", str(engine.expert_parallel)]
+    if engine.attention_data_parallel > 1:
+        arguments += ["--dp-size", str(engine.attention_data_parallel), "--enable-dp-attention"]
+        arguments += ["--moe-dense-tp-size", "1"]
+    if engine.dp_lm_head:
+        arguments.append("--enable-dp-lm-head")
+    if engine.moe_a2a_backend != "none":
+        arguments += ["--moe-a2a-backend", engine.moe_a2a_backend]
+    return arguments
 
 
 def _several_hosts(owner: Owner, hosts: int) -> str:

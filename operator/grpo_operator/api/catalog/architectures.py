@@ -116,6 +116,14 @@ QWEN3_30B_A3B: dict[str, Any] = _QWEN3 | {
     "tie_word_embeddings": False,
 }
 
+QWEN3_235B_A22B: dict[str, Any] = QWEN3_30B_A3B | {
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 1536,
+    "num_hidden_layers": 94,
+    "num_attention_heads": 64,
+}
+
 QWEN3_8B: dict[str, Any] = _QWEN3 | {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -131,6 +139,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "tiny-moe": TINY_MOE,
     "deepseek-v3": DEEPSEEK_V3,
     "qwen3-30b-a3b": QWEN3_30B_A3B,
+    "qwen3-235b-a22b": QWEN3_235B_A22B,
     "qwen3-8b": QWEN3_8B,
 }
 # Names allowed in ``preset:NAME``: models small enough to train from random weights.

@@ -34,8 +34,8 @@ class ModelSpec(Model):
     architecture: ShortString | None = Field(
         None,
         pattern=r"^[a-z0-9][a-z0-9.-]*$",
-        description="architecture of the model in path (deepseek-v3, qwen3-30b-a3b, qwen3-8b): with it the "
-        "operator can plan memory before any pod exists",
+        description="architecture of the model in path (deepseek-v3, qwen3-235b-a22b, qwen3-30b-a3b, "
+        "qwen3-8b): with it the operator can plan memory before any pod exists",
     )
     multi_token_prediction: bool = Field(
         False,

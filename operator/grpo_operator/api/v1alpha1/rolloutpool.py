@@ -3,6 +3,7 @@
 Also the engines that a GRPOJob asks for: from a template of its own, or from an existing RolloutPool.
 """
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -13,6 +14,17 @@ from grpo_operator.api.rules import Rule
 from grpo_operator.api.v1alpha1.model import ModelSpec, WeightSyncSpec
 from grpo_operator.api.v1alpha1.scheduling import SchedulingSpec, WithOverlay
 from grpo_operator.api.v1alpha1.status import Condition, EngineStatus
+
+# Arguments of sglang.launch_server that fields of EngineSpec set.
+TYPED_ARGUMENTS = (
+    *("tp", "tp-size", "tensor-parallel-size", "ep", "ep-size", "expert-parallel-size"),
+    *("dp", "dp-size", "data-parallel-size", "enable-dp-attention", "moe-dense-tp-size", "enable-dp-lm-head"),
+    *("moe-a2a-backend", "enable-deterministic-inference", "speculative-algorithm", "speculative-algo"),
+    *("nnodes", "node-rank", "dist-init-addr", "device", "dtype", "quantization", "context-length"),
+    *("max-running-requests", "max-total-tokens", "mem-fraction-static", "skip-tokenizer-init"),
+    *("enable-return-routed-experts", "model-path", "host", "port", "admin-api-key", "random-seed"),
+)
+_TYPED = f"^--({'|'.join(TYPED_ARGUMENTS)})(=.*)?$"
 
 _ENGINE_RULES: tuple[Rule["EngineSpec"], ...] = (
     Rule(
@@ -32,6 +44,26 @@ _ENGINE_RULES: tuple[Rule["EngineSpec"], ...] = (
             engine.device is Device.CPU
             or engine.tensor_parallel == engine.nodes_per_engine * engine.gpus_per_node
         ),
+    ),
+    Rule(
+        "self.moeA2aBackend == 'none'"
+        " || (self.device == 'cuda' && self.expertParallel == self.tensorParallel)",
+        "moeA2aBackend deepep needs device cuda and expertParallel equal to tensorParallel: SGLang "
+        "distributes the experts over all GPUs of the engine then",
+        lambda engine: (
+            engine.moe_a2a_backend == "none"
+            or (engine.device is Device.CUDA and engine.expert_parallel == engine.tensor_parallel)
+        ),
+    ),
+    Rule(
+        "!self.dpLmHead || self.attentionDataParallel > 1",
+        "dpLmHead needs attentionDataParallel above 1: remove dpLmHead",
+        lambda engine: not engine.dp_lm_head or engine.attention_data_parallel > 1,
+    ),
+    Rule(
+        f"!has(self.extraArgs) || !self.extraArgs.exists(argument, argument.matches('{_TYPED}'))",
+        "extraArgs must not repeat what a field sets: remove the argument, and set the field of the engine",
+        lambda engine: not any(re.match(_TYPED, argument) for argument in engine.extra_args),
     ),
 )
 
@@ -79,6 +111,29 @@ class EngineSpec(Model):
     memory_fraction: float = Field(
         0.85, gt=0, lt=1, description="fraction of GPU memory for weights and KV cache (cuda only)"
     )
+    deterministic: bool | None = Field(
+        None,
+        description="kernels whose results do not depend on the batch (SGLang: "
+        "enable-deterministic-inference). A replayed step then generates the same tokens, at a third of the "
+        "speed and more on GPUs. Default: true on cpu, false on cuda",
+    )
+    moe_a2a_backend: Literal["none", "deepep"] = Field(
+        "none",
+        alias="moeA2aBackend",
+        description="how tokens reach the GPUs of their experts. none: every GPU gathers all tokens. deepep: "
+        "all-to-all by DeepEP, and each GPU has its own copy of the shared experts; the rollout image must "
+        "contain DeepEP",
+    )
+    dp_lm_head: bool = Field(
+        False,
+        description="each replica of the attention layers computes the logits of its own sequences; needs "
+        "attentionDataParallel above 1",
+    )
+    speculative: Literal["none", "mtp"] = Field(
+        "none",
+        description="speculative decoding. mtp: the model's multi-token prediction layer drafts tokens; "
+        "refused until weight updates reach the draft",
+    )
     tokenizer: bool = Field(
         False,
         description="load the model's tokenizer; needed for algorithm.stop only: prompts are token ids",
@@ -94,8 +149,15 @@ class EngineSpec(Model):
         " has read yet: tokens x layers x experts per token bytes (returnRoutedExperts only)",
     )
     extra_args: list[Annotated[str, Field(max_length=256)]] = Field(
-        default_factory=list, max_length=64, description="additional arguments of sglang.launch_server"
+        default_factory=list,
+        max_length=64,
+        description="additional arguments of sglang.launch_server that no field sets",
     )
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Return whether results do not depend on the batch: as given, else by device."""
+        return self.device is Device.CPU if self.deterministic is None else self.deterministic
 
 
 _TEMPLATE_RULES: tuple[Rule["RolloutTemplate"], ...] = (

@@ -134,8 +134,14 @@ def with_layout(spec: GRPOJobSpec, layout: LayoutStatus) -> GRPOJobSpec:
 
 def engine_shape(engine: EngineSpec) -> EngineShape:
     """Return the sizes that the planner needs of an engine."""
-    fp8 = engine.quantization != "none"
-    return EngineShape(engine.tensor_parallel, engine.expert_parallel, engine.attention_data_parallel, fp8)
+    return EngineShape(
+        engine.tensor_parallel,
+        engine.expert_parallel,
+        engine.attention_data_parallel,
+        fp8=engine.quantization != "none",
+        all_to_all=engine.moe_a2a_backend != "none",
+        dp_lm_head=engine.dp_lm_head,
+    )
 
 
 def training_pool(spec: GRPOJobSpec, pool: RolloutTemplate, model: ModelShape) -> TrainingPool:
@@ -229,6 +235,11 @@ def _check_shared(engine: EngineSpec) -> None:
 
 
 def _engine(model: ModelShape, shape: EngineShape, spec: EngineSpec, field: str) -> EngineMemory | None:
+    if spec.speculative == "mtp":
+        raise RefusedError(
+            f"{field}.speculative=mtp: a weight update does not reach the draft's weights yet, so the draft "
+            "would fall behind the policy: remove speculative"
+        )
     problems = engine_rules.problems(model, shape)
     if problems:
         raise RefusedError("; ".join(f"{field}.{problem}" for problem in problems))

@@ -39,13 +39,14 @@ def _resolve(**changes: Any) -> JobPlan:
 
 def test_the_large_job_fits_as_given() -> None:
     plan = _resolve()
-    assert str(plan.layout) == "TP8 PP8 CP4 EP32 DP1" and plan.reason == "given"
-    assert [stage.layers for stage in plan.stages] == [7, 8, 8, 8, 8, 8, 8, 6]
+    assert str(plan.layout) == "TP2 PP16 CP1 EP16 DP8" and plan.reason == "given"
+    assert [stage.layers for stage in plan.stages] == [3, *[4] * 14, 2]
     assert plan.engine_memory is not None and plan.engine_memory.kv_tokens > 16384
 
 
 def test_auto_chooses_and_explains() -> None:
     plan = _resolve(trainer__parallelism={"auto": True})
+    assert plan.layout == _resolve().layout, "the manifest has the planner's fastest layout"
     assert "fastest by estimate of" in plan.reason and "next is" in plan.reason
     assert plan == _resolve(trainer__parallelism={"auto": True})
 
@@ -62,14 +63,19 @@ def test_auto_chooses_and_explains() -> None:
         ({"trainer__nodes": 8, "trainer__parallelism": {"auto": True}}, "Infeasible", ["no layout of 64"]),
         ({"model__architecture": None, "trainer__parallelism": {"auto": True}}, "InvalidSpec",
          ["cannot read /models/DeepSeek-V3: set spec.model.architecture"]),
-        ({"trainer__parallelism": {"tensor": 8, "pipeline": 8, "context": 4, "expert": 32}}, "InvalidSpec",
+        ({"trainer__parallelism": {"tensor": 8, "pipeline": 8, "expert": 32}}, "InvalidSpec",
          ["spec.trainer.parallelism.pipeline=8: 61 layers", "layersInFirstStage=7"]),
-        ({"trainer__microBatchSizePerGpu": 3}, "InvalidSpec", ["miniBatchSize x samplesPerPrompt = 2048"]),
+        ({"trainer__maxTokensPerGpu": None, "trainer__microBatchSizePerGpu": 3}, "InvalidSpec",
+         ["miniBatchSize x samplesPerPrompt = 2048"]),
         ({"rollout__template__engine__quantization": "none",
           "rollout__template__engine__memoryFraction": 0.75}, "Infeasible",
          ["tensorParallel=32: weights take", "quantization to fp8-block128"]),
-        ({"rollout__template__engine__expertParallel": 1}, "InvalidSpec",
-         ["spec.rollout.template.engine.expertParallel=1", "raise expertParallel"]),
+        ({"rollout__template__engine__expertParallel": 1, "rollout__template__engine__moeA2aBackend": None},
+         "InvalidSpec", ["spec.rollout.template.engine.expertParallel=1", "raise expertParallel"]),
+        ({"rollout__template__engine__moeA2aBackend": None}, "InvalidSpec",
+         ["the width of the shared experts (2048)", "set moeA2aBackend to deepep"]),
+        ({"rollout__template__engine__speculative": "mtp"}, "InvalidSpec",
+         ["engine.speculative=mtp: a weight update does not reach the draft", "remove speculative"]),
     ],
     ids=lambda value: "" if not isinstance(value, dict) else next(iter(value)),
 )  # fmt: skip
@@ -91,11 +97,27 @@ def test_a_model_that_only_the_pods_can_read_is_run_as_given() -> None:
 def test_the_command_line_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(LARGE)]) == 0
     table = capsys.readouterr().out
-    assert "TP8 PP8 CP4 EP32" in table and "9.39 TB" in table and "at least 0.49 s" in table
+    assert "TP2 PP16 CP1 EP16" in table and "9.39 TB" in table and "at least 0.49 s" in table
+    assert "expected step" in table and "generation" in table and "log-normal" in table
     assert main([str(LARGE), "--json"]) == 0
     (plan,) = json.loads(capsys.readouterr().out)
     assert plan["pools"]["rollout"]["gpus"] == 256
     assert plan["stages"][1]["total"] < plan["usable_per_gpu"]
+
+
+def test_assumptions_of_the_step_are_options(capsys: pytest.CaptureFixture[str]) -> None:
+    def step(*options: str) -> dict[str, Any]:
+        assert main([str(LARGE), "--json", *options]) == 0
+        (plan,) = json.loads(capsys.readouterr().out)
+        return dict(plan["step"])
+
+    plain = step()
+    assert step("--mean-response", "8000")["seconds"] > 1.3 * plain["seconds"]
+    better = step("--training-efficiency", "0.6")
+    assert better["phases"]["update_actor"] < plain["phases"]["update_actor"]
+    assert better["phases"]["gen"] == plain["phases"]["gen"] and better["assumed"]["flops"] == 0.6
+    assert main([str(LARGE), "--mean-response", "1e9"]) == 1
+    assert "a mean response of 1e+09 tokens is impossible" in capsys.readouterr().out
 
 
 def test_the_command_line_explains_a_refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ H100 = GPUS[GpuType.H100]
 V3 = ModelShape.from_hf(architecture("deepseek-v3"))
 LENGTHS = ResponseLengths(4096, 14336)
 ENGINE = Engine(V3, EngineShape(32, 32, 32, fp8=True, all_to_all=True), H100, 8)
-WORK = StepWorkload(512, 16, 128, 512, LENGTHS, 16384, max_tokens=16384)
+WORK = StepWorkload(512, 16, 128, 512, LENGTHS, max_tokens=16384)
 LAYOUT = Layout(256, 4, 16, 1, 16, layers_in_first_stage=4, layers_in_last_stage=1)
 FLAGSHIP = StepModel(
     V3,

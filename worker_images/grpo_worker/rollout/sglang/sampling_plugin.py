@@ -1,13 +1,22 @@
-"""SGLang plugin of responses: references to routed experts, and ``min_p`` together with seeded sampling.
+"""SGLang plugin: sampling by the request's seed, with ``min_p`` too, and references to routed experts.
 
-The scheduler of SGLang 0.5.23 exits when a request has both. Seeded sampling picks the largest sum of a
-log-probability and noise, so probabilities need not add up to one: the plugin sets those below ``min_p`` to
-zero beforehand.
+Two properties of SGLang 0.5.23 make it necessary:
+
+* the seed of a request is ignored unless the engine is deterministic. All attention replicas of an engine draw
+  from equal streams of random numbers then, and samples of one prompt that run in the same row of two
+  replicas come out equal;
+* the scheduler exits when a request has a seed and ``min_p``. Seeded sampling picks the largest sum of a
+  log-probability and noise, so probabilities need not add up to one: the plugin sets those below ``min_p`` to
+  zero beforehand.
 """
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
+_BATCH = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch"
+_NO_SEED = 42  # as in SGLang
 _SAMPLING = "sglang.srt.layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch"
 
 
@@ -20,6 +29,18 @@ def register() -> None:
     experts_plugin.register()
 
     HookRegistry.register(_SAMPLING, _min_p_first, HookType.AROUND)
+    HookRegistry.register(_BATCH, _with_seeds, HookType.AROUND)
+
+
+def _with_seeds(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return the batch's sampling parameters with a seed for each request."""
+    info = original(*args, **kwargs)
+    if info.sampling_seed is None:
+        batch = next(value for value in (*args, *kwargs.values()) if hasattr(value, "reqs"))
+        seeds = [request.sampling_params.sampling_seed for request in batch.reqs]
+        seeds = [_NO_SEED if seed is None else seed for seed in seeds]
+        info.sampling_seed = torch.tensor(seeds, dtype=torch.int64, device=info.temperatures.device)
+    return info
 
 
 def _min_p_first(

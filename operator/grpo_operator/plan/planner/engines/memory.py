@@ -71,14 +71,37 @@ def engine_weights(model: ModelShape, engine: EngineShape) -> EngineWeights:
     within a replica; with several replicas the embedding is whole within each.
     """
     total = parameters.total(model)
-    attention = model.layers * parameters.attention(model).split
     embedding, head = parameters.embedding(model).split, parameters.head(model).split
-    shared = 0
-    if model.experts is not None:
-        shared = 3 * model.hidden * model.experts.shared_ffn * (model.layers - model.experts.first_dense)
+    attention, shared = model.layers * parameters.attention(model).split, _shared_experts(model)
     dense = total.split - attention - embedding - head - shared
+    down = _down_projections(model)
+    matrices = model.layers * _attention(model, engine) + down
+    matrices += dense // engine.dense_tensor + shared // engine.shared_tensor
     each = 1 if engine.fp8 else _BF16
-    matrices = attention // engine.attention_tensor + dense // engine.dense_tensor
-    matrices += shared // engine.shared_tensor
     ends = embedding // engine.attention_tensor + head // engine.head_tensor
-    return EngineWeights(total.expert // engine.tensor * each, matrices * each + (ends + total.whole) * _BF16)
+    return EngineWeights(
+        total.expert // engine.tensor * each, matrices * each + (ends + total.whole - down) * _BF16
+    )
+
+
+def _attention(model: ModelShape, engine: EngineShape) -> int:
+    """Return the split parameters of an attention block on one GPU; too few key heads are copied."""
+    count, shape, size = parameters.attention(model).split, model.attention, engine.attention_tensor
+    if not isinstance(shape, GqaShape):
+        return count // size
+    keys = 2 * model.hidden * shape.head * shape.kv_heads
+    return (count - keys) // size + keys // min(size, shape.kv_heads)
+
+
+def _down_projections(model: ModelShape) -> int:
+    """Return the parameters of MLA's down projections, which every GPU holds."""
+    shape = model.attention
+    if isinstance(shape, GqaShape):
+        return 0
+    return model.layers * model.hidden * ((shape.q_rank or 0) + shape.kv_rank + shape.rope)
+
+
+def _shared_experts(model: ModelShape) -> int:
+    if model.experts is None:
+        return 0
+    return 3 * model.hidden * model.experts.shared_ffn * (model.layers - model.experts.first_dense)

@@ -92,7 +92,7 @@ def _heads(model: ModelShape, engine: EngineShape) -> Iterator[str]:
             f"divisor of {size}: use a divisor of {shape.kv_heads}"
         )
     block = engine.block
-    if model.ffn % (engine.dense_tensor * block):
+    if model.dense_layers and model.ffn % (engine.dense_tensor * block):
         yield (
             f"tensorParallel={engine.tensor}: the dense feed-forward width ({model.ffn}) per GPU is not a "
             f"multiple of {block}: use a divisor of {model.ffn // block}, or attentionDataParallel above 1"
@@ -110,7 +110,18 @@ def _experts(model: ModelShape, engine: EngineShape) -> Iterator[str]:
             f"expertParallel={engine.expert}: {experts.count} experts are not divisible by it: "
             f"use a divisor of {experts.count}"
         )
+    if engine.all_to_all and engine.expert != engine.tensor:
+        yield (
+            f"expertParallel={engine.expert}: with moeA2aBackend the experts are distributed over all GPUs: "
+            f"use tensorParallel={engine.tensor}"
+        )
     block = engine.block
+    if experts.shared_ffn % (engine.shared_tensor * block):
+        yield (
+            f"tensorParallel={engine.tensor}: the width of the shared experts ({experts.shared_ffn}) per "
+            f"GPU is not a multiple of {block}: set moeA2aBackend to deepep, or use a divisor of "
+            f"{experts.shared_ffn // block}"
+        )
     if experts.ffn % (engine.expert_tensor * block):
         yield (
             f"expertParallel={engine.expert}: an expert's width ({experts.ffn}) over tensorParallel / "

@@ -95,6 +95,18 @@ def total(model: ModelShape) -> Count:
     return count
 
 
+def hf_tensors(model: ModelShape, fp8: bool = False) -> int:
+    """Return the number of tensors of the model in Hugging Face's format; ``fp8``: matrices have scales."""
+    mla = isinstance(model.attention, MlaShape)
+    matrices, others = (5, 4) if mla else (4, 4)  # of attention, and the norms of the layer and inside it
+    experts = 0 if model.experts is None else model.layers - model.experts.first_dense
+    each = 0 if model.experts is None else 3 * (model.experts.count + bool(model.experts.shared_ffn))
+    projections = model.layers * matrices + experts * each + 3 * (model.layers - experts)
+    routers = experts * (2 if mla else 1)
+    ends = 2 + (not model.tied)
+    return projections * (2 if fp8 else 1) + model.layers * others + routers + ends
+
+
 def fp8_parameters(model: ModelShape) -> int:
     """Return the number of parameters that DeepSeek's FP8 format stores in 8 bits.
 

@@ -37,6 +37,10 @@ class RolloutHardware:
         """Return the attention replicas of all engines."""
         return self.engines * self.shape.attention_data
 
+    def engine(self, model: ModelShape, efficiency: Efficiency) -> Engine:
+        """Return one engine that serves ``model``."""
+        return Engine(model, self.shape, self.gpu, self.gpus_per_node, efficiency)
+
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
@@ -110,7 +114,7 @@ class StepModel:
     def generation(self) -> Generation:
         """Return the generation of the busiest attention replica."""
         rollout = self.rollout
-        engine = Engine(self.model, rollout.shape, rollout.gpu, rollout.gpus_per_node, self.efficiency)
+        engine = rollout.engine(self.model, self.efficiency)
         samples = -(-self.workload.samples // rollout.replicas)
         return generation(engine, self.workload.lengths, self.workload.prompt, samples, rollout.room)
 

@@ -13,7 +13,7 @@ class StepWorkload:
     """One step of a job.
 
     ``prompts``: of the step. ``group``: responses to each prompt. ``mini_batch``: prompts of one optimizer
-    step. ``prompt``: mean tokens of a prompt. ``longest``: tokens of the longest sequence. ``micro_batch``:
+    step. ``prompt``: mean tokens of a prompt. ``micro_batch``:
     sequences of a padded micro-batch; ``max_tokens``: tokens of a packed one. ``reference``, ``critic``,
     ``reward_model``: models that compute beside the policy. ``ahead``: the next step's responses are
     generated while this step trains.
@@ -24,7 +24,6 @@ class StepWorkload:
     mini_batch: int
     prompt: float
     lengths: ResponseLengths
-    longest: int
     micro_batch: int = 1
     max_tokens: int | None = None
     recompute: bool = True

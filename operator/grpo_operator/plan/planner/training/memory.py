@@ -36,6 +36,7 @@ class StageMemory:
 
     ``activations``: kept for the backward pass. ``working``: added to them at the peak. ``frozen``: weights
     of models without gradients. ``sync``: buffers of the weight sync. ``host``: host memory of the process.
+    ``optimizer_shard``: main weights and moments of the rank's checkpoint, wherever they are.
     """
 
     stage: int
@@ -48,6 +49,7 @@ class StageMemory:
     frozen: int
     sync: int
     host: int
+    optimizer_shard: int
 
     @property
     def state(self) -> int:
@@ -115,6 +117,7 @@ def stage_memory(
                 frozen=0 if offload.parameters else one * frozen,
                 sync=sync_buffers,
                 host=moved + snapshots * checkpoint,
+                optimizer_shard=state,
             )
         )
     return tuple(result)

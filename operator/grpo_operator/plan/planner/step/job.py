@@ -1,0 +1,106 @@
+"""The step model of a job: its spec and plan, with what must be assumed about it (pure)."""
+
+from dataclasses import dataclass, field, replace
+
+from grpo_operator.api.base import Device
+from grpo_operator.api.catalog.gpus import GPUS
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
+from grpo_operator.plan.planner.efficiency import MEASURED, Efficiency
+from grpo_operator.plan.planner.engines.memory import engine_weights
+from grpo_operator.plan.planner.model.parameters import hf_tensors
+from grpo_operator.plan.planner.resolve import JobPlan
+from grpo_operator.plan.planner.step.cost import RolloutHardware, StepModel, TrainingHardware, Transfer
+from grpo_operator.plan.planner.step.lengths import ResponseLengths
+from grpo_operator.plan.planner.step.workload import StepWorkload
+
+_MEAN_SHARE = 0.3  # of responseLength and promptLength
+_HOLDER_BYTES = 64 * 2**20  # of a bucket, that one rank sends
+_COPY_RATE = 2.5e9  # bytes/s of one rank's copy to host memory: pageable, and made twice
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """What a spec does not say. ``mean_prompt``, ``mean_response``: tokens; None: 30 % of the longest.
+
+    ``sigma``: standard deviation of the logarithm of a response's length.
+    """
+
+    mean_prompt: float | None = None
+    mean_response: float | None = None
+    sigma: float = 0.8
+    efficiency: Efficiency = field(default_factory=lambda: MEASURED)
+
+
+def step_model(
+    spec: GRPOJobSpec, pool: RolloutTemplate, plan: JobPlan, assumed: Assumptions | None = None
+) -> StepModel | None:
+    """Return the step model of a planned job; None without a known model or without GPUs.
+
+    Raises ValueError for assumptions that cannot be.
+    """
+    if plan.model is None or plan.engine_memory is None or spec.trainer.device is not Device.CUDA:
+        return None
+    assumed = assumed or Assumptions()
+    data, engine = spec.data, pool.engine
+    prompt = assumed.mean_prompt or _MEAN_SHARE * data.prompt_length
+    lengths = ResponseLengths(
+        assumed.mean_response or _MEAN_SHARE * data.response_length, data.response_length, assumed.sigma
+    )
+    room = min(
+        engine.max_running_requests // engine.attention_data_parallel,
+        int(plan.engine_memory.kv_tokens // (prompt + lengths.mean)),
+    )
+    gpu = GPUS[engine.gpu_type]
+    return StepModel(
+        model=plan.model,
+        workload=_workload(spec, prompt, lengths),
+        trainer=TrainingHardware(GPUS[spec.trainer.gpu_type], spec.trainer.gpus_per_node, plan.layout),
+        rollout=RolloutHardware(gpu, engine.gpus_per_node, pool.replicas, plan.engine, max(room, 1)),
+        transfer=_transfer(spec, pool, plan),
+        efficiency=assumed.efficiency,
+        shared_gpus=spec.shares_gpus,
+    )
+
+
+def _workload(spec: GRPOJobSpec, prompt: float, lengths: ResponseLengths) -> StepWorkload:
+    trainer, algorithm = spec.trainer, spec.algorithm
+    return StepWorkload(
+        prompts=spec.data.train_batch_size,
+        group=algorithm.samples_per_prompt,
+        mini_batch=trainer.mini_batch_size,
+        prompt=prompt,
+        lengths=lengths,
+        micro_batch=trainer.micro_batch_size_per_gpu,
+        max_tokens=trainer.max_tokens_per_gpu,
+        recompute=trainer.recompute == "full",
+        reference=algorithm.needs_reference,
+        critic=algorithm.critic is not None,
+        reward_model=bool(spec.reward and spec.reward.model),
+        ahead=spec.staleness.max_version_lag > 0,
+    )
+
+
+def _transfer(spec: GRPOJobSpec, pool: RolloutTemplate, plan: JobPlan) -> Transfer:
+    assert plan.model is not None
+    trainer = spec.trainer
+    gpu = GPUS[trainer.gpu_type]
+    received = engine_weights(plan.model, plan.engine).total * plan.engine.tensor * pool.replicas
+    # A bucket is cut from the weights of few ranks, and all ranks send one bucket before the next.
+    senders = spec.weight_sync.bucket_megabytes * 2**20 // _HOLDER_BYTES
+    link = gpu.nvlink if spec.shares_gpus else gpu.network
+    shard = max(stage.optimizer_shard for stage in plan.stages)
+    return Transfer(
+        update_bytes=received,
+        update_rate=min(max(senders, 1), trainer.world) * link,
+        tensors=hf_tensors(plan.model, fp8=plan.engine.fp8),
+        checkpoint_bytes=shard,
+        checkpoint_rate=_COPY_RATE,
+        checkpoint_steps=spec.checkpoint.every_steps,
+    )
+
+
+def with_efficiency(assumed: Assumptions, **shares: float | None) -> Assumptions:
+    """Return the assumptions with some efficiencies replaced; None leaves one as it is."""
+    given = {name: value for name, value in shares.items() if value is not None}
+    return replace(assumed, efficiency=replace(assumed.efficiency, **given))

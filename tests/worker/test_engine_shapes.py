@@ -1,0 +1,92 @@
+"""The planner's engine shapes compared with SGLang: accepted ones can be built, with the same weights."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_devcluster.cpu_engine import environment
+from grpo_devcluster.paths import REPO
+from grpo_operator.api.catalog.architectures import architecture
+from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec
+from grpo_operator.plan.planner.resolve import engine_shape
+
+_LAYERS = {"deepseek-v3": 4, "qwen3-30b-a3b": 2, "qwen3-235b-a22b": 2, "qwen3-8b": 2}
+_SCALES = 0.002  # of the bytes: FP8 scales and the router's bias, which the planner leaves out
+
+
+def _ask(cases: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "support.ranks.engine_cases"],
+        env=os.environ | environment(folder) | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        input=json.dumps(cases),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _case(name: str, **shape: Any) -> dict[str, Any]:
+    hf = architecture(name) | {"num_hidden_layers": _LAYERS[name], "num_nextn_predict_layers": 0}
+    return {"name": name, "hf": hf, "shape": shape}
+
+
+def _grid() -> list[dict[str, Any]]:
+    """Return models in engines of 8 to 64 GPUs, by every field that changes what a GPU holds."""
+    cases = [
+        _case(
+            name, tensor=tensor, expert=expert, attention_data=data, fp8=fp8,
+            all_to_all=backend, dp_lm_head=data > 1 and backend,
+        )
+        for name in ("deepseek-v3", "qwen3-30b-a3b")
+        for tensor in (8, 16, 32)
+        for expert in (1, tensor)
+        for data in (1, tensor)
+        for fp8 in (False, True)
+        for backend in (False, True)
+        if not backend or expert == tensor
+    ]  # fmt: skip
+    cases += [_case("deepseek-v3", tensor=16, expert=8, attention_data=4, fp8=True)]
+    cases += [_case("deepseek-v3", tensor=64, expert=64, attention_data=64, fp8=True, all_to_all=True)]
+    cases += [_case("qwen3-8b", tensor=size) for size in (1, 4, 8, 16, 32, 64)]
+    return cases
+
+
+def _agreed(cases: list[dict[str, Any]], found: list[dict[str, Any]]) -> int:
+    """Check that both build the same weights or both refuse; return how many cases were built."""
+    accepted = 0
+    for case, result in zip(cases, found, strict=True):
+        text = f"{case['name']} {case['shape']}: {result}"
+        assert isinstance(result["planner"], int) == isinstance(result["sglang"], int), text
+        if isinstance(result["planner"], int):
+            assert result["planner"] == pytest.approx(result["sglang"], rel=_SCALES), text
+            accepted += 1
+    return accepted
+
+
+def test_the_planner_accepts_exactly_what_sglang_can_build(tmp_path: Path) -> None:
+    cases = _grid()
+    accepted = _agreed(cases, _ask(cases, tmp_path))
+    assert len(cases) // 4 < accepted < len(cases), "the cases decide nothing"
+
+
+def test_the_engines_of_all_manifests_can_be_built(tmp_path: Path) -> None:
+    cases = []
+    for file in sorted((REPO / "manifests").glob("*.yaml")):
+        for document in yaml.safe_load_all(file.read_text()):
+            spec = document["spec"]
+            name = spec["model"].get("architecture")
+            if name is None:
+                continue
+            engine = EngineSpec.model_validate(spec["rollout"]["template"]["engine"])
+            shape = engine_shape(engine)
+            cases.append(_case(name, **{field: getattr(shape, field) for field in shape.__slots__}))
+    assert _agreed(cases, _ask(cases, tmp_path)) == len(cases) > 5
