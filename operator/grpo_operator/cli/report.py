@@ -1,5 +1,6 @@
 """Formats a job's plan as plain data and as a table (pure)."""
 
+from dataclasses import asdict
 from typing import Any
 
 from grpo_operator.api.catalog.gpus import GPUS
@@ -55,6 +56,8 @@ def as_data(
             "kv_tokens": memory.kv_tokens,
             "wanted_tokens": memory.wanted_tokens,
         }
+    if plan.host is not None:
+        data["host"] = asdict(plan.host)
     model = step_model(spec, pool, plan, assumed)
     if model is not None:
         data["step"] = step_as_data(model)
@@ -129,6 +132,19 @@ def as_table(data: dict[str, Any]) -> str:
         f"{sync['received_bytes'] / 1e12:.2f} TB into the engines, "
         f"at least {sync['lower_bound_seconds']:.2f} s"
     )
+    if "host" in data:
+        lines += _host(data["host"])
     if "step" in data:
         lines += ["", *step_as_table(data["step"])]
     return "\n".join(lines)
+
+
+def _host(host: dict[str, int]) -> list[str]:
+    """Return the lines about host memory, in GiB."""
+    size = {name: f"{amount / 2**30:.0f} GiB" for name, amount in host.items()}
+    parts = ", ".join(f"{name} {size[name]}" for name in ("moved", "saving", "copies", "staged"))
+    return [
+        f"host memory     training pod {size['trainer']} ({parts}), /dev/shm {size['shared']}",
+        f"                engine's pod {size['engine']}, controller {size['controller']}, head {size['head']}"
+        f"; an agent that loads a staged version {size['agent']}",
+    ]

@@ -74,7 +74,7 @@ def built(hf: dict[str, Any], shape: dict[str, Any]) -> int | str:
             with torch.device("meta"):
                 quantization = loader._get_quantization_config(config, load)
                 model = loader._initialize_model(config, load, quantization)
-            return sum(p.numel() * p.element_size() for p in model.parameters())
+            return sum(int(p.numel() * p.element_size()) for p in model.parameters())
     except (AssertionError, ValueError) as error:
         if CHECKS not in traceback.extract_tb(error.__traceback__)[-1].filename:
             raise

@@ -4,15 +4,17 @@ from dataclasses import dataclass, replace
 
 from grpo_operator.api.base import Device
 from grpo_operator.api.catalog.gpus import GPUS, RESERVED, Gpu
-from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec, check_context
+from grpo_operator.api.v1alpha1.grpojob import ControllerSpec, GRPOJobSpec, check_context
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutPoolSpec, RolloutTemplate
 from grpo_operator.api.v1alpha1.status import LayoutStatus
-from grpo_operator.api.v1alpha1.trainer import ParallelismSpec
+from grpo_operator.api.v1alpha1.trainer import ParallelismSpec, TrainerSpec
 from grpo_operator.api.weight_path import WeightPath
+from grpo_operator.plan.capacity.feasibility import quantity
 from grpo_operator.plan.planner.engines import shape as engine_rules
 from grpo_operator.plan.planner.engines.memory import EngineMemory, engine_memory
 from grpo_operator.plan.planner.engines.shape import EngineShape
+from grpo_operator.plan.planner.host_memory import HostMemory, host_memory, shortages
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.training.memory import BF16, FP32, StageMemory
 from grpo_operator.plan.planner.training.search import TrainingPool, feasible, nearest, worst
@@ -38,8 +40,8 @@ class RefusedError(ValueError):
 class JobPlan:
     """Layout and memory of a job, and the path of its weights into the engines.
 
-    ``stages`` is empty when the operator does not know the model; ``engine_memory`` is None then, and also
-    for engines without GPUs. ``reason``: why this layout was chosen.
+    ``stages`` is empty when the operator does not know the model; ``engine_memory`` and ``host`` are None
+    then, and also without GPUs. ``reason``: why this layout was chosen.
     """
 
     layout: Layout
@@ -50,6 +52,7 @@ class JobPlan:
     engine_memory: EngineMemory | None
     reason: str
     weight_path: WeightPath
+    host: HostMemory | None = None
 
 
 def resolve(spec: GRPOJobSpec, pool: RolloutTemplate) -> JobPlan:
@@ -82,7 +85,35 @@ def resolve(spec: GRPOJobSpec, pool: RolloutTemplate) -> JobPlan:
     if spec.trainer.device == Device.CUDA:
         _check_memory(training, layout, stages, spec)
     memory = _engine(model, engine, pool.engine, _ENGINE)
-    return JobPlan(layout, model, training, stages, engine, memory, reason, path)
+    host = _host(spec, pool, model, stages, engine) if memory is not None else None
+    return JobPlan(layout, model, training, stages, engine, memory, reason, path, host)
+
+
+def _host(
+    spec: GRPOJobSpec,
+    pool: RolloutTemplate,
+    model: ModelShape,
+    stages: tuple[StageMemory, ...],
+    engine: EngineShape,
+) -> HostMemory | None:
+    """Return the host memory of the job's containers. Raises RefusedError when the spec gives less."""
+    if spec.trainer.device is not Device.CUDA:
+        return None
+    need = host_memory(spec, pool, model, stages, engine.fp8)
+    given = {"spec.scheduling.sharedMemory": int(quantity(spec.scheduling.shared_memory))}
+    for field, of in (("trainer", spec.trainer), ("controller", spec.controller)):
+        _add_given(given, f"spec.{field}", of)
+    problems = shortages(spec, pool, need, given)
+    if problems:
+        raise RefusedError("; ".join(problems), "Infeasible")
+    return need
+
+
+def _add_given(given: dict[str, int], field: str, of: ControllerSpec | TrainerSpec) -> None:
+    # The API server writes the default into objects: whoever leaves it has decided nothing.
+    default = type(of).model_fields["resources"].get_default(call_default_factory=True)
+    if of.resources != default:
+        given[f"{field}.resources.memory"] = int(quantity(of.resources.memory))
 
 
 def check_pool(spec: RolloutPoolSpec) -> None:

@@ -89,6 +89,31 @@ def test_a_refusal_names_field_value_and_remedy(
         assert text in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"trainer__resources__memory": "500Gi"}, "spec.trainer.resources.memory=500Gi: data alone take"),
+        ({"controller__resources__memory": "6Gi"}, "spec.controller.resources.memory=6Gi"),
+        ({"scheduling__sharedMemory": "1Gi"}, "spec.scheduling.sharedMemory=1Gi"),
+        ({"checkpoint__memory": {"everySteps": 1}}, "spec.trainer.resources.memory"),
+    ],
+)
+def test_host_memory_that_is_too_small_is_refused(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(RefusedError) as caught:
+        _resolve(**changes)
+    assert caught.value.reason == "Infeasible" and field in str(caught.value)
+
+
+def test_host_memory_grows_with_what_is_kept_there() -> None:
+    plain, enough = _resolve().host, {"trainer__resources__memory": "4000Gi"}
+    tier = _resolve(**enough, checkpoint__memory={"replicas": 2}).host
+    resident = _resolve(**enough, trainer__offload=None, trainer__parallelism={"auto": True}).host
+    assert plain is not None and tier is not None and resident is not None
+    assert tier.copies > 0 == plain.copies and tier.trainer - plain.trainer == tier.copies
+    assert resident.moved == 0 < plain.moved
+    assert _resolve(model__architecture=None).host is None
+
+
 def test_a_model_that_only_the_pods_can_read_is_run_as_given() -> None:
     plan = _resolve(model__architecture=None)
     assert plan.stages == () and plan.model is None
