@@ -29,8 +29,9 @@ from grpo_operator.plan.planner.training.memory import stage_memory
 
 sys.path.insert(0, str(REPO / "benchmarks" / "gpu"))
 
-import step_fit
 from models import FITTED_CASES, HELD_OUT_CASES, MICRO_BATCHES
+
+import step_fit
 
 LAYOUTS = {
     "tp8_pp16_ep8": Layout(256, 8, 16, 1, 8, layers_in_first_stage=4, layers_in_last_stage=1),
