@@ -37,7 +37,7 @@ class JobPods:
     writer: str
 
     def head(self) -> dict[str, Any]:
-        return self.parts.head(self._image(), self.spec.controller)
+        return self.parts.head(self._image(), self.spec.controller, self.spec.trainer.world)
 
     def controller(self) -> dict[str, Any]:
         """Return the pod of the single controller: a Ray node without resources that runs the GRPO loop."""

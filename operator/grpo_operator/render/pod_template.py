@@ -11,7 +11,7 @@ from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.api.v1alpha1.scheduling import SchedulingSpec
 from grpo_operator.api.v1alpha1.trainer import TrainerSpec
 from grpo_operator.plan.capacity.feasibility import GPU
-from grpo_operator.plan.capacity.pod_requests import AGENT_RESOURCES, HEAD_RESOURCES
+from grpo_operator.plan.capacity.pod_requests import AGENT_RESOURCES, head_resources
 from grpo_operator.render.overlay import merge
 from grpo_operator.render.placement import add_devices, off_gpu_nodes, shared_memory, tolerations
 from grpo_operator.settings import OperatorSettings
@@ -37,9 +37,9 @@ class PodParts:
     settings: OperatorSettings
     gpu_cluster: bool
 
-    def head(self, image: str, of: ControllerSpec) -> dict[str, Any]:
-        """Return the pod of Ray's head, which runs no actors."""
-        container = self.container("ray-head", image, HEAD_RESOURCES, env=_HEAD_ENV)
+    def head(self, image: str, of: ControllerSpec, ranks: int = 0) -> dict[str, Any]:
+        """Return the pod of Ray's head, which runs no actors. ``ranks``: of the training pool."""
+        container = self.container("ray-head", image, head_resources(ranks), env=_HEAD_ENV)
         return self.pod(names.HEAD, [container], of, self.off_gpus())
 
     def off_gpus(self) -> dict[str, Any]:

@@ -4,9 +4,14 @@ from grpo_operator.api.base import Device, Resources
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTemplate
 from grpo_operator.plan.capacity.feasibility import PodRequest, quantity
+from grpo_operator.plan.planner.host_memory import head_memory
 
-HEAD_RESOURCES = Resources(cpu="200m", memory="2Gi")
 AGENT_RESOURCES = Resources(cpu="50m", memory="1Gi")
+
+
+def head_resources(ranks: int) -> Resources:
+    """Return the resources of Ray's head, which keeps something of each rank."""
+    return Resources(cpu="200m", memory=f"{head_memory(ranks) // 2**20}Mi")
 
 
 def job_requests(spec: GRPOJobSpec, own_pool: RolloutTemplate | None) -> list[PodRequest]:
@@ -15,7 +20,7 @@ def job_requests(spec: GRPOJobSpec, own_pool: RolloutTemplate | None) -> list[Po
     gpus = trainer.gpus_per_node if trainer.device == Device.CUDA else 0
     parts = [trainer.resources, AGENT_RESOURCES]
     requests = [
-        _request("head", "spec.controller", 1, [HEAD_RESOURCES], 0, controller.node_selector),
+        _request("head", "spec.controller", 1, [head_resources(trainer.world)], 0, controller.node_selector),
         _request("controller", "spec.controller", 1, [controller.resources], 0, controller.node_selector),
         _request("trainer", "spec.trainer.nodes", trainer.nodes, parts, gpus, trainer.node_selector),
     ]
@@ -27,7 +32,7 @@ def job_requests(spec: GRPOJobSpec, own_pool: RolloutTemplate | None) -> list[Po
 def pool_requests(spec: RolloutPoolSpec) -> list[PodRequest]:
     """Return the requests of all pods of a RolloutPool without a job."""
     return [
-        _request("head", "spec.replicas", 1, [HEAD_RESOURCES], 0, {}),
+        _request("head", "spec.replicas", 1, [head_resources(0)], 0, {}),
         _engines(spec, "spec.replicas"),
     ]
 

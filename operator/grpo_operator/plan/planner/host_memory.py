@@ -72,10 +72,15 @@ def host_memory(
         engine=engine.gpus_per_node * _PROCESS,
         agent=_AGENT + _STAGED_COPIES * version,
         controller=_CONTROLLER + _TOKEN * tokens,
-        head=_HEAD + _ACTOR * trainer.world,
+        head=head_memory(trainer.world),
         shared=ranks * _NCCL + _BATCH_TOKEN * tokens,
         batch=_BATCH_TOKEN * tokens,
     )
+
+
+def head_memory(ranks: int) -> int:
+    """Return the bytes of Ray's head in a job of ``ranks`` ranks."""
+    return _HEAD + _ACTOR * ranks
 
 
 def _local(stage: StageMemory, models: int, spec: GRPOJobSpec) -> int:

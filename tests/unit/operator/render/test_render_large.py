@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.plan.capacity.pod_requests import job_requests
 from grpo_operator.plan.capacity.topology import Leaves
 from grpo_operator.render.overlay import merge
 from grpo_operator.render.policies import network_policy, rollout_budget, trainer_budget
@@ -167,3 +168,12 @@ def test_each_leaf_has_its_own_group_bound_to_it() -> None:
     services = engine_services(manifest, pool_of(spec), leaves)
     assert len({s["metadata"]["name"] for s in services}) == 8
     assert {s["spec"]["selector"]["ray.io/group"] for s in services} == {g["groupName"] for g in groups}
+
+
+def test_the_heads_memory_follows_the_ranks_and_equals_the_request() -> None:
+    head = cluster()["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    memory = head["resources"]["requests"]["memory"]
+    assert memory == "4096Mi"  # 2 GiB, and 8 MiB for each of 256 ranks
+    spec = GRPOJobSpec.model_validate(job()["spec"])
+    (request,) = [r for r in job_requests(spec, pool_of(spec)) if r.pool == "head"]
+    assert request.memory == 4 * 2**30
