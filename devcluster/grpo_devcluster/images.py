@@ -136,8 +136,13 @@ def _import(layout: Path) -> None:
     shutil.rmtree(layout)
 
 
+def environment() -> Path:
+    """Return the folder of the Python environment, which ``.venv`` may link to; its scripts name it."""
+    return (REPO / ".venv").resolve()
+
+
 def environment_mounts() -> list[Path]:
     """Return the host folders of the Python environment, which pods mount read-only."""
     base = Path(sys.base_prefix)  # also right when this runs inside the environment itself
-    mounts = [REPO / ".venv"]
+    mounts = [environment()]
     return mounts if base == Path("/usr") else [*mounts, base]

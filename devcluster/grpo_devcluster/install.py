@@ -7,7 +7,7 @@ from typing import Any
 
 from grpo_devcluster.addons import kubectl
 from grpo_devcluster.gobuild import binary
-from grpo_devcluster.images import environment_mounts
+from grpo_devcluster.images import environment, environment_mounts
 from grpo_devcluster.paths import REPO
 from grpo_devcluster.stages import run
 
@@ -51,7 +51,7 @@ def devcluster_values(images: dict[str, str]) -> dict[str, Any]:
     volume_mounts = [
         {"name": f"python-{i}", "mountPath": str(path), "readOnly": True} for i, path in enumerate(mounts)
     ]
-    path = f"{REPO / '.venv' / 'bin'}:/usr/local/bin:/usr/bin:/bin"
+    path = f"{environment() / 'bin'}:/usr/local/bin:/usr/bin:/bin"
     return {
         "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
         "images": {"trainer": images["trainer"], "rollout": images["rollout"], "pullPolicy": "Never"},

@@ -9,7 +9,14 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from grpo_operator.api.v1alpha1.status import DataStatus, EngineState, Phase, RestartCounts, TokensStatus
+from grpo_operator.api.v1alpha1.status import (
+    DataStatus,
+    EngineState,
+    HostState,
+    Phase,
+    RestartCounts,
+    TokensStatus,
+)
 
 
 class Message(BaseModel):
@@ -95,6 +102,14 @@ class ControllerStatus(Message):
     engines: list[EngineSummary] = Field(default_factory=list)
 
 
+class EngineHost(Message):
+    """One host of an engine of several hosts. ``host``: 0 for the leader. ``pod``: name of its pod."""
+
+    host: int
+    pod: str
+    state: HostState
+
+
 class AgentStatus(Message):
     """One engine's weights and state, served by the agent beside it.
 
@@ -108,6 +123,7 @@ class AgentStatus(Message):
     ``ranks``: GPUs of the engine. ``bucket_bytes``: largest bucket that it receives.
     ``settled``: the engine holds exactly the GPU memory that it was granted.
     ``waits``: mode colocated, and the trainers use the GPUs.
+    ``hosts``: of an engine of several hosts, those that have reported.
     """
 
     name: str
@@ -127,3 +143,4 @@ class AgentStatus(Message):
     bucket_bytes: int = 0
     settled: bool = False
     waits: bool = False
+    hosts: list[EngineHost] = Field(default_factory=list)

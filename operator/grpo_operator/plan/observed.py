@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from grpo_operator.api import names
-from grpo_operator.api.messages import AgentStatus, ControllerStatus
-from grpo_operator.api.v1alpha1.status import LONGEST_MESSAGE, EngineState, EngineStatus
+from grpo_operator.api.messages import AgentStatus, ControllerStatus, EngineHost
+from grpo_operator.api.v1alpha1.status import LONGEST_MESSAGE, EngineHostStatus, EngineState, EngineStatus
 from grpo_operator.kuberay_client.models import RayClusterStatus
 from grpo_operator.plan.status.container_failures import ContainerFailure, container_failures
 
@@ -52,7 +52,8 @@ class Observed:
         if agent is None:
             dead = pod.get("status", {}).get("phase") == "Failed"
             state = EngineState.DEAD if dead else EngineState.RESTARTING
-            return EngineStatus(name=name, state=state, endpoint=endpoint, message=_container_error(pod))
+            error = self._error_of_hosts(pod)
+            return EngineStatus(name=name, state=state, endpoint=endpoint, message=error)
         return EngineStatus(
             name=name,
             state=agent.state,
@@ -61,12 +62,25 @@ class Observed:
             last_transition=agent.since or None,
             restarts=agent.restarts,
             waits=agent.waits or None,
-            message=_container_error(pod) or _reason(agent),
+            message=self._error_of_hosts(pod) or _reason(agent),
+            hosts=[_host(host) for host in agent.hosts] or None,
         )
+
+    def _error_of_hosts(self, first: dict[str, Any]) -> str | None:
+        """Return the container error of the engine's first pod, or of another pod of it."""
+        name = first["metadata"]["labels"].get(names.REPLICA_NAME)
+        pods = of_pool((*self.pods, *self.pool_pods), names.ROLLOUT)
+        others = [p for p in pods if name and p["metadata"]["labels"].get(names.REPLICA_NAME) == name]
+        return next((error for error in map(_container_error, (first, *others)) if error), None)
 
     def container_failures(self) -> list[ContainerFailure]:
         """Return the failing containers of the job's pods and of the pool that it uses."""
         return container_failures((*self.pods, *self.pool_pods))
+
+
+def _host(host: EngineHost) -> EngineHostStatus:
+    role: Literal["leader", "worker"] = "worker" if host.host else "leader"
+    return EngineHostStatus(pod=host.pod, role=role, host=host.host, state=host.state)
 
 
 def _container_error(pod: dict[str, Any]) -> str | None:

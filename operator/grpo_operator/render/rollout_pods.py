@@ -20,10 +20,10 @@ from grpo_operator.render.placement import (
 from grpo_operator.render.pod_template import PodParts, overlaid, probe
 from grpo_operator.render.sglang_command import (
     ADMIN_KEY,
-    CPU_ENGINE_ENV,
     MODEL_DIRECTORY,
     ROUTED_EXPERTS,
     TURNS,
+    cpu_engine_env,
     engine_command,
 )
 from grpo_operator.render.volumes import Files
@@ -96,8 +96,8 @@ class EnginePods:
         return result | packed(owner.labels(names.ROLLOUT), key, pool.engine.nodes_per_engine)
 
     def _server(self, pool: RolloutTemplate, gpus: int) -> dict[str, Any]:
-        command = engine_command(self.parts.owner, self.model_path, pool, self.colocated and gpus > 0)
-        env = CPU_ENGINE_ENV if not gpus else {}
+        command = engine_command(self.model_path, pool, self.colocated and gpus > 0)
+        env = cpu_engine_env(pool.engine) if not gpus else {}
         server = self.parts.container("engine", self._image(pool), pool.resources, gpus, env, command)
         server["ports"] = [{"name": "http", "containerPort": ENGINE_PORT}]
         server["startupProbe"] = probe("/ping", ENGINE_PORT, period=2, failures=900)
@@ -124,6 +124,10 @@ class EnginePods:
             arguments += f" --routed-experts {ROUTED_EXPERTS}"
         if self.writer:
             arguments += f" --writer {self.writer}"
+        if pool.engine.nodes_per_engine > 1:
+            first = f"{self.parts.owner.name}-$GROUP-$REPLICA_INDEX"  # Owner.engine_service
+            arguments += f' --hosts {pool.engine.nodes_per_engine} --host-index "$HOST_INDEX"'
+            arguments += f' --first-host "http://{first}:{AGENT_PORT}" --address "$POD_IP"'
         agent = self.parts.agent(self._image(pool), arguments)
         # Ready means that the engine serves the pool's version. Two failures: one update is no reason for
         # unreadiness, and it is shorter than two periods.
@@ -151,12 +155,10 @@ def _expert_env() -> list[dict[str, Any]]:
 
 
 def _host_env() -> list[dict[str, Any]]:
-    """Return the environment variables that name the pod's engine and its host within the engine."""
+    """Return the environment variables that name the pod's engine, its host within it, and its address."""
+    labels = {"GROUP": names.GROUP, "REPLICA_INDEX": names.REPLICA_INDEX, "HOST_INDEX": names.HOST_INDEX}
+    fields = {name: f"metadata.labels['{label}']" for name, label in labels.items()}
     return [
-        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{label}']"}}}
-        for name, label in (
-            ("GROUP", names.GROUP),
-            ("REPLICA_INDEX", names.REPLICA_INDEX),
-            ("HOST_INDEX", names.HOST_INDEX),
-        )
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+        for name, path in (fields | {"POD_IP": "status.podIP"}).items()
     ]

@@ -41,7 +41,7 @@ def engine_services(
             pool_owner.engine_service(group, index),
             pool_owner.labels(names.ROLLOUT)
             | {names.GROUP: group, names.REPLICA_INDEX: str(index), names.HOST_INDEX: "0"},
-            {"rendezvous": names.RENDEZVOUS_PORT},
+            {"rendezvous": names.RENDEZVOUS_PORT, "agent": AGENT_PORT},
         )
         for group, _, engines in rollout_groups(pool, leaves)
         for index in range(engines)

@@ -3,7 +3,7 @@
 import shlex
 
 from grpo_operator.api.base import Device
-from grpo_operator.api.names import AGENT_PORT, ENGINE_PORT, RENDEZVOUS_PORT, Owner
+from grpo_operator.api.names import AGENT_PORT, ENGINE_PORT
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
 
 # Backends that run without compiled CPU kernels.
@@ -26,7 +26,7 @@ CPU_ENGINE_ENV = {
 }
 
 
-def engine_command(owner: Owner, model_path: str, pool: RolloutTemplate, turns: bool = False) -> str:
+def engine_command(model_path: str, pool: RolloutTemplate, turns: bool = False) -> str:
     """Return the shell command that writes the model's configuration and then becomes the server.
 
     ``turns``: the GPUs are shared with trainers. The server then starts only when its agent allows it, and it
@@ -42,11 +42,13 @@ def engine_command(owner: Owner, model_path: str, pool: RolloutTemplate, turns: 
         prepare += " --tokenizer"
     if turns:
         prepare += f" --turn http://127.0.0.1:{AGENT_PORT}/turnz"
-    server = "python3 -m grpo_worker.rollout.sglang.engine_process python3 -m sglang.launch_server"
+    several = engine.nodes_per_engine > 1
+    rounds = f"--rounds http://127.0.0.1:{AGENT_PORT}/hostz " if several else ""
+    server = f"python3 -m grpo_worker.rollout.sglang.engine_process {rounds}python3 -m sglang.launch_server"
     server += f" --model-path {MODEL_DIRECTORY} {shlex.join(arguments)}"
     server += f' --admin-api-key "$(cat {ADMIN_KEY})"'
-    if engine.nodes_per_engine > 1:
-        server += _several_hosts(owner, engine.nodes_per_engine)
+    if several:  # engine_process adds --dist-init-addr: a replaced first host has another address
+        server += f' --nnodes {engine.nodes_per_engine} --node-rank "$HOST_INDEX"'
     return f"{prepare} && exec {server}"
 
 
@@ -94,7 +96,11 @@ def _parallel_sizes(engine: EngineSpec) -> list[str]:
     return arguments
 
 
-def _several_hosts(owner: Owner, hosts: int) -> str:
-    """Return the arguments that differ by pod; the shell reads them from the env of KubeRay's labels."""
-    first = f"{owner.name}-$GROUP-$REPLICA_INDEX:{RENDEZVOUS_PORT}"
-    return f' --nnodes {hosts} --node-rank "$HOST_INDEX" --dist-init-addr "{first}"'
+def cpu_engine_env(engine: EngineSpec) -> dict[str, str]:
+    """Return the environment of a server on CPUs."""
+    if engine.tensor_parallel == 1:
+        return CPU_ENGINE_ENV
+    # Without cores for each rank SGLang refuses more ranks than NUMA nodes; it binds ranks only with its
+    # compiled CPU kernels. It would find NCCL, whose communicator refuses a CPU.
+    cores = "|".join("0" for _ in range(engine.tensor_parallel))
+    return CPU_ENGINE_ENV | {"SGLANG_CPU_OMP_THREADS_BIND": cores, "SGLANG_NCCL_SO_PATH": "/nonexistent.so"}

@@ -41,6 +41,10 @@ def main() -> None:
     parser.add_argument("--turns", type=Path, help="colocated GPUs: file that keeps the engine's GPU lease")
     parser.add_argument("--routed-experts", type=Path, help="folder in which the engine keeps them")
     parser.add_argument("--writer", help="job that may update weights; default: none until bound")
+    parser.add_argument("--hosts", type=int, default=1, help="pods of the engine")
+    parser.add_argument("--host-index", type=int, default=0, help="0: the first host, which leads the others")
+    parser.add_argument("--first-host", help="URL of the agent of the engine's first host")
+    parser.add_argument("--address", default="127.0.0.1", help="at which the engine's hosts reach this pod")
     parser.add_argument("--timeout", type=float, default=120, help="seconds of a call to the engine")
     args = parser.parse_args()
     app = _trainer(args.weights) if args.role == "trainer" else _rollout(args)
@@ -54,23 +58,33 @@ def _trainer(weights: Path) -> Starlette:
 
 
 def _rollout(args: argparse.Namespace) -> Starlette:
-    from grpo_worker.weightsync.agent.engine_client import Engine
-    from grpo_worker.weightsync.agent.http import further_host_application, rollout_application
-
-    engine = Engine(args.engine, args.timeout, args.admin_key)
-    if os.environ.get("HOST_INDEX", "0") != "0":
-        return further_host_application(engine, args.routed_experts)
+    if args.host_index:
+        return _further_host(args)
     from grpo_worker.weightsync.agent.agent import Agent
+    from grpo_worker.weightsync.agent.engine_client import Engine
+    from grpo_worker.weightsync.agent.engine_place import EnginePlace
     from grpo_worker.weightsync.agent.fetcher import Fetcher
+    from grpo_worker.weightsync.agent.host_rendezvous import HostRendezvous
+    from grpo_worker.weightsync.agent.http import rollout_application
     from grpo_worker.weightsync.transport.nixl.importer import Importer
 
     bucket = args.bucket_megabytes << 20
     fetcher = Fetcher(args.timeout, args.deltas, Importer() if args.nixl else None)
+    hosts = HostRendezvous(args.hosts) if args.hosts > 1 else None
+    place = EnginePlace(args.address, hosts)
+    engine = Engine(args.engine, args.timeout, args.admin_key, hosts)
     agent = Agent(
-        args.name, engine, args.engine_ranks, bucket, args.timeout, args.writer, fetcher, args.turns
+        args.name, engine, args.engine_ranks, bucket, args.timeout, args.writer, fetcher, args.turns, place
     )
     threading.Thread(target=_watch_forever, args=(agent,), daemon=True).start()
-    return rollout_application(agent, args.model_config, args.routed_experts)
+    return rollout_application(agent, args.model_config, place if hosts else None, args.routed_experts)
+
+
+def _further_host(args: argparse.Namespace) -> Starlette:
+    from grpo_worker.weightsync.agent.further_host import FurtherHost, answers, application
+
+    host = FurtherHost(args.host_index, args.name, args.first_host, lambda: answers(args.engine))
+    return application(host, args.routed_experts)
 
 
 def _watch_forever(agent: "Agent") -> None:

@@ -1,6 +1,7 @@
 """Status of GRPOJob, and the status types that both kinds share."""
 
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import Field
 
@@ -32,6 +33,14 @@ class EngineState(StrEnum):
     DEAD = "DEAD"
 
 
+class HostState(StrEnum):
+    """State of one host of a multi-host engine."""
+
+    RUNNING = "Running"  # its server runs together with those of the other hosts
+    WAITING = "Waiting"  # it runs no server: it waits for the other hosts, or has just started
+    LOST = "Lost"  # it does not report
+
+
 class Condition(Model):
     """A condition, as metav1.Condition."""
 
@@ -45,6 +54,17 @@ class Condition(Model):
     observed_generation: int | None = Field(
         None, description="metadata.generation that the condition describes"
     )
+
+
+class EngineHostStatus(Model):
+    """One pod of an engine of several pods."""
+
+    pod: str = Field(max_length=253, description="name of the pod")
+    role: Literal["leader", "worker"] = Field(
+        description="leader: host 0, which serves requests and whose agent reports for the engine"
+    )
+    host: int = Field(description="index of the host within the engine (SGLang: node-rank)")
+    state: HostState = Field(description="Running, Waiting for the other hosts, or Lost")
 
 
 class EngineStatus(Model):
@@ -65,6 +85,9 @@ class EngineStatus(Model):
     )
     waits: bool | None = Field(
         None, description="true while the trainer uses the engine's GPUs (mode colocated)"
+    )
+    hosts: list[EngineHostStatus] | None = Field(
+        None, max_length=64, description="pods of an engine of several pods (nodesPerEngine above 1)"
     )
 
 

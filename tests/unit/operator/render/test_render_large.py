@@ -44,11 +44,14 @@ def test_pods_of_an_engine_restart_together() -> None:
     engine = template("rollout")["spec"]["containers"][0]
     command = engine["args"][0]
     for part in ("--tp-size 32", "--ep-size 32", "--dp-size 32 --enable-dp-attention", "--nnodes 4",
-                 '--node-rank "$HOST_INDEX"', '"deepseek-v3-grpo-$GROUP-$REPLICA_INDEX:20000"',
+                 '--node-rank "$HOST_INDEX"', "engine_process --rounds http://127.0.0.1:9000/hostz python3",
                  "/models/DeepSeek-V3 /tmp/model --fp8-block128"):  # fmt: skip
         assert part in command
     fields = {e["name"]: e["valueFrom"]["fieldRef"]["fieldPath"] for e in engine["env"] if "valueFrom" in e}
     assert fields["HOST_INDEX"] == "metadata.labels['ray.io/replica-host-index']"
+    agent = template("rollout")["spec"]["containers"][1]["args"][0]
+    first = "http://deepseek-v3-grpo-$GROUP-$REPLICA_INDEX:9000"
+    assert f'--hosts 4 --host-index "$HOST_INDEX" --first-host "{first}" --address "$POD_IP"' in agent
 
 
 def test_each_engine_has_a_service_for_its_first_host() -> None:

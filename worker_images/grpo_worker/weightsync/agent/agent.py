@@ -17,6 +17,7 @@ from grpo_operator.api.messages import AgentStatus
 from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.weightsync.agent import metrics, transfer_group
 from grpo_worker.weightsync.agent.engine_client import Engine, EngineError
+from grpo_worker.weightsync.agent.engine_place import START_SECONDS, EnginePlace
 from grpo_worker.weightsync.agent.engine_state import EngineStateMachine
 from grpo_worker.weightsync.agent.fetcher import Fetcher
 from grpo_worker.weightsync.agent.gpu_lease import GpuLease
@@ -41,12 +42,14 @@ class Agent:
     def __init__(
         self, name: str, engine: Engine, engine_ranks: int, bucket_bytes: int, timeout: float,
         writer: str | None = None, fetcher: Fetcher | None = None, lease_file: Path | None = None,
+        place: EnginePlace | None = None,
     ) -> None:  # fmt: skip
-        self._name = name
+        self._place = place or EnginePlace()
+        self.name = name
         self._instance = uuid.uuid4().hex[:12]  # a restarted agent has another one, and has joined no group
         self._engine = engine
         self._ranks = engine_ranks
-        self._installer = Installer(name, engine, engine_ranks, timeout)
+        self._installer = Installer(name, engine, engine_ranks, timeout, self._place.address)
         self._unresponsive_limit = UNRESPONSIVE_SECONDS + timeout
         self._bucket_bytes = bucket_bytes
         self._lock = threading.Lock()
@@ -72,7 +75,7 @@ class Agent:
         """Return the status for the controller, the operator and the readiness probe (AgentStatus)."""
         held, state = self._held, self._state
         return AgentStatus(
-            name=self._name,
+            name=self.name,
             instance=self._instance,
             writer=self._guard.writer,
             attempt=self._guard.attempt,
@@ -89,6 +92,7 @@ class Agent:
             bucket_bytes=self._bucket_bytes,
             settled=self._lease.settled,
             waits=self._lease.waits,
+            hosts=self._place.hosts_status(),
         ).wire()
 
     def may_start(self) -> bool:
@@ -96,7 +100,12 @@ class Agent:
         return self._lease.may_start()
 
     def engine_lives(self) -> bool:
-        """Return whether the server answers and its scheduler is responsive (liveness of its container)."""
+        """Return whether the server answers and its scheduler is responsive (liveness of its container).
+
+        A server of a multi-host engine that waits for other hosts, or starts after they were lost, is alive.
+        """
+        if self._place.hosts is not None and self._state.state == EngineState.RESTARTING:
+            return self._place.hosts.starting_for() < START_SECONDS
         return self._engine.alive() and self._engine.unresponsive_seconds() < self._unresponsive_limit
 
     def grant_gpu_memory(self, writer: str, parts: list[str], attempt: int = 0) -> dict[str, Any]:
@@ -184,7 +193,7 @@ class Agent:
 
     def _watch(self) -> None:
         if not self._engine.alive():
-            self._on_lost("engine does not answer")
+            self._on_lost(self._absence())
             return
         if self._state.state == EngineState.RESTARTING:
             self._on_up()
@@ -273,10 +282,15 @@ class Agent:
     def _on_failure(self, error: Exception, touched: bool) -> None:
         """Take an engine with partly written weights out of service; an untouched one goes on serving."""
         if not self._engine.alive():
-            self._on_lost(f"engine died during an update: {error}")
+            self._on_lost(f"{self._absence()}, during an update: {error}")
         elif touched:
             metrics.set_version(None)
             self._state = self._state.stale(f"update failed: {error}")
+
+    def _absence(self) -> str:
+        """Return why the engine is not alive."""
+        problem = self._place.hosts.problem() if self._place.hosts else ""
+        return problem or "engine does not answer"
 
     def _on_lost(self, reason: str) -> None:
         self._installer.drop_group()

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from grpo_worker.weightsync.agent.host_rendezvous import HostRendezvous
 from grpo_worker.weightsync.protocol.digest import digest
 from grpo_worker.weightsync.protocol.direct_load import MARK, DirectLoad
 from grpo_worker.weightsync.protocol.tiling import TensorPlan
@@ -25,18 +26,23 @@ class Engine:
     """Client of one server.
 
     ``timeout``: seconds of every call. ``admin_key``: file with the key of the control routes; the engine's
-    container writes it when it starts.
+    container writes it when it starts. ``hosts``: rendezvous of an engine of several hosts.
     """
 
-    def __init__(self, url: str, timeout: float, admin_key: Path | None = None) -> None:
+    def __init__(
+        self, url: str, timeout: float, admin_key: Path | None = None, hosts: HostRendezvous | None = None
+    ) -> None:
         self.url = url
+        self._hosts = hosts
         self._admin_key = admin_key
         self._client = httpx.Client(base_url=url, timeout=timeout)
         self._timeout = timeout
         self._unresponsive_since: float | None = None
 
     def alive(self) -> bool:
-        """Return whether the server answers; the request does not reach its scheduler."""
+        """Return whether the servers of all hosts run; the request does not reach their schedulers."""
+        if self._hosts is not None and self._hosts.problem():
+            return False
         try:
             return self._client.get("/ping", timeout=_SHORT).status_code == 200
         except httpx.HTTPError:

@@ -14,16 +14,12 @@ from starlette.routing import Route
 
 from grpo_worker.common.auth import guarded
 from grpo_worker.weightsync.agent.agent import Agent
-from grpo_worker.weightsync.agent.engine_client import Engine
+from grpo_worker.weightsync.agent.engine_place import EnginePlace
 from grpo_worker.weightsync.agent.expert_routes import expert_routes
+from grpo_worker.weightsync.agent.further_host import host_route, report_of
+from grpo_worker.weightsync.agent.host_rendezvous import HostReport
 from grpo_worker.weightsync.agent.writer_guard import WriterError
 from grpo_worker.weightsync.protocol.group_offer import GroupOffer
-
-
-def further_host_application(engine: Engine, experts: Path | None = None) -> Starlette:
-    """Return the application on further hosts of a multi-host engine, which the first host's agent serves."""
-    ok = [Route(path, lambda _: PlainTextResponse("ok")) for path in ("/healthz", "/readyz")]
-    return guarded([*ok, Route("/enginez", _engine_route(engine.alive)), *expert_routes(experts)])
 
 
 def _engine_route(lives: Callable[[], bool]) -> Callable[[Request], Response]:
@@ -36,13 +32,17 @@ def _engine_route(lives: Callable[[], bool]) -> Callable[[Request], Response]:
 
 
 def rollout_application(
-    agent: Agent, model_config: Path | None = None, experts: Path | None = None
+    agent: Agent,
+    model_config: Path | None = None,
+    place: EnginePlace | None = None,
+    experts: Path | None = None,
 ) -> Starlette:
     """Return the application of an agent.
 
-    ``model_config``: config.json that its engine started with. ``experts``: folder in which the engine keeps
-    routed experts.
+    ``model_config``: config.json that its engine started with. ``place``: of an engine of several hosts, whose
+    other hosts report here. ``experts``: folder in which the engine keeps routed experts.
     """
+    hosts = _host_routes(agent, place) if place else []
     routes = _AgentRoutes(agent, model_config)
     return guarded(
         [
@@ -59,8 +59,25 @@ def rollout_application(
             Route("/v1/link", routes.join, methods=["POST"]),
             Route("/v1/take", routes.receive, methods=["POST"]),
             *expert_routes(experts),
+            *hosts,
         ]
     )
+
+
+def _host_routes(agent: Agent, place: EnginePlace) -> list[Route]:
+    """Return the routes by which the hosts of the engine report: this one, and the others."""
+
+    def serving() -> bool:
+        return bool(agent.status()["state"] == "SERVING")
+
+    async def other(request: Request) -> Response:
+        report = HostReport(**await request.json())
+        return JSONResponse(await run_in_threadpool(place.answer, report, serving()))
+
+    def own(fields: dict[str, str]) -> dict[str, Any]:
+        return place.answer(report_of(0, agent.name, fields), serving())
+
+    return [host_route(own), Route("/v1/hosts", other, methods=["POST"])]
 
 
 class _AgentRoutes:

@@ -27,10 +27,14 @@ class Installer:
     """Installs versions in one engine of ``ranks`` ranks, one at a time.
 
     ``timeout``: seconds of each call to the engine; a direct load is one call.
+    ``address``: of this host, at which the engine's ranks reach the agent.
     ``seconds``: of each part of the last update. ``load_report``: of the last direct load, from the engine.
     """
 
-    def __init__(self, name: str, engine: Engine, ranks: int, timeout: float) -> None:
+    def __init__(
+        self, name: str, engine: Engine, ranks: int, timeout: float, address: str = "127.0.0.1"
+    ) -> None:
+        self._address = address
         self._name = name
         self._engine = engine
         self._ranks = ranks
@@ -149,7 +153,7 @@ class Installer:
             with self.timed("join"):
                 # A unique name: the engine may still have the group of an agent that died.
                 name = f"{AGENT}{uuid.uuid4().hex[:12]}"
-                self._group = LocalGroup(self._engine, name, self._ranks, self._timeout)
+                self._group = LocalGroup(self._engine, name, self._ranks, self._timeout, self._address)
         return self._group
 
     def _send_directly(self, group: LocalGroup, staged: StagedVersion, load: DirectLoad) -> None:

@@ -15,22 +15,26 @@ from grpo_worker.weightsync.transport import torch_group
 class LocalGroup:
     """Process group over which one engine receives staged versions.
 
-    ``direct``: the engine supports direct loads. An engine without our plugin joins by SGLang's
-    ``init_custom_process_group``, which determines the store's prefix and the group's name.
+    ``address``: at which the engine's ranks reach the store that this process opens; ranks on further hosts
+    need another one than the loopback. ``direct``: the engine supports direct loads. An engine without our
+    plugin joins by SGLang's ``init_custom_process_group``, which determines the store's prefix and the
+    group's name.
     """
 
-    def __init__(self, engine: Engine, name: str, engine_ranks: int, timeout: float) -> None:
+    def __init__(
+        self, engine: Engine, name: str, engine_ranks: int, timeout: float, address: str = "127.0.0.1"
+    ) -> None:
         self.name = name
         self.direct = False
         world = engine_ranks + 1
         limit = timedelta(seconds=timeout)
         # Port 0: the store picks a free port, which no earlier agent still listens on.
-        store = TCPStore("127.0.0.1", 0, world, True, limit, wait_for_workers=False)
+        store = TCPStore(address, 0, world, True, limit, wait_for_workers=False)
         failure: list[Exception] = []
 
         def join() -> None:
             try:
-                self.direct = engine.join_group("127.0.0.1", store.port, name, world)
+                self.direct = engine.join_group(address, store.port, name, world)
             except Exception as error:  # noqa: BLE001 - raised again in the calling thread
                 failure.append(error)
 

@@ -1,0 +1,116 @@
+"""Server on one host of a multi-host engine: it runs in the rounds that the first host's agent begins."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+PERIOD_SECONDS = 1.0
+SILENT_SECONDS = 60.0  # without an answer; an agent takes less to restart
+_TIMEOUT = 5.0
+Start = Callable[[Sequence[str], deque[str]], "subprocess.Popen[bytes]"]
+
+
+@dataclass(slots=True)
+class _Server:
+    round: str
+    process: "subprocess.Popen[bytes]"
+    tail: deque[str] = field(default_factory=deque)
+    revoked: bool = False  # whether its round has ended
+
+
+class HostServer:
+    """Starts the command in each round, and kills it when the round ends.
+
+    ``url``: route of the pod's agent. ``start``: starts a command in a session of its own and collects the
+    end of its log. ``wait``: reaps processes until one of this id ends, and returns its exit code.
+    ``last_error``: last error of a log.
+    """
+
+    def __init__(
+        self, command: Sequence[str], url: str, start: Start, wait: Callable[[int], int],
+        last_error: Callable[[deque[str]], str],
+    ) -> None:  # fmt: skip
+        self._command = list(command)
+        self._url = url
+        self._start, self._wait, self._last_error = start, wait, last_error
+        self._process = uuid.uuid4().hex[:12]
+        self._server: _Server | None = None
+        self._ended = self._error = ""
+        self._answered = time.monotonic()
+        self._stopping = threading.Event()
+
+    def stop(self, received: int) -> None:
+        """Pass a signal on to the server, and start no further one."""
+        self._stopping.set()
+        if self._server is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._server.process.pid, received)
+
+    def run(self) -> None:
+        """Run the rounds until ``stop``."""
+        threading.Thread(target=self._watch_forever, daemon=True).start()
+        while not self._stopping.is_set():
+            answer = self._report()
+            if answer is not None and answer["round"]:
+                self._run_round(answer["round"], answer["rendezvous"])
+            else:
+                self._stopping.wait(PERIOD_SECONDS)
+
+    def _run_round(self, number: str, rendezvous: str) -> None:
+        tail: deque[str] = deque(maxlen=400)
+        server = _Server(number, self._start([*self._command, "--dist-init-addr", rendezvous], tail), tail)
+        self._server = server
+        code = self._wait(server.process.pid)
+        self._server = None
+        _kill(server.process.pid)  # its schedulers may outlive it
+        if not server.revoked:
+            self._ended = number
+            self._error = self._last_error(tail) or f"exit code {code}"
+
+    def _watch_forever(self) -> None:
+        while True:
+            time.sleep(PERIOD_SECONDS)
+            server = self._server
+            if server is not None and not self._stopping.is_set():
+                self._watch(server)
+
+    def _watch(self, server: _Server) -> None:
+        """Report once, and kill the server if its round has ended."""
+        answer = self._report()
+        silent = time.monotonic() - self._answered > SILENT_SECONDS
+        if silent or (answer is not None and answer["round"] != server.round):
+            server.revoked = True
+            _kill(server.process.pid)
+
+    def _report(self) -> dict[str, str] | None:
+        """Report the running server; return the agent's answer, or None while it does not answer."""
+        server = self._server
+        fields = {
+            "process": self._process, "round": server.round if server else "",
+            "ended": self._ended, "error": self._error[:400],
+        }  # fmt: skip
+        try:
+            url = f"{self._url}?{urllib.parse.urlencode(fields)}"
+            with urllib.request.urlopen(url, timeout=_TIMEOUT) as response:  # noqa: S310 - the pod's agent
+                answer: dict[str, str] = json.load(response)
+        except (urllib.error.URLError, OSError, ValueError):
+            return None
+        self._answered = time.monotonic()
+        return answer
+
+
+def _kill(session: int) -> None:
+    """Kill every process of a session's first process group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(session, signal.SIGKILL)

@@ -1,0 +1,30 @@
+"""Place of an engine: the address of its first host, and the rendezvous of its hosts if it has several."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_operator.api.messages import EngineHost
+from grpo_operator.api.names import RENDEZVOUS_PORT
+from grpo_worker.weightsync.agent.host_rendezvous import HostRendezvous, HostReport
+
+START_SECONDS = 1800.0  # for a server to answer, as in its container's startup probe
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlace:
+    """``address``: at which all hosts of the engine reach its first host. ``hosts``: None for one host."""
+
+    address: str = "127.0.0.1"
+    hosts: HostRendezvous | None = None
+
+    def answer(self, report: HostReport, serving: bool) -> dict[str, Any]:
+        """Take a host's report; return the round that it must run, and what the host needs to know for it."""
+        assert self.hosts is not None, "only the hosts of a multi-host engine report"
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return {
+            "round": self.hosts.report(report), "rendezvous": f"{host}:{RENDEZVOUS_PORT}", "serving": serving
+        }  # fmt: skip
+
+    def hosts_status(self) -> list[EngineHost]:
+        """Return the state of each host; empty for an engine of one host."""
+        return self.hosts.states() if self.hosts else []
