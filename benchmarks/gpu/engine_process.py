@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from grpo_operator.api.names import Owner
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
 from grpo_operator.render.sglang_command import MODEL_DIRECTORY, engine_command
 from grpo_worker.weightsync.agent.engine_client import Engine
@@ -38,8 +37,7 @@ class EngineProcess:
             expert_parallel=ranks, quantization="fp8-block128" if fp8 else "none",
             extra_args=_GPU if gpus else [],
         )  # fmt: skip
-        owner = Owner("GRPOJob", "default", "bench")
-        command = engine_command(owner, str(folder), RolloutTemplate(engine=engine))
+        command = engine_command(str(folder), RolloutTemplate(engine=engine))
         command = command.replace(MODEL_DIRECTORY, str(folder / "model")).replace("30000", str(port))
         self._log = folder / "log"
         with self._log.open("wb") as log:

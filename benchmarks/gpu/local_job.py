@@ -19,7 +19,7 @@ import httpx
 
 from grpo_operator.api.base import Device
 from grpo_operator.api.job_config import JobConfig
-from grpo_operator.api.names import AGENT_PORT, CONTROLLER_PORT, ENGINE_PORT, GCS_PORT, Owner
+from grpo_operator.api.names import AGENT_PORT, CONTROLLER_PORT, ENGINE_PORT, GCS_PORT
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.plan.weight_path import job_weight_path
 from grpo_operator.render.sglang_command import ADMIN_KEY, MODEL_DIRECTORY, TURNS, engine_command
@@ -134,11 +134,10 @@ class LocalJob:
         raise TimeoutError(f"the job did not end in {timeout:.0f} s")
 
     def _start_engine(self) -> None:
-        owner = Owner("GRPOJob", "default", "bench")
         turns = self._spec.shares_gpus
         template = self._spec.rollout.template
         assert template is not None, "the job has engines of its own"
-        command = engine_command(owner, self._spec.model.path, template, turns)
+        command = engine_command(self._spec.model.path, template, turns)
         env = {"PYTHONPATH": os.pathsep.join([self._sources, self._engine_path]), "CUDA_VISIBLE_DEVICES": "0"}
         if self._routes:
             url = f"http://{ENGINE_HOST}:{AGENT_PORT}"

@@ -18,7 +18,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from grpo_devcluster.cpu_engine import environment
-from grpo_operator.api.names import AGENT_PORT, ENGINE_PORT, Owner
+from grpo_operator.api.names import AGENT_PORT, ENGINE_PORT
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
 from grpo_operator.render.sglang_command import MODEL_DIRECTORY, engine_command
 from grpo_worker.weightsync.agent.agent import Agent
@@ -39,7 +39,7 @@ class Server:
         spec = {"context_length": 256, "max_total_tokens": 8192, "return_routed_experts": True} | engine
         pool = RolloutTemplate(engine=EngineSpec(device="cpu", dtype="float32", **spec))
         command = (
-            engine_command(Owner("GRPOJob", "default", "tiny"), model, pool)
+            engine_command(model, pool)
             .replace(MODEL_DIRECTORY, str(directory / "model"))
             .replace(f"--port {ENGINE_PORT}", f"--port {port}")
         )

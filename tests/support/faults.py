@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,20 +119,32 @@ def slowed(pod: dict[str, Any], rate: str) -> Iterator[None]:
         subprocess.run([*inside, "qdisc", "delete", "dev", "eth0", "root"], check=True)
 
 
+DROP, RESET = ("DROP",), ("REJECT", "--reject-with", "tcp-reset")
+
+
 @contextlib.contextmanager
-def cut_off(pod: dict[str, Any], others: list[dict[str, Any]]) -> Iterator[None]:
-    """Drop every packet between a pod and others; check that some were dropped."""
+def cut_off(
+    pod: dict[str, Any], others: list[dict[str, Any]], verdict: Sequence[str] = DROP
+) -> Iterator[None]:
+    """Let no packet pass between a pod and others; check that some were held up.
+
+    ``verdict``: DROP leaves connections open; RESET ends them, and both ends notice at once.
+    """
     # The engine itself may be killed while the rules are in place.
     inside = ["nsenter", "-t", str(main_process(pod, "agent")), "-n", "iptables"]
     ways = [("INPUT", "-s"), ("OUTPUT", "-d")]
-    rules = [[chain, flag, other["status"]["podIP"]] for chain, flag in ways for other in others]
-    for chain, *match in rules:
-        subprocess.run([*inside, "-I", chain, *match, "-j", "DROP"], check=True)
+    rules = [
+        [chain, "-p", "tcp", flag, other["status"]["podIP"], "-j", *verdict]
+        for chain, flag in ways
+        for other in others
+    ]
+    for rule in rules:
+        subprocess.run([*inside, "-I", *rule], check=True)
     try:
         yield
         shown = subprocess.run([*inside, "-nvxL"], check=True, capture_output=True, text=True).stdout
-        lost = [int(line.split()[0]) for line in shown.splitlines() if " DROP " in line and "*" in line]
+        lost = [int(line.split()[0]) for line in shown.splitlines() if f" {verdict[0]} " in line]
         assert sum(lost), f"no packet was lost: {shown}"
     finally:
-        for chain, *match in rules:
-            subprocess.run([*inside, "-D", chain, *match, "-j", "DROP"], check=True)
+        for rule in rules:
+            subprocess.run([*inside, "-D", *rule], check=True)

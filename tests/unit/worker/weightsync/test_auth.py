@@ -14,6 +14,10 @@ from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.status.server import application as controller
 from grpo_worker.weightsync.agent.agent import Agent
 from grpo_worker.weightsync.agent.engine_client import Engine
+from grpo_worker.weightsync.agent.engine_place import EnginePlace
+from grpo_worker.weightsync.agent.further_host import FurtherHost
+from grpo_worker.weightsync.agent.further_host import application as further_host
+from grpo_worker.weightsync.agent.host_rendezvous import HostRendezvous
 from grpo_worker.weightsync.agent.http import rollout_application
 from grpo_worker.weightsync.trainer.agent import application as trainer_agent
 
@@ -26,7 +30,17 @@ def _controller(_: Path) -> Starlette:
     return controller(ProgressBoard(), list)
 
 
-APPLICATIONS: list[Callable[[Path], Starlette]] = [_rollout_agent, trainer_agent, _controller]
+def _first_host(_: Path) -> Starlette:
+    place = EnginePlace(hosts=HostRendezvous(2))
+    agent = Agent("engine-0", Engine("http://127.0.0.1:9", 1), 1, 1 << 20, 1, place=place)
+    return rollout_application(agent, None, place)
+
+
+def _further_host(_: Path) -> Starlette:
+    return further_host(FurtherHost(1, "engine-0", "http://127.0.0.1:9", lambda: True))
+
+
+APPLICATIONS: list[Callable[[Path], Starlette]] = [_rollout_agent, trainer_agent, _controller, _first_host]
 
 
 @pytest.fixture
@@ -84,6 +98,11 @@ def test_a_rotated_key_is_reloaded_and_a_lost_one_admits_nobody(
     key_file.unlink()
     for sent in (old, headers(), {"authorization": "Bearer "}):
         assert 401 in _answers(app, sent).values()
+
+
+def test_a_further_host_has_open_routes_only() -> None:
+    routes = {route.path for route in _further_host(Path()).routes if isinstance(route, Route)}
+    assert routes <= OPEN
 
 
 def test_no_key_is_needed_outside_pods(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

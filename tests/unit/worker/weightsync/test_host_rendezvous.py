@@ -69,7 +69,7 @@ def test_a_restarted_container_ends_the_round_of_all(lost: int) -> None:
     assert hosts[lost].report(engine) == "", "it may not join the servers of the old round"
     assert f"pod-{lost}: the engine's container restarted" in engine.problem()
     others = [host for host in hosts if host.index != lost]
-    assert [host.report(engine) for host in others][0] == ""
+    assert next(host.report(engine) for host in others) == ""
     run(engine, hosts)
     (after,) = {host.round for host in hosts}
     assert after and after != before and engine.problem() == ""
@@ -101,9 +101,9 @@ def test_a_silent_host_is_lost_and_takes_the_others_out_of_service() -> None:
     clock = Clock()
     engine, hosts = started(clock)
     run(engine, hosts[:2], clock, int(LOST_SECONDS) + 1)
-    assert engine.problem() == (
-        f"pod-2: no report for {LOST_SECONDS:.0f} s; waiting for host 2 of 3"
-    ), "its servers would wait for it for half an hour"
+    assert engine.problem() == (f"pod-2: no report for {LOST_SECONDS:.0f} s; waiting for host 2 of 3"), (
+        "its servers would wait for it for half an hour"
+    )
     assert [h.state for h in engine.states()] == [HostState.WAITING, HostState.WAITING, HostState.LOST]
     assert {host.round for host in hosts[:2]} == {""}
     run(engine, hosts)  # a partition that heals: its old server is of no use
