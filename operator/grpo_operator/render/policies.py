@@ -18,8 +18,12 @@ def trainer_budget(job: dict[str, Any], trainers: int) -> dict[str, Any]:
 
 
 def rollout_budget(owner: dict[str, Any], pool: RolloutTemplate) -> dict[str, Any]:
-    """Return a budget that lets a drain evict engines down to minAvailable."""
-    return _budget(owner, names.ROLLOUT, pool.min_available * pool.engine.nodes_per_engine)
+    """Return a budget that lets a drain evict engines down to minAvailable.
+
+    Each evicted pod costs its whole engine, so no more pods than spare engines may be evicted at once.
+    """
+    pods = pool.replicas * pool.engine.nodes_per_engine
+    return _budget(owner, names.ROLLOUT, pods - (pool.replicas - pool.min_available))
 
 
 def _budget(owner: dict[str, Any], pool: str, available: int) -> dict[str, Any]:

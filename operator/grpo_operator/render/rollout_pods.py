@@ -100,7 +100,9 @@ class EnginePods:
         env = cpu_engine_env(pool.engine) if not gpus else {}
         server = self.parts.container("engine", self._image(pool), pool.resources, gpus, env, command)
         server["ports"] = [{"name": "http", "containerPort": ENGINE_PORT}]
-        server["startupProbe"] = probe("/ping", ENGINE_PORT, period=2, failures=900)
+        # A server of several hosts may wait for them; its agent counts the time from when all are there.
+        asked = ("/enginez", AGENT_PORT) if pool.engine.nodes_per_engine > 1 else ("/ping", ENGINE_PORT)
+        server["startupProbe"] = probe(*asked, period=2, failures=900)
         server["readinessProbe"] = probe("/ping", ENGINE_PORT, period=5, failures=3)
         # The agent answers this probe, because the server also answers while its scheduler hangs. Twelve
         # failures leave enough time to restart the agent.

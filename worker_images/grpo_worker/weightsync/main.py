@@ -42,13 +42,25 @@ def main() -> None:
     parser.add_argument("--routed-experts", type=Path, help="folder in which the engine keeps them")
     parser.add_argument("--writer", help="job that may update weights; default: none until bound")
     parser.add_argument("--hosts", type=int, default=1, help="pods of the engine")
-    parser.add_argument("--host-index", type=int, default=0, help="0: the first host, which leads the others")
+    parser.add_argument(
+        "--host-index", type=_host_index, default=0, help="0: the first host, which leads the others"
+    )
     parser.add_argument("--first-host", help="URL of the agent of the engine's first host")
     parser.add_argument("--address", default="127.0.0.1", help="at which the engine's hosts reach this pod")
     parser.add_argument("--timeout", type=float, default=120, help="seconds of a call to the engine")
     args = parser.parse_args()
     app = _trainer(args.weights) if args.role == "trainer" else _rollout(args)
     uvicorn.run(app, host=args.host, port=args.port, log_level="warning")
+
+
+def _host_index(label: str) -> int:
+    """Return the value of a pod label that KubeRay sets."""
+    if not label.isdigit():
+        raise argparse.ArgumentTypeError(
+            f"label ray.io/replica-host-index of this pod is {label!r}, not a number: "
+            "KubeRay 1.5 needs the feature gate RayMultiHostIndexing for engines of several pods"
+        )
+    return int(label)
 
 
 def _trainer(weights: Path) -> Starlette:

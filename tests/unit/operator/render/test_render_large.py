@@ -51,6 +51,8 @@ def test_pods_of_an_engine_restart_together() -> None:
     assert fields["HOST_INDEX"] == "metadata.labels['ray.io/replica-host-index']"
     agent = template("rollout")["spec"]["containers"][1]["args"][0]
     first = "http://deepseek-v3-grpo-$GROUP-$REPLICA_INDEX:9000"
+    probes = {name: engine[name]["httpGet"] for name in ("startupProbe", "livenessProbe")}
+    assert set(map(str, probes.values())) == {"{'path': '/enginez', 'port': 9000}"}, "it may wait for hosts"
     assert f'--hosts 4 --host-index "$HOST_INDEX" --first-host "{first}" --address "$POD_IP"' in agent
 
 
@@ -116,7 +118,7 @@ def test_queues_and_gangs_are_labels_of_the_job_cluster() -> None:
 def test_the_gang_has_a_disruption_budget_and_a_network_policy() -> None:
     spec = GRPOJobSpec.model_validate(job()["spec"])
     trainer, rollout = trainer_budget(job(), 32), rollout_budget(job(), pool_of(spec))
-    assert trainer["spec"]["minAvailable"] == 32 and rollout["spec"]["minAvailable"] == 24
+    assert trainer["spec"]["minAvailable"] == 32 and rollout["spec"]["minAvailable"] == 30
     policy = network_policy(job(), SETTINGS)["spec"]
     assert policy["policyTypes"] == ["Ingress"]
     assert policy["ingress"][1]["from"][0]["namespaceSelector"]["matchLabels"] == {

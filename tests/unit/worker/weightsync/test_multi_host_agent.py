@@ -1,5 +1,7 @@
 """Agents of an engine of two hosts: reports of the second host reach the first, which answers for both."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -87,7 +89,8 @@ def test_both_hosts_get_the_same_round_and_the_leaders_address(pair: Pair) -> No
 
 def test_a_lost_further_host_takes_the_engine_out_of_service_though_its_server_answers(pair: Pair) -> None:
     pair.agent.watch()
-    assert pair.agent.status()["state"] == EngineState.RESTARTING, "the other host is not there"
+    status = pair.agent.status()
+    assert (status["state"], status["reason"]) == (EngineState.RESTARTING, "waiting for host 0, 1 of 2")
     pair.start()
     pair.agent.watch()
     assert pair.agent.status()["state"] == EngineState.STALE
@@ -118,6 +121,12 @@ def test_a_further_host_whose_server_does_not_answer_any_more_is_restarted(pair:
     assert further.lives()
     up[0] = False
     assert not further.lives()
+
+
+def test_a_pod_without_its_hosts_number_names_the_remedy() -> None:
+    command = [sys.executable, "-m", "grpo_worker.weightsync.main", "rollout", "--hosts", "2", "--host-index"]
+    done = subprocess.run([*command, ""], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2 and "feature gate RayMultiHostIndexing" in done.stderr
 
 
 def test_without_the_leader_a_report_is_not_answered() -> None:

@@ -83,7 +83,7 @@ class Agent:
             weight_version=state.version,
             since=state.since,
             restarts=state.restarts,
-            reason=state.reason,
+            reason=self._reason(),
             silent=self._engine.unresponsive_seconds() > 0,
             history=list(state.history),
             checksum=held.checksum,
@@ -94,6 +94,11 @@ class Agent:
             waits=self._lease.waits,
             hosts=self._place.hosts_status(),
         ).wire()
+
+    def _reason(self) -> str:
+        """Return why the engine does not serve; while it restarts, which host it waits for."""
+        waits = self._place.hosts.problem() if self._place.hosts else ""
+        return waits if waits and self._state.state == EngineState.RESTARTING else self._state.reason
 
     def may_start(self) -> bool:
         """Return whether the engine's container may start the server now."""

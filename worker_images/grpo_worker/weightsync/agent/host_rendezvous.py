@@ -1,4 +1,4 @@
-"""Rendezvous of the hosts of one engine: their servers start and end together, in rounds. Pure but for locks.
+"""Rendezvous of the hosts of one engine: their servers start and end together, in rounds. No I/O.
 
 SGLang's servers of one engine form process groups once, when they start. A server that restarts alone finds
 no peers, and the others wait for the old one. The agent of the first host therefore decides for all hosts:
@@ -8,6 +8,7 @@ no peers, and the others wait for the old one. The agent of the first host there
 * It ends for all hosts when the server or the container of one ends, or when one stops reporting.
 """
 
+import logging
 import threading
 import time
 import uuid
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from grpo_operator.api.messages import EngineHost
 from grpo_operator.api.v1alpha1.status import HostState
 
+log = logging.getLogger(__name__)
 # Longer than an agent takes to restart, because the reports pass through it.
 LOST_SECONDS = 60.0
 # As kubelet does it for containers: a round begins at once after the first loss, later after these pauses,
@@ -125,6 +127,7 @@ class HostRendezvous:
         self._losses = 1 if now - self._began > _LASTING_SECONDS else self._losses + 1
         pause = min(_FIRST_PAUSE * 2 ** (self._losses - 2), _LONGEST_PAUSE) if self._losses > 1 else 0.0
         self._next = now + pause
+        log.warning("round %s ended: %s", self._round, reason)
         self._ended, self._round, self._members, self._reason = self._round, "", {}, reason
 
     def _begin_if_complete(self) -> None:
@@ -140,6 +143,7 @@ class HostRendezvous:
         if self._round:
             self._members = {host: report.process for host, report in present.items()}
             self._began = self._clock()
+            log.info("round %s: %s", self._round, ", ".join(seen.pod for seen in present.values()))
 
     def _answer(self, report: HostReport) -> str:
         if self._round or not report.round or report.round == self._ended:
