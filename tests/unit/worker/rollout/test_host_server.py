@@ -19,7 +19,7 @@ import pytest
 SERVER = """
 import os, pathlib, subprocess, sys, time
 folder = pathlib.Path(sys.argv[1])
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
 (folder / "new").write_text(f"{os.getpid()} {child.pid} {' '.join(sys.argv[2:])}")
 (folder / "new").rename(folder / f"started-{len(list(folder.glob('started-*')))}")
 while not (folder / "fail").exists():
@@ -66,11 +66,11 @@ def host(agent: AgentStub, tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"
     process = subprocess.Popen([sys.executable, "-m", module, "--rounds", agent.url, *command])
     yield process
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
 
 
 def until(check: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while not (value := check()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -127,5 +127,5 @@ def test_a_signal_ends_the_server_and_the_container(
     agent.round = "first"
     server = started(tmp_path, 0)[0]
     os.kill(host.pid, signal.SIGTERM)
-    assert host.wait(20) == 0
+    assert host.wait(60) == 0
     assert ended(server)

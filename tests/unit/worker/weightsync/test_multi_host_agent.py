@@ -125,7 +125,7 @@ def test_a_further_host_whose_server_does_not_answer_any_more_is_restarted(pair:
 
 def test_a_pod_without_its_hosts_number_names_the_remedy() -> None:
     command = [sys.executable, "-m", "grpo_worker.weightsync.main", "rollout", "--hosts", "2", "--host-index"]
-    done = subprocess.run([*command, ""], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([*command, ""], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 2 and "feature gate RayMultiHostIndexing" in done.stderr
 
 
