@@ -41,11 +41,13 @@ def job(start: Start) -> JobView:
     spec = yaml.safe_load((REPO / "manifests" / "tiny-moe.yaml").read_text())["spec"]
     template = spec["rollout"]["template"]
     template |= {"replicas": 1, "engine": template["engine"] | {"tensorParallel": 2, "nodesPerEngine": 2}}
-    return start("two-hosts", steps=STEPS, rollout={"template": template})
+    sync = {"timeoutSeconds": 30}
+    job = start("two-hosts", steps=STEPS, rollout={"template": template}, weightSync=sync)
+    wait_step(job, 2, 600)
+    return job
 
 
 def test_two_pods_are_one_engine_and_both_are_in_its_status(job: JobView) -> None:
-    wait_step(job, 2, 600)
     leader, worker = _hosts(job)
     (engine,) = until("the status shows both hosts", lambda: _engines_with_hosts(job), 30)
     roles = {host["pod"]: (host["role"], host["state"]) for host in engine["hosts"]}
@@ -94,10 +96,10 @@ def test_a_killed_pod_takes_the_other_with_it_and_the_engine_comes_back(job: Job
 
 def test_weights_reach_both_hosts_through_memory_while_the_link_is_cut(job: JobView) -> None:
     leader, worker = _hosts(job)
-    until("an engine without a copy in memory", lambda: agent(leader).get("hostCopy") is None, 60)
+    until("an engine without a copy in memory", lambda: agent(leader)["hostCopy"] is None, 60)
     with cut_off(worker, job.pods("trainer"), RESET):
         step = step_of(job)
-        wait_step(job, step + 3, 120)
+        wait_step(job, step + 3, 240)
         status = agent(leader)
         assert status["hostCopy"] is not None, "the weights came over the link"
         until("the newest version", lambda: agent(leader)["weightVersion"] > step + 1, 30)

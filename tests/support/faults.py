@@ -132,9 +132,11 @@ def cut_off(
     """
     # The engine itself may be killed while the rules are in place.
     inside = ["nsenter", "-t", str(main_process(pod, "agent")), "-n", "iptables"]
+    # The resets themselves must pass, or the other end would not notice.
+    but = ["-p", "tcp", "!", "--tcp-flags", "RST", "RST"] if verdict == RESET else []
     ways = [("INPUT", "-s"), ("OUTPUT", "-d")]
     rules = [
-        [chain, "-p", "tcp", flag, other["status"]["podIP"], "-j", *verdict]
+        [chain, flag, other["status"]["podIP"], *but, "-j", *verdict]
         for chain, flag in ways
         for other in others
     ]

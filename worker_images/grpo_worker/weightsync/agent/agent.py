@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 # SGLang's own watchdog waits as long for a batch.
 UNRESPONSIVE_SECONDS = 300.0
 _REVOKED = "the trainers use the GPUs now"
+_NO_ANSWER = "engine does not answer"
 
 
 class Agent:
@@ -74,6 +75,7 @@ class Agent:
     def status(self) -> dict[str, Any]:
         """Return the status for the controller, the operator and the readiness probe (AgentStatus)."""
         held, state = self._held, self._state
+        restarting = state.state == EngineState.RESTARTING
         return AgentStatus(
             name=self.name,
             instance=self._instance,
@@ -83,7 +85,7 @@ class Agent:
             weight_version=state.version,
             since=state.since,
             restarts=state.restarts,
-            reason=self._reason(),
+            reason=(restarting and self._place.problem()) or state.reason,
             silent=self._engine.unresponsive_seconds() > 0,
             history=list(state.history),
             checksum=held.checksum,
@@ -94,11 +96,6 @@ class Agent:
             waits=self._lease.waits,
             hosts=self._place.hosts_status(),
         ).wire()
-
-    def _reason(self) -> str:
-        """Return why the engine does not serve; while it restarts, which host it waits for."""
-        waits = self._place.hosts.problem() if self._place.hosts else ""
-        return waits if waits and self._state.state == EngineState.RESTARTING else self._state.reason
 
     def may_start(self) -> bool:
         """Return whether the engine's container may start the server now."""
@@ -198,7 +195,7 @@ class Agent:
 
     def _watch(self) -> None:
         if not self._engine.alive():
-            self._on_lost(self._absence())
+            self._on_lost(self._place.problem() or _NO_ANSWER)
             return
         if self._state.state == EngineState.RESTARTING:
             self._on_up()
@@ -287,15 +284,10 @@ class Agent:
     def _on_failure(self, error: Exception, touched: bool) -> None:
         """Take an engine with partly written weights out of service; an untouched one goes on serving."""
         if not self._engine.alive():
-            self._on_lost(f"{self._absence()}, during an update: {error}")
+            self._on_lost(f"{self._place.problem() or _NO_ANSWER}, during an update: {error}")
         elif touched:
             metrics.set_version(None)
             self._state = self._state.stale(f"update failed: {error}")
-
-    def _absence(self) -> str:
-        """Return why the engine is not alive."""
-        problem = self._place.hosts.problem() if self._place.hosts else ""
-        return problem or "engine does not answer"
 
     def _on_lost(self, reason: str) -> None:
         self._installer.drop_group()

@@ -25,6 +25,10 @@ class EnginePlace:
             "round": self.hosts.report(report), "rendezvous": f"{host}:{RENDEZVOUS_PORT}", "serving": serving
         }  # fmt: skip
 
+    def problem(self) -> str:
+        """Return why the servers of the hosts do not all run, or ""."""
+        return self.hosts.problem() if self.hosts else ""
+
     def hosts_status(self) -> list[EngineHost]:
         """Return the state of each host; empty for an engine of one host."""
         return self.hosts.states() if self.hosts else []
