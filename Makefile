@@ -82,9 +82,9 @@ bench-own-models:  ## every published model, shrunk, as a job; writes benchmarks
 	$(DEV) prepare
 	PYTHONPATH=devcluster $(VENV)/python benchmarks/own_models.py
 
-bench-faults:  ## recovery times of the end-to-end fault tests; adds to benchmarks/results/demo.json
+bench-faults:  ## recovery times of the end-to-end fault tests; adds to demo.json and rehearsal.json in benchmarks/results
 	$(DEV) prepare
-	GRPO_RECORD=1 $(PYTEST) tests/e2e/test_faults.py tests/e2e/test_named_errors.py -v --timeout=1800
+	GRPO_RECORD=1 $(PYTEST) tests/e2e/test_faults.py tests/e2e/test_named_errors.py tests/e2e/test_multi_host_engine.py -v --timeout=1800
 
 bench-job: env  ## whole jobs with a core for the engine and one for the trainer; adds to benchmarks/results/trainer.json
 	PYTHONPATH=devcluster $(VENV)/python benchmarks/gpu/job.py ours benchmarks/results/job_cpu.json --cpu
