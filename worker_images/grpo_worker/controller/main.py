@@ -46,6 +46,7 @@ def main() -> None:
         n=spec.algorithm.samples_per_prompt,
         timeout=pool_timeout(spec.weight_sync),  # how long no engine may serve the version
         partial=spec.staleness.partial_rollouts,
+        hang_seconds=spec.restart_policy.hang_seconds,
     )
     export(client)
     stalled = partial(client.stalled, spec.stall_seconds)
