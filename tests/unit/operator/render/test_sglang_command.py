@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from grpo_operator.api.names import Owner
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
 from grpo_operator.render.sglang_command import engine_command
 
@@ -18,7 +17,7 @@ WIDE = {
 
 def _arguments(**fields: Any) -> list[str]:
     pool = RolloutTemplate(engine=EngineSpec(**fields))
-    return shlex.split(engine_command(Owner("GRPOJob", "default", "job"), "/models/m", pool))
+    return shlex.split(engine_command("/models/m", pool))
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 Two properties of SGLang 0.5.23 make it necessary:
 
-* the seed of a request is ignored unless the engine is deterministic. All attention replicas of an engine draw
-  from equal streams of random numbers then, and samples of one prompt that run in the same row of two
+* the seed of a request is ignored unless the engine is deterministic. All attention replicas of an engine
+  then draw from equal streams of random numbers, and samples of one prompt that run in the same row of two
   replicas come out equal;
 * the scheduler exits when a request has a seed and ``min_p``. Seeded sampling picks the largest sum of a
   log-probability and noise, so probabilities need not add up to one: the plugin sets those below ``min_p`` to

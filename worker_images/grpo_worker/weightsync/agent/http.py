@@ -39,8 +39,8 @@ def rollout_application(
 ) -> Starlette:
     """Return the application of an agent.
 
-    ``model_config``: config.json that its engine started with. ``place``: of an engine of several hosts, whose
-    other hosts report here. ``experts``: folder in which the engine keeps routed experts.
+    ``model_config``: config.json that its engine started with. ``place``: of an engine of several hosts,
+    whose other hosts report here. ``experts``: folder in which the engine keeps routed experts.
     """
     hosts = _host_routes(agent, place) if place else []
     routes = _AgentRoutes(agent, model_config)
