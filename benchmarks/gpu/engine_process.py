@@ -13,7 +13,7 @@ from grpo_worker.weightsync.agent.engine_client import Engine
 
 REPO = Path(__file__).resolve().parents[2]
 _GPU = [
-    *("--attention-backend", "triton", "--sampling-backend", "pytorch", "--grammar-backend", "none"),
+    *("--attention-backend", "triton", "--grammar-backend", "none"),
     "--disable-cuda-graph",
 ]
 
@@ -21,22 +21,24 @@ _GPU = [
 class EngineProcess:
     """An engine with dummy weights until it receives a version.
 
-    ``gpus``: the GPUs that it sees; without any it runs on the CPU. ENGINE_PYTHONPATH in the environment: its
-    packages on a host with GPUs.
+    ``gpus``: the GPUs that it sees; without any it runs on the CPU. ``fields``: other fields of its
+    EngineSpec. ENGINE_PYTHONPATH in the environment: its packages on a host with GPUs.
     """
 
     def __init__(
-        self, folder: Path, model: dict[str, Any], port: int, gpus: tuple[int, ...] = (), fp8: bool = False
-    ) -> None:
+        self, folder: Path, model: dict[str, Any], port: int, gpus: tuple[int, ...] = (), fp8: bool = False,
+        **fields: Any,
+    ) -> None:  # fmt: skip
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(model))
         ranks = max(len(gpus), 1)
-        engine = EngineSpec(
-            device="cuda" if gpus else "cpu", dtype="bfloat16" if gpus else "float32", context_length=256,
-            max_total_tokens=8192, memory_fraction=0.9, tensor_parallel=ranks, gpus_per_node=ranks,
-            expert_parallel=ranks, quantization="fp8-block128" if fp8 else "none",
-            extra_args=_GPU if gpus else [],
-        )  # fmt: skip
+        defaults: dict[str, Any] = {
+            "device": "cuda" if gpus else "cpu", "dtype": "bfloat16" if gpus else "float32",
+            "context_length": 256, "max_total_tokens": 8192, "memory_fraction": 0.9,
+            "tensor_parallel": ranks, "gpus_per_node": ranks, "expert_parallel": ranks,
+            "quantization": "fp8-block128" if fp8 else "none", "extra_args": _GPU if gpus else [],
+        }  # fmt: skip
+        engine = EngineSpec(**(defaults | fields))
         command = engine_command(str(folder), RolloutTemplate(engine=engine))
         command = command.replace(MODEL_DIRECTORY, str(folder / "model")).replace("30000", str(port))
         self._log = folder / "log"
