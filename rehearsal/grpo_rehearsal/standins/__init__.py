@@ -1,0 +1,1 @@
+"""Stand-ins for what needs GPUs: engines, their agents, and trainer ranks."""
