@@ -3,10 +3,10 @@ PYTHON ?= python3
 DEV := PYTHONPATH=devcluster $(PYTHON) -m grpo_devcluster
 VENV := .venv/bin
 PYTEST := PYTHONPATH=devcluster $(VENV)/python -m pytest
-CODE := operator worker_images devcluster tests benchmarks
+CODE := operator worker_images devcluster rehearsal tests benchmarks
 TEXT := $(CODE) docs helm manifests Makefile README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md
 
-.PHONY: help demo down up test check lint format unit worker integration e2e bench-operator bench-planner bench-trainer bench-controller bench-data-path bench-sync-planner bench-sync bench-delta bench-job bench-learning bench-own-models bench-faults bench-test crds docs env clean
+.PHONY: help demo down up test check lint format unit worker integration e2e rehearse bench-operator bench-planner bench-trainer bench-controller bench-data-path bench-sync-planner bench-sync bench-delta bench-job bench-learning bench-own-models bench-faults bench-test crds docs env clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -28,10 +28,10 @@ check: lint unit  ## what to run before every commit
 lint: env  ## ruff, mypy strict, import layers, spelling, generated CRDs
 	$(VENV)/ruff check $(CODE)
 	$(VENV)/ruff format --check $(CODE)
-	$(VENV)/mypy -p grpo_operator -p grpo_worker -p grpo_devcluster
+	$(VENV)/mypy -p grpo_operator -p grpo_worker -p grpo_devcluster -p grpo_rehearsal
 	$(VENV)/mypy tests
-	MYPYPATH=operator:worker_images:devcluster:tests:benchmarks/gpu:benchmarks/learning:benchmarks $(VENV)/mypy $$(git ls-files 'benchmarks/*.py')
-	PYTHONPATH=devcluster $(VENV)/lint-imports
+	MYPYPATH=operator:worker_images:devcluster:rehearsal:tests:benchmarks/gpu:benchmarks/learning:benchmarks $(VENV)/mypy $$(git ls-files 'benchmarks/*.py')
+	PYTHONPATH=devcluster:rehearsal $(VENV)/lint-imports
 	$(VENV)/codespell $(TEXT)
 	helm/check-crds.sh
 
@@ -52,6 +52,9 @@ integration:  ## API server, KubeRay and KWOK, no pods
 e2e:  ## real pods, injected faults
 	$(DEV) prepare
 	$(PYTEST) tests/e2e -v --timeout=1800
+
+rehearse: env  ## a step of 512 GPUs with the real controller on virtual time; writes benchmarks/results/rehearsal.json
+	PYTHONPATH=devcluster:rehearsal $(VENV)/python -m grpo_rehearsal.benchmark
 
 bench-operator:  ## many jobs on KWOK nodes; writes benchmarks/results/operator.json
 	$(DEV) prepare

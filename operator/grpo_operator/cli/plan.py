@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,16 @@ _Named = tuple[str, dict[str, Any]]
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the plan of each GRPOJob in a manifest; return 1 when one is refused, 2 for bad input."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if "--rehearse" in given:
+        return _rehearse([argument for argument in given if argument != "--rehearse"])
     parser = argparse.ArgumentParser(prog="grpo-plan", description=__doc__)
     parser.add_argument("manifest", type=Path, help="YAML file with one or more GRPOJobs")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument(
+        "--rehearse", action="store_true",
+        help="run the first step with the real controller on virtual time; see --rehearse --help",
+    )  # fmt: skip
     parser.add_argument(
         "--store-gigabytes-per-second", type=float, default=5.0, metavar="GB/S",
         help="write speed of one node to the checkpoint store (default 5)",
@@ -49,6 +57,16 @@ def main(arguments: list[str] | None = None) -> int:
             refused = True
     print(json.dumps(plans, indent=2) if options.json else "\n\n".join(map(_text, plans)))
     return int(refused)
+
+
+def _rehearse(arguments: list[str]) -> int:
+    """Hand over to the rehearsal, which needs the worker's packages and is no part of the operator."""
+    try:
+        rehearsal = import_module("grpo_rehearsal.main")
+    except ModuleNotFoundError as error:
+        print(f"grpo-plan: --rehearse needs a checkout after `make env`: {error}", file=sys.stderr)
+        return 2
+    return int(rehearsal.main(arguments))
 
 
 def _read(path: Path) -> tuple[list[_Named], dict[str, dict[str, Any]]]:

@@ -1,0 +1,105 @@
+"""``make rehearse``: rehearsals of the flagship manifest; writes benchmarks/results/rehearsal.json.
+
+Each scenario runs in a process of its own, so that the memory of one is not counted for another. Reports and
+pictures are written to build/rehearsal.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from typing import Any
+
+from grpo_devcluster.paths import REPO
+from grpo_devcluster.results import RESULTS, record
+
+MANIFEST = REPO / "manifests" / "deepseek-v3-512xh100.yaml"
+OUTPUT = REPO / "build" / "rehearsal"
+PICTURE = RESULTS / "rehearsal.svg"
+_FEW = ("--prompts", "32")  # prompts of a step where only the ranks matter
+
+SCENARIOS: dict[str, tuple[str, ...]] = {
+    "calm": (),
+    "engine-death": ("--kill-engine", "3:120"),
+    "16-engines": ("--engines", "16"),
+    "long-tail": ("--sigma", "1.2"),
+    "straggler": ("--slow-engine", "2:1.5"),
+    "late-engines": ("--late-engine", "1:400", "--late-engine", "2:600"),
+    "hang": (*_FEW, "--hang-rank", "77:1"),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the scenarios, by default all; return 1 when a job did not succeed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("scenarios", nargs="*", default=list(SCENARIOS), help=f"of {', '.join(SCENARIOS)}")
+    options = parser.parse_args(arguments)
+    reports = {name: run(name) for name in options.scenarios}
+    print(record("rehearsal", figures_of(reports)).read_text())
+    return int(any(report["phase"] != "Succeeded" for report in reports.values()))
+
+
+def run(name: str) -> dict[str, Any]:
+    """Run one scenario in a new process and return its report."""
+    command = [
+        sys.executable,
+        "-m",
+        "grpo_rehearsal.main",
+        str(MANIFEST),
+        "--name",
+        name,
+        "--output",
+        str(OUTPUT),
+    ]
+    subprocess.run([*command, *SCENARIOS[name]], check=False)
+    (file,) = OUTPUT.glob(f"*-{name}.json")
+    report: dict[str, Any] = json.loads(file.read_text())
+    if name == "calm":
+        PICTURE.write_bytes(file.with_suffix(".svg").read_bytes())
+    return report
+
+
+def figures_of(reports: dict[str, dict[str, Any]]) -> dict[str, float | None]:
+    """Return the figures of the result file."""
+    figures: dict[str, float | None] = {
+        "livelocks": float(sum(report["phase"] != "Succeeded" for report in reports.values())),
+        "samples_consumed_twice": float(sum(r["ledger"]["consumed_twice"] for r in reports.values())),
+    }
+    if "calm" in reports:
+        figures |= _of_calm(reports["calm"])
+    for name, key in (
+        ("engine-death", "step_seconds_engine_death"),
+        ("16-engines", "step_seconds_16_engines"),
+        ("long-tail", "step_seconds_long_tail"),
+        ("straggler", "step_seconds_straggler"),
+        ("late-engines", "step_seconds_late_engines"),
+    ):
+        if name in reports:
+            figures[key] = reports[name]["steps"][0]["step"]
+    if "hang" in reports:
+        figures["hang_named_seconds"] = reports["hang"]["hang_named_seconds"]
+    return figures
+
+
+def _of_calm(report: dict[str, Any]) -> dict[str, float | None]:
+    step, links = report["steps"][0], report["links"]
+    return {
+        "step_seconds_predicted_512": step["step"],
+        "generation_seconds_512": step["gen"],
+        "update_seconds_512": step["update_actor"],
+        "sync_seconds_512": step["update_weights"],
+        "in_flight_share_512": report["generation"]["in_flight_share"],
+        "idle_share_rollout_512": report["idle_share"]["rollout"],
+        "idle_share_trainer_512": report["idle_share"]["trainer"],
+        "controller_seconds_per_step": report["controller_cpu"]["serial_per_step"],
+        "generation_client_cpu_seconds_per_step": report["controller_cpu"]["client_per_step"],
+        "controller_rss_gib": report["memory"]["controller_peak_rss"] / 2**30,
+        "controller_egress_bytes": links["controller>trainer"],
+        "controller_egress_ratio": links["controller>trainer"] / report["batch_bytes"],
+        "r3_bytes_through_controller": report["routed_experts_bytes"],
+        "smallest_deadline_margin": report["deadlines"][0]["margin"],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""Durations of everything that stands in, from the planner's model of a step.
+
+What the planner does not estimate is an assumption, named in ``Assumptions`` and in the report.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from grpo_operator.api.catalog.gpus import GPUS
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
+from grpo_operator.plan.planner import transfer_bounds
+from grpo_operator.plan.planner.model import parameters
+from grpo_operator.plan.planner.resolve import JobPlan
+from grpo_operator.plan.planner.step.decode import Engine
+from grpo_operator.plan.planner.step.job import Assumptions as PlanAssumptions
+from grpo_operator.plan.planner.step.job import step_model
+from grpo_operator.plan.planner.step.workload import PACKING
+from grpo_operator.plan.planner.training.cost import Rows, call_cost, passes_of_update
+from grpo_rehearsal.standins.agent import UpdateTimes
+from grpo_rehearsal.standins.batching import Capacity, Speed
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """Figures that no plan derives.
+
+    ``mean_response``: tokens; None: as the planner assumes. ``sigma``: of the logarithm of response lengths.
+    ``store_rate``: bytes/s of one node to the model's files and to the checkpoint store. ``host_copy_rate``:
+    bytes/s of one node from its GPUs to host memory, when a version is staged. ``process_start``,
+    ``rendezvous``: seconds of the ranks' start, and of a transfer group. ``engine_restart``: seconds until a
+    dead server answers again.
+    """
+
+    mean_response: float | None = None
+    sigma: float = 0.8
+    store_rate: float = 5e9
+    host_copy_rate: float = 20e9
+    process_start: float = 40.0
+    rendezvous: float = 30.0
+    engine_restart: float = 240.0
+
+
+class Durations:
+    """Seconds of a job's calls on its planned hardware."""
+
+    def __init__(
+        self, spec: GRPOJobSpec, pool: RolloutTemplate, plan: JobPlan, assumed: Assumptions | None = None
+    ) -> None:
+        """Raises ValueError when the planner cannot estimate the job."""
+        self.assumed = assumed or Assumptions()
+        own = PlanAssumptions(mean_response=self.assumed.mean_response, sigma=self.assumed.sigma)
+        model = step_model(spec, pool, plan, own)
+        if model is None or plan.engine_memory is None:
+            raise ValueError(
+                "the planner cannot estimate this job: set spec.model.architecture, and device: cuda for "
+                "trainer and engines"
+            )
+        self.model = model
+        self._spec, self._pool, self._plan = spec, pool, plan
+        self._kv_tokens = plan.engine_memory.kv_tokens
+        self._bound = transfer_bounds.sync_bound(
+            model.model, plan.layout, plan.engine, pool.replicas, self._network, pool.engine.gpus_per_node
+        )
+        self._checkpoint = transfer_bounds.checkpoint_bytes(model.model)
+
+    @property
+    def lengths(self) -> list[float]:
+        """Return response lengths at equal steps of probability."""
+        return self.model.workload.lengths.sample(4096)
+
+    @property
+    def version_bytes(self) -> int:
+        """Return the bytes of one weight version."""
+        return self._bound.version_bytes
+
+    @property
+    def update_bytes(self) -> float:
+        """Return the bytes of one weight update on all wires."""
+        return self.model.transfer.update_bytes
+
+    def speed(self) -> Speed:
+        """Return the speed of one attention replica of an engine."""
+        rollout = self.model.rollout
+        engine = Engine(
+            self.model.model, rollout.shape, rollout.gpu, rollout.gpus_per_node, self.model.efficiency
+        )
+        return Speed(engine.decode_seconds, engine.prefill_seconds)
+
+    def capacity(self, block: int) -> Capacity:
+        """Return the capacity of one attention replica."""
+        running = self._pool.engine.max_running_requests // self._plan.engine.attention_data
+        return Capacity(max(running, 1), self._kv_tokens, block)
+
+    def forward(self, lengths: Sequence[int]) -> float:
+        """Return the seconds of a forward pass over one replica's sequences."""
+        return self._call(lengths, 1, gradients=False)
+
+    def update(self, lengths: Sequence[int]) -> float:
+        """Return the seconds of an optimizer step over one replica's sequences."""
+        passes = passes_of_update(self._spec.trainer.recompute == "full")
+        return self._call(lengths, passes, gradients=True)
+
+    def micro_batches(self, lengths: Sequence[int]) -> float:
+        """Return the number of micro-batches of one replica's sequences."""
+        return self._rows(lengths).count
+
+    def load(self) -> float:
+        """Return the seconds in which the ranks read the model's files, every node its share."""
+        return parameters.model_bytes(self.model.model) / self._all(self.assumed.store_rate)
+
+    def restore(self) -> float:
+        """Return the seconds in which the ranks read a checkpoint."""
+        return self._checkpoint / self._all(self.assumed.store_rate)
+
+    def snapshot(self) -> float:
+        """Return the seconds in which the ranks wait for the copy of their state to host memory."""
+        return self.model.save_checkpoint()
+
+    def write(self) -> float:
+        """Return the seconds in which a checkpoint is written, beside the training."""
+        return self._checkpoint / self._all(self.assumed.store_rate)
+
+    def stage(self) -> float:
+        """Return the seconds in which the ranks copy a version to host memory for late engines."""
+        return self.version_bytes / self._all(self.assumed.host_copy_rate)
+
+    def updates(self) -> UpdateTimes:
+        """Return the seconds of an engine's weight updates."""
+        wire = self._pool.engine.nodes_per_engine * self._network * self.model.efficiency.link
+        direct = self.model.update_weights()
+        own = replace(self.model, transfer=replace(self.model.transfer, update_bytes=0.0))
+        staged = own.update_weights() + self.version_bytes / wire
+        return UpdateTimes(join=self.assumed.rendezvous, take=direct, fetch=staged)
+
+    @property
+    def _network(self) -> float:
+        return GPUS[self._pool.engine.gpu_type].network
+
+    def _all(self, node: float) -> float:
+        return node * self._spec.trainer.nodes
+
+    def _call(self, lengths: Sequence[int], passes: int, *, gradients: bool) -> float:
+        trainer, model = self.model.trainer, self.model
+        cost = call_cost(
+            model.model, trainer.layout, self._rows(lengths), trainer.gpu, trainer.gpus_per_node,
+            passes=passes, gradients=gradients, efficiency=model.efficiency,
+        )  # fmt: skip
+        return cost.total
+
+    def _rows(self, lengths: Sequence[int]) -> Rows:
+        """Return the micro-batches of one replica, packed or padded as the job's ranks make them."""
+        trainer, tokens = self._spec.trainer, sum(lengths)
+        if trainer.max_tokens_per_gpu is None:
+            micro, width = trainer.micro_batch_size_per_gpu, max(lengths)
+            return Rows(len(lengths) / micro, width * micro, width / 2)
+        filled = min(trainer.max_tokens_per_gpu * PACKING, tokens)
+        count = max(tokens / filled, 1.0)
+        attended = sum(n * n for n in lengths) / tokens / 2
+        return Rows(count, tokens / count, attended, len(lengths) / count)

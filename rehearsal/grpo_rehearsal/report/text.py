@@ -1,0 +1,38 @@
+"""Report of a rehearsal for people."""
+
+from typing import Any
+
+_GB = 1e9
+
+
+def as_text(figures: dict[str, Any]) -> str:
+    """Return the figures of ``summary`` as text."""
+    seconds, generation, idle = figures["seconds"], figures["generation"], figures["idle_share"]
+    lines = [
+        f"GRPOJob {figures['job']}, scenario {figures['scenario']['name']}: {figures['phase']} "
+        f"({figures['message']})",
+        f"layout          {figures['layout']}",
+        f"start           {seconds['until_training']:.0f} s until the first prompt",
+    ]
+    for number, phases in enumerate(figures["steps"], 1):
+        parts = ", ".join(
+            f"{name} {phases[name]:.1f}"
+            for name in ("gen", "reward", "old_log_prob", "ref", "update_actor", "update_weights")
+            if name in phases
+        )
+        lines.append(f"step {number:<10} {phases['step']:.1f} s: {parts}")
+    lines += [
+        f"in flight       {generation['in_flight_share']:.0%} of {generation['capacity']} places while more "
+        f"samples remain; {generation['responses']} responses of {generation['response_mean']:.0f} tokens",
+        f"idle            engines {idle['rollout']:.0%}, trainers {idle['trainer']:.0%} of the steps",
+        f"controller      {figures['memory']['controller_peak_rss'] / 2**30:.1f} GiB with the stand-ins, "
+        f"{sum(figures['controller_cpu']['by_thread'].values()):.0f} s of CPU",
+        "links           "
+        + ", ".join(f"{link} {size / _GB:.2f} GB" for link, size in figures["links"].items()),
+        "deadlines       limit, longest wait, margin",
+    ]
+    for entry in figures["deadlines"]:
+        margin = "" if entry["margin"] is None else f"{entry['margin']:.1f} x"
+        lines.append(f"  {entry['what']:<52}{entry['limit']:>7.0f} s{entry['seconds']:>9.1f} s  {margin}")
+    lines += [f"{when:>9.0f} s     {what}" for when, what in figures["events"]]
+    return "\n".join(lines)

@@ -1,0 +1,155 @@
+"""Stand-in of the agent beside an engine: owns the engine's version, and takes updates of it.
+
+It speaks the protocol of ``grpo_worker.weightsync.agent.http``. An update takes the time that the plan gives:
+``link`` and ``take`` for direct transfers, ``sync`` for a version that the trainers' agents have staged.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from grpo_operator.api.messages import AgentStatus
+from grpo_operator.api.v1alpha1.status import EngineState
+from grpo_rehearsal.network import Answer
+from grpo_rehearsal.standins.engine import StandInEngine
+from grpo_rehearsal.virtual.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateTimes:
+    """Seconds of an engine's updates. ``join``: of a transfer group. ``take``: of a direct transfer.
+
+    ``fetch``: of a staged version, over the network and into the engine.
+    """
+
+    join: float
+    take: float
+    fetch: float
+
+
+class StandInAgent:
+    """Agent of one engine. ``ranks``: GPUs of the engine. ``received``: bytes by kind of update."""
+
+    role = "agent"
+
+    def __init__(
+        self, engine: StandInEngine, scheduler: Scheduler, times: UpdateTimes, *, writer: str, ranks: int,
+        bucket_bytes: int, version_bytes: int, config: dict[str, Any],
+    ) -> None:  # fmt: skip
+        """``config``: config.json that the engine started with. ``version_bytes``: that an update brings."""
+        self.received = {"take": 0, "sync": 0}
+        self.updates: list[tuple[float, float, str]] = []  # (begin, end, kind)
+        self._engine = engine
+        self._scheduler = scheduler
+        self._times = times
+        self._writer, self._attempt = writer, 0
+        self._ranks, self._bucket_bytes, self._version_bytes = ranks, bucket_bytes, version_bytes
+        self._config = config
+        self._state, self._since = EngineState.STALE, 0.0
+        self._restarts, self._instance = 0, 0
+        self._reason = "no weights yet"
+        self._group = ""
+        self._delivered: tuple[str, int] | None = None  # (transfer group, version)
+
+    def engine_lost(self) -> None:
+        """The server has died: it starts again without weights."""
+        self._restarts += 1
+        self._group, self._delivered = "", None
+        self._change(EngineState.RESTARTING, "the server was lost")
+
+    def engine_back(self) -> None:
+        """The server answers again and needs weights."""
+        self._change(EngineState.STALE, "started again")
+
+    def handle(self, request: httpx.Request) -> Answer:
+        """Answer a request of the controller."""
+        path = request.url.path
+        if path == "/v1/status":
+            return Answer(body=json.dumps(self._status()).encode())
+        if path == "/v1/model":
+            return Answer(body=json.dumps(self._config).encode())
+        body = json.loads(request.content)
+        if body["writer"] != self._writer or body["attempt"] < self._attempt:
+            error = f"bound to {self._writer}, attempt {self._attempt}"
+            return Answer(409, json.dumps(self._status() | {"error": error}).encode())
+        self._attempt = body["attempt"]
+        if not self._engine.alive:
+            return Answer(500, json.dumps(self._status() | {"error": "the engine does not answer"}).encode())
+        if path == "/v1/link":
+            return self._join(str(body["offer"]["name"]))
+        if path == "/v1/take":
+            return self._take(int(body["version"]), str(body["link"]))
+        if path == "/v1/sync":
+            return self._sync(int(body["version"]), str(body.get("link") or ""))
+        return Answer(404, b'{"error": "not found"}')
+
+    def _join(self, group: str) -> Answer:
+        def joined() -> dict[str, Any]:
+            self._group = group
+            return {}
+
+        return self._later(self._times.join, "link", joined)
+
+    def _take(self, version: int, group: str) -> Answer:
+        if group != self._group:
+            return Answer(500, json.dumps(self._status() | {"error": f"not in group {group}"}).encode())
+        self._begin_update("an update is received")
+
+        def taken() -> dict[str, Any]:
+            self._delivered = (group, version)
+            return self._serve("take", version)
+
+        return self._later(self._times.take, "take", taken)
+
+    def _sync(self, version: int, link: str) -> Answer:
+        if self._engine.version == version:
+            return Answer(body=json.dumps(self._status() | {"seconds": {}}).encode())
+        self._begin_update("an update is fetched")
+        return self._later(self._times.fetch, "sync", lambda: self._serve("sync", version))
+
+    def _begin_update(self, reason: str) -> None:
+        self._engine.pause()
+        self._change(EngineState.STALE, reason)
+
+    def _serve(self, kind: str, version: int) -> dict[str, Any]:
+        self.received[kind] += self._version_bytes
+        self._engine.resume(version)
+        self._change(EngineState.SERVING, "")
+        seconds = self._times.take if kind == "take" else self._times.fetch
+        return {"seconds": {"transfer": seconds}}
+
+    def _later(self, seconds: float, kind: str, done: Callable[[], dict[str, Any]]) -> Answer:
+        """Answer after ``seconds`` with what ``done`` returns, unless the engine dies meanwhile."""
+        restarts, now = self._restarts, self._scheduler.now
+        self.updates.append((now, now + seconds, kind))
+
+        def finish() -> bytes:
+            if self._restarts != restarts:
+                return json.dumps(self._status() | {"error": "the engine was lost during the call"}).encode()
+            more = done()
+            return json.dumps(self._status() | more).encode()
+
+        return Answer(seconds=seconds, then=finish)
+
+    def _change(self, state: EngineState, reason: str) -> None:
+        self._state, self._reason, self._since = state, reason, self._scheduler.now
+
+    def _status(self) -> dict[str, Any]:
+        serving = self._state is EngineState.SERVING
+        return AgentStatus(
+            name=self._engine.name,
+            state=self._state,
+            instance=f"{self._engine.name}-{self._instance}",
+            writer=self._writer,
+            attempt=self._attempt,
+            weight_version=self._engine.version if serving else None,
+            since=f"{self._since:.1f}",
+            restarts=self._restarts,
+            reason=self._reason,
+            ranks=self._ranks,
+            bucket_bytes=self._bucket_bytes,
+            settled=True,
+        ).wire()

@@ -1,0 +1,198 @@
+"""Methods of a stand-in trainer rank: how long each takes, and what it returns.
+
+The names, arguments and results are those of ``grpo_worker.roles.trainer.TrainerWorker``. A method without an
+entry here cannot be rehearsed and fails by name.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.plan.planner.model import parameters
+from grpo_operator.plan.planner.model.shape import ModelShape
+from grpo_rehearsal.durations import Durations
+from grpo_rehearsal.standins.tokens import log_probs
+from grpo_rehearsal.standins.weight_layouts import manifests
+from grpo_worker.checkpointing.store import CONTROLLER_STATE, Origin, commit, directory, model_digest
+from grpo_worker.common.ragged_batch import RaggedBatch
+from grpo_worker.metrics.flops import ModelFlops, attention_width
+from grpo_worker.roles.dispatch import Columns, RankInfo
+
+_FORWARD = ("log_probs", "reference_log_probs", "values", "reward_scores", "router_agreement")
+_UPDATE = ("update_actor", "update_critic")
+_UNITS = 100  # pieces of progress of a call that has no micro-batches
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The job that the ranks belong to. ``checkpoints``: folder of the store."""
+
+    spec: GRPOJobSpec
+    hf: dict[str, Any]
+    layout: Layout
+    durations: Durations
+    checkpoints: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One call of all ranks. ``seconds``: until its end. ``units``: pieces of progress that it reports."""
+
+    seconds: float
+    units: float = 1.0
+    allowance: float = 0.0
+
+
+@dataclass(slots=True)
+class RankMethods:
+    """Durations and results of the calls of one gang. ``now``: returns the time."""
+
+    job: Job
+    now: Callable[[], float]
+    _saving: tuple[int, dict[str, Any], float] | None = None  # (step, controller state, end)
+    _staged: dict[str, Any] = field(default_factory=dict)
+
+    def work(self, method: str, args: Sequence[Sequence[Any]]) -> Work:
+        """Return how long a call takes. ``args``: of each rank.
+
+        Raises AttributeError for a method that no stand-in has.
+        """
+        times = self.job.durations
+        if method in _FORWARD:
+            return self._work(args, times.forward)
+        if method in _UPDATE:
+            return self._work(args, times.update)
+        if method == "poll_checkpoint":
+            blocking = args[0][0]
+            return Work(max(self._saving[2] - self.now(), 0.0) if blocking and self._saving else 0.0, _UNITS)
+        if method == "save_checkpoint":
+            step, state = args[0]
+            self._saving = (step, state, self.now() + times.snapshot() + times.write())
+            return Work(times.snapshot(), _UNITS)
+        seconds: dict[str, Callable[[], float]] = {
+            "node": lambda: times.assumed.process_start,
+            "listen": lambda: 0.0,
+            "start": lambda: times.assumed.rendezvous + times.load(),
+            "flops": lambda: 0.0,
+            "empty_cache": lambda: 0.1,
+            "weight_layout": lambda: 1.0,
+            "start_rendezvous": lambda: 0.0,
+            "open_transfer_group": lambda: times.updates().join,
+            "send_weights": lambda: times.updates().take,
+            "close_transfer_group": lambda: 0.0,
+            "publish_weights": times.stage,
+            "load_checkpoint": times.restore,
+            "export_weights": times.write,
+            "take_snapshot": times.snapshot,
+            "snapshot_written": lambda: 0.0,
+            "load_snapshot": times.snapshot,
+            "refresh_reference": times.snapshot,
+            "begin_step": lambda: 0.0,
+            "end_step": lambda: 0.0,
+        }
+        if method not in seconds:
+            raise AttributeError(f"stand-in ranks have no method {method}: add it to rank_methods.py")
+        waits = method in ("open_transfer_group", "send_weights")
+        return Work(seconds[method](), 1 if waits else _UNITS, 600.0 if waits else 0.0)
+
+    def result(self, method: str, rank: RankInfo, args: Sequence[Any]) -> Any:
+        """Return the result of one rank."""
+        if method in _FORWARD or method in _UPDATE:
+            return self._of_batch(method, _batch(args)) if rank.collected else None
+        if method == "poll_checkpoint":
+            return self._poll()
+        results: dict[str, Callable[[], Any]] = {
+            "listen": lambda: 29500,
+            "start_rendezvous": lambda: 29501,
+            "flops": lambda: self.flops,
+            "empty_cache": lambda: (0, 0),
+            "weight_layout": lambda: self._layouts(bool(args[0]))[rank.rank],
+            "open_transfer_group": lambda: "",
+            "send_weights": lambda: "",
+            "publish_weights": lambda: f"version-{args[0]}",
+            "snapshot_written": lambda: True,
+            "end_step": dict,
+        }
+        return results[method]() if method in results else None
+
+    @property
+    def flops(self) -> ModelFlops:
+        """Return the operations of the model's forward pass."""
+        shape = ModelShape.from_hf(self.job.hf)
+        total = parameters.total(shape)
+        used = total.split + total.whole - parameters.embedding(shape).total
+        if shape.experts is not None:
+            used += total.expert * shape.experts.top_k // shape.experts.count
+        return ModelFlops(int(used), attention_width(self.job.hf))
+
+    def _layouts(self, fp8: bool) -> list[str]:
+        if "layouts" not in self._staged:
+            found = manifests(self.job.hf, self.job.layout, fp8)
+            self._staged["layouts"] = [manifest.to_json() for manifest in found]
+        layouts: list[str] = self._staged["layouts"]
+        return layouts
+
+    def _work(self, args: Sequence[Sequence[Any]], seconds: Callable[[Sequence[int]], float]) -> Work:
+        """Return the work of the fullest replica, which all ranks wait for."""
+        lengths: dict[tuple[int, ...], list[int]] = {}
+        for columns, _, *arrays in args:
+            count = len(arrays) // columns.pieces
+            own = arrays[::count]  # each piece begins with the lengths of its rows
+            key = tuple(id(array) for array in own)
+            if key not in lengths:
+                lengths[key] = [int(n) for piece in own for n in piece[1]]
+        fullest = max(lengths.values(), key=sum)
+        return Work(seconds(fullest), self.job.durations.micro_batches(fullest))
+
+    def _of_batch(self, method: str, batch: RaggedBatch) -> Any:
+        if method in ("log_probs", "reference_log_probs"):
+            return _log_probs(batch, entropy=method == "log_probs")
+        if method == "values":
+            return Columns({"values": np.zeros(int(batch.response_lengths.sum()), np.float32)})
+        if method == "reward_scores":
+            return Columns({}, {"scores": np.zeros(batch.rows, np.float32)})
+        return {"router_agreement": 1.0, "update_critic": {"critic/vf_loss": 0.0}}.get(
+            method, _UPDATE_METRICS
+        )
+
+    def _poll(self) -> list[int]:
+        if self._saving is None or self.now() < self._saving[2]:
+            return []
+        step, state, _ = self._saving
+        self._saving = None
+        path = directory(self.job.checkpoints, step)
+        if not path.is_dir():
+            path.mkdir(parents=True)
+            (path / CONTROLLER_STATE).write_text(json.dumps(state))
+            commit(self.job.checkpoints, step, Origin(model_digest(self.job.hf), "rehearsal"))
+        return [step]
+
+
+_UPDATE_METRICS = {
+    "actor/pg_loss": 0.0,
+    "actor/grad_norm": 1.0,
+    "actor/kl_loss": 0.0,
+    "actor/entropy": 1.0,
+    "actor/lr": 1e-6,
+}
+
+
+def _batch(args: Sequence[Any]) -> RaggedBatch:
+    """Return the rows that one rank gets, from the arguments of a call with a split batch."""
+    columns, _, *arrays = args
+    batch: RaggedBatch = columns.batch(arrays)
+    return batch
+
+
+def _log_probs(batch: RaggedBatch, *, entropy: bool) -> Columns:
+    """Return the log-probability of each response token, which all stand-ins agree on."""
+    assert batch.input_ids is not None, "a rank that answers has the tokens"
+    values = log_probs(batch.response_of(batch.input_ids))
+    row = {"entropy": batch.row_sums(np.ones_like(values)).astype(np.float32)} if entropy else {}
+    return Columns({"log_probs": values}, row)

@@ -1,0 +1,303 @@
+"""Stand-in processes of the trainer ranks, behind the interface that the controller's worker group uses.
+
+The controller's own WorkerGroup runs on them: its dispatch, its watch over progress and its errors are real.
+Calls that are made at the same moment are one round, which all ranks end together, as collectives make them.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from grpo_rehearsal.standins.rank_methods import RankMethods, Work
+from grpo_rehearsal.virtual.scheduler import Scheduler, Timer, Waiter
+from grpo_worker.profiling.hang import Position
+from grpo_worker.profiling.progress import Progress
+from grpo_worker.roles.dispatch import RankInfo
+
+_POD_STEP = 1000  # progress that a finished round is worth, so that counts never decrease
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """One call of one process."""
+
+    index: int
+    method: str
+    args: tuple[Any, ...]
+    ended: bool = False
+    problem: Exception | None = None
+    value: Callable[[], Any] | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Round:
+    """Calls of the same method at the same moment. ``end``: None until its seconds are known."""
+
+    method: str
+    calls: list[Call] = field(default_factory=list)
+    begin: float = 0.0
+    work: Work = field(default_factory=lambda: Work(0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An argument in the object store. ``nbytes``: its size; each node that reads it fetches it once."""
+
+    number: int
+    value: Any
+    nbytes: int
+
+
+@dataclass(slots=True)
+class PoolRecord:
+    """What the ranks did.
+
+    ``rounds``: (method, begin, end). ``nbytes``: by link. ``gaps``: seconds between two pieces of progress in
+    each round, less what the round allows for waits outside of the gang. ``routed_experts``: their bytes that
+    passed the controller.
+    """
+
+    rounds: list[tuple[str, float, float]] = field(default_factory=list)
+    nbytes: Counter[str] = field(default_factory=Counter)
+    gaps: list[float] = field(default_factory=list)
+    routed_experts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Pods of the training pool: the address and the name of each rank's pod."""
+
+    addresses: Sequence[str]
+    pods: Sequence[str]
+
+
+class StandInProcesses:
+    """One process for each rank; see grpo_worker.controller.training.processes.RankProcesses."""
+
+    def __init__(
+        self, scheduler: Scheduler, methods: RankMethods, infos: Sequence[RankInfo], place: Place,
+        host: Callable[[str, int, str], Any], record: PoolRecord,
+    ) -> None:  # fmt: skip
+        """``infos``: coordinates of each rank. ``host``: makes the answer of ``node``."""
+        self.count = len(infos)
+        self.died: Future[None] = Future()
+        self._scheduler, self._methods, self._infos = scheduler, methods, infos
+        self._place, self._host, self._record = place, host, record
+        self._round: Round | None = None
+        self._current: Round | None = None
+        self._queue: list[Round] = []
+        self._free_at = 0.0
+        self._finished = 0
+        self._dead: set[int] = set()
+        self._stuck: tuple[int, float] | None = None  # (rank that hangs, since)
+        self._killed = False
+        self._seen: set[tuple[str, int]] = set()  # (pod, number of a stored value)
+        self._numbers = count()
+        self._waits: list[tuple[Waiter, set[int], int]] = []
+        self._timer: Timer | None = None
+
+    def put(self, value: Any) -> Stored:
+        """Store an argument once for all processes."""
+        if isinstance(value, np.ndarray) and value.ndim >= 3:  # [tokens, layers, k]: nothing else has three
+            self._record.routed_experts += value.nbytes
+        return Stored(next(self._numbers), value, _size(value))
+
+    def call(self, index: int, method: str, *args: Any) -> Call:
+        """Start a method in the thread that computes."""
+        call = Call(index, method, args)
+        if self._round is None or self._round.method != method:
+            self._round = Round(method)
+            self._scheduler.call_later(0, partial(self._close, self._round))
+        self._round.calls.append(call)
+        return call
+
+    def ask(self, index: int, method: str, *args: Any) -> Call:
+        """Start a method in the thread that watches; the answer comes at once, unless the process is gone."""
+        call = Call(index, method, args)
+        if self._killed or index in self._dead:
+            call.ended, call.problem = True, RuntimeError("the process has ended")
+        else:
+            call.ended, call.value = True, partial(self._answer, index, method)
+        return call
+
+    def wait(self, calls: Sequence[Call], count: int, seconds: float) -> tuple[list[Call], list[Call]]:
+        """Wait until ``count`` calls have ended, at most ``seconds``; return those ended, and the others."""
+        if sum(call.ended for call in calls) < count:
+            waiter = self._scheduler.waiter()
+            entry = (waiter, {id(call) for call in calls}, count - sum(call.ended for call in calls))
+            self._waits.append(entry)
+            self._scheduler.wait(waiter, seconds, f"{calls[0].method} of ranks")
+            if entry in self._waits:
+                self._waits.remove(entry)
+        done = [call for call in calls if call.ended]
+        return done, [call for call in calls if not call.ended]
+
+    def error(self, call: Call) -> Exception | None:
+        return call.problem
+
+    def result(self, call: Call) -> Any:
+        """Return the result of a call that has ended without an error."""
+        if call.value is None:
+            return None
+        with self._scheduler.standing_in():
+            value = call.value()
+        self._record.nbytes["trainer>controller"] += _size(value)
+        return value
+
+    def dead(self) -> list[int]:
+        return sorted(self._dead)
+
+    def kill(self) -> None:
+        """End every process."""
+        self._killed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def die(self, ranks: Sequence[int]) -> None:
+        """End the processes of some ranks, as when their pod is lost. The others wait for them."""
+        if self._killed:
+            return
+        self._dead |= set(ranks)
+        self._stop_rounds()
+        for current in (self._current, *self._queue):
+            for call in current.calls if current else ():
+                if call.index in self._dead:
+                    self._end(call, RuntimeError("the process has ended"))
+        if not self.died.done():
+            self.died.set_result(None)
+
+    def hang(self, rank: int) -> None:
+        """Make a rank stand still; the others wait for it in their next collective."""
+        if not self._killed:
+            self._stuck = (rank, self._scheduler.now)
+            self._stop_rounds()
+
+    def _stop_rounds(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _close(self, round_: Round) -> None:
+        """All calls of a round are made: it begins when the ranks are free."""
+        if self._round is round_:
+            self._round = None
+        if self._killed:
+            return
+        self._queue.append(round_)
+        if self._current is None:
+            self._begin_next()
+
+    def _begin_next(self) -> None:
+        if not self._queue:
+            self._current = None
+            return
+        self._current = round_ = self._queue.pop(0)
+        round_.begin = self._scheduler.now
+        for call in round_.calls:
+            self._fetch(call)
+        args = [tuple(_value(arg) for arg in call.args) for call in round_.calls]
+        try:
+            round_.work = self._methods.work(round_.method, args)
+        except Exception as error:  # noqa: BLE001 - the caller of the method gets it, as from a real rank
+            for call in round_.calls:
+                self._end(call, error)
+            self._begin_next()
+            return
+        if self._stuck is None and not self._dead:
+            self._timer = self._scheduler.call_later(round_.work.seconds, self._end_round)
+
+    def _end_round(self) -> None:
+        round_ = self._current
+        assert round_ is not None, "a round that ends has begun"
+        self._timer = None
+        self._finished += 1
+        self._record.rounds.append((round_.method, round_.begin, self._scheduler.now))
+        work = round_.work
+        self._record.gaps.append(max(work.seconds / max(work.units, 1.0) - work.allowance, 0.0))
+        for call in round_.calls:
+            args = tuple(_value(arg) for arg in call.args)
+            call.value = partial(self._result, call.index, round_.method, args)
+            self._end(call)
+        self._begin_next()
+
+    def _result(self, index: int, method: str, args: tuple[Any, ...]) -> Any:
+        if method == "node":
+            return self._host(self._place.addresses[index], 1000 + index, self._place.pods[index])
+        if method == "start":
+            return self._infos[args[0]]
+        return self._methods.result(method, self._infos[index], args)
+
+    def _end(self, call: Call, problem: Exception | None = None) -> None:
+        call.ended, call.problem = True, problem
+        for entry in list(self._waits):
+            waiter, wanted, missing = entry
+            if id(call) in wanted:
+                self._waits.remove(entry)
+                if missing > 1:
+                    self._waits.append((waiter, wanted, missing - 1))
+                elif not waiter.released and not waiter.expired:
+                    waiter.release()
+
+    def _fetch(self, call: Call) -> None:
+        """Count the bytes that the pod of a process fetches from the controller's object store."""
+        pod = self._place.pods[call.index]
+        for arg in call.args:
+            if isinstance(arg, Stored) and (pod, arg.number) not in self._seen:
+                self._seen.add((pod, arg.number))
+                self._record.nbytes["controller>trainer"] += arg.nbytes
+
+    def _answer(self, index: int, method: str) -> Any:
+        if method == "progress":
+            return Progress(self._progress(), self._current.method if self._current else "", self._allowance)
+        if method == "position":
+            return self._position(index)
+        return None
+
+    @property
+    def _allowance(self) -> float:
+        return self._current.work.allowance if self._current else 0.0
+
+    def _progress(self) -> int:
+        count = self._finished * _POD_STEP
+        round_ = self._current
+        if round_ is None or not round_.work.seconds:
+            return count
+        until = self._scheduler.now if self._stuck is None else self._stuck[1]
+        done = min(max(until - round_.begin, 0.0) / round_.work.seconds, 1.0)
+        return count + int(done * min(round_.work.units, _POD_STEP - 1))
+
+    def _position(self, index: int) -> Position:
+        behind = self._stuck is not None and self._stuck[0] == index
+        where = ("stand_in.py:1 wait",) if behind else ("distributed_c10d.py:1 all_reduce",)
+        return Position(index, {"default": self._finished + (not behind)}, where)
+
+
+def infos_of(tensor: int, context: int, data: int, pipeline: int) -> list[RankInfo]:
+    """Return the coordinates of all ranks in Megatron-Core's order: tensor, context, data, pipeline."""
+    sizes = (pipeline, data, context, tensor)
+    places = [tuple(int(i) for i in place) for place in np.ndindex(*sizes)]
+    return [RankInfo(rank, t, p, c, d, pipeline, data) for rank, (p, d, c, t) in enumerate(places)]
+
+
+def _value(arg: Any) -> Any:
+    return arg.value if isinstance(arg, Stored) else arg
+
+
+def _size(value: Any) -> int:
+    """Return the bytes of the arrays in a value, or of its text."""
+    if isinstance(value, np.ndarray):
+        return int(value.nbytes)
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(_size(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return sum(_size(item) for item in value)
+    slots = getattr(value, "__dataclass_fields__", None)
+    return sum(_size(getattr(value, name)) for name in slots) if slots else 8

@@ -1,0 +1,113 @@
+"""The real controller against stand-ins: a calm step, and every fault of a scenario."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from grpo_rehearsal.job import RehearsedJob
+from grpo_rehearsal.main import main
+from grpo_rehearsal.report.summary import summary
+from grpo_rehearsal.run import Outcome
+from grpo_rehearsal.scenario import Scenario, parse_pair
+
+SAMPLES = 64
+Rehearse = Callable[[Scenario], Outcome]
+
+
+def test_the_operators_objects_are_rendered(small_job: RehearsedJob) -> None:
+    arguments = small_job.engine_arguments
+    assert arguments["tp-size"] == "4" and arguments["max-running-requests"] == "16"
+    assert small_job.config.rollout_service.startswith("small-")
+    assert small_job.memory_of("trainer", "ray-worker") == "100Gi"
+
+
+def test_a_calm_step_consumes_each_sample_once_and_fills_the_engines(rehearsed: Rehearse) -> None:
+    outcome = rehearsed(Scenario(steps=2))
+    figures = summary(outcome)
+    assert figures["phase"] == "Succeeded" and len(figures["steps"]) == 2
+    assert figures["ledger"] == {"samples": 2 * SAMPLES, "consumed_twice": 0}
+    assert figures["generation"]["responses"] == 2 * SAMPLES
+    assert figures["generation"]["most_running"] == figures["generation"]["capacity"] == 32
+    assert figures["generation"]["in_flight_share"] > 0.9
+    for phases in figures["steps"]:
+        named = sum(phases[name] for name in ("gen", "old_log_prob", "ref", "update_actor", "update_weights"))
+        assert phases["step"] == pytest.approx(named, rel=0.01)
+    assert 0 < figures["idle_share"]["rollout"] < 1 and 0 < figures["idle_share"]["trainer"] < 1
+
+
+def test_the_same_rehearsal_runs_in_the_same_way(rehearsed: Rehearse) -> None:
+    first, second = (summary(rehearsed(Scenario(name=name))) for name in ("one", "two"))
+    for field in ("calls", "status", "links", "generation", "steps"):
+        for steps in (first, second):
+            for phases in steps["steps"]:
+                phases.pop("controller_cpu", None)
+        assert first[field] == second[field], field
+
+
+def test_all_bytes_are_counted_by_link(rehearsed: Rehearse) -> None:
+    links = summary(rehearsed(Scenario()))["links"]
+    assert links["engine>controller"] > 64 * 400 * 10
+    assert links["controller>trainer"] > 64 * 400 * 4
+    assert links["trainer>engine"] > 2 * 8e9 * 2  # two versions of 8 B parameters into two engines
+
+
+def test_samples_of_a_dead_engine_are_generated_by_the_other(rehearsed: Rehearse) -> None:
+    calm = summary(rehearsed(Scenario(name="calm")))
+    outcome = rehearsed(Scenario(name="death", engine_deaths=((1, 10.0),)))
+    figures = summary(outcome)
+    assert figures["phase"] == "Succeeded"
+    assert figures["ledger"] == {"samples": SAMPLES, "consumed_twice": 0}
+    assert [what for _, what in figures["events"]] == ["engine 1 dies"]
+    assert figures["steps"][0]["gen"] > calm["steps"][0]["gen"]
+    assert {line["engine"] for line in outcome.ledger if "engine" in line} >= {"small-rollout-0"}
+
+
+def test_a_slow_engine_delays_the_step(rehearsed: Rehearse) -> None:
+    calm, slow = (
+        summary(rehearsed(Scenario(name=f"slow{len(engines)}", slow_engines=engines)))
+        for engines in ((), ((0, 3.0),))
+    )
+    assert slow["steps"][0]["gen"] > 1.2 * calm["steps"][0]["gen"]
+
+
+def test_a_hung_rank_is_named_within_a_minute_of_the_limit(rehearsed: Rehearse) -> None:
+    outcome = rehearsed(Scenario(name="hang", hung_rank=(3, 23.0)))
+    (hung,) = [when for when, what in outcome.cluster.events if what == "rank 3 hangs"]
+    named = next(
+        when for when, name, value in outcome.board.history if name == "message" and "rank 3" in value
+    )
+    limit = outcome.job.spec.restart_policy.hang_seconds
+    assert limit <= named - hung <= limit + 60
+    assert outcome.board.get().attempt == 2 and summary(outcome)["phase"] == "Succeeded"
+
+
+def test_a_lost_training_pod_begins_another_attempt(rehearsed: Rehearse) -> None:
+    outcome = rehearsed(Scenario(name="node", dead_node=(0, 23.0)))
+    assert outcome.board.get().attempt == 2 and summary(outcome)["phase"] == "Succeeded"
+    assert outcome.board.get().restarts.infrastructure == 1
+
+
+def test_late_engines_receive_the_staged_version(rehearsed: Rehearse) -> None:
+    outcome = rehearsed(Scenario(name="late", late_engines=((0, 120.0), (1, 150.0))))
+    assert summary(outcome)["phase"] == "Succeeded"
+    assert outcome.cluster.agents[1].received["sync"] > 0
+
+
+def test_the_command_writes_the_report_and_a_picture(
+    small_manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(small_manifest), "--output", str(tmp_path / "out"), "--sigma", "1.2"]) == 0
+    assert "in flight" in capsys.readouterr().out
+    figures = json.loads((tmp_path / "out" / "small-calm.json").read_text())
+    assert figures["scenario"]["assumed"]["sigma"] == 1.2
+    assert (tmp_path / "out" / "small-calm.svg").read_text().startswith("<?xml")
+
+
+def test_bad_input_is_named(small_manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small_manifest.write_text("kind: Service")
+    assert main([str(small_manifest)]) == 2
+    assert "contains no object of kind GRPOJob" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="'x' is not NUMBER:VALUE"):
+        parse_pair("x")
