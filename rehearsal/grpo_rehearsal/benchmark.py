@@ -8,10 +8,12 @@ import argparse
 import json
 import subprocess
 import sys
+from importlib import import_module
 from typing import Any
 
 from grpo_devcluster.paths import REPO
 from grpo_devcluster.results import RESULTS, record
+from grpo_operator.plan.planner.efficiency import MEASURED
 
 MANIFEST = REPO / "manifests" / "deepseek-v3-512xh100.yaml"
 OUTPUT = REPO / "build" / "rehearsal"
@@ -66,7 +68,7 @@ def figures_of(reports: dict[str, dict[str, Any]]) -> dict[str, float | None]:
         "samples_consumed_twice": float(sum(r["ledger"]["consumed_twice"] for r in reports.values())),
     }
     if "calm" in reports:
-        figures |= _of_calm(reports["calm"])
+        figures |= _of_calm(reports["calm"]) | {"model_error_pct_max": model_error()}
     for name, key in (
         ("engine-death", "step_seconds_engine_death"),
         ("16-engines", "step_seconds_16_engines"),
@@ -79,6 +81,12 @@ def figures_of(reports: dict[str, dict[str, Any]]) -> dict[str, float | None]:
     if "hang" in reports:
         figures["hang_named_seconds"] = reports["hang"]["hang_named_seconds"]
     return figures
+
+
+def model_error() -> float:
+    """Return the largest error of the cost model on measured steps that it was not fitted to, in percent."""
+    sys.path.insert(0, str(REPO / "benchmarks"))
+    return float(import_module("step_fit").figures(MEASURED)["step_model_error_pct_max"])
 
 
 def _of_calm(report: dict[str, Any]) -> dict[str, float | None]:

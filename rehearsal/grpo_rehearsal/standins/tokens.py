@@ -29,13 +29,19 @@ class TokenTable:
 
         ``ended``: the last of them is the token that ends the response.
         """
-        places = [place % TABLE for place in range(seed + first, seed + last - ended)]
-        texts = [self._texts[place] for place in places]
-        pairs = [self._pairs[place] for place in places]
+        start, count = (seed + first) % TABLE, last - first - ended
+        texts = _cyclic(self._texts, start, count)
+        pairs = _cyclic(self._pairs, start, count)
         if ended:
             texts.append(str(self.end))
             pairs.append(_pair(self.end))
         return f"[{','.join(texts)}]", f"[{','.join(pairs)}]"
+
+
+def _cyclic(values: list[str], start: int, count: int) -> list[str]:
+    """Return ``count`` values from ``start`` on, which begin again at the end."""
+    rounds = (start + count) // len(values) + 1
+    return (values if rounds == 1 else values * rounds)[start : start + count]
 
 
 def _pair(token: int) -> str:
