@@ -72,6 +72,7 @@ class Network:
     bytes_by_link: Counter[str] = field(default_factory=Counter)
     requests: Counter[str] = field(default_factory=Counter)
     waits: dict[str, Waited] = field(default_factory=dict)
+    silence: float = 0.0  # longest time between two parts of a stream, or before its first
 
     def resolve(self, name: str) -> list[str]:
         """Return the addresses of a name. Raises socket.gaierror for an unknown one."""
@@ -166,8 +167,9 @@ class _CountedStream(httpx.AsyncByteStream):
         last = network.scheduler.now
         try:
             async for chunk in self._stream.chunks(self._limit):
-                network.waited(self._what, self._limit, network.scheduler.now - last)
-                last = network.scheduler.now
+                silence, last = network.scheduler.now - last, network.scheduler.now
+                network.silence = max(network.silence, silence)
+                network.waited(self._what, self._limit, silence)
                 network.received(self._host, chunk)
                 yield chunk
         except httpx.ReadTimeout:

@@ -1,8 +1,12 @@
 """Every deadline that a rehearsal met, and how close it came."""
 
+from inspect import signature
 from typing import Any
 
 from grpo_rehearsal.run import Outcome
+from grpo_worker.rollout.client import RolloutClient
+
+_CLIENT_LIMIT = float(signature(RolloutClient).parameters["hang_seconds"].default)
 
 
 def deadlines(outcome: Outcome) -> list[dict[str, Any]]:
@@ -14,6 +18,8 @@ def deadlines(outcome: Outcome) -> list[dict[str, Any]]:
         _entry(f"http {what}", wait.limit, wait.seconds)
         for what, wait in outcome.cluster.network.waits.items()
     ]
+    # An engine that has a request in its queue sends nothing, and the client knows that it waits.
+    found.append(_entry("tokens of a sample (client)", _CLIENT_LIMIT, outcome.cluster.network.silence))
     limit = float(outcome.job.spec.restart_policy.hang_seconds)
     longest = max(outcome.cluster.record.gaps, default=0.0)
     found.append(_entry("progress of the ranks (restartPolicy.hangSeconds)", limit, longest))
