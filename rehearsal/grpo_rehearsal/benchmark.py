@@ -18,7 +18,7 @@ from grpo_operator.plan.planner.efficiency import MEASURED
 MANIFEST = REPO / "manifests" / "deepseek-v3-512xh100.yaml"
 OUTPUT = REPO / "build" / "rehearsal"
 PICTURE = RESULTS / "rehearsal.svg"
-_FEW = ("--prompts", "32")  # prompts of a step where only the ranks matter
+_FEW = ("--prompts", "16", "--mean-response", "512")  # prompts of a step where only the ranks matter
 
 SCENARIOS: dict[str, tuple[str, ...]] = {
     "calm": (),

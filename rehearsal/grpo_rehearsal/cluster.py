@@ -99,8 +99,8 @@ class Cluster:
         if scenario.dead_node is not None:
             node, when = scenario.dead_node
             gpus = self.job.spec.trainer.gpus_per_node
-            ranks = range(node * gpus, (node + 1) * gpus)
-            later(when, partial(self._on_ranks, f"training pod {node} is lost", lambda p: p.die(ranks)))
+            lost = range(node * gpus, (node + 1) * gpus)
+            later(when, partial(self._on_ranks, f"training pod {node} is lost", lambda p: p.die(lost)))
 
     def _on_ranks(self, event: str, fault: Callable[[StandInProcesses], None]) -> None:
         self.events.append((self.scheduler.now, event))

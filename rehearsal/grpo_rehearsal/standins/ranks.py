@@ -89,6 +89,7 @@ class StandInProcesses:
         self.died: Future[None] = Future()
         self._scheduler, self._methods, self._infos = scheduler, methods, infos
         self._place, self._host, self._record = place, host, record
+        self._rank_of = {index: index for index in range(self.count)}  # the worker group numbers the ranks
         self._round: Round | None = None
         self._current: Round | None = None
         self._queue: list[Round] = []
@@ -159,11 +160,11 @@ class StandInProcesses:
         if self._timer is not None:
             self._timer.cancel()
 
-    def die(self, ranks: Sequence[int]) -> None:
-        """End the processes of some ranks, as when their pod is lost. The others wait for them."""
+    def die(self, processes: Sequence[int]) -> None:
+        """End some processes, as when their pod is lost. The others wait for them."""
         if self._killed:
             return
-        self._dead |= set(ranks)
+        self._dead |= set(processes)
         self._stop_rounds()
         for current in (self._current, *self._queue):
             for call in current.calls if current else ():
@@ -230,8 +231,9 @@ class StandInProcesses:
         if method == "node":
             return self._host(self._place.addresses[index], 1000 + index, self._place.pods[index])
         if method == "start":
-            return self._infos[args[0]]
-        return self._methods.result(method, self._infos[index], args)
+            self._rank_of[index] = int(args[0])
+            return self._infos[self._rank_of[index]]
+        return self._methods.result(method, self._infos[self._rank_of[index]], args)
 
     def _end(self, call: Call, problem: Exception | None = None) -> None:
         call.ended, call.problem = True, problem
@@ -273,9 +275,10 @@ class StandInProcesses:
         return count + int(done * min(round_.work.units, _POD_STEP - 1))
 
     def _position(self, index: int) -> Position:
-        behind = self._stuck is not None and self._stuck[0] == index
+        rank = self._rank_of[index]
+        behind = self._stuck is not None and self._stuck[0] == rank
         where = ("stand_in.py:1 wait",) if behind else ("distributed_c10d.py:1 all_reduce",)
-        return Position(index, {"default": self._finished + (not behind)}, where)
+        return Position(rank, {"default": self._finished + (not behind)}, where)
 
 
 def infos_of(tensor: int, context: int, data: int, pipeline: int) -> list[RankInfo]:

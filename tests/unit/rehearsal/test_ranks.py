@@ -1,0 +1,44 @@
+"""Stand-in ranks of many pods behind the controller's own worker group."""
+
+from pathlib import Path
+
+import numpy as np
+
+from grpo_rehearsal.durations import Durations
+from grpo_rehearsal.job import RehearsedJob
+from grpo_rehearsal.standins.rank_methods import Job, RankMethods
+from grpo_rehearsal.standins.ranks import Place, PoolRecord, StandInProcesses, infos_of
+from grpo_rehearsal.standins.tokens import log_probs
+from grpo_rehearsal.virtual.scheduler import Scheduler
+from grpo_rehearsal.virtual.threads import virtual_time
+from grpo_worker.common.ragged_batch import RaggedBatch
+from grpo_worker.controller.training.worker_group import WorkerGroup
+from grpo_worker.roles.host import RankHost
+from grpo_worker.roles.trainer import TrainerWorker
+
+PIPELINE, DATA = 6, 2
+WORLD = PIPELINE * DATA
+
+
+def test_results_come_from_the_right_ranks_and_in_the_rows_order(
+    small_job: RehearsedJob, tmp_path: Path
+) -> None:
+    lengths = np.array([9, 4, 30, 12, 7, 7], dtype=np.int32)
+    ids = np.arange(lengths.sum(), dtype=np.int32)
+    batch = RaggedBatch(np.full(6, 2, np.int32), lengths, 30, ids)
+    durations = Durations(small_job.spec, small_job.pool, small_job.plan)
+    job = Job(small_job.spec, {}, small_job.plan.layout, durations, tmp_path)
+    # The worker group orders pods by address as text: 10.2.0.10 comes before 10.2.0.2.
+    place = Place([f"10.2.0.{n + 1}" for n in range(WORLD)], [f"pod-{n}" for n in range(WORLD)])
+    record = PoolRecord()
+    with virtual_time(Scheduler()) as scheduler:
+        methods = RankMethods(job, lambda: scheduler.now)
+        infos = infos_of(1, 1, DATA, PIPELINE)
+        group = WorkerGroup(
+            TrainerWorker, StandInProcesses(scheduler, methods, infos, place, RankHost, record), 240.0
+        )
+        group.start({})
+        assert group.ranks == infos
+        result = group.call("log_probs", group.share(batch, 3).all())
+    np.testing.assert_array_equal(result.response["log_probs"], log_probs(batch.response_of(ids)))
+    assert record.nbytes["controller>trainer"] > 2 * ids.nbytes  # the first and the last stages read the ids
