@@ -140,14 +140,14 @@ def _batch_bytes(outcome: Outcome) -> float:
 
 def _named_seconds(outcome: Outcome) -> float | None:
     """Return the seconds from the limit of a hang to the message that names the rank; None without a hang."""
-    for begin, what in outcome.cluster.events:
-        if what.endswith("hangs"):
-            rank = what.removesuffix(" hangs")
-            limit = outcome.job.spec.restart_policy.hang_seconds
-            for when, name, value in outcome.board.history:
-                if name == "message" and f"{rank} " in str(value):
-                    return when - begin - limit
-    return None
+    hung, since = outcome.scenario.hung_rank, outcome.cluster.record.stuck_since
+    if hung is None or since is None:
+        return None
+    limit = outcome.job.spec.restart_policy.hang_seconds
+    times = [
+        t for t, name, value in outcome.board.history if name == "message" and f"rank {hung[0]} " in value
+    ]
+    return times[0] - since - limit if times else None
 
 
 def _calls(outcome: Outcome) -> list[list[Any]]:

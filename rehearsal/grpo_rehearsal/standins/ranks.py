@@ -60,13 +60,14 @@ class PoolRecord:
 
     ``rounds``: (method, begin, end). ``nbytes``: by link. ``gaps``: seconds between two pieces of progress in
     each round, less what the round allows for waits outside of the gang. ``routed_experts``: their bytes that
-    passed the controller.
+    passed the controller. ``stuck_since``: begin of the first standstill in a call.
     """
 
     rounds: list[tuple[str, float, float]] = field(default_factory=list)
     nbytes: Counter[str] = field(default_factory=Counter)
     gaps: list[float] = field(default_factory=list)
     routed_experts: int = 0
+    stuck_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +178,8 @@ class StandInProcesses:
         """Make a rank stand still; the others wait for it in their next collective."""
         if not self._killed:
             self._stuck = (rank, self._scheduler.now)
+            if self._current is not None:
+                self._record.stuck_since = self._scheduler.now
             self._stop_rounds()
 
     def _stop_rounds(self) -> None:
@@ -200,6 +203,8 @@ class StandInProcesses:
             return
         self._current = round_ = self._queue.pop(0)
         round_.begin = self._scheduler.now
+        if self._stuck is not None and self._record.stuck_since is None:
+            self._record.stuck_since = round_.begin
         for call in round_.calls:
             self._fetch(call)
         args = [tuple(_value(arg) for arg in call.args) for call in round_.calls]
