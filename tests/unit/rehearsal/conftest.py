@@ -25,7 +25,7 @@ spec:
     miniBatchSize: 8
     recompute: full
     maxTokensPerGpu: 8192
-    resources: {cpu: "8", memory: 100Gi}
+    resources: {cpu: "8", memory: 600Gi}
   rollout:
     template:
       replicas: 2
@@ -36,7 +36,7 @@ spec:
         gpuType: h100-80gb
         contextLength: 4096
         maxRunningRequests: 16
-      resources: {cpu: "8", memory: 100Gi}
+      resources: {cpu: "8", memory: 600Gi}
   checkpoint: {store: {pvc: checkpoints}, everySteps: 20, keep: 3}
   totalSteps: 3
 """

@@ -20,7 +20,7 @@ def test_the_operators_objects_are_rendered(small_job: RehearsedJob) -> None:
     arguments = small_job.engine_arguments
     assert arguments["tp-size"] == "4" and arguments["max-running-requests"] == "16"
     assert small_job.config.rollout_service.startswith("small-")
-    assert small_job.memory_of("trainer", "ray-worker") == "100Gi"
+    assert small_job.memory_of("trainer", "ray-worker") == "600Gi"
 
 
 def test_a_calm_step_consumes_each_sample_once_and_fills_the_engines(rehearsed: Rehearse) -> None:
