@@ -23,7 +23,7 @@ from models import MODEL
 from grpo_devcluster.results import stamp, write_raw
 from grpo_operator.api.catalog.architectures import architecture
 
-PROMPT, TOKENS = 512, 128
+PROMPT, SHORT, LONG = 512, 64, 576  # tokens of a prompt, and of a short and a long answer
 RUNNING = (1, 8, 32, 128, 256)
 PORT = 31000
 _GPU = ["--attention-backend", "triton", "--grammar-backend", "none"]
@@ -54,21 +54,24 @@ async def _generate(url: str, count: int, tokens: int, vocabulary: int, seed: in
 
 
 def measure(url: str, vocabulary: int) -> list[dict[str, Any]]:
-    """Return a row for each number of sequences; of two rounds the faster one."""
+    """Return a row for each number of sequences; of two rounds the faster one.
+
+    The time of a token is the slope between a short and a long answer, so that prefill is not part of it.
+    """
     asyncio.run(_generate(url, 8, 16, vocabulary, 0))  # compiles what later rounds use
     rows = []
     for count in RUNNING:
         asyncio.run(_generate(url, count, 4, vocabulary, 10 * count))
-        first, all_tokens = (
+        first, short, long = (
             min(asyncio.run(_generate(url, count, n, vocabulary, 10 * count + n + k)) for k in (1, 2))
-            for n in (1, 1 + TOKENS)
+            for n in (1, SHORT, LONG)
         )
         row = {
             "running": count,
             "prompt": PROMPT,
-            "context": PROMPT + TOKENS / 2,
+            "context": PROMPT + (SHORT + LONG) / 2,
             "prefill_seconds": round(first, 5),
-            "decode_seconds_per_token": round((all_tokens - first) / TOKENS, 6),
+            "decode_seconds_per_token": round((long - short) / (LONG - SHORT), 6),
         }
         print(row, flush=True)
         rows.append(row)
@@ -85,7 +88,7 @@ def main() -> None:
         # One after the other: two engines on a GPU would slow each other down.
         engine = EngineProcess(
             Path("/tmp") / f"engine-{number}", ENGINE_MODELS[name], PORT + number, (0,),
-            context_length=4096, max_total_tokens=256 * 1024, max_running_requests=256, memory_fraction=0.85,
+            context_length=4096, max_total_tokens=320 * 1024, max_running_requests=256, memory_fraction=0.85,
             deterministic=False, extra_args=_GPU,
         )  # fmt: skip
         engines[name] = engine
