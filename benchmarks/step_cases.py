@@ -24,11 +24,12 @@ from grpo_operator.plan.planner.training.cost import Rows
 
 sys.path.insert(0, str(REPO / "benchmarks" / "gpu"))
 
-from models import GROUP, JOB_MODEL, JOB_TOKENS, MODEL, PROMPTS, RESPONSE, SEQUENCE
+from models import ENGINE_MODELS, GROUP, JOB_MODEL, JOB_TOKENS, MODEL, PROMPTS, RESPONSE, SEQUENCE
 
 H200, H100 = GPUS[GpuType.H200], GPUS[GpuType.H100]
 _ROWS = 8  # of a data-parallel rank of trainer_speed.py
 _PACKED_ROWS, _PACKED_MEAN, _PACKED_SIGMA, _SHORTEST = 64, 6.0, 0.9, 64
+_FITTED_RUNNING = (1, 32, 256)
 _PHASES = (("old_log_prob", 1), ("ref", 1), ("update_actor", 3))
 
 
@@ -63,6 +64,19 @@ class EngineCase:
     samples: int
     prompt: float
     lengths: ResponseLengths
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeCase:
+    """One token of each of ``running`` sequences of ``context`` tokens, by an engine on one GPU."""
+
+    name: str
+    seconds: float
+    fitted: bool
+    model: ModelShape
+    gpu: Gpu
+    running: int
+    context: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +148,20 @@ def engine_cases() -> list[EngineCase]:
         shape = EngineShape(1)
         found.append(EngineCase(name, seconds, fitted, model, gpu, shape, samples, prompt, lengths))
     return found
+
+
+def decode_cases() -> list[DecodeCase]:
+    """Return the engines of engine_speed.py: those with the numbers of ``_FITTED_RUNNING`` are fitted."""
+    content = json.loads((RESULTS / "engine_speed_gpu.json").read_text())["cases"]
+    return [
+        DecodeCase(
+            f"decode, {name}, {row['running']} running", row["decode_seconds_per_token"],
+            row["running"] in _FITTED_RUNNING, ModelShape.from_hf(ENGINE_MODELS[name]), H200,
+            row["running"], row["context"],
+        )
+        for name, rows in content.items()
+        for row in rows
+    ]  # fmt: skip
 
 
 def update_cases() -> list[UpdateCase]:

@@ -6,10 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from grpo_operator.plan.planner.efficiency import MEASURED, Efficiency
+from grpo_operator.plan.planner.engines.shape import EngineShape
 from grpo_operator.plan.planner.step.decode import Engine
 from grpo_operator.plan.planner.step.generation import generation
 from grpo_operator.plan.planner.training.cost import call_cost, call_work
-from step_cases import EngineCase, TrainerCase, UpdateCase, engine_cases, trainer_cases, update_cases
+from step_cases import (
+    DecodeCase,
+    EngineCase,
+    TrainerCase,
+    UpdateCase,
+    decode_cases,
+    engine_cases,
+    trainer_cases,
+    update_cases,
+)  # fmt: skip
 
 _NODE = 8  # GPUs of a host
 _UPDATE = "weight update, "
@@ -59,15 +69,30 @@ def fit() -> Efficiency:
         [[1.0, case.tensors] for case in updates],
         [case.seconds - case.bytes / (case.rate * found.link) for case in updates],
     )
+    found = replace(found, host=host, first_call=first, update_start=start, update_tensor=tensor)
+    return _fit_engines(found)
+
+
+def _fit_engines(found: Efficiency) -> Efficiency:
+    """Fit the terms of decoding that bytes and operations do not explain."""
+    decode = [case for case in decode_cases() if case.fitted]
+    plain = replace(found, decode_layer=0.0, decode_expert_layer=0.0, decode_sequence=0.0)
+    layer, expert, sequence = _least_squares(
+        [
+            [case.model.dense_layers, case.model.layers - case.model.dense_layers, case.running]
+            for case in decode
+        ],
+        [case.seconds - _decoded(case, plain) for case in decode],
+        relative=True,
+    )
+    found = replace(found, decode_layer=layer, decode_expert_layer=expert, decode_sequence=sequence)
     engines = [case for case in engine_cases() if case.fitted]
-    without = replace(found, decode_layer=0.0)
-    (decode,) = _least_squares(
+    without = replace(found, deterministic_layer=0.0)
+    (slow,) = _least_squares(
         [[case.model.layers * case.lengths.mean] for case in engines],
         [case.seconds - _generated(case, without) for case in engines],
     )
-    return replace(
-        found, host=host, first_call=first, update_start=start, update_tensor=tensor, decode_layer=decode
-    )
+    return replace(found, deterministic_layer=slow)
 
 
 def compared(efficiency: Efficiency) -> list[Found]:
@@ -79,6 +104,9 @@ def compared(efficiency: Efficiency) -> list[Found]:
     rows += [
         Found(f"{case.name}: gen", case.name, case.seconds, _generated(case, efficiency), case.fitted)
         for case in engine_cases()
+    ]
+    rows += [
+        Found(case.name, "", case.seconds, _decoded(case, efficiency), case.fitted) for case in decode_cases()
     ]
     return rows + [
         Found(_UPDATE + case.name, "", case.seconds, _updated(case, efficiency), case.fitted)
@@ -99,11 +127,12 @@ def steps(rows: Sequence[Found]) -> list[Found]:
 
 
 def figures(efficiency: Efficiency) -> dict[str, float]:
-    """Return the largest and the mean error of held-out steps, phases and weight updates, in percent."""
+    """Return the largest and the mean error of held-out steps, phases, decodes and updates, in percent."""
     rows = compared(efficiency)
     groups = {
         "step_model": steps(rows),
         "step_phase": [row for row in rows if row.job],
+        "decode_model": [row for row in rows if row.name.startswith("decode, ")],
         "update_model": [row for row in rows if row.name.startswith(_UPDATE)],
     }
     result: dict[str, float] = {}
@@ -136,8 +165,14 @@ def _cost(case: TrainerCase, efficiency: Efficiency) -> tuple[float, float]:
 
 
 def _generated(case: EngineCase, efficiency: Efficiency) -> float:
-    engine = Engine(case.model, case.shape, case.gpu, _NODE, efficiency)
+    # The measured jobs ran with deterministic kernels.
+    engine = Engine(case.model, case.shape, case.gpu, _NODE, efficiency, deterministic=True)
     return generation(engine, case.lengths, case.prompt, case.samples, case.samples).total
+
+
+def _decoded(case: DecodeCase, efficiency: Efficiency) -> float:
+    engine = Engine(case.model, EngineShape(1), case.gpu, _NODE, efficiency)
+    return engine.decode_seconds(case.running, case.context)
 
 
 def _updated(case: UpdateCase, efficiency: Efficiency) -> float:

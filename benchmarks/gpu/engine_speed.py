@@ -18,20 +18,15 @@ from typing import Any
 import httpx
 import torch
 from engine_process import EngineProcess
-from models import MODEL
+from models import ENGINE_MODELS
 
 from grpo_devcluster.results import stamp, write_raw
-from grpo_operator.api.catalog.architectures import architecture
 
 PROMPT, SHORT, LONG = 512, 64, 576  # tokens of a prompt, and of a short and a long answer
 RUNNING = (1, 8, 32, 128, 256)
 PORT = 31000
 _GPU = ["--attention-backend", "triton", "--grammar-backend", "none"]
 _START_SECONDS = 280
-ENGINE_MODELS = {
-    "qwen3-8b": architecture("qwen3-8b"),
-    "deepseek-v3 narrow": MODEL | {"num_nextn_predict_layers": 0},
-}
 
 
 async def _generate(url: str, count: int, tokens: int, vocabulary: int, seed: int) -> float:

@@ -103,6 +103,10 @@ HELD_OUT_CASES: dict[str, MemoryCase] = {
     for name, hf in (("qwen3", _QWEN3), ("qwen3-moe", _QWEN3_MOE), ("deepseek-v3 wide", _WIDE))
     for sequence in (2048, 8192)
 }
+ENGINE_MODELS: dict[str, dict[str, Any]] = {  # of engine_speed.py
+    "qwen3-8b": architecture("qwen3-8b"),
+    "deepseek-v3 narrow": MODEL | {"num_nextn_predict_layers": 0},
+}
 _PASSES = 3  # a forward pass, and a backward pass of twice the operations
 
 

@@ -28,7 +28,7 @@ SCENARIOS: dict[str, tuple[str, ...]] = {
     "straggler": ("--slow-engine", "2:1.5"),
     "late-engines": ("--late-engine", "1:400", "--late-engine", "2:600"),
     # In the first call after generation.
-    "hang": (*_FEW, "--hang-rank", "77:98"),
+    "hang": (*_FEW, "--hang-rank", "77:62"),
 }
 
 

@@ -12,7 +12,6 @@ from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.plan.planner import transfer_bounds
 from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.resolve import JobPlan
-from grpo_operator.plan.planner.step.decode import Engine
 from grpo_operator.plan.planner.step.job import Assumptions as PlanAssumptions
 from grpo_operator.plan.planner.step.job import step_model
 from grpo_operator.plan.planner.step.workload import PACKING
@@ -81,10 +80,7 @@ class Durations:
 
     def speed(self) -> Speed:
         """Return the speed of one attention replica of an engine."""
-        rollout = self.model.rollout
-        engine = Engine(
-            self.model.model, rollout.shape, rollout.gpu, rollout.gpus_per_node, self.model.efficiency
-        )
+        engine = self.model.rollout.engine(self.model.model, self.model.efficiency)
         return Speed(engine.decode_seconds, engine.prefill_seconds)
 
     def capacity(self, block: int) -> Capacity:

@@ -55,7 +55,8 @@ def test_all_bytes_are_counted_by_link(rehearsed: Rehearse) -> None:
 
 def test_samples_of_a_dead_engine_are_generated_by_the_other(rehearsed: Rehearse) -> None:
     calm = summary(rehearsed(Scenario(name="calm")))
-    outcome = rehearsed(Scenario(name="death", engine_deaths=((1, 10.0),)))
+    middle = calm["steps"][0]["gen"] / 2
+    outcome = rehearsed(Scenario(name="death", engine_deaths=((1, middle),)))
     figures = summary(outcome)
     assert figures["phase"] == "Succeeded"
     assert figures["ledger"] == {"samples": SAMPLES, "consumed_twice": 0}

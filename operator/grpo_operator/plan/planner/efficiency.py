@@ -17,7 +17,10 @@ class Efficiency:
     ``packed_sequence``: the same for each sequence of a packed micro-batch, because their attention runs one
     by one. ``host``: factor of the host's times in a job, whose ranks share the host with Ray and other
     processes. ``first_call``: seconds by which a step's first call of the ranks takes longer than the same
-    call later. ``decode_layer``: seconds of one layer's kernels when an engine generates one token.
+    call later. ``decode_layer``, ``decode_expert_layer``: seconds that one layer, without or with
+    experts, takes for one token of an engine beside the bytes that it reads; ``deterministic_layer``: the
+    same for any layer of an engine with deterministic kernels. ``decode_sequence``: seconds that each running
+    sequence adds to a token (sampling, and the engine's host).
     ``update_start``, ``update_tensor``: seconds of a weight update for itself and for each tensor, without
     the bytes. ``memory``, ``link``, ``engine_flops``: shares of the peak rates of GPU memory, of NVLink and
     network, and of an engine's matrix products; these three are assumed.
@@ -30,6 +33,9 @@ class Efficiency:
     host: float
     first_call: float
     decode_layer: float
+    decode_expert_layer: float
+    decode_sequence: float
+    deterministic_layer: float
     update_start: float
     update_tensor: float
     memory: float = 0.7
@@ -45,7 +51,10 @@ MEASURED = Efficiency(
     packed_sequence=1.32e-4,
     host=2.94,
     first_call=0.4,
-    decode_layer=2.69e-4,
+    decode_layer=1.33e-5,
+    decode_expert_layer=6.74e-5,
+    decode_sequence=1.06e-5,
+    deterministic_layer=2.05e-4,
     update_start=0.0209,
     update_tensor=8.14e-6,
 )

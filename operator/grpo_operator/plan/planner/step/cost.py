@@ -24,13 +24,14 @@ class TrainingHardware:
 
 @dataclass(frozen=True, slots=True)
 class RolloutHardware:
-    """Engines. ``room``: sequences that one attention replica runs at once."""
+    """Engines. ``room``: sequences that one attention replica runs at once. ``deterministic``: kernels."""
 
     gpu: Gpu
     gpus_per_node: int
     engines: int
     shape: EngineShape
     room: int
+    deterministic: bool = False
 
     @property
     def replicas(self) -> int:
@@ -39,7 +40,7 @@ class RolloutHardware:
 
     def engine(self, model: ModelShape, efficiency: Efficiency) -> Engine:
         """Return one engine that serves ``model``."""
-        return Engine(model, self.shape, self.gpu, self.gpus_per_node, efficiency)
+        return Engine(model, self.shape, self.gpu, self.gpus_per_node, efficiency, self.deterministic)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,14 @@ _BF16 = 2
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine on its hardware. ``gpus_per_node``: of its GPUs."""
+    """An engine on its hardware. ``gpus_per_node``: of its GPUs. ``deterministic``: its kernels are."""
 
     model: ModelShape
     shape: EngineShape
     gpu: Gpu
     gpus_per_node: int
     efficiency: Efficiency = MEASURED
+    deterministic: bool = False
 
     def decode_seconds(self, running: float, context: float) -> float:
         """Return the seconds of one token of each of ``running`` sequences of one attention replica.
@@ -37,8 +38,16 @@ class Engine:
         read = self._weights_read(running) + running * context * kv_bytes_per_token(self.model, self.shape)
         memory = read / (self.gpu.bandwidth * efficiency.memory)
         compute = self._flops(running, context) / (self.gpu.flops * efficiency.engine_flops)
-        start = self.model.layers * efficiency.decode_layer
+        start = self._layers() + running * efficiency.decode_sequence
         return start + max(memory, compute) + self._traffic(running)
+
+    def _layers(self) -> float:
+        """Return the seconds that a token's layers take beside the bytes that they read."""
+        efficiency, model = self.efficiency, self.model
+        if self.deterministic:
+            return model.layers * efficiency.deterministic_layer
+        dense = model.dense_layers
+        return dense * efficiency.decode_layer + (model.layers - dense) * efficiency.decode_expert_layer
 
     def prefill_seconds(self, tokens: float, length: float) -> float:
         """Return the seconds to read ``tokens`` tokens of prompts of ``length`` tokens in one replica."""

@@ -56,7 +56,9 @@ def step_model(
         model=plan.model,
         workload=_workload(spec, prompt, lengths),
         trainer=TrainingHardware(GPUS[spec.trainer.gpu_type], spec.trainer.gpus_per_node, plan.layout),
-        rollout=RolloutHardware(gpu, engine.gpus_per_node, pool.replicas, plan.engine, max(room, 1)),
+        rollout=RolloutHardware(
+            gpu, engine.gpus_per_node, pool.replicas, plan.engine, max(room, 1), engine.is_deterministic
+        ),
         transfer=_transfer(spec, pool, plan),
         efficiency=assumed.efficiency,
         shared_gpus=spec.shares_gpus,
