@@ -79,7 +79,7 @@ class GrpoLoop:
         observability = spec.observability
         sinks = sinks_of(observability, store.name, store)
         self._metrics = MetricsWriter(store, sinks, observability.thresholds)
-        self._parking = Parking(trainers, board, failures, clock)
+        self._parking = Parking(trainers, board, failures, clock, lambda: self._background)
         self._checkpoints = RunCheckpoints(
             spec, store, trainers, self._scheduler, board, self._state, self._ledger.flush
         )
@@ -128,6 +128,7 @@ class GrpoLoop:
         Engines may start meanwhile, and after it: the first step waits for them.
         """
         self._pool.hold()  # ends a wait of the previous attempt for engines
+        previous, self._background = self._background, []
         self._record.begin_attempt()
         self._pool.attempt = self._record.attempt
         self._report(message="waiting for the training pool", next_attempt="")
@@ -137,6 +138,7 @@ class GrpoLoop:
         self._trainers.start()
         restored = self._checkpoints.restore()
         self._report(restored={"step": restored.step, "source": restored.source})
+        wait(previous)  # the results of the previous attempt are of no use any more
         self._resume(restored)
         self._training.begin_attempt()
         self._weights.after_trainers_start()
@@ -148,8 +150,6 @@ class GrpoLoop:
 
     def _resume(self, restored: Restored) -> None:
         """Continue after the restored step."""
-        wait(self._background)  # of the previous attempt; its results are of no use any more
-        self._background = []
         # If nothing was lost, the answers that are being generated are those of the next step.
         if self._spec.shares_gpus or not self._parking.continues(restored.step):
             # The scheduler comes first: generation that still runs draws prompts until it is cancelled.

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ from grpo_worker.common.errors import one_line
 from grpo_worker.controller.recovery.failures import FailureHandler
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.training.gang import TrainerGang
+from grpo_worker.controller.training.worker_group import GangError
 from grpo_worker.rollout.engine_pool import SyncError
 
 log = logging.getLogger(__name__)
@@ -25,13 +26,21 @@ _T = TypeVar("_T")
 class Parking:
     """Runs work that needs engines.
 
-    While it runs, a rank that dies ends the wait at once. Work that the death interrupted may be continued by
-    the next gang, which can then restore while answers are generated.
+    While it runs, a rank that dies ends the wait at once, and so does a call of the ranks that fails in the
+    background. Work that was interrupted so may be continued by the next gang, which can then restore while
+    answers are generated.
     """
 
     def __init__(
-        self, trainers: TrainerGang, board: ProgressBoard, failures: FailureHandler, clock: Clock
+        self,
+        trainers: TrainerGang,
+        board: ProgressBoard,
+        failures: FailureHandler,
+        clock: Clock,
+        background: Callable[[], Sequence[Future[Any]]] = tuple,
     ) -> None:
+        """``background``: returns what runs beside the work, such as the staging of weights."""
+        self._background = background
         self._trainers = trainers
         self._board = board
         self._failures = failures
@@ -103,15 +112,28 @@ class Parking:
             self._board.update(phase=Phase.RECOVERING)
 
     def _beside_gang(self, work: Callable[[], _T], key: Hashable) -> _T:
-        """Run work in a thread, so that a rank that dies meanwhile is noticed."""
+        """Run work in a thread, so that the end of the gang is noticed meanwhile."""
         future: Future[_T] = self._take(key) or _in_thread(work)
-        ends: list[Future[Any]] = [future, self._trainers.died]
-        wait(ends, return_when=FIRST_COMPLETED)
+        failed = self._wait(future)
         if not future.done():
             self._left = (key, future) if key is not None else None
+        if failed is not None:
+            raise failed
         if not future.done() or future.exception() is not None:
             self._trainers.check()  # the death may be the reason of the error
         return future.result()
+
+    def _wait(self, work: "Future[Any]") -> GangError | None:
+        """Wait for the work or a death; return the error of a call in the background that ended the gang."""
+        died, beside = self._trainers.died, list(self._background())
+        while not (work.done() or died.done()):
+            for future in [future for future in beside if future.done()]:
+                beside.remove(future)
+                error = future.exception()
+                if isinstance(error, GangError):
+                    return error
+            wait([work, died, *beside], return_when=FIRST_COMPLETED)
+        return None
 
     def _take(self, key: Hashable) -> "Future[Any] | None":
         if key is None or not self.continues(key):
