@@ -64,6 +64,8 @@ class JobPods:
         gpus = trainer.gpus_per_node if trainer.device == Device.CUDA else 0
         command = _WAIT_FOR_HEAD + _START_RAY
         ranks = self.parts.container("ray-worker", self._image(), trainer.resources, gpus, _RANK_ENV, command)
+        if self.spec.algorithm.routing_replay:
+            share_key(ranks)  # ranks read the routed experts from the engines' agents
         agent = self.parts.agent(self._image(), "trainer")
         for container in (ranks, agent):
             container["volumeMounts"].append({"name": "weights", "mountPath": "/weights"})

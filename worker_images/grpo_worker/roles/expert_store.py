@@ -81,12 +81,19 @@ def _from_file(part: list[RoutedExperts], layers: Sequence[int], spans: Spans) -
 def _over(
     http: httpx.Client, part: list[RoutedExperts], layers: Sequence[int], spans: Spans
 ) -> list[bytes | None]:
-    """Read from an agent; a pod that does not answer has lost all of them."""
+    """Read from an agent; a pod that does not answer has lost all of them.
+
+    Raises ExpertsError when the agent refuses the request: another try would be refused too.
+    """
     body = {"references": [r.to_json() for r in part], "layers": list(layers), "spans": list(spans)}
     try:
         answer = http.post(f"{part[0].location}/v1/routed-experts/read", json=body, headers=headers())
-        answer.raise_for_status()
     except httpx.HTTPError:
+        return [None] * len(part)
+    if answer.is_client_error:
+        why = f"HTTP {answer.status_code} {answer.text[:200]}"
+        raise ExpertsError(f"{part[0].location} refuses to send routed experts: {why}")
+    if answer.is_error:
         return [None] * len(part)
     data = answer.content
     sizes, place, records = np.frombuffer(data, np.int64, len(part)).tolist(), 8 * len(part), []

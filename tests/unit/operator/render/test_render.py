@@ -148,3 +148,16 @@ def test_pools_and_services_follow_the_job() -> None:
     suspended = job(suspend=True)
     again = job_config_map(suspended, spec_of(suspended), "tiny-moe-rollout", pool_of(spec))
     assert again == job_config_map(manifest, spec, "tiny-moe-rollout", pool_of(spec))
+
+
+@pytest.mark.parametrize("replay", [False, True])
+def test_ranks_get_the_key_only_when_they_read_from_engines(replay: bool) -> None:
+    spec = job()["spec"]
+    spec["algorithm"] = spec.get("algorithm", {}) | {"routingReplay": replay}
+    spec["rollout"]["template"]["engine"]["returnRoutedExperts"] = replay
+    groups = cluster(algorithm=spec["algorithm"], rollout=spec["rollout"])["spec"]["workerGroupSpecs"]
+    (trainer,) = (g["template"]["spec"] for g in groups if g["groupName"] == "trainer")
+    (ranks,) = trainer["containers"]
+    assert any(env["name"] == "GRPO_KEY_FILE" for env in ranks["env"]) == replay
+    assert any(mount["name"] == "key" for mount in ranks["volumeMounts"]) == replay
+    assert any(volume["name"] == "key" for volume in trainer["volumes"])

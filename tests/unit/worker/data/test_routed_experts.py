@@ -179,3 +179,16 @@ def test_experts_need_the_key_and_keys_are_no_paths(
     monkeypatch.delenv(FILE)
     monkeypatch.setenv(FILE, str(tmp_path / "absent"))
     assert next(fetch([reference], [0], WHOLE))[1] is None
+
+
+def test_an_agent_that_refuses_is_named_and_nothing_counts_as_lost(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = _generated(3)
+    key = tmp_path / "key"
+    key.write_text("of the namespace")
+    monkeypatch.setenv(FILE, str(key))
+    assert next(fetch([reference], [1], WHOLE))[1] is not None, "with the key"
+    monkeypatch.setattr("grpo_worker.roles.expert_store.headers", dict)
+    with pytest.raises(ExpertsError, match="refuses to send routed experts: HTTP 401"):
+        list(fetch([reference], [1], WHOLE))
