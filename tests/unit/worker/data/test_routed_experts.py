@@ -166,19 +166,9 @@ def test_a_reference_of_another_shape_or_none_is_refused(
         layers.reference({"routed_experts": inline}, 4)
 
 
-def test_experts_need_the_key_and_keys_are_no_paths(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reference = _generated(4)
+def test_keys_are_no_paths(folder: Path) -> None:
     with pytest.raises(ValueError, match="no key of routed experts"):
         ExpertFolder(folder).drop(["../../etc/passwd"])
-    key = tmp_path / "key"
-    key.write_text("secret")
-    monkeypatch.setenv(FILE, str(key))
-    assert next(fetch([reference], [0], WHOLE))[1] is not None
-    monkeypatch.delenv(FILE)
-    monkeypatch.setenv(FILE, str(tmp_path / "absent"))
-    assert next(fetch([reference], [0], WHOLE))[1] is None
 
 
 def test_an_agent_that_refuses_is_named_and_nothing_counts_as_lost(
