@@ -71,6 +71,8 @@ class HostServer:
         tail: deque[str] = deque(maxlen=400)
         server = _Server(number, self._start([*self._command, "--dist-init-addr", rendezvous], tail), tail)
         self._server = server
+        if self._stopping.is_set():  # a signal that came while the server started found none to pass it on to
+            self.stop(signal.SIGTERM)
         code = self._wait(server.process.pid)
         self._server = None
         _kill(server.process.pid)  # its schedulers may outlive it
