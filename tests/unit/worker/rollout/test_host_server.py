@@ -7,13 +7,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
+
+from grpo_worker.rollout.sglang.host_server import HostServer
 
 # Writes its process id, that of its child and its arguments, then waits for a file that tells it to fail.
 SERVER = """
@@ -129,3 +132,18 @@ def test_a_signal_ends_the_server_and_the_container(
     os.kill(host.pid, signal.SIGTERM)
     assert host.wait(60) == 0
     assert ended(server)
+
+
+def test_a_signal_while_the_server_starts_ends_it() -> None:
+    servers: list[subprocess.Popen[bytes]] = []
+
+    def start(command: Sequence[str], _tail: deque[str]) -> "subprocess.Popen[bytes]":
+        servers.append(subprocess.Popen(command, start_new_session=True))
+        starting.stop(signal.SIGTERM)  # as the handler of a signal that comes now
+        return servers[-1]
+
+    # A round is run without an agent; the rendezvous is an argument that the command ignores.
+    command = [sys.executable, "-c", "import time; time.sleep(300)"]
+    starting = HostServer(command, "http://127.0.0.1:9", start, lambda _: servers[-1].wait(60), str)
+    starting._run_round("1", "127.0.0.1:1")
+    assert servers[0].returncode == -signal.SIGTERM
