@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What the controller itself cost. ``cpu``: seconds by thread, without the stand-ins' work."""
+    """Cost of the controller itself. ``cpu``: seconds by thread, without the stand-ins' work."""
 
     cpu: dict[str, float]
     stand_ins: float

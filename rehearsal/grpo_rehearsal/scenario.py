@@ -1,4 +1,4 @@
-"""What happens to a rehearsed job: how many steps, and which faults at which time."""
+"""Scenario of a rehearsed job: its steps, and its faults with their times."""
 
 from dataclasses import dataclass, field
 

@@ -59,7 +59,7 @@ class Response:
 
 @dataclass(slots=True)
 class EngineRecord:
-    """What an engine did.
+    """Record of an engine.
 
     ``load``: (time, running, waiting). ``busy``: (begin, end). ``ends``: (time, tokens) of each response.
     """

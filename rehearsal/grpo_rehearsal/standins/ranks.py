@@ -56,7 +56,7 @@ class Stored:
 
 @dataclass(slots=True)
 class PoolRecord:
-    """What the ranks did.
+    """Record of the ranks.
 
     ``rounds``: (method, begin, end). ``nbytes``: by link. ``gaps``: seconds between two pieces of progress in
     each round, less what the round allows for waits outside of the gang. ``routed_experts``: their bytes that

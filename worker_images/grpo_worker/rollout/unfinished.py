@@ -48,7 +48,7 @@ class Unfinished:
 
     @property
     def complete(self) -> bool:
-        """Whether the tokens so far already end the answer."""
+        """True if the tokens so far already end the answer."""
         ended = bool(self._ids) and self._ids[-1] in self._params["stop_token_ids"]
         return ended or self.kept >= self._params["max_new_tokens"]
 

@@ -66,7 +66,7 @@ class BatchSelection:
 
     @property
     def complete(self) -> bool:
-        """Whether the batch is known: it has its groups, or no further ones can be started."""
+        """True if the batch is known: it has its groups, or no further ones can be started."""
         unknown = {p.index for p in self._started} - self._scored.keys() - self._refused.keys()
         if unknown & self._awaited or not self._started:
             return False

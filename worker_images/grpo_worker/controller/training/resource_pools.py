@@ -24,7 +24,7 @@ class ResourcePoolManager:
     ) -> PlacementGroup:
         """Reserve one bundle for each rank, all or none; wait for replaced pods to register.
 
-        ``gpus``: GPUs of each rank. ``report``: called now and then with the number of registered ranks.
+        ``gpus``: GPUs of each rank. ``report``: called repeatedly with the number of registered ranks.
         """
         bundle = {resource: 1.0} | ({"GPU": float(gpus)} if gpus else {})
         group = placement_group([bundle] * ranks, strategy="PACK")

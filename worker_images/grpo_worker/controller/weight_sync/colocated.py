@@ -4,11 +4,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
-from grpo_operator.api.v1alpha1.model import WeightSyncSpec
-from grpo_operator.api.weight_path import WeightPath
-from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
 from grpo_worker.controller.weight_sync.base import BaseSynchronizer
-from grpo_worker.controller.weight_sync.synchronizer import METRIC_PREFIX, Engines, PushResult, Trainers
+from grpo_worker.controller.weight_sync.synchronizer import METRIC_PREFIX, PushResult
 from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.rollout.engine_pool import Target
 from grpo_worker.weightsync.agent.gpu_lease import EVERYTHING, WEIGHTS
@@ -21,18 +18,9 @@ class ColocatedSynchronizer(BaseSynchronizer):
     A pushed version stays in host memory until the engines hold the GPUs again.
     """
 
-    def __init__(
-        self,
-        trainers: Trainers,
-        engines: Engines,
-        path: WeightPath,
-        settings: WeightSyncSpec,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        super().__init__(trainers, engines, path, settings, clock)
-        self._pushed: Target | None = None
-        # Parts of their GPU memory that the engines hold. None: unknown, as after an earlier attempt.
-        self._held: Sequence[str] | None = None
+    _pushed: Target | None = None
+    # Parts of their GPU memory that the engines hold. None: unknown, as after an earlier attempt.
+    _held: Sequence[str] | None = None
 
     def before_trainers_start(self, report: Callable[[str], None]) -> None:
         """Let the engines start alone, since they then take all their memory, and release it again."""

@@ -21,8 +21,9 @@ _COPY_RATE = 2.5e9  # bytes/s of one rank's copy to host memory: pageable, and m
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What a spec does not say. ``mean_prompt``, ``mean_response``: tokens; None: 30 % of the longest.
+    """Assumptions about a job that its spec leaves open.
 
+    ``mean_prompt``, ``mean_response``: tokens; None: 30 % of the longest.
     ``sigma``: standard deviation of the logarithm of a response's length.
     """
 

@@ -33,7 +33,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the slowest stage does in one call, without the pipeline's bubble.
+    """Work of the slowest stage in one call, without the pipeline's bubble.
 
     ``flops``: seconds of computation at the peak rate. ``layers``, ``experts``, ``sequences``: how often the
     host starts a layer, a local expert and the attention of a packed sequence. ``tensor``, ``expert``,
