@@ -6,7 +6,7 @@ PYTEST := PYTHONPATH=devcluster $(VENV)/python -m pytest
 CODE := operator worker_images devcluster rehearsal tests benchmarks
 TEXT := $(CODE) docs helm manifests Makefile README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md
 
-.PHONY: help demo down up test check lint format unit worker integration e2e rehearse bench-operator bench-planner bench-trainer bench-controller bench-data-path bench-sync-planner bench-sync bench-delta bench-job bench-learning bench-own-models bench-faults bench-test crds docs env clean
+.PHONY: help demo down up test check lint format unit worker integration e2e slow rehearse bench-operator bench-planner bench-trainer bench-controller bench-data-path bench-sync-planner bench-sync bench-delta bench-job bench-learning bench-own-models bench-faults bench-test crds docs env clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -43,7 +43,7 @@ unit: env  ## pure logic, no network, under 2 minutes
 	$(PYTEST) tests/unit
 
 worker: env  ## Megatron-Core on gloo ranks, a real SGLang server
-	$(PYTEST) tests/worker -v
+	$(PYTEST) tests/worker -v --durations=12 -m "not slow"
 
 integration:  ## API server, KubeRay and KWOK, no pods
 	$(DEV) prepare
@@ -51,7 +51,11 @@ integration:  ## API server, KubeRay and KWOK, no pods
 
 e2e:  ## real pods, injected faults
 	$(DEV) prepare
-	$(PYTEST) tests/e2e -v --timeout=1800
+	$(PYTEST) tests/e2e -v --timeout=1800 --durations=12 -m "not slow"
+
+slow:  ## tests that take minutes and rarely break
+	$(DEV) prepare
+	$(PYTEST) tests/worker tests/e2e -v --timeout=1800 --durations=0 -m slow
 
 rehearse: env  ## a step of 512 GPUs with the real controller on virtual time; writes benchmarks/results/rehearsal.json
 	PYTHONPATH=devcluster:rehearsal $(VENV)/python -m grpo_rehearsal.benchmark
