@@ -105,7 +105,7 @@ def versions(root: str, backend: str, count: int, moves_at: int) -> list[Any]:
 
 def _receive(rank: int, member: GroupMember, layouts: list[str], count: int, moves_at: int) -> list[Any]:
     model = Half(rank - TRAINERS)
-    loader, transfer_plan, results = DirectLoader(model, "cpu"), transfer_plan_of(layouts, BUCKET), []
+    loader, transfer_plan, results = DirectLoader([model], "cpu"), transfer_plan_of(layouts, BUCKET), []
     load = direct_load_request(transfer_plan, 20)
     buckets = [
         specs_of((tensor.name, dtype_of(tensor.dtype), tensor.shape) for tensor in bucket.tensors)

@@ -28,6 +28,8 @@ from grpo_worker.weightsync.transport.factory import join
 from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS, TransferError, connect
 
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater."
+_LOAD_MODEL = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
+_drafts: list[Any] = []  # runners of the models that draft for this process's model
 _loaders: dict[int, DirectLoader] = {}  # by id of the model
 _members: dict[str, GroupMember] = {}  # by name of the transfer group
 
@@ -46,15 +48,27 @@ def register() -> None:
         hooks["update_weights_from_distributed"] = _on_update
     for name, hook in hooks.items():
         HookRegistry.register(_UPDATER + name, hook, HookType.AROUND)
+    HookRegistry.register(_LOAD_MODEL, _on_load_model, HookType.AROUND)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Announced:
-    """A direct load; its bytes are received while they are loaded."""
+    """A direct load; its bytes are received while they are loaded.
+
+    ``result``: success and message, once the version was loaded into all models of this process.
+    """
 
     request: DirectLoad
     buckets: list[list[Spec]]
     receiver: StagedReceiver | DirectReceiver
+    result: tuple[bool, str] | None = None
+
+
+def _on_load_model(original: Callable[..., Any], runner: Any, *args: Any, **kwargs: Any) -> Any:
+    result = original(runner, *args, **kwargs)
+    if runner.is_draft_worker and runner not in _drafts:
+        _drafts.append(runner)
+    return result
 
 
 def _on_join(
@@ -68,9 +82,7 @@ def _on_join(
         success, message = _join_agent_group(updater, *place)
     else:
         success, message = original(updater, *place, backend)
-    # A draft model reads the same weights a second time, but a direct load streams each bucket only once.
-    drafts = getattr(updater.get_model_runner().server_args, "speculative_algorithm", None)
-    return success, f"{message} {MARK}" if success and not drafts else message
+    return success, f"{message} {MARK}" if success else message
 
 
 def _join_transfer_group(
@@ -130,7 +142,13 @@ def _on_load(original: Callable[..., Any], updater: Any, weights: Any) -> tuple[
     if not isinstance(weights, _Announced):
         success, message = original(updater, weights)
         return success, message
-    return _load_version(updater, weights)
+    # SGLang calls this for the served model and then for each draft; the first call loads all of them, and
+    # the answer to the request is that of the last call.
+    if weights.result is None:
+        if updater.get_model_runner().is_draft_worker:
+            return False, "a direct load writes the served model and its drafts together: use selector all"
+        weights.result = _load_version(updater, weights)
+    return weights.result
 
 
 def _on_update(
@@ -164,8 +182,8 @@ def _dtype(dtype: Any) -> torch.dtype:
 
 def _load_version(updater: Any, announced: _Announced) -> tuple[bool, str]:
     """Load a version; return whether it succeeded, and the report as JSON or the error."""
-    model = updater.get_model()
-    loader = _loaders.setdefault(id(model), DirectLoader(model, updater.device))
+    model, drafts = updater.get_model(), [runner.model for runner in _drafts]
+    loader = _loaders.setdefault(id(model), DirectLoader([model, *drafts], updater.device))
     report, problem = Report(), ""
     try:
         report = loader.load(announced.request.plan_id, announced.buckets, announced.receiver)
@@ -173,7 +191,8 @@ def _load_version(updater: Any, announced: _Announced) -> tuple[bool, str]:
     except (DirectLoadError, TransferError) as error:
         problem = str(error)
     problem = _first_problem(problem or None)
-    if not problem and (missing := _not_loaded(model, announced, report)):
+    layers = None if drafts else int(model.config.num_hidden_layers)
+    if not problem and (missing := _not_loaded(layers, announced, report)):
         problem = f"no rank of the engine loaded {', '.join(missing[:5])} ({len(missing)} tensors)"
     if problem:
         return False, f"direct load failed: {problem}"
@@ -213,17 +232,17 @@ def _first_problem(problem: str | None) -> str:
     return problems[0] if problems else ""
 
 
-def _not_loaded(model: Any, announced: _Announced, report: Report) -> list[str]:
+def _not_loaded(layers: int | None, announced: _Announced, report: Report) -> list[str]:
     """Return the names that no rank loaded, because a model's loader drops unknown tensors silently.
 
-    Layers after the model's last one are ignored: only engines with a draft model load them.
+    ``layers``: number of layers of an engine without drafts. Layers after the last one are ignored then; an
+    engine with drafts loads them too.
     """
     if not any(_gather(report.recorded)):
         return []
     loaded = set().union(*_gather(report.loaded))
-    layers = int(model.config.num_hidden_layers)
     names = (spec.name for bucket in announced.buckets for spec in bucket)
-    return [name for name in names if name not in loaded and _layer(name) < layers]
+    return [name for name in names if name not in loaded and (layers is None or _layer(name) < layers)]
 
 
 def _layer(name: str) -> int:
