@@ -75,13 +75,20 @@ def _arguments(engine: EngineSpec) -> list[str]:
     if engine.max_total_tokens is not None:
         arguments += ["--max-total-tokens", str(engine.max_total_tokens)]
     if engine.speculative == "mtp":
-        arguments += ["--speculative-algorithm", "NEXTN"]
+        arguments += _draft(engine.speculative_num_steps)
     flags = {
         "--enable-deterministic-inference": engine.is_deterministic,
         "--skip-tokenizer-init": not engine.tokenizer,
         "--enable-return-routed-experts": engine.return_routed_experts,
     }
     return arguments + [flag for flag, given in flags.items() if given]
+
+
+def _draft(steps: int) -> list[str]:
+    """Return the arguments of a chain of ``steps`` drafted tokens, verified with the token before them."""
+    chain = {"steps": steps, "draft-tokens": steps + 1}
+    sizes = [text for name, size in chain.items() for text in (f"--speculative-num-{name}", str(size))]
+    return ["--speculative-algorithm", "NEXTN", "--speculative-eagle-topk", "1", *sizes]
 
 
 def _parallel_sizes(engine: EngineSpec) -> list[str]:

@@ -105,6 +105,20 @@ _RULES: tuple[Rule["GRPOJobSpec"], ...] = (
         ),
     ),
     Rule(
+        "!has(self.rollout.template) || self.rollout.template.engine.speculative == 'none'"
+        " || self.model.multiTokenPrediction",
+        "rollout.template.engine.speculative mtp needs model.multiTokenPrediction true: the trainer must"
+        " load and publish the layer that drafts",
+        lambda job: not _drafts(job) or job.model.multi_token_prediction,
+    ),
+    Rule(
+        "!has(self.rollout.template) || self.rollout.template.engine.speculative == 'none'"
+        " || self.algorithm.minP == 0.0",
+        "rollout.template.engine.speculative mtp excludes algorithm.minP: SGLang verifies drafted tokens"
+        " without it: remove one of the two",
+        lambda job: not _drafts(job) or job.algorithm.min_p == 0,
+    ),
+    Rule(
         "!has(self.model.volume) || !has(self.data.volume)"
         " || self.model.volume.mountPath != self.data.volume.mountPath",
         "model.volume.mountPath and data.volume.mountPath must differ",
@@ -219,6 +233,11 @@ _UPDATE_RULES = (
         "managedBy is fixed once the job exists: create a new job",
     ),
 )
+
+
+def _drafts(job: "GRPOJobSpec") -> bool:
+    template = job.rollout.template
+    return template is not None and template.engine.speculative != "none"
 
 
 def _same_gpus(engine: EngineSpec, trainer: TrainerSpec) -> bool:

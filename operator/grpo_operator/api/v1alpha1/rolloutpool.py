@@ -20,6 +20,9 @@ TYPED_ARGUMENTS = (
     *("tp", "tp-size", "tensor-parallel-size", "ep", "ep-size", "expert-parallel-size"),
     *("dp", "dp-size", "data-parallel-size", "enable-dp-attention", "moe-dense-tp-size", "enable-dp-lm-head"),
     *("moe-a2a-backend", "enable-deterministic-inference", "speculative-algorithm", "speculative-algo"),
+    *("speculative-num-steps", "speculative-eagle-topk", "speculative-num-draft-tokens"),
+    # A threshold below 1 accepts tokens more often than the policy samples them.
+    *("speculative-accept-threshold-single", "speculative-accept-threshold-acc"),
     *("nnodes", "node-rank", "dist-init-addr", "device", "dtype", "quantization", "context-length"),
     *("max-running-requests", "max-total-tokens", "mem-fraction-static", "skip-tokenizer-init"),
     *("enable-return-routed-experts", "model-path", "host", "port", "admin-api-key", "random-seed"),
@@ -59,6 +62,24 @@ _ENGINE_RULES: tuple[Rule["EngineSpec"], ...] = (
         "!self.dpLmHead || self.attentionDataParallel > 1",
         "dpLmHead needs attentionDataParallel above 1: remove dpLmHead",
         lambda engine: not engine.dp_lm_head or engine.attention_data_parallel > 1,
+    ),
+    Rule(
+        "self.speculative == 'none' || self.device == 'cuda'",
+        "speculative mtp needs device cuda: on CPUs SGLang accepts the likeliest token instead of sampling:"
+        " remove speculative",
+        lambda engine: engine.speculative == "none" or engine.device is Device.CUDA,
+    ),
+    Rule(
+        "self.speculative == 'none' || !has(self.deterministic) || !self.deterministic",
+        "speculative mtp and deterministic exclude each other: which tokens are drafted together depends on"
+        " where a sample was continued: remove one of the two",
+        lambda engine: engine.speculative == "none" or not engine.deterministic,
+    ),
+    Rule(
+        "self.speculative == 'none' || !self.returnRoutedExperts",
+        "speculative mtp and returnRoutedExperts exclude each other: SGLang's record of routed experts has no"
+        " room for drafted tokens: remove one of the two",
+        lambda engine: engine.speculative == "none" or not engine.return_routed_experts,
     ),
     Rule(
         f"!has(self.extraArgs) || !self.extraArgs.exists(argument, argument.matches('{_TYPED}'))",
@@ -131,8 +152,16 @@ class EngineSpec(Model):
     )
     speculative: Literal["none", "mtp"] = Field(
         "none",
-        description="speculative decoding. mtp: the model's multi-token prediction layer drafts tokens; "
-        "refused until weight updates reach the draft",
+        description="speculative decoding. mtp: the multi-token prediction (MTP) layer drafts tokens, and "
+        "the model accepts or replaces each, so that samples keep the policy's distribution. The layer is "
+        "updated with every weight version; needs device cuda and model.multiTokenPrediction",
+    )
+    speculative_num_steps: int = Field(
+        3,
+        ge=1,
+        le=16,
+        description="tokens that are drafted one after another before the model verifies them (speculative "
+        "mtp only; SGLang: speculative-num-steps)",
     )
     tokenizer: bool = Field(
         False,

@@ -129,6 +129,11 @@ def check_pool(spec: RolloutPoolSpec) -> None:
     problem = pool_weight_path_problem(spec)
     if problem:
         raise RefusedError(problem)
+    if spec.engine.speculative == "mtp" and not spec.model.multi_token_prediction:
+        raise RefusedError(
+            f"{_POOL_ENGINE}.speculative=mtp: jobs must load and publish the layer that drafts: set "
+            "spec.model.multiTokenPrediction to true, here and in the jobs"
+        )
     config = spec.model.config()
     if config is not None:
         _engine(ModelShape.from_hf(config), engine_shape(spec.engine), spec.engine, _POOL_ENGINE)
@@ -143,6 +148,12 @@ def check_reference(spec: GRPOJobSpec, pool: RolloutPoolSpec) -> None:
         raise RefusedError(
             f"spec.rollout.poolRef.name={name}: the pool serves {pool.model.path}, but this job trains "
             f"{spec.model.path}: use the same model in both",
+            "PoolMismatch",
+        )
+    if pool.engine.speculative != "none" and spec.algorithm.min_p:
+        raise RefusedError(
+            f"spec.algorithm.minP={spec.algorithm.min_p}: RolloutPool {name} drafts tokens "
+            "(engine.speculative mtp), and SGLang verifies them without it: set it to 0",
             "PoolMismatch",
         )
     try:
@@ -172,6 +183,7 @@ def engine_shape(engine: EngineSpec) -> EngineShape:
         fp8=engine.quantization != "none",
         all_to_all=engine.moe_a2a_backend != "none",
         dp_lm_head=engine.dp_lm_head,
+        drafts=engine.speculative == "mtp",
     )
 
 
@@ -266,11 +278,6 @@ def _check_shared(engine: EngineSpec) -> None:
 
 
 def _engine(model: ModelShape, shape: EngineShape, spec: EngineSpec, field: str) -> EngineMemory | None:
-    if spec.speculative == "mtp":
-        raise RefusedError(
-            f"{field}.speculative=mtp: a weight update does not reach the draft's weights yet, so the draft "
-            "would fall behind the policy: remove speculative"
-        )
     problems = engine_rules.problems(model, shape)
     if problems:
         raise RefusedError("; ".join(f"{field}.{problem}" for problem in problems))

@@ -9,12 +9,20 @@ import pytest
 import yaml
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.rolloutpool import PoolRef, RolloutPoolSpec, RolloutSpec, RolloutTemplate
 from grpo_operator.cli.plan import main
-from grpo_operator.plan.planner.resolve import JobPlan, RefusedError, resolve
+from grpo_operator.plan.planner.resolve import JobPlan, RefusedError, check_pool, check_reference, resolve
 from support.objects import pool_of
 
 ROOT = Path(__file__).parents[4]
 LARGE = ROOT / "manifests" / "deepseek-v3-512xh100.yaml"
+
+DRAFTS: dict[str, Any] = {
+    "model__multiTokenPrediction": True,
+    "rollout__template__engine__speculative": "mtp",
+    "rollout__template__engine__returnRoutedExperts": False,
+    "algorithm__routingReplay": False,
+}
 
 
 def _spec(**changes: Any) -> dict[str, Any]:
@@ -74,8 +82,10 @@ def test_auto_chooses_and_explains() -> None:
          "InvalidSpec", ["spec.rollout.template.engine.expertParallel=1", "raise expertParallel"]),
         ({"rollout__template__engine__moeA2aBackend": None}, "InvalidSpec",
          ["the width of the shared experts (2048)", "set moeA2aBackend to deepep"]),
-        ({"rollout__template__engine__speculative": "mtp"}, "InvalidSpec",
-         ["engine.speculative=mtp: a weight update does not reach the draft", "remove speculative"]),
+        ({**DRAFTS, "model__architecture": "qwen3-235b-a22b", "trainer__parallelism": {"auto": True}},
+         "InvalidSpec",
+         ["spec.rollout.template.engine.speculative=mtp: this qwen3_moe model has "
+          "num_nextn_predict_layers=0", "set speculative to none"]),
     ],
     ids=lambda value: "" if not isinstance(value, dict) else next(iter(value)),
 )  # fmt: skip
@@ -87,6 +97,41 @@ def test_a_refusal_names_field_value_and_remedy(
     assert caught.value.reason == reason
     for text in texts:
         assert text in str(caught.value)
+
+
+def test_the_layer_that_drafts_takes_memory_of_the_engines() -> None:
+    plain, drafting = _resolve().engine_memory, _resolve(**DRAFTS).engine_memory
+    assert plain is not None and drafting is not None
+    assert drafting.kv_per_token == plain.kv_per_token * 62 // 61
+    experts, shared = 256 * 3 * 7168 * 2048 // 32, 3 * 7168 * 2048  # in FP8; deepep copies the shared expert
+    attention = 187_105_280  # of one layer, in FP8, whole on each GPU as there are 32 replicas
+    projection = 2 * 7168 * 7168 * 2  # in bf16, whole on each GPU
+    added = drafting.weights - plain.weights
+    assert added == pytest.approx(experts + shared + attention + projection, rel=0.01)
+    assert drafting.kv_tokens < plain.kv_tokens
+
+
+def test_engines_draft_only_with_a_layer_that_the_trainer_publishes() -> None:
+    with pytest.raises(ValueError, match=r"speculative mtp needs model\.multiTokenPrediction true"):
+        _resolve(**DRAFTS | {"model__multiTokenPrediction": False})
+    with pytest.raises(ValueError, match=r"speculative mtp excludes algorithm\.minP"):
+        _resolve(**DRAFTS, algorithm__minP=0.1)
+
+
+def test_a_pool_that_drafts_is_checked_with_its_jobs() -> None:
+    spec = GRPOJobSpec.model_validate(_spec(**DRAFTS))
+    template = {name: getattr(pool_of(spec), name) for name in RolloutTemplate.model_fields}
+    pool = RolloutPoolSpec(model=spec.model.model_copy(update={"volume": None}), **template)
+    check_pool(pool)
+    silent = pool.model.model_copy(update={"multi_token_prediction": False})
+    with pytest.raises(RefusedError, match=r"spec\.engine\.speculative=mtp: jobs must load and publish"):
+        check_pool(pool.model_copy(update={"model": silent}))
+    algorithm = spec.algorithm.model_copy(update={"min_p": 0.1})
+    job = spec.model_copy(
+        update={"algorithm": algorithm, "rollout": RolloutSpec(pool_ref=PoolRef(name="shared"))}
+    )
+    with pytest.raises(RefusedError, match=r"spec\.algorithm\.minP=0\.1: RolloutPool shared drafts"):
+        check_reference(job, pool)
 
 
 @pytest.mark.parametrize(

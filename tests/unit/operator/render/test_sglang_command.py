@@ -46,9 +46,27 @@ def test_wide_engines_get_their_backend_and_head() -> None:
     assert "--moe-a2a-backend" not in plain and "--enable-dp-lm-head" not in plain
 
 
+def test_engines_draft_a_chain_of_tokens() -> None:
+    assert not any("speculative" in argument for argument in _arguments())
+    arguments = _arguments(speculative="mtp", speculative_num_steps=2)
+    given = {
+        "algorithm": "NEXTN", "num-steps": "2", "eagle-topk": "1",
+        "num-draft-tokens": "3",  # the drafted tokens and the one before them
+    }  # fmt: skip
+    for name, value in given.items():
+        assert arguments[arguments.index(f"--speculative-{name}") + 1] == value
+    default = _arguments(speculative="mtp")
+    assert default[default.index("--speculative-num-steps") + 1] == "3"
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"extra_args": ["--speculative-accept-threshold-single", "0.9"]}, "extraArgs must not repeat"),
+        ({"extra_args": ["--speculative-eagle-topk=4"]}, "extraArgs must not repeat what a field sets"),
+        ({"speculative": "mtp", "device": "cpu"}, "speculative mtp needs device cuda.*instead of sampling"),
+        ({"speculative": "mtp", "deterministic": True}, "deterministic exclude each other.*remove one"),
+        ({"speculative": "mtp", "return_routed_experts": True}, "returnRoutedExperts exclude each other"),
         ({"extra_args": ["--tp-size", "4"]}, "extraArgs must not repeat what a field sets"),
         ({"extra_args": ["--moe-a2a-backend=mooncake"]}, "extraArgs must not repeat what a field sets"),
         ({"extra_args": ["--enable-deterministic-inference"]}, "extraArgs must not repeat"),

@@ -1,4 +1,4 @@
-"""One stream of buckets writes a version into the served model and the model that drafts, or fails for both."""
+"""One stream of buckets writes a version into the served model and its draft, or fails for both."""
 
 import json
 from collections.abc import Iterable

@@ -43,12 +43,15 @@ def engine_memory(
 
 
 def kv_bytes_per_token(model: ModelShape, engine: EngineShape) -> int:
-    """Return the KV cache bytes of one token on one GPU. MLA keeps it whole on each GPU of a replica."""
-    shape = model.attention
+    """Return the KV cache bytes of one token on one GPU. MLA keeps it whole on each GPU of a replica.
+
+    The layer that drafts has a cache of its own, for as many tokens.
+    """
+    shape, layers = model.attention, model.layers + engine.drafts
     if isinstance(shape, GqaShape):
         heads = max(shape.kv_heads // engine.attention_tensor, 1)
-        return model.layers * 2 * heads * shape.head * _BF16
-    return model.layers * (shape.kv_rank + shape.rope) * _BF16
+        return layers * 2 * heads * shape.head * _BF16
+    return layers * (shape.kv_rank + shape.rope) * _BF16
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +82,27 @@ def engine_weights(model: ModelShape, engine: EngineShape) -> EngineWeights:
     matrices += dense // engine.dense_tensor + shared // engine.shared_tensor
     each = 1 if engine.fp8 else _BF16
     ends = embedding // engine.attention_tensor + head // engine.head_tensor
+    draft = _draft_weights(model, engine) if engine.drafts else EngineWeights(0, 0)
     return EngineWeights(
-        total.expert // engine.tensor * each, matrices * each + (ends + total.whole - down) * _BF16
+        total.expert // engine.tensor * each + draft.experts,
+        matrices * each + (ends + total.whole - down) * _BF16 + draft.rest,
     )
+
+
+def _draft_weights(model: ModelShape, engine: EngineShape) -> EngineWeights:
+    """Return the bytes of the layer that drafts on one GPU.
+
+    It uses the model's embedding and output projection. The projection of two hidden states to one is whole
+    on each GPU, in bf16.
+    """
+    assert model.experts is not None  # the engine's rules refuse models without such a layer
+    each = 1 if engine.fp8 else _BF16
+    layer, around = parameters.layer(model, model.layers), parameters.mtp_projection(model)
+    down = _down_projections(model) // model.layers
+    shared = 3 * model.hidden * model.experts.shared_ffn // engine.shared_tensor
+    matrices = _attention(model, engine) + down + shared
+    whole = layer.whole - down + around.total
+    return EngineWeights(layer.expert // engine.tensor * each, matrices * each + whole * _BF16)
 
 
 def _attention(model: ModelShape, engine: EngineShape) -> int:

@@ -14,7 +14,8 @@ class EngineShape:
     ``tensor``: all GPUs of the engine (SGLang's tp-size). ``expert``: GPUs over which the experts are
     distributed (ep-size). ``attention_data``: replicas of the attention part (dp-size). ``all_to_all``: an
     all-to-all backend carries tokens to their experts (moe-a2a-backend). ``dp_lm_head``: each attention
-    replica computes the logits of its own tokens (enable-dp-lm-head).
+    replica computes the logits of its own tokens (enable-dp-lm-head). ``drafts``: the model's
+    multi-token-prediction layer drafts tokens (speculative-algorithm NEXTN).
     """
 
     tensor: int
@@ -23,6 +24,7 @@ class EngineShape:
     fp8: bool = False
     all_to_all: bool = False
     dp_lm_head: bool = False
+    drafts: bool = False
 
     @property
     def attention_tensor(self) -> int:
@@ -63,7 +65,7 @@ class EngineShape:
 
 def problems(model: ModelShape, engine: EngineShape) -> list[str]:
     """Return why SGLang cannot start; each message has field, value and remedy."""
-    return [*_sizes(engine), *_heads(model, engine), *_experts(model, engine)]
+    return [*_sizes(engine), *_heads(model, engine), *_experts(model, engine), *_drafts(model, engine)]
 
 
 def _sizes(engine: EngineShape) -> Iterator[str]:
@@ -126,4 +128,12 @@ def _experts(model: ModelShape, engine: EngineShape) -> Iterator[str]:
         yield (
             f"expertParallel={engine.expert}: an expert's width ({experts.ffn}) over tensorParallel / "
             f"expertParallel = {engine.expert_tensor} GPUs is not a multiple of {block}: raise expertParallel"
+        )
+
+
+def _drafts(model: ModelShape, engine: EngineShape) -> Iterator[str]:
+    if engine.drafts and model.mtp_layers != 1:
+        yield (
+            f"speculative=mtp: this {model.model_type} model has num_nextn_predict_layers="
+            f"{model.mtp_layers}, and SGLang drafts with exactly one such layer: set speculative to none"
         )

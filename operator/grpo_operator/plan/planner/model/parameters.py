@@ -80,11 +80,17 @@ def head(model: ModelShape) -> Count:
 def mtp_layer(model: ModelShape) -> Count:
     """Return the parameters of the multi-token-prediction layer.
 
-    It is one more layer, three norms, and a projection of two hidden states to one; embedding and output
-    projection are those of the model.
+    It is one more layer and what is around it; embedding and output projection are those of the model.
     """
-    around = Count(split=2 * model.hidden * model.hidden, whole=3 * model.hidden)
-    return layer(model, model.layers) + around
+    return layer(model, model.layers) + mtp_projection(model)
+
+
+def mtp_projection(model: ModelShape) -> Count:
+    """Return the parameters around the multi-token-prediction layer.
+
+    They are a projection of two hidden states to one, and three norms.
+    """
+    return Count(split=2 * model.hidden * model.hidden, whole=3 * model.hidden)
 
 
 def total(model: ModelShape) -> Count:

@@ -38,7 +38,11 @@ class ExpertShape:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Dimensions of a decoder. ``ffn``: width of the feed-forward of a dense layer."""
+    """Dimensions of a decoder.
+
+    ``ffn``: width of the feed-forward of a dense layer. ``mtp_layers``: multi-token-prediction layers that
+    the model was published with.
+    """
 
     model_type: str
     layers: int
@@ -49,6 +53,7 @@ class ModelShape:
     tied: bool
     attention: MlaShape | GqaShape
     experts: ExpertShape | None
+    mtp_layers: int = 0
 
     @property
     def dense_layers(self) -> int:
@@ -75,6 +80,7 @@ class ModelShape:
                 tied=bool(config.get("tie_word_embeddings", False)),
                 attention=_mla(config) if kind == "deepseek_v3" else _gqa(config),
                 experts=_experts(kind, config),
+                mtp_layers=config.get("num_nextn_predict_layers") or 0,
             )
         except KeyError as error:
             raise ValueError(f"config.json of a {kind} model lacks {error.args[0]!r}") from error
