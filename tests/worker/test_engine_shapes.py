@@ -35,7 +35,8 @@ def _ask(cases: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
 
 
 def _case(name: str, **shape: Any) -> dict[str, Any]:
-    hf = architecture(name) | {"num_hidden_layers": _LAYERS[name], "num_nextn_predict_layers": 0}
+    layers = {"num_hidden_layers": _LAYERS[name], "num_nextn_predict_layers": int(shape.get("drafts", False))}
+    hf = architecture(name) | layers
     return {"name": name, "hf": hf, "shape": shape}
 
 
@@ -56,6 +57,15 @@ def _grid() -> list[dict[str, Any]]:
     ]  # fmt: skip
     cases += [_case("deepseek-v3", tensor=16, expert=8, attention_data=4, fp8=True)]
     cases += [_case("deepseek-v3", tensor=64, expert=64, attention_data=64, fp8=True, all_to_all=True)]
+    cases += [
+        _case("deepseek-v3", tensor=8, expert=8, drafts=True),
+        _case("deepseek-v3", tensor=16, expert=8, attention_data=4, fp8=True, drafts=True),
+        _case(
+            "deepseek-v3", tensor=32, expert=32, attention_data=32, fp8=True, all_to_all=True,
+            dp_lm_head=True, drafts=True,
+        ),
+        _case("deepseek-v3", tensor=32, expert=32, attention_data=32, fp8=True, drafts=True),
+    ]  # fmt: skip
     cases += [_case("qwen3-8b", tensor=size) for size in (1, 4, 8, 16, 32, 64)]
     return cases
 

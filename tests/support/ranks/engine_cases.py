@@ -31,7 +31,11 @@ from sglang.srt.layers.dp_attention import initialize_dp_attention  # noqa: E402
 from sglang.srt.layers.moe import utils as moe  # noqa: E402
 from sglang.srt.layers.moe.fused_moe_triton import layer as fused_moe  # noqa: E402
 from sglang.srt.model_loader import loader  # noqa: E402
+from sglang.srt.model_loader.utils import set_default_torch_dtype  # noqa: E402
 from sglang.srt.server_args import ServerArgs  # noqa: E402
+from sglang.srt.speculative import draft_parallel  # noqa: E402
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
+from sglang.srt.speculative.spec_utils import draft_tp_context  # noqa: E402
 
 from grpo_operator.plan.planner.engines.memory import engine_weights  # noqa: E402
 from grpo_operator.plan.planner.engines.shape import EngineShape, problems  # noqa: E402
@@ -67,28 +71,52 @@ def built(hf: dict[str, Any], shape: dict[str, Any]) -> int | str:
     """Return the bytes of SGLang's parameters on the first GPU, or its refusal."""
     engine = EngineShape(**shape)
     try:
-        with tempfile.TemporaryDirectory() as folder, _engine(_arguments(folder, hf, engine)) as arguments:
-            config = ModelConfig.from_server_args(arguments)
-            load = loader.LoadConfig(load_format="dummy")
-            torch.set_default_dtype(torch.bfloat16)
-            with torch.device("meta"):
-                quantization = loader._get_quantization_config(config, load)
-                model = loader._initialize_model(config, load, quantization)
-            return sum(int(p.numel() * p.element_size()) for p in model.parameters())
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            process_groups(server_arguments(folder, hf, engine)) as arguments,
+        ):
+            models = build(arguments, torch.device("meta"))
+            parameters = {parameter for model in models for parameter in model.parameters()}
+            return sum(int(p.numel() * p.element_size()) for p in parameters)
     except (AssertionError, ValueError) as error:
         if CHECKS not in traceback.extract_tb(error.__traceback__)[-1].filename:
             raise
         return f"{type(error).__name__}: {error}"
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
-def _arguments(folder: str, hf: dict[str, Any], engine: EngineShape) -> ServerArgs:
+def build(arguments: ServerArgs, device: torch.device) -> list[Any]:
+    """Return the engine's model and, if it drafts, the model that drafts, which has the same two ends."""
+    served = _model(ModelConfig.from_server_args(arguments), device)
+    if arguments.speculative_algorithm is None:
+        return [served]
+    config = ModelConfig.from_server_args(arguments, is_draft_model=True)
+    algorithm = SpeculativeAlgorithm.from_string("EAGLE")  # as SGLang calls NEXTN
+    spec = draft_parallel.model_draft_parallel_spec(config, spec_algorithm=algorithm)
+    with (
+        draft_tp_context(draft_parallel.resolve_draft_parallel_layout(spec)),
+        moe.speculative_moe_backend_context(),
+        moe.speculative_moe_a2a_backend_context(),
+        moe.draft_model_build_scope(),
+    ):
+        draft = _model(config, device)
+    with patch.object(torch.cuda, "synchronize"):  # SGLang's method synchronizes with a GPU
+        draft.set_embed_and_head(served.model.embed_tokens.weight, served.lm_head.weight)
+    return [served, draft]
+
+
+def _model(config: ModelConfig, device: torch.device) -> Any:
+    load = loader.LoadConfig(load_format="dummy")
+    with device, set_default_torch_dtype(torch.bfloat16):
+        return loader._initialize_model(config, load, loader._get_quantization_config(config, load))
+
+
+def server_arguments(folder: str, hf: dict[str, Any], engine: EngineShape) -> ServerArgs:
     (Path(folder) / "config.json").write_text(json.dumps(hf | (FP8 if engine.fp8 else {})))
     fields: dict[str, Any] = {
         "model_path": folder, "device": "cpu", "dtype": "bfloat16", "load_format": "dummy",
         "skip_tokenizer_init": True, "attention_backend": "torch_native", "sampling_backend": "pytorch",
-        "grammar_backend": "none", "disable_overlap_schedule": True, "context_length": 4096,
+        "grammar_backend": "none", "disable_overlap_schedule": True,
+        "context_length": min(4096, hf["max_position_embeddings"]),
         "tp_size": engine.tensor, "ep_size": engine.expert, "nnodes": max(engine.tensor // 8, 1),
         "dist_init_addr": "127.0.0.1:1",
     }  # fmt: skip
@@ -98,11 +126,14 @@ def _arguments(folder: str, hf: dict[str, Any], engine: EngineShape) -> ServerAr
         fields["moe_a2a_backend"] = "deepep"
     if engine.dp_lm_head:
         fields["enable_dp_lm_head"] = True
+    if engine.drafts:
+        fields |= {"speculative_algorithm": "NEXTN", "speculative_num_steps": 3}
+        fields |= {"speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
     return ServerArgs(**fields)
 
 
 @contextmanager
-def _engine(arguments: ServerArgs) -> Iterator[ServerArgs]:
+def process_groups(arguments: ServerArgs) -> Iterator[ServerArgs]:
     """Initialise SGLang's process groups of the whole engine in this process."""
     new_group = torch.distributed.new_group
 
