@@ -151,11 +151,14 @@ def _parts(rank: int, world: int, device: torch.device, model: dict[str, Any], s
     """Yield a rank's shards: whole experts, and rows of other matrices where blocks of 128 allow it."""
     generator = torch.Generator(device).manual_seed(seed)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    for name, shape in family_of(model).shapes(model).items():
+    family, drafts = family_of(model), bool(model.get("num_nextn_predict_layers"))
+    for name, shape in (family.shapes(model) | (family.mtp_shapes(model) if drafts else {})).items():
         kind = torch.float32 if name.endswith("e_score_correction_bias") else dtype
         whole = (
             torch.randn(shape, generator=generator, device=device, dtype=torch.float32).mul_(0.02).to(kind)
         )
+        if drafts:
+            _let_drafts_agree(name, whole, seed)
         if ".mlp.experts." in name:
             owner = int(name.split(".experts.")[1].split(".")[0]) * world // model["n_routed_experts"]
             if owner == rank:
@@ -165,6 +168,26 @@ def _parts(rank: int, world: int, device: torch.device, model: dict[str, Any], s
             yield name, shape, 0, rank * rows, whole[rank * rows : (rank + 1) * rows].clone()
         elif rank == 0:
             yield name, shape, 0, 0, whole
+
+
+def _let_drafts_agree(name: str, tensor: torch.Tensor, seed: int) -> None:
+    """Change a drawn tensor so that the model and the layer that drafts predict much the same.
+
+    Both see little but the last token then: norms pass on what they get, and the layer that drafts takes the
+    embedding and leaves the hidden state out. The signs of both last norms depend on ``seed``, so a layer
+    and a model of different versions do not agree.
+    """
+    if name.endswith(("model.norm.weight", "shared_head.norm.weight")):
+        signs = torch.randint(2, tensor.shape, generator=torch.Generator().manual_seed(seed))
+        tensor.copy_(2 * signs - 1)
+    elif name.endswith("norm.weight"):
+        tensor.fill_(1.0)
+    elif name.endswith("eh_proj.weight"):
+        tensor.copy_(torch.eye(*tensor.shape, device=tensor.device))
+    elif name.endswith("embed_tokens.weight"):
+        tensor.mul_(200.0)
+    elif name.endswith("lm_head.weight"):
+        tensor.mul_(10.0)
 
 
 def _buckets(tensors: list[tuple[str, torch.Tensor]], limit: int) -> list[list[tuple[str, torch.Tensor]]]:
