@@ -15,11 +15,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
@@ -29,11 +30,13 @@ from grpo_devcluster.paths import REPO
 from grpo_devcluster.results import RESULTS, record
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_worker.megatron.families.registry import family_of
+from grpo_worker.weightsync.agent.blobs import LocalBlobs
 from grpo_worker.weightsync.agent.engine_client import Engine
 from grpo_worker.weightsync.agent.installer import Installer
 from grpo_worker.weightsync.agent.local_group import LocalGroup
-from grpo_worker.weightsync.agent.staged_version import StagedVersion, assemble
-from grpo_worker.weightsync.protocol.tiling import make_plan
+from grpo_worker.weightsync.agent.staged_version import StagedVersion, VersionStream
+from grpo_worker.weightsync.protocol.tiling import TensorPlan, make_plan
+from grpo_worker.weightsync.protocol.transfer_plan import make_transfer_plan, nbytes
 from grpo_worker.weightsync.trainer.publisher import publish
 
 sys.path.insert(0, str(REPO / "benchmarks" / "gpu"))
@@ -66,21 +69,26 @@ def host_copy(folder: Path, version: int) -> StagedVersion:
         (name, shape, 0, 0, torch.randn(shape, generator=generator) * 0.02) for name, shape in shapes.items()
     ]
     manifest = publish(folder, version, 0, 1, parts)
-    blob = torch.from_file(
-        str(folder / f"v{version}" / "rank-0.bin"), size=manifest.blob_bytes, dtype=torch.uint8
-    )
-    return assemble(make_plan([manifest]), [manifest.digest], {0: blob}, BUCKET)
+    blob = np.fromfile(folder / f"v{version}" / "rank-0.bin", dtype=np.uint8)
+    plan = make_transfer_plan(make_plan([manifest]), BUCKET)
+    return StagedVersion(version, plan, [manifest.digest], LocalBlobs({0: blob}))
 
 
-def ours(engine: Engine, direct: bool) -> Callable[[StagedVersion], dict[str, float]]:
+class Flattened(Engine):
+    """The engine as one that cannot load directly."""
+
+    def join_group(self, *place: Any, **more: Any) -> bool:
+        super().join_group(*place, **more)
+        return False
+
+
+def ours(engine: Engine) -> Callable[[StagedVersion], dict[str, float]]:
     """Return a function that updates the engine through our agent and returns the seconds of its parts."""
     installer = Installer("engine-0", engine, 1, 600)
 
     def update(copy: StagedVersion) -> dict[str, float]:
-        with installer.updating(copy.plan.version):
-            group = installer.local_group()
-            group.direct = group.direct and direct
-            installer.install(copy)
+        with installer.updating(copy.version), installer.streaming(copy) as stream:
+            installer.install(copy, stream)
         return dict(installer.seconds)
 
     return update
@@ -90,25 +98,26 @@ def per_tensor(engine: Engine) -> Callable[[StagedVersion], dict[str, float]]:
     """Return the baseline: a broadcast for each tensor, a request for each bucket of names."""
     group = LocalGroup(engine, "per-tensor", 1, 600)
 
-    def send(bucket: Any) -> None:
+    def send(tensors: Sequence[TensorPlan], flat: torch.Tensor) -> None:
         start = 0
-        for tensor in bucket.tensors:
-            size = torch.Size(tensor.shape).numel() * 4
-            view = bucket.flat[start : start + size].view(torch.float32)
+        for tensor in tensors:
+            size = nbytes(tensor)
+            view = flat[start : start + size].view(torch.float32)
             dist.broadcast(view, src=0, group=group._group)
             start += size
 
     def update(copy: StagedVersion) -> dict[str, float]:
+        flats = buckets_of(copy)
         started = time.monotonic()
         engine.pause()
         engine.begin_update()
-        for index, bucket in enumerate(copy.buckets):
-            thread = threading.Thread(target=send, args=(bucket,), daemon=True)
+        for index, (bucket, flat) in enumerate(zip(copy.plan.buckets, flats, strict=True)):
+            thread = threading.Thread(target=send, args=(bucket.tensors, flat), daemon=True)
             thread.start()
-            last = index == len(copy.buckets) - 1
+            last = index == len(flats) - 1
             body = engine._tensors("per-tensor", bucket.tensors) | {"flush_cache": last}
             if last:
-                body["weight_version"] = str(copy.plan.version)
+                body["weight_version"] = str(copy.version)
             engine._call("POST", "/update_weights_from_distributed", **body)
             thread.join()
         engine.end_update()  # without a checksum, like the updates of those frameworks
@@ -116,6 +125,15 @@ def per_tensor(engine: Engine) -> Callable[[StagedVersion], dict[str, float]]:
         return {"pause": time.monotonic() - started}
 
     return update
+
+
+def buckets_of(copy: StagedVersion) -> list[torch.Tensor]:
+    """Return the bytes of each bucket, uint8 [bytes]."""
+    found: list[list[bytes]] = [[] for _ in copy.plan.buckets]
+    with VersionStream(copy, 600) as stream:
+        for ready in stream:
+            found[ready.chunk.bucket].append(bytes(ready.data))
+    return [torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8) for parts in found]
 
 
 RAW = """
@@ -134,11 +152,11 @@ for _ in range(int(sys.argv[3])):
 def raw(copy: StagedVersion) -> float:
     """Return the seconds of a bare broadcast of the same bytes, in buckets, into memory already mapped."""
     store = TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
-    arguments = [str(value) for value in (store.port, copy.nbytes, ROUNDS + 1, BUCKET)]
+    arguments = [str(value) for value in (store.port, copy.plan.nbytes, ROUNDS + 1, BUCKET)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     peer = subprocess.Popen([sys.executable, "-c", RAW, *arguments], env=environment)
     dist.init_process_group("gloo", store=store, rank=0, world_size=2)
-    flat, taken = torch.zeros(copy.nbytes, dtype=torch.uint8), []
+    flat, taken = torch.zeros(copy.plan.nbytes, dtype=torch.uint8), []
     for _ in range(ROUNDS + 1):
         dist.barrier()
         started = time.monotonic()
@@ -171,7 +189,8 @@ def measure(folder: Path) -> tuple[dict[str, float], dict[str, dict[str, float]]
         found: dict[str, dict[str, float]] = {}
         sums = set()
         ways = {
-            "ours": ours(engine, True), "flattened": ours(engine, False), "per tensor": per_tensor(engine)
+            "ours": ours(engine), "flattened": ours(Flattened(engine.url, 600, server.key)),
+            "per tensor": per_tensor(engine),
         }  # fmt: skip
         for name, update in ways.items():
             first = update(copies[0])
@@ -184,7 +203,7 @@ def measure(folder: Path) -> tuple[dict[str, float], dict[str, dict[str, float]]
         limit = raw(copies[0])
     finally:
         server.stop()
-    size = copies[0].nbytes
+    size = copies[0].plan.nbytes
     figures = {
         "cpu_tensors": float(len(copies[0].plan.tensors)),
         "cpu_gigabytes": size / 1e9,

@@ -65,7 +65,7 @@ def test_a_killed_container_restarts_the_engine_with_the_same_weights_on_every_r
     before, restarts = uids(job), report(job)["restarts"]
     with _no_further_version(job):
         came_directly = _checksums(job)
-        assert agent(_hosts(job)[0])["hostCopy"] is None, "it did not come over the link"
+        assert agent(_hosts(job)[0])["stagedVersion"] is None, "it did not come over the link"
         started = time.monotonic()
         kill_container(worker, "engine")
         states = _states_until_back(job)
@@ -96,12 +96,12 @@ def test_a_killed_pod_takes_the_other_with_it_and_the_engine_comes_back(job: Job
 
 def test_weights_reach_both_hosts_through_memory_while_the_link_is_cut(job: JobView) -> None:
     leader, worker = _hosts(job)
-    until("an engine without a copy in memory", lambda: agent(leader)["hostCopy"] is None, 60)
+    until("an engine without a copy in memory", lambda: agent(leader)["stagedVersion"] is None, 60)
     with cut_off(worker, job.pods("trainer"), RESET):
         step = step_of(job)
         wait_step(job, step + 3, 240)
         status = agent(leader)
-        assert status["hostCopy"] is not None, "the weights came over the link"
+        assert status["stagedVersion"] is not None, "the weights came over the link"
         until("the newest version", lambda: agent(leader)["weightVersion"] > step + 1, 30)
     wait_step(job, step_of(job) + 2, 120)
     assert agent(leader)["restarts"] == 0

@@ -4,7 +4,6 @@ from collections.abc import Iterable
 
 import torch
 
-from grpo_worker.weightsync.protocol.direct_load import DirectLoad
 from grpo_worker.weightsync.protocol.fingerprint import fingerprint
 from grpo_worker.weightsync.sglang_plugin.loader import DirectLoader, Report
 from grpo_worker.weightsync.sglang_plugin.receivers import Spec, StagedReceiver
@@ -103,19 +102,17 @@ def fill(bucket: list[Spec], seed: int) -> torch.Tensor:
     return flat
 
 
-class Wire(StagedReceiver):
-    """Receiver whose transfers complete at once."""
+class Wire:
+    """Source whose bytes are there at once."""
 
-    def __init__(self, request: DirectLoad, flats: list[torch.Tensor]) -> None:
-        super().__init__(request, None)
-        self.flats = flats
+    def __init__(self, flats: list[torch.Tensor], prints: list[int]) -> None:
+        self._flats, self._prints = iter(flats), iter(prints)
 
-    def receive(self, index: int, flat: torch.Tensor, scratch: torch.Tensor) -> "Wire":
-        flat.copy_(self.flats[index])
-        self._received.append(fingerprint(flat))
-        return self
+    def read_into(self, flat: torch.Tensor) -> None:
+        flat.copy_(next(self._flats))
 
-    def wait(self) -> None: ...
+    def read_fingerprint(self) -> int:
+        return next(self._prints)
 
 
 def load(
@@ -125,6 +122,4 @@ def load(
     prints = [int(fingerprint(flat)) for flat in flats]
     if bad >= 0:
         flats[bad][3] ^= 1
-    request = DirectLoad(plan, tuple(len(bucket) for bucket in buckets), tuple(prints))
-    received = DirectLoad.from_load_format(request.to_load_format())
-    return loader.load(plan, buckets, Wire(received, flats))
+    return loader.load(plan, buckets, StagedReceiver(Wire(flats, prints)))

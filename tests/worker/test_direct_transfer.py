@@ -92,7 +92,11 @@ def test_every_tensor_equals_the_exported_checkpoint_after_each_version(
     for version in (1, 2, 3):
         trainers.ready(version)
         status = agent.receive(JOB, version, trainers.offer.name)
-        assert (status["state"], status["weightVersion"], status["hostCopy"]) == ("SERVING", version, None)
+        assert (status["state"], status["weightVersion"], status["stagedVersion"]) == (
+            "SERVING",
+            version,
+            None,
+        )
         seen.add(assert_same_as_on_disk(server, tmp_path / f"hf-{version}"))
     assert len(seen) == 3, "the versions do not differ"
     assert trainers.result.result(60) == [[""] * 4] * LAYOUTS[name][0]

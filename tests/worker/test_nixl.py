@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 import torch
 
-from grpo_worker.weightsync.agent.fetcher import Fetcher, FetchError
+from grpo_worker.weightsync.agent.fetcher import Fetcher
+from grpo_worker.weightsync.agent.http_reader import FetchError
+from grpo_worker.weightsync.agent.whole_blobs import WholeBlobs
 from grpo_worker.weightsync.protocol.manifest import Manifest
 from grpo_worker.weightsync.trainer.publisher import publish
 from grpo_worker.weightsync.transport.nixl.importer import Importer, ReadError
@@ -76,9 +79,9 @@ def source(tmp_path: Path) -> Iterator[Source]:
     made.end()
 
 
-def _pull(fetcher: Fetcher, source: Source, version: int) -> dict[int, bytes]:
-    manifests = fetcher.manifests(source.urls(), version)
-    return {rank: bytes(blob.numpy()) for rank, blob in fetcher.blobs(source.urls(), manifests).items()}
+def _pull(whole: WholeBlobs, source: Source, version: int) -> dict[int, bytes]:
+    manifests = Fetcher(30).manifests(source.urls(), version)
+    return {rank: bytes(blob) for rank, blob in whole.fetch(source.urls(), manifests).items()}
 
 
 def _over_nixl(caplog: pytest.LogCaptureFixture) -> bool:
@@ -92,17 +95,17 @@ def test_versions_read_through_nixl_equal_those_over_http(
     source: Source, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The trainer writes the third version into the first one's memory; the fourth has another size."""
-    fetcher = Fetcher(30, importer=Importer())
+    fetcher = WholeBlobs(30, importer=Importer())
     for version, rows in ((1, ROWS), (2, ROWS), (3, ROWS), (4, ROWS // 2), (5, ROWS // 2)):
         source.publish(version, rows)
         blobs = _pull(fetcher, source, version)
         assert _over_nixl(caplog)
-        assert blobs == _pull(Fetcher(30), source, version) and len(blobs) == RANKS
+        assert blobs == _pull(WholeBlobs(30), source, version) and len(blobs) == RANKS
         assert fetcher.received == sum(len(blob) for blob in blobs.values())
 
 
 def test_known_blobs_are_not_read_again(source: Source) -> None:
-    fetcher = Fetcher(30, importer=Importer())
+    fetcher = WholeBlobs(30, importer=Importer())
     source.publish(1)
     first = _pull(fetcher, source, 1)
     assert _pull(fetcher, source, 1) == first and fetcher.received == 0
@@ -112,14 +115,14 @@ def test_known_blobs_are_not_read_again(source: Source) -> None:
 
 def test_both_ends_are_idle_between_versions(source: Source) -> None:
     """NIXL's own progress thread would poll without a pause and use a core at each end."""
-    fetcher = Fetcher(30, importer=Importer())
+    fetcher = WholeBlobs(30, importer=Importer())
     source.publish(1)
     _pull(fetcher, source, 1)
     assert spinning_threads([source.process.pid, os.getpid()]) == []
 
 
 def test_memory_of_deleted_blobs_is_released(source: Source) -> None:
-    fetcher = Fetcher(30, importer=Importer())
+    fetcher = WholeBlobs(30, importer=Importer())
     for version in range(1, 7):  # each size is new, so no file is written over
         source.publish(version, ROWS + version)
         _pull(fetcher, source, version)
@@ -127,13 +130,13 @@ def test_memory_of_deleted_blobs_is_released(source: Source) -> None:
 
 
 def test_a_restarted_source_is_reconnected(source: Source, caplog: pytest.LogCaptureFixture) -> None:
-    fetcher = Fetcher(30, importer=Importer())
+    fetcher = WholeBlobs(30, importer=Importer())
     source.publish(1)
     _pull(fetcher, source, 1)
     source.end()
     source.start()
     source.publish(2)
-    assert _pull(fetcher, source, 2) == _pull(Fetcher(30), source, 2) and _over_nixl(caplog)
+    assert _pull(fetcher, source, 2) == _pull(WholeBlobs(30), source, 2) and _over_nixl(caplog)
 
 
 def test_without_a_common_transport_blobs_are_read_over_http(
@@ -142,7 +145,7 @@ def test_without_a_common_transport_blobs_are_read_over_http(
     source = Source(tmp_path / "weights", UCX_TLS="self")
     try:
         source.publish(1)
-        assert _pull(Fetcher(30, importer=Importer()), source, 1) == _pull(Fetcher(30), source, 1)
+        assert _pull(WholeBlobs(30, importer=Importer()), source, 1) == _pull(WholeBlobs(30), source, 1)
         assert not _over_nixl(caplog)
     finally:
         source.end()
@@ -157,19 +160,19 @@ def test_a_read_from_an_unresponsive_source_times_out(
     source: Source, fault: Callable[[Source], None]
 ) -> None:
     """The source's process is frozen or killed after the offer."""
-    importer, fetcher = Importer(), Fetcher(30)
+    importer, fetcher = Importer(), WholeBlobs(30)
     manifests = source.publish(1, 16 * ROWS)
-    into = {rank: torch.zeros(m.blob_bytes, dtype=torch.uint8) for rank, m in manifests.items()}
+    into = {rank: np.zeros(m.blob_bytes, dtype=np.uint8) for rank, m in manifests.items()}
     offers = {rank: fetcher.offer(source.urls(), m) for rank, m in manifests.items()}
     fault(source)
     started = time.monotonic()
     with pytest.raises(ReadError):
         importer.read(offers, into, started + 3)
     assert time.monotonic() - started < 10
-    before = {rank: blob.clone() for rank, blob in into.items()}
+    before = {rank: blob.copy() for rank, blob in into.items()}
     source.process.send_signal(signal.SIGCONT)
     time.sleep(1)
-    assert all(torch.equal(into[rank], before[rank]) for rank in into), "written after the read had ended"
+    assert all(np.array_equal(into[rank], before[rank]) for rank in into), "written after the read had ended"
 
 
 def test_a_flipped_bit_is_detected(source: Source, caplog: pytest.LogCaptureFixture) -> None:
@@ -182,7 +185,7 @@ def test_a_flipped_bit_is_detected(source: Source, caplog: pytest.LogCaptureFixt
         handle.seek(100)
         handle.write(bytes([byte[0] ^ 1]))
     with pytest.raises(FetchError, match="another digest"):
-        _pull(Fetcher(30, importer=Importer()), source, 1)
+        _pull(WholeBlobs(30, importer=Importer()), source, 1)
 
 
 def test_a_process_with_an_agent_exits_cleanly(tmp_path: Path) -> None:

@@ -2,12 +2,13 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ import torch
 
 from grpo_worker.weightsync.agent.agent import Agent
 from grpo_worker.weightsync.agent.engine_client import EngineError
+from grpo_worker.weightsync.agent.engine_stream import EngineStream
 from grpo_worker.weightsync.agent.fetcher import Fetcher
 from grpo_worker.weightsync.agent.installer import UpdateError
-from grpo_worker.weightsync.agent.local_group import LocalGroup
 from grpo_worker.weightsync.agent.staged_version import StagedVersion
+from grpo_worker.weightsync.agent.whole_blobs import WholeBlobs
 from grpo_worker.weightsync.protocol.direct_load import DirectLoad
 from grpo_worker.weightsync.protocol.manifest import Manifest
 from grpo_worker.weightsync.trainer.publisher import publish
@@ -35,7 +37,7 @@ PROMPT = list(range(20, 60))
 
 def new_agent(server: Server, timeout: float = 30, deltas: bool = False) -> Agent:
     engine, bucket = server.control(timeout), 64 << 10
-    fetcher = Fetcher(timeout, deltas)
+    fetcher = Fetcher(timeout, WholeBlobs(timeout, deltas=True) if deltas else None)
     return Agent("engine-0", engine, 1, bucket_bytes=bucket, timeout=timeout, writer=JOB, fetcher=fetcher)
 
 
@@ -172,7 +174,8 @@ def test_deltas_give_the_same_weights_as_full_versions(
     agent.sync(JOB, 2, sources)
     assert 0 < agent.received() < every / 8
     _same_as_with_all_bytes(agent, whole, server, sources, 2)
-    agent._fetcher._blobs[0][100] ^= 1
+    assert agent._fetcher._whole is not None
+    agent._fetcher._whole._blobs[0][100] ^= 1
     next_version(3)
     agent.sync(JOB, 3, sources)
     assert every / 8 < agent.received() <= every
@@ -196,16 +199,16 @@ def _same_as_with_all_bytes(
 @pytest.fixture
 def damaged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Flip one bit of the third bucket on its way into the engine."""
-    original, count = LocalGroup.send, [0]
+    original, count = EngineStream.send, [0]
 
-    def send(self: LocalGroup, flat: torch.Tensor) -> None:
-        count[0] += 1
-        if count[0] == 3:
-            flat = flat.clone()
-            flat[len(flat) // 2] ^= 1
-        original(self, flat)
+    def send(self: EngineStream, data: Any, fingerprint: int | None, given_up: Callable[[], bool]) -> None:
+        count[0] += fingerprint is not None
+        if count[0] == 3 and fingerprint is not None:
+            data = data.copy()
+            data[len(data) // 2] ^= 1
+        original(self, data, fingerprint, given_up)
 
-    monkeypatch.setattr(LocalGroup, "send", send)
+    monkeypatch.setattr(EngineStream, "send", send)
     yield
     assert count[0] > 3, "there was no third bucket"
 
@@ -218,7 +221,7 @@ def test_a_bit_flipped_on_the_way_into_the_engine_is_detected(
         agent.sync(JOB, 1, sources)
     status = agent.status()
     assert status["state"] == "STALE" and status["weightVersion"] is None
-    agent.watch()  # from the agent's own memory
+    agent.watch()  # from the trainers' memory again
     assert agent.status()["weightVersion"] == 1
 
 
@@ -230,7 +233,7 @@ def test_a_plan_that_does_not_fit_is_refused(
 
     def fewer(self: Any) -> DirectLoad:
         load = original(self)
-        return DirectLoad(load.plan_id, load.counts[:-1], load.fingerprints[:-1])
+        return DirectLoad(load.plan_id, load.counts[:-1])
 
     monkeypatch.setattr(StagedVersion, "direct_load", fewer)
     with pytest.raises(UpdateError, match=r"transfer, bucket \d+ of \d+: .*buckets of \d+ tensors for"):
@@ -244,20 +247,20 @@ def test_a_frozen_engine_is_named_with_phase_and_bucket_and_recovers(
     server: Server, sources: dict[int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine is frozen during a transfer: the agent gives up at its deadline and repairs it later."""
-    agent, original = new_agent(server, timeout=5), LocalGroup.send
+    agent, original = new_agent(server, timeout=5), EngineStream.send
     stopped: list[int] = []
     watch_until(agent, "STALE", server)
     agent.sync(JOB, 1, sources)
     processes = [p.pid for p in psutil.Process(server.process.pid).children(recursive=True)]
 
-    def send(self: LocalGroup, flat: torch.Tensor) -> None:
+    def send(self: EngineStream, *arguments: Any) -> None:
         if not stopped:
             stopped.extend([server.process.pid, *processes])
             for pid in stopped:
                 os.kill(pid, signal.SIGSTOP)
-        original(self, flat)
+        original(self, *arguments)
 
-    monkeypatch.setattr(LocalGroup, "send", send)
+    monkeypatch.setattr(EngineStream, "send", send)
     started = time.monotonic()
     with pytest.raises(UpdateError, match=r"engine-0: version 60, transfer, bucket \d+ of \d+: .*Timeout"):
         agent.sync(JOB, 60, sources)
@@ -311,20 +314,26 @@ class SlowSource:
             threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
     def _answer(self, connection: socket.socket) -> None:
-        path = connection.recv(4096).split()[1].decode().removeprefix("/v1/weights/")
-        version, file = path.split("/")
-        data = (self._root / f"v{version}" / f"rank-{file}").read_bytes()
-        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(data))
         try:
-            if file.endswith(".json"):
-                connection.sendall(data)
-            while data and file.endswith(".bin"):
-                connection.sendall(data[:512])
-                data = data[512:]
-                time.sleep(0.25)
+            while request := connection.recv(4096).decode():
+                self._answer_one(connection, request)
         except OSError:
             pass
         connection.close()
+
+    def _answer_one(self, connection: socket.socket, request: str) -> None:
+        version, file = request.split()[1].removeprefix("/v1/weights/").split("/")
+        data = (self._root / f"v{version}" / f"rank-{file}").read_bytes()
+        wanted = re.search(r"bytes=(\d+)-(\d+)", request)
+        data = data[int(wanted[1]) : int(wanted[2]) + 1] if wanted else data
+        status = b"206 Partial Content" if wanted else b"200 OK"
+        connection.sendall(b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n" % (status, len(data)))
+        if not wanted:
+            connection.sendall(data)
+        while data and wanted:
+            connection.sendall(data[:512])
+            data = data[512:]
+            time.sleep(0.25)
 
 
 def test_a_frozen_scheduler_gets_no_more_calls_and_recovers(server: Server, sources: dict[int, str]) -> None:
@@ -336,7 +345,7 @@ def test_a_frozen_scheduler_gets_no_more_calls_and_recovers(server: Server, sour
         p for p in psutil.Process(server.process.pid).children(recursive=True) if "scheduler" in p.name()
     ]
     scheduler.suspend()
-    with pytest.raises(UpdateError, match=r"version 60, prepare: /begin_weight_update: ReadTimeout"):
+    with pytest.raises(UpdateError, match=r"version 60, prepare: /init_weights_update_group: ReadTimeout"):
         agent.sync(JOB, 60, sources)
     with pytest.raises(UpdateError, match=r"version 60, plan: /server_info: ReadTimeout"):
         agent.sync(JOB, 60, sources)

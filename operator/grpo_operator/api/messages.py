@@ -119,7 +119,7 @@ class AgentStatus(Message):
     ``since``: time of the last state change (RFC 3339, UTC).
     ``restarts``: times that the server was lost.
     ``silent``: the scheduler leaves calls unanswered.
-    ``host_copy``: version held in the agent's host memory.
+    ``staged_version``: version that the agent can load again from the trainers' host memory.
     ``ranks``: GPUs of the engine. ``bucket_bytes``: largest bucket that it receives.
     ``settled``: the engine holds exactly the GPU memory that it was granted.
     ``waits``: mode colocated, and the trainers use the GPUs.
@@ -138,7 +138,7 @@ class AgentStatus(Message):
     silent: bool = False
     history: list[EngineState] = Field(default_factory=list)
     checksum: str = ""
-    host_copy: int | None = None
+    staged_version: int | None = None
     ranks: int = 1
     bucket_bytes: int = 0
     settled: bool = False

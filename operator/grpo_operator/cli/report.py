@@ -146,5 +146,5 @@ def _host(host: dict[str, int]) -> list[str]:
     return [
         f"host memory     training pod {size['trainer']} ({parts}), /dev/shm {size['shared']}",
         f"                engine's pod {size['engine']}, controller {size['controller']}, head {size['head']}"
-        f"; an agent that loads a staged version {size['agent']}",
+        f"; rollout agent {host['agent'] / 2**20:,.0f} MiB",
     ]

@@ -111,11 +111,9 @@ def _memory(outcome: Outcome) -> dict[str, Any]:
             ("engine_agent", ROLLOUT, "agent"),
         )
     }
-    nodes = job.pool.engine.nodes_per_engine
     return {
         "controller_peak_rss": outcome.cost.rss,
         "limits": limits,
-        "staged_version_per_engine_host": version // nodes,
         "staged_version_per_trainer_host": version // job.spec.trainer.nodes,
     }
 

@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 
 if TYPE_CHECKING:
     from grpo_worker.weightsync.agent.agent import Agent
+    from grpo_worker.weightsync.agent.whole_blobs import WholeBlobs
 
 log = logging.getLogger(__name__)
 WATCH_SECONDS = 1.0
@@ -78,10 +79,9 @@ def _rollout(args: argparse.Namespace) -> Starlette:
     from grpo_worker.weightsync.agent.fetcher import Fetcher
     from grpo_worker.weightsync.agent.host_rendezvous import HostRendezvous
     from grpo_worker.weightsync.agent.http import rollout_application
-    from grpo_worker.weightsync.transport.nixl.importer import Importer
 
     bucket = args.bucket_megabytes << 20
-    fetcher = Fetcher(args.timeout, args.deltas, Importer() if args.nixl else None)
+    fetcher = Fetcher(args.timeout, _whole_blobs(args))
     hosts = HostRendezvous(args.hosts) if args.hosts > 1 else None
     place = EnginePlace(args.address, hosts)
     engine = Engine(args.engine, args.timeout, args.admin_key, hosts)
@@ -90,6 +90,16 @@ def _rollout(args: argparse.Namespace) -> Starlette:
     )
     threading.Thread(target=_watch_forever, args=(agent,), daemon=True).start()
     return rollout_application(agent, args.model_config, place if hosts else None, args.routed_experts)
+
+
+def _whole_blobs(args: argparse.Namespace) -> "WholeBlobs | None":
+    """Return the memory for whole versions that deltas and NIXL need; None: versions are streamed."""
+    if not args.deltas and not args.nixl:
+        return None
+    from grpo_worker.weightsync.agent.whole_blobs import WholeBlobs
+    from grpo_worker.weightsync.transport.nixl.importer import Importer
+
+    return WholeBlobs(args.timeout, args.deltas, Importer() if args.nixl else None)
 
 
 def _further_host(args: argparse.Namespace) -> Starlette:

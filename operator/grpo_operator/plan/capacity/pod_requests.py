@@ -4,9 +4,9 @@ from grpo_operator.api.base import Device, Resources
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTemplate
 from grpo_operator.plan.capacity.feasibility import PodRequest, quantity
-from grpo_operator.plan.planner.host_memory import head_memory
+from grpo_operator.plan.planner.host_memory import AGENT_MEMORY, head_memory
 
-AGENT_RESOURCES = Resources(cpu="50m", memory="1Gi")
+AGENT_RESOURCES = Resources(cpu="50m", memory=f"{AGENT_MEMORY // 2**20}Mi")
 
 
 def head_resources(ranks: int) -> Resources:

@@ -11,13 +11,13 @@ from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.training.memory import StageMemory
+from grpo_operator.plan.weight_path import job_weight_path
 
 _GIB = 2**30
 _PROCESS = 6 * _GIB  # of a rank or of an engine's scheduler: CUDA, libraries, pinned buffers (assumed)
 _CONTROLLER, _TOKEN = 4 * _GIB, 64  # the process, and bytes of one padded token of a batch (assumed)
 _HEAD, _ACTOR = 2 * _GIB, 8 * 2**20  # Ray's head, and what it keeps of one rank (assumed)
-_AGENT = 1 * _GIB
-_STAGED_COPIES = 3  # of a version that an agent loads
+AGENT_MEMORY = _GIB // 2  # two chunks, the plan of a version of 100 000 slices, and the process (measured)
 _NCCL, _BATCH_TOKEN = 1 * _GIB, 40  # /dev/shm: of one rank, and of one padded token of a batch (assumed)
 _BF16, _FP32 = 2, 4
 _SAVED = 3 * _FP32  # main weight and two moments of a parameter
@@ -29,8 +29,8 @@ class HostMemory:
 
     ``trainer``: the ranks of a training pod, of which ``moved`` is offloaded state, ``saving`` a checkpoint
     that is written, ``copies`` the memory tier, ``staged`` weight versions. ``engine``: an engine's server in
-    one pod. ``agent``: a rollout agent that loads a staged version; while versions arrive directly, 1 GiB is
-    enough. ``shared``: /dev/shm of a training pod, of which ``batch`` is a step's batch.
+    one pod. ``agent``: a rollout agent, with a whole version if it is to apply deltas or read over NIXL.
+    ``shared``: /dev/shm of a training pod, of which ``batch`` is a step's batch.
     """
 
     trainer: int
@@ -70,12 +70,18 @@ def host_memory(
         copies=copies,
         staged=staged,
         engine=engine.gpus_per_node * _PROCESS,
-        agent=_AGENT + _STAGED_COPIES * version,
+        agent=AGENT_MEMORY + (version if keeps_versions(spec, pool) else 0),
         controller=_CONTROLLER + _TOKEN * tokens,
         head=head_memory(trainer.world),
         shared=ranks * _NCCL + _BATCH_TOKEN * tokens,
         batch=_BATCH_TOKEN * tokens,
     )
+
+
+def keeps_versions(spec: GRPOJobSpec, pool: RolloutTemplate) -> bool:
+    """Return whether agents hold whole versions: deltas change the one before, and NIXL reads whole blobs."""
+    path = job_weight_path(spec, pool)
+    return path.delta or path.staged == "nixl"
 
 
 def head_memory(ranks: int) -> int:

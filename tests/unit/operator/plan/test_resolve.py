@@ -11,6 +11,8 @@ import yaml
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import PoolRef, RolloutPoolSpec, RolloutSpec, RolloutTemplate
 from grpo_operator.cli.plan import main
+from grpo_operator.plan.capacity.feasibility import quantity
+from grpo_operator.plan.capacity.pod_requests import AGENT_RESOURCES
 from grpo_operator.plan.planner.resolve import JobPlan, RefusedError, check_pool, check_reference, resolve
 from support.objects import pool_of
 
@@ -157,6 +159,14 @@ def test_host_memory_grows_with_what_is_kept_there() -> None:
     assert tier.copies > 0 == plain.copies and tier.trainer - plain.trainer == tier.copies
     assert resident.moved == 0 < plain.moved
     assert _resolve(model__architecture=None).host is None
+
+
+def test_an_agents_memory_grows_with_the_model_only_if_it_keeps_versions() -> None:
+    streaming, nixl = _resolve(), _resolve(weightSync={"transport": "nixl"})
+    deltas = _resolve(weightSync={"mode": "delta"})
+    assert streaming.host is not None and nixl.host is not None and deltas.host is not None
+    assert streaming.host.agent == quantity(AGENT_RESOURCES.memory)
+    assert nixl.host.agent == deltas.host.agent > streaming.host.agent + 600e9
 
 
 def test_a_model_that_only_the_pods_can_read_is_run_as_given() -> None:

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from grpo_worker.weightsync.protocol.delta_codec import DeltaError, Read, apply, encode
-from grpo_worker.weightsync.protocol.digest import PIECE, digest
+from grpo_worker.weightsync.protocol.digest import PIECE, Bounds, piece_digests, pieces_of
 from grpo_worker.weightsync.protocol.manifest import rank_file
 from grpo_worker.weightsync.trainer.publisher import publish
 
@@ -23,6 +23,14 @@ def pair(size: int, changed: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     where = generator.random(size) < changed
     new[where] = generator.integers(0, 256, int(where.sum()), dtype=np.uint8)
     return old, new
+
+
+def bounds_of(blob: np.ndarray) -> list[Bounds]:
+    return list(pieces_of([(0, len(blob))]))
+
+
+def digests_of(blob: np.ndarray) -> bytes:
+    return piece_digests(blob.data, bounds_of(blob))
 
 
 def reader(data: bytes) -> Read:
@@ -37,8 +45,8 @@ def reader(data: bytes) -> Read:
 
 
 def delta_of(old: np.ndarray, new: np.ndarray) -> bytes:
-    found, parts = encode(old, new, "a")
-    assert found == digest(new.data)
+    found, parts = encode(old, new, "a", bounds_of(new))
+    assert found == digests_of(new)
     assume(parts is not None)  # of a few bytes, one is many
     assert parts is not None
     return b"".join(parts)
@@ -51,8 +59,8 @@ def delta_of(old: np.ndarray, new: np.ndarray) -> bytes:
 def test_a_delta_applied_to_the_base_gives_the_new_blob(size: int, changed: float, seed: int) -> None:
     old, new = pair(size, changed, seed)
     delta, changes = delta_of(old, new), int((old != new).sum())
-    found, length = apply(old, "a", reader(delta))
-    assert np.array_equal(old, new) and found == digest(new.data) and length == len(delta)
+    found, length = apply(old, "a", bounds_of(old), reader(delta))
+    assert np.array_equal(old, new) and found == digests_of(new) and length == len(delta)
     assert len(delta) < 300 + size // (2 * 255) + 3 * changes
 
 
@@ -60,13 +68,13 @@ def test_a_delta_applied_to_the_base_gives_the_new_blob(size: int, changed: floa
 def test_deltas_apply_across_piece_boundaries(size: int) -> None:
     old, new = pair(size, 0.01, size)
     new[-1] ^= 1
-    assert apply(old, "a", reader(delta_of(old, new)))[0] == digest(new.data)
+    assert apply(old, "a", bounds_of(old), reader(delta_of(old, new)))[0] == digests_of(new)
     assert np.array_equal(old, new)
 
 
 def test_too_many_changes_make_no_delta() -> None:
     old, new = pair(100_000, 0.6, 1)
-    assert encode(old, new, "a") == (digest(new.data), None)
+    assert encode(old, new, "a", bounds_of(new)) == (digests_of(new), None)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +91,7 @@ def test_a_damaged_delta_is_refused_before_any_write(damage: object, message: st
     old, new = pair(70_000, 0.01, 2)
     before = old.copy()
     with pytest.raises(DeltaError, match=message):
-        apply(old, "a", reader(damage(delta_of(old, new))))  # type: ignore[operator]
+        apply(old, "a", bounds_of(old), reader(damage(delta_of(old, new))))  # type: ignore[operator]
     assert np.array_equal(old, before)
 
 
@@ -92,7 +100,7 @@ def test_a_piece_is_written_only_when_complete(size: int) -> None:
     old, new = pair(70_000, 0.01, 2)
     before = old.copy()
     with pytest.raises(EOFError):
-        apply(old, "a", reader(delta_of(old, new)[:size]))
+        apply(old, "a", bounds_of(old), reader(delta_of(old, new)[:size]))
     assert np.array_equal(old, before)
 
 
@@ -106,15 +114,15 @@ def test_offsets_that_do_not_match_the_words_are_refused(at: int, value: int, me
     count = json.loads(delta[8:first])["gaps"][0]
     delta[first + at % count] = value
     with pytest.raises(DeltaError, match=message):
-        apply(old, "a", reader(bytes(delta)))
+        apply(old, "a", bounds_of(old), reader(bytes(delta)))
 
 
 def test_a_delta_of_another_base_is_refused() -> None:
     old, new = pair(1000, 0.01, 3)
     with pytest.raises(DeltaError, match=r"a delta of a .* not of c"):
-        apply(old, "c", reader(delta_of(old, new)))
+        apply(old, "c", bounds_of(old), reader(delta_of(old, new)))
     with pytest.raises(DeltaError, match="have no delta"):
-        encode(old, new[:-1], "a")
+        encode(old, new[:-1], "a", [])
 
 
 def test_a_published_delta_is_named_by_its_base(tmp_path: Path) -> None:

@@ -2,14 +2,12 @@
 
 import pytest
 
-from grpo_worker.weightsync.agent.held_weights import HeldWeights
-from grpo_worker.weightsync.agent.staged_version import StagedVersion
+from grpo_worker.weightsync.agent.held_weights import HeldWeights, StagedSource
 from grpo_worker.weightsync.agent.transfer_group import JoinedGroup
 from grpo_worker.weightsync.agent.writer_guard import WriterError, WriterGuard
-from grpo_worker.weightsync.protocol.tiling import Plan
 from grpo_worker.weightsync.protocol.transfer_plan import TransferPlan
 
-STAGED = StagedVersion(Plan(3, "p", ()), [], ())
+STAGED = StagedSource(3, {0: "http://trainer:9000"}, ["d"])
 GROUP = JoinedGroup("grpo-link-1-x", TransferPlan("p-1", ()))
 
 

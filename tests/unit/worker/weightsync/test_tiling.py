@@ -9,10 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_worker.quantization.fp8 import Part
-from grpo_worker.weightsync.agent.staged_version import assemble
 from grpo_worker.weightsync.protocol.bucketing import buckets
-from grpo_worker.weightsync.protocol.digest import digest
 from grpo_worker.weightsync.protocol.manifest import Manifest, Slice
 from grpo_worker.weightsync.protocol.tiling import PlanError, make_plan
 from grpo_worker.weightsync.trainer.publisher import publish
@@ -113,49 +110,3 @@ def test_published_files_name_their_slices_and_old_ones_are_deleted(tmp_path: Pa
         torch.frombuffer(bytearray(blob.read_bytes()), dtype=torch.float32), tensor[:2].flatten()
     )
     assert before != blob.stat().st_ino
-
-
-@given(cuts=layouts, world=st.integers(1, 4), limit=st.integers(16, 400))
-def test_a_staged_version_holds_every_tensor_and_reuses_memory(
-    cuts: dict[str, list[int]], world: int, limit: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    root, spare = tmp_path_factory.mktemp("published"), None
-    for version in (1, 2):
-        values = {name: torch.randn(sum(rows), 4) for name, rows in cuts.items()}
-        found = _published(root, version, values, cuts, world)
-        blobs = {m.rank: _blob(root, m) for m in found}
-        copy = assemble(make_plan(found), [m.digest for m in found], blobs, limit, spare)
-        for bucket in copy.buckets:
-            whole = torch.cat([values[tensor.name].flatten() for tensor in bucket.tensors])
-            assert torch.equal(bucket.flat.view(torch.float32), whole)
-        if spare is not None:
-            pairs = zip(copy.buckets, spare.buckets, strict=True)
-            assert all(new.flat.data_ptr() == old.flat.data_ptr() for new, old in pairs)
-        spare = copy
-
-
-def _published(
-    root: Path, version: int, values: dict[str, torch.Tensor], cuts: dict[str, list[int]], world: int
-) -> list[Manifest]:
-    """Publish and return every rank's manifest, with the rows split as in ``manifests``."""
-    parts: list[list[Part]] = [[] for _ in range(world)]
-    for index, (name, rows) in enumerate(sorted(cuts.items())):
-        for piece, part in enumerate(torch.split(values[name], rows)):
-            offset = sum(rows[:piece])
-            parts[(index + piece) % world].append((name, tuple(values[name].shape), 0, offset, part))
-    return [publish(root, version, rank, world, parts[rank]) for rank in range(world)]
-
-
-def _blob(root: Path, manifest: Manifest) -> torch.Tensor:
-    data = (root / f"v{manifest.version}" / f"rank-{manifest.rank}.bin").read_bytes()
-    assert digest(data) == manifest.digest
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-
-
-def test_a_misaligned_tensor_is_refused(tmp_path: Path) -> None:
-    parts: list[Part] = [
-        ("a", (3,), 0, 0, torch.ones(3, dtype=torch.bfloat16)), ("b", (2,), 0, 0, torch.ones(2))
-    ]  # fmt: skip
-    found = [publish(tmp_path, 1, 0, 1, parts)]
-    with pytest.raises(ValueError, match="b: byte 6 is not aligned to float32"):
-        assemble(make_plan(found), [""], {0: _blob(tmp_path, found[0])}, 100)

@@ -1,15 +1,17 @@
 """Agent: owns the weights, the version and the readiness of one engine.
 
-A version that was staged in the agent's host memory stays there, so the agent reloads it into an engine that
-restarts. A version that the engine received directly from the trainer ranks is not staged; after a restart it
-is fetched from the trainers' sidecars.
+A staged version passes through the agent in chunks; it remembers where the version came from, and streams it
+again into an engine that restarts. It does not know where to find one that the engine received directly from
+the trainer ranks: the controller then names the trainers' sidecars.
 """
 
 import logging
 import threading
+import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +23,22 @@ from grpo_worker.weightsync.agent.engine_place import START_SECONDS, EnginePlace
 from grpo_worker.weightsync.agent.engine_state import EngineStateMachine
 from grpo_worker.weightsync.agent.fetcher import Fetcher
 from grpo_worker.weightsync.agent.gpu_lease import GpuLease
-from grpo_worker.weightsync.agent.held_weights import HeldWeights
+from grpo_worker.weightsync.agent.held_weights import HeldWeights, StagedSource
+from grpo_worker.weightsync.agent.http_reader import FetchError
 from grpo_worker.weightsync.agent.installer import Installer, UpdateError
-from grpo_worker.weightsync.agent.staged_version import StagedVersion, assemble
+from grpo_worker.weightsync.agent.staged_version import StagedVersion
 from grpo_worker.weightsync.agent.transfer_group import JoinedGroup
 from grpo_worker.weightsync.agent.writer_guard import WriterGuard
 from grpo_worker.weightsync.protocol.group_offer import GroupOffer
+from grpo_worker.weightsync.protocol.manifest import Manifest
 from grpo_worker.weightsync.protocol.tiling import make_plan
+from grpo_worker.weightsync.protocol.transfer_plan import make_transfer_plan
 
 log = logging.getLogger(__name__)
 # A scheduler that is unresponsive for this long, in addition to the timeout of a call, will not recover.
 # SGLang's own watchdog waits as long for a batch.
 UNRESPONSIVE_SECONDS = 300.0
+_FIRST_RELOAD_PAUSE, _LONGEST_RELOAD_PAUSE = 1.0, 30.0  # seconds between attempts to load a version again
 _REVOKED = "the trainers use the GPUs now"
 _NO_ANSWER = "engine does not answer"
 
@@ -59,7 +65,7 @@ class Agent:
         self._lease = GpuLease(engine, lease_file)
         self._group: JoinedGroup | None = None
         self._held = HeldWeights()
-        self._previous: StagedVersion | None = None  # its memory is reused for the next staged version
+        self._reload_at, self._reload_pause = 0.0, _FIRST_RELOAD_PAUSE
         self._state = EngineStateMachine()
 
     def bind(self, writer: str) -> None:
@@ -89,7 +95,7 @@ class Agent:
             silent=self._engine.unresponsive_seconds() > 0,
             history=list(state.history),
             checksum=held.checksum,
-            host_copy=held.staged.plan.version if held.staged else None,
+            staged_version=held.staged.version if held.staged else None,
             ranks=self._ranks,
             bucket_bytes=self._bucket_bytes,
             settled=self._lease.settled,
@@ -144,7 +150,7 @@ class Agent:
                 if joined is None or joined.name != group:
                     raise EngineError(f"not in {group}, but in {joined.name if joined else 'no group'}")
                 plan = joined.transfer_plan
-                self._held, self._previous = self._held.from_source(None), None
+                self._held = self._held.from_source(None)
                 self._fetcher.forget()
                 self._write(version, lambda: self._installer.receive(group, plan, version))
                 self._held = self._held.from_source(joined)
@@ -167,18 +173,21 @@ class Agent:
             with self._updating(version):
                 with installer.timed("pull"):
                     manifests = self._fetcher.manifests(sources, version)
-                plan, digests = make_plan(manifests), [m.digest for m in manifests]
-                staged = self._held.staged
-                if not (self._serves(version) and staged is not None and staged.digests == digests):
-                    with installer.timed("pull"):
-                        blobs = self._fetcher.blobs(sources, manifests)
-                    with installer.timed("assemble"):
-                        new = assemble(plan, digests, blobs, self._bucket_bytes, self._previous)
-                    self._held, self._previous = self._held.from_source(new), staged
-                    self._load(new)
-            return self.status() | {
-                "seconds": installer.seconds, "planId": plan.plan_id, "receivedBytes": self.received()
-            }  # fmt: skip
+                held, source = self._held.staged, _source(version, manifests, sources)
+                if not (self._serves(version) and held is not None and held.digests == source.digests):
+                    self._held = self._held.from_source(source)
+                    self._load(self._stage(source, manifests))
+            return self.status() | {"seconds": installer.seconds, "receivedBytes": self.received()}
+
+    def _stage(self, source: StagedSource, manifests: list[Manifest]) -> StagedVersion:
+        """Return a version whose chunks can be streamed. Raises PlanError, or FetchError."""
+        plan = make_transfer_plan(make_plan(manifests), self._bucket_bytes)
+        with self._installer.timed("pull"):
+            blobs = self._fetcher.blobs(source.sources, manifests)
+        staged = StagedVersion(source.version, plan, source.digests, blobs)
+        if blobs.local:
+            self._held = self._held.from_source(replace(source, copy=staged))
+        return staged
 
     def received(self) -> int:
         """Return the bytes that the last fetched version took over the network."""
@@ -206,19 +215,31 @@ class Agent:
                 self._on_lost(f"engine reports version {actual}, not {self._state.version}")
                 self._on_up()
         self._engine.check_responsive()
-        staged = self._held.reloadable
-        if self._state.state == EngineState.STALE and self._lease.has_weights and staged:
-            self._reload(staged)
+        source = self._held.reloadable
+        if self._state.state == EngineState.STALE and self._lease.has_weights and source:
+            self._reload(source)
 
-    def _reload(self, staged: StagedVersion) -> None:
-        version = staged.plan.version
-        log.info("reloading version %d from host memory", version)
+    def _reload(self, source: StagedSource) -> None:
+        """Load a version again; the trainers may be away, so attempts become rare."""
+        if time.monotonic() < self._reload_at:
+            return
+        log.info("loading version %d again", source.version)
         try:
-            with self._installer.updating(version):
-                self._load(staged)
+            with self._installer.updating(source.version):
+                self._load(source.copy or self._find_again(source))
         except UpdateError as error:
+            self._reload_at = time.monotonic() + self._reload_pause
+            self._reload_pause = min(2 * self._reload_pause, _LONGEST_RELOAD_PAUSE)
             self._on_failure(error, touched=True)
             raise
+
+    def _find_again(self, source: StagedSource) -> StagedVersion:
+        """Return a version that was loaded before. Raises FetchError if the trainers have other bytes now."""
+        with self._installer.timed("pull"):
+            manifests = self._fetcher.manifests(source.sources, source.version)
+        if _source(source.version, manifests, source.sources).digests != source.digests:
+            raise FetchError(f"the trainers have published other bytes as version {source.version}")
+        return self._stage(source, manifests)
 
     def _load(self, staged: StagedVersion) -> None:
         """Install a staged version, if the engine is up."""
@@ -226,7 +247,11 @@ class Agent:
             if not self._engine.alive():
                 return  # watch() loads it when the engine is back
             self._on_up()
-        self._write(staged.plan.version, lambda: self._installer.install(staged))
+        try:
+            with self._installer.streaming(staged) as stream:
+                self._write(staged.version, lambda: self._installer.install(staged, stream))
+        finally:
+            metrics.record_fetch(self.received())
 
     def _write(self, version: int, install: Callable[[], str]) -> None:
         """Run ``install``, which returns the checksum, and let the engine serve ``version``."""
@@ -236,6 +261,7 @@ class Agent:
         self._state = self._state.stale(f"loading version {version}")
         self._held = self._held.loaded(install())
         self._state = self._state.committed(version)
+        self._reload_at, self._reload_pause = 0.0, _FIRST_RELOAD_PAUSE
         metrics.set_version(version)
 
     def _serves(self, version: int) -> bool:
@@ -296,3 +322,7 @@ class Agent:
         self._held = self._held.lost()
         metrics.set_version(None)
         self._state = self._state.lost(reason)
+
+
+def _source(version: int, manifests: list[Manifest], sources: Mapping[int, str]) -> StagedSource:
+    return StagedSource(version, sources, [manifest.digest for manifest in manifests])

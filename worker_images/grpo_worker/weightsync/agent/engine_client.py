@@ -53,6 +53,10 @@ class Engine:
         since = self._unresponsive_since
         return 0.0 if since is None else time.monotonic() - since
 
+    def on_silent(self) -> None:
+        """Note that the scheduler has stopped to answer."""
+        self._unresponsive_since = self._unresponsive_since or time.monotonic()
+
     def on_replaced(self) -> None:
         """Note that the server was replaced by a new process."""
         self._unresponsive_since = None
@@ -137,16 +141,22 @@ class Engine:
         }
 
     def receive_all(
-        self, group: str, tensors: Sequence[TensorPlan], version: str, load: DirectLoad
+        self,
+        group: str,
+        tensors: Sequence[TensorPlan],
+        version: str,
+        load: DirectLoad,
+        timeout: float | None = None,
     ) -> dict[str, Any]:
-        """Receive a whole version by a direct load.
+        """Receive a whole version by a direct load, within ``timeout`` seconds; None: those of every call.
 
         Returns the engine's report: copies, byLoader, recorded, seconds, fingerprints, extraBytes, received.
         """
         body = self._tensors(group, tensors) | {
             "load_format": load.to_load_format(), "flush_cache": True, "weight_version": version
         }  # fmt: skip
-        message = str(self._call("POST", "/update_weights_from_distributed", **body)["message"])
+        answer = self._call("POST", "/update_weights_from_distributed", timeout=timeout, **body)
+        message = str(answer["message"])
         start = message.find("{")  # SGLang adds text before and after the report
         return dict(json.JSONDecoder().raw_decode(message[max(start, 0) :])[0])
 
@@ -163,7 +173,7 @@ class Engine:
     def _call(
         self, method: str, path: str, may_be_absent: bool = False, timeout: float | None = None, **body: Any
     ) -> Any:
-        started, limit = time.monotonic(), timeout or self._timeout
+        started, limit = time.monotonic(), self._timeout if timeout is None else timeout
         try:
             data = body if method == "POST" else None
             response = self._client.request(method, path, json=data, headers=self._headers(), timeout=limit)

@@ -1,5 +1,6 @@
 """Weights that an engine holds: where they came from, and whether they can be loaded again. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from grpo_worker.weightsync.agent.staged_version import StagedVersion
@@ -7,27 +8,41 @@ from grpo_worker.weightsync.agent.transfer_group import JoinedGroup
 
 
 @dataclass(frozen=True, slots=True)
+class StagedSource:
+    """A version in the trainers' host memory.
+
+    ``sources``: rank -> base URL. ``digests``: of the ranks' blobs. ``copy``: the version, if its
+    blobs are in this process's memory.
+    """
+
+    version: int
+    sources: Mapping[int, str]
+    digests: list[str]
+    copy: StagedVersion | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class HeldWeights:
     """Origin of an engine's weights.
 
-    ``source``: a version staged in host memory, which can be loaded again; or the transfer group that the
-    trainer ranks sent the version over, so that the agent has no copy; or None, if neither applies.
+    ``source``: a version that the trainers staged, which can be loaded again; or the transfer group that the
+    trainer ranks sent the version over; or None, if neither applies.
     ``checksum``: of the weights in the engine, or "" if they are unknown.
     ``awaits_next``: the engine gave up its weights to the trainers. A new version follows, so the staged one
     is not loaded again.
     """
 
-    source: StagedVersion | JoinedGroup | None = None
+    source: StagedSource | JoinedGroup | None = None
     checksum: str = ""
     awaits_next: bool = False
 
     @property
-    def staged(self) -> StagedVersion | None:
-        """Version in host memory, also while the engine does not hold it."""
-        return self.source if isinstance(self.source, StagedVersion) else None
+    def staged(self) -> StagedSource | None:
+        """The staged version, also while the engine does not hold it."""
+        return self.source if isinstance(self.source, StagedSource) else None
 
     @property
-    def reloadable(self) -> StagedVersion | None:
+    def reloadable(self) -> StagedSource | None:
         """Version to load into an engine that restarted or whose update failed."""
         return None if self.awaits_next else self.staged
 
@@ -43,7 +58,7 @@ class HeldWeights:
         """Return the state after the engine has loaded the source."""
         return replace(self, checksum=checksum)
 
-    def from_source(self, source: StagedVersion | JoinedGroup | None) -> "HeldWeights":
+    def from_source(self, source: StagedSource | JoinedGroup | None) -> "HeldWeights":
         """Return the state with another source."""
         return replace(self, source=source)
 

@@ -5,18 +5,28 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from grpo_worker.weightsync.agent import metrics
+from grpo_worker.weightsync.agent.blobs import Bytes
 from grpo_worker.weightsync.agent.engine_client import Engine, EngineError
-from grpo_worker.weightsync.agent.local_group import LocalGroup
-from grpo_worker.weightsync.agent.staged_version import StagedVersion, checksum_of
+from grpo_worker.weightsync.agent.engine_stream import EngineStream
+from grpo_worker.weightsync.agent.http_reader import FetchError
+from grpo_worker.weightsync.agent.staged_version import StagedVersion, VersionStream, checksum_of
 from grpo_worker.weightsync.agent.update import Phase, Update
+from grpo_worker.weightsync.protocol.agent_stream import STREAM
 from grpo_worker.weightsync.protocol.direct_load import AGENT, DirectLoad, direct_load_request
 from grpo_worker.weightsync.protocol.transfer_plan import TransferPlan
 
+if TYPE_CHECKING:
+    from grpo_worker.weightsync.agent.local_group import LocalGroup
+
 log = logging.getLogger(__name__)
+_UNBOUNDED = 7 * 86400.0  # seconds of a call whose progress is watched
 
 
 class UpdateError(RuntimeError):
@@ -26,7 +36,7 @@ class UpdateError(RuntimeError):
 class Installer:
     """Installs versions in one engine of ``ranks`` ranks, one at a time.
 
-    ``timeout``: seconds of each call to the engine; a direct load is one call.
+    ``timeout``: seconds of each call to the engine, and for each chunk of a staged version.
     ``address``: of this host, at which the engine's ranks reach the agent.
     ``seconds``: of each part of the last update. ``load_report``: of the last direct load, from the engine.
     """
@@ -73,23 +83,34 @@ class Installer:
         finally:
             self.seconds[part] = self.seconds.get(part, 0.0) + time.monotonic() - started
 
-    def install(self, staged: StagedVersion) -> str:
-        """Install a staged version, and return the checksum of the engine's weights.
+    @contextmanager
+    def streaming(self, staged: StagedVersion) -> Iterator[VersionStream]:
+        """Fetch a staged version; the block begins when the first chunk is there. Raises FetchError."""
+        with VersionStream(staged, self._timeout) as stream:
+            with self.timed("pull"):
+                stream.wait_for_first()
+            yield stream
+
+    def install(self, staged: StagedVersion, stream: VersionStream) -> str:
+        """Install a staged version from its stream, and return the checksum of the engine's weights.
 
         Call it, like ``receive``, inside ``updating``.
         """
         load = staged.direct_load()
-        self._enter(self.update.prepare(load.plan_id, len(staged.buckets)))
-        group = self.local_group()
+        self._enter(self.update.prepare(load.plan_id, len(staged.plan.buckets)))
+        with self._opened() as group:
 
-        def transfer() -> None:
-            self._send_directly(group, staged, load) if group.direct else self._send(group, staged)
+            def transfer() -> None:
+                if isinstance(group, EngineStream):
+                    self._stream(group, staged, load, stream)
+                else:
+                    self._send(group, staged, stream)
 
-        def checksum() -> str:
-            # In a direct load every rank of the engine compares the fingerprints of the bytes it received.
-            return staged.checksum() if group.direct else self._engine.checksum()
+            def checksum() -> str:
+                # In a direct load every rank of the engine compares the fingerprints of what it received.
+                return stream.checksum() if isinstance(group, EngineStream) else self._engine.checksum()
 
-        return self._transact(load.plan_id, staged.nbytes, transfer, checksum)
+            return self._transact(load.plan_id, staged.plan.nbytes, transfer, checksum)
 
     def receive(self, group: str, transfer_plan: TransferPlan, version: int) -> str:
         """Let the engine receive a version over the transfer group ``group``; return its checksum."""
@@ -127,7 +148,7 @@ class Installer:
         return result
 
     def drop_group(self, clean_engine: bool = False) -> None:
-        """Leave the local group.
+        """Leave the process group with an engine that cannot load directly.
 
         ``clean_engine``: also close the update session and leave the group in the engine, if it answers. An
         open session would refuse the next update, and the group would leak.
@@ -147,23 +168,66 @@ class Installer:
             except EngineError as error:
                 log.info("cleaning up after an aborted update: %s", error)
 
-    def local_group(self) -> LocalGroup:
-        """Return the group of this agent and its engine; create it if there is none."""
-        if self._group is None:
-            with self.timed("join"):
-                # A unique name: the engine may still have the group of an agent that died.
-                name = f"{AGENT}{uuid.uuid4().hex[:12]}"
-                self._group = LocalGroup(self._engine, name, self._ranks, self._timeout, self._address)
-        return self._group
+    @contextmanager
+    def _opened(self) -> Iterator["EngineStream | LocalGroup"]:
+        """Connect to the engine's ranks for one update.
 
-    def _send_directly(self, group: LocalGroup, staged: StagedVersion, load: DirectLoad) -> None:
+        An engine that cannot load directly gets a process group instead, which stays open.
+        """
+        name, place = uuid.uuid4().hex[:12], (self._ranks, self._timeout, self._address)
+        if self._group is not None:
+            yield self._group
+            return
+        with self.timed("join"):
+            stream = EngineStream(self._engine, f"{STREAM}{name}", *place)
+        try:
+            if stream.direct:
+                yield stream
+                return
+        finally:
+            stream.close()
+        # It imports torch, which takes 300 MiB.
+        from grpo_worker.weightsync.agent.local_group import LocalGroup
+
+        with self.timed("join"):
+            self._group = LocalGroup(self._engine, f"{AGENT}{name}", *place)
+        yield self._group
+
+    def _stream(
+        self, group: EngineStream, staged: StagedVersion, load: DirectLoad, stream: VersionStream
+    ) -> None:
         """Send all buckets for one request; the engine writes one while it receives the next."""
-        tensors = [tensor for bucket in staged.buckets for tensor in bucket.tensors]
-        sender = threading.Thread(target=self._broadcast, args=(group, staged), daemon=True)
-        sender.start()
-        answer = self._engine.receive_all(group.name, tensors, str(staged.plan.version), load)
-        sender.join(self._timeout)
-        self._report(staged.plan.version, answer)
+        version = str(staged.version)
+        thread = ThreadPoolExecutor(1)
+        # The request lasts as long as there are bytes to send: progress is watched here.
+        arguments = group.name, staged.plan.tensors, version, load, _UNBOUNDED
+        answer = thread.submit(self._engine.receive_all, *arguments)
+        thread.shutdown(wait=False)
+        try:
+            for ready in stream:
+                group.send(ready.data, ready.fingerprint, answer.done)
+                self._sent += ready.fingerprint is not None
+            report = answer.result(self._timeout)
+        except TimeoutError as error:
+            group.close()
+            self._end_of(answer)
+            limit = f"{self._timeout:.0f} s"
+            raise EngineError(f"ReadTimeout: no answer for {limit} after the last bucket") from error
+        except (EngineError, FetchError) as error:
+            group.close()
+            problem = self._end_of(answer)
+            if isinstance(error, EngineError) and problem is not None:
+                raise EngineError(f"{problem}; {error}") from error  # the engine's own error says more
+            raise
+        self._report(staged.version, report)
+
+    def _end_of(self, answer: "Future[dict[str, Any]]") -> BaseException | None:
+        """Wait until the engine has given up the request, whose stream was closed; return its error."""
+        try:
+            return answer.exception(self._timeout)
+        except TimeoutError:
+            self._engine.on_silent()
+            return None
 
     def _report(self, version: int, answer: dict[str, Any]) -> None:
         """Keep and log the engine's report of a direct load."""
@@ -172,23 +236,25 @@ class Installer:
         self.load_report = {name: answer[name] for name in names}
         log.info("version %d: %s", version, self.load_report)
 
-    def _broadcast(self, group: LocalGroup, staged: StagedVersion) -> None:
-        for bucket in staged.buckets:
-            group.send(bucket.flat)
-            self._sent += 1
-
     def _count_sent(self) -> None:
         """Add the buckets that the sending thread has sent to the update."""
         while self.update.phase == Phase.TRANSFER and self.update.sent < self._sent:
             self.update = self.update.bucket(self.update.sent)
 
-    def _send(self, group: LocalGroup, staged: StagedVersion) -> None:
+    def _send(self, group: "LocalGroup", staged: StagedVersion, stream: VersionStream) -> None:
         """Send each bucket for a request of its own, to an engine without direct loads."""
-        for index, bucket in enumerate(staged.buckets):
-            last = index == len(staged.buckets) - 1
-            sender = threading.Thread(target=group.send, args=(bucket.flat,), daemon=True)
+        parts: list[Bytes] = []
+        for ready in stream:
+            parts.append(ready.data.copy())
+            if ready.fingerprint is None:
+                continue
+            index, flat = ready.chunk.bucket, np.concatenate(parts)
+            parts = []
+            last = index == len(staged.plan.buckets) - 1
+            sender = threading.Thread(target=group.send, args=(flat,), daemon=True)
             sender.start()
-            self._engine.receive(group.name, bucket.tensors, str(staged.plan.version) if last else None)
+            tensors = staged.plan.buckets[index].tensors
+            self._engine.receive(group.name, tensors, str(staged.version) if last else None)
             sender.join(self._timeout)
             self._sent += 1
             self._count_sent()

@@ -1,8 +1,13 @@
-"""Local group: gloo process group of an agent (rank 0, the sender) and its engine's ranks."""
+"""Local group: gloo process group of an agent (rank 0, the sender) and its engine's ranks.
+
+Only engines that cannot load directly need it. It imports torch.
+"""
 
 import threading
 from datetime import timedelta
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
@@ -16,16 +21,14 @@ class LocalGroup:
     """Process group over which one engine receives staged versions.
 
     ``address``: at which the engine's ranks reach the store that this process opens; ranks on further hosts
-    need another one than the loopback. ``direct``: the engine supports direct loads. An engine without our
-    plugin joins by SGLang's ``init_custom_process_group``, which determines the store's prefix and the
-    group's name.
+    need another one than the loopback. An engine without our plugin joins by SGLang's
+    ``init_custom_process_group``, which determines the store's prefix and the group's name.
     """
 
     def __init__(
         self, engine: Engine, name: str, engine_ranks: int, timeout: float, address: str = "127.0.0.1"
     ) -> None:
         self.name = name
-        self.direct = False
         world = engine_ranks + 1
         limit = timedelta(seconds=timeout)
         # Port 0: the store picks a free port, which no earlier agent still listens on.
@@ -34,7 +37,7 @@ class LocalGroup:
 
         def join() -> None:
             try:
-                self.direct = engine.join_group(address, store.port, name, world)
+                engine.join_group(address, store.port, name, world)
             except Exception as error:  # noqa: BLE001 - raised again in the calling thread
                 failure.append(error)
 
@@ -48,9 +51,9 @@ class LocalGroup:
             raise failure[0]
         self._store = store
 
-    def send(self, flat: torch.Tensor) -> None:
+    def send(self, flat: npt.NDArray[np.uint8]) -> None:
         """Broadcast one bucket (uint8, 1-D) to the engine's ranks."""
-        dist.broadcast(flat, src=0, group=self._group)
+        dist.broadcast(torch.from_numpy(flat), src=0, group=self._group)
 
     def close(self) -> None:
         """Leave the group; the engine may already be gone."""

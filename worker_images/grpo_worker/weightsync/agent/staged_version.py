@@ -1,62 +1,35 @@
-"""Staged version: one complete version in the agent's host memory, packed into buckets as it is sent."""
+"""Staged version: one that the trainers hold in host memory, streamed chunk by chunk to the engine."""
 
 import json
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import chain
 
-import torch
+import numpy as np
 
-from grpo_worker.weightsync.protocol.buffers import dtype_of
+from grpo_worker.weightsync.agent.blobs import Blobs, Bytes
+from grpo_worker.weightsync.agent.chunks import CHUNK, Chunk, Extent, chunks_of
 from grpo_worker.weightsync.protocol.digest import digest
 from grpo_worker.weightsync.protocol.direct_load import DirectLoad
-from grpo_worker.weightsync.protocol.fingerprint import fingerprint
-from grpo_worker.weightsync.protocol.tiling import Plan, TensorPlan
-from grpo_worker.weightsync.protocol.transfer_plan import (
-    Message,
-    TransferBucket,
-    bucketed_id,
-    make_transfer_plan,
-    nbytes,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """Tensors of one bucket.
-
-    ``flat``: their bytes in order, uint8 [bytes]. ``fingerprint``: of these bytes.
-    ``messages``: fingerprints of the messages that the trainer ranks would send in a direct transfer.
-    """
-
-    tensors: tuple[TensorPlan, ...]
-    flat: torch.Tensor = field(repr=False)
-    fingerprint: int
-    messages: tuple[int, ...]
+from grpo_worker.weightsync.protocol.fingerprint import Fingerprint
+from grpo_worker.weightsync.protocol.transfer_plan import TransferBucket, TransferPlan, nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class StagedVersion:
-    """A version in host memory. ``digests``: of the ranks' blobs that it was assembled from."""
+    """A version and where its bytes are. ``digests``: of the ranks' blobs."""
 
-    plan: Plan
+    version: int
+    plan: TransferPlan
     digests: list[str]
-    buckets: tuple[Bucket, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(len(bucket.flat) for bucket in self.buckets)
+    blobs: Blobs = field(repr=False)
 
     def direct_load(self) -> DirectLoad:
-        """Return the request that announces these buckets."""
-        counts = tuple(len(bucket.tensors) for bucket in self.buckets)
-        fingerprints = tuple(bucket.fingerprint for bucket in self.buckets)
-        plan_id = bucketed_id(self.plan, [bucket.tensors for bucket in self.buckets])
-        return DirectLoad(plan_id, counts, fingerprints)
-
-    def checksum(self) -> str:
-        """Return the checksum of all bytes; a direct transfer of the same version gives the same one."""
-        return checksum_of([value for bucket in self.buckets for value in bucket.messages])
+        """Return the request that announces the buckets."""
+        return DirectLoad(self.plan.plan_id, tuple(len(bucket.tensors) for bucket in self.plan.buckets))
 
 
 def checksum_of(fingerprints: Sequence[int]) -> str:
@@ -64,55 +37,83 @@ def checksum_of(fingerprints: Sequence[int]) -> str:
     return digest(json.dumps(list(fingerprints)).encode())
 
 
-def assemble(
-    plan: Plan,
-    digests: list[str],
-    blobs: Mapping[int, torch.Tensor],
-    limit: int,
-    reused: StagedVersion | None = None,
-) -> StagedVersion:
-    """Assemble a version from the ranks' blobs (uint8 [bytes]).
+@dataclass(frozen=True, slots=True)
+class Sendable:
+    """The bytes of a chunk. ``fingerprint``: of the bucket's bytes, with its last chunk."""
 
-    ``limit``: bytes of a bucket. ``reused``: a version that is no longer needed; its memory is overwritten,
-    because first writes to new memory take longer than the copy. Raises PlanError if a tensor would not be
-    aligned to its dtype.
+    chunk: Chunk
+    data: Bytes = field(repr=False)
+    fingerprint: int | None
+
+
+class VersionStream:
+    """The chunks of a version in the order in which they are sent: one is fetched while another is sent.
+
+    Use it as a context manager. ``limit``: bytes of a chunk. ``timeout``: seconds in which a chunk must be
+    complete. The data of a chunk are overwritten when the chunk after the next is fetched.
     """
-    old = reused.buckets if reused is not None and reused.plan.plan_id == plan.plan_id else ()
-    buckets = []
-    for index, bucket in enumerate(make_transfer_plan(plan, limit).buckets):
-        size = sum(map(nbytes, bucket.tensors))
-        flat = old[index].flat if old else torch.empty(size, dtype=torch.uint8)
-        _fill(flat, bucket.tensors, blobs)
-        whole = int(fingerprint(flat))
-        messages = [
-            whole if message.nbytes == size else int(fingerprint(_message_bytes(flat, bucket, message)))
-            for message in bucket.messages
-        ]
-        buckets.append(Bucket(bucket.tensors, flat, whole, tuple(messages)))
-    return StagedVersion(plan, digests, tuple(buckets))
+
+    def __init__(self, staged: StagedVersion, timeout: float, limit: int = CHUNK) -> None:
+        self._blobs = staged.blobs
+        self._buckets = staged.plan.buckets
+        self._timeout = timeout
+        size = min(limit, max(sum(map(nbytes, bucket.tensors)) for bucket in self._buckets))
+        self._memory = [np.empty(size, dtype=np.uint8) for _ in range(2)]
+        self._chunks = enumerate(
+            chain.from_iterable(chunks_of(*numbered, size) for numbered in enumerate(self._buckets))
+        )
+        self._thread = ThreadPoolExecutor(1)
+        self._next: Future[Sendable | None] | None = None
+        self._prints: _BucketPrints | None = None
+        self.fingerprints: list[int] = []  # of the messages of a direct transfer
+
+    def __enter__(self) -> "VersionStream":
+        self._next = self._thread.submit(self._fetch)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def wait_for_first(self) -> None:
+        """Wait until the first chunk is there. Raises FetchError."""
+        assert self._next is not None, "used outside of its context"
+        self._next.result()
+
+    def __iter__(self) -> Iterator[Sendable]:
+        """Yield the chunks. Raises FetchError."""
+        assert self._next is not None, "used outside of its context"
+        while (ready := self._next.result()) is not None:
+            self._next = self._thread.submit(self._fetch)
+            yield ready
+
+    def checksum(self) -> str:
+        """Return the checksum of all bytes; a direct transfer of the same version gives the same one."""
+        return checksum_of(self.fingerprints)
+
+    def _fetch(self) -> Sendable | None:
+        number, chunk = next(self._chunks, (0, None))
+        if chunk is None:
+            return None
+        if not chunk.start:
+            self._prints = _BucketPrints(self._buckets[chunk.bucket])
+        assert self._prints is not None, "a bucket begins with byte 0"
+        data = self._memory[number % 2][: chunk.nbytes]
+        self._blobs.fill(chunk, data, time.monotonic() + self._timeout, self._prints.add_extent)
+        self._prints.whole.add(chunk.start, data)
+        if not chunk.last:
+            return Sendable(chunk, data, None)
+        self.fingerprints += [message.value() for message in self._prints.messages]
+        return Sendable(chunk, data, self._prints.whole.value())
 
 
-def _fill(flat: torch.Tensor, tensors: Sequence[TensorPlan], blobs: Mapping[int, torch.Tensor]) -> None:
-    """Copy the slices of ``tensors`` from the blobs to their positions in a bucket."""
-    start = 0
-    for tensor in tensors:
-        dtype, size = dtype_of(tensor.dtype), nbytes(tensor)
-        whole = flat[start : start + size].view(dtype).view(tensor.shape)
-        for rank, part in tensor.pieces:
-            target = whole.narrow(part.dim, part.offset, part.length)
-            target.copy_(blobs[rank][part.start : part.start + part.nbytes].view(dtype).view(target.shape))
-        start += size
+class _BucketPrints:
+    """Fingerprints of a bucket and of the messages that fill it."""
 
+    def __init__(self, bucket: TransferBucket) -> None:
+        self.whole = Fingerprint(sum(map(nbytes, bucket.tensors)))
+        self.messages = [Fingerprint(message.nbytes) for message in bucket.messages]
+        self._locks = [threading.Lock() for _ in bucket.messages]
 
-def _message_bytes(flat: torch.Tensor, bucket: TransferBucket, message: Message) -> torch.Tensor:
-    """Return the bytes that a rank would send of a bucket, uint8 [bytes of the message]."""
-    if message.start is not None:
-        return flat[message.start : message.start + message.nbytes]
-    starts = [0, *accumulate(map(nbytes, bucket.tensors))]
-    pieces = []
-    for piece in message.pieces:
-        tensor, start = bucket.tensors[piece.tensor], starts[piece.tensor]
-        whole = flat[start : start + nbytes(tensor)].view(dtype_of(tensor.dtype)).view(tensor.shape)
-        shard = whole.narrow(piece.dim, piece.offset, piece.length)
-        pieces.append(shard.contiguous().flatten().view(torch.uint8))
-    return torch.cat(pieces)
+    def add_extent(self, extent: Extent, offset: int, data: Bytes) -> None:
+        with self._locks[extent.message]:
+            self.messages[extent.message].add(extent.position + offset, data)

@@ -1,8 +1,10 @@
 """Tensors packed into one buffer: alignment, dtype names and grouped copies."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:  # rollout agents import no torch: it takes 300 MiB
+    import torch
 
 ALIGNED = 256  # bytes; size of a device's memory transactions, and a multiple of every dtype's size
 
@@ -14,28 +16,33 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNED) * ALIGNED
 
 
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float8_e4m3fn": torch.float8_e4m3fn,
-}
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 
-def dtype_name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: "torch.dtype") -> str:
     """Return the name without its module: ``torch.float32`` -> ``float32``."""
     return str(dtype).removeprefix("torch.")
 
 
-def dtype_of(name: str) -> torch.dtype:
+def dtype_of(name: str) -> "torch.dtype":
     """Return the dtype of a name: ``float32`` -> ``torch.float32``. Raises ValueError for an unknown name."""
-    if name not in _DTYPES:
-        raise ValueError(f"dtype must be one of {sorted(_DTYPES)}, got {name!r}")
-    return _DTYPES[name]
+    import torch
+
+    item_bytes(name)
+    return getattr(torch, name)  # type: ignore[no-any-return]
 
 
-def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+def item_bytes(name: str) -> int:
+    """Return the bytes of one element of the dtype ``name``. Raises ValueError for an unknown name."""
+    if name not in _ITEM_BYTES:
+        raise ValueError(f"dtype must be one of {sorted(_ITEM_BYTES)}, got {name!r}")
+    return _ITEM_BYTES[name]
+
+
+def copy_all(targets: "Sequence[torch.Tensor]", sources: "Sequence[torch.Tensor]") -> None:
     """Copy sources[i] into targets[i] with one launch for each dtype of the targets."""
+    import torch
+
     by_dtype: Mapping[torch.dtype, list[int]] = {
         dtype: [i for i, target in enumerate(targets) if target.dtype == dtype]
         for dtype in {target.dtype for target in targets}

@@ -12,7 +12,7 @@ word of its own. The words are the new values.
 import json
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from grpo_worker.weightsync.protocol.digest import PIECE, digest_of
+from grpo_worker.weightsync.protocol.digest import PIECE, Bounds
 
 _SKIP = 255
 _BLOCK = 1 << 17  # words compared at a time; both versions of them fit into a core's cache
@@ -60,48 +60,49 @@ class Head:
     words: tuple[int, ...]
 
 
-def encode(old: Bytes, new: Bytes, base: str) -> tuple[str, list[bytes | memoryview] | None]:
-    """Return the digest of ``new``, and the delta from ``old`` (digest ``base``) to it as a list of buffers.
+def encode(
+    old: Bytes, new: Bytes, base: str, bounds: Sequence[Bounds]
+) -> tuple[bytes, list[bytes | memoryview] | None]:
+    """Return the digests of the pieces of ``new``, and the delta from ``old`` to it as a list of buffers.
 
-    The delta is None if it would be too large. ``old`` and ``new`` are uint8 [bytes]. Raises DeltaError if
-    their sizes differ.
+    ``base``: digest of ``old``. ``bounds``: of the pieces; other bytes are not compared. The delta is None if
+    it would be too large. ``old`` and ``new`` are uint8 [bytes]. Raises DeltaError if their sizes differ.
     """
     if len(old) != len(new):
         raise DeltaError(f"blobs of {len(old)} and {len(new)} bytes have no delta")
     with _threads() as threads:
-        starts = range(0, len(new), PIECE)
-        pieces = list(threads.map(lambda at: _compare(old[at : at + PIECE], new[at : at + PIECE]), starts))
-    digest = digest_of(piece.digest for piece in pieces)
+        pieces = list(threads.map(lambda piece: _compare(old[slice(*piece)], new[slice(*piece)]), bounds))
+    digests = b"".join(piece.digest for piece in pieces)
     gaps, words = tuple(len(piece.gaps) for piece in pieces), tuple(len(piece.words) for piece in pieces)
     if sum(gaps) + 2 * sum(words) > _MAX_SHARE * len(new):
-        return digest, None
+        return digests, None
     head = json.dumps(asdict(Head(base, len(new), gaps, words))).encode()
     arrays = [array for piece in pieces for array in (piece.gaps, piece.words)]
-    return digest, [_HEAD.pack(_MAGIC, len(head)), head, *(array.data.cast("B") for array in arrays)]
+    return digests, [_HEAD.pack(_MAGIC, len(head)), head, *(array.data.cast("B") for array in arrays)]
 
 
-def apply(blob: Bytes, base: str, read: Read) -> tuple[str, int]:
+def apply(blob: Bytes, base: str, bounds: Sequence[Bounds], read: Read) -> tuple[bytes, int]:
     """Apply a delta to ``blob`` (uint8 [bytes], digest ``base``) in place while the delta is received.
 
-    Returns the new digest of the blob, which the caller must compare, and the delta's size. Raises DeltaError
-    before any write if the delta has another base, and possibly after some writes if it is damaged.
+    ``bounds``: of its pieces. Returns the new digests of the pieces, which the caller must compare, and the
+    delta's size. Raises DeltaError before any write if the delta has another base, and possibly after some
+    writes if it is damaged.
     """
     head, size = _read_head(read)
     if head.base != base or head.nbytes != len(blob):
         raise DeltaError(f"a delta of {head.base} ({head.nbytes} bytes), not of {base} ({len(blob)} bytes)")
-    starts = range(0, len(blob), PIECE)
     sizes = list(zip(head.gaps, head.words, strict=False))
-    if len(starts) != len(sizes) or any(not 0 <= words <= gaps <= PIECE for gaps, words in sizes):
-        raise DeltaError(f"a delta of the pieces {sizes}, expected {len(starts)}")
+    if len(bounds) != len(sizes) or any(not 0 <= words <= gaps <= PIECE for gaps, words in sizes):
+        raise DeltaError(f"a delta of the pieces {sizes}, expected {len(bounds)}")
     jobs = []
     with _threads() as threads:
-        for start, (gap_count, word_count) in zip(starts, sizes, strict=True):
+        for piece, (gap_count, word_count) in zip(bounds, sizes, strict=True):
             gaps, words = np.empty(gap_count, dtype=np.uint8), np.empty(word_count, dtype=np.uint16)
             read(gaps.data)
             read(words.data.cast("B"))
             size += gap_count + 2 * word_count
-            jobs.append(threads.submit(_write_piece, blob[start : start + PIECE], gaps, words))
-        return digest_of(job.result() for job in jobs), size
+            jobs.append(threads.submit(_write_piece, blob[slice(*piece)], gaps, words))
+        return b"".join(job.result() for job in jobs), size
 
 
 def _threads() -> ThreadPoolExecutor:

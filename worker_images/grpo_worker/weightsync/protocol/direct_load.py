@@ -21,13 +21,12 @@ class DirectLoad:
 
     ``plan_id``: equal for requests with equal names, shapes and buckets.
     ``counts``: number of tensors of each bucket, in the order of the request's names.
-    ``fingerprints``: of each bucket's bytes, if the agent sends them from its host memory.
-    ``messages``: of each bucket, if the trainer ranks send them; ``timeout``: seconds for all.
+    ``messages``: of each bucket, if the trainer ranks send them; ``timeout``: seconds for all. Without
+    messages the agent streams the buckets.
     """
 
     plan_id: str
     counts: tuple[int, ...]
-    fingerprints: tuple[int, ...] = ()
     messages: tuple[tuple[Message, ...], ...] = ()
     timeout: float = 0.0
 
@@ -42,8 +41,7 @@ class DirectLoad:
         try:
             data = json.loads(text.removeprefix(PREFIX))
             messages = tuple(tuple(map(_full, bucket)) for bucket in data["messages"])
-            counts, prints = tuple(data["counts"]), tuple(data["fingerprints"])
-            return cls(data["plan_id"], counts, prints, messages, float(data["timeout"]))
+            return cls(data["plan_id"], tuple(data["counts"]), messages, float(data["timeout"]))
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"load_format {text[:80]!r} is no direct load") from error
 
@@ -52,7 +50,7 @@ def direct_load_request(transfer_plan: TransferPlan, timeout: float) -> DirectLo
     """Return the announcement of a version that the trainer ranks send."""
     counts = tuple(len(bucket.tensors) for bucket in transfer_plan.buckets)
     messages = tuple(bucket.messages for bucket in transfer_plan.buckets)
-    return DirectLoad(transfer_plan.plan_id, counts, (), messages, timeout)
+    return DirectLoad(transfer_plan.plan_id, counts, messages, timeout)
 
 
 def _brief(message: Message) -> list[object]:

@@ -1,12 +1,18 @@
 """Manifest of a trainer rank: the tensor slices that it owns and their positions in its blob."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, astuple, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from grpo_worker.quantization.fp8 import Part
 from grpo_worker.weightsync.protocol.buffers import aligned, dtype_name
+from grpo_worker.weightsync.protocol.digest import SIZE, Bounds, pieces_of
+
+if TYPE_CHECKING:  # rollout agents import no torch
+    from grpo_worker.quantization.fp8 import Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +35,10 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """All slices that one rank of ``world`` owns at one version. ``digest``: of its blob."""
+    """All slices that one rank of ``world`` owns at one version.
+
+    ``digest``: of its blob. ``piece_digests``: of the pieces of its slices; empty in a layout.
+    """
 
     version: int
     rank: int
@@ -37,18 +46,49 @@ class Manifest:
     blob_bytes: int
     digest: str
     slices: tuple[Slice, ...]
+    piece_digests: bytes = b""
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        """Return the manifest as JSON; a slice is the list of its fields."""
+        rows = [astuple(part) for part in self.slices]
+        fields = asdict(replace(self, slices=())) | {
+            "slices": rows,
+            "piece_digests": self.piece_digests.hex(),
+        }
+        return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Manifest":
         data = json.loads(text)
-        slices = tuple(Slice(**{**s, "shape": tuple(s["shape"])}) for s in data.pop("slices"))
-        return cls(slices=slices, **data)
+        slices = tuple(_slice(*row) for row in data.pop("slices"))
+        return cls(slices=slices, piece_digests=bytes.fromhex(data.pop("piece_digests")), **data)
+
+    @property
+    def pieces(self) -> Iterator[Bounds]:
+        """The pieces of the blob that ``piece_digests`` belong to, in order."""
+        return pieces_of((part.start, part.start + part.nbytes) for part in self.slices)
+
+    def digests_of_slices(self) -> dict[int, bytes]:
+        """Return the digests of the pieces of each slice, by the slice's first byte."""
+        found, at = {}, 0
+        for part in self.slices:
+            size = SIZE * sum(1 for _ in pieces_of([(part.start, part.start + part.nbytes)]))
+            found[part.start] = self.piece_digests[at : at + size]
+            at += size
+        return found
 
 
-def layout(rank: int, world: int, parts: Sequence[Part]) -> Manifest:
+def _slice(name: str, shape: list[int], dtype: str, *numbers: int) -> Slice:
+    # A hundred thousand slices share a few shapes and dtypes, and the ranks share names.
+    return Slice(sys.intern(name), _shared(tuple(shape)), sys.intern(dtype), *numbers)
+
+
+@lru_cache(4096)
+def _shared(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return shape
+
+
+def layout(rank: int, world: int, parts: "Sequence[Part]") -> Manifest:
     """Return a manifest without version and digest: the layout that all versions of a rank share.
 
     ``parts`` may be on the device meta.
@@ -65,7 +105,7 @@ def rank_file(root: Path, version: int, rank: int, suffix: str) -> Path:
     return root / f"v{version}" / f"rank-{rank}.{suffix}"
 
 
-def slices_of(parts: Sequence[Part]) -> tuple[Slice, ...]:
+def slices_of(parts: "Sequence[Part]") -> tuple[Slice, ...]:
     """Return the slices of ``parts`` in order, each aligned in the blob."""
     slices, start = [], 0
     for name, shape, dim, offset, tensor in parts:

@@ -5,12 +5,14 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from grpo_worker.weightsync.protocol.bucketing import buckets
-from grpo_worker.weightsync.protocol.buffers import MARGIN, dtype_of
+from grpo_worker.weightsync.protocol.buffers import MARGIN, dtype_of, item_bytes
 from grpo_worker.weightsync.protocol.tiling import Plan, PlanError, TensorPlan
+
+if TYPE_CHECKING:  # rollout agents import no torch
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ def bucketed_id(plan: Plan, tensors_of_buckets: Sequence[Sequence[TensorPlan]]) 
 
 def nbytes(tensor: TensorPlan) -> int:
     """Return the bytes of the whole tensor."""
-    return math.prod(tensor.shape) * dtype_of(tensor.dtype).itemsize
+    return math.prod(tensor.shape) * item_bytes(tensor.dtype)
 
 
 def _split(tensor: TensorPlan) -> bool:
@@ -120,7 +122,7 @@ def _message(
     position, message_starts = 0, []
     for piece in pieces:
         tensor = tensors[piece.tensor]
-        size = dtype_of(tensor.dtype).itemsize
+        size = item_bytes(tensor.dtype)
         if position % size or starts[piece.tensor] % size:
             raise PlanError(f"{tensor.name}: byte {position} is not aligned to {tensor.dtype}")
         # Rows of a tensor are contiguous in its memory; columns are not.
@@ -136,8 +138,8 @@ ShardKey = tuple[str, int]  # tensor name, and offset of the shard along its dim
 
 
 def piece_views(
-    data: torch.Tensor, bucket: TransferBucket, message: Message
-) -> list[tuple[ShardKey, torch.Tensor]]:
+    data: "torch.Tensor", bucket: TransferBucket, message: Message
+) -> "list[tuple[ShardKey, torch.Tensor]]":
     """Return a view of each piece, with its dtype and shape, in ``data`` (uint8 [bytes of the message])."""
     views, start = [], 0
     for piece in message.pieces:

@@ -19,7 +19,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from grpo_operator.api.weight_path import Backend
+from grpo_worker.weightsync.protocol.agent_stream import STREAM
 from grpo_worker.weightsync.protocol.direct_load import AGENT, LINK, MARK, PREFIX, DirectLoad
+from grpo_worker.weightsync.sglang_plugin.agent_stream import AgentStream
 from grpo_worker.weightsync.sglang_plugin.direct_receiver import DirectReceiver, GroupMember
 from grpo_worker.weightsync.sglang_plugin.loader import DirectLoader, Report
 from grpo_worker.weightsync.sglang_plugin.receivers import DirectLoadError, Spec, StagedReceiver, specs_of
@@ -32,6 +34,7 @@ _LOAD_MODEL = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
 _drafts: list[Any] = []  # runners of the models that draft for this process's model
 _loaders: dict[int, DirectLoader] = {}  # by id of the model
 _members: dict[str, GroupMember] = {}  # by name of the transfer group
+_streams: dict[str, AgentStream] = {}  # by name
 
 
 def register() -> None:
@@ -78,6 +81,8 @@ def _on_join(
     place = master_address, master_port, rank_offset, world_size, group_name
     if group_name.startswith(LINK):
         success, message = _join_transfer_group(updater, backend, *place)
+    elif group_name.startswith(STREAM):
+        success, message = _join_stream(updater, master_address, master_port, group_name)
     elif group_name.startswith(AGENT):
         success, message = _join_agent_group(updater, *place)
     else:
@@ -104,6 +109,17 @@ def _join_transfer_group(
     return True, "joined"
 
 
+def _join_stream(updater: Any, address: str, port: int, name: str) -> tuple[bool, str]:
+    """Connect to the agent, which sends staged versions."""
+    for old in list(_streams):  # of an agent that is gone
+        _streams.pop(old).close()
+    try:
+        _streams[name] = AgentStream(address, port, name, updater.tp_rank)
+    except OSError as error:
+        return False, f"the agent at {address}:{port}: {error!r}"
+    return True, "joined"
+
+
 def _join_agent_group(
     updater: Any, address: str, port: int, first: int, world: int, name: str
 ) -> tuple[bool, str]:
@@ -123,6 +139,9 @@ def _join_agent_group(
 
 
 def _on_leave(original: Callable[..., Any], updater: Any, group_name: str) -> Any:
+    if (stream := _streams.pop(group_name, None)) is not None:
+        stream.close()
+        return True, "left"
     member = _members.pop(group_name, None)
     if member is None:
         return original(updater, group_name)
@@ -173,7 +192,9 @@ def _announce(
     buckets = [specs_of(islice(rows, count)) for count in request.counts]
     if group_name in _members:
         return _Announced(request, buckets, DirectReceiver(request, _members[group_name], buckets))
-    return _Announced(request, buckets, StagedReceiver(request, updater._model_update_group[group_name]))
+    if group_name not in _streams:
+        raise ValueError(f"{group_name} has not been joined")
+    return _Announced(request, buckets, StagedReceiver(_streams[group_name]))
 
 
 def _dtype(dtype: Any) -> torch.dtype:

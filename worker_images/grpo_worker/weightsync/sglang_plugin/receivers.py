@@ -1,13 +1,12 @@
-"""Receivers of one version in an engine rank: the protocol, and the receiver from the agent's host memory."""
+"""Receivers of one version in an engine rank: the protocol, and the receiver from the agent's stream."""
 
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 
-from grpo_worker.weightsync.protocol.direct_load import DirectLoad
 from grpo_worker.weightsync.protocol.fingerprint import fingerprint
 
 
@@ -76,24 +75,41 @@ class Receiver(Protocol):
         ...
 
 
+class Source(Protocol):
+    """Bytes of buckets, each followed by its fingerprint; see AgentStream."""
+
+    def read_into(self, flat: torch.Tensor) -> None: ...
+
+    def read_fingerprint(self) -> int: ...
+
+
 class StagedReceiver:
-    """Receives from the agent's host memory: one broadcast for each bucket, from rank 0 of the group."""
+    """Receives what the agent streams: the bytes of each bucket, and then their fingerprint."""
 
     partial = False
 
-    def __init__(self, request: DirectLoad, group: Any) -> None:
+    def __init__(self, source: Source) -> None:
         self.nbytes = 0
-        self._sent = request.fingerprints
-        self._group = group
+        self._source = source
+        self._thread = ThreadPoolExecutor(1)
         self._received: list[torch.Tensor] = []
+        self._sent: list[int] = []
 
     def scratch_bytes(self, index: int) -> int:
         return 0
 
     def receive(self, index: int, flat: torch.Tensor, scratch: torch.Tensor) -> PendingReceive:
         self.nbytes += len(flat)
-        work: Any = dist.broadcast(flat, src=0, group=self._group, async_op=True)
-        return ReceiveThenCall(work, lambda: self._received.append(fingerprint(flat)))
+        # The copies of the bucket that was in this memory are in this stream.
+        stream = torch.cuda.current_stream() if flat.is_cuda else None
+
+        def read() -> None:
+            with torch.cuda.stream(stream):
+                self._source.read_into(flat)
+            self._sent.append(self._source.read_fingerprint())
+
+        read_by_thread = self._thread.submit(read)
+        return ReceiveThenCall(_Waits(read_by_thread), lambda: self._received.append(fingerprint(flat)))
 
     def verify(self) -> list[int]:
         received = [int(value) for value in self._received]
@@ -101,6 +117,14 @@ class StagedReceiver:
             if ours != sent:
                 raise DirectLoadError(f"bucket {index}: its bytes are not those that were sent")
         return received
+
+
+@dataclass(frozen=True, slots=True)
+class _Waits:
+    future: "Future[None]"
+
+    def wait(self) -> None:
+        self.future.result()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Publisher: writes a rank's version into the memory that the trainer pod shares with its sidecar."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 
 from grpo_worker.profiling.progress import PROGRESS
 from grpo_worker.quantization.fp8 import Part
-from grpo_worker.weightsync.protocol.digest import digest
+from grpo_worker.weightsync.protocol.digest import digest_of, piece_digests
 from grpo_worker.weightsync.protocol.manifest import Manifest, Slice, blob_size, rank_file, slices_of
 
 
@@ -30,12 +31,13 @@ def publish(
     _remove_old(root, version, rank, temporary)
     data = _write_blob(temporary, size, slices, [part[-1] for part in parts])
     base = _read(root, version - 1, rank) if deltas and size else None
+    manifest = Manifest(version, rank, world, size, "", slices)
     if base is not None and base.slices == slices:
-        blob_digest = _write_delta(root, version, base, data)
+        digests = _write_delta(root, manifest, base, data)
     else:
-        blob_digest = digest(data.data)
+        digests = piece_digests(data.data, manifest.pieces)
     temporary.rename(blob)
-    manifest = Manifest(version, rank, world, size, blob_digest, slices)
+    manifest = replace(manifest, digest=digest_of(digests), piece_digests=digests)
     _write(rank_file(root, version, rank, "json"), manifest.to_json().encode())
     return manifest
 
@@ -45,20 +47,20 @@ def _read(root: Path, version: int, rank: int) -> Manifest | None:
     return Manifest.from_json(path.read_text()) if path.is_file() else None
 
 
-def _write_delta(root: Path, version: int, base: Manifest, blob: npt.NDArray[np.uint8]) -> str:
-    """Write the delta from ``base`` unless it is too large; return the digest of ``blob``."""
+def _write_delta(root: Path, manifest: Manifest, base: Manifest, blob: npt.NDArray[np.uint8]) -> bytes:
+    """Write the delta from ``base`` unless it is too large; return the digests of the pieces of ``blob``."""
     # numba takes a second to import; jobs without deltas need not wait for it.
     from grpo_worker.weightsync.protocol.delta_codec import encode
 
     old = np.memmap(rank_file(root, base.version, base.rank, "bin"), np.uint8, "r")
-    blob_digest, delta = encode(old, blob, base.digest)
+    digests, delta = encode(old, blob, base.digest, list(manifest.pieces))
     if delta is not None:
-        path = rank_file(root, version, base.rank, f"{base.digest}.delta")
+        path = rank_file(root, manifest.version, base.rank, f"{base.digest}.delta")
         temporary = path.with_suffix(".delta.tmp")
         with temporary.open("wb") as file:
             file.writelines(delta)
         temporary.rename(path)
-    return blob_digest
+    return digests
 
 
 def _write_blob(

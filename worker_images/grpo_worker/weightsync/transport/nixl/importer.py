@@ -5,7 +5,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from grpo_worker.weightsync.transport.nixl.agent import NixlAgent, Offer, Region
 
@@ -21,10 +22,12 @@ class Importer:
 
     def __init__(self) -> None:
         self._agent: NixlAgent | None = None
-        self._pinned: dict[int, tuple[torch.Tensor, Any]] = {}  # by rank
+        self._pinned: dict[int, tuple[npt.NDArray[np.uint8], Any]] = {}  # by rank
 
-    def read(self, offers: Mapping[int, Offer], into: Mapping[int, torch.Tensor], deadline: float) -> None:
-        """Read each rank's blob into its tensor, uint8 [nbytes], until ``deadline`` (time.monotonic()).
+    def read(
+        self, offers: Mapping[int, Offer], into: Mapping[int, npt.NDArray[np.uint8]], deadline: float
+    ) -> None:
+        """Read each rank's blob into its array, uint8 [nbytes], until ``deadline`` (time.monotonic()).
 
         Raises ReadError after all transfers that could still write have ended.
         """
@@ -44,11 +47,11 @@ class Importer:
         self._agent = None  # the library ends the transfers of a deleted agent
         self._pinned = {}
 
-    def _begin(self, agent: NixlAgent, rank: int, offer: Offer, to: torch.Tensor) -> Any:
+    def _begin(self, agent: NixlAgent, rank: int, offer: Offer, to: npt.NDArray[np.uint8]) -> Any:
         if len(to) != offer.nbytes:
             raise ValueError(f"rank {rank} offers {offer.nbytes} bytes, not {len(to)}")
         pinned = self._pinned.get(rank)
-        region = Region(to.data_ptr(), len(to))
+        region = Region(to.ctypes.data, len(to))
         if pinned is None or pinned[0] is not to:
             self._unpin(agent, rank)
             self._pinned[rank] = to, agent.register(region)

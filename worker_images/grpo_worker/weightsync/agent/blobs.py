@@ -1,0 +1,168 @@
+"""Blobs of a version: read by ranges from the trainers' sidecars, or held in this process's memory."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from grpo_worker.weightsync.agent.chunks import Chunk, Extent
+from grpo_worker.weightsync.agent.http_reader import Body, FetchError, HttpReader
+from grpo_worker.weightsync.protocol.digest import PIECE, SIZE
+from grpo_worker.weightsync.protocol.manifest import Manifest
+
+Bytes = npt.NDArray[np.uint8]
+Seen = Callable[[Extent, int, Bytes], None]  # extent, offset in it, and the bytes there
+
+_PARALLEL = 8  # ranges read in parallel
+_STEP = 1 << 20  # bytes hashed while they are in a core's cache
+_RUN = 8 << 20  # bytes of adjacent extents that one request reads
+_GAP = 64 << 10  # bytes between extents that are read in vain rather than by another request
+
+
+class Blobs(Protocol):
+    """The ranks' blobs of one version. ``local``: they are in this process's memory."""
+
+    local: bool
+
+    def fill(self, chunk: Chunk, into: Bytes, deadline: float, seen: Seen) -> None:
+        """Write a chunk into ``into`` (uint8 [bytes of the chunk]); chunks come in order.
+
+        ``deadline``: of time.monotonic(). ``seen`` is called for all bytes of every extent, from several
+        threads. Raises FetchError for bytes that are missing or have another digest than the manifest's.
+        """
+        ...
+
+
+class LocalBlobs:
+    """Whole blobs, uint8 [blob_bytes], whose digests were checked, by rank."""
+
+    local = True
+
+    def __init__(self, blobs: Mapping[int, Bytes]) -> None:
+        self._blobs = blobs
+
+    def fill(self, chunk: Chunk, into: Bytes, deadline: float, seen: Seen) -> None:
+        for extent in chunk.extents:
+            data = self._blobs[extent.rank][extent.start : extent.start + extent.nbytes]
+            _scatter(extent, 0, data, into)
+            seen(extent, 0, data)
+
+
+class RangedBlobs:
+    """Blobs that stay at the trainers; ``urls``: of the ranks' blobs."""
+
+    local = False
+
+    def __init__(self, reader: HttpReader, urls: Mapping[int, str], manifests: Sequence[Manifest]) -> None:
+        self._reader = reader
+        self._urls = urls
+        self._digests = {manifest.rank: manifest.digests_of_slices() for manifest in manifests}
+        self._sizes = {m.rank: {part.start: part.nbytes for part in m.slices} for m in manifests}
+        self._lock = threading.Lock()
+        self._checks: dict[tuple[int, int], _SliceCheck] = {}  # of slices that are not complete yet
+        self._received = 0
+
+    @property
+    def received(self) -> int:
+        """Bytes that were read so far."""
+        return self._received
+
+    def fill(self, chunk: Chunk, into: Bytes, deadline: float, seen: Seen) -> None:
+        if not chunk.start and not chunk.bucket:
+            self._checks = {}  # an earlier attempt ended within a slice
+        with ThreadPoolExecutor(_PARALLEL) as threads:
+            list(threads.map(lambda run: self._read(run, into, deadline, seen), _runs(chunk.extents)))
+
+    def _read(self, run: Sequence[Extent], into: Bytes, deadline: float, seen: Seen) -> None:
+        rank, first, last = run[0].rank, run[0].start, run[-1].start + run[-1].nbytes
+        with self._reader.get(self._urls[rank], (first, last)) as body:
+            at = first
+            for extent in run:
+                if extent.start > at:
+                    body.fill(memoryview(bytearray(extent.start - at)), deadline)
+                self._read_extent(extent, body, into, deadline, seen)
+                at = extent.start + extent.nbytes
+        with self._lock:
+            self._received += last - first
+
+    def _read_extent(self, extent: Extent, body: Body, into: Bytes, deadline: float, seen: Seen) -> None:
+        check = self._check(extent)
+        contiguous = extent.row == extent.stride
+        step = _STEP if contiguous else max(extent.row, _STEP // extent.row * extent.row)
+        scratch = np.empty(0 if contiguous else min(step, extent.nbytes), dtype=np.uint8)
+        for offset in range(0, extent.nbytes, step):
+            size = min(step, extent.nbytes - offset)
+            place = extent.at + offset
+            data = into[place : place + size] if contiguous else scratch[:size]
+            body.fill(data.data, deadline)
+            check.update(data.data)
+            seen(extent, offset, data)
+            if not contiguous:
+                _scatter(extent, offset, data, into)
+        if check.complete:
+            del self._checks[extent.rank, extent.slice_start]
+
+    def _check(self, extent: Extent) -> "_SliceCheck":
+        rank, start = key = extent.rank, extent.slice_start
+        if key not in self._checks:
+            where = f"{self._urls[rank]}, slice at byte {start}"
+            self._checks[key] = _SliceCheck(self._digests[rank][start], self._sizes[rank][start], where)
+        return self._checks[key]
+
+
+class _SliceCheck:
+    """Compares a slice's bytes, which arrive in order, with the digests of its pieces."""
+
+    def __init__(self, digests: bytes, nbytes: int, where: str) -> None:
+        self._digests = digests
+        self._nbytes = nbytes
+        self._where = where
+        self._hasher = xxhash.xxh3_128()
+        self._seen = 0
+
+    @property
+    def complete(self) -> bool:
+        return self._seen == self._nbytes
+
+    def update(self, data: memoryview) -> None:
+        """Take the next bytes. Raises FetchError after a piece that has another digest."""
+        while len(data):
+            piece = self._seen // PIECE
+            end = min((piece + 1) * PIECE, self._nbytes)
+            part, data = data[: end - self._seen], data[end - self._seen :]
+            self._hasher.update(part)
+            self._seen += len(part)
+            if self._seen == end:
+                if self._hasher.digest() != self._digests[piece * SIZE : (piece + 1) * SIZE]:
+                    raise FetchError(f"{self._where}: another digest than the manifest's")
+                self._hasher.reset()
+
+
+def _runs(extents: Sequence[Extent]) -> Iterator[list[Extent]]:
+    """Group extents that one request reads: of one rank, close together, and not too many bytes."""
+    run: list[Extent] = []
+    for extent in sorted(extents, key=lambda e: (e.rank, e.start)):
+        if run:
+            end = run[-1].start + run[-1].nbytes
+            near = extent.rank == run[0].rank and extent.start - end <= _GAP
+            if not near or extent.start + extent.nbytes - run[0].start > _RUN:
+                yield run
+                run = []
+        run.append(extent)
+    if run:
+        yield run
+
+
+def _scatter(extent: Extent, offset: int, data: Bytes, into: Bytes) -> None:
+    """Copy whole rows of an extent, from its byte ``offset`` on, to their places in the chunk."""
+    if extent.row == extent.stride:
+        into[extent.at + offset : extent.at + offset + len(data)] = data
+        return
+    rows = len(data) // extent.row
+    first = extent.at + offset // extent.row * extent.stride
+    places = np.lib.stride_tricks.as_strided(into[first:], (rows, extent.row), (extent.stride, 1))
+    places[...] = data.reshape(rows, extent.row)

@@ -1,0 +1,117 @@
+"""HTTP reader: GET requests into existing memory, over connections that stay open."""
+
+import http.client
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+from grpo_worker.common.auth import headers
+
+_CONNECT_SECONDS = 10.0
+
+
+class FetchError(RuntimeError):
+    """A source did not deliver; the message names its URL."""
+
+
+class HttpReader:
+    """Reads from the trainers' sidecars. Thread-safe: each thread has its own connection to each host.
+
+    ``timeout``: seconds without a byte.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._of_thread = threading.local()
+
+    @contextmanager
+    def get(self, url: str, part: tuple[int, int] | None = None) -> Iterator["Body"]:
+        """Open a GET request. ``part``: first byte wanted, and the byte after the last. Raises FetchError."""
+        target = urlsplit(url)
+        path = f"{target.path}?{target.query}" if target.query else target.path
+        fields = headers() | ({"Range": f"bytes={part[0]}-{part[1] - 1}"} if part else {})
+        response = self._open(url, target.netloc, path, fields)
+        try:
+            if response.status != (206 if part else 200):
+                raise FetchError(f"{url}: HTTP {response.status}")
+            if part and response.length != part[1] - part[0]:
+                raise FetchError(f"{url}: {response.length} bytes, expected {part[1] - part[0]}")
+            yield Body(url, response)
+        finally:
+            if not response.isclosed():  # not read to its end: the connection cannot be used again
+                self._connections.pop(target.netloc).close()
+                response.close()
+
+    @property
+    def _connections(self) -> dict[str, http.client.HTTPConnection]:
+        if not hasattr(self._of_thread, "connections"):
+            self._of_thread.connections = {}
+        found: dict[str, http.client.HTTPConnection] = self._of_thread.connections
+        return found
+
+    def _open(self, url: str, host: str, path: str, fields: dict[str, str]) -> http.client.HTTPResponse:
+        reused = host in self._connections
+        try:
+            return self._request(host, path, fields)
+        except (OSError, http.client.HTTPException) as error:
+            self._connections.pop(host).close()
+            if not reused:
+                raise FetchError(f"{url}: {error!r}") from error
+        return self._open(url, host, path, fields)  # the host had closed the idle connection
+
+    def _request(self, host: str, path: str, fields: dict[str, str]) -> http.client.HTTPResponse:
+        connection = self._connections.get(host)
+        if connection is None:
+            connection = self._connections[host] = http.client.HTTPConnection(host, timeout=_CONNECT_SECONDS)
+            connection.connect()
+            connection.sock.settimeout(self._timeout)
+        connection.request("GET", path, headers=fields)
+        return connection.getresponse()
+
+
+class Body:
+    """The body of a response."""
+
+    def __init__(self, url: str, response: http.client.HTTPResponse) -> None:
+        self._url = url
+        self._response = response
+
+    def read(self) -> bytes:
+        """Return the whole body. Raises FetchError."""
+        try:
+            return self._response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise FetchError(f"{self._url}: {error!r}") from error
+
+    def fill(self, to: memoryview, deadline: float) -> None:
+        """Fill ``to`` with the next bytes of the body.
+
+        Raises FetchError at its end, or at ``deadline`` (of time.monotonic()) even if bytes still arrive.
+        """
+        length = 0
+        try:
+            while length < len(to):
+                # readinto1 returns as soon as bytes have arrived; readinto would wait until ``to`` is full.
+                got = self._response.fp.readinto1(to[length:]) if self._response.fp else 0
+                length += got
+                self._count(got)
+                if not got:
+                    raise FetchError(f"{self._url}: {length} more bytes, expected {len(to)}")
+                if time.monotonic() > deadline and length < len(to):
+                    raise FetchError(f"{self._url}: {length} of {len(to)} bytes within the time limit")
+        except (OSError, http.client.HTTPException) as error:
+            raise FetchError(f"{self._url}: {error!r}") from error
+
+    @property
+    def length(self) -> int:
+        """Bytes that are still to come."""
+        return self._response.length or 0
+
+    def _count(self, got: int) -> None:
+        """Do what HTTPResponse.readinto does: end the response with its last byte."""
+        if self._response.length is not None:
+            self._response.length -= got
+            if self._response.length == 0:
+                self._response.close()

@@ -1,0 +1,53 @@
+"""Stream from the agent to this engine rank."""
+
+import socket
+
+import torch
+
+from grpo_worker.weightsync.protocol.agent_stream import FINGERPRINT, greeting
+from grpo_worker.weightsync.sglang_plugin.receivers import DirectLoadError
+
+_SILENT_SECONDS = 60.0  # without a byte; later requests wait for this rank
+_PINNED = 32 << 20  # bytes on the way to a GPU
+
+
+class AgentStream:
+    """Connection of this rank to the agent that sends it staged versions."""
+
+    def __init__(self, address: str, port: int, name: str, rank: int) -> None:
+        """Connect. Raises OSError."""
+        self._socket = socket.create_connection((address, port), _SILENT_SECONDS)
+        self._socket.sendall(greeting(name, rank))
+        self._pinned: torch.Tensor | None = None
+
+    def read_into(self, flat: torch.Tensor) -> None:
+        """Fill ``flat`` (uint8 [bytes]) with the next bytes. Raises DirectLoadError if they do not come."""
+        if not flat.is_cuda:
+            self._read(flat.numpy().data)
+            return
+        if self._pinned is None:
+            self._pinned = torch.empty(_PINNED, dtype=torch.uint8, pin_memory=True)
+        for start in range(0, len(flat), _PINNED):
+            target = flat[start : start + _PINNED]
+            staged = self._pinned[: len(target)]
+            self._read(staged.numpy().data)
+            target.copy_(staged)  # returns when the bytes are there, so that they can be overwritten
+
+    def read_fingerprint(self) -> int:
+        """Return the fingerprint that follows a bucket. Raises DirectLoadError if it does not come."""
+        data = bytearray(FINGERPRINT.size)
+        self._read(memoryview(data))
+        return int(FINGERPRINT.unpack(data)[0])
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _read(self, to: memoryview) -> None:
+        try:
+            while len(to):
+                got = self._socket.recv_into(to)
+                if not got:
+                    raise DirectLoadError("the agent ended the transfer")
+                to = to[got:]
+        except OSError as error:
+            raise DirectLoadError(f"no bytes from the agent: {error!r}") from error
