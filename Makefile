@@ -6,7 +6,7 @@ PYTEST := PYTHONPATH=devcluster $(VENV)/python -m pytest
 CODE := operator worker_images devcluster rehearsal tests benchmarks
 TEXT := $(CODE) docs helm manifests Makefile README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md
 
-.PHONY: help demo down up test check lint format unit worker integration e2e slow rehearse bench-operator bench-planner bench-trainer bench-controller bench-data-path bench-sync-planner bench-sync bench-delta bench-job bench-learning bench-own-models bench-faults bench-test crds docs env clean
+.PHONY: help demo down up test check lint format unit worker integration e2e slow rehearse bench-operator bench-planner bench-trainer bench-controller bench-data-path bench-sync-planner bench-sync bench-late-engine bench-delta bench-job bench-learning bench-own-models bench-faults bench-test crds docs env clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -81,6 +81,9 @@ bench-sync-planner: env  ## routes of a weight sync beside their bound; adds to 
 
 bench-sync: env  ## a version into a real engine beside a broadcast tensor by tensor; adds to benchmarks/results/sync.json
 	PYTHONPATH=devcluster $(VENV)/python benchmarks/sync_speed.py
+
+bench-late-engine: env  ## two gibibytes into an engine through an agent of 512 MiB; needs root; adds to benchmarks/results/sync.json
+	GRPO_RECORD=1 $(PYTEST) tests/worker/test_late_engine.py -v -s
 
 bench-delta: env  ## a version over 10 Gb/s, whole and by what changed; needs root; adds to benchmarks/results/sync.json
 	PYTHONPATH=devcluster $(VENV)/python benchmarks/delta.py

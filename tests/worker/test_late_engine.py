@@ -1,6 +1,7 @@
 """A late engine of two gibibytes of weights: its agent has 512 MiB, and the trainers do not notice."""
 
 import json
+import os
 import shutil
 import signal
 import tempfile
@@ -17,6 +18,7 @@ from grpo_operator.plan.capacity.pod_requests import AGENT_RESOURCES
 from support.engine_server import Server, free_port
 from support.late_engine import MODEL, limited_agent, publish_model, trainers
 
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="memory limits need root")
 LIMIT = int(quantity(AGENT_RESOURCES.memory)) >> 20
 
 

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -20,6 +21,7 @@ from grpo_worker.roles.expert_store import fetch
 from grpo_worker.rollout.stream import chunk_of
 from grpo_worker.rollout.unfinished import Unfinished
 from grpo_worker.weightsync.agent.agent import Agent
+from grpo_worker.weightsync.agent.engine_client import Engine
 from grpo_worker.weightsync.agent.http import rollout_application
 from grpo_worker.weightsync.agent.installer import UpdateError
 from grpo_worker.weightsync.agent.writer_guard import WriterError
@@ -102,6 +104,26 @@ def test_router_replay_of_the_engines_experts_keeps_log_probs(
     arguments = {"layout": LAYOUT, "ids": ids[:rows].tolist(), "experts": experts.tolist()}
     replayed = run_on_ranks("policy_cases:replay", 2, **arguments)[0]
     assert torch.allclose(replayed[:, 1:], log_probs[:rows, 1:], atol=1e-5)
+
+
+class Flattened(Engine):
+    """The engine as one that cannot load directly, such as one with speculative decoding."""
+
+    def join_group(self, *place: Any, **more: Any) -> bool:
+        super().join_group(*place, **more)
+        return False
+
+
+def test_an_engine_that_cannot_load_directly_gets_the_same_weights_in_flattened_buckets(
+    agent: Agent, sources: dict[int, str], server: Server
+) -> None:
+    agent.sync(JOB, 3, sources)
+    before = server.control().checksum()
+    other = Agent("engine-0", Flattened(server.url, 30, server.key), 1, 64 << 10, 30, JOB)
+    watch_until(other, "STALE", server)
+    status = other.sync(JOB, 3, sources)
+    assert status["state"] == "SERVING" and "engine_receive_and_load" not in status["seconds"]
+    assert server.control().checksum() == before
 
 
 def test_a_second_sync_of_the_same_bytes_does_not_touch_the_engine(

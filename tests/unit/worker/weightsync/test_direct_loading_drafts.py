@@ -115,9 +115,9 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def announced(seed: int, buckets: Any = BUCKETS) -> Any:
     flats = [fill(bucket, seed + index) for index, bucket in enumerate(buckets)]
-    prints = tuple(int(fingerprint(flat)) for flat in flats)
-    request = DirectLoad("p", tuple(map(len, buckets)), prints)
-    return hooks._Announced(request, buckets, Wire(request, flats))
+    prints = [int(fingerprint(flat)) for flat in flats]
+    request = DirectLoad("p", tuple(map(len, buckets)))
+    return hooks._Announced(request, buckets, StagedReceiver(Wire(flats, prints)))
 
 
 def refuse(*_: Any) -> Any:

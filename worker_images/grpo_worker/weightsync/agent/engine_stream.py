@@ -2,15 +2,17 @@
 
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from grpo_worker.weightsync.agent.blobs import Bytes
 from grpo_worker.weightsync.agent.engine_client import Engine, EngineError
-from grpo_worker.weightsync.protocol.agent_stream import FINGERPRINT, greeting
+from grpo_worker.weightsync.protocol.agent_stream import FINGERPRINT, STREAM, greeting
 
 _LOOK_SECONDS = 0.5  # between two looks whether the engine has given up
+_GREETING_SECONDS = 10.0
 
 
 class EngineStream:
@@ -29,11 +31,22 @@ class EngineStream:
         self._timeout = timeout
         self._connections: list[socket.socket] = []
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with socket.create_server((address, 0), family=family, backlog=ranks + 8) as server:
-            self.direct = engine.join_group(address, server.getsockname()[1], name, ranks, 0)
-            if self.direct:
-                self._accept(server, ranks)
         self._threads = ThreadPoolExecutor(ranks)
+        try:
+            with socket.create_server((address, 0), family=family, backlog=ranks + 8) as server:
+                server.settimeout(_LOOK_SECONDS)
+                joined = threading.Event()
+                accepted = self._threads.submit(self._accept, server, ranks, joined)
+                try:
+                    self.direct = engine.join_group(address, server.getsockname()[1], name, ranks, 0)
+                finally:
+                    joined.set()
+                missing = accepted.result()
+            if self.direct and missing:
+                raise EngineError(f"{name}: {missing} of {ranks} ranks have not connected")
+        except BaseException:
+            self.close()
+            raise
 
     def send(self, data: Bytes, fingerprint: int | None, given_up: Callable[[], bool]) -> None:
         """Send a chunk to all ranks, and after the last one of a bucket the bucket's fingerprint.
@@ -57,28 +70,25 @@ class EngineStream:
             with contextlib.suppress(OSError):
                 connection.close()
 
-    def _accept(self, server: socket.socket, ranks: int) -> None:
-        """Accept the ranks, which have connected while they joined."""
+    def _accept(self, server: socket.socket, ranks: int, joined: threading.Event) -> int:
+        """Accept the ranks, which connect before they have ``joined``; return how many are missing."""
         expected = {greeting(self.name, rank) for rank in range(ranks)}
-        server.settimeout(self._timeout)
-        try:
-            while expected:
+        while expected:
+            last = joined.is_set()
+            try:
                 connection, _ = server.accept()
-                connection.settimeout(self._timeout)
-                hello = connection.recv(len(next(iter(expected))), socket.MSG_WAITALL)
-                if hello not in expected:
-                    connection.close()
-                    continue
+            except TimeoutError:
+                if last:
+                    break
+                continue
+            hello = _hello(connection, len(greeting(self.name, 0)))
+            if hello in expected:
                 expected.remove(hello)
                 connection.settimeout(_LOOK_SECONDS)
                 self._connections.append(connection)
-        except OSError as error:
-            self.close_connections()
-            raise EngineError(f"{len(expected)} of {ranks} ranks have not connected: {error!r}") from error
-
-    def close_connections(self) -> None:
-        for connection in self._connections:
-            connection.close()
+            else:
+                connection.close()
+        return len(expected)
 
     def _send(self, connection: socket.socket, data: memoryview, given_up: Callable[[], bool]) -> None:
         moved = time.monotonic()
@@ -95,3 +105,16 @@ class EngineStream:
                     ) from error
             except OSError as error:
                 raise EngineError(f"a rank of the engine has gone: {error!r}") from error
+
+
+def _hello(connection: socket.socket, size: int) -> bytes:
+    """Return the greeting, or the beginning of what is none."""
+    data = b""
+    connection.settimeout(_GREETING_SECONDS)
+    with contextlib.suppress(OSError):
+        while len(data) < size and data == STREAM.encode()[: len(data)] + data[len(STREAM) :]:
+            got = connection.recv(size - len(data))
+            if not got:
+                break
+            data += got
+    return data

@@ -21,8 +21,8 @@ class LocalGroup:
     """Process group over which one engine receives staged versions.
 
     ``address``: at which the engine's ranks reach the store that this process opens; ranks on further hosts
-    need another one than the loopback. An engine without our plugin joins by SGLang's
-    ``init_custom_process_group``, which determines the store's prefix and the group's name.
+    need another one than the loopback. SGLang's ``init_custom_process_group`` determines the store's prefix
+    and the group's name.
     """
 
     def __init__(
