@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Protocol
 
 import numpy as np
@@ -36,6 +36,10 @@ class Blobs(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """End threads and connections; the next ``fill`` opens them again."""
+        ...
+
 
 class LocalBlobs:
     """Whole blobs, uint8 [blob_bytes], whose digests were checked, by rank."""
@@ -51,6 +55,8 @@ class LocalBlobs:
             _scatter(extent, 0, data, into)
             seen(extent, 0, data)
 
+    def close(self) -> None: ...
+
 
 class RangedBlobs:
     """Blobs that stay at the trainers; ``urls``: of the ranks' blobs."""
@@ -65,6 +71,7 @@ class RangedBlobs:
         self._lock = threading.Lock()
         self._checks: dict[tuple[int, int], _SliceCheck] = {}  # of slices that are not complete yet
         self._received = 0
+        self._threads: ThreadPoolExecutor | None = None
 
     @property
     def received(self) -> int:
@@ -74,8 +81,17 @@ class RangedBlobs:
     def fill(self, chunk: Chunk, into: Bytes, deadline: float, seen: Seen) -> None:
         if not chunk.start and not chunk.bucket:
             self._checks = {}  # an earlier attempt ended within a slice
-        with ThreadPoolExecutor(_PARALLEL) as threads:
-            list(threads.map(lambda run: self._read(run, into, deadline, seen), _runs(chunk.extents)))
+        if self._threads is None:  # each keeps its connections from chunk to chunk
+            self._threads = ThreadPoolExecutor(_PARALLEL)
+        runs = [self._threads.submit(self._read, run, into, deadline, seen) for run in _runs(chunk.extents)]
+        wait(runs)  # none may write after this call
+        for run in runs:
+            run.result()
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
 
     def _read(self, run: Sequence[Extent], into: Bytes, deadline: float, seen: Seen) -> None:
         rank, first, last = run[0].rank, run[0].start, run[-1].start + run[-1].nbytes

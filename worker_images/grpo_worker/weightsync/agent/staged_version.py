@@ -73,6 +73,7 @@ class VersionStream:
 
     def __exit__(self, *_: object) -> None:
         self._thread.shutdown(cancel_futures=True)
+        self._blobs.close()
 
     def wait_for_first(self) -> None:
         """Wait until the first chunk is there. Raises FetchError."""

@@ -11,7 +11,8 @@ from enum import StrEnum
 class Phase(StrEnum):
     """Phase of an update.
 
-    PLAN: slices are fetched and checked. PREPARE: the group is joined and the engine is paused.
+    PLAN: the plan is made, and the first chunk of a staged version is fetched. PREPARE: the engine's ranks
+    are connected and the engine is paused.
     TRANSFER: buckets are sent. COMMIT: the engine confirms the version.
     """
 
