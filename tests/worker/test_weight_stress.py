@@ -225,6 +225,39 @@ def test_a_bit_flipped_on_the_way_into_the_engine_is_detected(
     assert agent.status()["weightVersion"] == 1
 
 
+def test_a_version_overwritten_while_it_is_streamed_is_never_served_and_the_newer_one_is(
+    agent: Agent, server: Server, versions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainers publish two more versions while the engine loads the first."""
+    shutil.copytree(versions / "v1", tmp_path / "v1")
+    sources, original, count = serve(tmp_path), EngineStream.send, [0]
+
+    def send(self: EngineStream, *arguments: Any) -> None:
+        count[0] += 1
+        if count[0] == 3:
+            for version in (2, 3):
+                for rank in (0, 1):
+                    parts = _halved(tmp_path / f"v{version - 1}", rank)
+                    publish(tmp_path, version, rank, 2, parts)
+        original(self, *arguments)
+
+    monkeypatch.setattr(EngineStream, "send", send)
+    agent.sync(JOB, 60, serve(versions))  # an engine that serves version 1 would not be touched
+    count[0] = 0
+    with pytest.raises(UpdateError, match=r"version 1, transfer, bucket \d+ of \d+: .*(HTTP 404|digest)"):
+        agent.sync(JOB, 1, sources)
+    status = agent.status()
+    assert status["state"] == "STALE" and status["weightVersion"] is None
+    with pytest.raises(UpdateError, match="HTTP 404"):
+        agent.watch()
+    assert agent.sync(JOB, 3, sources)["weightVersion"] == 3
+    ours = server.control().checksum()
+    whole = new_agent(server, deltas=True)
+    watch_until(whole, "STALE", server)
+    _same_as_with_all_bytes(agent, whole, server, sources, 3)
+    assert server.control().checksum() == ours
+
+
 def test_a_plan_that_does_not_fit_is_refused(
     agent: Agent, sources: dict[int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
