@@ -12,7 +12,7 @@ from grpo_worker.weightsync.protocol.direct_load import AGENT, MARK, DirectLoad
 from grpo_worker.weightsync.protocol.fingerprint import fingerprint
 from grpo_worker.weightsync.sglang_plugin import hooks
 from grpo_worker.weightsync.sglang_plugin.loader import DirectLoader
-from grpo_worker.weightsync.sglang_plugin.receivers import DirectLoadError, view_of
+from grpo_worker.weightsync.sglang_plugin.receivers import DirectLoadError, StagedReceiver, view_of
 from support.direct_loads import DOWN, ORDER, Model, Wire, fill, load, specs
 
 BUCKETS = [specs(ORDER), specs(DOWN)]
