@@ -18,6 +18,7 @@ from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.quantization.fp8 import Part, quantised_parts
 from grpo_worker.weightsync.agent.engine_client import Engine
 from grpo_worker.weightsync.protocol.group_offer import GroupOffer
+from grpo_worker.weightsync.protocol.packed_layouts import pack
 from grpo_worker.weightsync.protocol.tiling import TensorPlan
 from grpo_worker.weightsync.trainer.endpoint import TrainerEndpoint
 from grpo_worker.weightsync.transport import torch_group
@@ -32,12 +33,19 @@ class Rank:
         self._device, self._fp8 = torch.device(device), fp8
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
-        self._end = TrainerEndpoint(rank, world, self._device)
+        self._end = TrainerEndpoint(rank, world, self._device, lambda _: self._gathered)
+        self._gathered: list[bytes] = []
         self._versions = [list(_parts(rank, world, self._device, model, seed)) for seed in (0, 1)]
         self._before = 0
 
     def layout(self) -> str:
         return self._end.layout(self._versions[0], self._fp8)
+
+    def plan(self, layouts: list[str], bucket: int) -> str:
+        """Plan the transfers of ranks with these layouts; return the plan's id."""
+        self._gathered = [pack(layout) for layout in layouts]  # these ranks have no gang of their own
+        self._end.exchange_layouts(self._versions[0], self._fp8)
+        return self._end.plan(bucket, self._fp8).plan_id
 
     def listen(self, name: str) -> int:
         return self._end.listen(name)

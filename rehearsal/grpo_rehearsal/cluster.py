@@ -17,6 +17,7 @@ from grpo_rehearsal.standins.engine import Answers, StandInEngine
 from grpo_rehearsal.standins.rank_methods import Job, RankMethods
 from grpo_rehearsal.standins.ranks import Place, PoolRecord, StandInProcesses, infos_of
 from grpo_rehearsal.standins.tokens import TokenTable, drawn_lengths
+from grpo_rehearsal.standins.weight_layouts import GangLayouts
 from grpo_rehearsal.virtual.scheduler import Scheduler
 from grpo_worker.roles.host import RankHost
 
@@ -25,7 +26,10 @@ _BLOCK = 32  # tokens between two events of a stand-in engine
 
 @dataclass(slots=True)
 class Cluster:
-    """Everything that stands in. ``attempts``: processes of each gang so far, the newest last."""
+    """Everything that stands in. ``attempts``: processes of each gang so far, the newest last.
+
+    ``layouts``: of the newest gang's weights.
+    """
 
     job: RehearsedJob
     scenario: Scenario
@@ -37,6 +41,7 @@ class Cluster:
     engines: list[StandInEngine] = field(default_factory=list)
     agents: list[StandInAgent] = field(default_factory=list)
     attempts: list[StandInProcesses] = field(default_factory=list)
+    layouts: GangLayouts | None = None
     record: PoolRecord = field(default_factory=PoolRecord)
     events: list[tuple[float, str]] = field(default_factory=list)
     cpu_before: dict[str, float] = field(default_factory=dict)  # by thread, until the first step
@@ -60,6 +65,7 @@ class Cluster:
                 ranks=job.pool.engine.tensor_parallel,
                 bucket_bytes=job.spec.weight_sync.bucket_megabytes << 20,
                 version_bytes=int(durations.update_bytes) // job.pool.replicas,
+                layout_bytes=lambda: self.layouts.packed_bytes if self.layouts else 0,
                 config=self.hf,
             )  # fmt: skip
             self.network.hosts[_address(number), ENGINE_PORT] = engine
@@ -80,8 +86,12 @@ class Cluster:
             [names[rank // gpus] for rank in range(layout.world)],
         )
         infos = infos_of(layout.tensor, layout.context, layout.data, layout.pipeline)
+        self.layouts = GangLayouts(self.hf, layout)
         methods = RankMethods(
-            Job(job.spec, self.hf, layout, self.durations, self.checkpoints), lambda: self.scheduler.now
+            Job(job.spec, self.hf, layout, self.durations, self.checkpoints),
+            lambda: self.scheduler.now,
+            self.layouts,
+            lambda nbytes: self.record.nbytes.update({"trainer>trainer": nbytes}),
         )
         processes = StandInProcesses(self.scheduler, methods, infos, place, RankHost, self.record)
         self.attempts.append(processes)

@@ -27,8 +27,9 @@ class Assumptions:
     ``mean_response``: tokens; None: as the planner assumes. ``sigma``: of the logarithm of response lengths.
     ``store_rate``: bytes/s of one node to the model's files and to the checkpoint store. ``host_copy_rate``:
     bytes/s of one node from its GPUs to host memory, when a version is staged. ``process_start``,
-    ``rendezvous``: seconds of the ranks' start, and of a transfer group. ``engine_restart``: seconds until a
-    dead server answers again.
+    ``rendezvous``: seconds of the ranks' start, and of a transfer group. ``planning``: seconds in which the
+    ranks exchange their layouts and plan the transfers. ``engine_restart``: seconds until a dead server
+    answers again.
     """
 
     mean_response: float | None = None
@@ -37,6 +38,7 @@ class Assumptions:
     host_copy_rate: float = 20e9
     process_start: float = 40.0
     rendezvous: float = 30.0
+    planning: float = 4.0
     engine_restart: float = 240.0
 
 

@@ -9,22 +9,16 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.controller.training.worker_group import GangError
-from grpo_worker.quantization.fp8 import Part
 from grpo_worker.rollout.engine_pool import Target
 from grpo_worker.rollout.routing import EngineEntry
-from grpo_worker.weightsync.protocol.manifest import layout
+from grpo_worker.weightsync.protocol.group_offer import PlannedTransfer
 
 A, B = (
     EngineEntry(name, f"10.0.0.{n}", EngineState.SERVING, 1, ranks=n, bucket_bytes=64)
     for n, name in enumerate(("a", "b"), start=1)
 )
-
-
-PARTS: list[list[Part]] = [[(f"w{rank}", (4,), 0, 0, torch.zeros(4))] for rank in (0, 1)]
 
 
 class FakeTrainers:
@@ -36,6 +30,7 @@ class FakeTrainers:
         self.events: list[str] = [] if events is None else events
         self.notified: list[tuple[Any, ...]] = []
         self.problem = ""  # of rank 1 in a direct transfer
+        self.no_plan = ""  # why the ranks cannot plan
         self.staging_may_end = threading.Event()
         self.dies = False  # while it stages a version
 
@@ -43,8 +38,8 @@ class FakeTrainers:
         self.events.append(method)
         if method == "start_rendezvous":
             return 1234
-        if method == "weight_layout":
-            return [layout(rank, 2, PARTS[rank]).to_json() for rank in (0, 1)]
+        if method == "plan_transfer":
+            return [PlannedTransfer("" if self.no_plan else "plan", self.no_plan) for _ in range(2)]
         if method == "empty_cache":  # bytes that are allocated and reserved afterwards
             return [(1 << 30, 2 << 30), (1 << 30, 3 << 30)]
         if method == "publish_weights":

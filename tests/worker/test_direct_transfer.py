@@ -3,6 +3,7 @@
 import json
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from grpo_worker.weightsync.agent.installer import UpdateError
 from grpo_worker.weightsync.protocol.direct_load import AGENT, LINK
 from grpo_worker.weightsync.protocol.group_offer import GroupOffer, transfer_plan_of
 from grpo_worker.weightsync.protocol.manifest import layout
+from grpo_worker.weightsync.protocol.packed_layouts import pack, put_layouts
 from grpo_worker.weightsync.protocol.tiling import PlanError
 from grpo_worker.weightsync.transport import rendezvous
 from grpo_worker.weightsync.transport.process_group import CollectiveGroup
@@ -103,12 +105,13 @@ def test_every_tensor_equals_the_exported_checkpoint_after_each_version(
 
 
 def test_a_transfer_group_of_another_plan_is_not_joined(agent: Agent) -> None:
-    before = agent.status()
-    one = layout(0, 1, [("w", (4,), 0, 0, torch.zeros(4))]).to_json()
-    with pytest.raises(PlanError, match="the controller's is another"):
-        agent.join(
-            JOB, GroupOffer("grpo-link-1-x", "127.0.0.1", 1, 2, 1, Backend.GLOO, [one], "another", 1 << 20)
-        )
+    before, name = agent.status(), f"{LINK}1-x"
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    offer = replace(_engines_offer(store, name), plan_id="another")
+    with pytest.raises(PlanError, match="the offered one is another: use one release"):
+        agent.join(JOB, offer)
+    with pytest.raises(PlanError, match="left no layouts at the group's store"):
+        agent.join(JOB, replace(offer, name=f"{LINK}1-y"))
     assert agent.status() == before
 
 
@@ -175,8 +178,9 @@ def test_a_frozen_engine_does_not_block_the_trainers(server: Server, tmp_path: P
 def _engines_offer(store: TCPStore, name: str) -> GroupOffer:
     """Offer the engine a transfer group with one trainer rank."""
     text = layout(0, 1, [("w", (4,), 0, 0, torch.zeros(4))]).to_json()
+    put_layouts(PrefixStore(name, store), [pack(text)])
     plan_id = transfer_plan_of([text], BUCKET).plan_id
-    return GroupOffer(name, "127.0.0.1", store.port, 2, 1, Backend.GLOO, [text], plan_id, BUCKET)
+    return GroupOffer(name, "127.0.0.1", store.port, 2, 1, Backend.GLOO, plan_id, BUCKET)
 
 
 @pytest.mark.parametrize("how", ["nobody comes", "one comes and goes"])

@@ -16,6 +16,7 @@ from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_rehearsal.network import Answer
 from grpo_rehearsal.standins.engine import StandInEngine
 from grpo_rehearsal.virtual.scheduler import Scheduler
+from grpo_worker.weightsync.protocol.group_offer import GroupOffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,22 +32,30 @@ class UpdateTimes:
 
 
 class StandInAgent:
-    """Agent of one engine. ``ranks``: GPUs of the engine. ``received``: bytes by kind of update."""
+    """Agent of one engine. ``ranks``: GPUs of the engine. ``received``: bytes by kind of update.
+
+    ``link``: the layouts, which it reads from the first trainer rank's store, once for each plan.
+    """
 
     role = "agent"
 
     def __init__(
         self, engine: StandInEngine, scheduler: Scheduler, times: UpdateTimes, *, writer: str, ranks: int,
-        bucket_bytes: int, version_bytes: int, config: dict[str, Any],
+        bucket_bytes: int, version_bytes: int, layout_bytes: Callable[[], int], config: dict[str, Any],
     ) -> None:  # fmt: skip
-        """``config``: config.json that the engine started with. ``version_bytes``: that an update brings."""
-        self.received = {"take": 0, "sync": 0}
+        """``config``: config.json that the engine started with. ``version_bytes``: that an update brings.
+
+        ``layout_bytes``: of the layouts at the trainers' store.
+        """
+        self.received = {"link": 0, "take": 0, "sync": 0}
         self.updates: list[tuple[float, float, str]] = []  # (begin, end, kind)
         self._engine = engine
         self._scheduler = scheduler
         self._times = times
         self._writer, self._attempt = writer, 0
         self._ranks, self._bucket_bytes, self._version_bytes = ranks, bucket_bytes, version_bytes
+        self._layout_bytes = layout_bytes
+        self._plan_id = ""
         self._config = config
         self._state, self._since = EngineState.STALE, 0.0
         self._restarts, self._instance = 0, 0
@@ -79,16 +88,20 @@ class StandInAgent:
         if not self._engine.alive:
             return Answer(500, json.dumps(self._status() | {"error": "the engine does not answer"}).encode())
         if path == "/v1/link":
-            return self._join(str(body["offer"]["name"]))
+            return self._join(GroupOffer.from_json(body["offer"]))
         if path == "/v1/take":
             return self._take(int(body["version"]), str(body["link"]))
         if path == "/v1/sync":
             return self._sync(int(body["version"]), str(body.get("link") or ""))
         return Answer(404, b'{"error": "not found"}')
 
-    def _join(self, group: str) -> Answer:
+    def _join(self, offer: GroupOffer) -> Answer:
+        if offer.plan_id != self._plan_id:
+            self.received["link"] += self._layout_bytes()
+            self._plan_id = offer.plan_id
+
         def joined() -> dict[str, Any]:
-            self._group = group
+            self._group = offer.name
             return {}
 
         return self._later(self._times.join, "link", joined)

@@ -6,7 +6,7 @@ entry here cannot be rehearsed and fails by name.
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_rehearsal.durations import Durations
 from grpo_rehearsal.standins.tokens import log_probs
-from grpo_rehearsal.standins.weight_layouts import manifests
+from grpo_rehearsal.standins.weight_layouts import GangLayouts
 from grpo_worker.checkpointing.store import CONTROLLER_STATE, Origin, commit, directory, model_digest
 from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.metrics.flops import ModelFlops, attention_width
 from grpo_worker.roles.dispatch import Columns, RankInfo
+from grpo_worker.weightsync.protocol.group_offer import PlannedTransfer
 
 _FORWARD = ("log_probs", "reference_log_probs", "values", "reward_scores", "router_agreement")
 _UPDATE = ("update_actor", "update_critic")
@@ -51,12 +52,16 @@ class Work:
 
 @dataclass(slots=True)
 class RankMethods:
-    """Durations and results of the calls of one gang. ``now``: returns the time."""
+    """Durations and results of the calls of one gang. ``now``: returns the time.
+
+    ``layouts``: of the weights that the gang sends. ``between_ranks``: counts bytes among the ranks.
+    """
 
     job: Job
     now: Callable[[], float]
+    layouts: GangLayouts
+    between_ranks: Callable[[int], None]
     _saving: tuple[int, dict[str, Any], float] | None = None  # (step, controller state, end)
-    _staged: dict[str, Any] = field(default_factory=dict)
 
     def work(self, method: str, args: Sequence[Sequence[Any]]) -> Work:
         """Return how long a call takes. ``args``: of each rank.
@@ -81,7 +86,7 @@ class RankMethods:
             "start": lambda: times.assumed.rendezvous + times.load(),
             "flops": lambda: 0.0,
             "empty_cache": lambda: 0.1,
-            "weight_layout": lambda: 1.0,
+            "plan_transfer": lambda: times.assumed.planning,
             "start_rendezvous": lambda: 0.0,
             "open_transfer_group": lambda: times.updates().join,
             "send_weights": lambda: times.updates().take,
@@ -112,7 +117,7 @@ class RankMethods:
             "start_rendezvous": lambda: 29501,
             "flops": lambda: self.flops,
             "empty_cache": lambda: (0, 0),
-            "weight_layout": lambda: self._layouts(bool(args[0]))[rank.rank],
+            "plan_transfer": lambda: self._plan(int(args[0]), bool(args[1])),
             "open_transfer_group": lambda: "",
             "send_weights": lambda: "",
             "publish_weights": lambda: f"version-{args[0]}",
@@ -131,12 +136,9 @@ class RankMethods:
             used += total.expert * shape.experts.top_k // shape.experts.count
         return ModelFlops(int(used), attention_width(self.job.hf))
 
-    def _layouts(self, fp8: bool) -> list[str]:
-        if "layouts" not in self._staged:
-            found = manifests(self.job.hf, self.job.layout, fp8)
-            self._staged["layouts"] = [manifest.to_json() for manifest in found]
-        layouts: list[str] = self._staged["layouts"]
-        return layouts
+    def _plan(self, bucket_bytes: int, fp8: bool) -> PlannedTransfer:
+        self.between_ranks(self.layouts.exchange(fp8))
+        return self.layouts.plan(bucket_bytes, fp8)
 
     def _work(self, args: Sequence[Sequence[Any]], seconds: Callable[[Sequence[int]], float]) -> Work:
         """Return the work of the fullest replica, which all ranks wait for."""

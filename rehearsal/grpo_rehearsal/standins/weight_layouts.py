@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_operator.api.v1alpha1.layout import Layout
@@ -9,10 +10,41 @@ from grpo_operator.plan.planner.training.stages import stage_layers
 from grpo_worker.weightsync.planner.layouts import tensors_of, trainer_side
 from grpo_worker.weightsync.planner.regions import BLOCK, Box, Tensor
 from grpo_worker.weightsync.protocol.buffers import aligned
+from grpo_worker.weightsync.protocol.group_offer import PlannedTransfer, transfer_plan_of
 from grpo_worker.weightsync.protocol.manifest import Manifest, Slice
+from grpo_worker.weightsync.protocol.packed_layouts import pack
 
 _DTYPES = {8: "float8_e4m3fn", 16: "bfloat16", 32: "float32"}
 _Part = tuple[str, tuple[int, ...], str, int, int, int, int]  # a slice without its position in the blob
+
+
+@dataclass(slots=True)
+class GangLayouts:
+    """Layouts that the ranks of a gang exchange among themselves, and the real plan that follows from them.
+
+    ``packed_bytes``: of all ranks' layouts, as they travel; 0 until they were exchanged.
+    """
+
+    hf: Mapping[str, Any]
+    layout: Layout
+    packed_bytes: int = 0
+    _texts: dict[bool, list[str]] = field(default_factory=dict)
+    _planned: dict[tuple[int, bool], PlannedTransfer] = field(default_factory=dict)
+
+    def exchange(self, fp8: bool) -> int:
+        """Make every rank know the layouts; return the bytes between the ranks: 0 the next time."""
+        if fp8 in self._texts:
+            return 0
+        self._texts[fp8] = [manifest.to_json() for manifest in manifests(self.hf, self.layout, fp8)]
+        self.packed_bytes = sum(len(pack(text)) for text in self._texts[fp8])
+        return self.packed_bytes * (self.layout.world - 1)
+
+    def plan(self, bucket_bytes: int, fp8: bool) -> PlannedTransfer:
+        """Return the answer of each rank, after ``exchange``."""
+        key = bucket_bytes, fp8
+        if key not in self._planned:
+            self._planned[key] = PlannedTransfer(transfer_plan_of(self._texts[fp8], bucket_bytes).plan_id)
+        return self._planned[key]
 
 
 def manifests(hf: Mapping[str, Any], layout: Layout, fp8: bool) -> list[Manifest]:

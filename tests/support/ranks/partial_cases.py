@@ -12,6 +12,7 @@ from grpo_operator.api.weight_path import Backend
 from grpo_worker.weightsync.protocol.buffers import dtype_of
 from grpo_worker.weightsync.protocol.direct_load import LINK, direct_load_request
 from grpo_worker.weightsync.protocol.group_offer import GroupOffer, transfer_plan_of
+from grpo_worker.weightsync.protocol.packed_layouts import pack
 from grpo_worker.weightsync.sglang_plugin.direct_receiver import DirectReceiver, GroupMember
 from grpo_worker.weightsync.sglang_plugin.loader import DirectLoader
 from grpo_worker.weightsync.sglang_plugin.receivers import DirectLoadError, specs_of
@@ -84,13 +85,15 @@ def versions(root: str, backend: str, count: int, moves_at: int) -> list[Any]:
     """
     rank = dist.get_rank()
     layouts = [TrainerEndpoint(r, TRAINERS, _CPU).layout(parts(r, 0), False) for r in range(TRAINERS)]
-    name, plan_id = f"{LINK}{TRAINERS}-partial", transfer_plan_of(layouts, BUCKET).plan_id
-    end = TrainerEndpoint(rank, TRAINERS, _CPU)
+    # The ranks' own group contains the engine's ranks too.
+    end = TrainerEndpoint(rank, TRAINERS, _CPU, lambda _: [pack(layout) for layout in layouts])
+    end.exchange_layouts(parts(rank % TRAINERS, 0), False)
+    name, plan_id = f"{LINK}{TRAINERS}-partial", end.plan(BUCKET, False).plan_id
     place = [("127.0.0.1", end.listen(name)) if rank == 0 else None]
     dist.broadcast_object_list(place)
     assert place[0] is not None
     if rank < TRAINERS:
-        offer = GroupOffer(name, *place[0], WORLD, TRAINERS, Backend(backend), layouts, plan_id, BUCKET)
+        offer = GroupOffer(name, *place[0], WORLD, TRAINERS, Backend(backend), plan_id, BUCKET)
         results: list[Any] = [end.open(offer)]
         for version in range(1, count + 1):
             results.append(end.send(parts(rank, version), 20, False))

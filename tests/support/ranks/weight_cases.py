@@ -14,7 +14,7 @@ from grpo_operator.api.weight_path import Backend
 from grpo_worker.megatron.export.exporter import export
 from grpo_worker.model_files.config import model_config
 from grpo_worker.weightsync.protocol.direct_load import LINK
-from grpo_worker.weightsync.protocol.group_offer import GroupOffer, transfer_plan_of
+from grpo_worker.weightsync.protocol.group_offer import GroupOffer
 from grpo_worker.weightsync.trainer.endpoint import TrainerEndpoint
 from grpo_worker.weightsync.trainer.publisher import publish
 from support.ranks.policy_cases import make, train
@@ -54,14 +54,13 @@ def send_versions(
     def parts() -> list[Any]:
         return [(s.name, s.shape, s.dim, s.offset, s.tensor) for s in policy.shards()]
 
-    layouts: list[str] = [""] * world
-    dist.all_gather_object(layouts, end.layout(parts(), False))
+    end.exchange_layouts(parts(), False)
+    plan_id = end.plan(bucket, False).plan_id
     name = f"{LINK}{world}-test{os.path.basename(root)[-8:]}"
     place = [("127.0.0.1", end.listen(name)) if rank == 0 else None]
     dist.broadcast_object_list(place)
     assert place[0] is not None
-    plan_id = transfer_plan_of(layouts, bucket).plan_id
-    offer = GroupOffer(name, *place[0], world + 1, world, Backend(backend), layouts, plan_id, bucket)
+    offer = GroupOffer(name, *place[0], world + 1, world, Backend(backend), plan_id, bucket)
     if rank == 0:
         _put(Path(root) / "offer", json.dumps(offer.to_json()))
     errors = [end.open(offer)]

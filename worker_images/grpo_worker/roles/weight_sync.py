@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from grpo_worker.profiling.progress import PROGRESS
 from grpo_worker.quantization.fp8 import Part
 from grpo_worker.roles.dispatch import Dispatch, register
-from grpo_worker.weightsync.protocol.group_offer import GroupOffer
+from grpo_worker.weightsync.protocol.group_offer import GroupOffer, PlannedTransfer
 from grpo_worker.weightsync.protocol.version import Version
 from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS
 
@@ -49,14 +49,17 @@ class WeightMethods:
         return [(s.name, s.shape, s.dim, s.offset, s.tensor) for s in self._models.policy.shards()]
 
     @register(Dispatch.ONE_TO_ALL)
-    def weight_layout(self, fp8: bool) -> str:
-        """Return the manifest, without bytes, of the slices that this rank sends, as JSON."""
-        with self._models.policy.trainable.weights.on_device():  # offloaded weights have no shape
-            return self._models.endpoint.layout(self._owned(), fp8)
+    def plan_transfer(self, bucket_bytes: int, fp8: bool) -> PlannedTransfer:
+        """Plan the transfers of the next group; the first time the ranks exchange their layouts for it."""
+        endpoint = self._models.endpoint
+        if not endpoint.knows_layouts(fp8):
+            with self._models.policy.trainable.weights.on_device():  # offloaded weights have no shape
+                endpoint.exchange_layouts(self._owned(), fp8)
+        return endpoint.plan(bucket_bytes, fp8)
 
     @register(Dispatch.RANK_ZERO)
     def start_rendezvous(self, name: str) -> int:
-        """Start the store of the new transfer group ``name``; return its port."""
+        """Start the store of the new transfer group ``name``, with the planned layouts; return its port."""
         return self._models.endpoint.listen(name)
 
     @register(Dispatch.ONE_TO_ALL)

@@ -1,5 +1,6 @@
 """Coordination of direct transfers: members of a transfer group, its life, and retries after failures."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -26,6 +27,15 @@ def test_engine_ranks_follow_the_trainer_ranks() -> None:
         (2, 5, 1234),
         (3, 5, 1234),
     ]
+    assert offers["a"]["plan_id"] == "plan" and len(json.dumps(offers["a"])) < 500
+
+
+def test_ranks_that_cannot_plan_leave_the_version_to_be_staged() -> None:
+    trainers, engines = FakeTrainers(), FakeEngines(A)
+    trainers.no_plan = "trainer rank 0: w: gap at 0"
+    delivery = coordinator_of(trainers, engines).deliver(Version(1))
+    assert not delivery.complete and delivery.metrics["weight_sync/link_failures"] == 1.0
+    assert engines.asked == [] and "start_rendezvous" not in trainers.events
 
 
 def test_a_group_stays_open_while_its_members_are_the_same() -> None:

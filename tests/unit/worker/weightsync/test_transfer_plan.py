@@ -8,11 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_operator.api.weight_path import Backend
 from grpo_worker.quantization.fp8 import Part, quantised_parts
 from grpo_worker.weightsync.protocol.bucketing import buckets
 from grpo_worker.weightsync.protocol.buffers import aligned
 from grpo_worker.weightsync.protocol.direct_load import DirectLoad, direct_load_request
-from grpo_worker.weightsync.protocol.group_offer import transfer_plan_of
+from grpo_worker.weightsync.protocol.group_offer import GroupOffer, check_plan, transfer_plan_of
 from grpo_worker.weightsync.protocol.manifest import layout
 from grpo_worker.weightsync.protocol.tiling import PlanError, make_plan
 from grpo_worker.weightsync.protocol.transfer_plan import (
@@ -139,7 +140,8 @@ def test_a_misaligned_piece_is_refused() -> None:
 
 def test_plans_with_different_buckets_have_different_ids() -> None:
     layouts = [layout(0, 1, [("a", (4,), 0, 0, torch.zeros(4)), ("b", (4,), 0, 0, torch.zeros(4))]).to_json()]
-    wanted = transfer_plan_of(layouts, 64)
-    assert transfer_plan_of(layouts, 64, wanted.plan_id) == wanted
-    with pytest.raises(PlanError, match=f"the controller's is {wanted.plan_id}"):
-        transfer_plan_of(layouts, 16, wanted.plan_id)
+    wanted = transfer_plan_of(layouts, 64).plan_id
+    offer = GroupOffer("group", "10.0.0.1", 1234, 2, 1, Backend.GLOO, wanted, 64)
+    check_plan(transfer_plan_of(layouts, 64), offer)
+    with pytest.raises(PlanError, match=f"the offered one is {wanted}: use one release"):
+        check_plan(transfer_plan_of(layouts, 16), offer)

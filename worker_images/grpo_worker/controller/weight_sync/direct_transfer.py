@@ -13,16 +13,15 @@ from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
 from grpo_worker.controller.weight_sync.synchronizer import METRIC_PREFIX, Engines, Trainers
 from grpo_worker.rollout.routing import EngineEntry
 from grpo_worker.weightsync.protocol.direct_load import LINK
-from grpo_worker.weightsync.protocol.group_offer import GroupOffer, transfer_plan_of
-from grpo_worker.weightsync.protocol.tiling import PlanError
+from grpo_worker.weightsync.protocol.group_offer import GroupOffer, PlannedTransfer
 from grpo_worker.weightsync.protocol.version import Version
 from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS, TransferError
 
 log = logging.getLogger(__name__)
 Members = dict[str, tuple[str, str, int]]  # name of an engine -> its address, agent instance and restarts
 _MAX_SKIPS = 63
-# An engine connects to the store, then waits for all members: each may take JOIN_SECONDS.
-_JOIN_REQUEST_SECONDS = 2 * JOIN_SECONDS
+# Agent and engine connect to the store, then the engine waits for all members: each may take JOIN_SECONDS.
+_JOIN_REQUEST_SECONDS = 3 * JOIN_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +136,18 @@ class DirectTransferCoordinator:
         log.info("transfer group %s: %d trainer ranks, engines %s", offer.name, self._trainers.world, names)
 
     def _offer(self, engines: Sequence[EngineEntry]) -> GroupOffer:
-        """Plan the transfers to ``engines`` and start the rendezvous. Raises TransferError."""
+        """Let the trainers plan the transfers to ``engines`` and start the rendezvous. Raises TransferError.
+
+        The plan stays among the members: only its id passes through the controller.
+        """
         sizes = {engine.bucket_bytes for engine in engines}
         if len(sizes) > 1:
             raise TransferError(f"engines receive buckets of different sizes: {sorted(sizes)} bytes")
         bucket_bytes = sizes.pop()
-        layouts = self._trainers.call("weight_layout", self._engines.fp8)
-        try:
-            plan_id = transfer_plan_of(layouts, bucket_bytes).plan_id
-        except PlanError as error:
-            raise TransferError(str(error)) from error
+        planned: list[PlannedTransfer] = self._trainers.call("plan_transfer", bucket_bytes, self._engines.fp8)
+        problem = next((each.problem for each in planned if each.problem), "")
+        if problem:
+            raise TransferError(problem)
         ranks = self._trainers.world
         name = self.group = f"{LINK}{ranks}-{uuid.uuid4().hex[:12]}"
         return GroupOffer(
@@ -156,8 +157,7 @@ class DirectTransferCoordinator:
             world=ranks + sum(engine.ranks for engine in engines),
             first=ranks,
             backend=self._backend,
-            layouts=layouts,
-            plan_id=plan_id,
+            plan_id=planned[0].plan_id,
             bucket_bytes=bucket_bytes,
         )
 

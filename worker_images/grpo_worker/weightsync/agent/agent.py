@@ -32,7 +32,7 @@ from grpo_worker.weightsync.agent.writer_guard import WriterGuard
 from grpo_worker.weightsync.protocol.group_offer import GroupOffer
 from grpo_worker.weightsync.protocol.manifest import Manifest
 from grpo_worker.weightsync.protocol.tiling import make_plan
-from grpo_worker.weightsync.protocol.transfer_plan import make_transfer_plan
+from grpo_worker.weightsync.protocol.transfer_plan import TransferPlan, make_transfer_plan
 
 log = logging.getLogger(__name__)
 # A scheduler that is unresponsive for this long, in addition to the timeout of a call, will not recover.
@@ -64,6 +64,7 @@ class Agent:
         self._guard = WriterGuard(writer)
         self._lease = GpuLease(engine, lease_file)
         self._group: JoinedGroup | None = None
+        self._plan: TransferPlan | None = None  # of the newest group, whose successor mostly has the same
         self._held = HeldWeights()
         self._reload_at, self._reload_pause = 0.0, _FIRST_RELOAD_PAUSE
         self._state = EngineStateMachine()
@@ -131,12 +132,13 @@ class Agent:
     def join(self, writer: str, offer: GroupOffer, attempt: int = 0) -> dict[str, Any]:
         """Let the engine join a transfer group with the trainer ranks of the job ``writer``.
 
-        Returns status(). Raises EngineError, PlanError, or WriterError like ``sync``. The engine's weights do
-        not change.
+        Returns status(). Raises EngineError, PlanError, TransferError, or WriterError like ``sync``. The
+        engine's weights do not change.
         """
         with self._admitted(writer, attempt):
             self._leave_group()
-            self._group = transfer_group.join(self._engine, offer, self._bucket_bytes)
+            self._group = transfer_group.join(self._engine, offer, self._bucket_bytes, self._plan)
+            self._plan = self._group.transfer_plan
             return self.status()
 
     def receive(self, writer: str, version: int, group: str, attempt: int = 0) -> dict[str, Any]:

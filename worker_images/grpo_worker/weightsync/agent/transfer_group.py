@@ -3,9 +3,13 @@
 import logging
 from dataclasses import dataclass
 
+from torch.distributed.distributed_c10d import PrefixStore
+
 from grpo_worker.weightsync.agent.engine_client import Engine, EngineError
-from grpo_worker.weightsync.protocol.group_offer import GroupOffer, transfer_plan_of
+from grpo_worker.weightsync.protocol.group_offer import GroupOffer, check_plan, transfer_plan_of
+from grpo_worker.weightsync.protocol.packed_layouts import read_layouts
 from grpo_worker.weightsync.protocol.transfer_plan import TransferPlan
+from grpo_worker.weightsync.transport.rendezvous import connect, transfer_errors
 
 log = logging.getLogger(__name__)
 
@@ -18,19 +22,33 @@ class JoinedGroup:
     transfer_plan: TransferPlan
 
 
-def join(engine: Engine, offer: GroupOffer, bucket_bytes: int) -> JoinedGroup:
+def join(
+    engine: Engine, offer: GroupOffer, bucket_bytes: int, known: TransferPlan | None = None
+) -> JoinedGroup:
     """Make the engine join the offered group.
 
-    Raises PlanError if the plan differs from the controller's, and EngineError if the engine does not join or
-    does not support direct loads.
+    ``known``: plan of an earlier group, which is used again if it is the offered one. Raises PlanError if the
+    plan differs from the offered one, TransferError if the trainer ranks' store does not answer, and
+    EngineError if the engine does not join or does not support direct loads.
     """
-    group = JoinedGroup(offer.name, transfer_plan_of(offer.layouts, bucket_bytes, offer.plan_id))
+    if known is None or known.plan_id != offer.plan_id:
+        known = _read_plan(offer, bucket_bytes)
+    group = JoinedGroup(offer.name, known)
     engine.check_responsive()
     place = offer.address, offer.port, offer.name, offer.world, offer.first, offer.backend
     if not engine.join_group(*place):
         leave(engine, group)
         raise EngineError(f"{offer.name}: the engine does not support direct loads")
     return group
+
+
+def _read_plan(offer: GroupOffer, bucket_bytes: int) -> TransferPlan:
+    """Return the plan that follows from the layouts at the group's store."""
+    with transfer_errors():
+        layouts = read_layouts(PrefixStore(offer.name, connect(offer.address, offer.port)))
+    plan = transfer_plan_of(layouts, bucket_bytes)
+    check_plan(plan, offer)
+    return plan
 
 
 def leave(engine: Engine, group: JoinedGroup) -> None:

@@ -14,11 +14,11 @@ from grpo_worker.weightsync.protocol.transfer_plan import TransferPlan, make_tra
 class GroupOffer:
     """Everything that a trainer rank or an engine needs to join the transfer group ``name``.
 
-    ``address``, ``port``: of the rendezvous store, at the first trainer rank.
+    ``address``, ``port``: of the rendezvous store, at the first trainer rank, which leaves the layouts of all
+    trainer ranks there.
     ``world``: number of members. All trainer ranks come first, then all engine ranks.
     ``first``: rank of the invited engine's first rank.
-    ``layouts``: manifests of the trainer ranks without bytes, as JSON.
-    ``plan_id``: identity of the controller's transfer plan, which every member computes from ``layouts``.
+    ``plan_id``: identity of the transfer plan, which every member computes from the layouts.
     ``bucket_bytes``: size of a bucket in that plan.
     """
 
@@ -28,7 +28,6 @@ class GroupOffer:
     world: int
     first: int
     backend: Backend
-    layouts: Sequence[str]
     plan_id: str
     bucket_bytes: int
 
@@ -43,16 +42,28 @@ class GroupOffer:
         return cls(**fields | {"backend": Backend(data["backend"])})
 
 
-def transfer_plan_of(layouts: Sequence[str], bucket_bytes: int, plan_id: str | None = None) -> TransferPlan:
-    """Return the transfer plan of trainer ranks with these layouts.
+@dataclass(frozen=True, slots=True)
+class PlannedTransfer:
+    """A trainer rank's answer once it has planned the transfers: its plan's id, or why there is no plan."""
 
-    ``plan_id``: identity of the controller's plan. Raises PlanError when the layouts do not form whole
-    tensors, and when the plan is not the controller's: members with different buckets would wait for each
-    other until the deadline.
+    plan_id: str
+    problem: str = ""
+
+
+def transfer_plan_of(layouts: Sequence[str], bucket_bytes: int) -> TransferPlan:
+    """Return the transfer plan of trainer ranks with these layouts (manifests without bytes, as JSON).
+
+    Raises PlanError when the layouts do not form whole tensors.
     """
-    plan = make_transfer_plan(make_plan([Manifest.from_json(text) for text in layouts]), bucket_bytes)
-    if plan_id is not None and plan_id != plan.plan_id:
+    return make_transfer_plan(make_plan([Manifest.from_json(text) for text in layouts]), bucket_bytes)
+
+
+def check_plan(plan: TransferPlan, offer: GroupOffer) -> None:
+    """Raise PlanError unless ``plan`` is the offered one.
+
+    Members with different buckets would wait for each other until their patience ends.
+    """
+    if plan.plan_id != offer.plan_id:
         raise PlanError(
-            f"the transfer plan here is {plan.plan_id}, the controller's is {plan_id}: use one release"
+            f"the transfer plan here is {plan.plan_id}, the offered one is {offer.plan_id}: use one release"
         )
-    return plan

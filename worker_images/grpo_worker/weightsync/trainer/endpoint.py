@@ -1,32 +1,55 @@
 """Endpoint of a trainer rank: joins transfer groups and sends versions to their engines."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
+from torch.distributed.distributed_c10d import PrefixStore
 
 from grpo_worker.quantization.fp8 import Part, quantised_parts
-from grpo_worker.weightsync.protocol.group_offer import GroupOffer, transfer_plan_of
+from grpo_worker.weightsync.protocol.group_offer import (
+    GroupOffer,
+    PlannedTransfer,
+    check_plan,
+    transfer_plan_of,
+)
 from grpo_worker.weightsync.protocol.manifest import layout
+from grpo_worker.weightsync.protocol.packed_layouts import pack, put_layouts, unpack
+from grpo_worker.weightsync.protocol.tiling import PlanError
+from grpo_worker.weightsync.protocol.transfer_plan import TransferPlan
 from grpo_worker.weightsync.trainer.sender import Sender
 from grpo_worker.weightsync.transport.factory import join
 from grpo_worker.weightsync.transport.rendezvous import TransferError, TransferGroup, connect, give_up
 
 log = logging.getLogger(__name__)
+Gather = Callable[[bytes], Sequence[bytes]]  # bytes of this rank -> those of every rank; collective
+
+
+def gather_in_gang(own: bytes) -> list[bytes]:
+    """Return the bytes of every rank of the gang, in the order of the ranks. Collective."""
+    gathered = [b""] * dist.get_world_size()
+    dist.all_gather_object(gathered, own)
+    return gathered
 
 
 @dataclass
 class TrainerEndpoint:
     """Endpoint of trainer rank ``rank`` of ``world``; it is in at most one transfer group.
 
-    ``open`` and ``send`` return errors as text: a failed transfer must not fail the rank.
+    The ranks exchange their layouts among themselves by ``gather`` and plan alike. ``plan``, ``open`` and
+    ``send`` return errors as text: a failed transfer must not fail the rank.
     """
 
     rank: int
     world: int
     device: torch.device
+    gather: Gather = gather_in_gang
+    _layouts: dict[bool, Sequence[bytes]] = field(default_factory=dict)  # of all ranks, by the flag fp8
+    _offered: Sequence[bytes] = ()  # layouts of the newest plan
+    _plan: TransferPlan | None = field(default=None, repr=False)  # until a group is opened with it
     _store: tuple[str, TCPStore] | None = None  # on rank 0: name and store of the newest group
     _group: TransferGroup | None = None
     _sender: Sender | None = field(default=None, repr=False)
@@ -36,17 +59,45 @@ class TrainerEndpoint:
         shapes = [(*part[:-1], part[-1].to("meta")) for part in parts]
         return layout(self.rank, self.world, list(quantised_parts(shapes)) if fp8 else shapes).to_json()
 
+    def knows_layouts(self, fp8: bool) -> bool:
+        """Return whether the ranks have exchanged their layouts, which stay the same as long as the gang."""
+        return fp8 in self._layouts
+
+    def exchange_layouts(self, parts: Sequence[Part], fp8: bool) -> None:
+        """Tell all ranks this rank's layout, and learn theirs. Collective."""
+        self._layouts[fp8] = self.gather(pack(self.layout(parts, fp8)))
+
+    def plan(self, bucket_bytes: int, fp8: bool) -> PlannedTransfer:
+        """Plan the transfers of the next group, after ``exchange_layouts``."""
+        self._offered = self._layouts[fp8]
+        try:
+            self._plan = transfer_plan_of(unpack(self._offered), bucket_bytes)
+        except PlanError as error:
+            self._plan = None
+            return PlannedTransfer("", f"trainer rank {self.rank}: {error}")
+        return PlannedTransfer(self._plan.plan_id)
+
     def listen(self, name: str) -> int:
-        """Start the rendezvous store of the new group ``name`` on rank 0, and return its port."""
+        """Start the rendezvous store of the new group ``name`` on rank 0, and return its port.
+
+        The layouts of the newest plan are left there for the engines' agents.
+        """
         store = TCPStore("0.0.0.0", 0, None, True, wait_for_workers=False)
         self._store = name, store
+        put_layouts(PrefixStore(name, store), self._offered)
         return int(store.port)
 
     def open(self, offer: GroupOffer) -> str:
-        """Leave the old group and join the offered one; return the error, or an empty text."""
+        """Leave the old group and join the offered one; return the error, or an empty text.
+
+        It uses up the plan, which takes much memory.
+        """
         self.close()
+        transfer_plan, self._plan = self._plan, None
         try:
-            transfer_plan = transfer_plan_of(offer.layouts, offer.bucket_bytes, offer.plan_id)
+            if transfer_plan is None:
+                raise PlanError("it has planned no transfers")
+            check_plan(transfer_plan, offer)
             local = self._store[1] if self.rank == 0 and self._store else None
             store = local or connect(offer.address, offer.port)
             group = offer.name, self.rank, offer.world, self.world, self.device
