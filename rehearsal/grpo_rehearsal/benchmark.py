@@ -91,7 +91,7 @@ def model_error() -> float:
 
 
 def _of_calm(report: dict[str, Any]) -> dict[str, float | None]:
-    step, links = report["steps"][0], report["links"]
+    step = report["steps"][0]
     return {
         "step_seconds_predicted_512": step["step"],
         "generation_seconds_512": step["gen"],
@@ -103,8 +103,8 @@ def _of_calm(report: dict[str, Any]) -> dict[str, float | None]:
         "controller_seconds_per_step": report["controller_cpu"]["serial_per_step"],
         "generation_client_cpu_seconds_per_step": report["controller_cpu"]["client_per_step"],
         "controller_rss_gib": report["memory"]["controller_peak_rss"] / 2**30,
-        "controller_egress_bytes": links["controller>trainer"],
-        "controller_egress_ratio": links["controller>trainer"] / report["batch_bytes"],
+        "controller_egress_bytes": report["egress_ratio"] * report["batch_bytes"],
+        "controller_egress_ratio": report["egress_ratio"],
         "r3_bytes_through_controller": report["routed_experts_bytes"],
         "smallest_deadline_margin": report["deadlines"][0]["margin"],
     }

@@ -30,6 +30,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "memory": _memory(outcome),
         "controller_cpu": _cpu(outcome),
         "batch_bytes": _batch_bytes(outcome),
+        "egress_ratio": egress(outcome) / max(_batch_bytes(outcome), 1.0),
         "routed_experts_bytes": outcome.cluster.record.routed_experts,
         "hang_named_seconds": _named_seconds(outcome),
         "deadlines": deadlines(outcome),
@@ -86,6 +87,11 @@ def links(outcome: Outcome) -> dict[str, int]:
     found.update(outcome.cluster.record.nbytes)
     found["trainer>engine"] += sum(sum(agent.received.values()) for agent in outcome.cluster.agents)
     return dict(sorted(found.items()))
+
+
+def egress(outcome: Outcome) -> int:
+    """Return the bytes that leave the controller's pod: to training pods, engines and their agents."""
+    return sum(nbytes for link, nbytes in links(outcome).items() if link.startswith("controller>"))
 
 
 def _phases(metrics: dict[str, Any]) -> dict[str, float]:

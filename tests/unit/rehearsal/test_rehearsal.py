@@ -53,6 +53,16 @@ def test_all_bytes_are_counted_by_link(rehearsed: Rehearse) -> None:
     assert links["trainer>engine"] > 2 * 8e9 * 2  # two versions of 8 B parameters into two engines
 
 
+def test_little_more_than_the_batch_leaves_the_controller(rehearsed: Rehearse) -> None:
+    """The layouts, which would double it here, travel among the ranks and from them to the agents."""
+    outcome = rehearsed(Scenario())
+    figures, layouts = summary(outcome), outcome.cluster.layouts
+    assert 1 < figures["egress_ratio"] < 1.2
+    assert layouts is not None and layouts.packed_bytes > 0
+    assert figures["links"]["trainer>trainer"] == 7 * layouts.packed_bytes
+    assert [agent.received["link"] for agent in outcome.cluster.agents] == [layouts.packed_bytes] * 2
+
+
 def test_samples_of_a_dead_engine_are_generated_by_the_other(rehearsed: Rehearse) -> None:
     calm = summary(rehearsed(Scenario(name="calm")))
     middle = calm["steps"][0]["gen"] / 2
