@@ -47,7 +47,7 @@ class Rank:
         self._end.exchange_layouts(self._versions[0], self._fp8)
         return self._end.plan(bucket, self._fp8).plan_id
 
-    def listen(self, name: str) -> int:
+    def listen(self, name: str) -> tuple[int, int]:
         return self._end.listen(name)
 
     def open(self, offer: GroupOffer) -> str:

@@ -37,7 +37,7 @@ class FakeTrainers:
     def call(self, method: str, *args: Any) -> Any:
         self.events.append(method)
         if method == "start_rendezvous":
-            return 1234
+            return 1234, 1235
         if method == "plan_transfer":
             return [PlannedTransfer("" if self.no_plan else "plan", self.no_plan) for _ in range(2)]
         if method == "empty_cache":  # bytes that are allocated and reserved afterwards

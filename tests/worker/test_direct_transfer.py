@@ -20,8 +20,10 @@ from grpo_worker.weightsync.agent.installer import UpdateError
 from grpo_worker.weightsync.protocol.direct_load import AGENT, LINK
 from grpo_worker.weightsync.protocol.group_offer import GroupOffer, transfer_plan_of
 from grpo_worker.weightsync.protocol.manifest import layout
-from grpo_worker.weightsync.protocol.packed_layouts import pack, put_layouts
+from grpo_worker.weightsync.protocol.packed_layouts import join as join_layouts
+from grpo_worker.weightsync.protocol.packed_layouts import pack
 from grpo_worker.weightsync.protocol.tiling import PlanError
+from grpo_worker.weightsync.trainer.layout_server import LayoutServer
 from grpo_worker.weightsync.transport import rendezvous
 from grpo_worker.weightsync.transport.process_group import CollectiveGroup
 from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS, TransferError, give_up
@@ -178,9 +180,9 @@ def test_a_frozen_engine_does_not_block_the_trainers(server: Server, tmp_path: P
 def _engines_offer(store: TCPStore, name: str) -> GroupOffer:
     """Offer the engine a transfer group with one trainer rank."""
     text = layout(0, 1, [("w", (4,), 0, 0, torch.zeros(4))]).to_json()
-    put_layouts(PrefixStore(name, store), [pack(text)])
+    layouts = LayoutServer(name, join_layouts([pack(text)]))
     plan_id = transfer_plan_of([text], BUCKET).plan_id
-    return GroupOffer(name, "127.0.0.1", store.port, 2, 1, Backend.GLOO, plan_id, BUCKET)
+    return GroupOffer(name, "127.0.0.1", store.port, layouts.port, 2, 1, Backend.GLOO, plan_id, BUCKET)
 
 
 @pytest.mark.parametrize("how", ["nobody comes", "one comes and goes"])

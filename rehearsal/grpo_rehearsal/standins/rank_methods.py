@@ -114,7 +114,7 @@ class RankMethods:
             return self._poll()
         results: dict[str, Callable[[], Any]] = {
             "listen": lambda: 29500,
-            "start_rendezvous": lambda: 29501,
+            "start_rendezvous": lambda: (29501, 29502),
             "flops": lambda: self.flops,
             "empty_cache": lambda: (0, 0),
             "plan_transfer": lambda: self._plan(int(args[0]), bool(args[1])),

@@ -47,7 +47,7 @@ def loaded(case: dict[str, Any]) -> dict[str, Any]:
         served, draft = _updater(models[0], False), _updater(models[1], True)
         port, send_next = stack.enter_context(_trainer(settings | {"versions": len(versions)}))
         joined = hooks._on_join(_stock, served, "127.0.0.1", port, 1, 2, NAME, "gloo")
-        answers, differing, compared, plan = [], [], 0, plan_of(**settings)[1]
+        answers, differing, compared, plan = [], [], 0, plan_of(**settings)
         for version in versions:
             send_next()
             weights = _announced(served, plan)

@@ -37,21 +37,22 @@ def parts_of(hf: dict[str, Any], version: int, mtp: bool) -> list[Part]:
 
 
 def endpoint() -> TrainerEndpoint:
-    return TrainerEndpoint(0, 1, torch.device("cpu"))
+    return TrainerEndpoint(0, 1, torch.device("cpu"), lambda own: [own])
 
 
-def plan_of(hf: dict[str, Any], fp8: bool, mtp: bool) -> tuple[str, TransferPlan]:
-    """Return the rank's layout and the plan of its versions."""
-    layout = endpoint().layout(parts_of(hf, 0, mtp), fp8)
-    return layout, transfer_plan_of([layout], _BUCKET)
+def plan_of(hf: dict[str, Any], fp8: bool, mtp: bool) -> TransferPlan:
+    """Return the plan of the rank's versions."""
+    return transfer_plan_of([endpoint().layout(parts_of(hf, 0, mtp), fp8)], _BUCKET)
 
 
 def send(hf: dict[str, Any], fp8: bool, mtp: bool, versions: int) -> list[str]:
     """Send versions 1 to ``versions``; return the errors."""
-    end, (layout, plan) = endpoint(), plan_of(hf, fp8, mtp)
-    port = end.listen(NAME)
-    print(port, flush=True)
-    offer = GroupOffer(NAME, "127.0.0.1", port, 2, 1, Backend("gloo"), [layout], plan.plan_id, _BUCKET)
+    end = endpoint()
+    end.exchange_layouts(parts_of(hf, 0, mtp), fp8)
+    plan_id = end.plan(_BUCKET, fp8).plan_id
+    ports = end.listen(NAME)
+    print(ports[0], flush=True)
+    offer = GroupOffer(NAME, "127.0.0.1", *ports, 2, 1, Backend("gloo"), plan_id, _BUCKET)
     problems = [end.open(offer)]
     for version in range(1, versions + 1):
         sys.stdin.readline()  # the engine has published the byte ranges that it needs from now on

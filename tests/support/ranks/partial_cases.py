@@ -89,7 +89,7 @@ def versions(root: str, backend: str, count: int, moves_at: int) -> list[Any]:
     end = TrainerEndpoint(rank, TRAINERS, _CPU, lambda _: [pack(layout) for layout in layouts])
     end.exchange_layouts(parts(rank % TRAINERS, 0), False)
     name, plan_id = f"{LINK}{TRAINERS}-partial", end.plan(BUCKET, False).plan_id
-    place = [("127.0.0.1", end.listen(name)) if rank == 0 else None]
+    place = [("127.0.0.1", *end.listen(name)) if rank == 0 else None]
     dist.broadcast_object_list(place)
     assert place[0] is not None
     if rank < TRAINERS:
@@ -99,7 +99,7 @@ def versions(root: str, backend: str, count: int, moves_at: int) -> list[Any]:
             results.append(end.send(parts(rank, version), 20, False))
             dist.barrier()
     else:
-        members = join(Backend(backend), connect(*place[0]), name, rank, WORLD, TRAINERS, _CPU)
+        members = join(Backend(backend), connect(*place[0][:2]), name, rank, WORLD, TRAINERS, _CPU)
         results = _receive(rank, GroupMember(members), layouts, count, moves_at)
     (Path(root) / f"done-{rank}").write_text(json.dumps(results))
     dist.barrier()

@@ -57,7 +57,7 @@ def send_versions(
     end.exchange_layouts(parts(), False)
     plan_id = end.plan(bucket, False).plan_id
     name = f"{LINK}{world}-test{os.path.basename(root)[-8:]}"
-    place = [("127.0.0.1", end.listen(name)) if rank == 0 else None]
+    place = [("127.0.0.1", *end.listen(name)) if rank == 0 else None]
     dist.broadcast_object_list(place)
     assert place[0] is not None
     offer = GroupOffer(name, *place[0], world + 1, world, Backend(backend), plan_id, bucket)

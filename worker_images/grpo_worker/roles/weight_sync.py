@@ -58,8 +58,8 @@ class WeightMethods:
         return endpoint.plan(bucket_bytes, fp8)
 
     @register(Dispatch.RANK_ZERO)
-    def start_rendezvous(self, name: str) -> int:
-        """Start the store of the new transfer group ``name``, with the planned layouts; return its port."""
+    def start_rendezvous(self, name: str) -> tuple[int, int]:
+        """Start the rendezvous of the new transfer group ``name``; return its ports, see ``listen``."""
         return self._models.endpoint.listen(name)
 
     @register(Dispatch.ONE_TO_ALL)

@@ -113,9 +113,11 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
     return SimpleNamespace(served=updater(served, False), draft=updater(draft, True), draft_model=draft)
 
 
-def announced(seed: int, buckets: Any = BUCKETS) -> Any:
+def announced(seed: int, buckets: Any = BUCKETS, bad: int = -1) -> Any:
     flats = [fill(bucket, seed + index) for index, bucket in enumerate(buckets)]
     prints = [int(fingerprint(flat)) for flat in flats]
+    if bad >= 0:
+        flats[bad][0] ^= 1
     request = DirectLoad("p", tuple(map(len, buckets)))
     return hooks._Announced(request, buckets, StagedReceiver(Wire(flats, prints)))
 
@@ -135,8 +137,7 @@ def test_sglangs_calls_for_both_models_are_one_load_with_one_answer(engine: Any)
 
 
 def test_a_failed_load_is_the_answer_for_both_models(engine: Any) -> None:
-    weights = announced(3)
-    weights.receiver.flats[1][0] ^= 1
+    weights = announced(3, bad=1)
     success, answer = hooks._on_load(refuse, engine.served, weights)
     assert not success and "bucket 1: its bytes are not those that were sent" in answer
     assert hooks._on_load(refuse, engine.draft, weights) == (False, answer)

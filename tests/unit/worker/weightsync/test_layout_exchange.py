@@ -1,23 +1,24 @@
 """Trainer ranks exchange their layouts, plan alike, and leave the layouts at the store for the agents."""
 
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
 import torch
-from torch._C._distributed_c10d import TCPStore
-from torch.distributed.distributed_c10d import PrefixStore
 
 from grpo_operator.api.weight_path import Backend
 from grpo_worker.weightsync.agent import transfer_group
 from grpo_worker.weightsync.agent.engine_client import Engine
 from grpo_worker.weightsync.agent.transfer_group import join
-from grpo_worker.weightsync.protocol import packed_layouts
 from grpo_worker.weightsync.protocol.group_offer import GroupOffer
-from grpo_worker.weightsync.protocol.packed_layouts import pack, put_layouts, read_layouts, unpack
+from grpo_worker.weightsync.protocol.packed_layouts import join as join_layouts
+from grpo_worker.weightsync.protocol.packed_layouts import pack, split, unpack
 from grpo_worker.weightsync.protocol.tiling import PlanError
 from grpo_worker.weightsync.trainer.endpoint import TrainerEndpoint
+from grpo_worker.weightsync.trainer.layout_server import LayoutServer
 
 CPU, BUCKET = torch.device("cpu"), 64
 
@@ -63,7 +64,7 @@ class JoiningEngine:
 
 
 def offer_of(end: TrainerEndpoint, name: str, plan_id: str) -> GroupOffer:
-    return GroupOffer(name, "127.0.0.1", end.listen(name), 3, 2, Backend.GLOO, plan_id, BUCKET)
+    return GroupOffer(name, "127.0.0.1", *end.listen(name), 3, 2, Backend.GLOO, plan_id, BUCKET)
 
 
 def test_all_ranks_plan_alike_and_an_agent_reads_the_same_plan() -> None:
@@ -81,11 +82,11 @@ def test_all_ranks_plan_alike_and_an_agent_reads_the_same_plan() -> None:
 def test_an_agent_reads_a_plan_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
     gang, engine, reads = Gang(2), cast(Engine, JoiningEngine()), []
 
-    def counted(store: Any) -> list[str]:
-        reads.append(store)
-        return read_layouts(store)
+    def counted(data: bytes) -> list[str]:
+        reads.append(data)
+        return split(data)
 
-    monkeypatch.setattr(transfer_group, "read_layouts", counted)
+    monkeypatch.setattr(transfer_group, "split", counted)
     gang.exchange()
     known = None
     for name in ("one", "two"):
@@ -115,13 +116,31 @@ def test_layouts_that_do_not_tile_are_an_answer_and_no_failure_of_the_rank() -> 
     assert planned.plan_id == "" and "trainer rank 1: split: gap at 0" in planned.problem
 
 
-def test_layouts_travel_in_parts_that_the_store_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_layouts, "_PART_BYTES", 7)
-    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+def test_layouts_travel_behind_each_other() -> None:
     layouts = [f"layout {rank} " * 9 for rank in range(5)]
     packed = [pack(each) for each in layouts]
-    assert unpack(packed) == layouts and sum(map(len, packed)) > 7
-    put_layouts(PrefixStore("group", store), packed)
-    assert read_layouts(PrefixStore("group", store)) == layouts
-    with pytest.raises(PlanError, match="left no layouts at the group's store: use one release"):
-        read_layouts(PrefixStore("another", store))
+    assert unpack(packed) == split(join_layouts(packed)) == layouts
+    with pytest.raises(PlanError, match=r"\d+ bytes of layouts came, expected \d+"):
+        split(join_layouts(packed)[:-1])
+    with pytest.raises(PlanError, match="no layouts: b'<html>'"):
+        split(b"<html>")
+
+
+def test_only_who_knows_the_name_of_the_group_gets_the_layouts() -> None:
+    server = LayoutServer("grpo-link-2-secret", b"layouts")
+    url = f"http://127.0.0.1:{server.port}/"
+    with urllib.request.urlopen(url + "grpo-link-2-secret") as response:
+        assert response.read() == b"layouts"
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(url + "grpo-link-2-another")
+    server.close()
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(url + "grpo-link-2-secret")
+
+
+def test_trainer_ranks_that_do_not_answer_are_named() -> None:
+    server = LayoutServer("group", b"")
+    server.close()
+    offer = GroupOffer("group", "127.0.0.1", 1, server.port, 3, 2, Backend.GLOO, "plan", BUCKET)
+    with pytest.raises(PlanError, match="the trainer ranks' layouts do not come"):
+        join(cast(Engine, JoiningEngine()), offer, BUCKET)

@@ -141,7 +141,7 @@ def test_a_misaligned_piece_is_refused() -> None:
 def test_plans_with_different_buckets_have_different_ids() -> None:
     layouts = [layout(0, 1, [("a", (4,), 0, 0, torch.zeros(4)), ("b", (4,), 0, 0, torch.zeros(4))]).to_json()]
     wanted = transfer_plan_of(layouts, 64).plan_id
-    offer = GroupOffer("group", "10.0.0.1", 1234, 2, 1, Backend.GLOO, wanted, 64)
+    offer = GroupOffer("group", "10.0.0.1", 1234, 1235, 2, 1, Backend.GLOO, wanted, 64)
     check_plan(transfer_plan_of(layouts, 64), offer)
     with pytest.raises(PlanError, match=f"the offered one is {wanted}: use one release"):
         check_plan(transfer_plan_of(layouts, 16), offer)

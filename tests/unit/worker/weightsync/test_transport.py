@@ -14,7 +14,7 @@ from grpo_worker.weightsync.transport.factory import join
 from grpo_worker.weightsync.transport.process_group import CollectiveGroup
 from grpo_worker.weightsync.transport.rendezvous import TransferError
 
-OFFER = GroupOffer("group", "10.0.0.1", 1234, 3, 2, Backend.GLOO, "plan", 64)
+OFFER = GroupOffer("group", "10.0.0.1", 1234, 1235, 3, 2, Backend.GLOO, "plan", 64)
 CPU = torch.device("cpu")
 
 

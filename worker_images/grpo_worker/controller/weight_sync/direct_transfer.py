@@ -150,10 +150,12 @@ class DirectTransferCoordinator:
             raise TransferError(problem)
         ranks = self._trainers.world
         name = self.group = f"{LINK}{ranks}-{uuid.uuid4().hex[:12]}"
+        port, layouts_port = self._trainers.call("start_rendezvous", name)
         return GroupOffer(
             name=name,
             address=self._trainers.address,
-            port=self._trainers.call("start_rendezvous", name),
+            port=port,
+            layouts_port=layouts_port,
             world=ranks + sum(engine.ranks for engine in engines),
             first=ranks,
             backend=self._backend,

@@ -1,17 +1,17 @@
 """Transfer group of the engine: the agent makes the engine join and leave; the weights bypass the agent."""
 
 import logging
+import urllib.request
 from dataclasses import dataclass
-
-from torch.distributed.distributed_c10d import PrefixStore
 
 from grpo_worker.weightsync.agent.engine_client import Engine, EngineError
 from grpo_worker.weightsync.protocol.group_offer import GroupOffer, check_plan, transfer_plan_of
-from grpo_worker.weightsync.protocol.packed_layouts import read_layouts
+from grpo_worker.weightsync.protocol.packed_layouts import split
+from grpo_worker.weightsync.protocol.tiling import PlanError
 from grpo_worker.weightsync.protocol.transfer_plan import TransferPlan
-from grpo_worker.weightsync.transport.rendezvous import connect, transfer_errors
 
 log = logging.getLogger(__name__)
+_READ_SECONDS = 60.0  # without a byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ def join(
     """Make the engine join the offered group.
 
     ``known``: plan of an earlier group, which is used again if it is the offered one. Raises PlanError if the
-    plan differs from the offered one, TransferError if the trainer ranks' store does not answer, and
-    EngineError if the engine does not join or does not support direct loads.
+    plan differs from the offered one or the trainer ranks do not answer, and EngineError if the engine does
+    not join or does not support direct loads.
     """
     if known is None or known.plan_id != offer.plan_id:
         known = _read_plan(offer, bucket_bytes)
@@ -43,10 +43,14 @@ def join(
 
 
 def _read_plan(offer: GroupOffer, bucket_bytes: int) -> TransferPlan:
-    """Return the plan that follows from the layouts at the group's store."""
-    with transfer_errors():
-        layouts = read_layouts(PrefixStore(offer.name, connect(offer.address, offer.port)))
-    plan = transfer_plan_of(layouts, bucket_bytes)
+    """Return the plan that follows from the trainer ranks' layouts."""
+    url = f"http://{offer.address}:{offer.layouts_port}/{offer.name}"
+    try:
+        with urllib.request.urlopen(url, timeout=_READ_SECONDS) as response:
+            data = response.read()
+    except OSError as error:
+        raise PlanError(f"{url}: the trainer ranks' layouts do not come: {error}") from error
+    plan = transfer_plan_of(split(data), bucket_bytes)
     check_plan(plan, offer)
     return plan
 

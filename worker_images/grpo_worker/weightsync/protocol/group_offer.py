@@ -14,8 +14,8 @@ from grpo_worker.weightsync.protocol.transfer_plan import TransferPlan, make_tra
 class GroupOffer:
     """Everything that a trainer rank or an engine needs to join the transfer group ``name``.
 
-    ``address``, ``port``: of the rendezvous store, at the first trainer rank, which leaves the layouts of all
-    trainer ranks there.
+    ``address``, ``port``: of the rendezvous store, at the first trainer rank.
+    ``layouts_port``: at which the first trainer rank serves the layouts of all trainer ranks.
     ``world``: number of members. All trainer ranks come first, then all engine ranks.
     ``first``: rank of the invited engine's first rank.
     ``plan_id``: identity of the transfer plan, which every member computes from the layouts.
@@ -25,6 +25,7 @@ class GroupOffer:
     name: str
     address: str
     port: int
+    layouts_port: int
     world: int
     first: int
     backend: Backend

@@ -1,14 +1,10 @@
-"""Layouts of the trainer ranks as they travel: compressed, and in parts through a transfer group's store."""
+"""Layouts of the trainer ranks as they travel to the agents: compressed, and behind each other. Pure."""
 
 import json
 import zlib
 from collections.abc import Sequence
-from typing import Any
 
 from grpo_worker.weightsync.protocol.tiling import PlanError
-
-_PART_BYTES = 4 << 20  # torch's store refuses a value above 8 MiB
-_SIZES = "layout-sizes"
 
 
 def pack(layout: str) -> bytes:
@@ -21,26 +17,22 @@ def unpack(packed: Sequence[bytes]) -> list[str]:
     return [zlib.decompress(each).decode() for each in packed]
 
 
-def put_layouts(store: Any, packed: Sequence[bytes]) -> None:
-    """Leave the layouts of all ranks at a group's store (PrefixStore); their sizes come last."""
-    data = b"".join(packed)
-    for number, start in enumerate(range(0, len(data), _PART_BYTES)):
-        store.set(_part(number), data[start : start + _PART_BYTES])
-    store.set(_SIZES, json.dumps([len(each) for each in packed]))
+def join(packed: Sequence[bytes]) -> bytes:
+    """Return the layouts of all ranks behind a line that has their sizes."""
+    return json.dumps([len(each) for each in packed]).encode() + b"\n" + b"".join(packed)
 
 
-def read_layouts(store: Any) -> list[str]:
-    """Return the layouts at the store. Raises PlanError if there are none."""
-    if not store.check([_SIZES]):
-        raise PlanError("the trainer ranks left no layouts at the group's store: use one release")
-    sizes = [int(size) for size in json.loads(store.get(_SIZES))]
-    data = b"".join(store.get(_part(number)) for number in range(-(-sum(sizes) // _PART_BYTES)))
+def split(data: bytes) -> list[str]:
+    """Return the layouts of all ranks from the output of ``join``. Raises PlanError for other bytes."""
+    head, _, rest = data.partition(b"\n")
+    try:
+        sizes = [int(size) for size in json.loads(head)]
+    except (ValueError, TypeError) as error:
+        raise PlanError(f"no layouts: {data[:40]!r}") from error
+    if sum(sizes) != len(rest):
+        raise PlanError(f"{len(rest)} bytes of layouts came, expected {sum(sizes)}")
     packed, start = [], 0
     for size in sizes:
-        packed.append(data[start : start + size])
+        packed.append(rest[start : start + size])
         start += size
     return unpack(packed)
-
-
-def _part(number: int) -> str:
-    return f"layouts-{number}"

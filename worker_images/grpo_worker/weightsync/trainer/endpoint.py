@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
-from torch.distributed.distributed_c10d import PrefixStore
 
 from grpo_worker.quantization.fp8 import Part, quantised_parts
 from grpo_worker.weightsync.protocol.group_offer import (
@@ -17,9 +16,11 @@ from grpo_worker.weightsync.protocol.group_offer import (
     transfer_plan_of,
 )
 from grpo_worker.weightsync.protocol.manifest import layout
-from grpo_worker.weightsync.protocol.packed_layouts import pack, put_layouts, unpack
+from grpo_worker.weightsync.protocol.packed_layouts import join as join_layouts
+from grpo_worker.weightsync.protocol.packed_layouts import pack, unpack
 from grpo_worker.weightsync.protocol.tiling import PlanError
 from grpo_worker.weightsync.protocol.transfer_plan import TransferPlan
+from grpo_worker.weightsync.trainer.layout_server import LayoutServer
 from grpo_worker.weightsync.trainer.sender import Sender
 from grpo_worker.weightsync.transport.factory import join
 from grpo_worker.weightsync.transport.rendezvous import TransferError, TransferGroup, connect, give_up
@@ -51,6 +52,7 @@ class TrainerEndpoint:
     _offered: Sequence[bytes] = ()  # layouts of the newest plan
     _plan: TransferPlan | None = field(default=None, repr=False)  # until a group is opened with it
     _store: tuple[str, TCPStore] | None = None  # on rank 0: name and store of the newest group
+    _layout_server: LayoutServer | None = None  # on rank 0, of the newest group
     _group: TransferGroup | None = None
     _sender: Sender | None = field(default=None, repr=False)
 
@@ -77,15 +79,17 @@ class TrainerEndpoint:
             return PlannedTransfer("", f"trainer rank {self.rank}: {error}")
         return PlannedTransfer(self._plan.plan_id)
 
-    def listen(self, name: str) -> int:
-        """Start the rendezvous store of the new group ``name`` on rank 0, and return its port.
+    def listen(self, name: str) -> tuple[int, int]:
+        """Start the rendezvous of the new group ``name`` on rank 0.
 
-        The layouts of the newest plan are left there for the engines' agents.
+        Returns the port of its store, and the port at which agents read the layouts of the newest plan.
         """
         store = TCPStore("0.0.0.0", 0, None, True, wait_for_workers=False)
         self._store = name, store
-        put_layouts(PrefixStore(name, store), self._offered)
-        return int(store.port)
+        if self._layout_server is not None:
+            self._layout_server.close()
+        self._layout_server = LayoutServer(name, join_layouts(self._offered))
+        return int(store.port), self._layout_server.port
 
     def open(self, offer: GroupOffer) -> str:
         """Leave the old group and join the offered one; return the error, or an empty text.
