@@ -18,6 +18,7 @@ from grpo_rehearsal.model_directory import write_model
 from grpo_rehearsal.network import AsyncTransport, Network, reachable
 from grpo_rehearsal.recorder import RecordingBoard
 from grpo_rehearsal.scenario import Scenario
+from grpo_rehearsal.standins.answer_workers import InlineWorkers
 from grpo_rehearsal.virtual.scheduler import Scheduler
 from grpo_rehearsal.virtual.threads import virtual_time
 from grpo_worker.controller.config import pool_timeout
@@ -109,7 +110,7 @@ def _loop(
     failures: FailureHandler, cluster: Cluster,
 ) -> GrpoLoop:  # fmt: skip
     spec = config.spec
-    inputs = read_inputs(config, board)
+    inputs = read_inputs(config, board, InlineWorkers)
     model = inputs.model
     cluster.build(model.tokens.end[0])
     client.set_sampling(

@@ -35,6 +35,7 @@ from grpo_worker.rollout.engine_pool import RolloutPool, SyncError, Target
 from grpo_worker.rollout.sampling import Sample
 from support.clocks import FakeClock
 from support.objects import job, spec_of
+from support.rollout_fakes import Scorer
 
 
 class Ranks:
@@ -105,7 +106,7 @@ class Ranks:
         self._world.updates = int((Path(path) / "updates").read_text())
 
 
-class Engines:
+class Engines(Scorer):
     """Rollout pool, client and reward. ``away``: why no engine serves, or "", asked at each use."""
 
     fp8 = False

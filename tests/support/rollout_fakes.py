@@ -9,7 +9,19 @@ from grpo_worker.rollout.sampling import Sample
 N, WANTED = 16, 8
 
 
-class Even:
+class Scorer:
+    """A reward that judges at once."""
+
+    def start(self, samples: list[Sample]) -> "Future[list[float]]":
+        done: Future[list[float]] = Future()
+        done.set_result(self.score(samples))
+        return done
+
+    def score(self, samples: list[Sample]) -> list[float]:
+        raise NotImplementedError
+
+
+class Even(Scorer):
     """Generates for every prompt; only groups of even prompts get unequal rewards."""
 
     def submit(self, prompt: Prompt, version: int) -> "Future[list[Sample]]":

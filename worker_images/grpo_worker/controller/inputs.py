@@ -4,6 +4,7 @@ Nothing here imports torch or Ray, so errors are reported seconds after the star
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.data.prompts import PromptSource
 from grpo_worker.data.tasks import SCHEME, PromptFormat, Task, open_gym
 from grpo_worker.data.tokenizer import TextTokenizer
-from grpo_worker.rewards.manager import RewardManager
-from grpo_worker.rewards.verifiers import verifier_of
+from grpo_worker.rewards.answers import AnswerWorker, Workers
+from grpo_worker.rewards.manager import RewardManager, open_reward
+from grpo_worker.rewards.pool import WorkerPool
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +31,14 @@ class Inputs:
     reward: RewardManager
 
 
-def read_inputs(config: JobConfig, board: ProgressBoard) -> Inputs:
+def read_inputs(
+    config: JobConfig,
+    board: ProgressBoard,
+    start_workers: Callable[[AnswerWorker, int], Workers] = WorkerPool,
+) -> Inputs:
     """Read and check the inputs that the job names; report progress to ``board``.
+
+    ``start_workers``: see ``open_reward``.
 
     Raises ValueError or RewardError that names the problem.
     """
@@ -43,8 +51,12 @@ def read_inputs(config: JobConfig, board: ProgressBoard) -> Inputs:
         log.warning("spec.data: %s", note)
     counts = task.counts
     board.update(message="calling the reward once", data=None if counts is None else asdict(counts))
-    reward = RewardManager(task, model.tokenizer, verifier_of(task, spec.reward))
-    reward.check()
+    reward = open_reward(task, model.tokenizer, spec.reward, start_workers)
+    try:
+        reward.check()
+    except Exception:  # the caller may try again, with other workers
+        reward.close()
+        raise
     source = PromptSource(task, model.tokenizer, spec.data.prompt_length)
     source.check()
     return Inputs(model, source, reward)

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, time, timedelta
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qsl
 
 import numpy as np
 
-from grpo_operator.api.v1alpha1.data import DataSpec
-from grpo_worker.data.tokenizer import TextTokenizer
+if TYPE_CHECKING:  # the workers that judge answers import this module but not transformers
+    from grpo_operator.api.v1alpha1.data import DataSpec
+    from grpo_worker.data.tokenizer import TextTokenizer
 
 SCHEME = "reasoning-gym:"
 _KEPT = 4096  # items in memory, enough for one or two steps
@@ -57,7 +58,7 @@ class PromptFormat:
     note: str = ""  # sentence for the log
 
     @classmethod
-    def of(cls, spec: DataSpec, tokenizer: TextTokenizer) -> "PromptFormat":
+    def of(cls, spec: "DataSpec", tokenizer: "TextTokenizer") -> "PromptFormat":
         """Choose the format that the job and the model's tokenizer allow."""
         variables = {name: json.loads(value) for name, value in spec.chat_template_kwargs.items()}
         as_message = tokenizer.has_chat_template and not spec.raw
@@ -65,7 +66,7 @@ class PromptFormat:
         note = "the model has no chat template: text prompts are used unchanged" if no_template else ""
         return cls(as_message, variables, note)
 
-    def encode(self, prompt: str | Sequence[dict[str, Any]], tokenizer: TextTokenizer) -> list[int]:
+    def encode(self, prompt: str | Sequence[dict[str, Any]], tokenizer: "TextTokenizer") -> list[int]:
         """Encode a text or chat messages. Raises ValueError when the template is missing or refuses them."""
         if not isinstance(prompt, str):
             return tokenizer.encode_chat(prompt, **self.variables)
@@ -108,7 +109,7 @@ class Task(Protocol):
     def notes(self) -> list[str]:
         """Sentences for the log, such as why rows were left out."""
 
-    def prompt(self, index: int, tokenizer: TextTokenizer) -> list[int]:
+    def prompt(self, index: int, tokenizer: "TextTokenizer") -> list[int]:
         """Return the token ids of a prompt."""
 
     def record(self, index: int) -> Record:
@@ -119,9 +120,12 @@ class Task(Protocol):
 class GymTask:
     """A task of reasoning-gym, addressed by ``reasoning-gym:TASK?key=value&...``, with its verifier.
 
-    ``item``: returns an item by index; each is drawn once for all responses to it.
+    ``item``: returns an item by index; each is drawn once for all responses to it. ``uri``, ``seed``: with
+    which ``open_gym`` opens the same task in another process.
     """
 
+    uri: str
+    seed: int
     name: str
     dataset: Any
     item: Callable[[int], dict[str, Any]]
@@ -137,7 +141,7 @@ class GymTask:
         """Sentences for the log."""
         return [self.format.note] if self.format.note else []
 
-    def prompt(self, index: int, tokenizer: TextTokenizer) -> list[int]:
+    def prompt(self, index: int, tokenizer: "TextTokenizer") -> list[int]:
         """Return the token ids of a question."""
         question = str(self.item(index)["question"])
         # A template marks the end of a message; a plain text ends with a newline instead.
@@ -168,7 +172,7 @@ def open_gym(uri: str, seed: int, prompt_format: PromptFormat | None = None) -> 
     except (ValueError, TypeError, AssertionError) as error:
         raise ValueError(f"spec.data.train: {uri!r}: {error}") from error
     item = lru_cache(_KEPT)(dataset.__getitem__)
-    return GymTask(name, dataset, item, prompt_format or PromptFormat())
+    return GymTask(uri, seed, name, dataset, item, prompt_format or PromptFormat())
 
 
 def _value(text: str) -> int | float | bool | str:

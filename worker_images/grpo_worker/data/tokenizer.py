@@ -8,6 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from grpo_worker.data.text_decoder import TextDecoder
 from grpo_worker.model_files.config import PRESET
 from grpo_worker.model_files.errors import ModelFilesError
 from grpo_worker.model_files.names import TINY_TOKENIZER, TOKENIZER_FILES
@@ -25,6 +26,7 @@ class TextTokenizer:
 
     def __init__(self, files: Sequence[Path], special: PreTrainedTokenizerFast) -> None:
         self._tokenizer = Tokenizer.from_file(str(files[0]))
+        self.decoder = TextDecoder(self._tokenizer)
         self._special = special
         # DeepSeek's tokenizer.json does not add this token, although tokenizer_config.json asks for it.
         adds_bos = special.init_kwargs.get("add_bos_token") and special.bos_token_id is not None
@@ -71,7 +73,7 @@ class TextTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a response, without special tokens."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        return self.decoder.decode(ids)
 
 
 def load_tokenizer(model_path: str) -> TextTokenizer:

@@ -21,7 +21,7 @@ class Item:
     index: int
     answer: str
     record: Record
-    ids: tuple[int, ...] = ()
+    ids: Sequence[int] = ()
     step: int = 0
 
     def wire(self) -> dict[str, Any]:
@@ -45,9 +45,16 @@ class Item:
 
 
 class Verifier(Protocol):
-    """Judge of answers. ``failures``: number of answers that could not be judged so far."""
+    """Judge of answers. Threads may call it at the same time.
+
+    ``failures``: number of answers that could not be judged so far.
+    """
 
     failures: int
+
+    @property
+    def reads_answers(self) -> bool:
+        """False if the items' answers may be empty."""
 
     def check(self, item: Item) -> None:
         """Judge one answer before the job starts.

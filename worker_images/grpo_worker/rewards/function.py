@@ -1,6 +1,7 @@
 """Verifier that runs a user's function or a built-in one."""
 
 import logging
+import threading
 from collections.abc import Sequence
 
 from grpo_operator.api.v1alpha1.data import RewardSpec
@@ -18,6 +19,8 @@ START_PAUSES = (1.0, 5.0, 30.0)
 class FunctionVerifier:
     """Verifier that runs a function in separate processes."""
 
+    reads_answers = True
+
     def __init__(self, spec: RewardSpec) -> None:
         if spec.builtin is not None:
             self._name, function = f"spec.reward.builtin={spec.builtin}", BUILTIN[spec.builtin]
@@ -28,6 +31,7 @@ class FunctionVerifier:
         program = Program(field, function, spec.timeout_seconds, spec.memory_megabytes)
         self._sandbox = Sandbox(program, spec.workers)
         self._stops = spec.on_failure == "stop"
+        self._counting = threading.Lock()
         self.failures = 0
 
     def check(self, item: Item) -> None:
@@ -40,7 +44,8 @@ class FunctionVerifier:
         """Return one reward per item; a failure gives 0 or, with onFailure: stop, raises RewardError."""
         outcomes = self._call(items, START_PAUSES)
         failed = [outcome.problem for outcome in outcomes if outcome.problem]
-        self.failures += len(failed)
+        with self._counting:
+            self.failures += len(failed)
         if failed and self._stops:
             raise RewardError(f"{self._name}: {failed[0]}")
         if failed:

@@ -7,15 +7,15 @@ import select
 import subprocess
 import sys
 import time
+from array import array
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import psutil
 
 from grpo_worker.rewards.child import Program
+from grpo_worker.rewards.environment import reward_environment
 
-# Only these variables are passed on: a reward function must not see the pod's secrets.
-_ENVIRONMENT = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "TMPDIR")
 # Timeout of the start in timeouts of an answer: an import may read gigabytes from a cold filesystem.
 START_FACTOR = 20
 
@@ -69,7 +69,7 @@ class RewardProcess:
         """Judge one answer. Raises DeadError when the process cannot be used any more."""
         self._asked += 1
         needed = {name: value for name, value in request.items() if name in self._fields}
-        line = json.dumps({"id": self._asked, "request": needed}, default=str)
+        line = json.dumps({"id": self._asked, "request": needed}, default=_plain)
         self._send(line.encode() + b"\n")
         answer = self._answer(self._timeout)
         if answer.get("id") != self._asked:
@@ -129,15 +129,19 @@ class RewardProcess:
                 pipe.close()
 
 
+def _plain(value: Any) -> Any:
+    """Convert a value that JSON lacks: token ids to a list, all else to text."""
+    return value.tolist() if isinstance(value, array) else str(value)
+
+
 def _started(program: Program) -> subprocess.Popen[bytes]:
-    environment = {key: os.environ[key] for key in _ENVIRONMENT if key in os.environ}
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", "grpo_worker.rewards.child", json.dumps(asdict(program))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            env=environment | {"PYTHONUNBUFFERED": "1"},
+            env=reward_environment() | {"PYTHONUNBUFFERED": "1"},
             start_new_session=True,  # so that ``end`` finds all processes that it starts
         )
     except OSError as error:  # no memory, or too many processes

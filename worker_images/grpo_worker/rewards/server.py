@@ -2,6 +2,7 @@
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +25,8 @@ class HttpVerifier:
     Raises ValueError for an invalid URL.
     """
 
+    reads_answers = True
+
     def __init__(self, spec: RewardSpec) -> None:
         assert spec.url is not None
         self._name = f"spec.reward.url={spec.url}"
@@ -33,6 +36,7 @@ class HttpVerifier:
             raise ValueError(f"{self._name}: {error}: give http://host:port/path") from error
         self._patience = float(spec.timeout_seconds)
         self._client = httpx.Client(timeout=spec.timeout_seconds)
+        self._counting = threading.Lock()
         self.failures = 0
 
     def check(self, item: Item) -> None:
@@ -54,7 +58,8 @@ class HttpVerifier:
                 return _scores(response.json(), len(items))
             except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
                 problem = error
-            self.failures += 1
+            with self._counting:
+                self.failures += 1
             away = _is_away(problem)
             deadline = min(deadline, time.monotonic() + self._patience)
             if time.monotonic() + pause > deadline or (away and not waits):

@@ -167,7 +167,13 @@ class RewardSpec(Model):
         le=1048576,
         description="memory limit of a process that runs the function, in MiB; exceeding it gives 0",
     )
-    workers: int = Field(4, ge=1, le=1024, description="responses scored at the same time")
+    workers: int = Field(
+        4,
+        ge=1,
+        le=1024,
+        description="responses that a function scores at the same time; with url, requests of a group each. "
+        "Responses are decoded by as many processes, but not more than the controller's pod has CPUs",
+    )
     on_failure: Literal["zero", "stop"] = Field(
         "zero",
         description="action when the function raises, hangs or crashes. zero: reward 0. stop: the job fails. "

