@@ -27,6 +27,8 @@ SCENARIOS: dict[str, tuple[str, ...]] = {
     "long-tail": ("--sigma", "1.2"),
     "straggler": ("--slow-engine", "2:1.5"),
     "late-engines": ("--late-engine", "1:400", "--late-engine", "2:600"),
+    # 1/64 of the prompts: at full size the engines would keep 125 GB of experts.
+    "routing-replay": ("--prompts", "8", "--routing-replay"),
     # In the first call after generation.
     "hang": (*_FEW, "--hang-rank", "77:62"),
 }
@@ -79,6 +81,10 @@ def figures_of(reports: dict[str, dict[str, Any]]) -> dict[str, float | None]:
     ):
         if name in reports:
             figures[key] = reports[name]["steps"][0]["step"]
+    if "routing-replay" in reports:
+        replayed = reports["routing-replay"]
+        figures["r3_bytes_through_controller"] = replayed["routed_experts_bytes"]
+        figures["r3_gib_engine_to_ranks_scaled"] = 64 * replayed["links"]["engine>trainer"] / 2**30
     if "hang" in reports:
         figures["hang_named_seconds"] = reports["hang"]["hang_named_seconds"]
     return figures
@@ -105,7 +111,6 @@ def _of_calm(report: dict[str, Any]) -> dict[str, float | None]:
         "controller_rss_gib": report["memory"]["controller_peak_rss"] / 2**30,
         "controller_egress_bytes": report["egress_ratio"] * report["batch_bytes"],
         "controller_egress_ratio": report["egress_ratio"],
-        "r3_bytes_through_controller": report["routed_experts_bytes"],
         "smallest_deadline_margin": report["deadlines"][0]["margin"],
     }
 

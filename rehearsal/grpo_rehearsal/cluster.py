@@ -19,6 +19,7 @@ from grpo_rehearsal.standins.ranks import Place, PoolRecord, StandInProcesses, i
 from grpo_rehearsal.standins.tokens import TokenTable, drawn_lengths
 from grpo_rehearsal.standins.weight_layouts import GangLayouts
 from grpo_rehearsal.virtual.scheduler import Scheduler
+from grpo_worker.megatron.families.registry import expert_layers
 from grpo_worker.roles.host import RankHost
 
 _BLOCK = 32  # tokens between two events of a stand-in engine
@@ -56,10 +57,12 @@ class Cluster:
             job.spec.data.response_length,
             int(job.engine_arguments.get("stream-interval") or 1),
             "incremental-streaming-output" in job.engine_arguments,
+            expert_layers(self.hf) if job.spec.algorithm.routing_replay else None,
         )
         for number, name in enumerate(rollout_names(job)):
             batch = Batch(job.plan.engine.attention_data, durations.capacity(_BLOCK), durations.speed())
-            engine = StandInEngine(name, self.scheduler, batch, answers)
+            agent_url = f"http://{_address(number)}:{AGENT_PORT}"
+            engine = StandInEngine(name, self.scheduler, batch, answers, agent_url)
             agent = StandInAgent(
                 engine, self.scheduler, durations.updates(), writer=job.config.writer,
                 ranks=job.pool.engine.tensor_parallel,
@@ -91,7 +94,7 @@ class Cluster:
             Job(job.spec, self.hf, layout, self.durations, self.checkpoints),
             lambda: self.scheduler.now,
             self.layouts,
-            lambda nbytes: self.record.nbytes.update({"trainer>trainer": nbytes}),
+            self.record.nbytes,
         )
         processes = StandInProcesses(self.scheduler, methods, infos, place, RankHost, self.record)
         self.attempts.append(processes)

@@ -135,6 +135,10 @@ class Durations:
     def _network(self) -> float:
         return GPUS[self._pool.engine.gpu_type].network
 
+    def fetch_experts(self, nbytes: float) -> float:
+        """Return the seconds in which the training nodes read so many bytes from engines' pods."""
+        return nbytes / self._all(self._network * self.model.efficiency.link)
+
     def _all(self, node: float) -> float:
         return node * self._spec.trainer.nodes
 

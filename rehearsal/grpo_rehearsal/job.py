@@ -46,10 +46,13 @@ class RehearsedJob:
         return str(limits.get("memory", ""))
 
 
-def read_job(manifest: Path, engines: int | None = None, prompts: int | None = None) -> RehearsedJob:
+def read_job(
+    manifest: Path, engines: int | None = None, prompts: int | None = None, routing_replay: bool = False
+) -> RehearsedJob:
     """Return the first GRPOJob of a manifest.
 
     ``engines``, ``prompts``: number of engines, and of prompts of a step, instead of its own.
+    ``routing_replay``: replay the engines' routing, whatever the manifest says.
 
     Raises ValueError, RefusedError or ValidationError that names the problem.
     """
@@ -66,6 +69,8 @@ def read_job(manifest: Path, engines: int | None = None, prompts: int | None = N
         )
     if prompts is not None:
         spec = _with_prompts(spec, prompts)
+    if routing_replay:
+        spec, pool = _with_routing_replay(spec, pool)
     plan = resolve(spec, pool)
     spec = with_layout(spec, layout_status(plan)) if spec.trainer.parallelism.auto else spec
     cluster = job_cluster(job, spec, pool, _SETTINGS, False).wire()
@@ -89,6 +94,17 @@ def _with_prompts(spec: GRPOJobSpec, prompts: int) -> GRPOJobSpec:
     mini = min(spec.trainer.mini_batch_size, prompts)
     trainer = spec.trainer.model_copy(update={"mini_batch_size": mini})
     return GRPOJobSpec.model_validate(spec.model_copy(update={"data": data, "trainer": trainer}).wire())
+
+
+def _with_routing_replay(spec: GRPOJobSpec, pool: RolloutTemplate) -> tuple[GRPOJobSpec, RolloutTemplate]:
+    engine = pool.engine.model_copy(update={"return_routed_experts": True})
+    pool = pool.model_copy(update={"engine": engine})
+    algorithm = spec.algorithm.model_copy(update={"routing_replay": True})
+    rollout = spec.rollout
+    if rollout.template is not None:
+        rollout = rollout.model_copy(update={"template": pool})
+    spec = spec.model_copy(update={"algorithm": algorithm, "rollout": rollout})
+    return GRPOJobSpec.model_validate(spec.wire()), pool
 
 
 def _pool(spec: GRPOJobSpec, documents: list[Any]) -> RolloutTemplate:

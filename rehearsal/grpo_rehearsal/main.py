@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from grpo_operator.api.errors import describe
 from grpo_operator.plan.planner.resolve import RefusedError
 from grpo_rehearsal.durations import Assumptions
-from grpo_rehearsal.job import read_job
+from grpo_rehearsal.job import RehearsedJob, read_job
 from grpo_rehearsal.report.picture import draw
 from grpo_rehearsal.report.summary import summary
 from grpo_rehearsal.report.text import as_text
@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO if options.verbose else logging.ERROR)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        job, scenario = read_job(options.manifest, options.engines, options.prompts), _scenario(options)
+        job, scenario = _job(options), _scenario(options)
         with tempfile.TemporaryDirectory() as folder:
             outcome = rehearse(job, scenario, Path(folder))
     except ValidationError as error:
@@ -74,9 +74,14 @@ def _parser() -> argparse.ArgumentParser:
         ("--late-engine", "ENGINE:SECONDS", "the pod of an engine comes later"),
     ):
         parser.add_argument(option, metavar=value, help=text, type=parse_pair, default=[], action="append")
+    parser.add_argument("--routing-replay", action="store_true", help="replay the engines' routing")
     parser.add_argument("--hang-rank", type=parse_pair, metavar="RANK:SECONDS", help="a rank stands still")
     parser.add_argument("--lose-node", type=parse_pair, metavar="NODE:SECONDS", help="a training pod is lost")
     return parser
+
+
+def _job(options: argparse.Namespace) -> RehearsedJob:
+    return read_job(options.manifest, options.engines, options.prompts, options.routing_replay)
 
 
 def _scenario(options: argparse.Namespace) -> Scenario:

@@ -32,6 +32,8 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "batch_bytes": _batch_bytes(outcome),
         "egress_ratio": egress(outcome) / max(_batch_bytes(outcome), 1.0),
         "routed_experts_bytes": outcome.cluster.record.routed_experts,
+        "routed_experts_kept_bytes": sum(e.record.routed_experts for e in outcome.cluster.engines),
+        "routed_experts_reference_bytes": sum(e.record.references for e in outcome.cluster.engines),
         "hang_named_seconds": _named_seconds(outcome),
         "deadlines": deadlines(outcome),
         "events": [[when, what] for when, what in outcome.cluster.events],

@@ -48,6 +48,7 @@ class StandInAgent:
         ``layout_bytes``: of the layouts at the trainers' store.
         """
         self.received = {"link": 0, "take": 0, "sync": 0}
+        self.dropped = 0  # routed experts that the pod need not keep any more
         self.updates: list[tuple[float, float, str]] = []  # (begin, end, kind)
         self._engine = engine
         self._scheduler = scheduler
@@ -81,6 +82,9 @@ class StandInAgent:
         if path == "/v1/model":
             return Answer(body=json.dumps(self._config).encode())
         body = json.loads(request.content)
+        if path == "/v1/routed-experts/drop":
+            self.dropped += len(body["keys"])
+            return Answer(body=b"{}")
         if body["writer"] != self._writer or body["attempt"] < self._attempt:
             error = f"bound to {self._writer}, attempt {self._attempt}"
             return Answer(409, json.dumps(self._status() | {"error": error}).encode())

@@ -5,6 +5,7 @@ bodies have the fields that the real server's TokenizerManager writes; without `
 event repeats all earlier tokens, as the real server's default does.
 """
 
+import base64
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from grpo_rehearsal.standins.batching import Batch, Replica, Sequence
 from grpo_rehearsal.standins.chunk_stream import ChunkStream
 from grpo_rehearsal.standins.tokens import TokenTable
 from grpo_rehearsal.virtual.scheduler import Scheduler, Timer
+from grpo_worker.data.routed_experts import ExpertLayers, RoutedExperts
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class Answers:
 
     ``length``: tokens of a response by its sampling seed. ``longest``: data.responseLength. A request that
     allows fewer tokens continues a response that has the others already. ``stream_interval``,
-    ``incremental``: options of the server.
+    ``incremental``: options of the server. ``experts``: of a model whose routing is replayed.
     """
 
     table: TokenTable
@@ -34,6 +36,7 @@ class Answers:
     longest: int
     stream_interval: int = 1
     incremental: bool = False
+    experts: ExpertLayers | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -41,6 +44,7 @@ class Response:
     """One response under way. ``had``: tokens of earlier requests; ``sent``: new ones that the client has.
 
     ``versions``: (version, end) of consecutive new tokens. ``index``: within a request of several prompts.
+    ``routed``: whether the client asks for routed experts.
     """
 
     rid: str
@@ -52,6 +56,7 @@ class Response:
     reason: str
     stream: ChunkStream
     index: int | None
+    routed: bool = False
     replica: Replica | None = None
     versions: list[tuple[int, int]] = field(default_factory=list)
     sent: int = 0
@@ -62,9 +67,12 @@ class EngineRecord:
     """Record of an engine.
 
     ``load``: (time, running, waiting). ``busy``: (begin, end). ``ends``: (time, tokens) of each response.
+    ``routed_experts``: bytes that the pod keeps. ``references``: bytes of their references in responses.
     """
 
     tokens: int = 0
+    routed_experts: int = 0
+    references: int = 0
     load: list[tuple[float, int, int]] = field(default_factory=list)
     busy: list[tuple[float, float]] = field(default_factory=list)
     ends: list[tuple[float, int]] = field(default_factory=list)
@@ -75,8 +83,11 @@ class StandInEngine:
 
     role = "engine"
 
-    def __init__(self, name: str, scheduler: Scheduler, batch: Batch, answers: Answers) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, scheduler: Scheduler, batch: Batch, answers: Answers, agent: str = ""
+    ) -> None:
+        """``agent``: URL of the pod's agent."""
+        self.name, self._agent = name, agent
         self.version: int | None = None
         self.alive = True
         self.slowdown = 1.0
@@ -175,10 +186,24 @@ class StandInEngine:
         text = (
             f'{{"output_ids":{ids},"meta_info":{{"id":"{response.rid}","finish_reason":{reason},'
             f'"prompt_tokens":{response.sequence.prompt},"weight_version":"{self.version}",{versions}'
+            f"{self._routed(response) if finished else ''}"
             f'"completion_tokens":{tokens},"cached_tokens":0,"output_token_logprobs":{pairs}}}}}'
         )
         response.sent = tokens
         response.stream.put(text, finished, response.index)
+
+    def _routed(self, response: Response) -> str:
+        """Return the field with the reference to a response's experts, as the plugin for SGLang makes it."""
+        layers = self._answers.experts
+        if not response.routed or layers is None:
+            return ""
+        tokens = response.sequence.prompt + response.sequence.tokens - 1
+        key = f"{response.rid}-{response.seed}"
+        reference = RoutedExperts(self._agent, key, tokens, layers.layers, layers.topk, 0)
+        self.record.routed_experts += reference.nbytes
+        text = base64.b64encode(json.dumps(reference.to_json()).encode()).decode()
+        self.record.references += len(text)
+        return f'"routed_experts":"{text}",'
 
     def _generate(self, body: dict[str, Any]) -> Answer:
         several = isinstance(body["input_ids"][0], list)
@@ -192,6 +217,7 @@ class StandInEngine:
             response = self._response(
                 len(prompt), own, str(rid), streamed, stream, index if several else None
             )
+            response.routed = bool(body.get("return_routed_experts"))
             try:
                 response.replica = self.batch.add(response.sequence, body.get("routed_dp_rank"))
             except ValueError as error:

@@ -5,6 +5,7 @@ entry here cannot be rehearsed and fails by name.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from grpo_rehearsal.standins.tokens import log_probs
 from grpo_rehearsal.standins.weight_layouts import GangLayouts
 from grpo_worker.checkpointing.store import CONTROLLER_STATE, Origin, commit, directory, model_digest
 from grpo_worker.common.ragged_batch import RaggedBatch
+from grpo_worker.data.routed_experts import RoutedExperts
+from grpo_worker.megatron.families.registry import expert_layers
 from grpo_worker.metrics.flops import ModelFlops, attention_width
 from grpo_worker.roles.dispatch import Columns, RankInfo
 from grpo_worker.weightsync.protocol.group_offer import PlannedTransfer
@@ -54,13 +57,14 @@ class Work:
 class RankMethods:
     """Durations and results of the calls of one gang. ``now``: returns the time.
 
-    ``layouts``: of the weights that the gang sends. ``between_ranks``: counts bytes among the ranks.
+    ``layouts``: of the weights that the gang sends. ``nbytes``: by link, to which the experts that ranks fetch
+    and the layouts among the ranks are added.
     """
 
     job: Job
     now: Callable[[], float]
     layouts: GangLayouts
-    between_ranks: Callable[[int], None]
+    nbytes: Counter[str]
     _saving: tuple[int, dict[str, Any], float] | None = None  # (step, controller state, end)
 
     def work(self, method: str, args: Sequence[Sequence[Any]]) -> Work:
@@ -80,6 +84,9 @@ class RankMethods:
             step, state = args[0]
             self._saving = (step, state, self.now() + times.snapshot() + times.write())
             return Work(times.snapshot(), _UNITS)
+        if method == "load_routed_experts":
+            parts, _, fetching = args[0]
+            return Work(times.fetch_experts(sum(self._experts(part) for part in parts)), len(fetching))
         seconds: dict[str, Callable[[], float]] = {
             "node": lambda: times.assumed.process_start,
             "listen": lambda: 0.0,
@@ -98,6 +105,8 @@ class RankMethods:
             "snapshot_written": lambda: 0.0,
             "load_snapshot": times.snapshot,
             "refresh_reference": times.snapshot,
+            "map_routed_experts": lambda: 0.0,
+            "store_routed_experts": lambda: times.fetch_experts(sum(r.nbytes for r in args[0][0])),
             "begin_step": lambda: 0.0,
             "end_step": lambda: 0.0,
         }
@@ -112,6 +121,18 @@ class RankMethods:
             return self._of_batch(method, _batch(args)) if rank.collected else None
         if method == "poll_checkpoint":
             return self._poll()
+        if method == "load_routed_experts":
+            parts, _, fetching = args
+            if rank.rank in fetching:
+                layout = self.job.layout
+                own = self._experts(parts[rank.dp_rank]) // (layout.pipeline * layout.context)
+                self.nbytes["engine>trainer"] += own
+            return []
+        if method == "store_routed_experts":
+            references, folder = args
+            own = references[rank.rank :: self.job.layout.world]
+            self.nbytes["engine>trainer"] += sum(reference.nbytes for reference in own)
+            return {r.key: (f"{folder}/rank-{rank.rank}.bin", 0) for r in own}
         results: dict[str, Callable[[], Any]] = {
             "listen": lambda: 29500,
             "start_rendezvous": lambda: (29501, 29502),
@@ -137,8 +158,13 @@ class RankMethods:
         return ModelFlops(int(used), attention_width(self.job.hf))
 
     def _plan(self, bucket_bytes: int, fp8: bool) -> PlannedTransfer:
-        self.between_ranks(self.layouts.exchange(fp8))
+        self.nbytes["trainer>trainer"] += self.layouts.exchange(fp8)
         return self.layouts.plan(bucket_bytes, fp8)
+
+    def _experts(self, references: Sequence[RoutedExperts]) -> int:
+        """Return the bytes that all stages together read of these samples' experts."""
+        moe = len(expert_layers(self.job.hf).moe)
+        return sum(moe * reference.layer_bytes for reference in references)
 
     def _work(self, args: Sequence[Sequence[Any]], seconds: Callable[[Sequence[int]], float]) -> Work:
         """Return the work of the fullest replica, which all ranks wait for."""

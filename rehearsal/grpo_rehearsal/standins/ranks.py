@@ -106,8 +106,7 @@ class StandInProcesses:
 
     def put(self, value: Any) -> Stored:
         """Store an argument once for all processes."""
-        if isinstance(value, np.ndarray) and value.ndim >= 3:  # [tokens, layers, k]: nothing else has three
-            self._record.routed_experts += value.nbytes
+        self._record.routed_experts += _experts_in(value)
         return Stored(next(self._numbers), value, _size(value))
 
     def call(self, index: int, method: str, *args: Any) -> Call:
@@ -150,6 +149,7 @@ class StandInProcesses:
         with self._scheduler.standing_in():
             value = call.value()
         self._record.nbytes["trainer>controller"] += _size(value)
+        self._record.routed_experts += _experts_in(value)
         return value
 
     def dead(self) -> list[int]:
@@ -295,6 +295,18 @@ def infos_of(tensor: int, context: int, data: int, pipeline: int) -> list[RankIn
 
 def _value(arg: Any) -> Any:
     return arg.value if isinstance(arg, Stored) else arg
+
+
+def _experts_in(value: Any) -> int:
+    """Return the bytes of experts in a value: arrays [layers, tokens, k], as nothing else has three axes."""
+    if isinstance(value, np.ndarray):
+        return int(value.nbytes) if value.ndim >= 3 else 0
+    if isinstance(value, dict):
+        return sum(map(_experts_in, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(_experts_in, value))
+    slots = getattr(value, "__dataclass_fields__", None)
+    return sum(_experts_in(getattr(value, name)) for name in slots) if slots else 0
 
 
 def _size(value: Any) -> int:
