@@ -2,8 +2,8 @@
 
 Samples become a batch, the batch is dispatched to TP4 x PP16 x DP4 through Ray's object store,
 log-probabilities of policy and reference are joined, advantages are computed, and each optimizer step is
-dispatched. The ranks that answer (DP4) have a process each and compute nothing; one process stands for the
-others, which only receive. Writes benchmarks/results/data_path.json.
+dispatched, by the controller's own worker group. The ranks that answer (DP4) have a process each and compute
+nothing; one process stands for the others, which only receive. Writes benchmarks/results/data_path.json.
 """
 
 import argparse
@@ -15,6 +15,8 @@ import tempfile
 import threading
 import time
 from array import array
+from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,12 @@ from grpo_worker.common.step_log import StepLog
 from grpo_worker.controller.training.worker_group import WorkerGroup
 from grpo_worker.data.prompts import Prompt
 from grpo_worker.data.routed_experts import RoutedExperts
+from grpo_worker.data.tokenizer import load_tokenizer
+from grpo_worker.profiling.progress import Progress
+from grpo_worker.rewards.answers import AnswerWorker
+from grpo_worker.rewards.pool import WorkerPool
 from grpo_worker.roles.dispatch import Columns, Dispatch, PieceColumns, RankInfo, register
+from grpo_worker.roles.host import RankHost
 from grpo_worker.rollout.sampling import Sample
 from grpo_worker.rollout.train_batch import make_batch
 from support.objects import job, spec_of
@@ -41,6 +48,7 @@ TP, PP, DP = 4, 16, 4
 MINI = 128  # prompts of an optimizer step
 LAYERS, TOPK = 61, 8  # DeepSeek-V3
 LEDGER_STEPS = 2000
+DECODED = 256  # samples
 LOSS = (INPUT_IDS, ROUTED_EXPERTS, "weights", "advantages", "old_log_probs", "ref_log_prob")
 
 
@@ -68,22 +76,64 @@ class Receiver:
     def update_actor(self, columns: PieceColumns, args: Any, *arrays: np.ndarray) -> None: ...
 
 
-class Simulated(WorkerGroup):
-    """A worker group over actors that exist already."""
+class Processes:
+    """Ray actors behind the interface of a worker group; one stands for all ranks that only receive."""
 
     def __init__(self, ranks: list[RankInfo]) -> None:
-        self._cls = Idle
-        self.ranks = ranks
+        self.count = len(ranks)
+        self.died: Future[None] = Future()
         remote = ray.remote(num_cpus=0)
         others = remote(Receiver).remote()
         self._actors = [others for _ in ranks]
+        self._answers = 0
+        self._sizes: dict[Any, int] = {}
+        self._fetched: set[tuple[int, Any]] = set()
+        self.sent_bytes = 0  # each node fetches an object once
         for info in ranks:
             if info.collected:
                 self._actors[info.rank] = remote(Idle).remote()
                 ray.get(self._actors[info.rank].stand_at.remote(info))
 
-    def _wait(self, calls: list[Any], *_: Any) -> list[Any]:
-        return list(ray.get(calls))
+    def put(self, value: Any) -> Any:
+        reference = ray.put(value)
+        self._sizes[reference] = value.nbytes
+        return reference
+
+    def call(self, index: int, method: str, *args: Any) -> Any:
+        node = index // 8
+        if method == "node":
+            return ray.put(RankHost(f"node-{node:04}", index))
+        for reference in self._sizes.keys() & {arg for arg in args if isinstance(arg, ray.ObjectRef)}:
+            if (node, reference) not in self._fetched:
+                self._fetched.add((node, reference))
+                self.sent_bytes += self._sizes[reference]
+        return getattr(self._actors[index], method).remote(*args)
+
+    def ask(self, index: int, method: str, *args: Any) -> Any:
+        self._answers += 1  # a machine with few cores may take long; no call here hangs
+        return ray.put(Progress(self._answers))
+
+    def wait(self, calls: Sequence[Any], count: int, seconds: float) -> tuple[list[Any], list[Any]]:
+        done, pending = ray.wait(list(calls), num_returns=count, timeout=seconds)
+        return list(done), list(pending)
+
+    def error(self, call: Any) -> Exception | None:
+        ray.get(call)  # no rank here is expected to fail
+        return None
+
+    def result(self, call: Any) -> Any:
+        return ray.get(call)
+
+    def dead(self) -> list[int]:
+        return []
+
+    def kill(self) -> None: ...
+
+
+def group_of(processes: Processes, ranks: list[RankInfo]) -> WorkerGroup:
+    group = WorkerGroup(Idle, processes, hang_seconds=240)
+    group.ranks = ranks
+    return group
 
 
 def ranks_of() -> list[RankInfo]:
@@ -128,7 +178,7 @@ class Peak:
         self._thread.join()
 
 
-def step(group: Simulated, prompts: list[Prompt], samples: list[Sample]) -> dict[str, float]:
+def step(group: WorkerGroup, prompts: list[Prompt], samples: list[Sample]) -> dict[str, float]:
     """Do the controller's part of a step; return seconds by phase and bytes."""
     seconds: dict[str, float] = {}
     last, cpu = time.monotonic(), time.process_time()
@@ -179,6 +229,20 @@ def _arrays(reference: RoutedExperts | None) -> int:
     return sum(value.nbytes for value in fields if isinstance(value, np.ndarray))
 
 
+def decode_cpu(samples: list[Sample]) -> float:
+    """Return this process's CPU seconds while workers decode the samples, from a part of them."""
+    part = samples[:: max(len(samples) // DECODED, 1)]
+    pool = WorkerPool(AnswerWorker(load_tokenizer("preset:tiny-moe").decoder), 2)
+    small = [Sample(s.prompt_index, s.number, array("i", [i % 64 for i in s.ids]), (), 0, "") for s in part]
+    pool.submit("decode", [1]).result()
+    began = time.process_time()
+    for call in [pool.submit("decode", sample.ids) for sample in small]:
+        call.result()
+    seconds = time.process_time() - began
+    pool.close()
+    return seconds * len(samples) / len(part)
+
+
 def restart_seconds() -> float:
     """Return how long a restart takes to truncate the ledger of 2 000 steps of 8 192 samples."""
     folder = Path(tempfile.mkdtemp())
@@ -206,11 +270,15 @@ def main() -> None:
     ray.init(
         address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=store
     )
-    group = Simulated(ranks_of())
+    processes = Processes(ranks_of())
+    group = group_of(processes, ranks_of())
     step(group, *samples_of(MINI // 32))  # starts the processes' imports
+    processes.sent_bytes = 0
     with Peak() as peak:
         case = step(group, prompts, samples)
+    case["sent_bytes"] = float(processes.sent_bytes)
     ray.shutdown()
+    case["decode_cpu"] = decode_cpu(samples)
     case["rss_bytes"] = float(peak.whole)
     case["private_bytes"] = float(peak.private)
     case["samples_bytes"] = float(before)
@@ -220,8 +288,9 @@ def main() -> None:
     figures = {
         f"controller_seconds_per_step{suffix}": round(case["serial"], 2),
         f"controller_rss_gib{suffix}": round(case["rss_bytes"] / 2**30, 2),
-        f"controller_egress_ratio{suffix}": round(case["put_bytes"] / case["batch_bytes"], 3),
+        f"controller_egress_ratio{suffix}": round(case["sent_bytes"] / case["batch_bytes"], 3),
         f"r3_bytes_through_controller{suffix}": case["routed_experts_held_bytes"],
+        f"decode_cpu_seconds{suffix}": round(case["decode_cpu"], 2),
         "ledger_restart_seconds": round(case["ledger_restart"], 4),
     }
     print(case)

@@ -63,11 +63,11 @@ class WorkerPool:
         process = self._process()
         try:
             result, problem = process.call(method, arguments)
-        except (EOFError, OSError) as error:
+        except (EOFError, OSError):
             raise WorkerDiedError(
                 f"an answer worker died in {method} with exit code {process.end()}: raise the memory of the "
                 "controller's pod if it was killed (exit code -9)"
-            ) from error
+            ) from None  # an OSError as the cause would count as a failure outside of the job
         self._idle.append(process)
         if problem is not None:
             raise WorkError(problem)
