@@ -166,7 +166,7 @@ class GrpoLoop:
         check_configs(self._trainers.hf, self._pool.model_configs(self._step))
 
     def _one_step(self) -> None:
-        self._record.check()
+        self._record.check_if_readable()
         step, timer = self._step + 1, StepTimer(self._clock)
         version = Version(self._step)  # generates the samples of this step
         self._report()
@@ -188,6 +188,7 @@ class GrpoLoop:
         seconds = timer.total()
         metrics["timing_s/controller_cpu"] = timer.cpu()
         metrics["data/too_long"] = float(self._source.too_long)
+        metrics["recovery/unread_records"] = float(self._record.unread)
         metrics["reward/failures"] = float(self._reward.failures)
         metrics |= self._generation.step(seconds)
         metrics["rollout/refused_prompts"] = float(len(rollouts.refused))

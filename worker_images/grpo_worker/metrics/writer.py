@@ -1,6 +1,5 @@
 """Writer of each step's metrics to JSON lines (the record), Prometheus and the job's sinks (views)."""
 
-import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,9 @@ from prometheus_client import Gauge
 
 from grpo_operator.api.v1alpha1.observability import ThresholdSpec
 from grpo_worker.common.step_log import StepLog
+from grpo_worker.metrics.sink_thread import SinkThread
 from grpo_worker.metrics.sinks import Sink
 
-log = logging.getLogger(__name__)
 _GAUGE = Gauge("grpo_metric", "Value of a training metric at the last step", ["name"])
 _MINIMUM = Gauge("grpo_metric_minimum", "Lowest value that the job calls normal", ["name"])
 _MAXIMUM = Gauge("grpo_metric_maximum", "Highest value that the job calls normal", ["name"])
@@ -19,15 +18,12 @@ _STEP = Gauge("grpo_step", "Completed training steps")
 
 
 class MetricsWriter:
-    """Writer of each step's metrics.
-
-    A sink that fails is logged once and not used again: a dashboard must not stop a job.
-    """
+    """Writer of each step's metrics. Sinks are called in threads of their own."""
 
     def __init__(self, directory: Path, sinks: Sequence[Sink], thresholds: Sequence[ThresholdSpec]) -> None:
         self.file = directory / "metrics.jsonl"
         self._log = StepLog(self.file)
-        self._sinks = list(sinks)
+        self._sinks = [SinkThread(sink) for sink in sinks]
         for bound in thresholds:
             if bound.minimum is not None:
                 _MINIMUM.labels(bound.metric).set(bound.minimum)
@@ -52,13 +48,11 @@ class MetricsWriter:
         self._log.flush()
 
     def end(self) -> None:
-        """Finish all sinks: the job is complete."""
+        """Finish all sinks: the job is complete. A slow sink is waited for, but not for long."""
         self._each(lambda sink: sink.end())
+        for sink in self._sinks:
+            sink.end()
 
     def _each(self, call: Callable[[Sink], None]) -> None:
-        for sink in list(self._sinks):
-            try:
-                call(sink)
-            except Exception:  # the client of a service may raise anything
-                log.exception("sink %s failed and is not used any more", type(sink).__name__)
-                self._sinks.remove(sink)
+        for sink in self._sinks:
+            sink.call(call)

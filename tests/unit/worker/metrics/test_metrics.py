@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from prometheus_client import REGISTRY
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_operator.api.v1alpha1.observability import MlflowSpec, ObservabilitySpec, ThresholdSpec, WandbSpec
 from grpo_worker.metrics.flops import ModelFlops, attention_width, utilisation
+from grpo_worker.metrics.sink_thread import SinkThread
 from grpo_worker.metrics.sinks import Mlflow, Sink, sinks_of
 from grpo_worker.metrics.writer import MetricsWriter
 
@@ -57,6 +60,50 @@ def test_a_failing_sink_is_disabled_and_the_others_continue(tmp_path: Path) -> N
     name = {"name": "actor/kl_loss"}
     assert REGISTRY.get_sample_value("grpo_metric", name) == 0.5
     assert REGISTRY.get_sample_value("grpo_metric_maximum", name) == 0.1
+
+
+class Slow:
+    """A service that takes nothing until it is released."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+        self.calls: list[object] = []
+
+    def begin(self, after: int) -> None:
+        self.calls.append(("begin", after))
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        self.released.wait(30)
+        self.calls.append(step)
+
+    def end(self) -> None:
+        self.calls.append("end")
+
+
+def test_a_slow_sink_stalls_no_step_and_gets_all_of_them(tmp_path: Path) -> None:
+    slow = Slow()
+    writer = MetricsWriter(tmp_path, [slow, *sinks_of(ObservabilitySpec(), "job", tmp_path)], [])
+    writer.truncate(0)
+    for step in (1, 2, 3):
+        writer.write(step, {"loss": 0.5})  # would wait for 30 s each
+    writer.flush()
+    assert len(writer.file.read_text().splitlines()) == 3 and slow.calls in ([], [("begin", 0)])
+    slow.released.set()
+    writer.end()
+    assert slow.calls == [("begin", 0), 1, 2, 3, "end"]
+
+
+def test_a_sink_that_is_far_behind_loses_the_oldest_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grpo_worker.metrics.sink_thread._WAITING", 2)
+    slow = Slow()
+    thread = SinkThread(slow)
+    for step in range(1, 7):
+        thread.call(lambda sink, step=step: sink.write(step, {}))  # type: ignore[misc]
+        while step == 1 and thread._calls:  # until the thread is inside the first call
+            time.sleep(0.01)
+    slow.released.set()
+    thread.end()
+    assert thread.dropped == 3 and slow.calls == [1, 5, 6]
 
 
 def test_mlflow_keeps_one_run_across_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,14 @@
 """Run record: the attempts, restarts and outcome of a job, which outlive its controller (``run.json``)."""
 
 import json
+import logging
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
 from grpo_worker.common.files import write_text
 
+log = logging.getLogger(__name__)
 Cause = Literal["job", "infrastructure"]
 
 
@@ -29,6 +31,7 @@ class RunRecord:
     recent_failures: int = 0  # of any cause; a step that is finished for the first time takes one away
     interrupted_step: int = 0  # the furthest step that a failure of any cause interrupted
     times_parked: int = 0  # times that the trainers waited, alive, for engines
+    unread: int = 0  # times that the record could not be read before a step
 
     @classmethod
     def load(cls, path: Path) -> "RunRecord":
@@ -64,7 +67,23 @@ class RunRecord:
         A node without a connection to the cluster keeps its controller running while Kubernetes starts
         another one elsewhere.
         """
-        newest = RunRecord.load(self.path).attempt
+        self._refuse(RunRecord.load(self.path).attempt)
+
+    def check_if_readable(self) -> None:
+        """Raise SupersededError like ``check``, if the store answers.
+
+        A store that is away for a moment must not cost a restart: each change of the record checks again, and
+        engines refuse weights of an older attempt.
+        """
+        try:
+            newest = RunRecord.load(self.path).attempt
+        except (OSError, ValueError) as error:
+            self.unread += 1
+            log.warning("%s cannot be read, and is read again before the next step: %s", self.path, error)
+        else:
+            self._refuse(newest)
+
+    def _refuse(self, newest: int) -> None:
         if newest > self.attempt:
             raise SupersededError(
                 f"attempt {newest} has begun in another controller; this one is attempt {self.attempt}"
