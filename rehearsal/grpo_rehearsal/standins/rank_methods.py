@@ -57,8 +57,8 @@ class Work:
 class RankMethods:
     """Durations and results of the calls of one gang. ``now``: returns the time.
 
-    ``layouts``: of the weights that the gang sends. ``nbytes``: by link, to which the experts that ranks fetch
-    and the layouts among the ranks are added.
+    ``layouts``: of the weights that the gang sends. ``nbytes``: by link, to which the experts that ranks
+    fetch and the layouts among the ranks are added.
     """
 
     job: Job

@@ -1,5 +1,6 @@
 """Stand-in ranks of many pods behind the controller's own worker group."""
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ def test_results_come_from_the_right_ranks_and_in_the_rows_order(
     record = PoolRecord()
     with virtual_time(Scheduler()) as scheduler:
         layouts = GangLayouts({}, small_job.plan.layout)
-        methods = RankMethods(job, lambda: scheduler.now, layouts, lambda nbytes: None)
+        methods = RankMethods(job, lambda: scheduler.now, layouts, Counter())
         infos = infos_of(1, 1, DATA, PIPELINE)
         group = WorkerGroup(
             TrainerWorker, StandInProcesses(scheduler, methods, infos, place, RankHost, record), 240.0
