@@ -12,7 +12,7 @@ from grpo_operator.api.job_config import JobConfig
 from grpo_operator.api.names import ROLLOUT, TRAINER, owner_of
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTemplate
-from grpo_operator.plan.planner.resolve import JobPlan, check_reference, resolve, with_layout
+from grpo_operator.plan.planner.resolve import JobPlan, check_reference, resolve, with_layout, with_resources
 from grpo_operator.plan.status.grpojob import layout_status
 from grpo_operator.render.config_map import job_config_map
 from grpo_operator.render.ray_cluster import job_cluster
@@ -72,7 +72,8 @@ def read_job(
     if routing_replay:
         spec, pool = _with_routing_replay(spec, pool)
     plan = resolve(spec, pool)
-    spec = with_layout(spec, layout_status(plan)) if spec.trainer.parallelism.auto else spec
+    layout = layout_status(plan)
+    spec, pool = with_layout(spec, layout), with_resources(pool, layout)
     cluster = job_cluster(job, spec, pool, _SETTINGS, False).wire()
     config_map = job_config_map(job, spec, owner_of(job).rollout_service, pool)
     config = JobConfig.model_validate(json.loads(config_map["data"]["job.json"]))

@@ -52,10 +52,24 @@ class Device(StrEnum):
 class Resources(Model):
     """Resource requests of one container; memory and GPU limits equal the requests."""
 
-    cpu: str = Field("1", pattern=r"^[0-9]+m?$|^[0-9]+\.[0-9]+$", max_length=16, description="CPU cores")
-    memory: str = Field(
-        "2Gi",
+    cpu: str | None = Field(
+        None,
+        pattern=r"^[0-9]+m?$|^[0-9]+\.[0-9]+$",
+        max_length=16,
+        description="CPU cores; default: what the plan needs",
+    )
+    memory: str | None = Field(
+        None,
         pattern=r"^[0-9]+(Ki|Mi|Gi|Ti)?$",
         max_length=16,
-        description="memory in bytes, with an optional suffix: Ki, Mi, Gi or Ti",
+        description="memory in bytes, with an optional suffix: Ki, Mi, Gi or Ti; default: what the plan "
+        "needs",
     )
+
+    def or_else(self, default: "Resources") -> "Resources":
+        """Return these resources, with those of ``default`` where none are set."""
+        return Resources(cpu=self.cpu or default.cpu, memory=self.memory or default.memory)
+
+    def requests(self) -> dict[str, str]:
+        """Return what is set, in the form of a container's requests."""
+        return {name: value for name, value in (("cpu", self.cpu), ("memory", self.memory)) if value}

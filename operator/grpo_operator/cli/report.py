@@ -3,12 +3,14 @@
 from dataclasses import asdict
 from typing import Any
 
+from grpo_operator.api.base import Device
 from grpo_operator.api.catalog.gpus import GPUS
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.cli.step_report import step_as_data, step_as_table
 from grpo_operator.plan.planner import transfer_bounds
 from grpo_operator.plan.planner.resolve import JobPlan
+from grpo_operator.plan.planner.resources import completed_job, completed_template
 from grpo_operator.plan.planner.step.job import Assumptions, step_model
 
 _SHARED = ", shared with the training pool"
@@ -28,6 +30,7 @@ def as_data(
         "layout": str(plan.layout),
         "reason": plan.reason,
         "weight_path": str(plan.weight_path),
+        "resources": _resources(spec, pool, plan),
         "stages": [],
     }
     if plan.model is None or plan.training is None:
@@ -77,6 +80,22 @@ def _pools(spec: GRPOJobSpec, pool: RolloutTemplate) -> dict[str, Any]:
     }
 
 
+def _resources(spec: GRPOJobSpec, pool: RolloutTemplate, plan: JobPlan) -> dict[str, Any]:
+    """Return the resources with which the pods are rendered: those of the spec, else the planned ones."""
+    job = completed_job(spec, plan.resources)
+    engines = completed_template(pool, plan.resources)
+    resources: dict[str, Any] = {
+        "controller": job.controller.resources.requests(),
+        "trainer": job.trainer.resources.requests(),
+        "engine": engines.resources.requests(),
+    }
+    if spec.trainer.device is Device.CUDA:
+        resources["shared_memory"] = job.scheduling.shared_memory
+    if pool.engine.return_routed_experts:
+        resources["routed_experts"] = f"{engines.engine.routed_experts_gibibytes}Gi"
+    return resources
+
+
 def _checkpoint(spec: GRPOJobSpec, plan: JobPlan, store_speed: float) -> dict[str, float]:
     assert plan.model is not None
     size = transfer_bounds.checkpoint_bytes(plan.model)
@@ -106,6 +125,7 @@ def as_table(data: dict[str, Any]) -> str:
         f"{rollout['gpus']} x {rollout['gpu_type']}{_SHARED if data['mode'] == 'colocated' else ''}",
         f"layout          {data['layout']} ({data['reason']})",
         f"weight path     {data['weight_path']}",
+        *_requests(data["resources"]),
     ]
     if not data["stages"]:
         return "\n".join([*lines, "memory          unknown: set spec.model.architecture"])
@@ -137,6 +157,20 @@ def as_table(data: dict[str, Any]) -> str:
     if "step" in data:
         lines += ["", *step_as_table(data["step"])]
     return "\n".join(lines)
+
+
+def _requests(resources: dict[str, Any]) -> list[str]:
+    """Return the lines about the resources of the pods."""
+    texts = [
+        f"{name} {resources[name]['cpu']} CPU and {resources[name]['memory']}"
+        for name in ("controller", "trainer", "engine")
+    ]
+    memory = [
+        f"{text} {resources[name]}"
+        for name, text in (("shared_memory", "/dev/shm"), ("routed_experts", "routed experts"))
+        if name in resources
+    ]
+    return [f"resources       {', '.join(texts + memory)}"]
 
 
 def _host(host: dict[str, int]) -> list[str]:

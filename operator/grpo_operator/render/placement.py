@@ -122,7 +122,8 @@ def share_host_ipc(spec: dict[str, Any]) -> None:
 
 def shared_memory(scheduling: SchedulingSpec) -> dict[str, Any]:
     """Return the pod's volume for /dev/shm."""
-    return {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": scheduling.shared_memory}}
+    limit = {"sizeLimit": scheduling.shared_memory} if scheduling.shared_memory else {}
+    return {"name": "shm", "emptyDir": {"medium": "Memory"} | limit}
 
 
 def cluster_labels(scheduling: SchedulingSpec) -> dict[str, str]:

@@ -60,7 +60,8 @@ class PodParts:
         self, name: str, image: str, resources: Resources, gpus: int = 0,
         env: dict[str, str] | None = None, command: str = "",
     ) -> dict[str, Any]:  # fmt: skip
-        limits = {"memory": resources.memory} | ({GPU: str(gpus)} if gpus else {})
+        requests = resources.requests() | ({GPU: str(gpus)} if gpus else {})
+        limits = {name: amount for name, amount in requests.items() if name != "cpu"}
         values = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} if not gpus else {}
         variables = [{"name": k, "value": v} for k, v in (values | (env or {})).items()]
         pod_name = {"fieldRef": {"fieldPath": "metadata.name"}}
@@ -69,7 +70,7 @@ class PodParts:
             "name": name,
             "image": image,
             "imagePullPolicy": self.settings.image_pull_policy,
-            "resources": {"requests": limits | {"cpu": resources.cpu}, "limits": limits},
+            "resources": {"requests": requests, "limits": limits},
             "env": [*variables, {"name": "POD_NAME", "valueFrom": pod_name}, *overlay.get("env", [])],
             "volumeMounts": list(overlay.get("volumeMounts", [])),
             # The pod's status then has the last output of a failed container, and the job's status quotes it.

@@ -142,7 +142,8 @@ class EnginePods:
 
 def _expert_memory(engine: EngineSpec) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the volume for routed experts, and its mount."""
-    memory = {"medium": "Memory", "sizeLimit": f"{engine.routed_experts_gibibytes}Gi"}
+    size = engine.routed_experts_gibibytes
+    memory = {"medium": "Memory"} | ({"sizeLimit": f"{size}Gi"} if size else {})
     mount = {"name": "routed-experts", "mountPath": ROUTED_EXPERTS}
     return {"name": "routed-experts", "emptyDir": memory}, mount
 

@@ -48,7 +48,7 @@ class RestartPolicySpec(Model):
 class ControllerSpec(WithOverlay):
     """The controller pod, which runs on a CPU node."""
 
-    resources: Resources = Field(default_factory=lambda: Resources(cpu="1", memory="2Gi"))
+    resources: Resources = Field(default_factory=Resources)
     node_selector: dict[str, str] = Field(
         default_factory=dict, max_length=16, description="labels of the nodes that the pod may run on"
     )

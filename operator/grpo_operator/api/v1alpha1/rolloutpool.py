@@ -170,12 +170,13 @@ class EngineSpec(Model):
     return_routed_experts: bool = Field(
         False, description="return the selected experts of each token; needed for algorithm.routingReplay"
     )
-    routed_experts_gibibytes: int = Field(
-        4,
+    routed_experts_gibibytes: int | None = Field(
+        None,
         ge=1,
         le=2048,
         description="memory of each pod, within its limit, for the routed experts of samples that no trainer"
-        " has read yet: tokens x layers x experts per token bytes (returnRoutedExperts only)",
+        " has read yet: tokens x layers x experts per token bytes (returnRoutedExperts only); default: room"
+        " for a step's samples at full length",
     )
     extra_args: list[Annotated[str, Field(max_length=256)]] = Field(
         default_factory=list,
@@ -207,7 +208,7 @@ class RolloutTemplate(WithOverlay):
         1, ge=1, le=512, description="number of engines that a weight version must reach to be committed"
     )
     engine: EngineSpec = Field(default_factory=EngineSpec)
-    resources: Resources = Field(default_factory=lambda: Resources(cpu="1", memory="4Gi"))
+    resources: Resources = Field(default_factory=Resources)
     node_selector: dict[str, str] = Field(
         default_factory=dict, max_length=16, description="labels of the nodes that the pods may run on"
     )

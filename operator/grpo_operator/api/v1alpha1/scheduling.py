@@ -98,11 +98,12 @@ class SchedulingSpec(Model):
         description="Secrets in the namespace with credentials of private registries",
     )
     rdma: RdmaSpec | None = None
-    shared_memory: str = Field(
-        "64Gi",
+    shared_memory: str | None = Field(
+        None,
         pattern=r"^[0-9]+(Mi|Gi|Ti)$",
         max_length=16,
-        description="size of /dev/shm in GPU pods, in bytes with a suffix: Mi, Gi or Ti",
+        description="size of /dev/shm in GPU pods, in bytes with a suffix: Mi, Gi or Ti, within the memory of"
+        " their containers; default: what the plan needs",
     )
     nccl_env: dict[str, EnvValue] = Field(
         default_factory=lambda: dict(NCCL_DEFAULTS),

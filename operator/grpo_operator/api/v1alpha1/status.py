@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from grpo_operator.api.base import Model
+from grpo_operator.api.base import Model, Resources
 from grpo_operator.api.v1alpha1.layout import Layout
 
 LONGEST_MESSAGE = 1024  # characters; longer messages of engines are cut
@@ -130,6 +130,18 @@ class PoolCount(Model):
     total: int = Field(0, description="desired members")
 
 
+class PlannedResources(Model):
+    """Resources of the pods where the spec sets none. They are kept when a newer operator plans others."""
+
+    controller: Resources
+    trainer: Resources
+    engine: Resources
+    shared_memory: str = Field(max_length=16, description="size of /dev/shm in GPU pods")
+    routed_experts_gibibytes: int = Field(
+        description="memory of each engine pod for routed experts, if the engine returns them"
+    )
+
+
 class LayoutStatus(Model):
     """Parallel layout that the operator computed from the spec."""
 
@@ -156,10 +168,11 @@ class LayoutStatus(Model):
     reason: str = Field(
         "", max_length=1024, description="reason for this layout: given in the spec, or why auto chose it"
     )
+    resources: PlannedResources | None = None
 
     def layout(self) -> Layout:
         """Return the sizes as a Layout."""
-        return Layout(**self.model_dump(exclude={"data", "stages", "bytes_per_gpu", "reason"}))
+        return Layout(**self.model_dump(exclude={"data", "stages", "bytes_per_gpu", "reason", "resources"}))
 
 
 class GRPOJobStatus(Model):

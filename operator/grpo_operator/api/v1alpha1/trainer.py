@@ -163,7 +163,7 @@ class TrainerSpec(WithOverlay):
         description="pack sequences without padding, up to this number of tokens per forward pass, instead "
         "of using microBatchSizePerGpu (verl: ppo_max_token_len_per_gpu)",
     )
-    resources: Resources = Field(default_factory=lambda: Resources(cpu="1", memory="4Gi"))
+    resources: Resources = Field(default_factory=Resources)
     node_selector: dict[str, str] = Field(
         default_factory=dict, max_length=16, description="labels of the nodes that the pods may run on"
     )

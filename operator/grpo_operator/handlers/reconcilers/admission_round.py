@@ -8,12 +8,16 @@ from pydantic import ValidationError
 from grpo_operator.api.base import Model
 from grpo_operator.api.names import Owner, owner_in_labels, owner_of, rollout_pool
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
-from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTemplate
+from grpo_operator.api.v1alpha1.status import LayoutStatus
 from grpo_operator.observe.cache import Cache
 from grpo_operator.plan import lifecycle
 from grpo_operator.plan.capacity.admission import Claim, PoolCandidate, bind, waiting
 from grpo_operator.plan.capacity.feasibility import PodRequest
 from grpo_operator.plan.capacity.pod_requests import job_requests, pool_requests
+from grpo_operator.plan.planner.resolve import RefusedError, resolve, with_layout, with_resources
+from grpo_operator.plan.planner.resources import completed_pool
+from grpo_operator.plan.status.grpojob import layout_status, settled_layout
 
 MANAGER = "rl.grpo.dev/grpo-operator"
 _Spec = TypeVar("_Spec", bound=Model)
@@ -29,6 +33,8 @@ class AdmissionRound:
         # Parsing hundreds of specs in each round would take most of its time.
         self._job_spec = _SpecCache(GRPOJobSpec)
         self._pool_spec = _SpecCache(RolloutPoolSpec)
+        # Plans of jobs that wait, by UID, with what they were made of.
+        self._layouts: dict[str, tuple[tuple[int, RolloutTemplate], LayoutStatus | None]] = {}
 
     def wait_reason(self, owner: Owner) -> str:
         """Return why the owner must wait for capacity, or "" when it need not."""
@@ -42,6 +48,10 @@ class AdmissionRound:
         """Recompute the admission from the cache."""
         self._job_spec.retain(self._cache.jobs.values())
         self._pool_spec.retain(self._cache.pools.values())
+        waiting_jobs = {
+            job["metadata"]["uid"] for job in self._cache.jobs.values() if not settled_layout(job)
+        }
+        self._layouts = {uid: plan for uid, plan in self._layouts.items() if uid in waiting_jobs}
         jobs = [pair for job in self._cache.jobs.values() if (pair := self._valid(job))]
         self._writers = bind(c for job, spec in jobs if (c := self._candidate(job, spec)))
         claims = [claim for job, spec in jobs if (claim := self._job_claim(job, spec))]
@@ -77,15 +87,47 @@ class AdmissionRound:
         if reference and self.writer(Owner("RolloutPool", owner.namespace, reference.name)) != owner:
             return None
         scaled = self._cache.pools.get((owner.namespace, rollout_pool(owner.name)))
-        own = self._pool_spec(scaled) if scaled else spec.rollout.template
-        return self._claim(job, job_requests(spec, None if reference else own))
+        own = None if reference else self._pool_spec(scaled) if scaled else spec.rollout.template
+        requests = self._requests(job, spec, own)
+        return None if requests is None else self._claim(job, requests)
+
+    def _requests(
+        self, job: dict[str, Any], spec: GRPOJobSpec, own: RolloutTemplate | None
+    ) -> list[PodRequest] | None:
+        """Return what the job's pods request; None for a job that its plan refuses."""
+        layout = settled_layout(job)
+        if layout is None:
+            reference = spec.rollout.pool_ref
+            pool = own or self._shared(job, reference.name if reference else "")
+            layout = self._layout(job, spec, pool) if pool else None
+        if layout is None:
+            return None
+        return job_requests(with_layout(spec, layout), with_resources(own, layout) if own else None)
+
+    def _shared(self, job: dict[str, Any], name: str) -> RolloutPoolSpec | None:
+        pool = self._cache.pools.get((job["metadata"]["namespace"], name))
+        return self._pool_spec(pool) if pool else None
+
+    def _layout(self, job: dict[str, Any], spec: GRPOJobSpec, pool: RolloutTemplate) -> LayoutStatus | None:
+        """Return the plan of a job that waits; None if it is refused. Each generation is planned once."""
+        meta = job["metadata"]
+        known = self._layouts.get(meta["uid"])
+        if known is None or known[0] != (meta["generation"], pool):
+            try:
+                found: LayoutStatus | None = layout_status(resolve(spec, pool))
+            except RefusedError:
+                found = None
+            known = self._layouts[meta["uid"]] = ((meta["generation"], pool), found)
+        return known[1]
 
     def _pool_claim(self, pool: dict[str, Any]) -> Claim | None:
         """Return the pool's claim; None for a pool of a job, which is part of the job's claim."""
         if owner_in_labels(pool) or pool["metadata"].get("deletionTimestamp"):
             return None
         spec = self._pool_spec(pool)
-        return None if spec is None or spec.scheduling.queue_name else self._claim(pool, pool_requests(spec))
+        if spec is None or spec.scheduling.queue_name:
+            return None
+        return self._claim(pool, pool_requests(completed_pool(spec)))
 
     def _claim(self, obj: dict[str, Any], requests: list[PodRequest]) -> Claim:
         owner = owner_of(obj)

@@ -1,6 +1,6 @@
 """Level-based reconcile of a GRPOJob: observe, decide, apply, report."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,7 +20,13 @@ from grpo_operator.plan.capacity.feasibility import infeasible, oversized_node
 from grpo_operator.plan.capacity.pod_requests import job_requests
 from grpo_operator.plan.compatibility import kuberay_problem
 from grpo_operator.plan.observed import Observed
-from grpo_operator.plan.planner.resolve import RefusedError, check_reference, resolve, with_layout
+from grpo_operator.plan.planner.resolve import (
+    RefusedError,
+    check_reference,
+    resolve,
+    with_layout,
+    with_resources,
+)
 from grpo_operator.plan.status.events import job_event
 from grpo_operator.plan.status.grpojob import job_status, layout_status, refused_status, settled_layout
 from grpo_operator.plan.status.rolloutpool import pool_status
@@ -65,7 +71,8 @@ class JobReconciler:
         except RefusedError as error:
             await self._refuse(job, error.reason, str(error), isinstance(error, WaitError))
         else:
-            await self._run(job, with_layout(spec, layout), layout, engines)
+            own = with_resources(engines.pool, layout) if engines.own else engines.pool
+            await self._run(job, with_layout(spec, layout), layout, replace(engines, pool=own))
 
     async def _run(
         self, job: dict[str, Any], spec: GRPOJobSpec, layout: LayoutStatus, engines: Engines
@@ -137,12 +144,14 @@ class JobReconciler:
             check_reference(spec, engines.pool)
         plan = resolve(spec, engines.pool)
         nodes, trainer = self._context.cache.nodes, spec.trainer
-        problem = infeasible(job_requests(spec, engines.pool if engines.own else None), nodes)
+        layout = layout_status(plan)
+        own = with_resources(engines.pool, layout) if engines.own else None
+        problem = infeasible(job_requests(with_layout(spec, layout), own), nodes)
         if spec.shares_gpus:
             problem = problem or oversized_node(trainer.gpus_per_node, trainer.node_selector, nodes)
         if problem:
             raise RefusedError(problem, "Infeasible")
-        return layout_status(plan)
+        return layout
 
     def _check_may_start(self, job: dict[str, Any], spec: GRPOJobSpec, engines: Engines) -> None:
         """Raise WaitError while KubeRay, the CRDs, the pool or the nodes are not available for this job."""

@@ -15,6 +15,7 @@ from grpo_operator.plan.capacity.pod_requests import pool_requests
 from grpo_operator.plan.compatibility import kuberay_problem
 from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.planner.resolve import RefusedError, check_pool
+from grpo_operator.plan.planner.resources import completed_pool
 from grpo_operator.plan.status.events import pool_event
 from grpo_operator.plan.status.rolloutpool import pool_status, refused_pool
 from grpo_operator.render import policies
@@ -57,7 +58,7 @@ class PoolReconciler:
                 f"metadata.name={name}: {len(name)} characters, and names of pods and services derive from "
                 f"it: use at most {LONGEST_NAME}"
             )
-        spec = RolloutPoolSpec.model_validate(pool["spec"])
+        spec = completed_pool(RolloutPoolSpec.model_validate(pool["spec"]))
         if (pool.get("status") or {}).get("engines"):
             return spec  # a running pool is not refused when nodes are lost
         check_pool(spec)

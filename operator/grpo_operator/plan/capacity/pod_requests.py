@@ -48,6 +48,6 @@ def _engines(pool: RolloutTemplate, field_name: str, shares_gpus: bool = False) 
 def _request(
     pool: str, field_name: str, count: int, parts: list[Resources], gpus: int, selector: dict[str, str]
 ) -> PodRequest:
-    cpu = sum(quantity(part.cpu) for part in parts)
-    memory = int(sum(quantity(part.memory) for part in parts))
+    cpu = sum(quantity(part.cpu or "0") for part in parts)
+    memory = int(sum(quantity(part.memory or "0") for part in parts))
     return PodRequest(pool, field_name, count, cpu, memory, gpus, selector)

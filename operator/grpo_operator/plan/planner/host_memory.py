@@ -14,7 +14,7 @@ from grpo_operator.plan.planner.training.memory import StageMemory
 from grpo_operator.plan.weight_path import job_weight_path
 
 _GIB = 2**30
-_PROCESS = 6 * _GIB  # of a rank or of an engine's scheduler: CUDA, libraries, pinned buffers (assumed)
+PROCESS = 6 * _GIB  # of a rank or of an engine's scheduler: CUDA, libraries, pinned buffers (assumed)
 _CONTROLLER, _TOKEN = 4 * _GIB, 64  # the process, and bytes of one padded token of a batch (assumed)
 _HEAD, _ACTOR = 2 * _GIB, 8 * 2**20  # Ray's head, and what it keeps of one rank (assumed)
 AGENT_MEMORY = _GIB // 2  # two chunks, the plan of a version of 100 000 slices, and the process (measured)
@@ -62,16 +62,16 @@ def host_memory(
     copies = ranks * shard * (1 + tier.replicas) if tier else 0
     version = parameters.model_bytes(model, fp8)
     staged = 2 * version // trainer.nodes  # the version that engines read, and the next one
-    tokens = spec.data.train_batch_size * spec.algorithm.samples_per_prompt * spec.data.total_length
+    tokens = batch_tokens(spec)
     return HostMemory(
-        trainer=ranks * _PROCESS + moved + saving + copies + staged,
+        trainer=ranks * PROCESS + moved + saving + copies + staged,
         moved=moved,
         saving=saving,
         copies=copies,
         staged=staged,
-        engine=engine.gpus_per_node * _PROCESS,
+        engine=engine.gpus_per_node * PROCESS,
         agent=AGENT_MEMORY + (version if keeps_versions(spec, pool) else 0),
-        controller=_CONTROLLER + _TOKEN * tokens,
+        controller=controller_memory(tokens),
         head=head_memory(trainer.world),
         shared=ranks * _NCCL + _BATCH_TOKEN * tokens,
         batch=_BATCH_TOKEN * tokens,
@@ -82,6 +82,16 @@ def keeps_versions(spec: GRPOJobSpec, pool: RolloutTemplate) -> bool:
     """Return whether agents hold whole versions: deltas change the one before, and NIXL reads whole blobs."""
     path = job_weight_path(spec, pool)
     return path.delta or path.staged == "nixl"
+
+
+def batch_tokens(spec: GRPOJobSpec) -> int:
+    """Return the padded tokens of a step."""
+    return spec.data.train_batch_size * spec.algorithm.samples_per_prompt * spec.data.total_length
+
+
+def controller_memory(tokens: int) -> int:
+    """Return the bytes of the controller in a job of ``tokens`` padded tokens a step."""
+    return _CONTROLLER + _TOKEN * tokens
 
 
 def head_memory(ranks: int) -> int:

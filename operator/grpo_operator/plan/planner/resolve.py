@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, replace
 
-from grpo_operator.api.base import Device
+from grpo_operator.api.base import Device, Resources
 from grpo_operator.api.catalog.gpus import GPUS, RESERVED, Gpu
-from grpo_operator.api.v1alpha1.grpojob import ControllerSpec, GRPOJobSpec, check_context
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec, check_context
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutPoolSpec, RolloutTemplate
-from grpo_operator.api.v1alpha1.status import LayoutStatus
-from grpo_operator.api.v1alpha1.trainer import ParallelismSpec, TrainerSpec
+from grpo_operator.api.v1alpha1.status import LayoutStatus, PlannedResources
+from grpo_operator.api.v1alpha1.trainer import ParallelismSpec
 from grpo_operator.api.weight_path import WeightPath
 from grpo_operator.plan.capacity.feasibility import quantity
 from grpo_operator.plan.planner.engines import shape as engine_rules
@@ -16,6 +16,7 @@ from grpo_operator.plan.planner.engines.memory import EngineMemory, engine_memor
 from grpo_operator.plan.planner.engines.shape import EngineShape
 from grpo_operator.plan.planner.host_memory import HostMemory, host_memory, shortages
 from grpo_operator.plan.planner.model.shape import ModelShape
+from grpo_operator.plan.planner.resources import completed_job, completed_template, job_resources
 from grpo_operator.plan.planner.training.memory import BF16, FP32, StageMemory
 from grpo_operator.plan.planner.training.search import TrainingPool, feasible, nearest, worst
 from grpo_operator.plan.weight_path import (
@@ -26,6 +27,14 @@ from grpo_operator.plan.weight_path import (
 
 _LAYOUT, _ENGINE = "spec.trainer.parallelism", "spec.rollout.template.engine"
 _POOL_ENGINE = "spec.engine"
+# Defaults of jobs that were accepted before resources were planned: their pods must not change.
+_BEFORE = PlannedResources(
+    controller=Resources(cpu="1", memory="2Gi"),
+    trainer=Resources(cpu="1", memory="4Gi"),
+    engine=Resources(cpu="1", memory="4Gi"),
+    shared_memory="64Gi",
+    routed_experts_gibibytes=4,
+)
 
 
 class RefusedError(ValueError):
@@ -41,7 +50,8 @@ class JobPlan:
     """Layout and memory of a job, and the path of its weights into the engines.
 
     ``stages`` is empty when the operator does not know the model; ``engine_memory`` and ``host`` are None
-    then, and also without GPUs. ``reason``: why this layout was chosen.
+    then, and also without GPUs. ``reason``: why this layout was chosen. ``resources``: of containers for
+    which the spec sets none.
     """
 
     layout: Layout
@@ -52,6 +62,7 @@ class JobPlan:
     engine_memory: EngineMemory | None
     reason: str
     weight_path: WeightPath
+    resources: PlannedResources
     host: HostMemory | None = None
 
 
@@ -75,7 +86,8 @@ def resolve(spec: GRPOJobSpec, pool: RolloutTemplate) -> JobPlan:
             )
         layout = sizes.layout(spec.trainer.world)
         reason = "given; the operator does not know the model"
-        return JobPlan(layout, None, None, (), engine, None, reason, path)
+        resources = job_resources(spec, pool, None, (), None)
+        return JobPlan(layout, None, None, (), engine, None, reason, path, resources)
     model = ModelShape.from_hf(config)
     training = training_pool(spec, pool, model)
     if spec.shares_gpus:
@@ -86,7 +98,8 @@ def resolve(spec: GRPOJobSpec, pool: RolloutTemplate) -> JobPlan:
         _check_memory(training, layout, stages, spec)
     memory = _engine(model, engine, pool.engine, _ENGINE)
     host = _host(spec, pool, model, stages, engine) if memory is not None else None
-    return JobPlan(layout, model, training, stages, engine, memory, reason, path, host)
+    resources = job_resources(spec, pool, model, stages, host)
+    return JobPlan(layout, model, training, stages, engine, memory, reason, path, resources, host)
 
 
 def _host(
@@ -100,20 +113,16 @@ def _host(
     if spec.trainer.device is not Device.CUDA:
         return None
     need = host_memory(spec, pool, model, stages, engine.fp8)
-    given = {"spec.scheduling.sharedMemory": int(quantity(spec.scheduling.shared_memory))}
-    for field, of in (("trainer", spec.trainer), ("controller", spec.controller)):
-        _add_given(given, f"spec.{field}", of)
+    fields = {
+        "spec.trainer.resources.memory": spec.trainer.resources.memory,
+        "spec.controller.resources.memory": spec.controller.resources.memory,
+        "spec.scheduling.sharedMemory": spec.scheduling.shared_memory,
+    }
+    given = {field: int(quantity(size)) for field, size in fields.items() if size is not None}
     problems = shortages(spec, pool, need, given)
     if problems:
         raise RefusedError("; ".join(problems), "Infeasible")
     return need
-
-
-def _add_given(given: dict[str, int], field: str, of: ControllerSpec | TrainerSpec) -> None:
-    # The API server writes the default into objects: whoever leaves it has decided nothing.
-    default = type(of).model_fields["resources"].get_default(call_default_factory=True)
-    if of.resources != default:
-        given[f"{field}.resources.memory"] = int(quantity(of.resources.memory))
 
 
 def check_pool(spec: RolloutPoolSpec) -> None:
@@ -168,10 +177,15 @@ def check_reference(spec: GRPOJobSpec, pool: RolloutPoolSpec) -> None:
 
 
 def with_layout(spec: GRPOJobSpec, layout: LayoutStatus) -> GRPOJobSpec:
-    """Return the spec with explicit sizes in place of ``auto``, as the ranks read it."""
+    """Return the spec with explicit sizes in place of ``auto``, as the ranks read it, and with resources."""
     sizes = {name: getattr(layout, name) for name in ParallelismSpec.model_fields if name != "auto"}
     trainer = spec.trainer.model_copy(update={"parallelism": ParallelismSpec(**sizes)})
-    return spec.model_copy(update={"trainer": trainer})
+    return completed_job(spec.model_copy(update={"trainer": trainer}), layout.resources or _BEFORE)
+
+
+def with_resources(pool: RolloutTemplate, layout: LayoutStatus) -> RolloutTemplate:
+    """Return the job's own pool with the resources that were planned when the job was accepted."""
+    return completed_template(pool, layout.resources or _BEFORE)
 
 
 def engine_shape(engine: EngineSpec) -> EngineShape:

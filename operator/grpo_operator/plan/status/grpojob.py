@@ -118,6 +118,7 @@ def layout_status(plan: JobPlan) -> LayoutStatus:
         stages=[stage.layers for stage in plan.stages],
         bytes_per_gpu=[stage.total for stage in plan.stages],
         reason=plan.reason,
+        resources=plan.resources,
     )
 
 

@@ -34,7 +34,7 @@ def _spec(**changes: Any) -> dict[str, Any]:
         *parents, last = path.split("__")
         target = spec
         for parent in parents:
-            target = target[parent]
+            target = target.setdefault(parent, {})
         if value is None:
             del target[last]
         else:
@@ -142,7 +142,10 @@ def test_a_pool_that_drafts_is_checked_with_its_jobs() -> None:
         ({"trainer__resources__memory": "500Gi"}, "spec.trainer.resources.memory=500Gi: data alone take"),
         ({"controller__resources__memory": "6Gi"}, "spec.controller.resources.memory=6Gi"),
         ({"scheduling__sharedMemory": "1Gi"}, "spec.scheduling.sharedMemory=1Gi"),
-        ({"checkpoint__memory": {"everySteps": 1}}, "spec.trainer.resources.memory"),
+        (
+            {"checkpoint__memory": {"everySteps": 1}, "trainer__resources__memory": "900Gi"},
+            "spec.trainer.resources.memory",
+        ),
     ],
 )
 def test_host_memory_that_is_too_small_is_refused(changes: dict[str, Any], field: str) -> None:

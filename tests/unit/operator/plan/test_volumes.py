@@ -117,7 +117,9 @@ def test_fetched_files_are_mounted_from_the_store_when_complete() -> None:
         assert f"until [ -f /store/{directory}/COMPLETE ]; do" in wait["args"][0]
         assert mounts(pods[pool], "/store")["wait-for-model"]["readOnly"] is True
         limit = quantity(wait["resources"]["requests"]["memory"])
-        assert limit < quantity(AGENT_RESOURCES.memory), "pods that wait ask for no more than those that run"
+        assert limit < quantity(AGENT_RESOURCES.requests()["memory"]), (
+            "pods that wait ask for no more than those that run"
+        )
 
 
 def test_a_waiting_pod_ends_on_sigterm() -> None:
@@ -166,7 +168,7 @@ def test_the_folder_in_the_store_depends_on_source_and_content() -> None:
 def test_an_overlay_applies_to_the_fetch_container() -> None:
     env = [{"name": "AWS_PROFILE", "value": "p"}]
     overlay = {"spec": {"initContainers": [{"name": "fetch", "env": env}]}}
-    controller = job()["spec"]["controller"] | {"podTemplate": overlay}
+    controller = {"podTemplate": overlay}
     (fetch,) = rendered(URI, controller=controller)["controller"]["initContainers"]
     assert env[0] in fetch["env"] and fetch["image"] == "trainer:1"
 
