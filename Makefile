@@ -57,7 +57,7 @@ slow:  ## tests that take minutes and rarely break
 	$(DEV) prepare
 	$(PYTEST) tests/worker tests/e2e -v --timeout=1800 --durations=0 -m slow
 
-rehearse: env  ## a step of 512 GPUs with the real controller on virtual time; writes benchmarks/results/rehearsal.json
+rehearse: env  ## a step of 512 GPUs on virtual time, and short ones of all manifests; writes benchmarks/results/rehearsal.json
 	PYTHONPATH=devcluster:rehearsal $(VENV)/python -m grpo_rehearsal.benchmark
 
 bench-operator:  ## many jobs on KWOK nodes; writes benchmarks/results/operator.json

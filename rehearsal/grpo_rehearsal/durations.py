@@ -29,7 +29,7 @@ class Assumptions:
     bytes/s of one node from its GPUs to host memory, when a version is staged. ``process_start``,
     ``rendezvous``: seconds of the ranks' start, and of a transfer group. ``planning``: seconds in which the
     ranks exchange their layouts and plan the transfers. ``engine_restart``: seconds until a dead server
-    answers again.
+    answers again. ``memory_turn``: seconds in which a colocated engine releases or takes its memory.
     """
 
     mean_response: float | None = None
@@ -40,6 +40,7 @@ class Assumptions:
     rendezvous: float = 30.0
     planning: float = 4.0
     engine_restart: float = 240.0
+    memory_turn: float = 2.0
 
 
 class Durations:
@@ -129,7 +130,9 @@ class Durations:
         direct = self.model.update_weights()
         own = replace(self.model, transfer=replace(self.model.transfer, update_bytes=0.0))
         staged = own.update_weights() + self.version_bytes / wire
-        return UpdateTimes(join=self.assumed.rendezvous, take=direct, fetch=staged)
+        return UpdateTimes(
+            join=self.assumed.rendezvous, take=direct, fetch=staged, turn=self.assumed.memory_turn
+        )
 
     @property
     def _network(self) -> float:

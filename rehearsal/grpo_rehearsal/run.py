@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_operator.api.job_config import JobConfig
+from grpo_operator.api.v1alpha1.data import GYM
 from grpo_rehearsal.cluster import Cluster
 from grpo_rehearsal.durations import Durations
 from grpo_rehearsal.job import RehearsedJob
@@ -33,6 +34,8 @@ from grpo_worker.roles.trainer import TrainerWorker
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.engine_pool import RolloutPool
 from grpo_worker.rollout.sampling import sampling_params
+
+_PROMPTS = f"{GYM}gcd"  # instead of files
 
 log = logging.getLogger(__name__)
 
@@ -142,10 +145,16 @@ class _Pools:
 
 
 def _here(config: JobConfig, scenario: Scenario, folder: Path) -> JobConfig:
-    """Return the controller's file with paths on this machine and the scenario's number of steps."""
+    """Return the controller's file with paths on this machine and the scenario's number of steps.
+
+    Prompts from files, and what judges their responses, are replaced: the files are not here.
+    """
     spec = config.spec
     model = spec.model.model_copy(update={"path": str(folder / "model")})
     spec = spec.model_copy(update={"model": model, "total_steps": scenario.steps})
+    if not spec.data.train.startswith(GYM):
+        data = spec.data.model_copy(update={"train": _PROMPTS, "volume": None})
+        spec = spec.model_copy(update={"data": data, "reward": None})
     return config.model_copy(update={"spec": spec, "store": folder / "store"})
 
 

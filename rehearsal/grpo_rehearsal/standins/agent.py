@@ -23,12 +23,14 @@ from grpo_worker.weightsync.protocol.group_offer import GroupOffer
 class UpdateTimes:
     """Seconds of an engine's updates. ``join``: of a transfer group. ``take``: of a direct transfer.
 
-    ``fetch``: of a staged version, over the network and into the engine.
+    ``fetch``: of a staged version, over the network and into the engine. ``turn``: of releasing or taking
+    GPU memory that the trainers use too.
     """
 
     join: float
     take: float
     fetch: float
+    turn: float = 0.0
 
 
 class StandInAgent:
@@ -97,6 +99,8 @@ class StandInAgent:
             return self._take(int(body["version"]), str(body["link"]))
         if path == "/v1/sync":
             return self._sync(int(body["version"]), str(body.get("link") or ""))
+        if path == "/v1/turn":
+            return self._turn(list(body["parts"]))
         return Answer(404, b'{"error": "not found"}')
 
     def _join(self, offer: GroupOffer) -> Answer:
@@ -126,6 +130,15 @@ class StandInAgent:
             return Answer(body=json.dumps(self._status() | {"seconds": {}}).encode())
         self._begin_update("an update is fetched")
         return self._later(self._times.fetch, "sync", lambda: self._serve("sync", version))
+
+    def _turn(self, parts: list[str]) -> Answer:
+        """Hold exactly these parts of the GPU memory; a server without its weights serves nothing."""
+        if not parts:
+            self._engine.pause()
+            self._engine.version = None
+            self._group, self._delivered = "", None
+            self._change(EngineState.STALE, "the trainers use the GPUs")
+        return self._later(self._times.turn, "turn", dict)
 
     def _begin_update(self, reason: str) -> None:
         self._engine.pause()

@@ -80,6 +80,8 @@ class _Waits:
                 return _REAL_WAIT(self, timeout)
             if not self._is_owned():
                 raise RuntimeError("cannot wait on un-acquired lock")
+            if timeout is not None and timeout <= 0:
+                return False  # executors wait no time, and hold a real lock that others need
             waiter = scheduler.waiter()
             self._waiters.append(waiter)
             saved = self._release_save()

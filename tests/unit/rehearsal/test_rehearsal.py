@@ -5,11 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
-from grpo_rehearsal.job import RehearsedJob
+from grpo_rehearsal.job import RehearsedJob, read_job
 from grpo_rehearsal.main import main
 from grpo_rehearsal.report.summary import summary
-from grpo_rehearsal.run import Outcome
+from grpo_rehearsal.run import Outcome, rehearse
 from grpo_rehearsal.scenario import Scenario, parse_pair
 
 SAMPLES = 64
@@ -106,6 +107,25 @@ def test_late_engines_receive_the_staged_version(rehearsed: Rehearse) -> None:
     outcome = rehearsed(Scenario(name="late", late_engines=((0, 120.0), (1, 150.0))))
     assert summary(outcome)["phase"] == "Succeeded"
     assert outcome.cluster.agents[1].received["sync"] > 0
+
+
+def test_engines_and_trainers_take_turns_on_shared_gpus(small_manifest: Path, tmp_path: Path) -> None:
+    body = yaml.safe_load(small_manifest.read_text())
+    spec, template = body["spec"], body["spec"]["rollout"]["template"]
+    spec["mode"] = "colocated"
+    del spec["trainer"]["resources"]
+    spec["trainer"]["offload"] = {"parameters": True, "gradients": True, "optimizer": True}
+    template["replicas"] = 1
+    template["engine"] |= {"tensorParallel": 8, "gpusPerNode": 8, "memoryFraction": 0.8}
+    spec["data"] |= {"train": "/data/prompts.jsonl"}
+    spec["reward"] = {"builtin": "math"}
+    small_manifest.write_text(yaml.safe_dump(body))
+    outcome = rehearse(read_job(small_manifest), Scenario(name="turns", steps=2), tmp_path / "turns")
+    assert summary(outcome)["phase"] == "Succeeded"
+    (agent,) = outcome.cluster.agents
+    turns = [begin for begin, _, kind in agent.updates if kind == "turn"]
+    assert len(turns) >= 2 + 2 * 2, "once around the engines' start, and around each generation"
+    assert agent.received["sync"] > 0
 
 
 def test_the_command_writes_the_report_and_a_picture(

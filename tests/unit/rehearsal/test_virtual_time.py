@@ -28,6 +28,21 @@ def test_executors_and_the_main_thread_share_the_time() -> None:
         assert time.monotonic() - began == 60
 
 
+def test_two_executors_take_work_at_the_same_time() -> None:
+    """A submit holds a lock of all executors, and looks for an idle thread without waiting."""
+
+    def submit(pool: ThreadPoolExecutor) -> list[None]:
+        return list(pool.map(time.sleep, [1, 1]))
+
+    with virtual_time(Scheduler()), ThreadPoolExecutor(2) as one, ThreadPoolExecutor(2) as other:
+        threads = [threading.Thread(target=submit, args=(pool,)) for pool in (one, other)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert time.monotonic() == 1
+
+
 def test_waits_with_a_timeout_end_at_it() -> None:
     with virtual_time(Scheduler()):
         event, lines = threading.Event(), queue.Queue[int]()

@@ -151,3 +151,12 @@ def test_fp8_needs_shards_of_whole_blocks() -> None:
     held = list(trainer_side(V3, odd, lambda _: 0))
     with pytest.raises(RegionError, match="cuts a block"):
         atoms(tensors_of(V3, fp8=True), held, engine_side(V3, EngineShape(16, 16), 1), 8 << 20)
+
+
+def test_qwen3_experts_are_held_by_the_ranks_that_own_them() -> None:
+    hf = architecture("qwen3-30b-a3b") | {"num_hidden_layers": 1}
+    held = trainer_side(hf, Layout(8, expert=4), lambda _: 0)
+    ranks = {part.tensor: part.ranks for part in held if part.tensor.endswith("gate_proj.weight")}
+    assert ranks["model.layers.0.mlp.experts.0.gate_proj.weight"] == (0, 4)
+    assert ranks["model.layers.0.mlp.experts.127.gate_proj.weight"] == (3, 7)
+    assert len(ranks) == 128

@@ -61,7 +61,7 @@ def trainer_side(hf: Mapping[str, Any], layout: Layout, stage_of: Callable[[int]
             ranks = [[base + copy * cut + i for copy in range(copies)] for i in range(cut)]
         else:
             cut = layout.expert_tensor
-            owner = expert * layout.expert // hf["n_routed_experts"]
+            owner = expert * layout.expert // _experts(hf)
             first = base + owner * cut
             stride = layout.expert * cut
             ranks = [[first + copy * stride + i for copy in range(layout.expert_data)] for i in range(cut)]
@@ -78,7 +78,7 @@ def engine_side(hf: Mapping[str, Any], engine: EngineShape, engines: int) -> Ite
             cut = engine.attention
             own = [[i + copy * cut for copy in range(engine.tensor // cut)] for i in range(cut)]
         else:
-            owner = expert * engine.expert // hf["n_routed_experts"]
+            owner = expert * engine.expert // _experts(hf)
             own = [[owner * sharing + i] for i in range(sharing)]
         ranks = [[start + i for start in starts for i in who] for who in own]
         yield from (Needed(name, box, tuple(who)) for box, who in _cut(name, tensor, ranks))
@@ -103,6 +103,11 @@ def _stage(name: str, layout: Layout, stage_of: Callable[[int], int]) -> int:
     if name.startswith("model.layers."):
         return stage_of(int(name.split(".")[2]))
     return 0 if name.startswith("model.embed_tokens") else layout.pipeline - 1
+
+
+def _experts(hf: Mapping[str, Any]) -> int:
+    """Return the number of routed experts of a layer, which DeepSeek-V3 and Qwen3-MoE name differently."""
+    return int(hf["n_routed_experts"] if "n_routed_experts" in hf else hf["num_experts"])
 
 
 def _expert(name: str) -> int | None:

@@ -1,0 +1,52 @@
+"""Manifests that the rehearsal's benchmark checks: which they are, and what counts."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from grpo_devcluster.paths import REPO
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_rehearsal import benchmark
+from grpo_rehearsal.manifests import agrees, gpu_manifests, plan_fits
+
+
+def test_every_manifest_with_gpus_is_checked_and_fits() -> None:
+    found = dict(gpu_manifests())
+    names = {file.stem for file in (REPO / "manifests").glob("*.yaml")}
+    assert {file.stem for file in found} == names - {"tiny-moe"}
+    assert all(map(plan_fits, found.values()))
+    published = json.loads((REPO / "benchmarks" / "results" / "rehearsal.json").read_text())["figures"]
+    assert published["manifests_checked"] == len(found)
+
+
+def test_a_manifest_that_does_not_fit_is_found() -> None:
+    (body,) = [spec.wire() for file, spec in gpu_manifests() if file.stem == "deepseek-v3-512xh100"]
+    body["trainer"]["resources"] = {"memory": "4Gi"}
+    assert not plan_fits(GRPOJobSpec.model_validate(body))
+
+
+@pytest.mark.parametrize(
+    ("planner", "sglang", "same"),
+    [(1000, 1001, True), (1000, 1010, False), ("refused", 1000, False), (1000, "refused", False)],
+)
+def test_engines_agree_when_both_have_the_same_weights(
+    planner: int | str, sglang: int | str, same: bool
+) -> None:
+    assert agrees({"planner": planner, "sglang": sglang}) is same
+
+
+def test_only_manifests_that_pass_every_check_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [file.stem for file, _ in gpu_manifests()]
+    built, ended = [True] * len(files), ["Succeeded"] * len(files)
+    built[0], ended[1] = False, "Failed"
+    phases = dict(zip(files, ended, strict=True))
+
+    def run(manifest: Path, name: str, options: tuple[str, ...]) -> dict[str, str]:
+        assert name == benchmark.ALL_MANIFESTS and "--prompts" in options
+        return {"phase": phases[manifest.stem]}
+
+    monkeypatch.setattr(benchmark, "engines_built", lambda specs: built)
+    monkeypatch.setattr(benchmark, "run", run)
+    passed = benchmark.check_manifests()
+    assert [name for name, good in passed.items() if not good] == files[:2]
