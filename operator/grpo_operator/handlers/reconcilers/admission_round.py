@@ -15,7 +15,7 @@ from grpo_operator.plan import lifecycle
 from grpo_operator.plan.capacity.admission import Claim, PoolCandidate, bind, waiting
 from grpo_operator.plan.capacity.feasibility import PodRequest
 from grpo_operator.plan.capacity.pod_requests import job_requests, pool_requests
-from grpo_operator.plan.planner.resolve import RefusedError, resolve, with_layout, with_resources
+from grpo_operator.plan.planner.resolve import resolve, with_layout, with_resources
 from grpo_operator.plan.planner.resources import completed_pool
 from grpo_operator.plan.status.grpojob import layout_status, settled_layout
 
@@ -115,7 +115,7 @@ class AdmissionRound:
         if known is None or known[0] != (meta["generation"], pool):
             try:
                 found: LayoutStatus | None = layout_status(resolve(spec, pool))
-            except RefusedError:
+            except ValueError:  # RefusedError too: one job must not end the round of all
                 found = None
             known = self._layouts[meta["uid"]] = ((meta["generation"], pool), found)
         return known[1]
