@@ -16,7 +16,7 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.plan.planner.training.stages import stage_layers
 from grpo_worker.weightsync.planner.bound import lower_bound
 from grpo_worker.weightsync.planner.layouts import EngineShape, engine_side, tensors_of, trainer_side
-from grpo_worker.weightsync.planner.regions import Atom, Box, Held, Needed, RegionError, Tensor, atoms
+from grpo_worker.weightsync.planner.regions import FP8, Atom, Box, Held, Needed, RegionError, Tensor, atoms
 from grpo_worker.weightsync.planner.routes import Routes, plan_id, route
 
 V3 = architecture("deepseek-v3")
@@ -36,7 +36,7 @@ def cases(draw: st.DrawFn) -> tuple[dict[str, Tensor], list[Held], list[Needed]]
         scaled = draw(st.booleans())
         rows, columns = (draw(st.integers(1, 3)) * 128 + draw(st.sampled_from([0, 64])) for _ in range(2))
         name = f"t{number}"
-        tensors[name] = Tensor(rows, columns, 8 if scaled else 16, scaled)
+        tensors[name] = Tensor(rows, columns, FP8 if scaled else "bfloat16")
         holders = st.sets(st.integers(0, ranks - 1), min_size=1).map(tuple)
         held += [Held(name, box, draw(holders)) for box in _cut(draw, tensors[name].box)]
         for gpu_set in draw(st.lists(st.sets(st.integers(0, gpus - 1), min_size=1), min_size=1, max_size=2)):
@@ -122,7 +122,7 @@ def test_the_bound_of_a_small_case_equals_the_one_by_hand() -> None:
 )
 def test_mismatched_layouts_are_refused(held: Any, needed: Any, text: str) -> None:
     with pytest.raises(RegionError, match=text):
-        atoms({"a": Tensor(256, 256, 8, scaled=True)}, held, needed, 1 << 20)
+        atoms({"a": Tensor(256, 256, FP8)}, held, needed, 1 << 20)
 
 
 def _deepseek(fp8: bool, engine: EngineShape, engines: int) -> tuple[list[Atom], Routes]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_worker.megatron.families.registry import family_of
-from grpo_worker.weightsync.planner.regions import Box, Held, Needed, Tensor
+from grpo_worker.weightsync.planner.regions import FP8, Box, Held, Needed, Tensor
 
 # Dimension that tensor parallelism shards; other tensors are whole on every rank.
 _ROWS = ("embed_tokens.weight", "lm_head.weight", "q_proj.weight", "q_b_proj.weight", "kv_b_proj.weight",
@@ -38,9 +38,9 @@ def tensors_of(hf: Mapping[str, Any], fp8: bool = False) -> dict[str, Tensor]:
     for name, shape in family_of(dict(hf)).shapes(dict(hf)).items():
         rows, columns = (shape[0], shape[1] if len(shape) > 1 else 1)
         if name.endswith("e_score_correction_bias"):
-            tensors[name] = Tensor(rows, columns, 32)
+            tensors[name] = Tensor(rows, columns, "float32")
         elif fp8 and len(shape) == 2 and not name.endswith(_NOT_FP8):
-            tensors[name] = Tensor(rows, columns, 8, scaled=True)
+            tensors[name] = Tensor(rows, columns, FP8)
         else:
             tensors[name] = Tensor(rows, columns)
     return tensors

@@ -4,7 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 BLOCK = 128  # rows and columns that share one scale in FP8
-_SCALE = 4  # bytes of a scale
+SCALE_BYTES = 4  # of an fp32 scale
+FP8 = "float8_e4m3fn"
+ITEM_BYTES = {FP8: 1, "bfloat16": 2, "float16": 2, "float32": 4}
 
 
 class RegionError(ValueError):
@@ -34,15 +36,23 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A Hugging Face tensor as it is sent.
+    """A Hugging Face tensor as it is sent; a tensor of more dimensions is rows of flattened columns.
 
-    ``bits``: of an element. ``scaled``: FP8 with one fp32 scale for each block of 128 x 128, sent with it.
+    ``dtype``: torch's name. A tensor in FP8 has one fp32 scale for each block of 128 x 128, sent with it.
     """
 
     rows: int
     columns: int = 1
-    bits: int = 16
-    scaled: bool = False
+    dtype: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ITEM_BYTES:
+            raise RegionError(f"dtype must be one of {sorted(ITEM_BYTES)}, got {self.dtype!r}")
+
+    @property
+    def scaled(self) -> bool:
+        """Whether scales are sent with the values."""
+        return self.dtype == FP8
 
     @property
     def box(self) -> Box:
@@ -50,14 +60,26 @@ class Tensor:
         return Box(0, self.rows, 0, self.columns)
 
     def nbytes(self, box: Box) -> int:
-        """Return the bytes of a region. Raises RegionError if it cuts a block of a scaled tensor."""
+        """Return the bytes of a region, with its scales."""
+        return self.value_bytes(box) + self.scale_bytes(box)
+
+    def value_bytes(self, box: Box) -> int:
+        """Return the bytes of a region's values."""
+        return box.size * ITEM_BYTES[self.dtype]
+
+    def scale_bytes(self, box: Box) -> int:
+        """Return the bytes of a region's scales. Raises RegionError if it cuts a block of a scaled tensor."""
         if not self.scaled:
-            return box.size * self.bits // 8
+            return 0
         for start, stop, end in ((box.top, box.bottom, self.rows), (box.left, box.right, self.columns)):
             if start % BLOCK or (stop % BLOCK and stop != end):
                 raise RegionError(f"{box} of {self.rows} x {self.columns} cuts a block of {BLOCK} x {BLOCK}")
-        blocks = -(-(box.bottom - box.top) // BLOCK) * -(-(box.right - box.left) // BLOCK)
-        return box.size * self.bits // 8 + blocks * _SCALE
+        return scale_box(box).size * SCALE_BYTES
+
+
+def scale_box(box: Box) -> Box:
+    """Return the region of the scales that belong to a region of values."""
+    return Box(box.top // BLOCK, -(-box.bottom // BLOCK), box.left // BLOCK, -(-box.right // BLOCK))
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,14 +48,18 @@ class Routes:
         return max([*self.sent.values(), *self.received.values()], default=0)
 
 
-def route(atoms: Sequence[Atom], node: Node, bundle: int = 16 << 20) -> Routes:
+def route(
+    atoms: Sequence[Atom], node: Node, bundle: int = 16 << 20, sent: Mapping[int, int] | None = None
+) -> Routes:
     """Choose a sender and a landing GPU for every (atom, node).
+
+    ``sent``: bytes that each trainer rank already sends to other engines; the result's ``sent`` includes them.
 
     Atoms with the same senders and receivers are bundled: all of them if there is no choice, otherwise in
     bundles of at least ``bundle`` bytes. Groups with the fewest senders come first, and among them the
     largest, so that the later groups can even out the load.
     """
-    sent: dict[int, int] = defaultdict(int)
+    sent = defaultdict(int, sent or {})
     received: dict[int, int] = defaultdict(int)
     routes: list[Route] = []
     for ranks, gpus, indices in _grouped(atoms):

@@ -10,7 +10,7 @@ from grpo_worker.weightsync.sglang_plugin.load_tracer import Copy, LoadTrace
 
 
 @dataclass(slots=True)
-class _Step:
+class Step:
     """One copy from a bucket to ``target``, a view of a parameter.
 
     ``dtype``, ``size``, ``stride``: of the source, which begins at byte ``start`` of the bucket.
@@ -32,10 +32,17 @@ class CopyPlan:
     ``reads``: byte ranges of the bucket that the copies read.
     """
 
-    steps: tuple[_Step, ...]
+    steps: tuple[Step, ...]
     by_loader: frozenset[str]
     storages: frozenset[int]
     reads: tuple[ByteRange, ...]
+
+    @classmethod
+    def of(cls, steps: Iterable[Step]) -> "CopyPlan":
+        """Return the plan of ``steps``, with adjacent ones merged."""
+        merged_steps = tuple(_merged(list(steps)))
+        targets = storages(step.target for step in merged_steps)
+        return cls(merged_steps, frozenset(), targets, tuple(merged(_reads(step) for step in merged_steps)))
 
     def replay(self, flat: torch.Tensor) -> None:
         """Copy the bytes of ``flat`` (uint8 [bytes of the bucket]) into the parameters."""
@@ -61,7 +68,7 @@ def _plain(target: torch.Tensor, source: torch.Tensor) -> bool:
     return target.dtype == source.dtype and target.is_contiguous() and source.is_contiguous()
 
 
-def _source(flat: torch.Tensor, step: _Step) -> torch.Tensor:
+def _source(flat: torch.Tensor, step: Step) -> torch.Tensor:
     """Return the view of the bucket that a step reads."""
     elements = len(flat) // step.dtype.itemsize
     whole = flat[: elements * step.dtype.itemsize].view(step.dtype)
@@ -81,7 +88,7 @@ def make_copy_plan(
     for group in partners:
         if by_loader & set(group):
             by_loader |= set(group)
-    steps: list[_Step] = []
+    steps: list[Step] = []
     for name, copies in load_trace.copies.items():
         if name not in by_loader:
             steps.extend(_step(copy, flat) for copy in copies)
@@ -90,20 +97,20 @@ def make_copy_plan(
     return CopyPlan(tuple(steps), frozenset(by_loader), storages(step.target for step in steps), tuple(reads))
 
 
-def _reads(step: _Step) -> ByteRange:
+def _reads(step: Step) -> ByteRange:
     """Return the range from the first byte that a step reads to its last."""
     last = sum((size - 1) * stride for size, stride in zip(step.size, step.stride, strict=True))
     return step.start, step.start + (last + 1) * step.dtype.itemsize
 
 
-def _step(copy: Copy, flat: torch.Tensor) -> _Step:
+def _step(copy: Copy, flat: torch.Tensor) -> Step:
     start = copy.source.data_ptr() - flat.data_ptr()
-    return _Step(copy.target, copy.source.dtype, start, tuple(copy.source.shape), copy.source.stride())
+    return Step(copy.target, copy.source.dtype, start, tuple(copy.source.shape), copy.source.stride())
 
 
-def _merged(steps: list[_Step]) -> list[_Step]:
+def _merged(steps: list[Step]) -> list[Step]:
     """Merge steps that are adjacent in source and target, for example all experts of a layer."""
-    result: list[_Step] = []
+    result: list[Step] = []
     for step in sorted(steps, key=lambda s: (s.target.data_ptr(), s.start)):
         if result and _continues(result[-1], step):
             result[-1] = _joined(result[-1], step)
@@ -112,12 +119,12 @@ def _merged(steps: list[_Step]) -> list[_Step]:
     return result
 
 
-def _contiguous(step: _Step) -> bool:
+def _contiguous(step: Step) -> bool:
     contiguous_stride = torch.empty(step.size, device="meta").stride()
     return step.target.is_contiguous() and step.stride == contiguous_stride
 
 
-def _continues(first: _Step, second: _Step) -> bool:
+def _continues(first: Step, second: Step) -> bool:
     """Return whether ``second`` directly follows ``first`` in source and target."""
     size = first.target.numel() * first.dtype.itemsize
     return (
@@ -130,7 +137,7 @@ def _continues(first: _Step, second: _Step) -> bool:
     )
 
 
-def _joined(first: _Step, second: _Step) -> _Step:
+def _joined(first: Step, second: Step) -> Step:
     count = first.target.numel() + second.target.numel()
     target = first.target.as_strided((count,), (1,), first.target.storage_offset())
-    return _Step(target, first.dtype, first.start, (count,), (1,))
+    return Step(target, first.dtype, first.start, (count,), (1,))

@@ -205,5 +205,5 @@ def trace_load(
 
 def _target_equals_source(copy: Copy) -> bool:
     """Compare bytes, not values: NaN is unequal to itself."""
-    expected = copy.source.to(copy.target.dtype).contiguous().view(torch.uint8)
+    expected = copy.source.to(copy.target.device, copy.target.dtype).contiguous().view(torch.uint8)
     return torch.equal(copy.target.contiguous().view(torch.uint8), expected)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from grpo_worker.weightsync.transport.rendezvous import TransferGroup, transfer_errors
+from grpo_worker.weightsync.transport.rendezvous import Pairs, TransferError, TransferGroup, transfer_errors
 
 _POLL_SECONDS = 0.0002  # between two looks at the store
 _INLINE_BYTES = 4096  # messages up to this size travel through the store itself
@@ -48,7 +48,13 @@ class CudaIpcGroup(TransferGroup):
         self._shared: dict[tuple[int, int], tuple[int, torch.UntypedStorage]] = {}
         self._opened: dict[tuple[int, int], torch.Tensor] = {}  # (trainer, number) -> the bytes, uint8
 
-    def send(self, pairs: Sequence[tuple[torch.Tensor, int]], deadline: float) -> _IpcTransfer:
+    def exchange(self, sends: Pairs, receives: Pairs, deadline: float) -> _IpcTransfer:
+        """Trainer ranks only send, and engine ranks only receive: nothing is forwarded within one host."""
+        if sends and receives:
+            raise TransferError("a member that sends cannot receive at the same time by CUDA IPC")
+        return self._receive(receives, deadline) if receives else self._send(sends, deadline)
+
+    def _send(self, pairs: Pairs, deadline: float) -> _IpcTransfer:
         announced, acknowledged = [], []
         with transfer_errors():
             self._synchronize()  # engines read the bytes directly, so all kernels must have written them
@@ -64,7 +70,7 @@ class CudaIpcGroup(TransferGroup):
             self, acknowledged, deadline, lambda: self._delete_keys([*announced, *acknowledged])
         )
 
-    def receive(self, pairs: Sequence[tuple[torch.Tensor, int]], deadline: float) -> _IpcTransfer:
+    def _receive(self, pairs: Pairs, deadline: float) -> _IpcTransfer:
         expected = {
             (trainer, f"{trainer}-{self._rank}-{self._next_number(trainer)}"): tensors
             for trainer, tensors in _by_member(pairs).items()
@@ -129,7 +135,7 @@ class CudaIpcGroup(TransferGroup):
             torch.cuda.current_stream(self._device).synchronize()
 
 
-def _by_member(pairs: Sequence[tuple[torch.Tensor, int]]) -> dict[int, list[torch.Tensor]]:
+def _by_member(pairs: Pairs) -> dict[int, list[torch.Tensor]]:
     tensors: dict[int, list[torch.Tensor]] = {}
     for tensor, member in pairs:
         tensors.setdefault(member, []).append(tensor)

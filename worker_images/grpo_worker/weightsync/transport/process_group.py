@@ -13,6 +13,7 @@ from grpo_operator.api.weight_path import Backend
 from grpo_worker.weightsync.transport import torch_group
 from grpo_worker.weightsync.transport.rendezvous import (
     JOIN_SECONDS,
+    Pairs,
     TransferError,
     TransferGroup,
     transfer_errors,
@@ -87,19 +88,13 @@ class CollectiveGroup(TransferGroup):
         except RuntimeError as error:
             raise TransferError(f"the group {name} did not form: {str(error)[:200]}") from error
 
-    def send(self, pairs: Sequence[tuple[torch.Tensor, int]], deadline: float) -> GroupTransfer:
-        return self._start(dist.isend, pairs, deadline)
-
-    def receive(self, pairs: Sequence[tuple[torch.Tensor, int]], deadline: float) -> GroupTransfer:
-        return self._start(dist.irecv, pairs, deadline)
-
-    def _start(
-        self, operation: Any, pairs: Sequence[tuple[torch.Tensor, int]], deadline: float
-    ) -> GroupTransfer:
-        tensors = [tensor for tensor, _ in pairs]
+    def exchange(self, sends: Pairs, receives: Pairs, deadline: float) -> GroupTransfer:
+        tensors = [tensor for tensor, _ in (*sends, *receives)]
         with transfer_errors():
             batch = [
-                dist.P2POp(operation, tensor, group=self.group, group_peer=peer) for tensor, peer in pairs
+                dist.P2POp(operation, tensor, group=self.group, group_peer=peer)
+                for operation, pairs in ((dist.isend, sends), (dist.irecv, receives))
+                for tensor, peer in pairs
             ]
             return GroupTransfer(self, dist.batch_isend_irecv(batch), tensors, deadline)
 

@@ -18,6 +18,9 @@ _GIVEN_UP_POLL_SECONDS = 0.5  # between two looks at whether another member gave
 _GIVEN_UP = "given-up"
 
 
+Pairs = Sequence[tuple[torch.Tensor, int]]  # tensors, each with the other member
+
+
 class TransferError(RuntimeError):
     """A member of the transfer group is missing, or did not send or receive its bytes in time."""
 
@@ -62,12 +65,19 @@ class TransferGroup(ABC):
             raise TransferError(f"the group {name} did not form: {str(error)[:200]}") from error
 
     @abstractmethod
-    def send(self, pairs: Sequence[tuple[torch.Tensor, int]], deadline: float) -> Transfer:
-        """Start to send each tensor to its engine rank. Tensors must not change until the transfer ends."""
+    def exchange(self, sends: Pairs, receives: Pairs, deadline: float) -> Transfer:
+        """Start to send tensors to members, and to fill others from members, all at the same time.
 
-    @abstractmethod
-    def receive(self, pairs: Sequence[tuple[torch.Tensor, int]], deadline: float) -> Transfer:
+        Tensors must not change until the transfer ends. Two members exchange tensors in equal order.
+        """
+
+    def send(self, pairs: Pairs, deadline: float) -> Transfer:
+        """Start to send each tensor to its engine rank. Tensors must not change until the transfer ends."""
+        return self.exchange(pairs, (), deadline)
+
+    def receive(self, pairs: Pairs, deadline: float) -> Transfer:
         """Start to fill each tensor from its trainer rank."""
+        return self.exchange((), pairs, deadline)
 
     @abstractmethod
     def close(self) -> None:

@@ -1,0 +1,171 @@
+"""Wave receiver: receives an engine rank's messages, forwards them within its host, and has them written."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from grpo_worker.weightsync.planner.engine_plan import BUFFERS, Part
+from grpo_worker.weightsync.planner.schedule import CHECK_BYTES, Message
+from grpo_worker.weightsync.protocol.buffers import aligned
+from grpo_worker.weightsync.protocol.fingerprint import fingerprint
+from grpo_worker.weightsync.sglang_plugin.receivers import DirectLoadError
+from grpo_worker.weightsync.sglang_plugin.wave_loader import Arrival, WaveLoader
+from grpo_worker.weightsync.transport.rendezvous import Transfer, TransferGroup
+
+
+@dataclass(slots=True)
+class _Arrivals:
+    """Messages of a wave in an engine rank: those from trainer ranks, and those that its host forwards.
+
+    ``forwards``: those from trainer ranks that this rank forwards.
+    """
+
+    landing: list[Arrival] = field(default_factory=list)
+    forwarded: list[Arrival] = field(default_factory=list)
+
+    @property
+    def forwards(self) -> list[Arrival]:
+        return [arrival for arrival in self.landing if arrival[0].siblings]
+
+
+class WaveReceiver:
+    """Receives versions in engine rank ``rank``, whose engine's first rank is ``first`` in the group.
+
+    ``nbytes``: bytes that a version brings to this rank.
+    """
+
+    def __init__(
+        self, part: Part, rank: int, group: TransferGroup, first: int, loader: WaveLoader, device: torch.device
+    ) -> None:
+        self._rank = rank
+        self._group = group
+        self._first = first
+        self._loader = loader
+        self._device = device
+        self._waves, self._sizes = _arrivals(part, rank)
+        self.nbytes = sum(message.nbytes for wave in part.waves for message in wave)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Memory for receiving: uint8 [bytes] of BUFFERS waves."""
+        return BUFFERS * max(self._sizes, default=0)
+
+    def receive(self, patience: float) -> None:
+        """Receive and write one version; ``patience``: seconds that the rank waits for a wave.
+
+        All waves are received even after one that cannot be written, because other members wait for this
+        rank. Raises TransferError for missing bytes, and DirectLoadError for wrong ones.
+        """
+        size = max(self._sizes, default=0)
+        memory = torch.empty(BUFFERS * size, dtype=torch.uint8, device=self._device)
+        buffers = [memory[number * size : (number + 1) * size] for number in range(BUFFERS)]
+        self._loader.start()
+        writer = _Writer(self._loader)
+        # Every rank starts its transfers in the same order, so none waits for one that cannot start.
+        forwarding, following = None, self._land(0, buffers, patience)
+        for number, wave in enumerate(self._waves):
+            landing, following = following, self._land(number + 1, buffers, patience)
+            _wait(landing)
+            previous, forwarding = forwarding, self._forward(number, buffers, patience)
+            writer.write(2 * number, wave.landing, buffers[number % BUFFERS])
+            _wait(previous)
+            if number:
+                before = self._waves[number - 1].forwarded
+                writer.write(2 * number - 1, before, buffers[(number - 1) % BUFFERS])
+        _wait(forwarding)
+        if self._waves:
+            last = len(self._waves) - 1
+            writer.write(2 * last + 1, self._waves[last].forwarded, buffers[last % BUFFERS])
+        writer.end()
+
+    def _land(self, number: int, buffers: Sequence[torch.Tensor], patience: float) -> Transfer | None:
+        """Start to receive a wave from trainer ranks; None if nothing comes."""
+        if number >= len(self._waves) or not self._waves[number].landing:
+            return None
+        buffer = buffers[number % BUFFERS]
+        receives = [(_bytes(buffer, a), a[0].source) for a in self._waves[number].landing]
+        return self._group.exchange((), receives, time.monotonic() + patience)
+
+    def _forward(self, number: int, buffers: Sequence[torch.Tensor], patience: float) -> Transfer | None:
+        """Start to exchange a wave that has landed with the other ranks of the host; None if there is none."""
+        wave, buffer, first = self._waves[number], buffers[number % BUFFERS], self._first
+        sends = [(_bytes(buffer, a), first + to) for a in wave.forwards for to in a[0].siblings]
+        receives = [(_bytes(buffer, a), first + a[0].landing) for a in wave.forwarded]
+        if not (sends or receives):
+            return None
+        return self._group.exchange(sends, receives, time.monotonic() + patience)
+
+
+def _wait(transfer: Transfer | None) -> None:
+    if transfer is not None:
+        transfer.wait()
+
+
+class _Writer:
+    """Has arrivals written, and compares their fingerprints at the end."""
+
+    def __init__(self, loader: WaveLoader) -> None:
+        self._loader = loader
+        self._checks = _Checks()
+        self._problem = ""
+
+    def write(self, number: int, arrivals: Sequence[Arrival], buffer: torch.Tensor) -> None:
+        """Write arrivals unless earlier ones could not be written; equal numbers stand for equal arrivals."""
+        for arrival in arrivals:
+            self._checks.add(arrival[0], _bytes(buffer, arrival))
+        if self._problem or not arrivals:
+            return
+        try:
+            self._loader.write(number, arrivals, buffer)
+        except Exception as error:  # noqa: BLE001 - the remaining waves must be received all the same
+            self._problem = f"wave {number // 2}: {type(error).__name__}: {error}"
+
+    def end(self) -> None:
+        """Complete the version. Raises DirectLoadError if bytes are wrong or were not written."""
+        self._checks.compare()
+        if self._problem:
+            raise DirectLoadError(self._problem)
+        self._loader.finish()
+
+
+class _Checks:
+    """Fingerprints of the received messages, and those that were sent with them."""
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._ours: list[torch.Tensor] = []
+        self._sent: list[torch.Tensor] = []
+
+    def add(self, message: Message, data: torch.Tensor) -> None:
+        self._messages.append(message)
+        self._ours.append(fingerprint(data[:-CHECK_BYTES]))
+        self._sent.append(data[-CHECK_BYTES:].view(torch.int64).clone()[0])
+
+    def compare(self) -> None:
+        """Raise DirectLoadError if bytes differ from those that were sent; synchronizes once."""
+        if not self._messages:
+            return
+        wrong = (torch.stack(self._ours) != torch.stack(self._sent)).nonzero().flatten().tolist()
+        if wrong:
+            sources = sorted({self._messages[index].source for index in wrong})
+            raise DirectLoadError(f"the bytes of trainer ranks {sources[:5]} are not those that were sent")
+
+
+def _arrivals(part: Part, rank: int) -> tuple[list[_Arrivals], list[int]]:
+    """Return each wave's arrivals, and the bytes of its buffer."""
+    waves, sizes = [], []
+    for wave in part.waves:
+        arrivals, start = _Arrivals(), 0
+        for message in wave:
+            (arrivals.landing if message.landing == rank else arrivals.forwarded).append((message, start))
+            start += aligned(message.nbytes)
+        waves.append(arrivals)
+        sizes.append(start)
+    return waves, sizes
+
+
+def _bytes(buffer: torch.Tensor, arrival: Arrival) -> torch.Tensor:
+    message, start = arrival
+    return buffer[start : start + message.nbytes]

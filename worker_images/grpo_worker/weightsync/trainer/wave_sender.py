@@ -1,0 +1,126 @@
+"""Wave sender: packs a trainer rank's regions into messages and sends them wave by wave."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from grpo_worker.profiling.progress import PROGRESS
+from grpo_worker.quantization.fp8 import FP8, Part, quantise_into
+from grpo_worker.weightsync.planner.boxes import tensor_of
+from grpo_worker.weightsync.planner.engine_plan import Part as PlanPart
+from grpo_worker.weightsync.planner.regions import Box, scale_box
+from grpo_worker.weightsync.planner.schedule import CHECK_BYTES, Message, places
+from grpo_worker.weightsync.protocol.buffers import aligned, copy_all, dtype_name, dtype_of
+from grpo_worker.weightsync.protocol.fingerprint import fingerprint
+from grpo_worker.weightsync.transport.rendezvous import Transfer, TransferGroup
+
+_BUFFERS = 2  # one wave is packed while the other is sent
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Where a region is packed: views of the message for its values and, in FP8, its scales."""
+
+    name: str
+    box: Box
+    values: torch.Tensor
+    scales: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """A message's bytes with the fingerprint at their end, and what is packed into them."""
+
+    landing: int
+    data: torch.Tensor
+    targets: tuple[_Target, ...]
+
+
+class WaveSender:
+    """Sends a trainer rank's ``part`` of a plan to one engine, whose first rank is ``first`` in the group."""
+
+    def __init__(self, part: PlanPart, group: TransferGroup, first: int, device: torch.device) -> None:
+        self._group = group
+        self._first = first
+        waves = [wave for wave in part.waves if wave]
+        size = max((sum(aligned(m.nbytes) for m in wave) for wave in waves), default=0)
+        buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(_BUFFERS)]
+        self._waves = [
+            _packed(buffers[number % _BUFFERS], wave, part) for number, wave in enumerate(waves)
+        ]
+
+    def send(self, parts: Sequence[Part], patience: float) -> None:
+        """Send one version, this rank's ``parts``.
+
+        ``patience``: seconds that the rank waits for a wave. Raises TransferError.
+        """
+        shards = Shards(parts)
+        transfers: list[Transfer] = []
+        for number, wave in enumerate(self._waves):
+            if number >= _BUFFERS:
+                transfers[number - _BUFFERS].wait()  # its buffer is reused now
+            shards.pack([target for packed in wave for target in packed.targets])
+            for packed in wave:
+                payload, check = packed.data[:-CHECK_BYTES], packed.data[-CHECK_BYTES:]
+                check.view(torch.int64).copy_(fingerprint(payload).view(1))
+            pairs = [(packed.data, self._first + packed.landing) for packed in wave]
+            transfers.append(self._group.send(pairs, time.monotonic() + patience))
+            PROGRESS.add("waves sent")
+        for transfer in transfers[-_BUFFERS:]:
+            transfer.wait()
+
+
+def _packed(buffer: torch.Tensor, wave: Sequence[Message], part: PlanPart) -> list[_Packed]:
+    result, start = [], 0
+    for message in wave:
+        data = buffer[start : start + message.nbytes]
+        result.append(_Packed(message.landing, data, tuple(_targets(data, message, part))))
+        start += aligned(message.nbytes)
+    return result
+
+
+def _targets(data: torch.Tensor, message: Message, part: PlanPart) -> list[_Target]:
+    of_regions, _ = places(message.regions, part.tensors)
+    targets = []
+    for region, place in zip(message.regions, of_regions, strict=True):
+        dtype = dtype_of(part.tensors[region.tensor].dtype)
+        values = _view(data, place.values, dtype, region.box)
+        scales = _view(data, place.scales, torch.float32, scale_box(region.box)) if place.scales else None
+        targets.append(_Target(region.tensor, region.box, values, scales))
+    return targets
+
+
+def _view(data: torch.Tensor, place: tuple[int, int], dtype: torch.dtype, box: Box) -> torch.Tensor:
+    return data[place[0] : place[1]].view(dtype).view(box.bottom - box.top, box.right - box.left)
+
+
+class Shards:
+    """A rank's shards, of which regions are read, and quantized to FP8 while they are packed."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._shards: dict[str, list[tuple[Box, torch.Tensor]]] = {}
+        for name, shape, dim, offset, tensor in parts:
+            whole = tensor_of(shape, dtype_name(tensor.dtype))
+            values = tensor.detach().reshape(tensor.shape[0] if tensor.dim() else 1, -1)
+            top, left = (offset, 0) if dim == 0 else (0, offset * whole.columns // shape[1])
+            box = Box(top, top + values.shape[0], left, left + values.shape[1])
+            self._shards.setdefault(name, []).append((box, values))
+
+    def pack(self, targets: Sequence[_Target]) -> None:
+        """Write each region into its views."""
+        quantised = [target for target in targets if target.scales is not None]
+        plain = [target for target in targets if target.scales is None]
+        copy_all([target.values for target in plain], [self._region(t.name, t.box) for t in plain])
+        scales = quantise_into([(self._region(t.name, t.box), t.values) for t in quantised])
+        copy_all([target.scales for target in quantised if target.scales is not None], scales)
+
+    def _region(self, name: str, box: Box) -> torch.Tensor:
+        for held, values in self._shards.get(name, ()):
+            if held.intersection(box) == box:
+                return values[box.top - held.top : box.bottom - held.top, box.left - held.left : box.right - held.left]
+        raise KeyError(f"{name}: this rank does not hold {box}")
+
+
+assert FP8.itemsize == 1
