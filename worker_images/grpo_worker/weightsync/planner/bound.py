@@ -14,8 +14,12 @@ from grpo_worker.weightsync.planner.regions import Atom
 from grpo_worker.weightsync.planner.routes import Node
 
 
-def lower_bound(atoms: Sequence[Atom], node: Node) -> float:
+def lower_bound(
+    atoms: Sequence[Atom], node: Node, senders: Node = int, receivers: Node = int
+) -> float:
     """Return the bound in bytes.
+
+    ``senders``, ``receivers``: interface of a trainer rank and of a GPU of an engine; each its own by default.
 
     It assumes that atoms can be split in any way between their possible senders, and independently between
     the GPUs of each node.
@@ -26,9 +30,9 @@ def lower_bound(atoms: Sequence[Atom], node: Node) -> float:
         nodes: dict[int, list[int]] = defaultdict(list)
         for gpu in atom.gpus:
             nodes[node(gpu)].append(gpu)
-        leaving[tuple(sorted(atom.ranks))] += atom.nbytes * len(nodes)
+        leaving[tuple(sorted(set(map(senders, atom.ranks))))] += atom.nbytes * len(nodes)
         for gpus in nodes.values():
-            landing[tuple(sorted(gpus))] += atom.nbytes
+            landing[tuple(sorted(set(map(receivers, gpus))))] += atom.nbytes
     return max(_least_maximum(leaving), _least_maximum(landing))
 
 

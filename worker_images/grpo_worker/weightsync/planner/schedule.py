@@ -10,11 +10,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from grpo_worker.weightsync.planner.regions import Atom, Box, Tensor
 from grpo_worker.weightsync.planner.routes import Routes
 
 ALIGNED = 16  # bytes; the widest load of a GPU, and a multiple of every dtype's size
 CHECK_BYTES = 8  # the fingerprint after a message's payload
+_MESSAGE = 256  # bytes by which a message takes more than its regions: the fingerprint, and alignment
+_MARGIN = _MESSAGE + 2 * ALIGNED
 _GOLDEN = 0.6180339887498949  # spreads the first waves of short streams evenly
 
 
@@ -84,15 +89,16 @@ def make_schedule(
     streams = _streams(routes)
     if not streams:
         return []
-    largest = max(atom.nbytes for atom in atoms)
-    if largest + ALIGNED + CHECK_BYTES > limit:
+    sizes = np.array([atom.nbytes for atom in atoms], dtype=np.int64)
+    if (largest := int(sizes.max())) + _MARGIN > limit:
         raise ValueError(f"a wave of {limit} bytes cannot hold an atom of {largest}")
-    count = max(1, math.ceil(_largest_receiver(atoms, streams) / limit))
+    padded = sizes + ALIGNED * (1 + np.array([tensors[atom.tensor].scaled for atom in atoms]))
+    count = 1
     while True:
-        waves = _divide(atoms, streams, tensors, count)
-        fullest = max(max(received_bytes(wave).values()) for wave in waves)
+        divided = [_divided(sizes[stream.atoms], number, count) for number, stream in enumerate(streams)]
+        fullest = _fullest(streams, divided, padded, count)
         if fullest <= limit:
-            return waves
+            return _waves(atoms, streams, divided, tensors, count)
         count = max(count + 1, math.ceil(count * fullest / limit))
 
 
@@ -105,42 +111,66 @@ def received_bytes(wave: Iterable[Message]) -> dict[int, int]:
     return received
 
 
-_Streams = dict[tuple[int, int, tuple[int, ...]], list[int]]  # (source, landing, siblings) -> atoms
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """Atoms (by index, int64 [atoms]) that travel the same way."""
+
+    source: int
+    receivers: tuple[int, ...]
+    atoms: npt.NDArray[np.int64]
 
 
-def _streams(routes: Routes) -> _Streams:
-    streams: _Streams = defaultdict(list)
+def _streams(routes: Routes) -> list[_Stream]:
+    found: dict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
     for (sender, landing), of_pair in routes.pairs.items():
         for each in of_pair:
-            streams[sender, landing, each.siblings] += each.atoms
-    return streams
+            found[sender, (landing, *each.siblings)] += each.atoms
+    return [_Stream(*key, np.array(indices, dtype=np.int64)) for key, indices in found.items()]
 
 
-def _largest_receiver(atoms: Sequence[Atom], streams: _Streams) -> int:
-    received: dict[int, int] = defaultdict(int)
-    for (_, landing, siblings), indices in streams.items():
-        nbytes = sum(atoms[index].nbytes for index in indices)
-        for rank in (landing, *siblings):
-            received[rank] += nbytes
-    return max(received.values())
+def _divided(sizes: npt.NDArray[np.int64], number: int, count: int) -> npt.NDArray[np.int64]:
+    """Return the wave of each atom of stream ``number``, which is divided into ``count`` equal shares.
+
+    Every stream begins at another wave, so that streams of few atoms do not meet in one.
+    """
+    ends = np.cumsum(sizes)
+    middles = (ends - sizes / 2) / ends[-1]
+    return ((middles + number * _GOLDEN) * count).astype(np.int64) % count
 
 
-def _divide(
-    atoms: Sequence[Atom], streams: _Streams, tensors: Mapping[str, Tensor], count: int
+def _fullest(
+    streams: Sequence[_Stream],
+    divided: Sequence[npt.NDArray[np.int64]],
+    padded: npt.NDArray[np.int64],
+    count: int,
+) -> int:
+    """Return the most bytes that an engine rank receives in a wave."""
+    received: dict[int, npt.NDArray[np.int64]] = {}
+    for stream, waves in zip(streams, divided, strict=True):
+        nbytes = np.bincount(waves, padded[stream.atoms], count).astype(np.int64)
+        nbytes += _MESSAGE * (nbytes > 0)
+        for rank in stream.receivers:
+            received[rank] = received.get(rank, 0) + nbytes
+    return max(int(of_rank.max()) for of_rank in received.values())
+
+
+def _waves(
+    atoms: Sequence[Atom],
+    streams: Sequence[_Stream],
+    divided: Sequence[npt.NDArray[np.int64]],
+    tensors: Mapping[str, Tensor],
+    count: int,
 ) -> list[Wave]:
-    """Divide each stream into ``count`` shares, beginning at another wave than the stream before it."""
     waves: list[list[Message]] = [[] for _ in range(count)]
-    for number, ((source, landing, siblings), indices) in enumerate(streams.items()):
+    for stream, of_stream in zip(streams, divided, strict=True):
         shares: dict[int, list[Region]] = defaultdict(list)
-        total, sent = sum(atoms[index].nbytes for index in indices), 0
-        for index in indices:
-            middle = (sent + atoms[index].nbytes / 2) / total
-            sent += atoms[index].nbytes
-            wave = int((middle + number * _GOLDEN) * count) % count
+        for index, wave in zip(stream.atoms.tolist(), of_stream.tolist(), strict=True):
             shares[wave].append(Region(atoms[index].tensor, atoms[index].box))
+        landing, *siblings = stream.receivers
         for wave, regions in shares.items():
             _, nbytes = places(regions, tensors)
-            waves[wave].append(Message(source, landing, siblings, tuple(regions), nbytes + CHECK_BYTES))
+            message = Message(stream.source, landing, tuple(siblings), tuple(regions), nbytes + CHECK_BYTES)
+            waves[wave].append(message)
     return [tuple(wave) for wave in waves if wave]
 
 
