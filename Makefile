@@ -79,6 +79,9 @@ bench-data-path: env  ## a step's data path at 8 192 x 16 k tokens; writes bench
 bench-sync-planner: env  ## routes of a weight sync beside their bound; adds to benchmarks/results/sync.json
 	PYTHONPATH=devcluster $(VENV)/python benchmarks/sync_planner.py
 
+bench-sync-cluster: env  ## plans executed over rated interfaces beside their prediction; needs root; adds to sync.json
+	PYTHONPATH=devcluster $(VENV)/python benchmarks/sync_cluster.py
+
 bench-sync: env  ## a version into a real engine beside a broadcast tensor by tensor; adds to benchmarks/results/sync.json
 	PYTHONPATH=devcluster $(VENV)/python benchmarks/sync_speed.py
 

@@ -1,26 +1,26 @@
 """``make bench-sync-cluster``: a plan executed over rated interfaces, beside its prediction and its bound.
 
-Processes of trainers and of engines run in network namespaces, one for each host, whose interface tc limits to
-RATE in both directions. They execute the plans of a DeepSeek-V3 of a few small layers over gloo. The rate that
-the prediction uses is the payload that one pair of processes moves in the same run. Needs root; adds to
+Processes of trainers and of engines run in network namespaces, one for each host, whose interface is limited
+in both directions. They execute the plans of a DeepSeek-V3 of a few small layers over gloo. The rate that the
+prediction uses is the payload that one pair of processes moves in the same run. Needs root; adds to
 benchmarks/results/sync.json.
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
+from torch.distributed.distributed_c10d import PrefixStore
 
 from grpo_devcluster.results import record
 from grpo_operator.api.catalog.architectures import architecture
@@ -33,14 +33,16 @@ from grpo_worker.weightsync.planner.engine_plan import EnginePlan, plan_engine
 from grpo_worker.weightsync.planner.layouts import EngineShape, engine_side, tensors_of, trainer_side
 from grpo_worker.weightsync.planner.makespan import Interfaces, makespan
 from grpo_worker.weightsync.planner.regions import Box, Held, Tensor, atoms
-from grpo_worker.weightsync.sglang_plugin.recipe import TensorSpec, record as record_recipe
+from grpo_worker.weightsync.sglang_plugin.recipe import TensorSpec
+from grpo_worker.weightsync.sglang_plugin.recipe import record as record_recipe
 from grpo_worker.weightsync.sglang_plugin.wave_loader import WaveLoader
 from grpo_worker.weightsync.sglang_plugin.wave_receiver import WaveReceiver
 from grpo_worker.weightsync.trainer.wave_sender import WaveSender
 from grpo_worker.weightsync.transport.factory import join
+from rated_hosts import ADDRESS, INTERFACE, inside, rated_hosts
 
 RATE_MBIT, BUCKET, VERSIONS, PATIENCE = 160, 6 << 20, 4, 300.0
-HOSTS, SUBNET, PORT = 8, "10.232.9", 29555
+HOSTS, PORT = 8, 29555
 _CPU = torch.device("cpu")
 
 
@@ -143,7 +145,7 @@ def member(cluster: Cluster, rank: int, address: str, output: Path) -> None:
             members = cluster.trainers + width
             group = join(Backend.GLOO, store, f"engine-{engine}", number, members, cluster.trainers, _CPU)
             groups.append((engine, group))
-    barrier = dist.PrefixStore("barrier", store)
+    barrier = PrefixStore("barrier", store)
     times: list[tuple[float, float]] = []
     if rank < cluster.trainers:
         payload = _payload_rate(rank, cluster, groups[0][1], barrier)
@@ -232,75 +234,41 @@ def _receiver(
     return WaveReceiver(part, rank, group, cluster.trainers, loader, _CPU)
 
 
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True)
-
-
-@contextmanager
-def network() -> Iterator[None]:
-    """Create a namespace for each host, with an interface of RATE in both directions, on one bridge."""
-    _remove()
-    _run("ip", "link", "add", "grpo-bridge", "type", "bridge")
-    try:
-        _run("ip", "address", "add", f"{SUBNET}.254/24", "dev", "grpo-bridge")
-        _run("ip", "link", "set", "grpo-bridge", "up")
-        limit = ("root", "tbf", "rate", f"{RATE_MBIT}mbit", "burst", "64kb", "latency", "30ms")
-        for host in range(HOSTS):
-            space, outer = f"grpo-host-{host}", f"grpo-h{host}"
-            inside = ("ip", "netns", "exec", space)
-            _run("ip", "netns", "add", space)
-            _run("ip", "link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", space)
-            _run("ip", "link", "set", outer, "master", "grpo-bridge", "up")
-            _run(*inside, "ip", "address", "add", f"{SUBNET}.{host + 1}/24", "dev", "eth0")
-            _run(*inside, "ip", "link", "set", "eth0", "up")
-            _run(*inside, "ip", "link", "set", "lo", "up")
-            _run("tc", "qdisc", "add", "dev", outer, *limit)
-            _run(*inside, "tc", "qdisc", "add", "dev", "eth0", *limit)
-        yield
-    finally:
-        _remove()
-
-
-def _remove() -> None:
-    quiet: dict[str, Any] = {"check": False, "stderr": subprocess.DEVNULL}
-    for host in range(HOSTS):
-        subprocess.run(["ip", "netns", "delete", f"grpo-host-{host}"], **quiet)
-    subprocess.run(["ip", "link", "delete", "grpo-bridge"], **quiet)
+def _start(cluster: Cluster, rank: int, folder: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, __file__, "member", cluster.name, str(rank), folder]
+    env = os.environ | {"GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([*inside(cluster.host(rank)), *command], env=env)
 
 
 def measure(cluster: Cluster) -> dict[str, float]:
     """Run a cluster; return measured, predicted and least possible seconds of a version."""
     _, _, made, bound = plans(cluster)
-    with network(), tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        store = TCPStore(f"{SUBNET}.254", PORT, None, True, wait_for_workers=False)
-        processes = [
-            stack.enter_context(
-                subprocess.Popen(
-                    ["ip", "netns", "exec", f"grpo-host-{cluster.host(rank)}", "env", "GLOO_SOCKET_IFNAME=eth0",
-                     "OMP_NUM_THREADS=1", sys.executable, __file__, "member", cluster.name, str(rank), folder]
-                )
-            )
-            for rank in range(cluster.world)
-        ]  # fmt: skip
+    with rated_hosts(HOSTS, RATE_MBIT), tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        store = TCPStore(ADDRESS, PORT, None, True, wait_for_workers=False)
+        processes = [stack.enter_context(_start(cluster, rank, folder)) for rank in range(cluster.world)]
         codes = [process.wait() for process in processes]
         assert codes == [0] * cluster.world, codes
         reports = [json.loads((Path(folder) / str(rank)).read_text()) for rank in range(cluster.world)]
         del store
     seconds = [
-        max(r["times"][v][1] for r in reports) - min(r["times"][v][0] for r in reports) for v in range(VERSIONS)
+        max(r["times"][v][1] for r in reports) - min(r["times"][v][0] for r in reports)
+        for v in range(VERSIONS)
     ]
     rate = max(report["payload"] for report in reports)
     interfaces = Interfaces(cluster.host_of_trainer, cluster.host_of_engine)
     predicted = makespan([plan.waves for plan in made], interfaces, rate)
     measured = sorted(seconds[1:])[len(seconds[1:]) // 2]
-    print(cluster.name, f"measured {seconds}, predicted {predicted:.2f}, bound {bound / rate:.2f}, {rate:.0f} B/s")
+    print(
+        cluster.name,
+        f"measured {seconds}, predicted {predicted:.2f}, bound {bound / rate:.2f}, {rate:.0f} B/s",
+    )
     return {"measured": measured, "predicted": predicted, "bound": bound / rate, "first": seconds[0]}
 
 
 def main() -> None:
     if len(sys.argv) > 1 and sys.argv[1] == "member":
         _, _, name, rank, folder = sys.argv
-        member(CLUSTERS[name], int(rank), f"{SUBNET}.254", Path(folder) / rank)
+        member(CLUSTERS[name], int(rank), ADDRESS, Path(folder) / rank)
         return
     found = {name: measure(CLUSTERS[name]) for name in sys.argv[1:] or CLUSTERS}
     if set(found) != set(CLUSTERS):

@@ -3,12 +3,13 @@
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
 
-from grpo_worker.quantization.fp8 import Part, blocks, quantise
+from grpo_worker.quantization.fp8 import Part, quantise
 from grpo_worker.weightsync.planner.regions import BLOCK, FP8, Box, scale_box
 from grpo_worker.weightsync.protocol.manifest import Slice
 from grpo_worker.weightsync.sglang_plugin.recipe import TensorSpec
@@ -18,7 +19,7 @@ KINDS = ("bfloat16", "float32", FP8)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``held``: slices (tensor, dim, offset, length) of each trainer rank; ``kept``: boxes of each engine rank.
+    """Slices (tensor, dim, offset, length) that trainer ranks hold, and boxes that engine ranks keep, by rank.
 
     ``shapes``: shape and dtype of each tensor as it is sent.
     """
@@ -51,7 +52,13 @@ class Case:
         """Return the shards of a trainer rank."""
         values = self.values(version)
         return [
-            (name, tuple(values[name].shape), dim, offset, values[name].narrow(dim, offset, length).contiguous())
+            (
+                name,
+                tuple(values[name].shape),
+                dim,
+                offset,
+                values[name].narrow(dim, offset, length).contiguous(),
+            )
             for name, dim, offset, length in self.held[rank]
         ]
 
@@ -95,7 +102,7 @@ def draw(seed: int, trainers: int, engine_ranks: int, fp8: bool = True) -> Case:
 def _cuts(rng: random.Random, size: int, unit: int) -> list[tuple[int, int]]:
     inner = rng.sample(range(unit, size, unit), min(rng.randint(0, 2), len(range(unit, size, unit))))
     edges = [0, *sorted(inner), size]
-    return list(zip(edges, edges[1:], strict=False))
+    return list(pairwise(edges))
 
 
 class EngineModel(nn.Module):
@@ -153,5 +160,3 @@ def differences(case: Case, rank: int, model: EngineModel, version: int) -> list
         for name, value in model.state_dict().items()
         if not torch.equal(value.view(torch.uint8), theirs[name].view(torch.uint8))
     ]
-
-

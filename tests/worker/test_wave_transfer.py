@@ -1,4 +1,4 @@
-"""Plans executed by trainer ranks and the ranks of an engine: every byte arrives, and wrong ones are noticed."""
+"""Plans executed by trainer ranks and an engine's ranks: every byte arrives, and wrong ones are noticed."""
 
 import pytest
 
@@ -22,7 +22,9 @@ def planned(seed: int, bucket: int) -> EnginePlan:
 
 @pytest.mark.parametrize("bucket", [400 << 10, 8 << 20])
 def test_random_plans_bring_every_byte_to_every_rank(bucket: int) -> None:
-    wrong = run("wave_cases:run_plans", TRAINERS + ENGINE_RANKS, trainers=TRAINERS, seeds=SEEDS, bucket=bucket)
+    wrong = run(
+        "wave_cases:run_plans", TRAINERS + ENGINE_RANKS, trainers=TRAINERS, seeds=SEEDS, bucket=bucket
+    )
     assert wrong == [[[]] * len(SEEDS)] * (TRAINERS + ENGINE_RANKS)
     messages = [m for seed in SEEDS for wave in planned(seed, bucket).waves for m in wave]
     assert any(message.siblings for message in messages), "nothing was forwarded"
@@ -30,11 +32,20 @@ def test_random_plans_bring_every_byte_to_every_rank(bucket: int) -> None:
 
 
 def test_a_flipped_bit_is_noticed_by_every_rank_that_gets_the_message() -> None:
-    seed = next(s for s in SEEDS if any(m.source == 0 and m.siblings for w in planned(s, 1 << 20).waves for m in w))
-    sums = run(
-        "wave_cases:run_plans", TRAINERS + ENGINE_RANKS, trainers=TRAINERS, seeds=[seed], bucket=1 << 20, flip=True
+    seed = next(
+        s for s in SEEDS if any(m.source == 0 and m.siblings for w in planned(s, 1 << 20).waves for m in w)
     )
-    receivers = {r for wave in planned(seed, 1 << 20).waves for m in wave if m.source == 0 for r in m.receivers}
+    sums = run(
+        "wave_cases:run_plans",
+        TRAINERS + ENGINE_RANKS,
+        trainers=TRAINERS,
+        seeds=[seed],
+        bucket=1 << 20,
+        flip=True,
+    )
+    receivers = {
+        r for wave in planned(seed, 1 << 20).waves for m in wave if m.source == 0 for r in m.receivers
+    }
     for rank in range(ENGINE_RANKS):
         found = " ".join(sums[TRAINERS + rank][0])
         assert ("trainer ranks [0] are not those that were sent" in found) == (rank in receivers)
@@ -49,7 +60,9 @@ def test_no_rank_gets_a_byte_that_it_does_not_keep(seed: int) -> None:
     for rank in range(ENGINE_RANKS):
         own = plan.of_engine(rank)
         received = sum(region_bytes(own.tensors, wave) for wave in own.waves)
-        assert received == sum(tensors[name].nbytes(box) for name, boxes in kept[rank].items() for box in boxes)
+        assert received == sum(
+            tensors[name].nbytes(box) for name, boxes in kept[rank].items() for box in boxes
+        )
 
 
 def region_bytes(tensors: dict[str, Tensor], wave: Wave) -> int:

@@ -82,5 +82,3 @@ def _receive(
             continue
         wrong += [f"version {version}: {name}" for name in differences(case, rank, model, version)]
     return wrong
-
-

@@ -14,12 +14,10 @@ from grpo_worker.weightsync.planner.regions import Atom
 from grpo_worker.weightsync.planner.routes import Node
 
 
-def lower_bound(
-    atoms: Sequence[Atom], node: Node, senders: Node = int, receivers: Node = int
-) -> float:
+def lower_bound(atoms: Sequence[Atom], node: Node, senders: Node = int, receivers: Node = int) -> float:
     """Return the bound in bytes.
 
-    ``senders``, ``receivers``: interface of a trainer rank and of a GPU of an engine; each its own by default.
+    ``senders``, ``receivers``: interface of a trainer rank and of a GPU of an engine; by default its own.
 
     It assumes that atoms can be split in any way between their possible senders, and independently between
     the GPUs of each node.

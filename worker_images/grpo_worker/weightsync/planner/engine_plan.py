@@ -100,9 +100,7 @@ def plan_engine(
 
 
 def _brief(message: Message, numbers: Mapping[str, int]) -> list[Any]:
-    regions = [
-        [numbers[r.tensor], r.box.top, r.box.bottom, r.box.left, r.box.right] for r in message.regions
-    ]
+    regions = [[numbers[r.tensor], r.box.top, r.box.bottom, r.box.left, r.box.right] for r in message.regions]
     return [message.source, message.landing, message.siblings, message.nbytes, regions]
 
 

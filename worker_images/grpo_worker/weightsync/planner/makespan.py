@@ -40,9 +40,9 @@ def makespan(engines: Sequence[Sequence[Wave]], interfaces: Interfaces, rate: fl
     ended: dict[tuple[str, int, int], list[float]] = defaultdict(list)  # of each member's waves
     for number in range(max(map(len, engines), default=0)):
         ends = [
-            (_sender(e, message.source, interfaces), _receiver(e, message.landing, interfaces), message.nbytes)
+            (_sender(e, m.source, interfaces), _receiver(e, m.landing, interfaces), m.nbytes)
             for e, waves in enumerate(engines)
-            for message in (waves[number] if number < len(waves) else ())
+            for m in (waves[number] if number < len(waves) else ())
         ]  # fmt: skip
         _advance(ends, free, ended, rate)
     return max((times[-1] for times in ended.values() if times), default=0.0)

@@ -53,7 +53,7 @@ def route(
 ) -> Routes:
     """Choose a sender and a landing GPU for every (atom, node).
 
-    ``sent``: bytes that each trainer rank already sends to other engines; the result's ``sent`` includes them.
+    ``sent``: bytes that trainer ranks already send to other engines; the result's ``sent`` includes them.
 
     Atoms with the same senders and receivers are bundled: all of them if there is no choice, otherwise in
     bundles of at least ``bundle`` bytes. Groups with the fewest senders come first, and among them the

@@ -33,7 +33,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Regions that trainer rank ``source`` sends to engine rank ``landing``, which forwards them to ``siblings``.
+    """Regions from trainer rank ``source`` to engine rank ``landing``, which forwards them to ``siblings``.
 
     ``nbytes``: of the payload and the fingerprint after it.
     """
@@ -135,7 +135,8 @@ def _divided(sizes: npt.NDArray[np.int64], number: int, count: int) -> npt.NDArr
     """
     ends = np.cumsum(sizes)
     middles = (ends - sizes / 2) / ends[-1]
-    return ((middles + number * _GOLDEN) * count).astype(np.int64) % count
+    waves: npt.NDArray[np.int64] = ((middles + number * _GOLDEN) * count).astype(np.int64) % count
+    return waves
 
 
 def _fullest(

@@ -132,7 +132,7 @@ def region_copy(copy: Copy, tensor: torch.Tensor, shape: Sequence[int]) -> Regio
     ``shape``: of the tensor, whose elements are contiguous.
     """
     width = math.prod(shape[1:])
-    offset = copy.source.storage_offset() - tensor.storage_offset()
+    offset = int(copy.source.storage_offset()) - int(tensor.storage_offset())
     top, left = divmod(offset, width)
     bottom, right, rows, columns = top + 1, left + 1, None, None
     for dim, (size, stride) in enumerate(zip(copy.source.shape, copy.source.stride(), strict=True)):

@@ -37,7 +37,13 @@ class WaveReceiver:
     """
 
     def __init__(
-        self, part: Part, rank: int, group: TransferGroup, first: int, loader: WaveLoader, device: torch.device
+        self,
+        part: Part,
+        rank: int,
+        group: TransferGroup,
+        first: int,
+        loader: WaveLoader,
+        device: torch.device,
     ) -> None:
         self._rank = rank
         self._group = group
@@ -89,7 +95,7 @@ class WaveReceiver:
         return self._group.exchange((), receives, time.monotonic() + patience)
 
     def _forward(self, number: int, buffers: Sequence[torch.Tensor], patience: float) -> Transfer | None:
-        """Start to exchange a wave that has landed with the other ranks of the host; None if there is none."""
+        """Start to exchange a wave that has landed within the host; None if there is nothing to exchange."""
         wave, buffer, first = self._waves[number], buffers[number % BUFFERS], self._first
         sends = [(_bytes(buffer, a), first + to) for a in wave.forwards for to in a[0].siblings]
         receives = [(_bytes(buffer, a), first + a[0].landing) for a in wave.forwarded]

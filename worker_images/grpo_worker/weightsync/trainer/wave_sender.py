@@ -47,9 +47,7 @@ class WaveSender:
         waves = [wave for wave in part.waves if wave]
         size = max((sum(aligned(m.nbytes) for m in wave) for wave in waves), default=0)
         buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(_BUFFERS)]
-        self._waves = [
-            _packed(buffers[number % _BUFFERS], wave, part) for number, wave in enumerate(waves)
-        ]
+        self._waves = [_packed(buffers[number % _BUFFERS], wave, part) for number, wave in enumerate(waves)]
 
     def send(self, parts: Sequence[Part], patience: float) -> None:
         """Send one version, this rank's ``parts``.
@@ -119,7 +117,9 @@ class Shards:
     def _region(self, name: str, box: Box) -> torch.Tensor:
         for held, values in self._shards.get(name, ()):
             if held.intersection(box) == box:
-                return values[box.top - held.top : box.bottom - held.top, box.left - held.left : box.right - held.left]
+                return values[
+                    box.top - held.top : box.bottom - held.top, box.left - held.left : box.right - held.left
+                ]
         raise KeyError(f"{name}: this rank does not hold {box}")
 
 
