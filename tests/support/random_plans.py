@@ -19,7 +19,7 @@ KINDS = ("bfloat16", "float32", FP8)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Slices (tensor, dim, offset, length) that trainer ranks hold, and boxes that engine ranks keep, by rank.
+    """Slices (tensor, dim, offset, length) that trainer ranks hold, and boxes that engine ranks keep.
 
     ``shapes``: shape and dtype of each tensor as it is sent.
     """

@@ -30,9 +30,9 @@ def test_engines_share_the_trainers_interfaces() -> None:
 
 
 def test_a_member_has_memory_for_two_waves() -> None:
-    """Rank 1 is quick, but engine rank 0 cannot take its third wave while the first one still arrives."""
-    waves: list[Wave] = [(message(0, 0, 100), message(1, 0, 1)), (message(1, 0, 1),), (message(1, 1, 1),)]
-    assert makespan([waves], OWN, 1.0) == pytest.approx(103.0)
+    """Rank 1 cannot start its third wave before the first has ended, for which engine rank 0 needs 101 s."""
+    waves: list[Wave] = [(message(0, 0, 100), message(1, 0, 1)), (message(1, 0, 1),), (message(1, 1, 10),)]
+    assert makespan([waves], OWN, 1.0) == pytest.approx(111.0)
 
 
 def test_nothing_takes_no_time() -> None:
