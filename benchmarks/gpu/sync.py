@@ -134,9 +134,10 @@ class Link:
         trainers, started = len(self.case.trainers), time.monotonic()
         self.name, world = f"{LINK}{trainers}-bench{number}", trainers + len(self.case.engine)
         (plan_id, *_) = self.ranks.all("plan", self.ranks.all("layout"), self.bucket)
-        ports = self.ranks.ask(0, "listen", self.name).result()
+        port, layouts = self.ranks.ask(0, "listen", self.name).result()
         backend = self.case.backend if torch.cuda.is_available() else Backend.GLOO
-        offer = GroupOffer(self.name, "127.0.0.1", *ports, world, trainers, backend, plan_id, self.bucket)
+        place = self.name, "127.0.0.1", port, layouts
+        offer = GroupOffer(*place, world, trainers, backend, plan_id, self.bucket)
         with ThreadPoolExecutor(1) as thread:
             joining = thread.submit(self.agent.join, "bench", offer)
             problems = self.ranks.all("open", offer)

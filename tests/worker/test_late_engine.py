@@ -13,13 +13,12 @@ import httpx
 import pytest
 
 from grpo_devcluster.results import record_from_test
-from grpo_operator.plan.capacity.feasibility import quantity
-from grpo_operator.plan.capacity.pod_requests import AGENT_RESOURCES
+from grpo_operator.plan.planner.host_memory import AGENT_MEMORY
 from support.engine_server import Server, free_port
 from support.late_engine import MODEL, limited_agent, publish_model, trainers
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="memory limits need root")
-LIMIT = int(quantity(AGENT_RESOURCES.memory)) >> 20
+LIMIT = AGENT_MEMORY >> 20
 
 
 @pytest.fixture(scope="module")

@@ -93,15 +93,13 @@ class StandInAgent:
         self._attempt = body["attempt"]
         if not self._engine.alive:
             return Answer(500, json.dumps(self._status() | {"error": "the engine does not answer"}).encode())
-        if path == "/v1/link":
-            return self._join(GroupOffer.from_json(body["offer"]))
-        if path == "/v1/take":
-            return self._take(int(body["version"]), str(body["link"]))
-        if path == "/v1/sync":
-            return self._sync(int(body["version"]), str(body.get("link") or ""))
-        if path == "/v1/turn":
-            return self._turn(list(body["parts"]))
-        return Answer(404, b'{"error": "not found"}')
+        calls: dict[str, Callable[[], Answer]] = {
+            "/v1/link": lambda: self._join(GroupOffer.from_json(body["offer"])),
+            "/v1/take": lambda: self._take(int(body["version"]), str(body["link"])),
+            "/v1/sync": lambda: self._sync(int(body["version"]), str(body.get("link") or "")),
+            "/v1/turn": lambda: self._turn(list(body["parts"])),
+        }
+        return calls[path]() if path in calls else Answer(404, b'{"error": "not found"}')
 
     def _join(self, offer: GroupOffer) -> Answer:
         if offer.plan_id != self._plan_id:

@@ -8,13 +8,12 @@ from typing import Any
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.plan.planner.training.stages import stage_layers
 from grpo_worker.weightsync.planner.layouts import tensors_of, trainer_side
-from grpo_worker.weightsync.planner.regions import BLOCK, Box, Tensor
+from grpo_worker.weightsync.planner.regions import BLOCK, ITEM_BYTES, Box, Tensor, scale_box
 from grpo_worker.weightsync.protocol.buffers import aligned
 from grpo_worker.weightsync.protocol.group_offer import PlannedTransfer, transfer_plan_of
 from grpo_worker.weightsync.protocol.manifest import Manifest, Slice
 from grpo_worker.weightsync.protocol.packed_layouts import pack
 
-_DTYPES = {8: "float8_e4m3fn", 16: "bfloat16", 32: "float32"}
 _Part = tuple[str, tuple[int, ...], str, int, int, int, int]  # a slice without its position in the blob
 
 
@@ -67,17 +66,16 @@ def manifests(hf: Mapping[str, Any], layout: Layout, fp8: bool) -> list[Manifest
 
 def _parts(name: str, tensor: Tensor, box: Box) -> Iterator[_Part]:
     """Yield the slice of a box, and that of its scales in FP8."""
-    yield _part(name, (tensor.rows, tensor.columns), tensor.bits, box)
+    yield _part(name, (tensor.rows, tensor.columns), tensor.dtype, box)
     if tensor.scaled:
-        scales = Box(box.top // BLOCK, _up(box.bottom), box.left // BLOCK, _up(box.right))
-        yield _part(f"{name}_scale_inv", (_up(tensor.rows), _up(tensor.columns)), 32, scales)
+        yield _part(f"{name}_scale_inv", (_up(tensor.rows), _up(tensor.columns)), "float32", scale_box(box))
 
 
-def _part(name: str, shape: tuple[int, int], bits: int, box: Box) -> _Part:
+def _part(name: str, shape: tuple[int, int], dtype: str, box: Box) -> _Part:
     dim = int((box.left, box.right) != (0, shape[1]))
     offset, end = (box.left, box.right) if dim else (box.top, box.bottom)
     whole = shape if shape[1] > 1 else shape[:1]
-    return name, whole, _DTYPES[bits], dim, offset, end - offset, box.size * bits // 8
+    return name, whole, dtype, dim, offset, end - offset, box.size * ITEM_BYTES[dtype]
 
 
 def _up(size: int) -> int:

@@ -11,8 +11,7 @@ import yaml
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import PoolRef, RolloutPoolSpec, RolloutSpec, RolloutTemplate
 from grpo_operator.cli.plan import main
-from grpo_operator.plan.capacity.feasibility import quantity
-from grpo_operator.plan.capacity.pod_requests import AGENT_RESOURCES
+from grpo_operator.plan.planner.host_memory import AGENT_MEMORY
 from grpo_operator.plan.planner.resolve import JobPlan, RefusedError, check_pool, check_reference, resolve
 from support.objects import pool_of
 
@@ -168,7 +167,7 @@ def test_an_agents_memory_grows_with_the_model_only_if_it_keeps_versions() -> No
     streaming, nixl = _resolve(), _resolve(weightSync={"transport": "nixl"})
     deltas = _resolve(weightSync={"mode": "delta"})
     assert streaming.host is not None and nixl.host is not None and deltas.host is not None
-    assert streaming.host.agent == quantity(AGENT_RESOURCES.memory)
+    assert streaming.host.agent == AGENT_MEMORY
     assert nixl.host.agent == deltas.host.agent > streaming.host.agent + 600e9
 
 
