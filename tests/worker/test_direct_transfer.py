@@ -112,7 +112,7 @@ def test_a_transfer_group_of_another_plan_is_not_joined(agent: Agent) -> None:
     offer = replace(_engines_offer(store, name), plan_id="another")
     with pytest.raises(PlanError, match="the offered one is another: use one release"):
         agent.join(JOB, offer)
-    with pytest.raises(PlanError, match="left no layouts at the group's store"):
+    with pytest.raises(PlanError, match="layouts do not come: HTTP Error 404"):
         agent.join(JOB, replace(offer, name=f"{LINK}1-y"))
     assert agent.status() == before
 

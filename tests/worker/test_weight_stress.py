@@ -241,9 +241,8 @@ def test_a_version_overwritten_while_it_is_streamed_is_never_served_and_the_newe
                     publish(tmp_path, version, rank, 2, parts)
         original(self, *arguments)
 
-    monkeypatch.setattr(EngineStream, "send", send)
     agent.sync(JOB, 60, serve(versions))  # an engine that serves version 1 would not be touched
-    count[0] = 0
+    monkeypatch.setattr(EngineStream, "send", send)
     with pytest.raises(UpdateError, match=r"version 1, transfer, bucket \d+ of \d+: .*(HTTP 404|digest)"):
         agent.sync(JOB, 1, sources)
     status = agent.status()
