@@ -59,6 +59,7 @@ def test_an_agent_that_is_killed_for_its_memory_leaves_the_engine_running(
     assert engine.control().alive() and engine.process.poll() is None
 
 
+@pytest.mark.slow  # moves 2 GB three times; make bench-late-engine runs it too
 def test_a_late_and_a_restarted_engine_get_the_version_through_a_small_agent(
     engine: Server, sources: dict[int, str], published: Path, tmp_path: Path
 ) -> None:
