@@ -3,7 +3,7 @@
 FOLDER holds any of these files, with the origin of each in the file itself:
 sync.json (benchmarks/gpu/sync.py); ours.json with trl.json, on_policy.json (``ours --only on_policy``),
 colocated.json and traced.json (benchmarks/gpu/job.py); update.json, packing.json and rounding.json
-(benchmarks/gpu/trainer_speed.py); engine.json (benchmarks/gpu/engine_speed.py); memory-*.json and
+(benchmarks/gpu/trainer_speed.py); draft.json (benchmarks/gpu/draft.py); engine.json (benchmarks/gpu/engine_speed.py); memory-*.json and
 held-out-*.json (benchmarks/gpu/planner_memory.py).
 Raw data go to the files with ``_gpu`` in their name, planner_memory.json and planner_memory_held_out.json,
 figures to sync.json and trainer.json.
@@ -140,6 +140,19 @@ def trainer_figures(name: str, case: dict[str, Any], machine: str) -> dict[str, 
     }
 
 
+def drafts(measured: dict[str, Any]) -> None:
+    """Record how often drafts are accepted after an update, beside an engine started with the new weights."""
+    versions = {name: measured[name] for name in ("version 1", "version 2")}
+    accepted = versions["version 2"]["accepted"]
+    record_cases("draft_gpu", versions, measured["of"])
+    figures = {
+        "accepted_tokens_after_update": accepted,
+        "accepted_over_fresh_engine": accepted / measured["accepted_by_fresh"],
+        "logprob_gap_mean_max": max(version["mean_logprob_gap"] for version in versions.values()),
+    }
+    _record("draft_gpu", figures, measured["of"])
+
+
 def _record(name: str, figures: dict[str, float], origin: Stamp) -> None:
     record(name, {figure: round(value, 4) for figure, value in figures.items()}, origin)
 
@@ -155,6 +168,7 @@ def main() -> None:
     single: dict[str, Callable[[dict[str, Any]], None]] = {
         "sync": sync, "on_policy": update_weights, "update": trainer, "packing": trainer, "rounding": trainer,
         "colocated": lambda content: _keep("colocated_gpu", content),
+        "draft": drafts,
         "traced": lambda content: _keep("traced_gpu", content),
         "engine": lambda content: _keep("engine_speed_gpu", content),
     }  # fmt: skip

@@ -1,1 +1,1 @@
-"""Study of transfer routes and their lower bound. No job uses it yet; benchmarks and tests run it."""
+"""Plans of the transfers to each engine, their lower bound and predicted seconds. No job uses them yet."""
