@@ -3,8 +3,8 @@
 FOLDER holds any of these files, with the origin of each in the file itself:
 sync.json (benchmarks/gpu/sync.py); ours.json with trl.json, on_policy.json (``ours --only on_policy``),
 colocated.json and traced.json (benchmarks/gpu/job.py); update.json, packing.json and rounding.json
-(benchmarks/gpu/trainer_speed.py); draft.json (benchmarks/gpu/draft.py); engine.json (benchmarks/gpu/engine_speed.py); memory-*.json and
-held-out-*.json (benchmarks/gpu/planner_memory.py).
+(benchmarks/gpu/trainer_speed.py); draft.json (benchmarks/gpu/draft.py); engine.json
+(benchmarks/gpu/engine_speed.py); memory-*.json and held-out-*.json (benchmarks/gpu/planner_memory.py).
 Raw data go to the files with ``_gpu`` in their name, planner_memory.json and planner_memory_held_out.json,
 figures to sync.json and trainer.json.
 """
