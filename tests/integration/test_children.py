@@ -99,7 +99,7 @@ def test_ten_thousand_variables_reach_the_pods(api: Api, tiny: dict[str, Any], f
     fake_nodes(2)
     env = [{"name": f"VARIABLE_{n}", "value": "ünï ☃ 你好"} for n in range(10_000)]
     overlay = {"spec": {"containers": [{"name": "controller", "env": env}]}}
-    tiny["spec"]["controller"]["podTemplate"] = overlay
+    tiny["spec"].setdefault("controller", {})["podTemplate"] = overlay
     refused = api.apply(tiny)
     assert refused.returncode != 0 and "annotations: Too long" in refused.stderr  # kubectl's own limit
     api.ok("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(tiny, allow_unicode=True))

@@ -20,7 +20,7 @@ from grpo_operator.plan.planner.training.memory import StageMemory
 _GIB = 2**30
 _MARGIN = 1.25  # of memory for processes, whose sizes are assumed
 # Cores of a pod for each of its GPUs. Trainers and engines that share GPUs share the node's cores too.
-_CORES, _SHARED_CORES = 8, 4
+_CORES, _SHARED_CORES = 6, 3
 _CONTROLLER_CORES, _SAMPLES_PER_CORE = (
     2,
     1024,
