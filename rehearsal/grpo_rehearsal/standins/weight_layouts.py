@@ -8,8 +8,8 @@ from typing import Any
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.plan.planner.training.stages import stage_layers
 from grpo_worker.weightsync.planner.layouts import tensors_of, trainer_side
-from grpo_worker.weightsync.planner.regions import BLOCK, ITEM_BYTES, Box, Tensor, scale_box
-from grpo_worker.weightsync.protocol.buffers import aligned
+from grpo_worker.weightsync.planner.regions import BLOCK, Box, Tensor, scale_box
+from grpo_worker.weightsync.protocol.buffers import aligned, item_bytes
 from grpo_worker.weightsync.protocol.group_offer import PlannedTransfer, transfer_plan_of
 from grpo_worker.weightsync.protocol.manifest import Manifest, Slice
 from grpo_worker.weightsync.protocol.packed_layouts import pack
@@ -75,7 +75,7 @@ def _part(name: str, shape: tuple[int, int], dtype: str, box: Box) -> _Part:
     dim = int((box.left, box.right) != (0, shape[1]))
     offset, end = (box.left, box.right) if dim else (box.top, box.bottom)
     whole = shape if shape[1] > 1 else shape[:1]
-    return name, whole, dtype, dim, offset, end - offset, box.size * ITEM_BYTES[dtype]
+    return name, whole, dtype, dim, offset, end - offset, box.size * item_bytes(dtype)
 
 
 def _up(size: int) -> int:

@@ -21,10 +21,8 @@ _GIB = 2**30
 _MARGIN = 1.25  # of memory for processes, whose sizes are assumed
 # Cores of a pod for each of its GPUs. Trainers and engines that share GPUs share the node's cores too.
 _CORES, _SHARED_CORES = 6, 3
-_CONTROLLER_CORES, _SAMPLES_PER_CORE = (
-    2,
-    1024,
-)  # of a job with GPUs; responses that one core decodes and scores
+_CONTROLLER_CORES = 2  # of a job with GPUs, and another for each _SAMPLES_PER_CORE responses
+_SAMPLES_PER_CORE = 1024  # responses of a step that one core decodes and scores
 _CPU_CORES = 0.3  # of a process that computes on CPUs; small, so that small jobs fit on small nodes
 _CPU_PROCESS = 1.5 * _GIB
 _UNKNOWN = 3 * _GIB  # of a process that computes on CPUs with a model that only the pods can read

@@ -20,7 +20,7 @@ DATA = np.random.default_rng(1).integers(0, 256, 3 << 20, dtype=np.uint8)
 
 
 class Ranks(Engine):
-    """An engine whose ranks connect when it is told to join."""
+    """Engine whose ranks connect when a group is joined."""
 
     def __init__(self, ranks: int = RANKS, name: str = NAME) -> None:
         super().__init__("http://127.0.0.1:9", 1)

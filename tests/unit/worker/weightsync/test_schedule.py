@@ -1,5 +1,7 @@
 """Waves of messages: every route's bytes once, even waves, parts that travel as JSON."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from grpo_worker.weightsync.planner.engine_plan import Part, plan_engine
 from grpo_worker.weightsync.planner.layouts import EngineShape, engine_side, tensors_of, trainer_side
 from grpo_worker.weightsync.planner.regions import FP8, Atom, Box, RegionError, Tensor, atoms
 from grpo_worker.weightsync.planner.routes import route
-from grpo_worker.weightsync.planner.schedule import make_schedule, received_bytes
+from grpo_worker.weightsync.planner.schedule import Wave, make_schedule
 from grpo_worker.weightsync.protocol.manifest import Slice
 
 V3 = architecture("deepseek-v3")
@@ -40,12 +42,21 @@ def test_waves_of_deepseek_v3_are_as_even_as_the_routes() -> None:
     assert sum(_busiest(wave) for wave in waves) < 1.2 * routes.busiest
 
 
-def _busiest(wave: tuple[object, ...]) -> int:
-    sent: dict[tuple[str, int], int] = {}
+def received_bytes(wave: Wave) -> Counter[int]:
+    """Return the bytes that each engine rank gets in a wave."""
+    received: Counter[int] = Counter()
     for message in wave:
-        for side in (("out", message.source), ("in", message.landing)):  # type: ignore[attr-defined]
-            sent[side] = sent.get(side, 0) + message.nbytes  # type: ignore[attr-defined]
-    return max(sent.values())
+        for rank in message.receivers:
+            received[rank] += message.nbytes
+    return received
+
+
+def _busiest(wave: Wave) -> int:
+    carried: Counter[tuple[str, int]] = Counter()
+    for message in wave:
+        carried["out", message.source] += message.nbytes
+        carried["in", message.landing] += message.nbytes
+    return max(carried.values())
 
 
 def test_an_atom_that_fits_in_no_wave_is_refused() -> None:

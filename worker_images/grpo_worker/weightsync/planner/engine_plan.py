@@ -22,7 +22,7 @@ _LARGEST = 8 << 20  # bytes of an atom; larger ones would not be balanced as wel
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one member handles: of each wave the messages that it sends, receives or forwards.
+    """Part of a plan: the messages of each wave that one member sends, receives or forwards.
 
     ``tensors``: those of the messages. Ranks of engines are numbered from 0.
     """

@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from grpo_worker.weightsync.protocol.buffers import item_bytes
+
 BLOCK = 128  # rows and columns that share one scale in FP8
 SCALE_BYTES = 4  # of an fp32 scale
 FP8 = "float8_e4m3fn"
-ITEM_BYTES = {FP8: 1, "bfloat16": 2, "float16": 2, "float32": 4}
 
 
 class RegionError(ValueError):
@@ -46,12 +47,14 @@ class Tensor:
     dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
-        if self.dtype not in ITEM_BYTES:
-            raise RegionError(f"dtype must be one of {sorted(ITEM_BYTES)}, got {self.dtype!r}")
+        try:
+            item_bytes(self.dtype)
+        except ValueError as error:
+            raise RegionError(str(error)) from error
 
     @property
     def scaled(self) -> bool:
-        """Whether scales are sent with the values."""
+        """True for FP8, whose scales are sent with the values."""
         return self.dtype == FP8
 
     @property
@@ -65,7 +68,7 @@ class Tensor:
 
     def value_bytes(self, box: Box) -> int:
         """Return the bytes of a region's values."""
-        return box.size * ITEM_BYTES[self.dtype]
+        return box.size * item_bytes(self.dtype)
 
     def scale_bytes(self, box: Box) -> int:
         """Return the bytes of a region's scales. Raises RegionError if it cuts a block of a scaled tensor."""

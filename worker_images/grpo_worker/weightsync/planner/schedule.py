@@ -7,7 +7,7 @@ busy in every wave, in proportion to what they carry in the whole version.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,11 +15,12 @@ import numpy.typing as npt
 
 from grpo_worker.weightsync.planner.regions import Atom, Box, Tensor
 from grpo_worker.weightsync.planner.routes import Routes
+from grpo_worker.weightsync.protocol.buffers import aligned
 
-ALIGNED = 16  # bytes; the widest load of a GPU, and a multiple of every dtype's size
+_REGION = 16  # bytes to which regions are aligned: the widest load of a GPU, a multiple of every dtype's size
 CHECK_BYTES = 8  # the fingerprint after a message's payload
 _MESSAGE = 256  # bytes by which a message takes more than its regions: the fingerprint, and alignment
-_MARGIN = _MESSAGE + 2 * ALIGNED
+_MARGIN = _MESSAGE + 2 * _REGION
 _GOLDEN = 0.6180339887498949  # spreads the first waves of short streams evenly
 
 
@@ -70,12 +71,12 @@ def places(regions: Sequence[Region], tensors: Mapping[str, Tensor]) -> tuple[li
     for region in regions:
         size = tensors[region.tensor].value_bytes(region.box)
         values.append((end, end + size))
-        end += _aligned(size)
+        end += aligned(size, _REGION)
     result = []
     for region, place in zip(regions, values, strict=True):
         size = tensors[region.tensor].scale_bytes(region.box)
         result.append(Place(place, (end, end + size) if size else None))
-        end += _aligned(size)
+        end += aligned(size, _REGION)
     return result, end
 
 
@@ -92,7 +93,7 @@ def make_schedule(
     sizes = np.array([atom.nbytes for atom in atoms], dtype=np.int64)
     if (largest := int(sizes.max())) + _MARGIN > limit:
         raise ValueError(f"a wave of {limit} bytes cannot hold an atom of {largest}")
-    padded = sizes + ALIGNED * (1 + np.array([tensors[atom.tensor].scaled for atom in atoms]))
+    padded = sizes + _REGION * (1 + np.array([tensors[atom.tensor].scaled for atom in atoms]))
     count = 1
     while True:
         divided = [_divided(sizes[stream.atoms], number, count) for number, stream in enumerate(streams)]
@@ -100,15 +101,6 @@ def make_schedule(
         if fullest <= limit:
             return _waves(atoms, streams, divided, tensors, count)
         count = max(count + 1, math.ceil(count * fullest / limit))
-
-
-def received_bytes(wave: Iterable[Message]) -> dict[int, int]:
-    """Return the bytes that each engine rank gets in a wave."""
-    received: dict[int, int] = defaultdict(int)
-    for message in wave:
-        for rank in message.receivers:
-            received[rank] += message.nbytes
-    return received
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +165,3 @@ def _waves(
             message = Message(stream.source, landing, tuple(siblings), tuple(regions), nbytes + CHECK_BYTES)
             waves[wave].append(message)
     return [tuple(wave) for wave in waves if wave]
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNED) * ALIGNED

@@ -11,9 +11,9 @@ ALIGNED = 256  # bytes; size of a device's memory transactions, and a multiple o
 MARGIN = 64  # 1/MARGIN of a bucket is reserved for the temporary memory of a load
 
 
-def aligned(nbytes: int) -> int:
-    """Round ``nbytes`` up to the next multiple of ALIGNED."""
-    return -(-nbytes // ALIGNED) * ALIGNED
+def aligned(nbytes: int, multiple: int = ALIGNED) -> int:
+    """Round ``nbytes`` up to the next multiple of ``multiple``."""
+    return -(-nbytes // multiple) * multiple
 
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}

@@ -38,11 +38,12 @@ class CopyPlan:
     reads: tuple[ByteRange, ...]
 
     @classmethod
-    def of(cls, steps: Iterable[Step]) -> "CopyPlan":
+    def of(cls, steps: Iterable[Step], by_loader: Iterable[str] = ()) -> "CopyPlan":
         """Return the plan of ``steps``, with adjacent ones merged."""
         merged_steps = tuple(_merged(list(steps)))
         targets = storages(step.target for step in merged_steps)
-        return cls(merged_steps, frozenset(), targets, tuple(merged(_reads(step) for step in merged_steps)))
+        reads = merged(_reads(step) for step in merged_steps)
+        return cls(merged_steps, frozenset(by_loader), targets, tuple(reads))
 
     def replay(self, flat: torch.Tensor) -> None:
         """Copy the bytes of ``flat`` (uint8 [bytes of the bucket]) into the parameters."""
@@ -92,9 +93,15 @@ def make_copy_plan(
     for name, copies in load_trace.copies.items():
         if name not in by_loader:
             steps.extend(_step(copy, flat) for copy in copies)
-    steps = _merged(steps)
-    reads = merged(_reads(step) for step in steps)
-    return CopyPlan(tuple(steps), frozenset(by_loader), storages(step.target for step in steps), tuple(reads))
+    return CopyPlan.of(steps, by_loader)
+
+
+def by_module(names: Iterable[str]) -> list[list[str]]:
+    """Group the tensors of each module: a loader that fuses some of them needs all at once."""
+    modules: dict[str, list[str]] = {}
+    for name in names:
+        modules.setdefault(name.rsplit(".", 2)[0], []).append(name)
+    return list(modules.values())
 
 
 def _reads(step: Step) -> ByteRange:

@@ -8,7 +8,7 @@ import torch
 
 from grpo_worker.weightsync.protocol.buffers import MARGIN
 from grpo_worker.weightsync.protocol.byte_ranges import ByteRange
-from grpo_worker.weightsync.sglang_plugin.copy_plan import CopyPlan, make_copy_plan, storages
+from grpo_worker.weightsync.sglang_plugin.copy_plan import CopyPlan, by_module, make_copy_plan, storages
 from grpo_worker.weightsync.sglang_plugin.load_tracer import trace_load
 from grpo_worker.weightsync.sglang_plugin.receivers import DirectLoadError, Spec, view_of
 
@@ -114,7 +114,7 @@ class ModelWriter:
         names = load_trace.copies.keys() | load_trace.unexplained.keys()
         self.loaded |= names
         deferred = any(nbytes > len(flat) // MARGIN for _, nbytes in calls)
-        copy_plan = make_copy_plan(load_trace, flat, _partners(bucket))
+        copy_plan = make_copy_plan(load_trace, flat, by_module(spec.name for spec in bucket))
         # A bucket without tensors of this model leaves nothing to be done after it.
         return _TracedBucket(copy_plan, [call for call, _ in calls[-1:]] if names else [], deferred)
 
@@ -159,11 +159,3 @@ class ExtraMemory:
         before = torch.cuda.memory_allocated()
         result = work()
         return result, torch.cuda.max_memory_allocated() - before
-
-
-def _partners(bucket: Sequence[Spec]) -> list[list[str]]:
-    """Group the tensors of each module: a loader that fuses some of them needs all at once."""
-    groups: dict[str, list[str]] = {}
-    for spec in bucket:
-        groups.setdefault(spec.name.rsplit(".", 2)[0], []).append(spec.name)
-    return [names for names in groups.values() if len(names) > 1]

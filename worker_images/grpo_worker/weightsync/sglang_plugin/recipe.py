@@ -15,7 +15,7 @@ import torch
 from grpo_worker.weightsync.planner.boxes import disjoint, tensor_of
 from grpo_worker.weightsync.planner.regions import Box
 from grpo_worker.weightsync.protocol.buffers import dtype_name
-from grpo_worker.weightsync.sglang_plugin.copy_plan import storages
+from grpo_worker.weightsync.sglang_plugin.copy_plan import by_module, storages
 from grpo_worker.weightsync.sglang_plugin.load_tracer import Copy, trace_load
 
 _SHIFT = 64  # bytes by which the patterns of consecutive tensors differ, so that mixed-up ones are noticed
@@ -116,7 +116,7 @@ def _record_group(
         for name, of_tensor in trace.copies.items()
     }
     difficult = set(trace.unexplained) | {name for name, of_tensor in found.items() if None in of_tensor}
-    whole = [names for names in _modules(specs) if difficult & set(names)]
+    whole = [names for names in by_module(shapes) if difficult & set(names)]
     left_out = {name for names in whole for name in names}
     copies = {
         name: [copy for copy in of_tensor if copy is not None]
@@ -164,14 +164,6 @@ def _layers(specs: Iterable[TensorSpec]) -> list[list[TensorSpec]]:
     for spec in specs:
         layers.setdefault(".".join(spec.name.split(".")[:3]), []).append(spec)
     return list(layers.values())
-
-
-def _modules(specs: Iterable[TensorSpec]) -> list[list[str]]:
-    """Group the tensors of each module: a loader that fuses some of them needs all at once."""
-    modules: dict[str, list[str]] = {}
-    for spec in specs:
-        modules.setdefault(spec.name.rsplit(".", 2)[0], []).append(spec.name)
-    return list(modules.values())
 
 
 @contextmanager

@@ -53,11 +53,6 @@ class WaveReceiver:
         self._waves, self._sizes = _arrivals(part, rank)
         self.nbytes = sum(message.nbytes for wave in part.waves for message in wave)
 
-    @property
-    def buffer_bytes(self) -> int:
-        """Memory for receiving: uint8 [bytes] of BUFFERS waves."""
-        return BUFFERS * max(self._sizes, default=0)
-
     def receive(self, patience: float) -> None:
         """Receive and write one version; ``patience``: seconds that the rank waits for a wave.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from grpo_worker.profiling.progress import PROGRESS
-from grpo_worker.quantization.fp8 import FP8, Part, quantise_into
+from grpo_worker.quantization.fp8 import Part, quantise_into
 from grpo_worker.weightsync.planner.boxes import tensor_of
 from grpo_worker.weightsync.planner.engine_plan import Part as PlanPart
 from grpo_worker.weightsync.planner.regions import Box, scale_box
@@ -21,7 +21,7 @@ _BUFFERS = 2  # one wave is packed while the other is sent
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Where a region is packed: views of the message for its values and, in FP8, its scales."""
+    """Views of a message into which a region is packed: for its values and, in FP8, its scales."""
 
     name: str
     box: Box
@@ -121,6 +121,3 @@ class Shards:
                     box.top - held.top : box.bottom - held.top, box.left - held.left : box.right - held.left
                 ]
         raise KeyError(f"{name}: this rank does not hold {box}")
-
-
-assert FP8.itemsize == 1
