@@ -19,14 +19,23 @@ from grpo_worker.common.ragged_batch import INPUT_IDS, RaggedBatch
 from grpo_worker.controller.training.processes import RayProcesses
 from grpo_worker.controller.training.worker_group import WorkerGroup
 from grpo_worker.roles.dispatch import Columns, Dispatch, PieceColumns, RankInfo, register
+from grpo_worker.roles.host import RankHost
 
 PROMPTS, SAMPLES, TOKENS = 512, 16, 1024
 TP, PP, DP = 8, 8, 4
+GPUS = 8  # of a pod
 SHARED = 4  # processes that stand for the ranks without an answer
 ROUNDS = 5
 
 
-class Idle:
+class Holder:
+    """A rank that can pass on what it got."""
+
+    def pass_on(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+
+class Idle(Holder):
     """A rank that answers at once."""
 
     def stand_at(self, place: RankInfo) -> None:
@@ -38,7 +47,7 @@ class Idle:
         return Columns({"log_probs": zeros}, {"entropy": np.zeros(batch.rows)})
 
 
-class Receiver:
+class Receiver(Holder):
     """Stand-in for many ranks whose answer is not collected."""
 
     def log_probs(self, columns: PieceColumns, args: Any, *arrays: np.ndarray) -> None: ...
@@ -57,13 +66,17 @@ class Actors(RayProcesses):
                 self._actors[info.rank] = remote(Idle).remote()
                 ray.get(self._actors[info.rank].stand_at.remote(info))
 
+    def pass_on(self, index: int, stored: Any) -> Any:
+        return self.call(index, "pass_on", stored)
+
 
 class Simulated(WorkerGroup):
     """A worker group over actors that exist already."""
 
     def __init__(self, ranks: list[RankInfo]) -> None:
         self._cls, self._hang, self._flight_records, self._clock = Idle, 240.0, "", SYSTEM_CLOCK
-        self.ranks, self.hosts, self._order = ranks, [], [info.rank for info in ranks]
+        self.ranks, self._order = ranks, [info.rank for info in ranks]
+        self.hosts = [RankHost(f"10.0.0.{info.rank // GPUS}", info.rank) for info in ranks]
         self._processes = Actors(ranks)
 
 

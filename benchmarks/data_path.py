@@ -52,7 +52,14 @@ DECODED = 256  # samples
 LOSS = (INPUT_IDS, ROUTED_EXPERTS, "weights", "advantages", "old_log_probs", "ref_log_prob")
 
 
-class Idle:
+class Holder:
+    """A rank that can pass on what it got."""
+
+    def pass_on(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+
+class Idle(Holder):
     """A rank that answers at once."""
 
     def stand_at(self, place: RankInfo) -> None:
@@ -68,7 +75,7 @@ class Idle:
         return {"rows": float(batch.rows)}
 
 
-class Receiver:
+class Receiver(Holder):
     """Stand-in for many ranks whose answer is not collected."""
 
     def log_probs(self, columns: PieceColumns, args: Any, *arrays: np.ndarray) -> None: ...
@@ -99,10 +106,14 @@ class Processes:
         self._sizes[reference] = value.nbytes
         return reference
 
+    def pass_on(self, index: int, stored: Any) -> Any:
+        return self.call(index, "pass_on", stored)
+
     def call(self, index: int, method: str, *args: Any) -> Any:
         node = index // 8
         if method == "node":
             return ray.put(RankHost(f"node-{node:04}", index))
+        # What a rank passes on has no size here: it does not leave the controller's pod.
         for reference in self._sizes.keys() & {arg for arg in args if isinstance(arg, ray.ObjectRef)}:
             if (node, reference) not in self._fetched:
                 self._fetched.add((node, reference))

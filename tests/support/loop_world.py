@@ -33,6 +33,7 @@ from grpo_worker.roles.shared_batch import SharedBatch, SharedRows
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.engine_pool import RolloutPool, SyncError, Target
 from grpo_worker.rollout.sampling import Sample
+from support.batch_stores import plain_store
 from support.clocks import FakeClock
 from support.objects import job, spec_of
 from support.rollout_fakes import Scorer
@@ -75,7 +76,7 @@ class Ranks:
 
     def share(self, batch: RaggedBatch, per_step: int) -> SharedBatch:
         self._batch = batch
-        return SharedBatch(batch, per_step, self.ranks, lambda array: array)
+        return SharedBatch(batch, per_step, self.ranks, plain_store(self.addresses))
 
     def _log_probs(self, _rows: SharedRows) -> Columns:
         lengths = self._batch.response_lengths

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 from typing import Any
 
 import numpy as np
 
+from grpo_rehearsal.standins.object_store import StandInObjectStore, Stored, experts_in, size_of
 from grpo_rehearsal.standins.rank_methods import RankMethods, Work
 from grpo_rehearsal.virtual.scheduler import Scheduler, Timer, Waiter
 from grpo_worker.profiling.hang import Position
@@ -43,15 +43,6 @@ class Round:
     calls: list[Call] = field(default_factory=list)
     begin: float = 0.0
     work: Work = field(default_factory=lambda: Work(0.0))
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """An argument in the object store. ``nbytes``: its size; each node that reads it fetches it once."""
-
-    number: int
-    value: Any
-    nbytes: int
 
 
 @dataclass(slots=True)
@@ -99,15 +90,18 @@ class StandInProcesses:
         self._dead: set[int] = set()
         self._stuck: tuple[int, float] | None = None  # (rank that hangs, since)
         self._killed = False
-        self._seen: set[tuple[str, int]] = set()  # (pod, number of a stored value)
-        self._numbers = count()
+        self._store = StandInObjectStore(record.nbytes)
         self._waits: list[tuple[Waiter, set[int], int]] = []
         self._timer: Timer | None = None
 
     def put(self, value: Any) -> Stored:
         """Store an argument once for all processes."""
-        self._record.routed_experts += _experts_in(value)
-        return Stored(next(self._numbers), value, _size(value))
+        self._record.routed_experts += experts_in(value)
+        return self._store.put(value)
+
+    def pass_on(self, index: int, stored: Stored) -> Stored:
+        """Copy an argument to the pod of a process."""
+        return self._store.pass_on(self._place.pods[index], stored)
 
     def call(self, index: int, method: str, *args: Any) -> Call:
         """Start a method in the thread that computes."""
@@ -148,8 +142,8 @@ class StandInProcesses:
             return None
         with self._scheduler.standing_in():
             value = call.value()
-        self._record.nbytes["trainer>controller"] += _size(value)
-        self._record.routed_experts += _experts_in(value)
+        self._record.nbytes["trainer>controller"] += size_of(value)
+        self._record.routed_experts += experts_in(value)
         return value
 
     def dead(self) -> list[int]:
@@ -206,7 +200,9 @@ class StandInProcesses:
         if self._stuck is not None and self._record.stuck_since is None:
             self._record.stuck_since = round_.begin
         for call in round_.calls:
-            self._fetch(call)
+            for arg in call.args:
+                if isinstance(arg, Stored):
+                    self._store.fetch(self._place.pods[call.index], arg)
         args = [tuple(_value(arg) for arg in call.args) for call in round_.calls]
         try:
             round_.work = self._methods.work(round_.method, args)
@@ -251,14 +247,6 @@ class StandInProcesses:
                 elif not waiter.released and not waiter.expired:
                     waiter.release()
 
-    def _fetch(self, call: Call) -> None:
-        """Count the bytes that the pod of a process fetches from the controller's object store."""
-        pod = self._place.pods[call.index]
-        for arg in call.args:
-            if isinstance(arg, Stored) and (pod, arg.number) not in self._seen:
-                self._seen.add((pod, arg.number))
-                self._record.nbytes["controller>trainer"] += arg.nbytes
-
     def _answer(self, index: int, method: str) -> Any:
         if method == "progress":
             return Progress(self._progress(), self._current.method if self._current else "", self._allowance)
@@ -295,29 +283,3 @@ def infos_of(tensor: int, context: int, data: int, pipeline: int) -> list[RankIn
 
 def _value(arg: Any) -> Any:
     return arg.value if isinstance(arg, Stored) else arg
-
-
-def _experts_in(value: Any) -> int:
-    """Return the bytes of experts in a value: arrays [layers, tokens, k], as nothing else has three axes."""
-    if isinstance(value, np.ndarray):
-        return int(value.nbytes) if value.ndim >= 3 else 0
-    if isinstance(value, dict):
-        return sum(map(_experts_in, value.values()))
-    if isinstance(value, list | tuple):
-        return sum(map(_experts_in, value))
-    slots = getattr(value, "__dataclass_fields__", None)
-    return sum(_experts_in(getattr(value, name)) for name in slots) if slots else 0
-
-
-def _size(value: Any) -> int:
-    """Return the bytes of the arrays in a value, or of its text."""
-    if isinstance(value, np.ndarray):
-        return int(value.nbytes)
-    if isinstance(value, str | bytes):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(_size(item) for item in value.values())
-    if isinstance(value, list | tuple):
-        return sum(_size(item) for item in value)
-    slots = getattr(value, "__dataclass_fields__", None)
-    return sum(_size(getattr(value, name)) for name in slots) if slots else 8

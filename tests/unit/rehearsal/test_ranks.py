@@ -25,9 +25,9 @@ WORLD = PIPELINE * DATA
 def test_results_come_from_the_right_ranks_and_in_the_rows_order(
     small_job: RehearsedJob, tmp_path: Path
 ) -> None:
-    lengths = np.array([9, 4, 30, 12, 7, 7], dtype=np.int32)
+    lengths = np.array([9, 4, 30, 12, 7, 7], dtype=np.int32) * 4000
     ids = np.arange(lengths.sum(), dtype=np.int32)
-    batch = RaggedBatch(np.full(6, 2, np.int32), lengths, 30, ids)
+    batch = RaggedBatch(np.full(6, 2, np.int32), lengths, int(lengths.max()), ids)
     durations = Durations(small_job.spec, small_job.pool, small_job.plan)
     job = Job(small_job.spec, {}, small_job.plan.layout, durations, tmp_path)
     # The worker group orders pods by address as text: 10.2.0.10 comes before 10.2.0.2.
@@ -42,6 +42,14 @@ def test_results_come_from_the_right_ranks_and_in_the_rows_order(
         )
         group.start({})
         assert group.ranks == infos
-        result = group.call("log_probs", group.share(batch, 3).all())
+        before = Counter(record.nbytes)
+        shared = group.share(batch, 3)
+        result = group.call("log_probs", shared.all())
+        again = group.call("log_probs", shared.all())
     np.testing.assert_array_equal(result.response["log_probs"], log_probs(batch.response_of(ids)))
-    assert record.nbytes["controller>trainer"] > 2 * ids.nbytes  # the first and the last stages read the ids
+    np.testing.assert_array_equal(again.response["log_probs"], result.response["log_probs"])
+    fetched = record.nbytes - before
+    padded = shared.put_bytes - 2 * 4 * 8  # without the lengths: two steps of four rows, two int32 each
+    assert padded > ids.nbytes, "copies of rows fill the steps"
+    assert fetched["trainer>trainer"] == padded, "the last stages get the ids from the first ones"
+    assert padded < fetched["controller>trainer"] < 1.01 * padded, "once for each column, and the lengths"

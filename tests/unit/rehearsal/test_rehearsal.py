@@ -64,6 +64,26 @@ def test_little_more_than_the_batch_leaves_the_controller(rehearsed: Rehearse) -
     assert [agent.received["link"] for agent in outcome.cluster.agents] == [layouts.packed_bytes] * 2
 
 
+def test_ids_leave_the_controller_once_although_the_first_and_the_last_stage_read_them(
+    small_manifest: Path, tmp_path: Path
+) -> None:
+    text = small_manifest.read_text()
+    for old, new in (
+        ("nodes: 1", "nodes: 2"), ("{tensor: 2}", "{tensor: 8, pipeline: 2}"),
+        ("miniBatchSize: 8", "miniBatchSize: 16"),
+    ):  # fmt: skip
+        assert old in text
+        text = text.replace(old, new)
+    small_manifest.write_text(text)
+    outcome = rehearse(read_job(small_manifest), Scenario(), tmp_path / "run")
+    figures, layouts = summary(outcome), outcome.cluster.layouts
+    assert layouts is not None
+    tokens = sum(line["tokens"] for line in outcome.ledger if "uid" in line)
+    ids = figures["links"]["trainer>trainer"] - 15 * layouts.packed_bytes
+    assert 4 * tokens < ids < 4 * (tokens + SAMPLES * 512), "responses and their prompts"
+    assert 1 < figures["egress_ratio"] < 1.2 < 1 + ids / figures["batch_bytes"]
+
+
 def test_samples_of_a_dead_engine_are_generated_by_the_other(rehearsed: Rehearse) -> None:
     calm = summary(rehearsed(Scenario(name="calm")))
     middle = calm["steps"][0]["gen"] / 2

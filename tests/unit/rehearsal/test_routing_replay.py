@@ -8,7 +8,7 @@ from grpo_rehearsal.job import read_job
 from grpo_rehearsal.report.summary import summary
 from grpo_rehearsal.run import rehearse
 from grpo_rehearsal.scenario import Scenario
-from grpo_rehearsal.standins.ranks import _experts_in
+from grpo_rehearsal.standins.object_store import experts_in
 from grpo_worker.common.ragged_batch import RaggedBatch
 
 SMALL = (
@@ -46,4 +46,4 @@ def test_experts_in_an_argument_would_be_counted() -> None:
     lengths = np.array([3], np.int32)
     experts = np.zeros((2, 2, 4), np.uint8)
     batch = RaggedBatch(np.array([1], np.int32), lengths, 3, np.zeros(3, np.int32), routed=[experts])
-    assert _experts_in([batch, {"other": np.zeros((4, 4))}]) == experts.nbytes
+    assert experts_in([batch, {"other": np.zeros((4, 4))}]) == experts.nbytes

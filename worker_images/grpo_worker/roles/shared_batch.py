@@ -1,6 +1,7 @@
 """A step's batch, shared by all calls of the step: each part of a column is stored once."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,47 @@ from grpo_worker.data.balance import balanced
 from grpo_worker.roles.dispatch import LENGTHS, Columns, PieceColumns, RankInfo
 
 WEIGHTS = "weights"  # row column: weight of the row's response tokens in the loss
-Put = Callable[[np.ndarray], Any]
+_SMALL = 100 << 10  # bytes; Ray sends such a result through the caller, so passing it on would save nothing
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStore:
+    """Object store of the pods that read a batch.
+
+    ``put``: stores an array in the controller's pod and returns its reference. ``pass_on``: takes a rank and
+    a reference, and returns the reference of a copy in the rank's pod, from which other pods fetch it.
+    ``pods``: pod of each rank.
+    """
+
+    put: Callable[[np.ndarray], Any]
+    pass_on: Callable[[int, Any], Any]
+    pods: Sequence[str]
+
+    def store(self, array: np.ndarray, reader: int) -> "StoredArray":
+        """Store an array that the rank ``reader`` is the first one to read."""
+        return StoredArray(self, self.put(array), array.nbytes, reader)
+
+
+@dataclass(slots=True)
+class StoredArray:
+    """An array in the object store, which leaves the controller's pod once.
+
+    The pod of its first reader fetches it from the controller's pod; the other pods fetch a copy from there.
+    """
+
+    store: ObjectStore
+    reference: Any
+    nbytes: int
+    reader: int
+    copy: Any = None
+
+    def for_rank(self, rank: int) -> Any:
+        """Return the reference that a rank reads."""
+        if self.nbytes <= _SMALL or self.store.pods[rank] == self.store.pods[self.reader]:
+            return self.reference
+        if self.copy is None:
+            self.copy = self.store.pass_on(self.reader, self.reference)
+        return self.copy
 
 
 class Partition:
@@ -39,15 +80,17 @@ class SharedBatch:
     """A batch and its columns in an object store.
 
     A column is put part by part when a call first reads it, and every later call refers to the same objects;
-    ranks of one node map them without a copy. Columns that are added between two calls are put on their own.
+    ranks of one pod map them without a copy. Columns that are added between two calls are put on their own.
     """
 
-    def __init__(self, batch: RaggedBatch, per_step: int, ranks: Sequence[RankInfo], put: Put) -> None:
-        """``per_step``: rows of one optimizer step. ``put``: stores an array and returns its reference."""
+    def __init__(
+        self, batch: RaggedBatch, per_step: int, ranks: Sequence[RankInfo], store: ObjectStore
+    ) -> None:
+        """``per_step``: rows of one optimizer step."""
         self.batch, self.per_step = batch, per_step
         self.partition = Partition(batch.lengths, per_step, ranks[0].dp_size)
-        self.ranks, self._put = ranks, put
-        self._stored: dict[tuple[int, int, str], Any] = {}
+        self.ranks, self._store = ranks, store
+        self._stored: dict[tuple[int, int, str], StoredArray] = {}
         self.put_bytes = 0
 
     def all(self) -> "SharedRows":
@@ -58,14 +101,14 @@ class SharedBatch:
         """Return the rows of each optimizer step."""
         return [SharedRows(self, [step]) for step in range(len(self.partition.pieces))]
 
-    def stored(self, step: int, part: int, name: str) -> Any:
-        """Return the reference of one part of a column, which is stored if this is its first use."""
-        key = step, part, name
+    def stored(self, step: int, info: RankInfo, name: str) -> Any:
+        """Return the reference of a rank's part of a column, which is stored if this is its first use."""
+        key = step, info.dp_rank, name
         if key not in self._stored:
-            array = self._array(step, part, name)
+            array = self._array(*key)
             self.put_bytes += array.nbytes
-            self._stored[key] = self._put(array)
-        return self._stored[key]
+            self._stored[key] = self._store.store(array, info.rank)
+        return self._stored[key].for_rank(info.rank)
 
     def _array(self, step: int, part: int, name: str) -> np.ndarray:
         rows, batch = self.partition.pieces[step][part], self.batch
@@ -90,7 +133,7 @@ class SharedRows:
         ids = [name for name in names if name == INPUT_IDS]
         columns = PieceColumns(len(self._steps), batch.width, bool(ids), response, row)
         order = [LENGTHS, *ids, *response, *row]
-        return columns, [self._shared.stored(s, info.dp_rank, name) for s in self._steps for name in order]
+        return columns, [self._shared.stored(s, info, name) for s in self._steps for name in order]
 
     def join(self, results: Sequence[Any]) -> Any:
         """Join the results of the ranks in the rows' order; results that are no columns: return the first.

@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch._C._distributed_c10d import TCPStore
 
@@ -60,6 +61,13 @@ class TrainerWorker(WeightMethods):
     def live(self, seconds: float) -> None:
         """Return after ``seconds``: the caller learns at once when this process ends before."""
         time.sleep(seconds)
+
+    def pass_on(self, array: np.ndarray) -> np.ndarray:
+        """Return a part of the batch, which this pod then holds for others.
+
+        Runs in a thread like ``position``.
+        """
+        return array
 
     def listen(self) -> int:
         """Start the store of the process group's rendezvous on rank 0; return its port.

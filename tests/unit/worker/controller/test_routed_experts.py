@@ -15,6 +15,7 @@ from grpo_worker.roles.shared_batch import SharedBatch
 from grpo_worker.rollout.batch_file import RolloutBatch
 from grpo_worker.rollout.sampling import Sample
 from grpo_worker.rollout.train_batch import make_batch
+from support.batch_stores import plain_store
 
 RANKS = [RankInfo(rank, 0, 0, 0, rank, 1, 2) for rank in range(2)]
 PROMPTS = [Prompt(index, (1, 2)) for index in range(4)]
@@ -70,7 +71,7 @@ def _rollouts() -> RolloutBatch:
 
 
 def _share(rollouts: RolloutBatch) -> SharedBatch:
-    return SharedBatch(make_batch(rollouts.prompts, rollouts.samples), 4, RANKS, lambda array: array)
+    return SharedBatch(make_batch(rollouts.prompts, rollouts.samples), 4, RANKS, plain_store())
 
 
 def _loader(trainers: Any, generate: Any) -> RoutedExpertsLoader:

@@ -1,5 +1,6 @@
 """Dispatch: rows come back complete and in order; nobody gets what it does not read."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from grpo_worker.common.ragged_batch import INPUT_IDS, ROUTED_EXPERTS, RaggedBat
 from grpo_worker.data.balance import balanced, within_budget
 from grpo_worker.roles.dispatch import Columns, Dispatch, RankInfo, dispatch_mode, reads_of, register
 from grpo_worker.roles.shared_batch import Partition, SharedBatch, SharedRows
+from support.batch_stores import plain_store
 
 lengths_strategy = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 60)), min_size=1, max_size=23)
 layouts = st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(1, 4), st.integers(1, 3))
@@ -73,7 +75,7 @@ def test_rows_come_back_in_order(
     sizes: tuple[int, int, int, int], lengths: list[tuple[int, int]], per_step: int
 ) -> None:
     ranks, batch = ranks_of(*sizes), batch_of(lengths)
-    shared = SharedBatch(batch, per_step, ranks, lambda array: array)
+    shared = SharedBatch(batch, per_step, ranks, plain_store())
     workers = [Worker(place) for place in ranks]
     found = call(workers, "echo", shared.all(), -2)
     assert batch.input_ids is not None
@@ -90,7 +92,7 @@ def test_rows_come_back_in_order(
 @given(dp=st.integers(1, 5), lengths=lengths_strategy, per_step=st.integers(1, 30))
 def test_padding_rows_have_no_weight(dp: int, lengths: list[tuple[int, int]], per_step: int) -> None:
     ranks = ranks_of(1, 1, dp, 1)
-    shared = SharedBatch(batch_of(lengths), per_step, ranks, lambda array: array)
+    shared = SharedBatch(batch_of(lengths), per_step, ranks, plain_store())
     workers = [Worker(place) for place in ranks]
     call(workers, "echo", shared.all(), 1)
     counted = [worker.batch.row["number"][worker.batch.row["weights"] > 0] for worker in workers]
@@ -99,7 +101,7 @@ def test_padding_rows_have_no_weight(dp: int, lengths: list[tuple[int, int]], pe
 
 def test_ranks_get_the_columns_that_they_read() -> None:
     ranks = ranks_of(1, 1, 1, 3)
-    shared = SharedBatch(batch_of([(2, 3)] * 4), 4, ranks, lambda array: array)
+    shared = SharedBatch(batch_of([(2, 3)] * 4), 4, ranks, plain_store())
     columns = [shared.all().arguments(info, (INPUT_IDS, ROUTED_EXPERTS, *LOSS))[0] for info in ranks]
     assert [names.ids for names in columns] == [True, False, True]
     assert [(names.response, names.row) for names in columns] == [
@@ -118,7 +120,7 @@ def test_each_part_of_a_column_is_put_once_and_mapped_without_a_copy() -> None:
         return array
 
     ranks, batch = ranks_of(2, 1, 2, 2), batch_of([(2, 3)] * 8)
-    shared = SharedBatch(batch, 4, ranks, put)
+    shared = SharedBatch(batch, 4, ranks, replace(plain_store(), put=put))
     workers = [Worker(place) for place in ranks]
     for rows in (shared.all(), shared.all(), *shared.each_step()):
         call(workers, "echo", rows, 1)

@@ -32,6 +32,12 @@ class RankProcesses(Protocol):
     def put(self, value: Any) -> Any:
         """Store an argument once for all processes; return what stands for it in a call."""
 
+    def pass_on(self, index: int, stored: Any) -> Any:
+        """Copy a stored argument to the pod of a process; return what stands for the copy in a call.
+
+        Does not wait for the copy. Processes in other pods fetch it from that pod.
+        """
+
     def call(self, index: int, method: str, *args: Any) -> Any:
         """Start a method in the thread that computes; calls of one process run one after the other."""
 
@@ -81,6 +87,10 @@ class RayProcesses:
 
     def put(self, value: Any) -> Any:
         return ray.put(value)
+
+    def pass_on(self, index: int, stored: Any) -> Any:
+        # Ray keeps a result where it was made. The thread that watches makes it while a call runs.
+        return self._in_group(_WATCH, index, "pass_on", stored)
 
     def call(self, index: int, method: str, *args: Any) -> Any:
         return getattr(self._actors[index], method).remote(*args)

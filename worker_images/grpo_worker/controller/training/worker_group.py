@@ -14,7 +14,7 @@ from grpo_worker.controller.training.progress_watch import ProgressWatch, Stands
 from grpo_worker.profiling.hang import Position, caused_outside, report
 from grpo_worker.roles.dispatch import Dispatch, RankInfo, dispatch_mode, reads_of
 from grpo_worker.roles.host import RankHost
-from grpo_worker.roles.shared_batch import SharedBatch
+from grpo_worker.roles.shared_batch import ObjectStore, SharedBatch
 
 log = logging.getLogger(__name__)
 _ANSWER_SECONDS = 10.0  # for an answer of the threads that watch
@@ -121,7 +121,8 @@ class WorkerGroup:
 
     def share(self, batch: RaggedBatch, per_step: int) -> SharedBatch:
         """Return the batch for calls; its columns are put in the object store when calls read them."""
-        return SharedBatch(batch, per_step, self.ranks, self._processes.put)
+        store = ObjectStore(self._processes.put, self._pass_on, self.addresses)
+        return SharedBatch(batch, per_step, self.ranks, store)
 
     def begin(self, method: str, *args: Any) -> Callable[[], list[Any]]:
         """Start a call of every rank; return a function that waits for the results, in any thread.
@@ -139,6 +140,9 @@ class WorkerGroup:
     def kill(self) -> None:
         """End every rank. Some may be gone already."""
         self._processes.kill()
+
+    def _pass_on(self, rank: int, stored: Any) -> Any:
+        return self._processes.pass_on(self._order[rank], stored)
 
     def _remote(self, rank: int, method: str, *args: Any) -> Any:
         return self._processes.call(self._order[rank], method, *args)

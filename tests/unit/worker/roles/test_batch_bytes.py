@@ -1,0 +1,61 @@
+"""Bytes of a batch's way to the pods: each part leaves the controller's pod once, whatever the layout."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from grpo_rehearsal.standins.ranks import infos_of
+from grpo_worker.common.ragged_batch import INPUT_IDS, RaggedBatch
+from grpo_worker.roles.shared_batch import SharedBatch
+from support.batch_stores import CONTROLLER, TRAINERS, CountedStore
+
+GPUS = 8  # of a pod
+ROWS, LENGTH = 16, 16384
+IDS = ROWS * LENGTH * 4  # bytes
+
+
+def _fetched(tensor: int, context: int, data: int, pipeline: int, calls: int = 1) -> Counter[str]:
+    """Return the bytes of ids that pods fetch for calls, by link."""
+    lengths = np.full(ROWS, LENGTH, np.int32)
+    ids = np.arange(ROWS * LENGTH, dtype=np.int32)
+    ranks = infos_of(tensor, context, data, pipeline)
+    counted = CountedStore(len(ranks), GPUS)
+    shared = SharedBatch(RaggedBatch(lengths // 4, lengths, LENGTH, ids), ROWS, ranks, counted.store)
+    for _ in range(calls):
+        read = {info.rank: counted.arrays(shared.all(), info, (INPUT_IDS,)) for info in ranks}
+    parts = {info.dp_rank: read[info.rank][1] for info in ranks if info.pp_rank == 0}
+    for info in ranks:
+        assert [array.ndim for array in read[info.rank]] == ([2, 1] if info.reads((INPUT_IDS,)) else [2])
+        assert info.pp_rank not in (0, pipeline - 1) or read[info.rank][1] is parts[info.dp_rank]
+    lengths_bytes = 2 * 4 * ROWS
+    pods = -(-len(ranks) // GPUS)
+    assert counted.nbytes[CONTROLLER] - IDS <= lengths_bytes * pods, "only the small lengths leave more often"
+    return counted.nbytes
+
+
+@pytest.mark.parametrize(("tensor", "context"), [(8, 1), (4, 2), (2, 4), (1, 8)])
+def test_whole_rows_cost_nothing_inside_a_pod(tensor: int, context: int) -> None:
+    """Megatron-Core numbers context ranks right after tensor ranks, so the pod holds all of them."""
+    assert _fetched(tensor, context, data=2, pipeline=1)[TRAINERS] == 0
+
+
+@pytest.mark.parametrize(("tensor", "context", "pods"), [(8, 2, 2), (4, 4, 2), (8, 4, 4)])
+def test_each_further_pod_of_a_row_fetches_it_from_the_first_one(
+    tensor: int, context: int, pods: int
+) -> None:
+    assert _fetched(tensor, context, data=2, pipeline=1)[TRAINERS] == (pods - 1) * IDS
+
+
+@pytest.mark.parametrize("pipeline", [2, 4, 16])
+def test_the_last_pipeline_stage_gets_the_ids_from_the_first_one(pipeline: int) -> None:
+    """As in the 512-GPU job: two replicas in each pod, two pods for each stage."""
+    assert _fetched(4, 1, data=4, pipeline=pipeline)[TRAINERS] == IDS
+
+
+def test_later_calls_of_a_step_fetch_nothing() -> None:
+    assert _fetched(4, 1, data=4, pipeline=4, calls=3) == _fetched(4, 1, data=4, pipeline=4)
+
+
+def test_stages_in_one_pod_share_the_ids() -> None:
+    assert _fetched(2, 1, data=1, pipeline=4)[TRAINERS] == 0
