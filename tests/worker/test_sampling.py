@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,12 @@ from grpo_operator.api.v1alpha1.algorithm import AlgorithmSpec
 from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.data.prompts import Prompt
 from grpo_worker.rollout.client import RolloutClient
-from grpo_worker.rollout.connections import Connections
 from grpo_worker.rollout.engine_load import rank_loads
 from grpo_worker.rollout.routing import EngineEntry, EngineTable
 from grpo_worker.rollout.sampling import PromptRefusedError, Sample, sampling_params, sampling_seed
 from grpo_worker.rollout.stream import chunk_of
 from grpo_worker.rollout.unfinished import STREAM_INTERVAL, Unfinished
+from support.breaking_streams import BreakingStreams
 from support.engine_server import Server, free_port
 from support.published_models import directory as published
 
@@ -216,44 +216,6 @@ def test_a_refused_request_fails_and_the_engine_stays_in_use(table: EngineTable)
     assert [entry.name for entry in table.serving(VERSION)] == ["engine-0"]
 
 
-class _Breaking(httpx.AsyncBaseTransport):
-    """Connections to the real engine whose first streams break after a number of parts."""
-
-    def __init__(self, streams: int, parts: int) -> None:
-        self._real, self._left, self._parts = Connections(), streams, parts
-        self.bodies: list[dict[str, Any]] = []
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        response = await self._real.handle_async_request(request)
-        if request.url.path != "/generate":
-            return response
-        self.bodies.append(json.loads(request.content))
-        if self._left == 0:
-            return response
-        self._left -= 1
-        assert isinstance(response.stream, httpx.AsyncByteStream)
-        return httpx.Response(200, stream=_Broken(response.stream, self._parts))
-
-    async def aclose(self) -> None:
-        await self._real.aclose()
-
-
-class _Broken(httpx.AsyncByteStream):
-    def __init__(self, body: httpx.AsyncByteStream, parts: int) -> None:
-        self._body, self._parts = body, parts
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        seen = b""
-        async for part in self._body:
-            yield part
-            seen += part
-            if seen.count(b"\n\n") >= self._parts:
-                raise httpx.ReadError("the engine is gone")
-
-    async def aclose(self) -> None:
-        await self._body.aclose()
-
-
 def _revived(table: EngineTable) -> None:
     """Report an engine as its agent does in each poll."""
     table.replace([EngineEntry("engine-0", "127.0.0.1", EngineState.SERVING, VERSION)])
@@ -264,7 +226,7 @@ def test_a_sample_that_goes_on_elsewhere_equals_an_undisturbed_one(
     table: EngineTable, ask: Ask, temperature: float
 ) -> None:
     (undisturbed,) = ask([PROMPT], tokens=200, temperature=temperature)
-    transport = _Breaking(streams=1, parts=2)
+    transport = BreakingStreams(streams=1, parts=2)
     client = RolloutClient(table, seed=3, n=1, timeout=120, port=PORT, transport=transport)
     client.set_sampling(sampling_params(AlgorithmSpec(temperature=temperature), 200, [EOS]))
     with ThreadPoolExecutor(1) as thread:

@@ -1,8 +1,7 @@
 """The GRPO loop: generate, score, train, push the weights, save checkpoints."""
 
 import logging
-import time
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,15 @@ from grpo_worker.controller.recovery.parking import Parking
 from grpo_worker.controller.recovery.routed_experts import RoutedExpertsLoader
 from grpo_worker.controller.recovery.run_record import Cause, SupersededError
 from grpo_worker.controller.status.progress import ProgressBoard
+from grpo_worker.controller.step_records import StepRecords
 from grpo_worker.controller.training.batch_trainer import BatchTrainer
 from grpo_worker.controller.training.gang import Restored, TrainerGang
 from grpo_worker.controller.training.parity import ParityError, check_configs
 from grpo_worker.controller.training.worker_group import GangError
 from grpo_worker.controller.weight_sync.synchronizer import PushResult, WeightSynchronizer
-from grpo_worker.metrics.generation import GenerationMetrics, refused_message
-from grpo_worker.metrics.sinks import sinks_of
+from grpo_worker.metrics.generation import refused_message
 from grpo_worker.metrics.step import step_metrics
 from grpo_worker.metrics.timing import StepTimer
-from grpo_worker.metrics.writer import MetricsWriter
 from grpo_worker.rewards.verifiers import RewardError
 from grpo_worker.roles.shared_batch import SharedBatch
 from grpo_worker.rollout.batch_file import RolloutBatch
@@ -62,7 +60,6 @@ class GrpoLoop:
         self._pool = pool
         self._source = inputs.source
         self._reward = inputs.reward
-        self._generation = GenerationMetrics(client)
         sampler = StepSampler(spec, inputs.source, client, inputs.reward)
         keep, every = spec.checkpoint.keep, spec.checkpoint.every_steps
         # Engines cannot generate while trainers use the same GPUs.
@@ -76,16 +73,13 @@ class GrpoLoop:
         self._failures = failures
         self._record = failures.record
         self._ledger = SampleLedger(store / "ledger.jsonl")
-        observability = spec.observability
-        sinks = sinks_of(observability, store.name, store)
-        self._metrics = MetricsWriter(store, sinks, observability.thresholds)
+        self._records = StepRecords(store, spec.observability, client)
         self._parking = Parking(trainers, board, failures, clock, lambda: self._background)
         self._checkpoints = RunCheckpoints(
             spec, store, trainers, self._scheduler, board, self._state, self._ledger.flush
         )
         self._step = 0
         self._background: list[Future[Any]] = []  # work of the last step that continues beside the next one
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="record")
         self._initial_state = self._state()
 
     def run(self) -> None:
@@ -158,7 +152,7 @@ class GrpoLoop:
             self._load_state(restored.controller_state or self._initial_state)
         self._step = restored.step
         self._ledger.truncate(self._step)
-        self._metrics.truncate(self._step)
+        self._records.truncate(self._step)
 
     def _check_engines(self) -> None:
         """Check that enough engines serve the first weights of the attempt, with the trainers' config."""
@@ -186,16 +180,13 @@ class GrpoLoop:
         with timer.phase("save_checkpoint"):
             self._checkpoints.after_step(step, self._record.attempt)
         seconds = timer.total()
-        metrics["timing_s/controller_cpu"] = timer.cpu()
         metrics["data/too_long"] = float(self._source.too_long)
         metrics["recovery/unread_records"] = float(self._record.unread)
         metrics["reward/failures"] = float(self._reward.failures)
-        metrics |= self._generation.step(seconds)
-        metrics["rollout/refused_prompts"] = float(len(rollouts.refused))
-        metrics["rollout/cut_groups"] = float(rollouts.cut)
-        metrics |= step_metrics(shared.batch, scores, seconds, self._trainers.world) | timer.seconds
+        metrics |= self._records.generated(rollouts, seconds)
+        metrics |= step_metrics(shared.batch, scores, seconds, self._trainers.world)
         self._failures.step_finished(step)
-        self._background.append(self._thread.submit(self._write, step, metrics, pushed, time.time()))
+        self._background.append(self._records.write(step, metrics, timer, pushed))
         self._report(
             reward_mean=metrics["critic/score/mean"],
             tokens_per_second_per_gpu=metrics["perf/throughput"],
@@ -238,13 +229,6 @@ class GrpoLoop:
         self._background.append(pushed)
         return pushed
 
-    def _write(
-        self, step: int, metrics: dict[str, float], pushed: "Future[PushResult]", wall_time: float
-    ) -> None:
-        """Write a step's record; in the background, because its digests come while the next one generates."""
-        result = pushed.result()
-        self._metrics.write(step, metrics | result.metrics, weights=result.digests, wall_time=wall_time)
-
     def _finish_background(self) -> None:
         """Wait for the background work of the previous step; raise its first error."""
         background, self._background = self._background, []
@@ -255,7 +239,7 @@ class GrpoLoop:
         """Save a checkpoint of this step, unless it exists, and wait until it is complete."""
         self._weights.before_training(StepTimer(self._clock))
         self._finish_background()  # a step's record must be written before its checkpoint counts
-        self._metrics.flush()
+        self._records.flush()
         self._checkpoints.save_now(self._step)
 
     def _suspend_if_requested(self) -> None:
@@ -272,7 +256,7 @@ class GrpoLoop:
         if self._spec.checkpoint.export_at_end:
             self._checkpoints.export(self._step)
         self._trainers.stop()
-        self._metrics.end()
+        self._records.end()
         self._report(phase=Phase.SUCCEEDED, message=f"{self._step} steps done", trainers=[])
 
     def _restart(self, message: str, cause: Cause) -> None:

@@ -15,13 +15,12 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 from grpo_worker.algorithms.losses import PolicyLossConfig
-from grpo_worker.checkpointing.snapshots import file_of, seal
 from grpo_worker.common.ragged_batch import INPUT_IDS, ROUTED_EXPERTS, RaggedBatch
 from grpo_worker.data.routed_experts import RoutedExperts
 from grpo_worker.metrics.flops import ModelFlops
-from grpo_worker.profiling.counted_file import open_counted
 from grpo_worker.profiling.hang import Position, position, progress, write_flight_record
 from grpo_worker.profiling.progress import PROGRESS, Progress
+from grpo_worker.roles.checkpoints import CheckpointMethods
 from grpo_worker.roles.dispatch import Columns, Dispatch, RankInfo, register
 from grpo_worker.roles.expert_store import ExpertStore, store_whole
 from grpo_worker.roles.host import RankHost
@@ -30,13 +29,12 @@ from grpo_worker.roles.weight_sync import WEIGHTS, WeightMethods
 if TYPE_CHECKING:
     from grpo_worker.roles.trainer_models import TrainerModels
 
-SNAPSHOTS = WEIGHTS / "snapshots"
 # torch counts the time in a collective, not progress: a rank may wait for hours for one that loads or writes.
 # The controller sees the progress of all ranks and names a hang (restartPolicy.hangSeconds) long before.
 NEVER = timedelta(days=365)
 
 
-class TrainerWorker(WeightMethods):
+class TrainerWorker(WeightMethods, CheckpointMethods):
     """One trainer rank.
 
     The gang learns the actors' nodes before it numbers the ranks, so the constructor does nothing:
@@ -50,7 +48,6 @@ class TrainerWorker(WeightMethods):
     _experts: ExpertStore
     _thread: int | None = None  # identifier of the thread that computes
     _store: TCPStore | None = None  # of rank 0, for the rendezvous
-    _snapshot_error = ""  # of the newest snapshot
 
     def node(self) -> RankHost:
         """Return where this process runs, which orders the ranks and lets errors name the pod."""
@@ -261,70 +258,3 @@ class TrainerWorker(WeightMethods):
     def flops(self) -> ModelFlops:
         """Return the floating-point operations per token of this model."""
         return self._models.flops
-
-    @register(Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, step: int, controller_state: dict[str, Any]) -> None:
-        """Start to write the checkpoint of ``step``; training continues meanwhile."""
-        self._models.checkpointer.save(step, controller_state)
-
-    @register(Dispatch.ONE_TO_ALL)
-    def take_snapshot(self, name: str) -> None:
-        """Copy this rank's state to host memory; a thread writes it to the pod's memory volume."""
-        from grpo_worker.megatron.checkpoint import snapshot
-
-        state, file = snapshot.capture(self._models.parts), file_of(SNAPSHOTS, name, self.rank_info.rank)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        self._snapshot_error = ""
-
-        def write() -> None:
-            try:
-                torch.save(state, file)
-                seal(file)
-            except Exception as error:  # noqa: BLE001 - the call that asks for the snapshot reports it
-                self._snapshot_error = f"rank {self._rank} cannot write {file}: {error}"
-
-        threading.Thread(target=write, name="snapshot").start()
-
-    @register(Dispatch.ONE_TO_ALL)
-    def snapshot_written(self, name: str) -> bool | str:
-        """Return whether the snapshot is completely written to the pod's memory volume, or its error."""
-        if self._snapshot_error:
-            return self._snapshot_error
-        return file_of(SNAPSHOTS, name, self.rank_info.rank).with_suffix(".json").is_file()
-
-    @register(Dispatch.ONE_TO_ALL)
-    def load_snapshot(self, name: str) -> None:
-        """Restore this rank from a snapshot whose digest the pod's agent has checked."""
-        from grpo_worker.megatron.checkpoint import snapshot
-
-        with open_counted(file_of(SNAPSHOTS, name, self.rank_info.rank)) as file:
-            state = torch.load(file, weights_only=False)
-        snapshot.restore(self._models.parts, state)
-
-    @register(Dispatch.ONE_TO_ALL)
-    def poll_checkpoint(self, blocking: bool) -> list[int]:
-        """Commit checkpoints that all ranks have written; return their steps."""
-        return self._models.checkpointer.poll(blocking)
-
-    @register(Dispatch.ONE_TO_ALL)
-    def export_weights(self, path: str) -> None:
-        """Export the policy as a Hugging Face directory."""
-        from grpo_worker.megatron.export.exporter import export
-
-        source = (
-            None if self._models.spec.model.path.startswith("preset:") else Path(self._models.spec.model.path)
-        )
-        with self._models.policy.trainable.weights.on_device():
-            export(
-                Path(path),
-                self._models.hf,
-                self._models.policy.chunks,
-                self._models.policy.family,
-                source,
-                self._models.spec.checkpoint.export_quantization,
-            )
-
-    @register(Dispatch.ONE_TO_ALL)
-    def load_checkpoint(self, path: str) -> None:
-        """Restore this rank from a complete checkpoint of any layout."""
-        self._models.checkpointer.load(Path(path))

@@ -1,0 +1,92 @@
+"""Methods of a trainer rank that save and restore its state: checkpoints, snapshots in memory, exports."""
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from grpo_worker.checkpointing.snapshots import file_of, seal
+from grpo_worker.profiling.counted_file import open_counted
+from grpo_worker.roles.dispatch import Dispatch, RankInfo, register
+from grpo_worker.roles.weight_sync import WEIGHTS
+
+if TYPE_CHECKING:
+    from grpo_worker.roles.trainer_models import TrainerModels
+
+SNAPSHOTS = WEIGHTS / "snapshots"
+
+
+class CheckpointMethods:
+    """Mixin of the trainer rank, which sets these attributes when it builds its models."""
+
+    rank_info: RankInfo
+    _models: "TrainerModels"
+    _snapshot_error = ""  # of the newest snapshot
+
+    @register(Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, step: int, controller_state: dict[str, Any]) -> None:
+        """Start to write the checkpoint of ``step``; training continues meanwhile."""
+        self._models.checkpointer.save(step, controller_state)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def take_snapshot(self, name: str) -> None:
+        """Copy this rank's state to host memory; a thread writes it to the pod's memory volume."""
+        from grpo_worker.megatron.checkpoint import snapshot
+
+        state, file = snapshot.capture(self._models.parts), file_of(SNAPSHOTS, name, self.rank_info.rank)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._snapshot_error = ""
+
+        def write() -> None:
+            try:
+                torch.save(state, file)
+                seal(file)
+            except Exception as error:  # noqa: BLE001 - the call that asks for the snapshot reports it
+                self._snapshot_error = f"rank {self.rank_info.rank} cannot write {file}: {error}"
+
+        threading.Thread(target=write, name="snapshot").start()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def snapshot_written(self, name: str) -> bool | str:
+        """Return whether the snapshot is completely written to the pod's memory volume, or its error."""
+        if self._snapshot_error:
+            return self._snapshot_error
+        return file_of(SNAPSHOTS, name, self.rank_info.rank).with_suffix(".json").is_file()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def load_snapshot(self, name: str) -> None:
+        """Restore this rank from a snapshot whose digest the pod's agent has checked."""
+        from grpo_worker.megatron.checkpoint import snapshot
+
+        with open_counted(file_of(SNAPSHOTS, name, self.rank_info.rank)) as file:
+            state = torch.load(file, weights_only=False)
+        snapshot.restore(self._models.parts, state)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def poll_checkpoint(self, blocking: bool) -> list[int]:
+        """Commit checkpoints that all ranks have written; return their steps."""
+        return self._models.checkpointer.poll(blocking)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def export_weights(self, path: str) -> None:
+        """Export the policy as a Hugging Face directory."""
+        from grpo_worker.megatron.export.exporter import export
+
+        source = (
+            None if self._models.spec.model.path.startswith("preset:") else Path(self._models.spec.model.path)
+        )
+        with self._models.policy.trainable.weights.on_device():
+            export(
+                Path(path),
+                self._models.hf,
+                self._models.policy.chunks,
+                self._models.policy.family,
+                source,
+                self._models.spec.checkpoint.export_quantization,
+            )
+
+    @register(Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, path: str) -> None:
+        """Restore this rank from a complete checkpoint of any layout."""
+        self._models.checkpointer.load(Path(path))
