@@ -208,10 +208,10 @@ class GrpoLoop:
     def _save_parked(self) -> None:
         """Save a checkpoint, so that no step is lost if the trainers go too while they wait for engines.
 
-        With samples that are generated ahead there is none: it would lack the samples of the next step.
+        There is none while samples are generated ahead: it would lack them.
         """
         self._weights.forget_engines()
-        if self._step == 0 or self._spec.staleness.max_version_lag:
+        if self._step == 0 or self._scheduler.generates_ahead:
             return
         try:
             self._save_now()

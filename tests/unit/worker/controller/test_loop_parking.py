@@ -8,6 +8,7 @@ import pytest
 
 from grpo_operator.api.messages import ControllerStatus
 from grpo_operator.api.v1alpha1.status import Phase
+from grpo_worker.rollout.engine_pool import Target
 from grpo_worker.rollout.sampling import Sample
 from support.loop_world import World
 
@@ -179,6 +180,41 @@ def test_a_parked_job_can_be_suspended_and_resumed(tmp_path: Path, calm: list[di
     assert world.run() == calm
     (status,) = suspended
     assert (status.phase, status.message) == (Phase.SUSPENDED, "checkpoint of step 2 is complete")
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["alive", "dead"])
+def test_samples_generated_ahead_are_saved_when_the_trainers_are_parked(tmp_path: Path, dies: bool) -> None:
+    """Engines go away when they should get version 3; the samples of step 4 exist by then."""
+    ahead: dict[str, Any] = {"staleness": {"maxVersionLag": 1}}
+    undisturbed = World(tmp_path / "calm", **ahead).run()
+    world = World(tmp_path / "parked", **ahead)
+    serve, sleep, polls = world.engines.serve, world.clock.sleep, itertools.count()
+    begin: list[float] = []
+
+    def away() -> str:
+        lasts = bool(begin) and world.clock.now() < begin[0] + OUTAGE
+        return "0 of minAvailable=1 engines serve" if lasts else ""
+
+    def serve_or_leave(target: Target, timeout: float) -> dict[str, float]:
+        if target.version == 3 and not begin:
+            begin.append(world.clock.now())
+        return serve(target, timeout)
+
+    def sleep_and_die(seconds: float) -> None:
+        sleep(seconds)
+        if dies and begin and next(polls) == 50:
+            world.groups[0].died.set_result(None)
+
+    world.away = away
+    world.engines.serve = serve_or_leave  # type: ignore[method-assign]
+    world.clock.sleep = sleep_and_die  # type: ignore[method-assign]
+    assert _without_attempts(world.run()) == _without_attempts(undisturbed)
+    status = world.board.get()
+    assert status.phase == Phase.SUCCEEDED and status.attempt == world.starts == 1 + dies
+    assert (tmp_path / "parked" / "checkpoints" / "step-00000003" / "COMMITTED").is_file()
+    assert (tmp_path / "parked" / "pending" / "step-00000003.npz").is_file()
+    assert not dies or (status.restored is not None and status.restored.step == 3)
+    assert {entry["version"] for entry in undisturbed if entry["step"] == 4} == {2}, "one step ahead"
 
 
 def test_a_reward_server_that_is_away_parks_the_trainers_too(

@@ -112,6 +112,19 @@ def test_a_replay_trains_on_the_same_samples(tmp_path: Path, algorithm: dict[str
     assert first is not None and first == second
 
 
+def test_what_is_under_way_is_known(tmp_path: Path) -> None:
+    engines = Engines()
+    scheduler = Run(tmp_path, engines).scheduler
+    scheduler.next_batch(Version(0), StepTimer())
+    assert not scheduler.generates_ahead
+    engines.gate.clear()
+    scheduler.start_next(Version(0))
+    assert scheduler.generates_ahead, "saving would wait"
+    engines.gate.set()
+    scheduler.before_push(StepTimer())
+    assert not scheduler.generates_ahead
+
+
 def test_a_restart_waits_for_what_is_under_way_and_forgets_it(tmp_path: Path) -> None:
     engines = Engines()
     run = Run(tmp_path, engines)

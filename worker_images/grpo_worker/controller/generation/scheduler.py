@@ -31,6 +31,10 @@ class RolloutScheduler(Protocol):
     def before_push(self, timer: StepTimer) -> None:
         """Wait until generation allows new weights in the engines."""
 
+    @property
+    def generates_ahead(self) -> bool:
+        """Whether samples of the next step are being generated, for which ``save`` would wait."""
+
     def save(self, step: int) -> None:
         """Save the samples that were generated ahead of the checkpoint of ``step``."""
 
@@ -43,6 +47,8 @@ class RolloutScheduler(Protocol):
 
 class OnPolicy:
     """Generates the samples of a step just before it trains on them (maxVersionLag 0)."""
+
+    generates_ahead = False
 
     def __init__(self, sampler: StepSampler) -> None:
         self._sampler = sampler
@@ -95,6 +101,10 @@ class OneStepAhead:
         self._prompts_in_training = 0
         self._version = Version(0)  # of the samples that are generated ahead
         self._cancelled = threading.Event()
+
+    @property
+    def generates_ahead(self) -> bool:
+        return self._running is not None
 
     def next_batch(self, version: Version, timer: StepTimer) -> RolloutBatch:
         self._wait(timer)
