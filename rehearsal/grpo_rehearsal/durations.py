@@ -61,10 +61,11 @@ class Durations:
         self.model = model
         self._spec, self._pool, self._plan = spec, pool, plan
         self._kv_tokens = plan.engine_memory.kv_tokens
+        mtp, per_node = spec.model.multi_token_prediction, pool.engine.gpus_per_node
         self._bound = transfer_bounds.sync_bound(
-            model.model, plan.layout, plan.engine, pool.replicas, self._network, pool.engine.gpus_per_node
+            model.model, plan.layout, plan.engine, pool.replicas, self._network, per_node, mtp
         )
-        self._checkpoint = transfer_bounds.checkpoint_bytes(model.model)
+        self._checkpoint = transfer_bounds.checkpoint_bytes(model.model, mtp)
 
     @property
     def lengths(self) -> list[float]:
@@ -106,7 +107,8 @@ class Durations:
 
     def load(self) -> float:
         """Return the seconds in which the ranks read the model's files, every node its share."""
-        return parameters.model_bytes(self.model.model) / self._all(self.assumed.store_rate)
+        mtp = self._spec.model.multi_token_prediction
+        return parameters.model_bytes(self.model.model, mtp=mtp) / self._all(self.assumed.store_rate)
 
     def restore(self) -> float:
         """Return the seconds in which the ranks read a checkpoint."""

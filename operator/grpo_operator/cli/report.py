@@ -98,7 +98,7 @@ def _resources(spec: GRPOJobSpec, pool: RolloutTemplate, plan: JobPlan) -> dict[
 
 def _checkpoint(spec: GRPOJobSpec, plan: JobPlan, store_speed: float) -> dict[str, float]:
     assert plan.model is not None
-    size = transfer_bounds.checkpoint_bytes(plan.model)
+    size = transfer_bounds.checkpoint_bytes(plan.model, spec.model.multi_token_prediction)
     return {"bytes": size, "seconds": size / (store_speed * spec.trainer.nodes)}
 
 
@@ -107,8 +107,9 @@ def _sync(spec: GRPOJobSpec, pool: RolloutTemplate, plan: JobPlan) -> dict[str, 
     engine = pool.engine
     network = GPUS[engine.gpu_type].network
     bound = transfer_bounds.sync_bound(
-        plan.model, plan.layout, plan.engine, pool.replicas, network, engine.gpus_per_node
-    )
+        plan.model, plan.layout, plan.engine, pool.replicas, network, engine.gpus_per_node,
+        spec.model.multi_token_prediction,
+    )  # fmt: skip
     return {
         "version_bytes": bound.version_bytes,
         "received_bytes": bound.received_bytes,

@@ -60,7 +60,7 @@ def host_memory(
     saving = ranks * (_SAVED * parameters_of_rank + shard)
     tier = spec.checkpoint.memory
     copies = ranks * shard * (1 + tier.replicas) if tier else 0
-    version = parameters.model_bytes(model, fp8)
+    version = parameters.model_bytes(model, fp8, spec.model.multi_token_prediction)
     staged = 2 * version // trainer.nodes  # the version that engines read, and the next one
     tokens = batch_tokens(spec)
     return HostMemory(

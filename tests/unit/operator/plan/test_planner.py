@@ -1,6 +1,7 @@
 """The planner's arithmetic against published figures, and its refusals."""
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from grpo_operator.plan.planner.training.memory import StageMemory, stage_memory
 from grpo_operator.plan.planner.training.rules import batch_problems, fp8_problems, problems
 from grpo_operator.plan.planner.training.search import TrainingPool, feasible, fits, nearest, worst
 from grpo_operator.plan.planner.training.stages import stage_counts, stage_layers
+from grpo_worker.megatron.families.deepseek_v3 import DEEPSEEK_V3
+from grpo_worker.quantization.fp8 import blocks, is_quantised
 
 V3 = ModelShape.from_hf(architecture("deepseek-v3"))
 H100 = GPUS[GpuType.H100]
@@ -73,6 +76,38 @@ def test_multi_token_prediction_costs_a_layer_on_the_last_stage() -> None:
     added = guessing[-1].weights - plain[-1].weights
     experts = parameters.mtp_layer(V3).expert // 32
     assert 2 * experts < added < 2 * experts * 1.2 and guessing[-1].total > plain[-1].total + added
+
+
+def _published_bytes(shapes: dict[str, tuple[int, ...]], fp8: bool) -> int:
+    eight = [shape for name, shape in shapes.items() if fp8 and is_quantised(name)]
+    scales = sum(4 * math.prod(blocks(shape)) for shape in eight)
+    return 2 * sum(map(math.prod, shapes.values())) - sum(map(math.prod, eight)) + scales
+
+
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+def test_versions_contain_the_multi_token_prediction_layer_if_it_is_trained(fp8: bool) -> None:
+    shapes = DEEPSEEK_V3.mtp_shapes(architecture("deepseek-v3"))
+    added = parameters.model_bytes(V3, fp8, mtp=True) - parameters.model_bytes(V3, fp8)
+    assert added == pytest.approx(_published_bytes(shapes, fp8), rel=1e-5)  # routers have a small bias
+    assert added / parameters.model_bytes(V3, fp8) == pytest.approx(0.0173, abs=0.0002)
+    tensors = len(shapes) + fp8 * sum(map(is_quantised, shapes))
+    assert parameters.hf_tensors(V3, fp8, mtp=True) - parameters.hf_tensors(V3, fp8) == tensors
+    checkpoint = transfer_bounds.checkpoint_bytes(V3, mtp=True) - transfer_bounds.checkpoint_bytes(V3)
+    assert checkpoint == 14 * parameters.mtp_layer(V3).total
+
+
+def test_only_engines_that_draft_receive_the_multi_token_prediction_layer() -> None:
+    engine = EngineShape(32, 32, 32, fp8=True)
+    drafting = dataclasses.replace(engine, drafts=True)
+    layout = dataclasses.replace(TP8_PP8, layers_in_first_stage=5, layers_in_last_stage=8)
+    plain = transfer_bounds.sync_bound(V3, layout, engine, 8, 50e9, 8)
+    trained = transfer_bounds.sync_bound(V3, layout, engine, 8, 50e9, 8, mtp=True)
+    drafted = transfer_bounds.sync_bound(V3, layout, drafting, 8, 50e9, 8, mtp=True)
+    layer = trained.version_bytes - plain.version_bytes
+    assert drafted.version_bytes == trained.version_bytes and layer > 11e9
+    assert trained.received_bytes == plain.received_bytes and trained.seconds == plain.seconds
+    assert 8 * layer < drafted.received_bytes - plain.received_bytes < 8 * 4 * layer
+    assert drafted.seconds > 1.1 * plain.seconds, "the last stage sends a layer more"
 
 
 def test_layers_of_stages_follow_megatron_core() -> None:

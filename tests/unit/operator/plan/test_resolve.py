@@ -53,6 +53,12 @@ def test_the_large_job_fits_as_given() -> None:
     assert plan.engine_memory is not None and plan.engine_memory.kv_tokens > 16384
 
 
+def test_versions_in_host_memory_have_the_multi_token_prediction_layer() -> None:
+    plain, trained = _resolve().host, _resolve(model__multiTokenPrediction=True).host
+    assert plain is not None and trained is not None
+    assert trained.staged / plain.staged == pytest.approx(1.0174, abs=0.0001)
+
+
 def test_auto_chooses_and_explains() -> None:
     plan = _resolve(trainer__parallelism={"auto": True})
     assert plan.layout == _resolve().layout, "the manifest has the planner's fastest layout"

@@ -93,34 +93,38 @@ def mtp_projection(model: ModelShape) -> Count:
     return Count(split=2 * model.hidden * model.hidden, whole=3 * model.hidden)
 
 
-def total(model: ModelShape) -> Count:
-    """Return the parameters of the whole model, without multi-token-prediction layers."""
-    count = embedding(model) + head(model)
+def total(model: ModelShape, mtp: bool = False) -> Count:
+    """Return the parameters of the whole model. ``mtp``: with the multi-token-prediction layer."""
+    count = embedding(model) + head(model) + (mtp_layer(model) if mtp else Count())
     for index in range(model.layers):
         count += layer(model, index)
     return count
 
 
-def hf_tensors(model: ModelShape, fp8: bool = False) -> int:
-    """Return the number of tensors of the model in Hugging Face's format; ``fp8``: matrices have scales."""
-    mla = isinstance(model.attention, MlaShape)
+def hf_tensors(model: ModelShape, fp8: bool = False, mtp: bool = False) -> int:
+    """Return the number of tensors of the model in Hugging Face's format.
+
+    ``fp8``: matrices have scales. ``mtp``: with the multi-token-prediction layer.
+    """
+    mla, layers = isinstance(model.attention, MlaShape), model.layers + mtp
     matrices, others = (5, 4) if mla else (4, 4)  # of attention, and the norms of the layer and inside it
-    experts = 0 if model.experts is None else model.layers - model.experts.first_dense
+    experts = 0 if model.experts is None else layers - model.experts.first_dense
     each = 0 if model.experts is None else 3 * (model.experts.count + bool(model.experts.shared_ffn))
-    projections = model.layers * matrices + experts * each + 3 * (model.layers - experts)
+    projections = layers * matrices + experts * each + 3 * (layers - experts)
     routers = experts * (2 if mla else 1)
-    ends = 2 + (not model.tied)
-    return projections * (2 if fp8 else 1) + model.layers * others + routers + ends
+    ends = 2 + (not model.tied) + 4 * mtp  # a projection in bf16 and three norms around the layer
+    return projections * (2 if fp8 else 1) + layers * others + routers + ends
 
 
-def fp8_parameters(model: ModelShape) -> int:
+def fp8_parameters(model: ModelShape, mtp: bool = False) -> int:
     """Return the number of parameters that DeepSeek's FP8 format stores in 8 bits.
 
-    These are the matrices of the layers, without embedding, output projection, router and norms.
+    These are the matrices of the layers, without embedding, output projection, router and norms. ``mtp``:
+    with those of the multi-token-prediction layer, whose projection of two hidden states is not among them.
     """
     experts = model.experts
     count = 0
-    for index in range(model.layers):
+    for index in range(model.layers + mtp):
         part = layer(model, index)
         count += part.total - 2 * model.hidden - _inner_norms(model)
         if experts is not None and index >= experts.first_dense:
@@ -135,10 +139,13 @@ def _inner_norms(model: ModelShape) -> int:
     return (shape.q_rank or 0) + shape.kv_rank
 
 
-def model_bytes(model: ModelShape, fp8: bool = False) -> int:
-    """Return the bytes of the weights in bf16, or in FP8 with one fp32 scale per 128 x 128 block."""
-    parameters = total(model).total
+def model_bytes(model: ModelShape, fp8: bool = False, mtp: bool = False) -> int:
+    """Return the bytes of the weights in bf16, or in FP8 with one fp32 scale per 128 x 128 block.
+
+    ``mtp``: with the multi-token-prediction layer, as trainers publish them that train it.
+    """
+    parameters = total(model, mtp).total
     if not fp8:
         return 2 * parameters
-    eight = fp8_parameters(model)
+    eight = fp8_parameters(model, mtp)
     return eight + 4 * eight // (128 * 128) + 2 * (parameters - eight)

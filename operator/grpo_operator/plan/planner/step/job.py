@@ -96,7 +96,7 @@ def _transfer(spec: GRPOJobSpec, pool: RolloutTemplate, plan: JobPlan) -> Transf
     return Transfer(
         update_bytes=received,
         update_rate=min(max(senders, 1), trainer.world) * link,
-        tensors=hf_tensors(plan.model, fp8=plan.engine.fp8),
+        tensors=hf_tensors(plan.model, fp8=plan.engine.fp8, mtp=plan.engine.drafts),
         checkpoint_bytes=shard,
         checkpoint_rate=_COPY_RATE,
         checkpoint_steps=spec.checkpoint.every_steps,
