@@ -29,12 +29,10 @@ from grpo_worker.metrics.generation import refused_message
 from grpo_worker.metrics.step import step_metrics
 from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.rewards.verifiers import RewardError
-from grpo_worker.roles.shared_batch import SharedBatch
 from grpo_worker.rollout.batch_file import RolloutBatch
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.engine_pool import RolloutPool, SyncError
 from grpo_worker.rollout.sampling import UnfitEngineError
-from grpo_worker.rollout.train_batch import make_batch
 from grpo_worker.weightsync.protocol.version import Version
 
 log = logging.getLogger(__name__)
@@ -166,7 +164,7 @@ class GrpoLoop:
         self._report()
         rollouts = self._generate(version, timer)
         self._parking.run(lambda: self._weights.before_training(timer))
-        rollouts, shared = self._experts.load(rollouts, self._share, version)
+        rollouts, shared = self._experts.load(rollouts, self._training.share, version)
         if step < self._spec.total_steps:
             self._scheduler.start_next(version)
         on_policy = all(sample.version == version and not sample.spans for sample in rollouts.samples)
@@ -217,9 +215,6 @@ class GrpoLoop:
             self._save_now()
         except SyncError as error:  # mode colocated: engines hold the GPUs
             log.warning("no checkpoint while the trainers are parked: %s", error)
-
-    def _share(self, rollouts: RolloutBatch) -> SharedBatch:
-        return self._training.share(make_batch(rollouts.prompts, rollouts.samples))
 
     def _push(self, timer: StepTimer) -> "Future[PushResult]":
         """Make the trainers' weights the version of the finished steps."""

@@ -15,6 +15,8 @@ from grpo_worker.controller.training.parity import check_log_probs, check_router
 from grpo_worker.metrics.flops import utilisation
 from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.roles.shared_batch import WEIGHTS, SharedBatch
+from grpo_worker.rollout.batch_file import RolloutBatch
+from grpo_worker.rollout.train_batch import make_batch
 
 
 class BatchTrainer:
@@ -34,8 +36,9 @@ class BatchTrainer:
         self._compared = False
         self._flops = self._trainers.call("flops")
 
-    def share(self, batch: RaggedBatch) -> SharedBatch:
+    def share(self, rollouts: RolloutBatch) -> SharedBatch:
         """Return the batch of a step for ``add_model_scores`` and ``train``."""
+        batch = make_batch(rollouts.prompts, rollouts.samples)
         rows = self._spec.trainer.mini_batch_size * self._spec.algorithm.samples_per_prompt
         return self._trainers.share(batch, rows)
 
