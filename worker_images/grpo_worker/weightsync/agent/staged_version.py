@@ -94,5 +94,5 @@ class VersionStream:
         data = self._memory[number % 2][: chunk.nbytes]
         self._blobs.fill(chunk, data, time.monotonic() + self._timeout)
         self._print.add(chunk.start, data)
-        self._sum += int(data.sum(dtype=np.uint64))
+        self._sum += int(data.view(np.int8).sum(dtype=np.int64))
         return Sendable(chunk, data, self._print.value() if chunk.last else None)

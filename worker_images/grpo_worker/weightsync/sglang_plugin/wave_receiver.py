@@ -9,7 +9,7 @@ import torch
 from grpo_worker.weightsync.planner.engine_plan import BUFFERS, Part
 from grpo_worker.weightsync.planner.schedule import CHECK_BYTES, Message
 from grpo_worker.weightsync.protocol.buffers import aligned
-from grpo_worker.weightsync.protocol.fingerprint import fingerprint
+from grpo_worker.weightsync.protocol.fingerprint import byte_sum, fingerprint
 from grpo_worker.weightsync.sglang_plugin.model_writer import ExtraMemory
 from grpo_worker.weightsync.sglang_plugin.staged_receiver import DirectLoadError
 from grpo_worker.weightsync.sglang_plugin.wave_loader import Arrival, WaveLoader
@@ -79,7 +79,7 @@ class WaveReceiver:
         All waves are received even after one that cannot be written, because other members wait for this
         rank. Raises TransferError for missing bytes, and DirectLoadError for wrong ones.
         """
-        began, size = time.monotonic(), max(self._sizes, default=0)
+        began, waited, size = time.monotonic(), 0.0, max(self._sizes, default=0)
         extra = ExtraMemory(str(self._device))
         memory = torch.empty(BUFFERS * size, dtype=torch.uint8, device=self._device)
         buffers = [memory[number * size : (number + 1) * size] for number in range(BUFFERS)]
@@ -88,7 +88,9 @@ class WaveReceiver:
         forwarding, following = None, self._land(0, buffers, patience)
         for number, wave in enumerate(self._waves):
             landing, following = following, self._land(number + 1, buffers, patience)
+            waited -= time.monotonic()
             _wait(landing)
+            waited += time.monotonic()
             previous, forwarding = forwarding, self._forward(number, buffers, patience)
             writer.write(2 * number, wave.landing, buffers[number % BUFFERS], landed=True)
             _wait(previous)
@@ -100,7 +102,8 @@ class WaveReceiver:
             last = len(self._waves) - 1
             writer.write(2 * last + 1, self._waves[last].forwarded, buffers[last % BUFFERS], landed=False)
         total = writer.end()
-        return Received(self._counted, total, extra.peak(), {"receive_and_load": time.monotonic() - began})
+        seconds = {"receive_and_load": time.monotonic() - began, "wait": waited}
+        return Received(self._counted, total, extra.peak(), seconds)
 
     def _land(self, number: int, buffers: Sequence[torch.Tensor], patience: float) -> Transfer | None:
         """Start to receive a wave from trainer ranks; None if nothing comes."""
@@ -177,7 +180,7 @@ class _Checks:
         self._ours.append(fingerprint(data[:-CHECK_BYTES]))
         self._sent.append(data[-CHECK_BYTES:].view(torch.int64).clone()[0])
         if landed and message.counted:
-            self._sums.append(data[:-CHECK_BYTES].sum(dtype=torch.int64))
+            self._sums.append(byte_sum(data[:-CHECK_BYTES]))
 
     def compare(self) -> int:
         """Return the sum of the counted bytes.
