@@ -6,7 +6,9 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,10 +25,29 @@ from grpo_worker.roles.trainer import TrainerWorker
 HANG = 4.0
 
 
+class Links:
+    """Links over which rank 1 never sends, so that rank 0 and the engine give up."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def send(self, names: list[str], parts: list[Any], patience: float) -> list[str]:
+        if self._rank == 1:
+            self.read_a_lost_disk()
+        time.sleep(patience)
+        return ["trainer rank 0: not done within the deadline"] * len(names)
+
+    def read_a_lost_disk(self) -> None:
+        time.sleep(600)
+
+
 class Sums(TrainerWorker):
-    """A real rank that only sums."""
+    """A real rank that only sums, and whose transfers hang."""
 
     def _build(self, rank: int, world: int, config: dict[str, Any]) -> RankInfo:
+        weights = SimpleNamespace(on_device=nullcontext)
+        policy = SimpleNamespace(trainable=SimpleNamespace(weights=weights), held_shards=list)
+        self._models: Any = SimpleNamespace(policy=policy, links=Links(rank))
         return RankInfo(rank, 0, 0, 0, rank, 1, world)
 
     @register(Dispatch.ONE_TO_ALL)
@@ -74,6 +95,14 @@ def test_a_hanging_rank_and_its_process_group_are_named(gang: WorkerGroup, tmp_p
     assert "rank 0 " not in message
     begun = [_all_reduces(tmp_path / "hang" / f"rank_{rank}") for rank in range(2)]
     assert begun == [2, 1], "the flight recorders show what rank 1 never began"
+
+
+def test_a_rank_that_hangs_in_a_direct_transfer_is_named(gang: WorkerGroup) -> None:
+    """The others give up their engine and return; only the rank that hangs is left."""
+    began = time.monotonic()
+    with pytest.raises(GangError, match=r"rank 1 on \S+ \([\d.]+\) is stuck in .*read_a_lost_disk"):
+        gang.call("send_weights", ["link"], HANG)
+    assert HANG < time.monotonic() - began < HANG + 60
 
 
 def _all_reduces(file: Path) -> int:

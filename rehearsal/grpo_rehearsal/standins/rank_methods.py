@@ -89,7 +89,7 @@ class RankMethods:
             return Work(times.snapshot(), _UNITS)
         if method == "open_links":
             (offers,) = args[0]
-            return Work(times.join(), len(offers), 2 * JOIN_SECONDS)
+            return Work(times.join(), len(offers), JOIN_SECONDS)
         if method == "send_weights":
             _, patience = args[0]
             return Work(times.updates().take, 1, patience)

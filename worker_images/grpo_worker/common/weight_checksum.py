@@ -1,7 +1,8 @@
 """Checksum of the weights in an engine, by which the controller compares engines. Pure.
 
-It is the sum of all bytes as signed numbers, so it does not depend on the order in which they came or on who received them.
-Transfers are verified by fingerprints and digests; the checksum shows engines that hold different versions.
+It is the sum of all bytes as signed numbers, so it does not depend on the order in which they came or on who
+received them. Transfers are verified by fingerprints and digests; the checksum shows engines that hold
+different versions.
 """
 
 from collections.abc import Iterable

@@ -127,8 +127,8 @@ def choose_synchronizer(
     from grpo_worker.controller.weight_sync.dedicated import DedicatedSynchronizer
 
     kind = ColocatedSynchronizer if config.spec.shares_gpus else DedicatedSynchronizer
-    patience = float(config.spec.restart_policy.hang_seconds)
-    return kind(trainers, pool, config.weight_path, config.spec.weight_sync, patience)
+    hang_seconds = float(config.spec.restart_policy.hang_seconds)
+    return kind(trainers, pool, config.weight_path, config.spec.weight_sync, hang_seconds)
 
 
 def _connect(namespace: str, clock: Clock) -> None:

@@ -15,6 +15,7 @@ from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS
 if TYPE_CHECKING:
     from grpo_worker.roles.trainer_models import TrainerModels
 
+_GIVING_UP_SECONDS = 10.0  # that a rank has for it after its patience, before it counts as hanging
 WEIGHTS = Path(os.environ.get("GRPO_WEIGHTS_DIR", "/weights"))
 
 
@@ -77,7 +78,7 @@ class WeightMethods:
         """Join the offered links one after another; return the error of each, or an empty text."""
         problems = []
         for offer in offers:
-            with PROGRESS.waiting(2 * JOIN_SECONDS):  # for a member's next sign, and the connections
+            with PROGRESS.waiting(JOIN_SECONDS):  # for the next sign of a member
                 problems.append(self._models.links.open(offer))
             PROGRESS.add("links opened")
         return problems
@@ -88,7 +89,8 @@ class WeightMethods:
 
         ``patience``: seconds that the rank waits for a wave.
         """
-        with self._models.policy.trainable.weights.on_device(), PROGRESS.waiting(patience):
+        # Waves are progress. A rank that waits for an engine gives up first; one that hangs is named.
+        with self._models.policy.trainable.weights.on_device(), PROGRESS.waiting(_GIVING_UP_SECONDS):
             return self._models.links.send(names, self._held(), patience)
 
     @register(Dispatch.ONE_TO_ALL)

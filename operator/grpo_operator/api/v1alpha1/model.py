@@ -105,7 +105,7 @@ class WeightSyncSpec(Model):
         ge=1,
         le=3600,
         description=(
-            "seconds in which an engine must answer after it was sent a version, and in which a chunk of a "
-            "staged version must arrive; the duration of a whole update has no limit"
+            "seconds that an engine may hold up a version without progress: a wave of a direct transfer, a "
+            "chunk of a staged version, an answer after the last one; a whole update has no limit"
         ),
     )

@@ -12,7 +12,7 @@ from support.transfer_fakes import A, B, FakeEngines, FakeTrainers
 
 
 def coordinator_of(trainers: FakeTrainers, engines: FakeEngines) -> DirectTransferCoordinator:
-    return DirectTransferCoordinator(trainers, engines, Backend.GLOO, 240.0, 0.1)
+    return DirectTransferCoordinator(trainers, engines, Backend.GLOO, 0.1)
 
 
 def links_of(engines: FakeEngines) -> dict[str, str]:
@@ -37,9 +37,7 @@ def test_every_engine_has_a_link_of_its_own() -> None:
     ]
     assert len(set(links_of(engines).values())) == 2 and len(json.dumps(offers["a"])) < 500
     taken = [body for _, route, body in engines.asked if route == "take"]
-    assert [(body["link"], body["patience"]) for body in taken] == [
-        (links_of(engines)[n], 240.0) for n in "ab"
-    ]
+    assert [(body["link"], body["patience"]) for body in taken] == [(links_of(engines)[n], 0.1) for n in "ab"]
 
 
 def test_trainers_that_cannot_plan_leave_the_version_to_be_staged() -> None:

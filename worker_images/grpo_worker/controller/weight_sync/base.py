@@ -18,15 +18,19 @@ class BaseSynchronizer:
         engines: Engines,
         path: WeightPath,
         settings: WeightSyncSpec,
-        patience: float,
+        hang_seconds: float,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """``patience``: seconds without progress after which a member of a direct transfer is given up."""
+        """``hang_seconds``: seconds without progress after which a rank counts as hanging.
+
+        Members of a direct transfer give up before that.
+        """
         self._trainers = trainers
         self._engines = engines
         self._deltas = path.delta
         self._clock = clock
-        self._direct = coordinator_for(path, trainers, engines, patience, settings.timeout_seconds, clock)
+        patience = min(float(settings.timeout_seconds), hang_seconds)
+        self._direct = coordinator_for(path, trainers, engines, patience, clock)
         self._pool_timeout = pool_timeout(settings)
         self.served: Version | None = None
 

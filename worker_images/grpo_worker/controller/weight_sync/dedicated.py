@@ -26,10 +26,10 @@ class DedicatedSynchronizer(BaseSynchronizer):
         engines: Engines,
         path: WeightPath,
         settings: WeightSyncSpec,
-        patience: float,
+        hang_seconds: float,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        super().__init__(trainers, engines, path, settings, patience, clock)
+        super().__init__(trainers, engines, path, settings, hang_seconds, clock)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
         self._pushed: Version | None = None
         self._settled = False  # whether enough engines were seen to serve the pushed version

@@ -53,18 +53,16 @@ class DirectTransferCoordinator:
         engines: Engines,
         backend: Backend,
         patience: float,
-        timeout: float,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """``patience``: seconds without progress after which a member of a link is given up.
 
-        ``timeout``: seconds that an agent may take after its engine has received a version.
+        An agent may take as long to answer after the trainer ranks have ended.
         """
         self._trainers = trainers
         self._engines = engines
         self._backend = backend
         self._patience = patience
-        self._timeout = timeout
         self._clock = clock
         self._links: dict[str, _Link] = {}  # by engine
         self._retries: Retries[Identity] = Retries()
@@ -205,11 +203,11 @@ class DirectTransferCoordinator:
 
     def _await_agents(self, calls: Sequence["_Call"]) -> None:
         """Wait for the agents, which answer soon after the trainers; end their waits for silent engines."""
-        wait([call.request for call in calls], timeout=self._timeout)
+        wait([call.request for call in calls], timeout=self._patience)
         late = [call for call in calls if not call.request.done()]
         for call in late:
-            self._engines.ask(call.engine, "give-up", self._timeout, link=call.link)
-        wait([call.request for call in late], timeout=self._timeout)
+            self._engines.ask(call.engine, "give-up", self._patience, link=call.link)
+        wait([call.request for call in late], timeout=self._patience)
 
     def _end_on_failure(self, link: str, request: Future[Any]) -> None:
         """Make all members of a link give up when its engine failed, so that none waits for its patience."""
@@ -246,10 +244,9 @@ def coordinator_for(
     trainers: Trainers,
     engines: Engines,
     patience: float,
-    timeout: float,
     clock: Clock = SYSTEM_CLOCK,
 ) -> DirectTransferCoordinator | None:
     """Return the coordinator of the path's direct transfers, or None if every version is staged."""
     if not path.direct:
         return None
-    return DirectTransferCoordinator(trainers, engines, path.direct, patience, timeout, clock)
+    return DirectTransferCoordinator(trainers, engines, path.direct, patience, clock)

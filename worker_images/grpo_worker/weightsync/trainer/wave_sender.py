@@ -52,6 +52,14 @@ class WaveSender:
         size = max((sum(aligned(m.nbytes) for m in wave) for wave in waves), default=0)
         buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(_BUFFERS)]
         self._waves = [_packed(buffers[number % _BUFFERS], wave, part) for number, wave in enumerate(waves)]
+        self._compile()
+
+    def _compile(self) -> None:
+        """Quantize a region of zeros, so that the first version does not wait for the kernel's compiler."""
+        targets = (target for wave in self._waves for packed in wave for target in packed.targets)
+        first = next((target.values for target in targets if target.scales is not None), None)
+        if first is not None:
+            quantise_into([(torch.zeros(first.shape, dtype=torch.bfloat16, device=first.device), first)])
 
     def send(self, shards: "Shards", patience: float) -> None:
         """Send one version. ``patience``: seconds that the rank waits for a wave. Raises TransferError."""
