@@ -37,9 +37,9 @@ EXPERTS: dict[str, Any] = architecture("tiny-moe") | {
     "n_routed_experts": 16,
 }
 WIDE: dict[str, Any] = architecture("tiny-moe") | {
-    "hidden_size": 512,
-    "intermediate_size": 2048,
-    "moe_intermediate_size": 512,
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "moe_intermediate_size": 256,
 }
 
 
@@ -88,8 +88,10 @@ CASES = {
     "dense-tensor": PodCase(DENSE, 2, 2, 4, 8, 16, {"tensor": 2, "expertTensor": 2}),
     "dense-long": PodCase(DENSE, 1, 1, 2, 8, 48, micro=4),
     "deep-data": PodCase(DEEP, 2, 2, 8, 8, 8),
+    "deep": PodCase(DEEP, 1, 1, 4, 8, 8),
     "experts": PodCase(EXPERTS, 1, 1, 4, 16, 8),
     "experts-long": PodCase(EXPERTS, 1, 2, 2, 8, 32, micro=8),
     "experts-split": PodCase(EXPERTS, 2, 2, 4, 16, 12, {"tensor": 2, "expert": 2, "expertTensor": 1}),
+    "experts-spread": PodCase(EXPERTS, 2, 1, 8, 8, 8, {"tensor": 1, "expert": 2, "expertTensor": 1}),
     "wide": PodCase(WIDE, 1, 1, 8, 8, 8, steps=15),
 }

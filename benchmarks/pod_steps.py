@@ -4,7 +4,7 @@
 
 Each job runs in the embedded cluster, alone. ``tiny-moe`` is manifests/tiny-moe.yaml with fewer steps, and is
 held out of every fit. The other jobs train other models, in other layouts and on other shapes of a batch;
-cpu_steps.py fits the model's terms to them. Writes benchmarks/results/pod_steps.json. Needs a machine on
+pod_fit.py fits the model's terms to them. Writes benchmarks/results/pod_steps.json. Needs a machine on
 which nothing else runs.
 """
 
@@ -73,7 +73,8 @@ def _run(name: str, case: PodCase) -> list[dict[str, float]]:
     try:
         status = job.wait(ENDED, 600)
         if status["phase"] != "Succeeded":
-            raise RuntimeError(f"{name} ended as {status['phase']}: {status['conditions']}")
+            reasons = [c["message"] for c in status["conditions"] if c["type"] == "Failed"]
+            raise RuntimeError(f"ended as {status['phase']}: {reasons}")
         uid = job.get()["metadata"]["uid"][:8]
         return [_kept(step) for step in load(JOB_DATA / f"default-{name}-{uid}")]
     finally:
