@@ -27,6 +27,7 @@ DENSE: dict[str, Any] = architecture("qwen3-8b") | {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+NARROW: dict[str, Any] = DENSE | {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 DEEP: dict[str, Any] = DENSE | {"num_hidden_layers": 10}
 EXPERTS: dict[str, Any] = architecture("tiny-moe") | {
     "hidden_size": 128,
@@ -93,5 +94,7 @@ CASES = {
     "experts-long": PodCase(EXPERTS, 1, 2, 2, 8, 32, micro=8),
     "experts-split": PodCase(EXPERTS, 2, 2, 4, 16, 12, {"tensor": 2, "expert": 2, "expertTensor": 1}),
     "experts-spread": PodCase(EXPERTS, 2, 1, 8, 8, 8, {"tensor": 1, "expert": 2, "expertTensor": 1}),
+    "experts-many": PodCase(EXPERTS, 2, 1, 8, 20, 4, {"tensor": 1, "expert": 2, "expertTensor": 1}, 20),
+    "narrow": PodCase(NARROW, 1, 1, 8, 20, 4, steps=20),
     "wide": PodCase(WIDE, 1, 1, 8, 8, 8, steps=15),
 }
