@@ -2,10 +2,10 @@
 
     pod_steps.py [JOB ...]
 
-Each job runs in the embedded cluster, alone. ``tiny-moe`` is manifests/tiny-moe.yaml with fewer steps, and is
-held out of every fit. The other jobs train other models, in other layouts and on other shapes of a batch;
-pod_fit.py fits the model's terms to them. Writes benchmarks/results/pod_steps.json. Needs a machine on
-which nothing else runs.
+Each job runs in the embedded cluster, alone. ``tiny-moe`` is manifests/tiny-moe.yaml with fewer steps. It
+and ``tiny-moe-spread`` are held out of every fit. The other jobs train other models, in other layouts and on
+other shapes of a batch; pod_fit.py fits the model's terms to them. Writes benchmarks/results/pod_steps.json.
+Needs a machine on which nothing else runs.
 """
 
 import argparse
