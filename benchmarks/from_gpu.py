@@ -38,6 +38,9 @@ _PARTS = {
 def sync(measured: dict[str, Any]) -> None:
     """Record updates between GPUs. Cases that the host had too few GPUs for keep their earlier figures."""
     cases, origin = measured["cases"], measured["of"]
+    if "small" not in cases:
+        _sync_on_one_gpu(cases, origin)
+        return
     record_cases("sync_gpu", cases, origin)
     draw(cases, origin["machine"])
     small, wide, fp8 = (cases[name]["figures"] for name in ("small", "wide", "fp8"))
@@ -45,6 +48,12 @@ def sync(measured: dict[str, Any]) -> None:
         "bytes_ratio_vs_nccl": wide["bytes_ratio_vs_nccl"],
         "bytes_ratio_small_matrices": small["bytes_ratio_vs_nccl"],
         "bytes_ratio_fp8": fp8["bytes_ratio_vs_nccl"],
+        "receive_ratio_fp8": fp8["bytes_ratio_vs_nccl"],
+        "pause_ratio_wide": wide["pause_ratio"],
+        "pause_ratio_small": small["pause_ratio"],
+        "pause_ratio_fp8": fp8["pause_ratio"],
+        "first_over_later": _most(cases, "first_over_later"),
+        "rejoin_over_version": _most(cases, "rejoin_over_version"),
         "speedup_vs_per_tensor": small["speedup_vs_per_tensor"],
         "speedup_vs_per_tensor_wide": wide["speedup_vs_per_tensor"],
         "pause_seconds": small["pause_seconds"],
@@ -58,6 +67,17 @@ def sync(measured: dict[str, Any]) -> None:
     for figure, case in split.items():
         if case in cases:
             figures[figure] = cases[case]["figures"]["bytes_ratio_vs_nccl"]
+    _record("sync", figures, origin)
+
+
+def _sync_on_one_gpu(cases: dict[str, Any], origin: Stamp) -> None:
+    """Record updates within one GPU by CUDA IPC, beside a copy of the same bytes in its memory."""
+    record_cases("sync_one_gpu", cases, origin)
+    kinds = {name.partition(",")[0]: case["figures"] for name, case in cases.items()}
+    figures = {f"one_gpu_copy_ratio_{kind}": of["bytes_ratio_vs_nccl"] for kind, of in kinds.items()}
+    figures |= {f"one_gpu_pause_ratio_{kind}": of["pause_ratio"] for kind, of in kinds.items()}
+    worst = "first_over_later", "rejoin_over_version", "extra_memory_buckets", "trainer_extra_memory_buckets"
+    figures |= {f"one_gpu_{figure}": _most(cases, figure) for figure in worst}
     _record("sync", figures, origin)
 
 

@@ -37,7 +37,7 @@ from grpo_worker.weightsync.sglang_plugin.recipe import TensorSpec
 from grpo_worker.weightsync.sglang_plugin.recipe import record as record_recipe
 from grpo_worker.weightsync.sglang_plugin.wave_loader import WaveLoader
 from grpo_worker.weightsync.sglang_plugin.wave_receiver import WaveReceiver
-from grpo_worker.weightsync.trainer.wave_sender import WaveSender
+from grpo_worker.weightsync.trainer.wave_sender import Shards, WaveSender
 from grpo_worker.weightsync.transport.factory import join
 from rated_hosts import ADDRESS, INTERFACE, inside, rated_hosts
 
@@ -111,7 +111,7 @@ def plans(cluster: Cluster) -> tuple[dict[str, Tensor], list[Held], list[EngineP
         def host_of(rank: int, engine: int = engine) -> int:
             return cluster.host_of_engine(engine, rank)
 
-        made.append(plan_engine(tensors, held, kept(cluster), host_of, BUCKET, sent))
+        made.append(plan_engine(tensors, held, kept(cluster), host_of, BUCKET, cluster.engines, sent))
     needed = list(engine_side(hf, cluster.engine, cluster.engines))
     width = cluster.engine.tensor
     parts = atoms(tensors, held, needed, 1 << 20)
@@ -149,13 +149,18 @@ def member(cluster: Cluster, rank: int, address: str, output: Path) -> None:
     times: list[tuple[float, float]] = []
     if rank < cluster.trainers:
         payload = _payload_rate(rank, cluster, groups[0][1], barrier)
-        senders = [WaveSender(made[e].of_trainer(rank), g, cluster.trainers, _CPU) for e, g in groups]
+        senders = [
+            WaveSender(made[e].of_trainers(cluster.trainers)[rank], g, cluster.trainers, _CPU)
+            for e, g in groups
+        ]
         with ThreadPoolExecutor(len(senders)) as threads:
             for version in range(VERSIONS):
-                parts = _parts(tensors, held, rank, version)
+                shards = Shards(_parts(tensors, held, rank, version))
                 _barrier(barrier, f"v{version}", cluster.world)
                 began = time.monotonic()
-                list(threads.map(lambda sender, parts=parts: sender.send(parts, PATIENCE), senders))
+                sent = [threads.submit(sender.send, shards, PATIENCE) for sender in senders]
+                for each in sent:
+                    each.result()
                 times.append((began, time.monotonic()))
     else:
         payload = _payload_rate(rank, cluster, groups[0][1], barrier)
@@ -229,9 +234,9 @@ def _receiver(
 ) -> WaveReceiver:
     regions = Regions(kept(cluster)[rank], tensors)
     specs = [TensorSpec(n, (t.rows, t.columns), getattr(torch, t.dtype)) for n, t in tensors.items()]
-    part = plan.of_engine(rank)
+    part = plan.of_engine(cluster.engine.tensor)[rank]
     loader = WaveLoader(regions, record_recipe(regions, specs), part)
-    return WaveReceiver(part, rank, group, cluster.trainers, loader, _CPU)
+    return WaveReceiver(part, rank, group, cluster.trainers, [loader], _CPU)
 
 
 def _start(cluster: Cluster, rank: int, folder: str) -> subprocess.Popen[bytes]:

@@ -77,9 +77,9 @@ def host_copy(folder: Path, version: int) -> StagedVersion:
 class Flattened(Engine):
     """The engine as one that cannot load directly."""
 
-    def join_group(self, *place: Any, **more: Any) -> bool:
+    def join_group(self, *place: Any, **more: Any) -> str:
         super().join_group(*place, **more)
-        return False
+        return ""
 
 
 def ours(engine: Engine) -> Callable[[StagedVersion], dict[str, float]]:
@@ -88,7 +88,7 @@ def ours(engine: Engine) -> Callable[[StagedVersion], dict[str, float]]:
 
     def update(copy: StagedVersion) -> dict[str, float]:
         with installer.updating(copy.version), installer.streaming(copy) as stream:
-            installer.install(copy, stream)
+            installer.install(copy, stream, record=False)
         return dict(installer.seconds)
 
     return update
@@ -112,10 +112,10 @@ def per_tensor(engine: Engine) -> Callable[[StagedVersion], dict[str, float]]:
         engine.pause()
         engine.begin_update()
         for index, (bucket, flat) in enumerate(zip(copy.plan.buckets, flats, strict=True)):
-            thread = threading.Thread(target=send, args=(bucket.tensors, flat), daemon=True)
+            thread = threading.Thread(target=send, args=(bucket, flat), daemon=True)
             thread.start()
             last = index == len(flats) - 1
-            body = engine._tensors("per-tensor", bucket.tensors) | {"flush_cache": last}
+            body = engine._tensors("per-tensor", bucket) | {"flush_cache": last}
             if last:
                 body["weight_version"] = str(copy.version)
             engine._call("POST", "/update_weights_from_distributed", **body)

@@ -106,11 +106,11 @@ def measure(engines: dict[str, EngineProcess], ranks: Processes) -> dict[str, An
         case = Case(name, MODEL, False, (0,), (0,), False, 0, Backend.CUDA_IPC)
         links[name] = Link(case, agent, ranks, BUCKET)
     found: dict[str, Any] = {}
-    # The rank is in one group at a time, so each engine has its own turn.
     for version in (1, 2):
-        for number, (name, link) in enumerate(links.items()):
+        for name, link in links.items():
             if version in VERSIONS[name]:
-                link.open(10 * version + number)
+                if not link.name:
+                    link.open()
                 link.version(version)
         url = engines["plain"].url
         answers = {name: generate(engines[name].url, version) for name in ("drafting", "plain")}

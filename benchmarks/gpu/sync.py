@@ -4,6 +4,7 @@
 
 Engines (SGLang) run on the first GPU, their trainer rank on the second. An engine of two ranks receives from
 two trainer ranks on the same GPUs by CUDA IPC and, with four GPUs, another one from two ranks on other GPUs.
+With one GPU, engine and trainer rank share it, and the limit is a copy of the same bytes within its memory.
 ENGINE_PYTHONPATH: packages of the engines.
 small: a mixture of experts of more than 2 000 tensors; wide: matrices of DeepSeek-V3's size; fp8: the same in
 blocks of 128 x 128. ``--cpu``: a tiny model over gloo, to see that everything runs.
@@ -21,8 +22,9 @@ import sys
 import tempfile
 import time
 import traceback
+import uuid
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ import torch
 from engine_process import EngineProcess
 from sync_ranks import Processes
 from torch._C._distributed_c10d import TCPStore
+from torch.distributed.distributed_c10d import PrefixStore
 
 from grpo_devcluster.results import stamp, write_raw
 from grpo_operator.api.catalog.architectures import architecture
@@ -37,9 +40,13 @@ from grpo_operator.api.weight_path import Backend
 from grpo_worker.weightsync.agent.agent import Agent
 from grpo_worker.weightsync.agent.engine_client import Engine
 from grpo_worker.weightsync.protocol.direct_load import LINK
-from grpo_worker.weightsync.protocol.group_offer import GroupOffer, transfer_plan_of
+from grpo_worker.weightsync.protocol.link_exchange import LinkExchange
+from grpo_worker.weightsync.protocol.link_offer import LinkOffer
+from grpo_worker.weightsync.sglang_plugin.wave_receiver import WaveReceiver
+from grpo_worker.weightsync.transport.rendezvous import connect
 
 ROUNDS = 6
+PATIENCE = 120.0  # seconds that a member waits for a wave
 _SHORT = {"max_position_embeddings": 4096, "num_nextn_predict_layers": 0, "vocab_size": 32768}
 SMALL = architecture("deepseek-v3") | _SHORT | {
     "num_hidden_layers": 13, "first_k_dense_replace": 1, "hidden_size": 2048, "intermediate_size": 8192,
@@ -68,6 +75,13 @@ class Case:
 
 def cases(gpus: int) -> list[Case]:
     """Return the cases that a machine with this number of GPUs can run."""
+    if gpus == 1:
+        shared = (0,), (0,), False
+        return [
+            Case("small, shared GPU", SMALL, False, *shared, 31000, Backend.CUDA_IPC),
+            Case("wide, shared GPU", WIDE, False, *shared, 32000, Backend.CUDA_IPC),
+            Case("fp8, shared GPU", WIDE, True, *shared, 33000, Backend.CUDA_IPC),
+        ]
     selected = [
         Case("small", SMALL, False, (0,), (1,), True, 31000),
         Case("wide", WIDE, False, (0,), (1,), True, 32000),
@@ -114,43 +128,53 @@ def measure(case: Case, server: EngineProcess, bucket: int, cpu: bool) -> dict[s
 
 def check_equal(found: dict[str, Any]) -> None:
     """Raise AssertionError if a flag that says that weights are equal is false."""
-    flags = ("same_as_first", "same_weights", "same_quantisation")
+    flags = ("same_as_first", "same_after_rejoin", "same_weights", "same_quantisation")
     unequal = [flag for flag in flags if found.get(flag) is False]
     assert not unequal, f"the weights differ: {unequal}"
 
 
 @dataclass
 class Link:
-    """Trainer ranks and the engine of a case, which form transfer groups one after the other."""
+    """Trainer ranks and the engine of a case, which form links one after the other.
+
+    ``name``: of the open link, or "". ``plan``: of the transfers over it.
+    """
 
     case: Case
     agent: Agent
     ranks: Processes
     bucket: int
     name: str = ""
+    plan: dict[str, Any] = field(default_factory=dict)
 
-    def open(self, number: int) -> float:
-        """Form a transfer group and return the seconds."""
-        trainers, started = len(self.case.trainers), time.monotonic()
-        self.name, world = f"{LINK}{trainers}-bench{number}", trainers + len(self.case.engine)
-        (plan_id, *_) = self.ranks.all("plan", self.ranks.all("layout"), self.bucket)
-        port, layouts = self.ranks.ask(0, "listen", self.name).result()
-        backend = self.case.backend if torch.cuda.is_available() else Backend.GLOO
-        place = self.name, "127.0.0.1", port, layouts
-        offer = GroupOffer(*place, world, trainers, backend, plan_id, self.bucket)
+    def open(self) -> float:
+        """Form a link in place of an open one, and return the seconds."""
+        started = time.monotonic()
+        if self.name:
+            self.ranks.all("close", self.name)
+        if not self.ranks.ask(0, "known").result():
+            self.ranks.ask(0, "know", self.ranks.all("layout")).result()
+        self.name = f"{LINK}{uuid.uuid4().hex[:12]}"
+        port = self.ranks.ask(0, "listen", self.name).result()
+        offer = LinkOffer(
+            self.name, "bench", "127.0.0.1", port, len(self.case.trainers), len(self.case.engine), 1,
+            self.case.backend if torch.cuda.is_available() else Backend.GLOO, self.bucket, 1, self.case.fp8,
+        )  # fmt: skip
         with ThreadPoolExecutor(1) as thread:
             joining = thread.submit(self.agent.join, "bench", offer)
             problems = self.ranks.all("open", offer)
             joining.result()
         assert not any(problems), problems
-        return time.monotonic() - started
+        seconds = time.monotonic() - started
+        self.plan = planned(offer)
+        return seconds
 
     def version(self, version: int) -> dict[str, float]:
         """Send one version and return the seconds of the parts."""
         started = time.monotonic()
         with ThreadPoolExecutor(1) as thread:
-            taking = thread.submit(self.agent.receive, "bench", version, self.name)
-            told = self.ranks.all("send", version)
+            taking = thread.submit(self.agent.receive, "bench", version, self.name, PATIENCE)
+            told = self.ranks.all("send", self.name, version, PATIENCE)
             seconds: dict[str, float] = taking.result()["seconds"]
         assert not any(problem for problem, _ in told), told
         return seconds | {"whole": time.monotonic() - started, "trainer": max(s for _, s in told)}
@@ -158,27 +182,28 @@ class Link:
     def all_versions(self, engine: Engine) -> dict[str, Any]:
         """Send the versions; return the seconds of each and the sizes.
 
-        The first version is sent in full. The last has the same weights, of which each engine rank gets only
-        the byte ranges that it keeps.
+        The first version includes the connections of the link. The last one over it, and the one after the
+        engine has joined again, have the same weights.
         """
-        found: dict[str, Any] = {"join": self.open(1), "rounds": [self.version(1)]}
+        found: dict[str, Any] = {"join": self.open(), "rounds": [self.version(1)]}
         first = engine.checksum()
         found["rounds"] += [self.version(version) for version in range(2, ROUNDS + 2)]
         found["same_as_first"] = engine.checksum() == first
-        assert self.agent._group is not None
-        transfer_plan = self.agent._group.transfer_plan
-        found |= {"bytes": transfer_plan.nbytes, "tensors": len(transfer_plan.tensors)}
         found["trainer_extra_bytes"] = max(self.ranks.all("extra_bytes"))
-        return found | {"told": self.agent._installer.load_report, "buckets": len(transfer_plan.buckets)}
+        found |= {"bytes": sum(self.ranks.all("nbytes")), "told": self.agent._installer.load_report}
+        found |= self.plan
+        found["rejoin"] = {"join": self.open()} | self.version(ROUNDS + 3)
+        found["same_after_rejoin"] = engine.checksum() == first
+        return found
 
     def stall(self, server: EngineProcess, patience: float) -> dict[str, Any]:
         """Stop the engine during an update; return how long the ranks wait and the state afterwards."""
         os.killpg(server.process.pid, signal.SIGSTOP)
         with ThreadPoolExecutor(1) as thread:
-            taking = thread.submit(self.agent.receive, "bench", 100, self.name)
+            taking = thread.submit(self.agent.receive, "bench", 100, self.name, patience)
             try:
-                told = self.ranks.all("send", 100, patience)
-                self.ranks.all("close")
+                told = self.ranks.all("send", self.name, 100, patience)
+                self.ranks.all("close", self.name)
             finally:
                 os.killpg(server.process.pid, signal.SIGCONT)
             failure = str(taking.exception())
@@ -186,7 +211,7 @@ class Link:
         while self.agent.status()["state"] != "STALE" and time.monotonic() < deadline:
             self.agent.watch()
             time.sleep(0.2)
-        self.open(2)
+        self.open()
         self.version(101)
         state = self.agent.status()["state"]
         return {
@@ -197,10 +222,34 @@ class Link:
         }
 
 
+def planned(offer: LinkOffer) -> dict[str, Any]:
+    """Return the sizes of the plan that is at a link's store: ``buffer_bytes`` of the fullest engine rank."""
+    exchange = LinkExchange(PrefixStore(offer.name, connect(offer.address, offer.port)))
+    rows, parts = exchange.tensors(), [exchange.receives(rank) for rank in range(offer.ranks)]
+    assert rows is not None
+    made = [part for part in parts if part is not None]
+    group: Any = None  # nothing is received here
+    receivers = [
+        WaveReceiver(part, rank, group, offer.trainers, (), torch.device("cpu"))
+        for rank, part in enumerate(made)
+    ]
+    return {
+        "tensors": len(rows),
+        "waves": len(made[0].waves),
+        "buffer_bytes": max(receiver.buffer_bytes for receiver in receivers),
+        "received_bytes": [receiver.nbytes for receiver in receivers],
+    }
+
+
 def _raw(ranks: Processes, case: Case, bucket: int, cpu: bool) -> float:
-    """Return the seconds of a bare broadcast of the same bytes between the same GPUs."""
-    nbytes = transfer_plan_of(ranks.all("layout"), bucket).nbytes
+    """Return the seconds of a bare broadcast of the same bytes between the same GPUs.
+
+    Of a copy in the memory of the GPU if there is only one.
+    """
+    nbytes = sum(ranks.all("nbytes"))
     others = [gpu for gpu in case.engine if cpu or gpu != case.trainers[0]]
+    if not others:
+        return float(ranks.ask(0, "copied", nbytes, bucket).result())
     world = 1 + len(others)
     store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     peers = []
@@ -218,19 +267,26 @@ def _raw(ranks: Processes, case: Case, bucket: int, cpu: bool) -> float:
 
 
 def figures(found: dict[str, Any], bucket: int) -> dict[str, float]:
-    """Return the figures of one case: medians of the rounds after the first two."""
-    rounds = found["rounds"][2:]
+    """Return the figures of one case: medians of the rounds after the first two.
+
+    ``extra_memory_buckets``: as the engine measures it; without that, the buffers of its plan.
+    ``rejoin_over_version``: an engine that joins again, with its first version, beside one version.
+    """
+    first, rounds, rejoin = found["rounds"][0], found["rounds"][2:], found["rejoin"]
     middle = {part: statistics.median(r[part] for r in rounds) for part in rounds[0]}
     result = {
         f"{part}_seconds": middle[part] for part in ("pause", "send", "engine_receive_and_load", "whole")
     }
     result |= {"gigabytes": found["bytes"] / 1e9, "tensors": found["tensors"]}
     result["gigabytes_per_second"] = result["gigabytes"] / middle["engine_receive_and_load"]
-    result["first_seconds"] = found["rounds"][0]["pause"]
-    result["extra_memory_buckets"] = found["told"]["extraBytes"] / bucket
+    result["first_seconds"] = first["pause"]
+    result["first_over_later"] = first["whole"] / middle["whole"]
+    result["rejoin_over_version"] = (rejoin["join"] + rejoin["whole"]) / middle["whole"]
+    result["extra_memory_buckets"] = found["told"].get("extraBytes", found["buffer_bytes"]) / bucket
     result["trainer_extra_memory_buckets"] = found["trainer_extra_bytes"] / bucket
     result["raw_seconds"] = found["raw"]
     result["bytes_ratio_vs_nccl"] = found["raw"] / middle["engine_receive_and_load"]
+    result["pause_ratio"] = found["raw"] / middle["pause"]
     if "per_tensor" in found:
         plain = statistics.median(found["per_tensor"][1:])
         result |= {"per_tensor_seconds": plain, "speedup_vs_per_tensor": plain / middle["pause"]}

@@ -17,10 +17,9 @@ from torch.distributed.distributed_c10d import PrefixStore
 from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.quantization.fp8 import Part, quantised_parts
 from grpo_worker.weightsync.agent.engine_client import Engine
-from grpo_worker.weightsync.protocol.group_offer import GroupOffer
-from grpo_worker.weightsync.protocol.packed_layouts import pack
+from grpo_worker.weightsync.protocol.link_offer import LinkOffer
 from grpo_worker.weightsync.protocol.tiling import TensorPlan
-from grpo_worker.weightsync.trainer.endpoint import TrainerEndpoint
+from grpo_worker.weightsync.trainer.links import TrainerLinks
 from grpo_worker.weightsync.transport import torch_group
 
 TIMEOUT = timedelta(seconds=120)
@@ -33,44 +32,60 @@ class Rank:
         self._device, self._fp8 = torch.device(device), fp8
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
-        self._end = TrainerEndpoint(rank, world, self._device, lambda _: self._gathered)
-        self._gathered: list[bytes] = []
+        self._links = TrainerLinks(rank, world, self._device, self._gather)
+        self._own, self._gathered = b"", list[bytes]()
         self._versions = [list(_parts(rank, world, self._device, model, seed)) for seed in (0, 1)]
         self._before = 0
 
-    def layout(self) -> str:
-        return self._end.layout(self._versions[0], self._fp8)
+    def _gather(self, own: bytes) -> list[bytes]:
+        self._own = own  # these ranks have no gang of their own: their parent passes the layouts on
+        return self._gathered
 
-    def plan(self, layouts: list[str], bucket: int) -> str:
-        """Plan the transfers of ranks with these layouts; return the plan's id."""
-        self._gathered = [pack(layout) for layout in layouts]  # these ranks have no gang of their own
-        self._end.exchange_layouts(self._versions[0], self._fp8)
-        return self._end.plan(bucket, self._fp8).plan_id
+    def layout(self) -> bytes:
+        """Return what this rank tells rank 0 of what it holds."""
+        self._links.exchange_layouts(self._versions[0], self._fp8)
+        return self._own
 
-    def listen(self, name: str) -> tuple[int, int]:
-        return self._end.listen(name)
+    def know(self, layouts: list[bytes]) -> None:
+        """Let rank 0 know what all ranks hold."""
+        self._gathered = layouts
+        self._links.exchange_layouts(self._versions[0], self._fp8)
 
-    def open(self, offer: GroupOffer) -> str:
+    def known(self) -> bool:
+        """Return whether rank 0 knows what all ranks hold."""
+        return bool(self._gathered)
+
+    def nbytes(self) -> int:
+        """Return the bytes of this rank's part of a version."""
+        return sum(part[-1].nbytes for part in self._parts_of(0))
+
+    def listen(self, name: str) -> int:
+        return self._links.listen([name], self._fp8)
+
+    def open(self, offer: LinkOffer) -> str:
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         self._before = self._allocated()
-        return self._end.open(offer)
+        return self._links.open(offer)
 
-    def send(self, version: int, timeout: float = 120) -> tuple[str, float]:
-        """Send a version; return the error, or an empty string, and the seconds."""
+    def send(self, link: str, version: int, patience: float) -> tuple[str, float]:
+        """Send a version over a link; return the error, or an empty string, and the seconds.
+
+        ``patience``: seconds that the rank waits for a wave.
+        """
         started = time.monotonic()
-        problem = self._end.send(self._versions[version % 2], timeout, self._fp8)
+        (problem,) = self._links.send([link], self._versions[version % 2], patience)
         return problem, time.monotonic() - started
 
     def extra_bytes(self) -> int:
-        """Return the largest rise of allocated GPU memory since the transfer group was opened."""
+        """Return the largest rise of allocated GPU memory since the last link was opened."""
         return self._allocated() - self._before
 
     def _allocated(self) -> int:
         return torch.cuda.max_memory_allocated() if self._device.type == "cuda" else 0
 
-    def close(self) -> None:
-        self._end.close()
+    def close(self, link: str) -> None:
+        self._links.close([link])
 
     def per_tensor(self, url: str, key: str, bucket: int, versions: list[int]) -> list[float]:
         """Run the baseline and return the seconds of each version.
@@ -117,6 +132,20 @@ class Rank:
 
     def raw(self, port: int, world: int, nbytes: int, bucket: int) -> float:
         return broadcast(port, 0, world, str(self._device), nbytes, bucket)
+
+    def copied(self, nbytes: int, bucket: int) -> float:
+        """Return the seconds of copying so many bytes within the GPU's memory; the median of five."""
+        source, target = (torch.zeros(bucket, dtype=torch.uint8, device=self._device) for _ in range(2))
+        taken = []
+        for _ in range(6):
+            torch.cuda.synchronize()
+            started = time.monotonic()
+            for start in range(0, nbytes, bucket):
+                size = min(bucket, nbytes - start)
+                target[:size].copy_(source[:size])
+            torch.cuda.synchronize()
+            taken.append(time.monotonic() - started)
+        return statistics.median(taken[1:])
 
     def same_quantisation(self) -> bool:
         """Return whether the GPU's kernel and the CPU quantise to the same bits."""

@@ -108,7 +108,8 @@ def figures_of(reports: dict[str, dict[str, Any]]) -> dict[str, float | None]:
     if "routing-replay" in reports:
         replayed = reports["routing-replay"]
         figures["r3_bytes_through_controller"] = replayed["routed_experts_bytes"]
-        figures["r3_gib_engine_to_ranks_scaled"] = 64 * replayed["links"]["engine>trainer"] / 2**30
+        experts = replayed["links"]["engine>trainer"] - replayed["joins"]["kept_bytes"]
+        figures["r3_gib_engine_to_ranks_scaled"] = 64 * experts / 2**30
     if "hang" in reports:
         figures["hang_named_seconds"] = reports["hang"]["hang_named_seconds"]
     return figures

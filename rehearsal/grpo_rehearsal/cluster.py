@@ -14,13 +14,15 @@ from grpo_rehearsal.scenario import Scenario
 from grpo_rehearsal.standins.agent import StandInAgent
 from grpo_rehearsal.standins.batching import Batch
 from grpo_rehearsal.standins.engine import Answers, StandInEngine
+from grpo_rehearsal.standins.links import GangLinks, Join
 from grpo_rehearsal.standins.rank_methods import Job, RankMethods
 from grpo_rehearsal.standins.ranks import Place, PoolRecord, StandInProcesses, infos_of
 from grpo_rehearsal.standins.tokens import TokenTable, drawn_lengths
-from grpo_rehearsal.standins.weight_layouts import GangLayouts
 from grpo_rehearsal.virtual.scheduler import Scheduler
 from grpo_worker.megatron.families.registry import expert_layers
 from grpo_worker.roles.host import RankHost
+from grpo_worker.weightsync.planner.layouts import EngineShape
+from grpo_worker.weightsync.protocol.link_offer import LinkOffer
 
 _BLOCK = 32  # tokens between two events of a stand-in engine
 
@@ -29,7 +31,7 @@ _BLOCK = 32  # tokens between two events of a stand-in engine
 class Cluster:
     """Everything that stands in. ``attempts``: processes of each gang so far, the newest last.
 
-    ``layouts``: of the newest gang's weights.
+    ``links``: of the newest gang.
     """
 
     job: RehearsedJob
@@ -42,7 +44,7 @@ class Cluster:
     engines: list[StandInEngine] = field(default_factory=list)
     agents: list[StandInAgent] = field(default_factory=list)
     attempts: list[StandInProcesses] = field(default_factory=list)
-    layouts: GangLayouts | None = None
+    links: GangLinks | None = None
     record: PoolRecord = field(default_factory=PoolRecord)
     events: list[tuple[float, str]] = field(default_factory=list)
     cpu_before: dict[str, float] = field(default_factory=dict)  # by thread, until the first step
@@ -65,11 +67,10 @@ class Cluster:
             engine = StandInEngine(name, self.scheduler, batch, answers, agent_url)
             agent = StandInAgent(
                 engine, self.scheduler, durations.updates(), writer=job.config.writer,
-                ranks=job.pool.engine.tensor_parallel,
+                ranks=job.pool.engine.tensor_parallel, hosts=job.pool.engine.nodes_per_engine,
                 bucket_bytes=job.spec.weight_sync.bucket_megabytes << 20,
                 version_bytes=int(durations.update_bytes) // job.pool.replicas,
-                layout_bytes=lambda: self.layouts.packed_bytes if self.layouts else 0,
-                config=self.hf,
+                join=self._join, config=self.hf,
             )  # fmt: skip
             self.network.hosts[_address(number), ENGINE_PORT] = engine
             self.network.hosts[_address(number), AGENT_PORT] = agent
@@ -89,16 +90,22 @@ class Cluster:
             [names[rank // gpus] for rank in range(layout.world)],
         )
         infos = infos_of(layout.tensor, layout.context, layout.data, layout.pipeline)
-        self.layouts = GangLayouts(self.hf, layout)
+        engine = job.plan.engine
+        shape = EngineShape(engine.tensor, engine.expert, engine.attention_tensor)
+        self.links = GangLinks(self.hf, layout, shape)
         methods = RankMethods(
             Job(job.spec, self.hf, layout, self.durations, self.checkpoints),
             lambda: self.scheduler.now,
-            self.layouts,
+            self.links,
             self.record.nbytes,
         )
         processes = StandInProcesses(self.scheduler, methods, infos, place, RankHost, self.record)
         self.attempts.append(processes)
         return processes
+
+    def _join(self, offer: LinkOffer) -> Join:
+        assert self.links is not None, "an offer comes from a gang"
+        return self.links.join(offer)
 
     def begin_faults(self) -> None:
         """Start the clock of the scenario's faults; called at the begin of the first step."""

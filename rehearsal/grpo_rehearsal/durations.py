@@ -26,10 +26,12 @@ class Assumptions:
 
     ``mean_response``: tokens; None: as the planner assumes. ``sigma``: of the logarithm of response lengths.
     ``store_rate``: bytes/s of one node to the model's files and to the checkpoint store. ``host_copy_rate``:
-    bytes/s of one node from its GPUs to host memory, when a version is staged. ``process_start``,
-    ``rendezvous``: seconds of the ranks' start, and of a transfer group. ``planning``: seconds in which the
-    ranks exchange their layouts and plan the transfers. ``engine_restart``: seconds until a dead server
-    answers again. ``memory_turn``: seconds in which a colocated engine releases or takes its memory.
+    bytes/s of one node from its GPUs to host memory, when a version is staged. ``process_start``: seconds of
+    the ranks' start. ``rendezvous``: seconds in which the members of links assemble and engines record what
+    they keep; the ranks' own rendezvous takes as long. ``layouts``: seconds in which the ranks exchange their
+    layouts, once. ``planning``: seconds in which the first rank plans the transfers to engines of one kind.
+    ``engine_restart``: seconds until a dead server answers again. ``memory_turn``: seconds in which a
+    colocated engine releases or takes its memory.
     """
 
     mean_response: float | None = None
@@ -38,6 +40,7 @@ class Assumptions:
     host_copy_rate: float = 20e9
     process_start: float = 40.0
     rendezvous: float = 30.0
+    layouts: float = 2.0
     planning: float = 4.0
     engine_restart: float = 240.0
     memory_turn: float = 2.0
@@ -126,15 +129,17 @@ class Durations:
         """Return the seconds in which the ranks copy a version to host memory for late engines."""
         return self.version_bytes / self._all(self.assumed.host_copy_rate)
 
+    def join(self) -> float:
+        """Return the seconds in which the ranks open links to engines of one kind, which share a plan."""
+        return self.assumed.rendezvous + self.assumed.planning
+
     def updates(self) -> UpdateTimes:
         """Return the seconds of an engine's weight updates."""
         wire = self._pool.engine.nodes_per_engine * self._network * self.model.efficiency.link
         direct = self.model.update_weights()
         own = replace(self.model, transfer=replace(self.model.transfer, update_bytes=0.0))
         staged = own.update_weights() + self.version_bytes / wire
-        return UpdateTimes(
-            join=self.assumed.rendezvous, take=direct, fetch=staged, turn=self.assumed.memory_turn
-        )
+        return UpdateTimes(join=self.join(), take=direct, fetch=staged, turn=self.assumed.memory_turn)
 
     @property
     def _network(self) -> float:

@@ -91,11 +91,7 @@ def _control(config: JobConfig, board: RecordingBoard, cluster: Cluster) -> None
     """Do what ``grpo_worker.controller.main`` does, with stand-ins for the processes of the ranks."""
     spec = config.spec
     pool = RolloutPool(
-        config.rollout_service,
-        config.min_available,
-        spec.weight_sync.timeout_seconds,
-        config.writer,
-        config.fp8,
+        config.rollout_service, config.min_available, config.engines, config.writer, config.fp8
     )
     client = RolloutClient(
         pool.table,

@@ -6,7 +6,7 @@ import torch
 
 from grpo_worker.weightsync.protocol.fingerprint import fingerprint
 from grpo_worker.weightsync.sglang_plugin.loader import DirectLoader, Report
-from grpo_worker.weightsync.sglang_plugin.receivers import Spec, StagedReceiver
+from grpo_worker.weightsync.sglang_plugin.staged_receiver import Spec, StagedReceiver
 
 EXPERTS, WIDTH, HIDDEN = 4, 3, 5
 

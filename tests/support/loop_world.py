@@ -204,7 +204,9 @@ class World:
         source = PromptSource(open_gym("reasoning-gym:gcd", seed=3), model.tokenizer, 4096)
         gang = TrainerGang(self.spec, model.config, store / "checkpoints", self, self._group, self.clock)
         pool = cast(RolloutPool, self.engines)
-        weights = DedicatedSynchronizer(gang, self.engines_protocol(), WeightPath(), self.spec.weight_sync)
+        weights = DedicatedSynchronizer(
+            gang, self.engines_protocol(), WeightPath(), self.spec.weight_sync, 240.0
+        )
         failures = FailureHandler(RunRecord.load(store / "run.json"), self.spec.restart_policy)
         inputs = Inputs(model, source, cast(Any, self.engines))
         client = cast(RolloutClient, self.engines)

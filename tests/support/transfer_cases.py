@@ -7,12 +7,8 @@ from grpo_worker.quantization.fp8 import Part
 from grpo_worker.weightsync.protocol.buffers import dtype_of
 from grpo_worker.weightsync.protocol.manifest import layout
 from grpo_worker.weightsync.protocol.tiling import make_plan
-from grpo_worker.weightsync.protocol.transfer_plan import (
-    TransferBucket,
-    TransferPlan,
-    make_transfer_plan,
-)
-from grpo_worker.weightsync.sglang_plugin.receivers import Spec, specs_of
+from grpo_worker.weightsync.protocol.transfer_plan import Bucket, TransferPlan, make_transfer_plan
+from grpo_worker.weightsync.sglang_plugin.staged_receiver import Spec, specs_of
 
 RANKS = 3
 
@@ -44,5 +40,5 @@ def transfer_plan(parts: list[list[Part]], limit: int) -> TransferPlan:
     return make_transfer_plan(make_plan([layout(r, RANKS, p) for r, p in enumerate(parts)]), limit)
 
 
-def specs(bucket: TransferBucket) -> list[Spec]:
-    return specs_of((tensor.name, dtype_of(tensor.dtype), tensor.shape) for tensor in bucket.tensors)
+def specs(bucket: Bucket) -> list[Spec]:
+    return specs_of((tensor.name, dtype_of(tensor.dtype), tensor.shape) for tensor in bucket)

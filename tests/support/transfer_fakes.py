@@ -13,7 +13,6 @@ from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.controller.training.worker_group import GangError
 from grpo_worker.rollout.engine_pool import Target
 from grpo_worker.rollout.routing import EngineEntry
-from grpo_worker.weightsync.protocol.group_offer import PlannedTransfer
 
 A, B = (
     EngineEntry(name, f"10.0.0.{n}", EngineState.SERVING, 1, ranks=n, bucket_bytes=64)
@@ -29,22 +28,31 @@ class FakeTrainers:
     def __init__(self, events: list[str] | None = None) -> None:
         self.events: list[str] = [] if events is None else events
         self.notified: list[tuple[Any, ...]] = []
-        self.problem = ""  # of rank 1 in a direct transfer
-        self.no_plan = ""  # why the ranks cannot plan
+        self.problems: dict[str, str] = {}  # of rank 1 in a direct transfer, by link
+        self.no_plan = ""  # why rank 0 cannot plan
+        self.sent: list[list[str]] = []  # links of each version
+        self.closed: list[str] = []  # links
         self.staging_may_end = threading.Event()
         self.dies = False  # while it stages a version
 
     def call(self, method: str, *args: Any) -> Any:
         self.events.append(method)
         if method == "start_rendezvous":
-            return 1234, 1235
-        if method == "plan_transfer":
-            return [PlannedTransfer("" if self.no_plan else "plan", self.no_plan) for _ in range(2)]
+            return 1234
+        if method == "exchange_layouts":
+            return [self.no_plan, ""]
+        if method == "open_links":
+            return [[""] * len(args[0])] * 2
+        if method == "send_weights":
+            self.sent.append(list(args[0]))
+            return [[""] * len(args[0]), [self.problems.get(link, "") for link in args[0]]]
+        if method == "close_links":
+            self.closed += args[0]
         if method == "empty_cache":  # bytes that are allocated and reserved afterwards
             return [(1 << 30, 2 << 30), (1 << 30, 3 << 30)]
         if method == "publish_weights":
             return ["digest-0", "digest-1"]
-        return ["", self.problem if method == "send_weights" else ""]
+        return ["", ""]
 
     def begin(self, method: str, *args: Any) -> Callable[[], list[Any]]:
         """Start ``publish_weights``, whose results wait for ``staging_may_end``."""
@@ -68,7 +76,7 @@ class FakeTrainers:
 class FakeEngines:
     """Engines whose agents answer at once."""
 
-    fp8 = False
+    fp8, size = False, 2
 
     def __init__(self, *engines: EngineEntry, events: list[str] | None = None) -> None:
         self.events: list[str] = [] if events is None else events
@@ -76,6 +84,7 @@ class FakeEngines:
         self.asked: list[tuple[str, str, dict[str, Any]]] = []
         self.answers: dict[str, Any] = {}
         self.serving = False  # whether enough engines serve a version after its direct transfer
+        self.silent: dict[str, Future[dict[str, Any]]] = {}  # engines whose agents answer once they give up
         self.missing = ""  # why too few engines serve
         self.target: Target | None = None
 
@@ -103,6 +112,11 @@ class FakeEngines:
     def ask(self, engine: EngineEntry, route: str, timeout: float, **body: Any) -> "Future[dict[str, Any]]":
         self.asked.append((engine.name, route, body))
         future: Future[dict[str, Any]] = Future()
+        if route == "give-up" and engine.name in self.silent:
+            self.silent[engine.name].set_result({"error": "the engine does not answer"})
+        elif engine.name in self.silent:
+            self.silent[engine.name] = future
+            return future
         answer = self.answers.get(engine.name, {"seconds": {"pause": float(engine.ranks)}})
         if isinstance(answer, Exception):
             future.set_exception(answer)

@@ -100,7 +100,7 @@ def test_a_superseded_attempt_changes_nothing(pool: Pool, server: Server) -> Non
     before, inside = pool.status(), server.control().checksum()
     late = pool.body(1)
     answers = [pool.sync(late)]
-    answers.append(httpx.post(f"{pool.url}/v1/take", json=late | {"link": "any"}, timeout=60))
+    answers.append(httpx.post(f"{pool.url}/v1/take", json=late | {"link": "any", "patience": 30}, timeout=60))
     for answer in answers:
         assert answer.status_code == 409
         assert answer.json()["error"] == f"attempt 1 of {JOB} may not write: attempt 2 does"

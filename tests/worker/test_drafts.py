@@ -49,15 +49,14 @@ def test_both_models_hold_what_sglang_loads_by_itself(
         assert success, answer
         assert of_draft == [success, answer], "SGLang answers with the last model's result"
         reports.append(json.loads(answer))
-    assert reports[0]["recorded"] > 3 and [report["recorded"] for report in reports[1:]] == [0, 0]
-    if shape["tensor"] > 1:
-        assert reports[1]["received"] < 0.6 * reports[0]["received"], "only what either model reads"
-    assert found["compared"] > 150 and found["differing"] == []
+    assert len({report["checksum"] for report in reports}) == len(reports), "every version has other bytes"
+    assert found["problems"] == [] and found["compared"] > 150 and found["differing"] == []
 
 
 def test_a_version_without_the_layer_that_drafts_is_refused(tmp_path: Path) -> None:
     found = _ask(tmp_path, TINY, mtp=False, versions=1, tensor=1)
-    (((success, answer), _),) = found["answers"]
-    assert not success
+    joined, answer = found["joined"]
+    assert not joined
     assert "the version has no tensors of DeepseekV3ForCausalLMNextN, which drafts" in answer
     assert "spec.model.multiTokenPrediction" in answer
+    assert ["another member gave up" in problem for problem in found["problems"]] == [True]

@@ -57,8 +57,7 @@ def test_no_rank_gets_a_byte_that_it_does_not_keep(seed: int) -> None:
     tensors, held = held_regions([case.slices(rank) for rank in range(TRAINERS)])
     kept = {rank: record(EngineModel(case, rank), case.specs()).kept() for rank in range(ENGINE_RANKS)}
     plan = plan_engine(tensors, held, kept, lambda rank: rank // 2, 1 << 20)
-    for rank in range(ENGINE_RANKS):
-        own = plan.of_engine(rank)
+    for rank, own in enumerate(plan.of_engine(ENGINE_RANKS)):
         received = sum(region_bytes(own.tensors, wave) for wave in own.waves)
         assert received == sum(
             tensors[name].nbytes(box) for name, boxes in kept[rank].items() for box in boxes

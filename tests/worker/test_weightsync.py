@@ -109,9 +109,9 @@ def test_router_replay_of_the_engines_experts_keeps_log_probs(
 class Flattened(Engine):
     """The engine as one that cannot load directly, such as one with speculative decoding."""
 
-    def join_group(self, *place: Any, **more: Any) -> bool:
+    def join_group(self, *place: Any, **more: Any) -> str:
         super().join_group(*place, **more)
-        return False
+        return ""
 
 
 def test_an_engine_that_cannot_load_directly_gets_the_same_weights_in_flattened_buckets(

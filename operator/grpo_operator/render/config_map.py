@@ -27,6 +27,7 @@ def job_config_map(
         spec=spec.model_copy(update={"suspend": False}),
         rollout_service=f"{rollout_service}.{namespace}.svc.cluster.local",
         min_available=pool.min_available,
+        engines=pool.replicas,
         fp8=pool.engine.quantization == "fp8-block128",
         weight_path=job_weight_path(spec, pool),
         writer=names.writer(job),

@@ -6,6 +6,7 @@ from typing import Any
 from grpo_rehearsal.run import Outcome
 from grpo_worker.rollout.client import RolloutClient
 
+_NO_LIMIT = 7 * 86400.0  # seconds; a longer limit means that progress ends the wait
 _CLIENT_LIMIT = float(signature(RolloutClient).parameters["hang_seconds"].default)
 
 
@@ -17,6 +18,7 @@ def deadlines(outcome: Outcome) -> list[dict[str, Any]]:
     found = [
         _entry(f"http {what}", wait.limit, wait.seconds)
         for what, wait in outcome.cluster.network.waits.items()
+        if wait.limit < _NO_LIMIT
     ]
     # An engine that has a request in its queue sends nothing, and the client knows that it waits.
     found.append(_entry("tokens of a sample (client)", _CLIENT_LIMIT, outcome.cluster.network.silence))

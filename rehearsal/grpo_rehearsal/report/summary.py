@@ -27,6 +27,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "generation": generation(outcome, window),
         "idle_share": _idle(outcome, window),
         "links": links(outcome),
+        "joins": _joins(outcome),
         "memory": _memory(outcome),
         "controller_cpu": _cpu(outcome),
         "batch_bytes": _batch_bytes(outcome),
@@ -89,6 +90,15 @@ def links(outcome: Outcome) -> dict[str, int]:
     found.update(outcome.cluster.record.nbytes)
     found["trainer>engine"] += sum(sum(agent.received.values()) for agent in outcome.cluster.agents)
     return dict(sorted(found.items()))
+
+
+def _joins(outcome: Outcome) -> dict[str, Any]:
+    """Return what the links of the newest gang needed beside weights; an entry for each kind of engine."""
+    gang = outcome.cluster.links
+    if gang is None:
+        return {"layout_bytes": 0, "kept_bytes": 0, "engines": []}
+    engines = [asdict(join) for join in gang.joins]
+    return {"layout_bytes": gang.layout_bytes, "kept_bytes": gang.kept_bytes, "engines": engines}
 
 
 def egress(outcome: Outcome) -> int:

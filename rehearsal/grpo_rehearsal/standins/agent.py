@@ -11,17 +11,18 @@ from typing import Any
 
 import httpx
 
-from grpo_operator.api.messages import AgentStatus
-from grpo_operator.api.v1alpha1.status import EngineState
+from grpo_operator.api.messages import AgentStatus, EngineHost
+from grpo_operator.api.v1alpha1.status import EngineState, HostState
 from grpo_rehearsal.network import Answer
 from grpo_rehearsal.standins.engine import StandInEngine
+from grpo_rehearsal.standins.links import Join
 from grpo_rehearsal.virtual.scheduler import Scheduler
-from grpo_worker.weightsync.protocol.group_offer import GroupOffer
+from grpo_worker.weightsync.protocol.link_offer import LinkOffer
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateTimes:
-    """Seconds of an engine's updates. ``join``: of a transfer group. ``take``: of a direct transfer.
+    """Seconds of an engine's updates. ``join``: of its link. ``take``: of a direct transfer.
 
     ``fetch``: of a staged version, over the network and into the engine. ``turn``: of releasing or taking
     GPU memory that the trainers use too.
@@ -34,20 +35,21 @@ class UpdateTimes:
 
 
 class StandInAgent:
-    """Agent of one engine. ``ranks``: GPUs of the engine. ``received``: bytes by kind of update.
+    """Agent of one engine. ``ranks``: GPUs of the engine, on ``hosts`` hosts.
 
-    ``link``: the layouts, which it reads from the first trainer rank's store, once for each plan.
+    ``received``: bytes by kind of update; ``link``: what its ranks read from the store of a link.
     """
 
     role = "agent"
 
     def __init__(
         self, engine: StandInEngine, scheduler: Scheduler, times: UpdateTimes, *, writer: str, ranks: int,
-        bucket_bytes: int, version_bytes: int, layout_bytes: Callable[[], int], config: dict[str, Any],
+        hosts: int, bucket_bytes: int, version_bytes: int, join: Callable[[LinkOffer], Join],
+        config: dict[str, Any],
     ) -> None:  # fmt: skip
         """``config``: config.json that the engine started with. ``version_bytes``: that an update brings.
 
-        ``layout_bytes``: of the layouts at the trainers' store.
+        ``join``: returns what the engine costs that accepts an offer.
         """
         self.received = {"link": 0, "take": 0, "sync": 0}
         self.dropped = 0  # routed experts that the pod need not keep any more
@@ -56,20 +58,20 @@ class StandInAgent:
         self._scheduler = scheduler
         self._times = times
         self._writer, self._attempt = writer, 0
-        self._ranks, self._bucket_bytes, self._version_bytes = ranks, bucket_bytes, version_bytes
-        self._layout_bytes = layout_bytes
-        self._plan_id = ""
+        self._ranks, self._hosts = ranks, hosts
+        self._bucket_bytes, self._version_bytes = bucket_bytes, version_bytes
+        self._join_of = join
         self._config = config
         self._state, self._since = EngineState.STALE, 0.0
         self._restarts, self._instance = 0, 0
         self._reason = "no weights yet"
-        self._group = ""
-        self._delivered: tuple[str, int] | None = None  # (transfer group, version)
+        self._link = ""
+        self._recorded = False  # whether the ranks have recorded what they keep since they started
 
     def engine_lost(self) -> None:
         """The server has died: it starts again without weights."""
         self._restarts += 1
-        self._group, self._delivered = "", None
+        self._link, self._recorded = "", False
         self._change(EngineState.RESTARTING, "the server was lost")
 
     def engine_back(self) -> None:
@@ -94,36 +96,36 @@ class StandInAgent:
         if not self._engine.alive:
             return Answer(500, json.dumps(self._status() | {"error": "the engine does not answer"}).encode())
         calls: dict[str, Callable[[], Answer]] = {
-            "/v1/link": lambda: self._join(GroupOffer.from_json(body["offer"])),
+            "/v1/link": lambda: self._join(LinkOffer.from_json(body["offer"])),
             "/v1/take": lambda: self._take(int(body["version"]), str(body["link"])),
-            "/v1/sync": lambda: self._sync(int(body["version"]), str(body.get("link") or "")),
+            "/v1/sync": lambda: self._sync(int(body["version"])),
             "/v1/turn": lambda: self._turn(list(body["parts"])),
         }
         return calls[path]() if path in calls else Answer(404, b'{"error": "not found"}')
 
-    def _join(self, offer: GroupOffer) -> Answer:
-        if offer.plan_id != self._plan_id:
-            self.received["link"] += self._layout_bytes()
-            self._plan_id = offer.plan_id
+    def _join(self, offer: LinkOffer) -> Answer:
+        """Join a link. The recording overwrites the weights, so an engine that serves stops."""
+        self._link = ""
+        if not self._recorded and self._state is EngineState.SERVING:
+            self._begin_update(f"joining {offer.name}")
+        join = self._join_of(offer)
+        self.received["link"] += self._ranks * join.table + join.receives
 
         def joined() -> dict[str, Any]:
-            self._group = offer.name
-            return {}
+            self._recorded = True
+            self._link = "" if join.problem else offer.name
+            return {"error": join.problem} if join.problem else {}
 
         return self._later(self._times.join, "link", joined)
 
-    def _take(self, version: int, group: str) -> Answer:
-        if group != self._group:
-            return Answer(500, json.dumps(self._status() | {"error": f"not in group {group}"}).encode())
+    def _take(self, version: int, link: str) -> Answer:
+        if link != self._link:
+            error = f"not in {link}, but in {self._link or 'no link'}"
+            return Answer(500, json.dumps(self._status() | {"error": error}).encode())
         self._begin_update("an update is received")
+        return self._later(self._times.take, "take", lambda: self._serve("take", version))
 
-        def taken() -> dict[str, Any]:
-            self._delivered = (group, version)
-            return self._serve("take", version)
-
-        return self._later(self._times.take, "take", taken)
-
-    def _sync(self, version: int, link: str) -> Answer:
+    def _sync(self, version: int) -> Answer:
         if self._engine.version == version:
             return Answer(body=json.dumps(self._status() | {"seconds": {}}).encode())
         self._begin_update("an update is fetched")
@@ -134,7 +136,6 @@ class StandInAgent:
         if not parts:
             self._engine.pause()
             self._engine.version = None
-            self._group, self._delivered = "", None
             self._change(EngineState.STALE, "the trainers use the GPUs")
         return self._later(self._times.turn, "turn", dict)
 
@@ -180,4 +181,10 @@ class StandInAgent:
             ranks=self._ranks,
             bucket_bytes=self._bucket_bytes,
             settled=True,
+            hosts=self._host_states() if self._hosts > 1 else [],
         ).wire()
+
+    def _host_states(self) -> list[EngineHost]:
+        pods = (self._engine.name, *(f"{self._engine.name}-host-{n}" for n in range(1, self._hosts)))
+        state = HostState.RUNNING if self._engine.alive else HostState.WAITING
+        return [EngineHost(host=number, pod=pod, state=state) for number, pod in enumerate(pods)]

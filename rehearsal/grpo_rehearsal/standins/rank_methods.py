@@ -18,15 +18,17 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_rehearsal.durations import Durations
+from grpo_rehearsal.standins.links import GangLinks
 from grpo_rehearsal.standins.tokens import log_probs
-from grpo_rehearsal.standins.weight_layouts import GangLayouts
 from grpo_worker.checkpointing.store import CONTROLLER_STATE, Origin, commit, directory, model_digest
 from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.data.routed_experts import RoutedExperts
 from grpo_worker.megatron.families.registry import expert_layers
 from grpo_worker.metrics.flops import ModelFlops, attention_width
 from grpo_worker.roles.dispatch import Columns, RankInfo
-from grpo_worker.weightsync.protocol.group_offer import PlannedTransfer
+from grpo_worker.weightsync.planner.regions import RegionError
+from grpo_worker.weightsync.protocol.link_offer import LinkOffer
+from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS
 
 _FORWARD = ("log_probs", "reference_log_probs", "values", "reward_scores", "router_agreement")
 _UPDATE = ("update_actor", "update_critic")
@@ -57,15 +59,16 @@ class Work:
 class RankMethods:
     """Durations and results of the calls of one gang. ``now``: returns the time.
 
-    ``layouts``: of the weights that the gang sends. ``nbytes``: by link, to which the experts that ranks
-    fetch and the layouts among the ranks are added.
+    ``links``: of the gang. ``nbytes``: by link, to which the experts that ranks fetch are added, and what the
+    members of links tell each other.
     """
 
     job: Job
     now: Callable[[], float]
-    layouts: GangLayouts
+    links: GangLinks
     nbytes: Counter[str]
     _saving: tuple[int, dict[str, Any], float] | None = None  # (step, controller state, end)
+    _problem: str = ""  # of the exchange of layouts
 
     def work(self, method: str, args: Sequence[Sequence[Any]]) -> Work:
         """Return how long a call takes. ``args``: of each rank.
@@ -84,6 +87,12 @@ class RankMethods:
             step, state = args[0]
             self._saving = (step, state, self.now() + times.snapshot() + times.write())
             return Work(times.snapshot(), _UNITS)
+        if method == "open_links":
+            (offers,) = args[0]
+            return Work(times.join(), len(offers), 2 * JOIN_SECONDS)
+        if method == "send_weights":
+            _, patience = args[0]
+            return Work(times.updates().take, 1, patience)
         if method == "load_routed_experts":
             parts, _, fetching = args[0]
             return Work(times.fetch_experts(sum(self._experts(part) for part in parts)), len(fetching))
@@ -93,11 +102,9 @@ class RankMethods:
             "start": lambda: times.assumed.rendezvous + times.load(),
             "flops": lambda: 0.0,
             "empty_cache": lambda: 0.1,
-            "plan_transfer": lambda: times.assumed.planning,
+            "exchange_layouts": lambda: self._exchange(bool(args[0][0])),
             "start_rendezvous": lambda: 0.0,
-            "open_transfer_group": lambda: times.updates().join,
-            "send_weights": lambda: times.updates().take,
-            "close_transfer_group": lambda: 0.0,
+            "close_links": lambda: 0.0,
             "publish_weights": times.stage,
             "load_checkpoint": times.restore,
             "export_weights": times.write,
@@ -112,8 +119,7 @@ class RankMethods:
         }
         if method not in seconds:
             raise AttributeError(f"stand-in ranks have no method {method}: add it to rank_methods.py")
-        waits = method in ("open_transfer_group", "send_weights")
-        return Work(seconds[method](), 1 if waits else _UNITS, 600.0 if waits else 0.0)
+        return Work(seconds[method](), _UNITS)
 
     def result(self, method: str, rank: RankInfo, args: Sequence[Any]) -> Any:
         """Return the result of one rank."""
@@ -135,12 +141,12 @@ class RankMethods:
             return {r.key: (f"{folder}/rank-{rank.rank}.bin", 0) for r in own}
         results: dict[str, Callable[[], Any]] = {
             "listen": lambda: 29500,
-            "start_rendezvous": lambda: (29501, 29502),
+            "start_rendezvous": lambda: 29501,
             "flops": lambda: self.flops,
             "empty_cache": lambda: (0, 0),
-            "plan_transfer": lambda: self._plan(int(args[0]), bool(args[1])),
-            "open_transfer_group": lambda: "",
-            "send_weights": lambda: "",
+            "exchange_layouts": lambda: self._problem if rank.rank == 0 else "",
+            "open_links": lambda: [self._open(rank.rank, offer) for offer in args[0]],
+            "send_weights": lambda: [""] * len(args[0]),
             "publish_weights": lambda: f"version-{args[0]}",
             "snapshot_written": lambda: True,
             "end_step": dict,
@@ -157,9 +163,24 @@ class RankMethods:
             used += total.expert * shape.experts.top_k // shape.experts.count
         return ModelFlops(int(used), attention_width(self.job.hf))
 
-    def _plan(self, bucket_bytes: int, fp8: bool) -> PlannedTransfer:
-        self.nbytes["trainer>trainer"] += self.layouts.exchange(fp8)
-        return self.layouts.plan(bucket_bytes, fp8)
+    def _exchange(self, fp8: bool) -> float:
+        """Exchange the layouts unless that was done; return the seconds."""
+        if self.links.knows_layouts(fp8):
+            return 0.0
+        try:
+            self.nbytes["trainer>trainer"] += self.links.exchange_layouts(fp8)
+        except RegionError as error:
+            self._problem = f"trainer rank 0: {error}"
+        return self.job.durations.assumed.layouts
+
+    def _open(self, rank: int, offer: LinkOffer) -> str:
+        """Open a link; return the error of a rank. What all members read is counted with the first rank."""
+        join = self.links.join(offer)
+        if rank == 0:
+            self.links.kept_bytes += join.kept
+            self.nbytes["engine>trainer"] += join.kept
+            self.nbytes["trainer>trainer"] += join.sends
+        return join.problem and f"trainer rank {rank}: {join.problem}"
 
     def _experts(self, references: Sequence[RoutedExperts]) -> int:
         """Return the bytes that all stages together read of these samples' experts."""

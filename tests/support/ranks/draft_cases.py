@@ -18,11 +18,10 @@ import torch
 
 from grpo_operator.plan.planner.engines.shape import EngineShape
 from grpo_worker.quantization.fp8 import quantised_parts
-from grpo_worker.weightsync.protocol.direct_load import direct_load_request
-from grpo_worker.weightsync.protocol.transfer_plan import TransferPlan
-from grpo_worker.weightsync.sglang_plugin import hooks
+from grpo_worker.weightsync.protocol.direct_load import LINK_LOAD
+from grpo_worker.weightsync.sglang_plugin import engine_ranks, hooks
 from support.ranks import engine_cases
-from support.ranks.draft_trainer import NAME, parts_of, plan_of
+from support.ranks.draft_trainer import NAME, parts_of
 
 _DERIVED = ("w_kc", "w_vc", "w_scale")  # computed by SGLang after a load; no parameters
 
@@ -34,7 +33,7 @@ def loaded(case: dict[str, Any]) -> dict[str, Any]:
     those of models that SGLang loaded by itself.
     """
     hf, engine = case["hf"], EngineShape(**case["shape"])
-    settings = {"hf": hf, "fp8": engine.fp8, "mtp": case["mtp"]}
+    settings: dict[str, Any] = {"hf": hf, "fp8": engine.fp8, "mtp": case["mtp"]}
     versions = range(1, case["versions"] + 1)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -42,28 +41,35 @@ def loaded(case: dict[str, Any]) -> dict[str, Any]:
         stack.enter_context(engine_cases.process_groups(arguments))
         stack.enter_context(patch.object(hooks, "_drafts", []))
         # The peers of torch's fake backend answer nothing.
-        stack.enter_context(patch.object(hooks, "_gather", lambda value: [value]))
+        stack.enter_context(patch.object(engine_ranks, "gather", lambda value: [value]))
         models, own = (engine_cases.build(arguments, torch.device("cpu")) for _ in range(2))
         served, draft = _updater(models[0], False), _updater(models[1], True)
-        port, send_next = stack.enter_context(_trainer(settings | {"versions": len(versions)}))
+        problems: list[str] = []
+        settings["versions"] = len(versions)
+        port, send_next = stack.enter_context(_trainer(settings, problems))
         joined = hooks._on_join(_stock, served, "127.0.0.1", port, 1, 2, NAME, "gloo")
-        answers, differing, compared, plan = [], [], 0, plan_of(**settings)
-        for version in versions:
+        answers, differing, compared = [], [], 0
+        for version in versions if joined[0] else ():
             send_next()
-            weights = _announced(served, plan)
+            weights = _announced(served)
             answers.append([hooks._on_load(_stock, each, weights) for each in (served, draft)])
             _load_by_itself(own, settings, version)
             for model, other in zip(models, own, strict=True):
-                found, wanted = _state(model), _state(other)
+                ours, wanted = _state(model), _state(other)
                 compared += len(wanted)
-                differing += [name for name in wanted if not _same(wanted[name], found[name])]
-        hooks._on_leave(_stock, served, NAME)
-    return {"joined": joined, "answers": answers, "differing": differing, "compared": compared}
+                differing += [name for name in wanted if not _same(wanted[name], ours[name])]
+        if joined[0]:
+            hooks._on_leave(_stock, served, NAME)
+    found = {"joined": joined, "answers": answers, "differing": differing, "compared": compared}
+    return found | {"problems": problems}
 
 
 @contextmanager
-def _trainer(settings: dict[str, Any]) -> Iterator[tuple[int, Callable[[], None]]]:
-    """Run the trainer's rank in a process; yield the port of its store and the call to send a version."""
+def _trainer(settings: dict[str, Any], problems: list[str]) -> Iterator[tuple[int, Callable[[], None]]]:
+    """Run the trainer's rank in a process; yield the port of its store and the call to send a version.
+
+    At the end ``problems`` are those of the rank.
+    """
     command = [sys.executable, "-m", "support.ranks.draft_trainer"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
@@ -77,8 +83,7 @@ def _trainer(settings: dict[str, Any]) -> Iterator[tuple[int, Callable[[], None]
         try:
             write(json.dumps(settings))
             yield int(process.stdout.readline()), write
-            problems = json.loads(process.stdout.readline())
-            assert not problems, problems
+            problems += json.loads(process.stdout.readline())
         finally:
             process.kill()
 
@@ -91,12 +96,11 @@ def _updater(model: Any, draft: bool) -> Any:
     return SimpleNamespace(get_model=lambda: model, get_model_runner=lambda: runner, **place)
 
 
-def _announced(served: Any, plan: TransferPlan) -> Any:
+def _announced(served: Any) -> Any:
+    load_format = f"{LINK_LOAD}60"
     return hooks._on_receive(
-        _stock, served, load_format=direct_load_request(plan, 60).to_load_format(), group_name=NAME,
-        names=[tensor.name for tensor in plan.tensors], dtypes=[tensor.dtype for tensor in plan.tensors],
-        shapes=[tensor.shape for tensor in plan.tensors],
-    )  # fmt: skip
+        _stock, served, load_format=load_format, group_name=NAME, names=[], dtypes=[], shapes=[]
+    )
 
 
 def _load_by_itself(models: list[Any], settings: dict[str, Any], version: int) -> None:

@@ -14,12 +14,11 @@ from grpo_operator.api.weight_path import Backend
 from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.quantization.fp8 import Part
 from grpo_worker.weightsync.protocol.direct_load import LINK
-from grpo_worker.weightsync.protocol.group_offer import GroupOffer, transfer_plan_of
-from grpo_worker.weightsync.protocol.transfer_plan import TransferPlan
-from grpo_worker.weightsync.trainer.endpoint import TrainerEndpoint
+from grpo_worker.weightsync.protocol.link_offer import LinkOffer
+from grpo_worker.weightsync.trainer.links import TrainerLinks
 
-NAME = f"{LINK}1-drafts"
-_BUCKET = 64 << 10  # bytes; so small that a version has many
+NAME = f"{LINK}gang-drafts"
+_BUCKET = 1 << 20  # bytes; so small that a version has many waves
 
 
 def parts_of(hf: dict[str, Any], version: int, mtp: bool) -> list[Part]:
@@ -36,28 +35,19 @@ def parts_of(hf: dict[str, Any], version: int, mtp: bool) -> list[Part]:
     ]
 
 
-def endpoint() -> TrainerEndpoint:
-    return TrainerEndpoint(0, 1, torch.device("cpu"), lambda own: [own])
-
-
-def plan_of(hf: dict[str, Any], fp8: bool, mtp: bool) -> TransferPlan:
-    """Return the plan of the rank's versions."""
-    return transfer_plan_of([endpoint().layout(parts_of(hf, 0, mtp), fp8)], _BUCKET)
-
-
 def send(hf: dict[str, Any], fp8: bool, mtp: bool, versions: int) -> list[str]:
     """Send versions 1 to ``versions``; return the errors."""
-    end = endpoint()
-    end.exchange_layouts(parts_of(hf, 0, mtp), fp8)
-    plan_id = end.plan(_BUCKET, fp8).plan_id
-    ports = end.listen(NAME)
-    print(ports[0], flush=True)
-    offer = GroupOffer(NAME, "127.0.0.1", *ports, 2, 1, Backend("gloo"), plan_id, _BUCKET)
-    problems = [end.open(offer)]
-    for version in range(1, versions + 1):
-        sys.stdin.readline()  # the engine has published the byte ranges that it needs from now on
-        problems.append(end.send(parts_of(hf, version, mtp), 60, fp8))
-    end.close()
+    links = TrainerLinks(0, 1, torch.device("cpu"), lambda own: [own])
+    links.exchange_layouts(parts_of(hf, 0, mtp), fp8)
+    port = links.listen([NAME], fp8)
+    print(port, flush=True)
+    offer = LinkOffer(NAME, "gang", "127.0.0.1", port, 1, 1, 1, Backend.GLOO, _BUCKET, 1, fp8)
+    problems = [links.open(offer)]
+    if not problems[0]:
+        for version in range(1, versions + 1):
+            sys.stdin.readline()
+            problems += links.send([NAME], parts_of(hf, version, mtp), 60)
+    links.close([NAME])
     return [problem for problem in problems if problem]
 
 

@@ -8,11 +8,11 @@ import torch.distributed as dist
 from grpo_operator.api.weight_path import Backend
 from grpo_worker.weightsync.planner.boxes import held_regions
 from grpo_worker.weightsync.planner.engine_plan import EnginePlan, Part, plan_engine
-from grpo_worker.weightsync.sglang_plugin.receivers import DirectLoadError
 from grpo_worker.weightsync.sglang_plugin.recipe import Recipe, record
+from grpo_worker.weightsync.sglang_plugin.staged_receiver import DirectLoadError
 from grpo_worker.weightsync.sglang_plugin.wave_loader import WaveLoader
 from grpo_worker.weightsync.sglang_plugin.wave_receiver import WaveReceiver
-from grpo_worker.weightsync.trainer.wave_sender import WaveSender
+from grpo_worker.weightsync.trainer.wave_sender import Shards, WaveSender
 from grpo_worker.weightsync.transport.factory import join
 from grpo_worker.weightsync.transport.rendezvous import TransferGroup
 from support.random_plans import Case, EngineModel, differences, draw
@@ -48,12 +48,12 @@ def _run(case: Case, group: TransferGroup, trainers: int, bucket: int, flip: boo
 
 def _send(case: Case, plan: EnginePlan, group: TransferGroup, trainers: int, flip: bool) -> None:
     rank = dist.get_rank()
-    part = Part.from_json(plan.of_trainer(rank).to_json())
+    part = Part.from_data(plan.of_trainers(trainers)[rank].to_data())
     sender = WaveSender(part, group, trainers, _CPU)
     if flip and rank == 0:
         _flip_sent_bytes(group)
     for version in (1, 2):
-        sender.send(case.parts(rank, version), _PATIENCE)
+        sender.send(Shards(case.parts(rank, version)), _PATIENCE)
 
 
 def _flip_sent_bytes(group: TransferGroup) -> None:
@@ -70,9 +70,9 @@ def _flip_sent_bytes(group: TransferGroup) -> None:
 def _receive(
     case: Case, plan: EnginePlan, group: TransferGroup, trainers: int, model: EngineModel, recipe: Recipe
 ) -> Any:
-    rank = dist.get_rank() - trainers
-    part = Part.from_json(plan.of_engine(rank).to_json())
-    receiver = WaveReceiver(part, rank, group, trainers, WaveLoader(model, recipe, part), _CPU)
+    rank, ranks = dist.get_rank() - trainers, dist.get_world_size() - trainers
+    part = Part.from_data(plan.of_engine(ranks)[rank].to_data())
+    receiver = WaveReceiver(part, rank, group, trainers, [WaveLoader(model, recipe, part)], _CPU)
     wrong = []
     for version in (1, 2):
         try:

@@ -14,8 +14,8 @@ from grpo_operator.api.weight_path import Backend
 from grpo_worker.megatron.export.exporter import export
 from grpo_worker.model_files.config import model_config
 from grpo_worker.weightsync.protocol.direct_load import LINK
-from grpo_worker.weightsync.protocol.group_offer import GroupOffer
-from grpo_worker.weightsync.trainer.endpoint import TrainerEndpoint
+from grpo_worker.weightsync.protocol.link_offer import LinkOffer
+from grpo_worker.weightsync.trainer.links import TrainerLinks
 from grpo_worker.weightsync.trainer.publisher import publish
 from support.ranks.policy_cases import make, train
 
@@ -49,21 +49,20 @@ def send_versions(
     Returns the error of each version, or an empty text.
     """
     policy, rank, world = make(layout), dist.get_rank(), dist.get_world_size()
-    end = TrainerEndpoint(rank, world, torch.device("cpu"))
+    links = TrainerLinks(rank, world, torch.device("cpu"))
 
-    def parts() -> list[Any]:
-        return [(s.name, s.shape, s.dim, s.offset, s.tensor) for s in policy.shards()]
+    def parts(shards: Any) -> list[Any]:
+        return [(s.name, s.shape, s.dim, s.offset, s.tensor) for s in shards]
 
-    end.exchange_layouts(parts(), False)
-    plan_id = end.plan(bucket, False).plan_id
+    links.exchange_layouts(parts(policy.held_shards()), False)
     name = f"{LINK}{world}-test{os.path.basename(root)[-8:]}"
-    place = [("127.0.0.1", *end.listen(name)) if rank == 0 else None]
+    place = [links.listen([name], False) if rank == 0 else None]
     dist.broadcast_object_list(place)
     assert place[0] is not None
-    offer = GroupOffer(name, *place[0], world + 1, world, Backend(backend), plan_id, bucket)
+    offer = LinkOffer(name, "gang", "127.0.0.1", place[0], world, 1, 1, Backend(backend), bucket, 1, False)
     if rank == 0:
         _put(Path(root) / "offer", json.dumps(offer.to_json()))
-    errors = [end.open(offer)]
+    errors = [links.open(offer)]
     for version in range(1, versions + 1):
         train(policy, range(version, version + 1))
         export(Path(root) / f"hf-{version}", model_config("preset:tiny-moe"), policy.chunks, policy.family)
@@ -74,12 +73,12 @@ def send_versions(
             time.sleep(1)  # the engine waits by now
             os.kill(os.getpid(), signal.SIGKILL)
         if version == flips_at and rank == 1:
-            _flip_one(end)
-        errors.append(end.send(parts(), patience, False))
-        publish(Path(root), version, rank, world, parts())
+            _flip_one(links, name)
+        errors += links.send([name], parts(policy.held_shards()), patience)
+        publish(Path(root), version, rank, world, parts(policy.shards()))
     if not dies_at:
         dist.barrier()  # rank 0 takes the store with it, at which the other may still be looking
-    end.close()
+    links.close([name])
     return errors
 
 
@@ -89,14 +88,14 @@ def _put(file: Path, text: str) -> None:
     partial.rename(file)
 
 
-def _flip_one(end: TrainerEndpoint) -> None:
+def _flip_one(links: TrainerLinks, name: str) -> None:
     """Flip a bit of the next message after its fingerprint was computed."""
-    assert end._group is not None
-    original = end._group.send
+    group = links._links[name].group
+    original = group.exchange
 
-    def send(pairs: Any, deadline: float) -> Any:
-        end._group.send = original  # type: ignore[method-assign, union-attr]
-        pairs[0][0][len(pairs[0][0]) // 2] ^= 1
-        return original(pairs, deadline)
+    def exchange(sends: Any, receives: Any, deadline: float) -> Any:
+        group.exchange = original  # type: ignore[method-assign]
+        sends[0][0][len(sends[0][0]) // 2] ^= 1
+        return original(sends, receives, deadline)
 
-    end._group.send = send  # type: ignore[method-assign]
+    group.exchange = exchange  # type: ignore[method-assign]

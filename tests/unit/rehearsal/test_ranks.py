@@ -7,16 +7,17 @@ import numpy as np
 
 from grpo_rehearsal.durations import Durations
 from grpo_rehearsal.job import RehearsedJob
+from grpo_rehearsal.standins.links import GangLinks
 from grpo_rehearsal.standins.rank_methods import Job, RankMethods
 from grpo_rehearsal.standins.ranks import Place, PoolRecord, StandInProcesses, infos_of
 from grpo_rehearsal.standins.tokens import log_probs
-from grpo_rehearsal.standins.weight_layouts import GangLayouts
 from grpo_rehearsal.virtual.scheduler import Scheduler
 from grpo_rehearsal.virtual.threads import virtual_time
 from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.controller.training.worker_group import WorkerGroup
 from grpo_worker.roles.host import RankHost
 from grpo_worker.roles.trainer import TrainerWorker
+from grpo_worker.weightsync.planner.layouts import EngineShape
 
 PIPELINE, DATA = 6, 2
 WORLD = PIPELINE * DATA
@@ -34,8 +35,8 @@ def test_results_come_from_the_right_ranks_and_in_the_rows_order(
     place = Place([f"10.2.0.{n + 1}" for n in range(WORLD)], [f"pod-{n}" for n in range(WORLD)])
     record = PoolRecord()
     with virtual_time(Scheduler()) as scheduler:
-        layouts = GangLayouts({}, small_job.plan.layout)
-        methods = RankMethods(job, lambda: scheduler.now, layouts, Counter())
+        links = GangLinks({}, small_job.plan.layout, EngineShape(4, 1))
+        methods = RankMethods(job, lambda: scheduler.now, links, Counter())
         infos = infos_of(1, 1, DATA, PIPELINE)
         group = WorkerGroup(
             TrainerWorker, StandInProcesses(scheduler, methods, infos, place, RankHost, record), 240.0

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from grpo_rehearsal.durations import Assumptions
 from grpo_rehearsal.job import RehearsedJob, read_job
 from grpo_rehearsal.main import main
 from grpo_rehearsal.report.summary import summary
@@ -55,13 +56,30 @@ def test_all_bytes_are_counted_by_link(rehearsed: Rehearse) -> None:
 
 
 def test_little_more_than_the_batch_leaves_the_controller(rehearsed: Rehearse) -> None:
-    """The layouts, which would double it here, travel among the ranks and from them to the agents."""
+    """What ranks hold, what engines keep and the plans travel among the ranks and to the engines."""
     outcome = rehearsed(Scenario())
-    figures, layouts = summary(outcome), outcome.cluster.layouts
+    figures = summary(outcome)
     assert 1 < figures["egress_ratio"] < 1.2
-    assert layouts is not None and layouts.packed_bytes > 0
-    assert figures["links"]["trainer>trainer"] == 7 * layouts.packed_bytes
-    assert [agent.received["link"] for agent in outcome.cluster.agents] == [layouts.packed_bytes] * 2
+    (join,) = figures["joins"]["engines"]
+    assert join["problem"] == "" and min(join["table"], join["kept"], join["receives"], join["sends"]) > 0
+    assert figures["links"]["trainer>trainer"] == figures["joins"]["layout_bytes"] + 2 * join["sends"]
+    assert figures["links"]["engine>trainer"] == figures["joins"]["kept_bytes"] == 2 * join["kept"]
+    reads = 4 * join["table"] + join["receives"]
+    assert [agent.received["link"] for agent in outcome.cluster.agents] == [reads] * 2
+
+
+def test_links_live_on_when_an_engine_is_replaced(rehearsed: Rehearse) -> None:
+    """Both versions of two steps go over the links of the start; a dead engine alone gets another one."""
+    calm = rehearsed(Scenario(name="calm", steps=2))
+    assumed = Assumptions(engine_restart=5.0)
+    death = rehearsed(Scenario(name="death", steps=2, engine_deaths=((1, 2.0),), assumed=assumed))
+    for outcome, joins in ((calm, [1, 1]), (death, [1, 2])):
+        assert summary(outcome)["phase"] == "Succeeded"
+        kinds = [[kind for _, _, kind in agent.updates] for agent in outcome.cluster.agents]
+        assert [of_agent.count("link") for of_agent in kinds] == joins
+        exchanges = [end - begin for method, begin, end in outcome.cluster.record.rounds
+                     if method == "exchange_layouts"]  # fmt: skip
+        assert sum(seconds > 0 for seconds in exchanges) == 1
 
 
 def test_ids_leave_the_controller_once_although_the_first_and_the_last_stage_read_them(
@@ -76,10 +94,10 @@ def test_ids_leave_the_controller_once_although_the_first_and_the_last_stage_rea
         text = text.replace(old, new)
     small_manifest.write_text(text)
     outcome = rehearse(read_job(small_manifest), Scenario(), tmp_path / "run")
-    figures, layouts = summary(outcome), outcome.cluster.layouts
-    assert layouts is not None
+    figures = summary(outcome)
+    (join,) = figures["joins"]["engines"]
     tokens = sum(line["tokens"] for line in outcome.ledger if "uid" in line)
-    ids = figures["links"]["trainer>trainer"] - 15 * layouts.packed_bytes
+    ids = figures["links"]["trainer>trainer"] - figures["joins"]["layout_bytes"] - 2 * join["sends"]
     assert 4 * tokens < ids < 4 * (tokens + SAMPLES * 512), "responses and their prompts"
     assert 1 < figures["egress_ratio"] < 1.2 < 1 + ids / figures["batch_bytes"]
 

@@ -38,8 +38,8 @@ def main() -> None:
     config = load_job_config()
     spec = config.spec
     board = ProgressBoard()
-    timeout = spec.weight_sync.timeout_seconds
-    pool = RolloutPool(config.rollout_service, config.min_available, timeout, config.writer, config.fp8)
+    engines = config.min_available, config.engines
+    pool = RolloutPool(config.rollout_service, *engines, config.writer, config.fp8)
     client = RolloutClient(
         pool.table,
         seed=spec.seed,
@@ -127,7 +127,8 @@ def choose_synchronizer(
     from grpo_worker.controller.weight_sync.dedicated import DedicatedSynchronizer
 
     kind = ColocatedSynchronizer if config.spec.shares_gpus else DedicatedSynchronizer
-    return kind(trainers, pool, config.weight_path, config.spec.weight_sync)
+    patience = float(config.spec.restart_policy.hang_seconds)
+    return kind(trainers, pool, config.weight_path, config.spec.weight_sync, patience)
 
 
 def _connect(namespace: str, clock: Clock) -> None:

@@ -27,7 +27,7 @@ from grpo_worker.megatron.training.setup import ModelSetup
 from grpo_worker.metrics.flops import ModelFlops, attention_width
 from grpo_worker.profiling.trace import StepTrace
 from grpo_worker.roles.dispatch import RankInfo
-from grpo_worker.weightsync.trainer.endpoint import TrainerEndpoint
+from grpo_worker.weightsync.trainer.links import TrainerLinks
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class TrainerModels:
     """Everything that a trainer rank builds once, when it starts.
 
     ``hf``: contents of config.json. ``parts``: the state that checkpoints and snapshots contain.
-    ``endpoint``: sends weights to the engines. ``expert_layers``: with routing replay only.
+    ``links``: send weights to the engines. ``expert_layers``: with routing replay only.
     """
 
     spec: GRPOJobSpec
@@ -45,7 +45,7 @@ class TrainerModels:
     reward_model: RewardModel | None
     parts: list[CheckpointPart]
     checkpointer: Checkpointer
-    endpoint: TrainerEndpoint
+    links: TrainerLinks
     trace: StepTrace
     flops: ModelFlops
     expert_layers: ExpertLayers | None = None
@@ -63,7 +63,7 @@ def build_models(rank: int, world: int, config: dict[str, Any]) -> TrainerModels
         raise RuntimeError("spec.trainer.device is cuda, but this rank sees no GPU: check its pod's limits")
     hf, layout = config["hf"], spec.trainer.parallelism.layout(world)
     initialize_parallel(layout, spec.seed)
-    endpoint = TrainerEndpoint(rank, world, device())
+    endpoint = TrainerLinks(rank, world, device())
     setup = _model_setup(spec, hf, world)
     policy, critic, reward_model = _policy(spec, setup), _critic(spec, setup), _reward_model(spec, setup)
     parts = policy.parts(spec.algorithm.refresh_reference_steps is not None)

@@ -1,14 +1,14 @@
 """Methods of a trainer rank that hand its weights on: staged in host memory, or sent directly to engines."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_worker.profiling.progress import PROGRESS
 from grpo_worker.quantization.fp8 import Part
 from grpo_worker.roles.dispatch import Dispatch, register
-from grpo_worker.weightsync.protocol.group_offer import GroupOffer, PlannedTransfer
+from grpo_worker.weightsync.protocol.link_offer import LinkOffer
 from grpo_worker.weightsync.protocol.version import Version
 from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS
 
@@ -48,43 +48,60 @@ class WeightMethods:
     def _owned(self) -> list[Part]:
         return [(s.name, s.shape, s.dim, s.offset, s.tensor) for s in self._models.policy.shards()]
 
+    def _held(self) -> list[Part]:
+        return [(s.name, s.shape, s.dim, s.offset, s.tensor) for s in self._models.policy.held_shards()]
+
     @register(Dispatch.ONE_TO_ALL)
-    def plan_transfer(self, bucket_bytes: int, fp8: bool) -> PlannedTransfer:
-        """Plan the transfers of the next group; the first time the ranks exchange their layouts for it."""
-        endpoint = self._models.endpoint
-        if not endpoint.knows_layouts(fp8):
+    def exchange_layouts(self, fp8: bool) -> str:
+        """Tell the first rank what this rank holds, once for each ``fp8``.
+
+        Returns the error, or an empty text.
+        """
+        links = self._models.links
+        if links.knows_layouts(fp8):
+            return ""
+        try:
             with self._models.policy.trainable.weights.on_device():  # offloaded weights have no shape
-                endpoint.exchange_layouts(self._owned(), fp8)
-        return endpoint.plan(bucket_bytes, fp8)
+                links.exchange_layouts(self._held(), fp8)
+        except ValueError as error:
+            return f"trainer rank {self._rank}: {error}"
+        return ""
 
     @register(Dispatch.RANK_ZERO)
-    def start_rendezvous(self, name: str) -> tuple[int, int]:
-        """Start the rendezvous of the new transfer group ``name``; return its ports, see ``listen``."""
-        return self._models.endpoint.listen(name)
+    def start_rendezvous(self, names: Sequence[str], fp8: bool) -> int:
+        """Prepare the store for the links ``names``; return its port."""
+        return self._models.links.listen(names, fp8)
 
     @register(Dispatch.ONE_TO_ALL)
-    def open_transfer_group(self, offer: GroupOffer) -> str:
-        """Join the offered transfer group; return the error, or an empty text."""
-        with PROGRESS.waiting(2 * JOIN_SECONDS):  # until the group is assembled, and until it is connected
-            return self._models.endpoint.open(offer)
+    def open_links(self, offers: Sequence[LinkOffer]) -> list[str]:
+        """Join the offered links one after another; return the error of each, or an empty text."""
+        problems = []
+        for offer in offers:
+            with PROGRESS.waiting(2 * JOIN_SECONDS):  # for a member's next sign, and the connections
+                problems.append(self._models.links.open(offer))
+            PROGRESS.add("links opened")
+        return problems
 
     @register(Dispatch.ONE_TO_ALL)
-    def send_weights(self, timeout: float, fp8: bool) -> str:
-        """Send the current weights to the engines of the group; return the error, or an empty text."""
-        with self._models.policy.trainable.weights.on_device(), PROGRESS.waiting(timeout):
-            return self._models.endpoint.send(self._owned(), timeout, fp8)
+    def send_weights(self, names: Sequence[str], patience: float) -> list[str]:
+        """Send the current weights over the links; return the error of each, or an empty text.
+
+        ``patience``: seconds that the rank waits for a wave.
+        """
+        with self._models.policy.trainable.weights.on_device(), PROGRESS.waiting(patience):
+            return self._models.links.send(names, self._held(), patience)
 
     @register(Dispatch.ONE_TO_ALL)
-    def close_transfer_group(self) -> None:
-        """Leave the transfer group, if there is one."""
-        self._models.endpoint.close()
+    def close_links(self, names: Sequence[str]) -> None:
+        """Leave the links ``names``, if there are such."""
+        self._models.links.close(names)
 
     def give_up_transfer(self, name: str) -> None:
-        """Make all members end their waits in the transfer group ``name``.
+        """Make all members end their waits in the link ``name``.
 
         The controller calls it in the thread that answers while another call runs, like ``position``.
         """
-        self._models.endpoint.give_up(name)
+        self._models.links.give_up(name)
 
 
 def _counted(parts: Iterable[Part]) -> Iterator[Part]:

@@ -16,6 +16,8 @@ from grpo_operator.api.messages import AgentStatus
 from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.common.auth import headers
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
+from grpo_worker.common.patient_http import UNLIMITED, patient_transport
+from grpo_worker.common.weight_checksum import conflict
 from grpo_worker.rollout.routing import EngineEntry, EngineTable
 
 log = logging.getLogger(__name__)
@@ -39,7 +41,7 @@ class Target:
 
     version: int
     sources: dict[int, str]
-    link: str = ""  # name of the direct transfer that has already delivered this version
+    gang: str = ""  # identity of the trainer ranks that have delivered this version over links
 
 
 class RolloutPool:
@@ -49,23 +51,23 @@ class RolloutPool:
     """
 
     def __init__(
-        self, service: str, min_available: int, sync_timeout: float, writer: str, fp8: bool,
+        self, service: str, min_available: int, size: int, writer: str, fp8: bool,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:  # fmt: skip
         """Start polling the engines behind ``service``.
 
-        ``sync_timeout``: seconds for the update of one engine. ``writer``: identity of this job towards
-        the agents. ``fp8``: whether engines receive FP8 weights.
+        ``size``: engines of the whole pool. ``writer``: identity of this job towards the agents. ``fp8``:
+        whether engines receive FP8 weights.
         """
         self.table = EngineTable()
         self.fp8 = fp8
+        self.size = size
         self.attempt = 0  # of the job; agents refuse attempts older than the latest they have seen
         self._service = service
         self._writer = writer
         self._min_available = min_available
-        self._sync_timeout = sync_timeout
         self._target: Target | None = None
-        self._http = httpx.Client(timeout=5)
+        self._http = httpx.Client(timeout=5, transport=patient_transport())
         self._clock = clock
         # Looks have threads of their own: requests of an update may all wait for slow engines.
         self._looks = ThreadPoolExecutor(32, thread_name_prefix="pool-look")
@@ -135,8 +137,8 @@ class RolloutPool:
         """Bring the pool to ``target`` and wait until ``minAvailable`` engines serve it.
 
         Engines that fail stay STALE; the polling thread retries them. Returns, for each phase of an update,
-        the seconds of the slowest engine. Raises SyncError when too few engines commit in ``timeout``, or as
-        soon as another target replaces this one, and MixedWeightsError.
+        the seconds of the slowest engine. Raises SyncError when too few engines serve it ``timeout`` seconds
+        after the last update ended, or as soon as another target replaces this one, and MixedWeightsError.
         """
         self._target = target
         engines = [e for e in self.table.entries() if e.state != EngineState.RESTARTING]
@@ -145,6 +147,8 @@ class RolloutPool:
         while not self.serves(target.version):
             if self._target is not target:
                 raise SyncError(f"version {target.version} is no longer the one to serve")
+            if self._syncing:  # agents bound an update by its progress
+                deadline = self._clock.now() + timeout
             if self._clock.now() > deadline:
                 raise SyncError(f"after {timeout:.0f} s, {self.shortage(target.version)}")
             self._clock.sleep(_SERVED_POLL_SECONDS)
@@ -211,7 +215,7 @@ class RolloutPool:
 
     def _compare_checksums(self, version: int) -> None:
         sums = {e.name: e.checksum for e in self.table.serving(version)}
-        if len(set(sums.values())) > 1:
+        if conflict(sums.values()):
             raise MixedWeightsError(f"engines hold different weights at version {version}: {sums}")
 
     def _sync(self, engine: EngineEntry, target: Target) -> dict[str, Any] | None:
@@ -221,8 +225,8 @@ class RolloutPool:
                 return None
             self._syncing.add(engine.name)
         try:
-            body = {"version": target.version, "sources": target.sources, "link": target.link}
-            result = self._post(engine, "sync", self._sync_timeout, body)
+            body = {"version": target.version, "sources": target.sources, "gang": target.gang}
+            result = self._post(engine, "sync", UNLIMITED, body)
         except SyncError as error:
             log.warning("sync of %s", error)
             return None
@@ -277,6 +281,7 @@ class RolloutPool:
             checksum=status.checksum,
             reason=status.reason,
             ranks=status.ranks,
+            hosts=max(len(status.hosts), 1),
             bucket_bytes=status.bucket_bytes,
             instance=status.instance,
             unresponsive=status.silent,

@@ -19,6 +19,7 @@ class EngineEntry:
     checksum: str = ""
     reason: str = ""
     ranks: int = 1
+    hosts: int = 1
     bucket_bytes: int = 0
     instance: str = ""  # identity of the agent process
     unresponsive: bool = False  # the engine's scheduler does not answer calls

@@ -101,5 +101,11 @@ class WeightSyncSpec(Model):
         description="size of a weight bucket in MiB; a GPU holds up to two buckets at once",
     )
     timeout_seconds: int = Field(
-        120, ge=1, le=3600, description="time limit of one weight update of one engine, in seconds"
+        120,
+        ge=1,
+        le=3600,
+        description=(
+            "seconds in which an engine must answer after it was sent a version, and in which a chunk of a "
+            "staged version must arrive; the duration of a whole update has no limit"
+        ),
     )

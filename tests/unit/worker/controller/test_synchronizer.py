@@ -27,7 +27,7 @@ SEVEN = Version(7)
 
 
 def dedicated(trainers: FakeTrainers, engines: FakeEngines, path: WeightPath = DIRECT) -> WeightSynchronizer:
-    return DedicatedSynchronizer(trainers, engines, path, WeightSyncSpec())
+    return DedicatedSynchronizer(trainers, engines, path, WeightSyncSpec(), 1.0)
 
 
 def test_engines_generate_while_a_version_is_staged_for_late_ones() -> None:
@@ -40,7 +40,7 @@ def test_engines_generate_while_a_version_is_staged_for_late_ones() -> None:
     trainers.staging_may_end.set()
     result = pushed.result(10)
     assert result.digests == ["digest-0", "digest-1"]
-    assert engines.target and engines.target.version == 7 and engines.target.link
+    assert engines.target and engines.target.version == 7 and engines.target.gang
     assert result.metrics["weight_sync/link_failures"] == 0
     assert {"timing_s/update_weights_link", "timing_s/update_weights_publish"} <= result.metrics.keys()
 
@@ -50,7 +50,8 @@ def test_without_enough_engines_after_a_direct_transfer_push_waits(fault: str) -
     """A version that engines still serve from an earlier attempt does not count either."""
     trainers, engines = FakeTrainers(), FakeEngines(A)
     engines.serving = fault != "too few engines"
-    trainers.problem = "peer is gone" if fault == "the transfer fails" else ""
+    if fault == "the transfer fails":
+        engines.answers["a"] = {"error": "peer is gone"}
     trainers.staging_may_end.set()
     path = STAGED if fault == "no direct path" else DIRECT
     pushed = dedicated(trainers, engines, path).push(SEVEN)
@@ -81,7 +82,7 @@ def test_dedicated_gpus_are_never_handed_over() -> None:
 def test_gpus_alternate_between_trainers_and_engines() -> None:
     events: list[str] = []
     trainers, engines = FakeTrainers(events), FakeEngines(A, events=events)
-    synchronizer: WeightSynchronizer = ColocatedSynchronizer(trainers, engines, STAGED, WeightSyncSpec())
+    synchronizer: WeightSynchronizer = ColocatedSynchronizer(trainers, engines, STAGED, WeightSyncSpec(), 1.0)
     reports: list[str] = []
     synchronizer.before_trainers_start(reports.append)
     assert events == [EVERYTHING, "hold nothing"], "engines start before the ranks"
@@ -117,18 +118,19 @@ def test_a_colocated_direct_transfer_runs_while_engines_hold_weights_only() -> N
     events: list[str] = []
     trainers, engines = FakeTrainers(events), FakeEngines(A, events=events)
     path = WeightPath(direct=Backend.CUDA_IPC)
-    synchronizer = ColocatedSynchronizer(trainers, engines, path, WeightSyncSpec())
+    synchronizer = ColocatedSynchronizer(trainers, engines, path, WeightSyncSpec(), 1.0)
     synchronizer.before_trainers_start(lambda _: None)
     synchronizer.push(SEVEN)
     synchronizer.before_generation(StepTimer())
     assert events.index("hold weights") < events.index("send_weights") < events.index("serve 7")
-    assert engines.target and engines.target.link
+    assert engines.target and engines.target.gang
     synchronizer.before_training(StepTimer())
-    trainers.problem = "peer is gone"
+    (link,) = trainers.sent[-1]
+    trainers.problems = {link: "peer is gone"}
     synchronizer.push(Version(8))
     timer = StepTimer()
     synchronizer.before_generation(timer)
-    assert engines.target.version == 8 and not engines.target.link, "the staged version is complete"
+    assert engines.target.version == 8 and not engines.target.gang, "the staged version is complete"
     assert timer.seconds["weight_sync/link_failures"] == 1
 
 

@@ -20,7 +20,7 @@ class QuietPool(RolloutPool):
 
 
 def _pool(*entries: EngineEntry, clock: FakeClock | None = None) -> RolloutPool:
-    pool = QuietPool("service", 2, 10, "job-1", fp8=False, clock=clock or FakeClock())
+    pool = QuietPool("service", 2, 2, "job-1", fp8=False, clock=clock or FakeClock())
     pool.table.replace(list(entries))
     return pool
 
@@ -55,6 +55,21 @@ def test_too_few_engines_are_an_error_after_the_timeout_of_the_clock() -> None:
     with pytest.raises(SyncError, match="after 480 s, 1 of minAvailable=2 engines serve version 7: b STALE"):
         pool.serve(Target(7, {}), 480)
     assert 480 <= clock.now() - began < 481
+
+
+def test_an_update_that_goes_on_does_not_run_out_of_time() -> None:
+    clock = FakeClock()
+    pool, sleep = _pool(_engine("a", SERVING, 7), _engine("b", STALE), clock=clock), clock.sleep
+    pool._syncing.add("b")
+
+    def end_late(seconds: float) -> None:
+        sleep(seconds)
+        if clock.now() > 10_000:
+            pool.table.replace([_engine(name, SERVING, 7) for name in "ab"])
+
+    clock.sleep = end_late  # type: ignore[method-assign]
+    pool.serve(Target(7, {}), 480)
+    assert clock.now() > 10_000
 
 
 def test_a_wait_for_engines_ends_when_another_attempt_begins() -> None:

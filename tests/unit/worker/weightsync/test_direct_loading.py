@@ -14,7 +14,7 @@ from grpo_worker.weightsync.sglang_plugin.copy_plan import make_copy_plan
 from grpo_worker.weightsync.sglang_plugin.load_tracer import trace_load
 from grpo_worker.weightsync.sglang_plugin.loader import DirectLoader, _bucket_buffers
 from grpo_worker.weightsync.sglang_plugin.model_writer import ExtraMemory
-from grpo_worker.weightsync.sglang_plugin.receivers import DirectLoadError, Spec
+from grpo_worker.weightsync.sglang_plugin.staged_receiver import DirectLoadError, Spec
 from support.direct_loads import DOWN, EXPERTS_IN_ORDER, ORDER, Model, fill, load, specs
 
 

@@ -2,17 +2,21 @@
 
 import json
 from collections.abc import Iterable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from grpo_worker.weightsync.protocol.buffers import dtype_name
 from grpo_worker.weightsync.protocol.direct_load import AGENT, MARK, DirectLoad
 from grpo_worker.weightsync.protocol.fingerprint import fingerprint
-from grpo_worker.weightsync.sglang_plugin import hooks
+from grpo_worker.weightsync.protocol.link_exchange import TensorRow
+from grpo_worker.weightsync.sglang_plugin import engine_ranks, hooks, versions
 from grpo_worker.weightsync.sglang_plugin.loader import DirectLoader
-from grpo_worker.weightsync.sglang_plugin.receivers import DirectLoadError, StagedReceiver, view_of
+from grpo_worker.weightsync.sglang_plugin.recipes import Recipes
+from grpo_worker.weightsync.sglang_plugin.staged_receiver import DirectLoadError, view_of
 from support.direct_loads import DOWN, ORDER, Model, Wire, fill, load, specs
 
 BUCKETS = [specs(ORDER), specs(DOWN)]
@@ -58,26 +62,6 @@ def test_each_bucket_is_received_once_and_written_into_both_models() -> None:
     assert all(torch.equal(value, alone.state_dict()[name]) for name, value in model.state_dict().items())
 
 
-def test_the_needed_ranges_are_those_of_either_model() -> None:
-    class Blind(Model):
-        """Served model that does not read what the draft reads."""
-
-        def _load(self, name: str, tensor: torch.Tensor) -> None:
-            if name not in DOWN[:3]:
-                super()._load(name, tensor)
-
-    def ranges(models: list[Any]) -> list[Any] | None:
-        loader = DirectLoader(models, "cpu")
-        assert loader.used_ranges("p", BUCKETS) is None
-        load(loader, BUCKETS, seed=1)
-        return loader.used_ranges("p", BUCKETS)
-
-    alone, both = ranges([Blind()]), ranges([Blind(), Draft()])
-    size = BUCKETS[1][0].nbytes
-    assert alone is not None and alone[1] == [(3 * size, 4 * size)]
-    assert both is not None and both[1] == [(0, 2 * size), (3 * size, 4 * size)]
-
-
 def test_a_draft_that_cannot_be_written_fails_the_version_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
     model, draft = Model(), Draft()
     loader = DirectLoader([model, draft], "cpu")
@@ -100,8 +84,10 @@ def test_a_version_without_the_drafts_tensors_is_refused() -> None:
 def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a rank's served model and draft as SGLang holds them, with empty state of the plugin."""
     monkeypatch.setattr(hooks, "_drafts", [])
-    monkeypatch.setattr(hooks, "_loaders", {})
-    monkeypatch.setattr(hooks, "_gather", lambda value: [value])
+    monkeypatch.setattr(versions, "_loaders", {})
+    recipes = Recipes()
+    monkeypatch.setattr(versions, "RECIPES", recipes)
+    monkeypatch.setattr(engine_ranks, "gather", lambda value: [value])
 
     def updater(model: Any, draft: bool) -> Any:
         runner = SimpleNamespace(model=model, is_draft_worker=draft)
@@ -110,16 +96,20 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     served, draft = Model(), Draft()
     served.config = SimpleNamespace(num_hidden_layers=1)  # type: ignore[assignment]
-    return SimpleNamespace(served=updater(served, False), draft=updater(draft, True), draft_model=draft)
+    updaters = {"served": updater(served, False), "draft": updater(draft, True)}
+    return SimpleNamespace(**updaters, draft_model=draft, recipes=recipes)
 
 
-def announced(seed: int, buckets: Any = BUCKETS, bad: int = -1) -> Any:
+def announced(engine: Any, seed: int, buckets: Any = BUCKETS, bad: int = -1, record: bool = False) -> Any:
     flats = [fill(bucket, seed + index) for index, bucket in enumerate(buckets)]
     prints = [int(fingerprint(flat)) for flat in flats]
     if bad >= 0:
         flats[bad][0] ^= 1
-    request = DirectLoad("p", tuple(map(len, buckets)))
-    return hooks._Announced(request, buckets, StagedReceiver(Wire(flats, prints)))
+    request = DirectLoad("p", tuple(map(len, buckets)), record)
+    load = partial(
+        versions.load_version, hooks._models(engine.served), "cpu", request, buckets, Wire(flats, prints)
+    )
+    return hooks._Announced(load)
 
 
 def refuse(*_: Any) -> Any:
@@ -127,7 +117,7 @@ def refuse(*_: Any) -> Any:
 
 
 def test_sglangs_calls_for_both_models_are_one_load_with_one_answer(engine: Any) -> None:
-    weights = announced(3)
+    weights = announced(engine, 3)
     success, answer = hooks._on_load(refuse, engine.served, weights)
     assert success and engine.draft_model.holds(3), "the draft is written by the call for the served model"
     assert json.loads(answer)["recorded"] == 2
@@ -137,14 +127,26 @@ def test_sglangs_calls_for_both_models_are_one_load_with_one_answer(engine: Any)
 
 
 def test_a_failed_load_is_the_answer_for_both_models(engine: Any) -> None:
-    weights = announced(3, bad=1)
+    weights = announced(engine, 3, bad=1)
     success, answer = hooks._on_load(refuse, engine.served, weights)
     assert not success and "bucket 1: its bytes are not those that were sent" in answer
     assert hooks._on_load(refuse, engine.draft, weights) == (False, answer)
 
 
+def test_a_staged_load_records_what_links_need_before_the_engine_serves(engine: Any) -> None:
+    bucket = BUCKETS[1]
+    weights = announced(engine, 4, [bucket], record=True)
+    success, answer = hooks._on_load(refuse, engine.served, weights)
+    assert success and engine.draft_model.holds(3), answer
+    rows = [TensorRow(spec.name, spec.shape, dtype_name(spec.dtype)) for spec in reversed(bucket)]
+    models = engine.served.get_model(), engine.draft_model
+    kept = [engine.recipes.of(model, rows).kept() for model in models]
+    assert engine.recipes.recorded == 2 and engine.draft_model.holds(3), "nothing was recorded again"
+    assert kept[0].keys() == set(DOWN) and kept[1].keys() == set(DOWN[:2])
+
+
 def test_the_draft_alone_is_not_loaded(engine: Any) -> None:
-    success, answer = hooks._on_load(refuse, engine.draft, announced(3))
+    success, answer = hooks._on_load(refuse, engine.draft, announced(engine, 3))
     assert not success and "use selector all" in answer
 
 
@@ -154,13 +156,12 @@ def test_an_engine_that_drafts_must_load_the_layer_after_the_last(
 ) -> None:
     if not drafts:
         hooks._drafts.clear()
-    weights = announced(3)
     names = {"bias": "model.layers.1.enorm.weight"}  # the tensor keeps its place and has a name of the layer
     renamed = [
         type(spec)(names.get(spec.name, spec.name), spec.dtype, spec.shape, spec.start, spec.nbytes)
         for spec in BUCKETS[0]
     ]
-    weights.buckets = [renamed, BUCKETS[1]]
+    weights = announced(engine, 3, [renamed, BUCKETS[1]])
     success, answer = hooks._on_load(refuse, engine.served, weights)
     assert success is not drafts
     if drafts:

@@ -12,8 +12,9 @@ import torch
 from grpo_worker.weightsync.agent.engine_client import Engine, EngineError
 from grpo_worker.weightsync.agent.engine_stream import EngineStream
 from grpo_worker.weightsync.protocol.agent_stream import STREAM
+from grpo_worker.weightsync.protocol.direct_load import MARK
 from grpo_worker.weightsync.sglang_plugin.agent_stream import AgentStream
-from grpo_worker.weightsync.sglang_plugin.receivers import DirectLoadError, StagedReceiver
+from grpo_worker.weightsync.sglang_plugin.staged_receiver import DirectLoadError, StagedReceiver
 
 RANKS, NAME = 3, f"{STREAM}0123456789ab"
 DATA = np.random.default_rng(1).integers(0, 256, 3 << 20, dtype=np.uint8)
@@ -27,9 +28,9 @@ class Ranks(Engine):
         self._count, self._name = ranks, name
         self.streams: list[AgentStream] = []
 
-    def join_group(self, address: str, port: int, *_: Any) -> bool:
+    def join_group(self, address: str, port: int, *_: Any) -> str:
         self.streams = [AgentStream(address, port, self._name, rank) for rank in range(self._count)]
-        return True
+        return MARK
 
 
 def never() -> bool:
@@ -64,12 +65,12 @@ def test_ranks_that_wait_are_released_when_the_agent_closes() -> None:
     stream = EngineStream(engine, NAME, RANKS, 5)
     receivers = [StagedReceiver(source) for source in engine.streams]
     flat = torch.empty(100, dtype=torch.uint8)
-    pending = [receiver.receive(0, flat, flat[:0]) for receiver in receivers]
+    pending = [receiver.receive(flat) for receiver in receivers]
     started = time.monotonic()
     stream.close()
     for each in pending:
         with pytest.raises(DirectLoadError, match="the agent ended the transfer"):
-            each.wait()
+            each()
     assert time.monotonic() - started < 5
 
 

@@ -2,13 +2,12 @@
 
 import pytest
 
+from grpo_worker.weightsync.agent.engine_link import JoinedLink
 from grpo_worker.weightsync.agent.held_weights import HeldWeights, StagedSource
-from grpo_worker.weightsync.agent.transfer_group import JoinedGroup
 from grpo_worker.weightsync.agent.writer_guard import WriterError, WriterGuard
-from grpo_worker.weightsync.protocol.transfer_plan import TransferPlan
 
 STAGED = StagedSource(3, {0: "http://trainer:9000"}, ["d"])
-GROUP = JoinedGroup("grpo-link-1-x", TransferPlan("p-1", ()))
+LINK = JoinedLink("grpo-link-gang-x", "gang")
 
 
 def test_a_staged_version_survives_a_lost_engine_and_is_reloaded() -> None:
@@ -22,11 +21,11 @@ def test_a_staged_version_is_not_reloaded_after_the_engine_released_its_weights(
     assert held.loading().reloadable is STAGED, "a load ends the wait for the next version"
 
 
-@pytest.mark.parametrize("change", [HeldWeights.without_group, HeldWeights.lost, HeldWeights.released])
-def test_weights_from_a_group_cannot_be_reloaded_and_their_origin_is_forgotten(change: object) -> None:
-    held = HeldWeights().from_source(GROUP).loaded("sum")
-    assert held.came_over(GROUP.name) and not held.came_over(None) and held.reloadable is None
-    assert not change(held).came_over(GROUP.name)  # type: ignore[operator]
+@pytest.mark.parametrize("change", [HeldWeights.without_link, HeldWeights.lost, HeldWeights.released])
+def test_weights_from_a_link_cannot_be_reloaded_and_their_origin_is_forgotten(change: object) -> None:
+    held = HeldWeights().from_source(LINK).loaded("sum")
+    assert held.came_from(LINK.gang) and not held.came_from(None) and held.reloadable is None
+    assert not change(held).came_from(LINK.gang)  # type: ignore[operator]
 
 
 def test_only_the_newest_attempt_of_the_bound_job_may_write() -> None:

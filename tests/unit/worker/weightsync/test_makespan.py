@@ -10,7 +10,7 @@ ONE_HOST = Interfaces(trainer=lambda _: 0, engine=OWN.engine)
 
 
 def message(source: int, landing: int, nbytes: int) -> Message:
-    return Message(source, landing, (), (), nbytes)
+    return Message(source, landing, (), True, (), nbytes)
 
 
 def test_waves_of_one_pair_follow_each_other() -> None:

@@ -1,5 +1,6 @@
 """Waves of messages: every route's bytes once, even waves, parts that travel as JSON."""
 
+import json
 from collections import Counter
 
 import pytest
@@ -33,7 +34,7 @@ def test_waves_of_deepseek_v3_are_as_even_as_the_routes() -> None:
     parts = atoms(tensors, trainer_side(V3, layout, stages.__getitem__), needed, 8 << 20)
     routes = route(parts, lambda gpu: gpu // 8)
     limit = 512 << 20
-    waves = make_schedule(parts, routes, tensors, limit)
+    waves = make_schedule(parts, routes, tensors, limit, 64 << 20)
     assert max(max(received_bytes(wave).values()) for wave in waves) <= limit
     messages = [message for wave in waves for message in wave]
     assert sum(len(message.regions) for message in messages) == sum(
@@ -62,15 +63,28 @@ def _busiest(wave: Wave) -> int:
 def test_an_atom_that_fits_in_no_wave_is_refused() -> None:
     parts = [Atom("a", Box(0, 64), (0,), (0,), 128)]
     with pytest.raises(ValueError, match="a wave of 100 bytes cannot hold an atom of 128"):
-        make_schedule(parts, route(parts, lambda gpu: gpu), {"a": Tensor(64)}, 100)
-    assert make_schedule([], route([], lambda gpu: gpu), {}, 100) == []
+        make_schedule(parts, route(parts, lambda gpu: gpu), {"a": Tensor(64)}, 100, 100)
+    assert make_schedule([], route([], lambda gpu: gpu), {}, 100, 100) == []
+
+
+@pytest.mark.parametrize("links", [1, 4, 8])
+def test_a_sender_needs_no_more_memory_for_more_links(links: int) -> None:
+    tensors, held = held_regions([[slice_of("a", 1 << 16, 0, 1 << 16)]])
+    kept = {rank: {"a": [Box(4096 * rank, 4096 * (rank + 1), 0, 256)]} for rank in range(16)}
+    bucket = 16 << 20
+    plan = plan_engine(tensors, held, kept, lambda rank: rank, bucket, links)
+    most = max(sum(message.nbytes for message in wave) for wave in plan.waves)
+    assert 0.3 * bucket / links < most <= 1.01 * bucket / links
+    regions = [region for wave in plan.waves for message in wave for region in message.regions]
+    assert len(set(regions)) == len(regions)
+    assert sum(region.box.size for region in regions) == tensors["a"].box.size
 
 
 def test_an_engine_is_planned_around_the_load_of_the_others() -> None:
     tensors, held = held_regions([[slice_of("a", 512, 0, 512)], [slice_of("a", 512, 0, 512)]])
     kept = {0: {"a": [Box(0, 512, 0, 256)]}}
     busy = {0: 1 << 30}
-    plan = plan_engine(tensors, held, kept, lambda rank: rank, 1 << 20, busy)
+    plan = plan_engine(tensors, held, kept, lambda rank: rank, 1 << 20, sent=busy)
     assert {message.source for wave in plan.waves for message in wave} == {1}
     assert plan.sent == busy | {1: 512 * 256 * 2}
     assert plan_engine(tensors, held, kept, lambda rank: rank, 1 << 20).plan_id != plan.plan_id
@@ -81,9 +95,9 @@ def test_a_part_travels_as_json() -> None:
                                   [slice_of("a", 512, 256, 256)]])  # fmt: skip
     kept = {rank: {"a": [Box(0, 512, 0, 256)], "b": [Box(0, 128, 0, 256)]} for rank in (0, 1)}
     plan = plan_engine(tensors, held, kept, lambda rank: 0, 1 << 20)
-    for part in (plan.of_trainer(0), plan.of_trainer(1), plan.of_engine(0), plan.of_engine(1)):
-        assert Part.from_json(part.to_json()) == part
-    assert set(plan.of_trainer(1).tensors) == {"a"}
+    for part in (*plan.of_trainers(2), *plan.of_engine(2)):
+        assert Part.from_data(json.loads(json.dumps(part.to_data()))) == part
+    assert set(plan.of_trainers(2)[1].tensors) == {"a"}
 
 
 boxes = st.builds(

@@ -1,4 +1,4 @@
-"""Transfer groups use the backend that they are given, and group offers carry it."""
+"""Transfer groups use the backend that they are given, and offers of links carry it."""
 
 import json
 from dataclasses import replace
@@ -8,22 +8,28 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 from grpo_operator.api.weight_path import Backend
-from grpo_worker.weightsync.protocol.group_offer import GroupOffer
+from grpo_worker.weightsync.protocol.link_offer import LinkOffer
 from grpo_worker.weightsync.transport.cuda_ipc import CudaIpcGroup
 from grpo_worker.weightsync.transport.factory import join
 from grpo_worker.weightsync.transport.process_group import CollectiveGroup
 from grpo_worker.weightsync.transport.rendezvous import TransferError
 
-OFFER = GroupOffer("group", "10.0.0.1", 1234, 1235, 3, 2, Backend.GLOO, "plan", 64)
+OFFER = LinkOffer("link", "gang", "10.0.0.1", 1234, 2, 4, 2, Backend.GLOO, 64, 1, fp8=False)
 CPU = torch.device("cpu")
 
 
 def test_an_offer_survives_json() -> None:
-    received = GroupOffer.from_json(json.loads(json.dumps(OFFER.to_json())))
+    received = LinkOffer.from_json(json.loads(json.dumps(OFFER.to_json())))
     assert received == OFFER and received.backend is Backend.GLOO
     with pytest.raises(ValueError, match="carrier-pigeon"):
-        GroupOffer.from_json(OFFER.to_json() | {"backend": "carrier-pigeon"})
-    assert replace(OFFER, first=3).to_json()["first"] == 3
+        LinkOffer.from_json(OFFER.to_json() | {"backend": "carrier-pigeon"})
+    assert received.world == 6
+
+
+def test_messages_are_forwarded_within_a_host_unless_ranks_read_the_trainers_memory() -> None:
+    assert [OFFER.host_of(rank) for rank in range(4)] == [0, 0, 1, 1]
+    offer = replace(OFFER, backend=Backend.CUDA_IPC)
+    assert [offer.host_of(rank) for rank in range(4)] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("backend", "device"), [(Backend.NCCL, "cpu"), (Backend.GLOO, "cuda")])

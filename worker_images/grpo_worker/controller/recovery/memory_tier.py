@@ -6,7 +6,6 @@ one is lost nevertheless, the job resumes from the newest checkpoint in the stor
 
 import json
 import logging
-import socket
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,11 @@ import httpx
 from grpo_worker.checkpointing.snapshots import name_of
 from grpo_worker.common.auth import headers
 from grpo_worker.common.files import write_text
+from grpo_worker.common.patient_http import patient_transport
 from grpo_worker.controller.training.gang import Restored, TrainerGang
 
 log = logging.getLogger(__name__)
 _CONNECT_SECONDS = 30.0
-# A copy may take as long as it needs: the agent that copies ends it when no byte arrives. An agent whose node
-# is gone is noticed by TCP itself, within two minutes.
-_KEEP_ALIVE = [
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6),
-]
 
 
 class MemoryTier:
@@ -41,8 +33,9 @@ class MemoryTier:
         self._every = every
         self._replicas = replicas
         self._file = file
-        transport = httpx.HTTPTransport(socket_options=_KEEP_ALIVE)
-        self._http = httpx.Client(transport=transport, timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS))
+        # A copy may take as long as it needs: the agent that copies ends it when no byte arrives.
+        timeout = httpx.Timeout(None, connect=_CONNECT_SECONDS)
+        self._http = httpx.Client(transport=patient_transport(), timeout=timeout)
         self._threads = ThreadPoolExecutor(16, thread_name_prefix="snapshots")
         self._taken: dict[str, Any] | None = None  # record of the snapshot in progress
         self._copying: Future[None] | None = None

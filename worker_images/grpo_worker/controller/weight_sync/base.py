@@ -18,18 +18,20 @@ class BaseSynchronizer:
         engines: Engines,
         path: WeightPath,
         settings: WeightSyncSpec,
+        patience: float,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        """``patience``: seconds without progress after which a member of a direct transfer is given up."""
         self._trainers = trainers
         self._engines = engines
         self._deltas = path.delta
         self._clock = clock
-        self._direct = coordinator_for(path, trainers, engines, settings.timeout_seconds, clock)
+        self._direct = coordinator_for(path, trainers, engines, patience, settings.timeout_seconds, clock)
         self._pool_timeout = pool_timeout(settings)
         self.served: Version | None = None
 
     def after_trainers_start(self) -> None:
-        """Forget the transfer group of the previous gang."""
+        """Forget the links of the previous gang."""
         if self._direct is not None:
             self._direct.after_trainers_start()
 

@@ -76,7 +76,7 @@ class ColocatedSynchronizer(BaseSynchronizer):
     def _load(self, pushed: Target, version: Version) -> dict[str, float]:
         """Bring the engines to the pushed version; return the seconds of the phases."""
         delivery = self._deliver(version)
-        target = replace(pushed, link=delivery.group if delivery.complete else "")
+        target = replace(pushed, gang=delivery.gang if delivery.complete else "")
         return delivery.metrics | self._engines.serve(target, self._pool_timeout)
 
     def _set_memory(self, parts: Sequence[str]) -> None:

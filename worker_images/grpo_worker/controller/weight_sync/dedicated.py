@@ -26,9 +26,10 @@ class DedicatedSynchronizer(BaseSynchronizer):
         engines: Engines,
         path: WeightPath,
         settings: WeightSyncSpec,
+        patience: float,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        super().__init__(trainers, engines, path, settings, clock)
+        super().__init__(trainers, engines, path, settings, patience, clock)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
         self._pushed: Version | None = None
         self._settled = False  # whether enough engines were seen to serve the pushed version
@@ -50,7 +51,7 @@ class DedicatedSynchronizer(BaseSynchronizer):
         self._pushed, self._settled = version, False
         delivery = self._deliver(version)
         digests = self._trainers.begin("publish_weights", version, self._engines.fp8, self._deltas)
-        target = Target(version, self._trainers.sources(), delivery.group)
+        target = Target(version, self._trainers.sources(), delivery.gang)
         result = self._thread.submit(self._serve_staged, target, digests, delivery.metrics)
         if not (delivery.complete and self._engines.serves(version)):
             result.result()

@@ -83,6 +83,7 @@ class Engines(Protocol):
     """The calls to the rollout pool that a synchronizer makes; see RolloutPool."""
 
     fp8: bool
+    size: int  # engines of the whole pool
 
     def hold(self) -> None: ...
 

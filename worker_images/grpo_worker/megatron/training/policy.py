@@ -83,7 +83,11 @@ class PolicyModel:
 
         Call this and read the boxes only while ``trainable.weights`` are on the device.
         """
-        return [shard for shard in hf_mapping.shards(self.chunks, self.family) if shard.owner]
+        return [shard for shard in self.held_shards() if shard.owner]
+
+    def held_shards(self) -> list[hf_mapping.Shard]:
+        """Return the boxes of the policy's weights that this rank holds, copies of other ranks' included."""
+        return list(hf_mapping.shards(self.chunks, self.family))
 
     def parts(self, with_reference: bool) -> list[CheckpointPart]:
         """Return the parts of a checkpoint. ``with_reference``: the job changes the reference."""

@@ -17,8 +17,9 @@ from typing import Any
 
 from grpo_operator.api.messages import AgentStatus
 from grpo_operator.api.v1alpha1.status import EngineState
-from grpo_worker.weightsync.agent import metrics, transfer_group
+from grpo_worker.weightsync.agent import engine_link, metrics
 from grpo_worker.weightsync.agent.engine_client import Engine, EngineError
+from grpo_worker.weightsync.agent.engine_link import JoinedLink
 from grpo_worker.weightsync.agent.engine_place import START_SECONDS, EnginePlace
 from grpo_worker.weightsync.agent.engine_state import EngineStateMachine
 from grpo_worker.weightsync.agent.fetcher import Fetcher
@@ -26,13 +27,14 @@ from grpo_worker.weightsync.agent.gpu_lease import GpuLease
 from grpo_worker.weightsync.agent.held_weights import HeldWeights, StagedSource
 from grpo_worker.weightsync.agent.http_reader import FetchError
 from grpo_worker.weightsync.agent.installer import Installer, UpdateError
+from grpo_worker.weightsync.agent.link_calls import LinkCalls
 from grpo_worker.weightsync.agent.staged_version import StagedVersion
-from grpo_worker.weightsync.agent.transfer_group import JoinedGroup
 from grpo_worker.weightsync.agent.writer_guard import WriterGuard
-from grpo_worker.weightsync.protocol.group_offer import GroupOffer
+from grpo_worker.weightsync.protocol.direct_load import KEPT
+from grpo_worker.weightsync.protocol.link_offer import LinkOffer
 from grpo_worker.weightsync.protocol.manifest import Manifest
 from grpo_worker.weightsync.protocol.tiling import make_plan
-from grpo_worker.weightsync.protocol.transfer_plan import TransferPlan, make_transfer_plan
+from grpo_worker.weightsync.protocol.transfer_plan import make_transfer_plan
 
 log = logging.getLogger(__name__)
 # A scheduler that is unresponsive for this long, in addition to the timeout of a call, will not recover.
@@ -63,8 +65,9 @@ class Agent:
         self._fetcher = fetcher or Fetcher(timeout)
         self._guard = WriterGuard(writer)
         self._lease = GpuLease(engine, lease_file)
-        self._group: JoinedGroup | None = None
-        self._plan: TransferPlan | None = None  # of the newest group, whose successor mostly has the same
+        self._calls = LinkCalls(engine)
+        self._link: JoinedLink | None = None
+        self._linked = False  # whether versions come over links, as far as is known
         self._held = HeldWeights()
         self._reload_at, self._reload_pause = 0.0, _FIRST_RELOAD_PAUSE
         self._state = EngineStateMachine()
@@ -74,7 +77,7 @@ class Agent:
         with self._lock:
             if not self._guard.bind(writer):
                 return
-            self._leave_group()
+            self._leave_link()
             self._held = self._held.lost().from_source(None)
             if self._state.state == EngineState.SERVING:
                 self._state = self._state.stale(f"bound to {writer}")
@@ -129,47 +132,77 @@ class Agent:
                 self._apply_lease()
             return self.status()
 
-    def join(self, writer: str, offer: GroupOffer, attempt: int = 0) -> dict[str, Any]:
-        """Let the engine join a transfer group with the trainer ranks of the job ``writer``.
+    def join(self, writer: str, offer: LinkOffer, attempt: int = 0) -> dict[str, Any]:
+        """Let the engine join a link with the trainer ranks of the job ``writer``.
 
-        Returns status(). Raises EngineError, PlanError, TransferError, or WriterError like ``sync``. The
-        engine's weights do not change.
+        An engine that serves is paused meanwhile. It is out of service until it has received a version if its
+        ranks recorded what they keep, which overwrites their weights. Returns status(). Raises EngineError,
+        or WriterError like ``sync``.
         """
         with self._admitted(writer, attempt):
-            self._leave_group()
-            self._group = transfer_group.join(self._engine, offer, self._bucket_bytes, self._plan)
-            self._plan = self._group.transfer_plan
+            self._leave_link()
+            self._linked, serving, kept = True, self._state.state == EngineState.SERVING, False
+            if serving:
+                self._engine.pause()
+            try:
+                self._link, kept = self._calls.run(offer.name, lambda: engine_link.join(self._engine, offer))
+            except EngineError as error:
+                kept = KEPT in str(error)
+                raise
+            finally:
+                if serving:
+                    self._after_join(offer.name, kept)
             return self.status()
 
-    def receive(self, writer: str, version: int, group: str, attempt: int = 0) -> dict[str, Any]:
-        """Let the engine receive ``version`` over its transfer group of that name, and commit it.
+    def _after_join(self, link: str, kept: bool) -> None:
+        """Let an engine serve on, or take one that has lost its weights out of service."""
+        if kept:
+            self._engine.resume()
+            return
+        self._state = self._state.stale(f"joining {link}")
+        self._held = self._held.from_source(None)
 
-        Returns and raises like ``sync``. The version is not staged in host memory.
+    def receive(
+        self, writer: str, version: int, link: str, patience: float, attempt: int = 0
+    ) -> dict[str, Any]:
+        """Let the engine receive ``version`` over its link of that name, and commit it.
+
+        ``patience``: seconds that a rank waits for a wave. Returns and raises like ``sync``. The version is
+        not staged in host memory.
         """
         with self._admitted(writer, attempt):
-            with self._updating(version, leave_group_on_error=True):
-                joined = self._group
-                if joined is None or joined.name != group:
-                    raise EngineError(f"not in {group}, but in {joined.name if joined else 'no group'}")
-                plan = joined.transfer_plan
+            with self._updating(version, leave_link_on_error=True):
+                joined = self._link
+                if joined is None or joined.name != link:
+                    raise EngineError(f"not in {link}, but in {joined.name if joined else 'no link'}")
                 self._held = self._held.from_source(None)
                 self._fetcher.forget()
-                self._write(version, lambda: self._installer.receive(group, plan, version))
+                self._write(version, lambda: self._installer.receive(link, version, patience, self._calls))
                 self._held = self._held.from_source(joined)
-            return self.status() | {"seconds": self._installer.seconds, "planId": plan.plan_id}
+            return self.status() | {"seconds": self._installer.seconds}
+
+    def give_up(self, writer: str, link: str, attempt: int = 0) -> dict[str, Any]:
+        """End the wait for an engine that does not answer a call about ``link``: its members have given up.
+
+        Returns status(). Raises WriterError like ``sync``.
+        """
+        self._guard.check(writer, attempt)
+        self._calls.give_up(link)
+        return self.status()
 
     def sync(
-        self, writer: str, version: int, sources: dict[int, str], group: str | None = None, attempt: int = 0
+        self, writer: str, version: int, sources: dict[int, str], gang: str | None = None, attempt: int = 0
     ) -> dict[str, Any]:
         """Fetch ``version`` from the sidecars of the job ``writer`` and commit it into the engine.
 
-        ``sources``: trainer rank -> base URL. ``group``: transfer group over which the version was sent to
-        other engines, and perhaps to this one. An engine that already serves these bytes is not touched.
+        ``sources``: trainer rank -> base URL. ``gang``: the trainer ranks that sent the version directly
+        to other engines, and perhaps to this one. An engine that already serves these bytes is not touched.
         Returns status() with the seconds of each part. Raises UpdateError, after marking a touched engine
         STALE or RESTARTING, and WriterError for another job or an older attempt.
         """
         with self._admitted(writer, attempt):
-            if self._held.came_over(group) and self._serves(version):
+            self._linked = self._linked or bool(gang)
+            if self._held.came_from(gang) and self._serves(version):
                 return self.status()
             installer = self._installer
             with self._updating(version):
@@ -251,7 +284,7 @@ class Agent:
             self._on_up()
         try:
             with self._installer.streaming(staged) as stream:
-                self._write(staged.version, lambda: self._installer.install(staged, stream))
+                self._write(staged.version, lambda: self._installer.install(staged, stream, self._linked))
         finally:
             metrics.record_fetch(self.received())
 
@@ -278,11 +311,11 @@ class Agent:
             if self._state.state == EngineState.SERVING:
                 self._state = self._state.stale(_REVOKED)
 
-    def _leave_group(self) -> None:
-        group, self._group = self._group, None
-        self._held = self._held.without_group()
-        if group is not None:
-            transfer_group.leave(self._engine, group)
+    def _leave_link(self) -> None:
+        link, self._link = self._link, None
+        self._held = self._held.without_link()
+        if link is not None:
+            engine_link.leave(self._engine, link)
 
     @contextmanager
     def _admitted(self, writer: str, attempt: int) -> Iterator[None]:
@@ -293,15 +326,15 @@ class Agent:
             yield
 
     @contextmanager
-    def _updating(self, version: int, leave_group_on_error: bool = False) -> Iterator[None]:
+    def _updating(self, version: int, leave_link_on_error: bool = False) -> Iterator[None]:
         """Run an update; if it fails, mark the engine and raise UpdateError."""
         before = self._state
         try:
             with self._installer.updating(version):
                 yield
         except UpdateError as error:
-            if leave_group_on_error:
-                self._leave_group()
+            if leave_link_on_error:
+                self._leave_link()
             self._on_failure(error, touched=self._state is not before)
             raise
 
@@ -320,7 +353,7 @@ class Agent:
     def _on_lost(self, reason: str) -> None:
         self._installer.drop_group()
         self._engine.on_replaced()
-        self._group = None
+        self._link = None
         self._held = self._held.lost()
         metrics.set_version(None)
         self._state = self._state.lost(reason)

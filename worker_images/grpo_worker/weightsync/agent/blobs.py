@@ -1,7 +1,7 @@
 """Blobs of a version: read by ranges from the trainers' sidecars, or held in this process's memory."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Protocol
 
@@ -15,7 +15,6 @@ from grpo_worker.weightsync.protocol.digest import PIECE, SIZE
 from grpo_worker.weightsync.protocol.manifest import Manifest
 
 Bytes = npt.NDArray[np.uint8]
-Seen = Callable[[Extent, int, Bytes], None]  # extent, offset in it, and the bytes there
 
 _PARALLEL = 8  # ranges read in parallel
 _STEP = 1 << 20  # bytes hashed while they are in a core's cache
@@ -28,11 +27,11 @@ class Blobs(Protocol):
 
     local: bool
 
-    def fill(self, chunk: Chunk, into: Bytes, deadline: float, seen: Seen) -> None:
+    def fill(self, chunk: Chunk, into: Bytes, deadline: float) -> None:
         """Write a chunk into ``into`` (uint8 [bytes of the chunk]); chunks come in order.
 
-        ``deadline``: of time.monotonic(). ``seen`` is called for all bytes of every extent, from several
-        threads. Raises FetchError for bytes that are missing or have another digest than the manifest's.
+        ``deadline``: of time.monotonic(). Raises FetchError for bytes that are missing or have another digest
+        than the manifest's.
         """
         ...
 
@@ -49,11 +48,10 @@ class LocalBlobs:
     def __init__(self, blobs: Mapping[int, Bytes]) -> None:
         self._blobs = blobs
 
-    def fill(self, chunk: Chunk, into: Bytes, deadline: float, seen: Seen) -> None:
+    def fill(self, chunk: Chunk, into: Bytes, deadline: float) -> None:
         for extent in chunk.extents:
             data = self._blobs[extent.rank][extent.start : extent.start + extent.nbytes]
             _scatter(extent, 0, data, into)
-            seen(extent, 0, data)
 
     def close(self) -> None: ...
 
@@ -78,12 +76,12 @@ class RangedBlobs:
         """Bytes that were read so far."""
         return self._received
 
-    def fill(self, chunk: Chunk, into: Bytes, deadline: float, seen: Seen) -> None:
+    def fill(self, chunk: Chunk, into: Bytes, deadline: float) -> None:
         if not chunk.start and not chunk.bucket:
             self._checks = {}  # an earlier attempt ended within a slice
         if self._threads is None:  # each keeps its connections from chunk to chunk
             self._threads = ThreadPoolExecutor(_PARALLEL)
-        runs = [self._threads.submit(self._read, run, into, deadline, seen) for run in _runs(chunk.extents)]
+        runs = [self._threads.submit(self._read, run, into, deadline) for run in _runs(chunk.extents)]
         wait(runs)  # none may write after this call
         for run in runs:
             run.result()
@@ -93,19 +91,19 @@ class RangedBlobs:
             self._threads.shutdown()
             self._threads = None
 
-    def _read(self, run: Sequence[Extent], into: Bytes, deadline: float, seen: Seen) -> None:
+    def _read(self, run: Sequence[Extent], into: Bytes, deadline: float) -> None:
         rank, first, last = run[0].rank, run[0].start, run[-1].start + run[-1].nbytes
         with self._reader.get(self._urls[rank], (first, last)) as body:
             at = first
             for extent in run:
                 if extent.start > at:
                     body.fill(memoryview(bytearray(extent.start - at)), deadline)
-                self._read_extent(extent, body, into, deadline, seen)
+                self._read_extent(extent, body, into, deadline)
                 at = extent.start + extent.nbytes
         with self._lock:
             self._received += last - first
 
-    def _read_extent(self, extent: Extent, body: Body, into: Bytes, deadline: float, seen: Seen) -> None:
+    def _read_extent(self, extent: Extent, body: Body, into: Bytes, deadline: float) -> None:
         check = self._check(extent)
         contiguous = extent.row == extent.stride
         step = _STEP if contiguous else max(extent.row, _STEP // extent.row * extent.row)
@@ -116,7 +114,6 @@ class RangedBlobs:
             data = into[place : place + size] if contiguous else scratch[:size]
             body.fill(data.data, deadline)
             check.update(data.data)
-            seen(extent, offset, data)
             if not contiguous:
                 _scatter(extent, offset, data, into)
         if check.complete:

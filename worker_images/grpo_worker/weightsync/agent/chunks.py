@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from grpo_worker.weightsync.protocol.manifest import Slice
 from grpo_worker.weightsync.protocol.tiling import PlanError, TensorPlan
-from grpo_worker.weightsync.protocol.transfer_plan import TransferBucket, nbytes
+from grpo_worker.weightsync.protocol.transfer_plan import Bucket, bucket_bytes, nbytes
 
 CHUNK = 64 << 20  # bytes; an agent holds two
 
@@ -23,7 +23,6 @@ class Extent:
     ``slice_start``: first byte of its slice in the blob. ``start``, ``nbytes``: bytes of the blob.
     ``at``: byte of the chunk where its first row begins. ``row``: bytes of a row. ``stride``: bytes from one
     row to the next in the chunk; equal to ``row`` if there are no gaps.
-    ``message``, ``position``: message of the direct transfer that would carry these bytes, and where in it.
     """
 
     rank: int
@@ -33,8 +32,6 @@ class Extent:
     at: int
     row: int
     stride: int
-    message: int
-    position: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +48,13 @@ class Chunk:
     extents: tuple[Extent, ...]
 
 
-def chunks_of(index: int, bucket: TransferBucket, limit: int) -> Iterator[Chunk]:
+def chunks_of(index: int, bucket: Bucket, limit: int) -> Iterator[Chunk]:
     """Yield the chunks of bucket number ``index``, of at most ``limit`` bytes each.
 
     Raises PlanError if a row of a tensor that is split by columns is larger.
     """
-    size, start, used, extents = sum(map(nbytes, bucket.tensors)), 0, 0, list[Extent]()
-    places = _places(bucket)
-    for number, tensor in enumerate(bucket.tensors):
+    size, start, used, extents = bucket_bytes(bucket), 0, 0, list[Extent]()
+    for tensor in bucket:
         begin, end, unit = 0, nbytes(tensor), _unit(tensor)
         if unit > limit:
             raise PlanError(f"{tensor.name}: a row of {unit} bytes does not fit into {limit} bytes")
@@ -69,20 +65,9 @@ def chunks_of(index: int, bucket: TransferBucket, limit: int) -> Iterator[Chunk]
                 start, used, extents = start + used, 0, []
                 continue
             for rank, part in tensor.pieces:
-                extents += _extents(tensor, rank, part, begin, take, used, places[number, rank, part.offset])
+                extents += _extents(tensor, rank, part, begin, take, used)
             begin, used = begin + take, used + take
     yield Chunk(index, start, size - start, True, tuple(extents))
-
-
-def _places(bucket: TransferBucket) -> dict[tuple[int, int, int], tuple[int, int]]:
-    """Return the message of each piece and its byte there, by (tensor, rank, offset)."""
-    found = {}
-    for number, message in enumerate(bucket.messages):
-        position = 0
-        for piece in message.pieces:
-            found[piece.tensor, message.source, piece.offset] = number, position
-            position += piece.nbytes
-    return found
 
 
 def _outer(tensor: TensorPlan) -> int:
@@ -97,9 +82,7 @@ def _unit(tensor: TensorPlan) -> int:
     return nbytes(tensor) // outer if outer > 1 else 1
 
 
-def _extents(
-    tensor: TensorPlan, rank: int, part: Slice, begin: int, take: int, at: int, place: tuple[int, int]
-) -> Iterator[Extent]:
+def _extents(tensor: TensorPlan, rank: int, part: Slice, begin: int, take: int, at: int) -> Iterator[Extent]:
     """Yield the extent of a piece in bytes ``begin`` to ``begin + take`` of its tensor, if it has one.
 
     ``at``: byte of the chunk where byte ``begin`` is.
@@ -116,7 +99,4 @@ def _extents(
         inside, size = begin // line * row, take // line * row
         at += first
     if size > 0:
-        message, position = place
-        yield Extent(
-            rank, part.start, part.start + inside, size, at, row, stride, message, position + inside
-        )  # fmt: skip
+        yield Extent(rank, part.start, part.start + inside, size, at, row, stride)

@@ -8,9 +8,10 @@ from typing import Any
 
 import httpx
 
+from grpo_worker.common.patient_http import UNLIMITED
 from grpo_worker.weightsync.agent.host_rendezvous import HostRendezvous
 from grpo_worker.weightsync.protocol.digest import digest
-from grpo_worker.weightsync.protocol.direct_load import MARK, DirectLoad
+from grpo_worker.weightsync.protocol.direct_load import LINK_LOAD, DirectLoad
 from grpo_worker.weightsync.protocol.tiling import TensorPlan
 
 # Routes that the server answers without its scheduler.
@@ -75,11 +76,13 @@ class Engine:
         return str(self._call("GET", "/model_info")["weight_version"])
 
     def join_group(
-        self, address: str, port: int, group: str, world: int, first: int = 1, backend: str = "gloo"
-    ) -> bool:
+        self, address: str, port: int, group: str, world: int, first: int = 1, backend: str = "gloo",
+        timeout: float | None = None,
+    ) -> str:  # fmt: skip
         """Let the engine's ranks join an update group as ranks ``first`` and up; wait until it is complete.
 
-        Returns whether the engine supports direct loads.
+        ``timeout``: seconds; None: those of every call. Returns the engine's answer, with a mark if it
+        supports direct loads.
         """
         answer = self._call(
             "POST",
@@ -90,8 +93,9 @@ class Engine:
             world_size=world,
             group_name=group,
             backend=backend,
+            timeout=timeout,
         )
-        return MARK in str(answer.get("message", ""))
+        return str(answer.get("message", ""))
 
     def leave_group(self, group: str) -> None:
         self._call("POST", "/destroy_weights_update_group", group_name=group)
@@ -155,10 +159,17 @@ class Engine:
         body = self._tensors(group, tensors) | {
             "load_format": load.to_load_format(), "flush_cache": True, "weight_version": version
         }  # fmt: skip
-        answer = self._call("POST", "/update_weights_from_distributed", timeout=timeout, **body)
-        message = str(answer["message"])
-        start = message.find("{")  # SGLang adds text before and after the report
-        return dict(json.JSONDecoder().raw_decode(message[max(start, 0) :])[0])
+        return _report(self._call("POST", "/update_weights_from_distributed", timeout=timeout, **body))
+
+    def receive_over(self, link: str, version: str, patience: float) -> dict[str, Any]:
+        """Receive a whole version over a link, which ends when a rank waits ``patience`` seconds for a wave.
+
+        Returns the engine's report: seconds, received, checksum.
+        """
+        body = self._tensors(link, ()) | {
+            "load_format": f"{LINK_LOAD}{patience}", "flush_cache": True, "weight_version": version
+        }  # fmt: skip
+        return _report(self._call("POST", "/update_weights_from_distributed", timeout=UNLIMITED, **body))
 
     def checksum(self) -> str:
         """Return the digest of the checksums of all weights in the engine, rank by rank."""
@@ -191,3 +202,10 @@ class Engine:
         if isinstance(answer, dict) and answer.get("success") is False:
             raise EngineError(f"{path}: {answer.get('message', '')[:256]}")
         return answer
+
+
+def _report(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return the report of a load; SGLang adds text before and after it."""
+    message = str(answer["message"])
+    start = message.find("{")
+    return dict(json.JSONDecoder().raw_decode(message[max(start, 0) :])[0])

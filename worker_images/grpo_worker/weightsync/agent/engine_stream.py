@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from grpo_worker.weightsync.agent.blobs import Bytes
 from grpo_worker.weightsync.agent.engine_client import Engine, EngineError
 from grpo_worker.weightsync.protocol.agent_stream import FINGERPRINT, STREAM, greeting
+from grpo_worker.weightsync.protocol.direct_load import MARK
 
 _LOOK_SECONDS = 0.5  # between two looks whether the engine has given up
 _GREETING_SECONDS = 10.0
@@ -38,10 +39,11 @@ class EngineStream:
                 joined = threading.Event()
                 accepted = self._threads.submit(self._accept, server, ranks, joined)
                 try:
-                    self.direct = engine.join_group(address, server.getsockname()[1], name, ranks, 0)
+                    answer = engine.join_group(address, server.getsockname()[1], name, ranks, 0)
                 finally:
                     joined.set()
                 missing = accepted.result()
+            self.direct = MARK in answer
             if self.direct and missing:
                 raise EngineError(f"{name}: {missing} of {ranks} ranks have not connected")
         except BaseException:

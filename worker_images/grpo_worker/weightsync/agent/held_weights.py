@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from grpo_worker.weightsync.agent.engine_link import JoinedLink
 from grpo_worker.weightsync.agent.staged_version import StagedVersion
-from grpo_worker.weightsync.agent.transfer_group import JoinedGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,14 @@ class StagedSource:
 class HeldWeights:
     """Origin of an engine's weights.
 
-    ``source``: a version that the trainers staged, which can be loaded again; or the transfer group that the
-    trainer ranks sent the version over; or None, if neither applies.
+    ``source``: a version that the trainers staged, which can be loaded again; or the link over which the
+    trainer ranks sent the version; or None, if neither applies.
     ``checksum``: of the weights in the engine, or "" if they are unknown.
     ``awaits_next``: the engine gave up its weights to the trainers. A new version follows, so the staged one
     is not loaded again.
     """
 
-    source: StagedSource | JoinedGroup | None = None
+    source: StagedSource | JoinedLink | None = None
     checksum: str = ""
     awaits_next: bool = False
 
@@ -46,9 +46,9 @@ class HeldWeights:
         """Version to load into an engine that restarted or whose update failed."""
         return None if self.awaits_next else self.staged
 
-    def came_over(self, group: str | None) -> bool:
-        """Return whether the weights came over the transfer group of this name."""
-        return isinstance(self.source, JoinedGroup) and self.source.name == group
+    def came_from(self, gang: str | None) -> bool:
+        """Return whether the weights came over a link with this gang of trainer ranks."""
+        return isinstance(self.source, JoinedLink) and self.source.gang == gang
 
     def loading(self) -> "HeldWeights":
         """Return the state when an engine begins to load a version."""
@@ -58,12 +58,12 @@ class HeldWeights:
         """Return the state after the engine has loaded the source."""
         return replace(self, checksum=checksum)
 
-    def from_source(self, source: StagedSource | JoinedGroup | None) -> "HeldWeights":
+    def from_source(self, source: StagedSource | JoinedLink | None) -> "HeldWeights":
         """Return the state with another source."""
         return replace(self, source=source)
 
-    def without_group(self) -> "HeldWeights":
-        """Return the state after the engine left its transfer group."""
+    def without_link(self) -> "HeldWeights":
+        """Return the state after the engine left its link."""
         return replace(self, source=self.staged)
 
     def lost(self) -> "HeldWeights":

@@ -19,7 +19,7 @@ from grpo_worker.weightsync.agent.expert_routes import expert_routes
 from grpo_worker.weightsync.agent.further_host import host_route, report_of
 from grpo_worker.weightsync.agent.host_rendezvous import HostReport
 from grpo_worker.weightsync.agent.writer_guard import WriterError
-from grpo_worker.weightsync.protocol.group_offer import GroupOffer
+from grpo_worker.weightsync.protocol.link_offer import LinkOffer
 
 
 def _engine_route(lives: Callable[[], bool]) -> Callable[[Request], Response]:
@@ -58,6 +58,7 @@ def rollout_application(
             Route("/v1/sync", routes.sync, methods=["POST"]),
             Route("/v1/link", routes.join, methods=["POST"]),
             Route("/v1/take", routes.receive, methods=["POST"]),
+            Route("/v1/give-up", routes.give_up, methods=["POST"]),
             *expert_routes(experts),
             *hosts,
         ]
@@ -115,15 +116,19 @@ class _AgentRoutes:
     async def sync(self, request: Request) -> Response:
         body = await request.json()
         sources = {int(rank): url for rank, url in body["sources"].items()}
-        return await self._call(body, self._agent.sync, body["version"], sources, body.get("link"))
+        return await self._call(body, self._agent.sync, body["version"], sources, body.get("gang"))
 
     async def join(self, request: Request) -> Response:
         body = await request.json()
-        return await self._call(body, self._agent.join, GroupOffer.from_json(body["offer"]))
+        return await self._call(body, self._agent.join, LinkOffer.from_json(body["offer"]))
 
     async def receive(self, request: Request) -> Response:
         body = await request.json()
-        return await self._call(body, self._agent.receive, body["version"], body["link"])
+        return await self._call(body, self._agent.receive, body["version"], body["link"], body["patience"])
+
+    async def give_up(self, request: Request) -> Response:
+        body = await request.json()
+        return await self._call(body, self._agent.give_up, body["link"])
 
     async def grant_gpu_memory(self, request: Request) -> Response:
         body = await request.json()

@@ -7,6 +7,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,11 +18,11 @@ from grpo_worker.weightsync.agent.blobs import Bytes
 from grpo_worker.weightsync.agent.engine_client import Engine, EngineError
 from grpo_worker.weightsync.agent.engine_stream import EngineStream
 from grpo_worker.weightsync.agent.http_reader import FetchError
-from grpo_worker.weightsync.agent.staged_version import StagedVersion, VersionStream, checksum_of
+from grpo_worker.weightsync.agent.link_calls import LinkCalls
+from grpo_worker.weightsync.agent.staged_version import StagedVersion, VersionStream
 from grpo_worker.weightsync.agent.update import Phase, Update
 from grpo_worker.weightsync.protocol.agent_stream import STREAM
-from grpo_worker.weightsync.protocol.direct_load import AGENT, DirectLoad, direct_load_request
-from grpo_worker.weightsync.protocol.transfer_plan import TransferPlan
+from grpo_worker.weightsync.protocol.direct_load import AGENT, DirectLoad
 
 if TYPE_CHECKING:
     from grpo_worker.weightsync.agent.local_group import LocalGroup
@@ -91,12 +93,13 @@ class Installer:
                 stream.wait_for_first()
             yield stream
 
-    def install(self, staged: StagedVersion, stream: VersionStream) -> str:
+    def install(self, staged: StagedVersion, stream: VersionStream, record: bool) -> str:
         """Install a staged version from its stream, and return the checksum of the engine's weights.
 
+        ``record``: the engine also records what its ranks keep, as it does when it joins its first link.
         Call it, like ``receive``, inside ``updating``.
         """
-        load = staged.direct_load()
+        load = replace(staged.direct_load(), record=record)
         self._enter(self.update.prepare(load.plan_id, len(staged.plan.buckets)))
         with self._opened() as group:
 
@@ -110,24 +113,32 @@ class Installer:
                 # In a direct load every rank of the engine compares the fingerprints of what it received.
                 return stream.checksum() if isinstance(group, EngineStream) else self._engine.checksum()
 
-            return self._transact(load.plan_id, staged.plan.nbytes, transfer, checksum)
+            return self._transact(load.plan_id, lambda: staged.plan.nbytes, transfer, checksum)
 
-    def receive(self, group: str, transfer_plan: TransferPlan, version: int) -> str:
-        """Let the engine receive a version over the transfer group ``group``; return its checksum."""
-        load = direct_load_request(transfer_plan, self._timeout)
-        self._enter(self.update.prepare(load.plan_id, len(transfer_plan.buckets)))
-        fingerprints: list[int] = []
+    def receive(self, link: str, version: int, patience: float, calls: LinkCalls) -> str:
+        """Let the engine receive a version over the link ``link``; return its checksum.
+
+        ``patience``: seconds that a rank waits for a wave. ``calls``: runs the call to the engine.
+        """
+        self._enter(self.update.prepare(link, 1))
+        report: dict[str, Any] = {}
 
         def transfer() -> None:
-            answer = self._engine.receive_all(group, transfer_plan.tensors, str(version), load)
-            fingerprints.extend(answer["fingerprints"])
-            self._sent = len(transfer_plan.buckets)
-            self._report(version, answer)
+            load = partial(self._engine.receive_over, link, str(version), patience)
+            report.update(calls.run(link, load))
+            self._sent = 1
+            self._report(version, report)
 
-        return self._transact(load.plan_id, transfer_plan.nbytes, transfer, lambda: checksum_of(fingerprints))
+        return self._transact(
+            link, lambda: int(report["received"]), transfer, lambda: str(report["checksum"])
+        )
 
     def _transact(
-        self, plan_id: str, nbytes: int, transfer: Callable[[], None], checksum: Callable[[], str]
+        self,
+        plan_id: str,
+        nbytes: Callable[[], int],
+        transfer: Callable[[], None],
+        checksum: Callable[[], str],
     ) -> str:
         """Pause the engine, transfer, commit, resume; return the result of ``checksum``."""
         self._sent = 0
@@ -144,7 +155,7 @@ class Installer:
                 result = checksum()
                 self._enter(self.update.committed(self._engine.weight_version()))
             self._engine.resume()
-        metrics.record_commit(self.seconds, nbytes)
+        metrics.record_commit(self.seconds, nbytes())
         return result
 
     def drop_group(self, clean_engine: bool = False) -> None:
@@ -233,7 +244,7 @@ class Installer:
         """Keep and log the engine's report of a direct load."""
         self.seconds |= {f"engine_{part}": value for part, value in answer["seconds"].items()}
         names = ("copies", "byLoader", "recorded", "extraBytes", "received")
-        self.load_report = {name: answer[name] for name in names}
+        self.load_report = {name: answer[name] for name in names if name in answer}
         log.info("version %d: %s", version, self.load_report)
 
     def _count_sent(self) -> None:
@@ -253,7 +264,7 @@ class Installer:
             last = index == len(staged.plan.buckets) - 1
             sender = threading.Thread(target=group.send, args=(flat,), daemon=True)
             sender.start()
-            tensors = staged.plan.buckets[index].tensors
+            tensors = staged.plan.buckets[index]
             self._engine.receive(group.name, tensors, str(staged.version) if last else None)
             sender.join(self._timeout)
             self._sent += 1

@@ -30,17 +30,17 @@ class Part:
     tensors: dict[str, Tensor]
     waves: tuple[Wave, ...]
 
-    def to_json(self) -> str:
-        """Return the part as JSON, in which tensors have numbers."""
+    def to_data(self) -> list[Any]:
+        """Return the part as data for JSON, in which tensors have numbers."""
         numbers = {name: index for index, name in enumerate(self.tensors)}
         tensors = [[name, t.rows, t.columns, t.dtype] for name, t in self.tensors.items()]
         waves = [[_brief(message, numbers) for message in wave] for wave in self.waves]
-        return json.dumps([tensors, waves], separators=(",", ":"))
+        return [tensors, waves]
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> "Part":
-        """Parse the output of ``to_json``."""
-        tensors, waves = json.loads(text)
+    def from_data(cls, data: Sequence[Any]) -> "Part":
+        """Read the output of ``to_data``."""
+        tensors, waves = data
         names = [name for name, *_ in tensors]
         return cls(
             {name: Tensor(*rest) for name, *rest in tensors},
@@ -62,21 +62,29 @@ class EnginePlan:
     @property
     def plan_id(self) -> str:
         """Hash of the tensors and messages."""
-        text = Part(self.tensors, self.waves).to_json()
+        text = json.dumps(Part(self.tensors, self.waves).to_data())
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def of_trainer(self, rank: int) -> Part:
-        """Return what a trainer rank sends."""
-        return self._part(lambda message: message.source == rank)
+    def of_trainers(self, count: int) -> list[Part]:
+        """Return what each of ``count`` trainer ranks sends."""
+        return self._parts(count, lambda message: (message.source,))
 
-    def of_engine(self, rank: int) -> Part:
-        """Return what an engine rank receives and forwards."""
-        return self._part(lambda message: rank in message.receivers)
+    def of_engine(self, count: int) -> list[Part]:
+        """Return what each of the engine's ``count`` ranks receives and forwards."""
+        return self._parts(count, lambda message: message.receivers)
 
-    def _part(self, belongs: Callable[[Message], bool]) -> Part:
-        waves = tuple(tuple(filter(belongs, wave)) for wave in self.waves)
+    def _parts(self, count: int, members: Callable[[Message], Sequence[int]]) -> list[Part]:
+        """Divide the waves among members in one pass: an engine has many messages."""
+        own: list[list[list[Message]]] = [[[] for _ in self.waves] for _ in range(count)]
+        for number, wave in enumerate(self.waves):
+            for message in wave:
+                for member in members(message):
+                    own[member][number].append(message)
+        return [self._part(tuple(map(tuple, waves))) for waves in own]
+
+    def _part(self, waves: tuple[Wave, ...]) -> Part:
         names = {region.tensor for wave in waves for message in wave for region in message.regions}
-        return Part({name: tensor for name, tensor in self.tensors.items() if name in names}, waves)
+        return Part({name: self.tensors[name] for name in sorted(names)}, waves)
 
 
 def plan_engine(
@@ -85,27 +93,32 @@ def plan_engine(
     kept: Mapping[int, Kept],
     host_of: Callable[[int], int],
     bucket_bytes: int,
+    links: int = 1,
     sent: Mapping[int, int] | None = None,
 ) -> EnginePlan:
     """Plan the transfers to one engine.
 
     ``kept``: regions that each of its ranks keeps. ``host_of``: rank -> host, within which messages are
-    forwarded. ``bucket_bytes``: half of the memory that a rank has for receiving. ``sent``: bytes that
-    trainer ranks already send to other engines. Raises RegionError if the trainers do not hold what is kept.
+    forwarded. ``bucket_bytes``: half of the memory that an engine rank has for receiving, and that a trainer
+    rank has for sending over ``links`` links. ``sent``: bytes that trainer ranks already send to other
+    engines. Raises RegionError if the trainers do not hold what is kept.
     """
     limit = 2 * bucket_bytes // BUFFERS
-    parts = atoms(tensors, held, needed_regions(kept, tensors), min(_LARGEST, limit // _ATOMS_A_WAVE))
+    send_limit = bucket_bytes // links
+    largest = min(_LARGEST, min(limit, send_limit) // _ATOMS_A_WAVE)
+    parts = atoms(tensors, held, needed_regions(kept, tensors), largest)
     routes = route(parts, host_of, sent=sent)
-    return EnginePlan(dict(tensors), tuple(make_schedule(parts, routes, tensors, limit)), routes.sent)
+    waves = make_schedule(parts, routes, tensors, limit, send_limit)
+    return EnginePlan(dict(tensors), tuple(waves), routes.sent)
 
 
 def _brief(message: Message, numbers: Mapping[str, int]) -> list[Any]:
     regions = [[numbers[r.tensor], r.box.top, r.box.bottom, r.box.left, r.box.right] for r in message.regions]
-    return [message.source, message.landing, message.siblings, message.nbytes, regions]
+    ends = [message.source, message.landing, message.siblings, message.counted]
+    return [*ends, message.nbytes, regions]
 
 
 def _full(brief: Sequence[Any], names: Sequence[str]) -> Message:
-    source, landing, siblings, nbytes, regions = brief
-    return Message(
-        source, landing, tuple(siblings), tuple(Region(names[t], Box(*box)) for t, *box in regions), nbytes
-    )
+    source, landing, siblings, counted, nbytes, regions = brief
+    made = tuple(Region(names[tensor], Box(*box)) for tensor, *box in regions)
+    return Message(source, landing, tuple(siblings), counted, made, nbytes)

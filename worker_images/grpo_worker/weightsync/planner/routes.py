@@ -21,6 +21,7 @@ class Route:
     """Atoms (by index) that a trainer rank sends to one GPU.
 
     ``landing``: GPU that receives them over the network. ``siblings``: GPUs of its node that it forwards to.
+    ``counted``: of all routes of these atoms, this one is counted in the sum of the engine's bytes.
     """
 
     atoms: tuple[int, ...]
@@ -28,6 +29,7 @@ class Route:
     sender: int
     landing: int
     siblings: tuple[int, ...]
+    counted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +70,10 @@ def route(
         landings = [(members, _LeastLoaded(members, received)) for members in nodes]
         for some in _bundles([atoms[i].nbytes for i in indices], indices, len(ranks), nodes, bundle):
             nbytes = sum(atoms[i].nbytes for i in some)
-            for members, landing in landings:
+            for number, (members, landing) in enumerate(landings):
                 target = landing.assign(nbytes)
                 siblings = tuple(gpu for gpu in members if gpu != target)
-                routes.append(Route(some, nbytes, senders.assign(nbytes), target, siblings))
+                routes.append(Route(some, nbytes, senders.assign(nbytes), target, siblings, number == 0))
     return Routes(_staggered(routes), dict(sent), dict(received))
 
 

@@ -6,7 +6,7 @@ busy in every wave, in proportion to what they carry in the whole version.
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -36,12 +36,14 @@ class Region:
 class Message:
     """Regions from trainer rank ``source`` to engine rank ``landing``, which forwards them to ``siblings``.
 
-    ``nbytes``: of the payload and the fingerprint after it.
+    ``nbytes``: of the payload and the fingerprint after it. ``counted``: the landing rank adds the payload's
+    bytes to the sum by which engines are compared; each region is counted once in an engine.
     """
 
     source: int
     landing: int
     siblings: tuple[int, ...]
+    counted: bool
     regions: tuple[Region, ...]
     nbytes: int
 
@@ -81,11 +83,12 @@ def places(regions: Sequence[Region], tensors: Mapping[str, Tensor]) -> tuple[li
 
 
 def make_schedule(
-    atoms: Sequence[Atom], routes: Routes, tensors: Mapping[str, Tensor], limit: int
+    atoms: Sequence[Atom], routes: Routes, tensors: Mapping[str, Tensor], limit: int, send_limit: int
 ) -> list[Wave]:
     """Divide the routes into waves of which no engine rank receives more than ``limit`` bytes.
 
-    Raises ValueError if an atom is larger than ``limit``.
+    A trainer rank sends at most ``send_limit`` bytes of a wave, or an atom on each of its ways. Raises
+    ValueError if an atom is larger than ``limit``.
     """
     streams = _streams(routes)
     if not streams:
@@ -97,10 +100,10 @@ def make_schedule(
     count = 1
     while True:
         divided = [_divided(sizes[stream.atoms], number, count) for number, stream in enumerate(streams)]
-        fullest = _fullest(streams, divided, padded, count)
-        if fullest <= limit:
+        over = _overrun(streams, divided, padded, count, limit, send_limit)
+        if over <= 1:
             return _waves(atoms, streams, divided, tensors, count)
-        count = max(count + 1, math.ceil(count * fullest / limit))
+        count = max(count + 1, math.ceil(count * over))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +112,15 @@ class _Stream:
 
     source: int
     receivers: tuple[int, ...]
+    counted: bool
     atoms: npt.NDArray[np.int64]
 
 
 def _streams(routes: Routes) -> list[_Stream]:
-    found: dict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
+    found: dict[tuple[int, tuple[int, ...], bool], list[int]] = defaultdict(list)
     for (sender, landing), of_pair in routes.pairs.items():
         for each in of_pair:
-            found[sender, (landing, *each.siblings)] += each.atoms
+            found[sender, (landing, *each.siblings), each.counted] += each.atoms
     return [_Stream(*key, np.array(indices, dtype=np.int64)) for key, indices in found.items()]
 
 
@@ -131,20 +135,28 @@ def _divided(sizes: npt.NDArray[np.int64], number: int, count: int) -> npt.NDArr
     return waves
 
 
-def _fullest(
+def _overrun(
     streams: Sequence[_Stream],
     divided: Sequence[npt.NDArray[np.int64]],
     padded: npt.NDArray[np.int64],
     count: int,
-) -> int:
-    """Return the most bytes that an engine rank receives in a wave."""
+    limit: int,
+    send_limit: int,
+) -> float:
+    """Return the largest ratio of the bytes that a rank receives or sends in a wave to its limit."""
     received: dict[int, npt.NDArray[np.int64]] = {}
+    sent: dict[int, npt.NDArray[np.int64]] = {}
+    ways: Counter[int] = Counter()  # of each sender
     for stream, waves in zip(streams, divided, strict=True):
         nbytes = np.bincount(waves, padded[stream.atoms], count).astype(np.int64)
         nbytes += _MESSAGE * (nbytes > 0)
         for rank in stream.receivers:
             received[rank] = received.get(rank, 0) + nbytes
-    return max(int(of_rank.max()) for of_rank in received.values())
+        sent[stream.source] = sent.get(stream.source, 0) + nbytes
+        ways[stream.source] += 1
+    least = int(padded.max()) + _MESSAGE
+    senders = (int(of_rank.max()) / max(send_limit, ways[rank] * least) for rank, of_rank in sent.items())
+    return max(*senders, max(int(of_rank.max()) for of_rank in received.values()) / limit)
 
 
 def _waves(
@@ -162,6 +174,7 @@ def _waves(
         landing, *siblings = stream.receivers
         for wave, regions in shares.items():
             _, nbytes = places(regions, tensors)
-            message = Message(stream.source, landing, tuple(siblings), tuple(regions), nbytes + CHECK_BYTES)
+            ends = stream.source, landing, tuple(siblings)
+            message = Message(*ends, stream.counted, tuple(regions), nbytes + CHECK_BYTES)
             waves[wave].append(message)
     return [tuple(wave) for wave in waves if wave]

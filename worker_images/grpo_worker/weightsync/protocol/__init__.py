@@ -1,1 +1,1 @@
-"""Shared by all processes: manifests, tiling, transfer plan, byte ranges, digests. No I/O, no processes."""
+"""Shared by all processes: manifests, tiling, transfer plan, links, digests. No I/O, no processes."""

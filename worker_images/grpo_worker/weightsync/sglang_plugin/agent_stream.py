@@ -5,7 +5,7 @@ import socket
 import torch
 
 from grpo_worker.weightsync.protocol.agent_stream import FINGERPRINT, greeting
-from grpo_worker.weightsync.sglang_plugin.receivers import DirectLoadError
+from grpo_worker.weightsync.sglang_plugin.staged_receiver import DirectLoadError
 
 _SILENT_SECONDS = 60.0  # without a byte; later requests wait for this rank
 _PINNED = 32 << 20  # bytes on the way to a GPU

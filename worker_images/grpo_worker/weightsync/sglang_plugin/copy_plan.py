@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from grpo_worker.weightsync.protocol.byte_ranges import ByteRange, merged
 from grpo_worker.weightsync.sglang_plugin.load_tracer import Copy, LoadTrace
 
 
@@ -29,21 +28,18 @@ class CopyPlan:
 
     ``by_loader``: names of tensors that the model's own loader must load.
     ``storages``: addresses of the parameters' storages when the plan was made.
-    ``reads``: byte ranges of the bucket that the copies read.
     """
 
     steps: tuple[Step, ...]
     by_loader: frozenset[str]
     storages: frozenset[int]
-    reads: tuple[ByteRange, ...]
 
     @classmethod
     def of(cls, steps: Iterable[Step], by_loader: Iterable[str] = ()) -> "CopyPlan":
         """Return the plan of ``steps``, with adjacent ones merged."""
         merged_steps = tuple(_merged(list(steps)))
         targets = storages(step.target for step in merged_steps)
-        reads = merged(_reads(step) for step in merged_steps)
-        return cls(merged_steps, frozenset(by_loader), targets, tuple(reads))
+        return cls(merged_steps, frozenset(by_loader), targets)
 
     def replay(self, flat: torch.Tensor) -> None:
         """Copy the bytes of ``flat`` (uint8 [bytes of the bucket]) into the parameters."""
@@ -102,12 +98,6 @@ def by_module(names: Iterable[str]) -> list[list[str]]:
     for name in names:
         modules.setdefault(name.rsplit(".", 2)[0], []).append(name)
     return list(modules.values())
-
-
-def _reads(step: Step) -> ByteRange:
-    """Return the range from the first byte that a step reads to its last."""
-    last = sum((size - 1) * stride for size, stride in zip(step.size, step.stride, strict=True))
-    return step.start, step.start + (last + 1) * step.dtype.itemsize
 
 
 def _step(copy: Copy, flat: torch.Tensor) -> Step:

@@ -6,34 +6,35 @@ then contains a mark, which tells the agent that this engine can load a whole ve
 are passed to SGLang unchanged.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from grpo_operator.api.weight_path import Backend
 from grpo_worker.weightsync.protocol.agent_stream import STREAM
-from grpo_worker.weightsync.protocol.direct_load import AGENT, LINK, MARK, PREFIX, DirectLoad
+from grpo_worker.weightsync.protocol.direct_load import AGENT, KEPT, LINK, LINK_LOAD, MARK, PREFIX, DirectLoad
+from grpo_worker.weightsync.sglang_plugin import engine_ranks
 from grpo_worker.weightsync.sglang_plugin.agent_stream import AgentStream
-from grpo_worker.weightsync.sglang_plugin.direct_receiver import DirectReceiver, GroupMember
-from grpo_worker.weightsync.sglang_plugin.loader import DirectLoader, Report
-from grpo_worker.weightsync.sglang_plugin.receivers import DirectLoadError, Spec, StagedReceiver, specs_of
+from grpo_worker.weightsync.sglang_plugin.engine_link import EngineLink, LinkPlace, join_link
+from grpo_worker.weightsync.sglang_plugin.recipes import RECIPES
+from grpo_worker.weightsync.sglang_plugin.staged_receiver import (
+    specs_of,
+)
+from grpo_worker.weightsync.sglang_plugin.versions import load_version, not_kept, receive_version
 from grpo_worker.weightsync.transport import torch_group
-from grpo_worker.weightsync.transport.factory import join
-from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS, TransferError, connect
+from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS, connect
 
 _UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater."
 _LOAD_MODEL = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
 _drafts: list[Any] = []  # runners of the models that draft for this process's model
-_loaders: dict[int, DirectLoader] = {}  # by id of the model
-_members: dict[str, GroupMember] = {}  # by name of the transfer group
+_links: dict[str, EngineLink] = {}  # by name
 _streams: dict[str, AgentStream] = {}  # by name
 
 
@@ -56,14 +57,13 @@ def register() -> None:
 
 @dataclass(slots=True)
 class _Announced:
-    """A direct load; its bytes are received while they are loaded.
+    """A version whose bytes are received while they are loaded.
 
-    ``result``: success and message, once the version was loaded into all models of this process.
+    ``load``: loads it into all models of this process; returns success, and the report or the error.
+    ``result``: of ``load``, once it was called.
     """
 
-    request: DirectLoad
-    buckets: list[list[Spec]]
-    receiver: StagedReceiver | DirectReceiver
+    load: Callable[[], tuple[bool, str]]
     result: tuple[bool, str] | None = None
 
 
@@ -80,7 +80,7 @@ def _on_join(
 ) -> Any:  # fmt: skip
     place = master_address, master_port, rank_offset, world_size, group_name
     if group_name.startswith(LINK):
-        success, message = _join_transfer_group(updater, backend, *place)
+        success, message = _join_link(updater, backend, *place)
     elif group_name.startswith(STREAM):
         success, message = _join_stream(updater, master_address, master_port, group_name)
     elif group_name.startswith(AGENT):
@@ -90,23 +90,24 @@ def _on_join(
     return success, f"{message} {MARK}" if success else message
 
 
-def _join_transfer_group(
+def _join_link(
     updater: Any, backend: str, address: str, port: int, first: int, world: int, name: str
 ) -> tuple[bool, str]:
-    """Join a group of all trainer ranks, followed by all engine ranks.
-
-    ``first``: rank of this engine's first rank. The number of trainer ranks is part of the name.
-    """
-    for old in list(_members):  # a restarted agent does not know the group that it had joined
-        _members.pop(old).group.close()
-    trainers, device = int(name.removeprefix(LINK).split("-", maxsplit=1)[0]), torch.device(updater.device)
+    """Join a link: the group of all trainer ranks, followed by this engine's ranks from ``first`` on."""
+    for old in list(_links):  # a restarted agent does not know the link that it had joined
+        _links.pop(old).close()
+    models = _models(updater)
+    problem, link, recorded = "", None, RECIPES.recorded
     try:
-        store, rank = connect(address, port), first + updater.tp_rank
-        group = join(Backend(backend), store, name, rank, world, trainers, device)
-    except (TransferError, ValueError) as error:
-        return False, str(error)
-    _members[name] = GroupMember(group)
-    return True, "joined"
+        place = LinkPlace(name, address, port, first, world, Backend(backend))
+        link = join_link(models, place, updater.tp_rank, torch.device(updater.device))
+    except (RuntimeError, ValueError) as error:  # the store raises RuntimeError when it is gone
+        problem = str(error)
+    problem = engine_ranks.first_problem(problem or not_kept(link, models))
+    if link is not None:
+        _links[name] = link
+    kept = "" if any(engine_ranks.gather(RECIPES.recorded > recorded)) else f"{KEPT} "
+    return not problem, kept + (problem or "joined")
 
 
 def _join_stream(updater: Any, address: str, port: int, name: str) -> tuple[bool, str]:
@@ -142,10 +143,10 @@ def _on_leave(original: Callable[..., Any], updater: Any, group_name: str) -> An
     if (stream := _streams.pop(group_name, None)) is not None:
         stream.close()
         return True, "left"
-    member = _members.pop(group_name, None)
-    if member is None:
+    link = _links.pop(group_name, None)
+    if link is None:
         return original(updater, group_name)
-    member.group.close()
+    link.close()
     return True, "left"
 
 
@@ -166,7 +167,7 @@ def _on_load(original: Callable[..., Any], updater: Any, weights: Any) -> tuple[
     if weights.result is None:
         if updater.get_model_runner().is_draft_worker:
             return False, "a direct load writes the served model and its drafts together: use selector all"
-        weights.result = _load_version(updater, weights)
+        weights.result = weights.load()
     return weights.result
 
 
@@ -177,95 +178,35 @@ def _on_update(
     if not (load_format or "").startswith(PREFIX):
         return original(updater, names, dtypes, shapes, group_name, load_format)
     fields = {"names": names, "dtypes": dtypes, "shapes": shapes, "group_name": group_name}
-    return _load_version(updater, _announce(updater, load_format or "", **fields))
+    return _announce(updater, load_format or "", **fields).load()
 
 
 def _announce(
     updater: Any, load_format: str, *, names: Sequence[str], dtypes: Sequence[Any],
     shapes: Sequence[Sequence[int]], group_name: str,
 ) -> _Announced:  # fmt: skip
-    """Parse a direct load. Raises ValueError if its buckets do not match the request's names."""
+    """Parse the announcement of a version. Raises ValueError for one that does not fit its names."""
+    if load_format.startswith(LINK_LOAD):
+        patience = float(load_format.removeprefix(LINK_LOAD))
+        if group_name not in _links:
+            raise ValueError(f"{group_name} has not been joined")
+        return _Announced(partial(receive_version, _links[group_name], patience))
     request = DirectLoad.from_load_format(load_format)
     if sum(request.counts) != len(names) or 0 in request.counts:
         raise ValueError(f"buckets of {sum(request.counts)} tensors for {len(names)} names")
     rows = iter(zip(names, map(_dtype, dtypes), shapes, strict=True))
     buckets = [specs_of(islice(rows, count)) for count in request.counts]
-    if group_name in _members:
-        return _Announced(request, buckets, DirectReceiver(request, _members[group_name], buckets))
     if group_name not in _streams:
         raise ValueError(f"{group_name} has not been joined")
-    return _Announced(request, buckets, StagedReceiver(_streams[group_name]))
+    return _Announced(
+        partial(load_version, _models(updater), updater.device, request, buckets, _streams[group_name])
+    )
+
+
+def _models(updater: Any) -> list[Any]:
+    """Return the served model, then those that draft for it."""
+    return [updater.get_model(), *(runner.model for runner in _drafts)]
 
 
 def _dtype(dtype: Any) -> torch.dtype:
     return dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype)
-
-
-def _load_version(updater: Any, announced: _Announced) -> tuple[bool, str]:
-    """Load a version; return whether it succeeded, and the report as JSON or the error."""
-    model, drafts = updater.get_model(), [runner.model for runner in _drafts]
-    loader = _loaders.setdefault(id(model), DirectLoader([model, *drafts], updater.device))
-    report, problem = Report(), ""
-    try:
-        report = loader.load(announced.request.plan_id, announced.buckets, announced.receiver)
-        _publish_needed_ranges(loader, announced)
-    except (DirectLoadError, TransferError) as error:
-        problem = str(error)
-    problem = _first_problem(problem or None)
-    layers = None if drafts else int(model.config.num_hidden_layers)
-    if not problem and (missing := _not_loaded(layers, announced, report)):
-        problem = f"no rank of the engine loaded {', '.join(missing[:5])} ({len(missing)} tensors)"
-    if problem:
-        return False, f"direct load failed: {problem}"
-    answer = {
-        "copies": report.copies, "byLoader": report.by_loader, "recorded": report.recorded,
-        "seconds": report.seconds, "fingerprints": report.fingerprints,
-        "extraBytes": report.extra_bytes, "received": announced.receiver.nbytes,
-    }  # fmt: skip
-    return True, json.dumps(answer)
-
-
-def _publish_needed_ranges(loader: DirectLoader, announced: _Announced) -> None:
-    """Publish the byte ranges that this rank needs, once for each transfer group. Raises TransferError."""
-    receiver = announced.receiver
-    if not isinstance(receiver, DirectReceiver) or receiver.partial:
-        return
-    used = loader.used_ranges(announced.request.plan_id, announced.buckets)
-    if used is not None:
-        receiver.publish_needed_ranges(used)
-
-
-def _gather(value: Any) -> list[Any]:
-    """Return the value of every rank of the engine."""
-    from sglang.srt.distributed import get_tp_group
-
-    group = get_tp_group()
-    if group.world_size == 1:
-        return [value]
-    values = [None] * group.world_size
-    dist.all_gather_object(values, value, group=group.cpu_group)
-    return values
-
-
-def _first_problem(problem: str | None) -> str:
-    """Return the first problem of any rank of the engine, or an empty text: all ranks fail together."""
-    problems = [f"rank {rank}: {text}" for rank, text in enumerate(_gather(problem)) if text]
-    return problems[0] if problems else ""
-
-
-def _not_loaded(layers: int | None, announced: _Announced, report: Report) -> list[str]:
-    """Return the names that no rank loaded, because a model's loader drops unknown tensors silently.
-
-    ``layers``: number of layers of an engine without drafts. Layers after the last one are ignored then; an
-    engine with drafts loads them too.
-    """
-    if not any(_gather(report.recorded)):
-        return []
-    loaded = set().union(*_gather(report.loaded))
-    names = (spec.name for bucket in announced.buckets for spec in bucket)
-    return [name for name in names if name not in loaded and (layers is None or _layer(name) < layers)]
-
-
-def _layer(name: str) -> int:
-    parts = name.split(".")
-    return int(parts[2]) if name.startswith("model.layers.") and parts[2].isdigit() else -1

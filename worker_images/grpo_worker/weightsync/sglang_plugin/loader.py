@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from grpo_worker.weightsync.protocol.buffers import aligned
-from grpo_worker.weightsync.protocol.byte_ranges import ByteRange, merged
-from grpo_worker.weightsync.sglang_plugin.model_writer import ExtraMemory, ModelWriter, used_ranges
-from grpo_worker.weightsync.sglang_plugin.receivers import DirectLoadError, Receiver, Spec
+from grpo_worker.weightsync.sglang_plugin.model_writer import ExtraMemory, ModelWriter
+from grpo_worker.weightsync.sglang_plugin.staged_receiver import DirectLoadError, Spec, StagedReceiver
 
 
 @dataclass(slots=True)
@@ -43,7 +42,7 @@ class DirectLoader:
         self._device = device
         self._writers = [ModelWriter(model, device) for model in models]
 
-    def load(self, plan_id: str, buckets: Sequence[Sequence[Spec]], receiver: Receiver) -> Report:
+    def load(self, plan_id: str, buckets: Sequence[Sequence[Spec]], receiver: StagedReceiver) -> Report:
         """Receive and write every bucket.
 
         After a bucket that cannot be written the others are still received, because their senders wait for
@@ -69,36 +68,22 @@ class DirectLoader:
         report.extra_bytes = memory.peak()
         return report
 
-    def used_ranges(self, plan_id: str, buckets: Sequence[Sequence[Spec]]) -> list[list[ByteRange]] | None:
-        """Return the byte ranges of each bucket that this rank uses; None until all buckets are traced."""
-        found = []
-        for index, bucket in enumerate(buckets):
-            plans = [writer.copy_plan((plan_id, index)) for writer in self._writers]
-            known = [plan for plan in plans if plan is not None]
-            if len(known) < len(plans):
-                return None
-            found.append(merged(part for plan in known for part in used_ranges(plan, bucket)))
-        return found
-
     def _idle_draft(self) -> str:
         """Return an error if a draft model got no tensor of the version, else an empty text."""
         for writer in self._writers[1:]:
             if not writer.loaded:
-                return (
-                    f"the version has no tensors of {type(writer.model).__name__}, which drafts for the "
-                    "engine: set spec.model.multiTokenPrediction to true, or engine.speculative to none"
-                )
+                return idle_draft(writer.model)
         return ""
 
     def _load_all(
-        self, plan_id: str, buckets: Sequence[Sequence[Spec]], receiver: Receiver, report: Report
+        self, plan_id: str, buckets: Sequence[Sequence[Spec]], receiver: StagedReceiver, report: Report
     ) -> str:
         """Load the buckets; return the first error, or an empty text."""
         problem = ""
         for index, flat in self._received(buckets, receiver, report):
             try:
                 if not problem:
-                    self._write((plan_id, index), flat, buckets[index], report, receiver.partial)
+                    self._write((plan_id, index), flat, buckets[index], report)
             except Exception as error:  # noqa: BLE001 - the remaining buckets must be received all the same
                 problem = f"bucket {index}: {type(error).__name__}: {error}"
         del flat  # free the buckets: the deferred calls may need as much memory
@@ -112,15 +97,15 @@ class DirectLoader:
         return ""
 
     def _write(
-        self, key: tuple[str, int], flat: torch.Tensor, bucket: Sequence[Spec], report: Report, partial: bool
+        self, key: tuple[str, int], flat: torch.Tensor, bucket: Sequence[Spec], report: Report
     ) -> None:
-        written = [writer.write(key, flat, bucket, partial) for writer in self._writers]
+        written = [writer.write(key, flat, bucket) for writer in self._writers]
         report.copies += sum(each.copies for each in written)
         report.by_loader += sum(each.by_loader for each in written)
         report.recorded += any(each.traced for each in written)
 
     def _received(
-        self, buckets: Sequence[Sequence[Spec]], receiver: Receiver, report: Report
+        self, buckets: Sequence[Sequence[Spec]], receiver: StagedReceiver, report: Report
     ) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield each bucket's bytes, while the next bucket is being received.
 
@@ -128,20 +113,25 @@ class DirectLoader:
         copies of an earlier one that were launched before it.
         """
         sizes = [bucket[-1].start + bucket[-1].nbytes for bucket in buckets]
-        needs = [aligned(size) + receiver.scratch_bytes(i) for i, size in enumerate(sizes)]
-        buffers = _bucket_buffers(needs, self._device)
-        views = [
-            (buffer[:size], buffer[aligned(size) :]) for buffer, size in zip(buffers, sizes, strict=True)
-        ]
-        pending = receiver.receive(0, *views[0])
-        for index, (flat, _) in enumerate(views):
-            following = receiver.receive(index + 1, *views[index + 1]) if index + 1 < len(views) else None
+        buffers = _bucket_buffers([aligned(size) for size in sizes], self._device)
+        flats = [buffer[:size] for buffer, size in zip(buffers, sizes, strict=True)]
+        wait = receiver.receive(flats[0])
+        for index, flat in enumerate(flats):
+            wait_for_next = receiver.receive(flats[index + 1]) if index + 1 < len(flats) else None
             began = time.monotonic()
-            pending.wait()
+            wait()
             report.seconds["wait"] = report.seconds.get("wait", 0.0) + time.monotonic() - began
             yield index, flat
-            if following is not None:
-                pending = following
+            if wait_for_next is not None:
+                wait = wait_for_next
+
+
+def idle_draft(model: Any) -> str:
+    """Return the error of a version without tensors of ``model``, which drafts."""
+    return (
+        f"the version has no tensors of {type(model).__name__}, which drafts for the engine: set "
+        "spec.model.multiTokenPrediction to true, or engine.speculative to none"
+    )
 
 
 def _bucket_buffers(sizes: Sequence[int], device: str) -> list[torch.Tensor]:

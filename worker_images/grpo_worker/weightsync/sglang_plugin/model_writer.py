@@ -7,10 +7,9 @@ from typing import Any
 import torch
 
 from grpo_worker.weightsync.protocol.buffers import MARGIN
-from grpo_worker.weightsync.protocol.byte_ranges import ByteRange
 from grpo_worker.weightsync.sglang_plugin.copy_plan import CopyPlan, by_module, make_copy_plan, storages
 from grpo_worker.weightsync.sglang_plugin.load_tracer import trace_load
-from grpo_worker.weightsync.sglang_plugin.receivers import DirectLoadError, Spec, view_of
+from grpo_worker.weightsync.sglang_plugin.staged_receiver import Spec, view_of
 
 BucketKey = tuple[str, int]  # plan id and bucket
 _Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments of post_load_weights
@@ -63,24 +62,14 @@ class ModelWriter:
         """Forget all traces, so that the next version is loaded by the model's own loader."""
         self._traced.clear()
 
-    def copy_plan(self, key: BucketKey) -> CopyPlan | None:
-        """Return the copy plan of a bucket, or None before it was traced."""
-        traced = self._traced.get(key)
-        return None if traced is None else traced.copy_plan
-
-    def write(self, key: BucketKey, flat: torch.Tensor, bucket: Sequence[Spec], partial: bool) -> Written:
+    def write(self, key: BucketKey, flat: torch.Tensor, bucket: Sequence[Spec]) -> Written:
         """Write the bucket ``flat`` (uint8 [bytes of the bucket]) into the model.
 
-        ``partial``: only the needed byte ranges were received. Raises DirectLoadError, and any error of the
-        model's own loader.
+        Raises any error of the model's own loader.
         """
         traced = self._traced.get(key)
         fresh = False
         if traced is None or not traced.copy_plan.storages <= self._current:
-            if partial:  # the model's own loader would need bytes that were not sent
-                raise DirectLoadError(
-                    "the parameters are elsewhere than when the needed byte ranges were published"
-                )
             traced = self._traced[key] = self._trace(flat, bucket)
             fresh = True
         else:
@@ -129,12 +118,6 @@ class ModelWriter:
             return
         for args, kwargs in traced.post_load:
             self.model.post_load_weights(*args, **kwargs)
-
-
-def used_ranges(copy_plan: CopyPlan, bucket: Sequence[Spec]) -> list[ByteRange]:
-    """Return the byte ranges of a bucket that its copies or the model's own loader read, in any order."""
-    by_loader = [(s.start, s.start + s.nbytes) for s in bucket if s.name in copy_plan.by_loader]
-    return [*copy_plan.reads, *by_loader]
 
 
 class ExtraMemory:

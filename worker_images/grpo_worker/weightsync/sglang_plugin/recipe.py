@@ -5,7 +5,7 @@ byte has to be sent to learn what a rank keeps.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,6 +80,10 @@ class Recipe:
     post_load: Sequence[PostLoad]
     storages: frozenset[int]
 
+    def valid(self, model: Any) -> bool:
+        """Return whether the model's parameters are where they were when the recipe was recorded."""
+        return self.storages <= storages((*model.parameters(), *model.buffers()))
+
     def kept(self) -> dict[str, list[Box]]:
         """Return the regions of each tensor that this rank keeps."""
         kept = {name: disjoint(copy.box for copy in copies) for name, copies in self.copies.items()}
@@ -89,8 +93,11 @@ class Recipe:
         return kept
 
 
-def record(model: Any, specs: Sequence[TensorSpec]) -> Recipe:
-    """Let ``model`` load a pattern for every tensor, and return the recipe. The model's weights are lost."""
+def record(model: Any, specs: Sequence[TensorSpec], beat: Callable[[], None] = lambda: None) -> Recipe:
+    """Let ``model`` load a pattern for every tensor, and return the recipe. The model's weights are lost.
+
+    ``beat``: called after each layer, because a large model takes a minute.
+    """
     pattern = _pattern(max((spec.nbytes for spec in specs), default=0) + _SHIFT * _SHIFTS)
     post_load: list[PostLoad] = []
     copies: dict[str, list[RegionCopy]] = {}
@@ -100,6 +107,7 @@ def record(model: Any, specs: Sequence[TensorSpec]) -> Recipe:
             of_group, left_out = _record_group(model, group, pattern)
             copies |= of_group
             whole += left_out
+            beat()
     targets = (copy.target for of_tensor in copies.values() for copy in of_tensor)
     return Recipe({spec.name: spec for spec in specs}, copies, whole, post_load, storages(targets))
 

@@ -10,9 +10,9 @@ from grpo_worker.weightsync.planner.boxes import SCALES
 from grpo_worker.weightsync.planner.engine_plan import Part
 from grpo_worker.weightsync.planner.regions import Box, scale_box
 from grpo_worker.weightsync.planner.schedule import Message, places
-from grpo_worker.weightsync.sglang_plugin.copy_plan import CopyPlan, Step, storages
-from grpo_worker.weightsync.sglang_plugin.receivers import DirectLoadError
+from grpo_worker.weightsync.sglang_plugin.copy_plan import CopyPlan, Step
 from grpo_worker.weightsync.sglang_plugin.recipe import Recipe, RegionCopy
+from grpo_worker.weightsync.sglang_plugin.staged_receiver import DirectLoadError
 
 Arrival = tuple[Message, int]  # a message, and the byte of the buffer at which it begins
 
@@ -45,8 +45,7 @@ class WaveLoader:
 
     def start(self) -> None:
         """Begin a version. Raises DirectLoadError if parameters have moved since the recording."""
-        current = storages((*self._model.parameters(), *self._model.buffers()))
-        if not self._recipe.storages <= current:
+        if not self._recipe.valid(self._model):
             raise DirectLoadError("the parameters are elsewhere than when the recipe was recorded")
         self._whole = {}
 

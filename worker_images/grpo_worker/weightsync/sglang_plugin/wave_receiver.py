@@ -9,8 +9,9 @@ import torch
 from grpo_worker.weightsync.planner.engine_plan import BUFFERS, Part
 from grpo_worker.weightsync.planner.schedule import CHECK_BYTES, Message
 from grpo_worker.weightsync.protocol.buffers import aligned
-from grpo_worker.weightsync.protocol.fingerprint import fingerprint
-from grpo_worker.weightsync.sglang_plugin.receivers import DirectLoadError
+from grpo_worker.weightsync.protocol.fingerprint import byte_sum, fingerprint
+from grpo_worker.weightsync.sglang_plugin.model_writer import ExtraMemory
+from grpo_worker.weightsync.sglang_plugin.staged_receiver import DirectLoadError
 from grpo_worker.weightsync.sglang_plugin.wave_loader import Arrival, WaveLoader
 from grpo_worker.weightsync.transport.rendezvous import Transfer, TransferGroup
 
@@ -30,6 +31,19 @@ class _Arrivals:
         return [arrival for arrival in self.landing if arrival[0].siblings]
 
 
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A version in an engine rank. ``counted``, ``total``: number and sum of the bytes that it counts.
+
+    ``extra_bytes``: peak of the device's memory above its level before. ``seconds``: by part.
+    """
+
+    counted: int
+    total: int
+    extra_bytes: int
+    seconds: dict[str, float]
+
+
 class WaveReceiver:
     """Receives versions in engine rank ``rank``, whose engine's first rank is ``first`` in the group.
 
@@ -42,44 +56,54 @@ class WaveReceiver:
         rank: int,
         group: TransferGroup,
         first: int,
-        loader: WaveLoader,
+        loaders: Sequence[WaveLoader],
         device: torch.device,
     ) -> None:
         self._rank = rank
         self._group = group
         self._first = first
-        self._loader = loader
+        self._loaders = loaders
         self._device = device
         self._waves, self._sizes = _arrivals(part, rank)
         self.nbytes = sum(message.nbytes for wave in part.waves for message in wave)
+        self._counted = _counted_bytes(part, rank)
 
-    def receive(self, patience: float) -> None:
+    @property
+    def buffer_bytes(self) -> int:
+        """Memory for receiving: uint8 [bytes] of BUFFERS waves."""
+        return BUFFERS * max(self._sizes, default=0)
+
+    def receive(self, patience: float) -> Received:
         """Receive and write one version; ``patience``: seconds that the rank waits for a wave.
 
         All waves are received even after one that cannot be written, because other members wait for this
         rank. Raises TransferError for missing bytes, and DirectLoadError for wrong ones.
         """
-        size = max(self._sizes, default=0)
+        began, waited, size = time.monotonic(), 0.0, max(self._sizes, default=0)
+        extra = ExtraMemory(str(self._device))
         memory = torch.empty(BUFFERS * size, dtype=torch.uint8, device=self._device)
         buffers = [memory[number * size : (number + 1) * size] for number in range(BUFFERS)]
-        self._loader.start()
-        writer = _Writer(self._loader)
+        writer = _Writer(self._loaders)
         # Every rank starts its transfers in the same order, so none waits for one that cannot start.
         forwarding, following = None, self._land(0, buffers, patience)
         for number, wave in enumerate(self._waves):
             landing, following = following, self._land(number + 1, buffers, patience)
+            waited -= time.monotonic()
             _wait(landing)
+            waited += time.monotonic()
             previous, forwarding = forwarding, self._forward(number, buffers, patience)
-            writer.write(2 * number, wave.landing, buffers[number % BUFFERS])
+            writer.write(2 * number, wave.landing, buffers[number % BUFFERS], landed=True)
             _wait(previous)
             if number:
                 before = self._waves[number - 1].forwarded
-                writer.write(2 * number - 1, before, buffers[(number - 1) % BUFFERS])
+                writer.write(2 * number - 1, before, buffers[(number - 1) % BUFFERS], landed=False)
         _wait(forwarding)
         if self._waves:
             last = len(self._waves) - 1
-            writer.write(2 * last + 1, self._waves[last].forwarded, buffers[last % BUFFERS])
-        writer.end()
+            writer.write(2 * last + 1, self._waves[last].forwarded, buffers[last % BUFFERS], landed=False)
+        total = writer.end()
+        seconds = {"receive_and_load": time.monotonic() - began, "wait": waited}
+        return Received(self._counted, total, extra.peak(), seconds)
 
     def _land(self, number: int, buffers: Sequence[torch.Tensor], patience: float) -> Transfer | None:
         """Start to receive a wave from trainer ranks; None if nothing comes."""
@@ -107,28 +131,39 @@ def _wait(transfer: Transfer | None) -> None:
 class _Writer:
     """Has arrivals written, and compares their fingerprints at the end."""
 
-    def __init__(self, loader: WaveLoader) -> None:
-        self._loader = loader
+    def __init__(self, loaders: Sequence[WaveLoader]) -> None:
+        self._loaders = loaders
+        for loader in loaders:
+            loader.start()
         self._checks = _Checks()
         self._problem = ""
 
-    def write(self, number: int, arrivals: Sequence[Arrival], buffer: torch.Tensor) -> None:
-        """Write arrivals unless earlier ones could not be written; equal numbers stand for equal arrivals."""
+    def write(self, number: int, arrivals: Sequence[Arrival], buffer: torch.Tensor, landed: bool) -> None:
+        """Write arrivals unless earlier ones could not be written; equal numbers stand for equal arrivals.
+
+        ``landed``: they came from trainer ranks.
+        """
         for arrival in arrivals:
-            self._checks.add(arrival[0], _bytes(buffer, arrival))
+            self._checks.add(arrival[0], _bytes(buffer, arrival), landed)
         if self._problem or not arrivals:
             return
         try:
-            self._loader.write(number, arrivals, buffer)
+            for loader in self._loaders:
+                loader.write(number, arrivals, buffer)
         except Exception as error:  # noqa: BLE001 - the remaining waves must be received all the same
             self._problem = f"wave {number // 2}: {type(error).__name__}: {error}"
 
-    def end(self) -> None:
-        """Complete the version. Raises DirectLoadError if bytes are wrong or were not written."""
-        self._checks.compare()
+    def end(self) -> int:
+        """Complete the version; return the sum of the counted bytes.
+
+        Raises DirectLoadError if bytes are wrong or were not written.
+        """
+        total = self._checks.compare()
         if self._problem:
             raise DirectLoadError(self._problem)
-        self._loader.finish()
+        for loader in self._loaders:
+            loader.finish()
+        return total
 
 
 class _Checks:
@@ -138,20 +173,27 @@ class _Checks:
         self._messages: list[Message] = []
         self._ours: list[torch.Tensor] = []
         self._sent: list[torch.Tensor] = []
+        self._sums: list[torch.Tensor] = []
 
-    def add(self, message: Message, data: torch.Tensor) -> None:
+    def add(self, message: Message, data: torch.Tensor, landed: bool) -> None:
         self._messages.append(message)
         self._ours.append(fingerprint(data[:-CHECK_BYTES]))
         self._sent.append(data[-CHECK_BYTES:].view(torch.int64).clone()[0])
+        if landed and message.counted:
+            self._sums.append(byte_sum(data[:-CHECK_BYTES]))
 
-    def compare(self) -> None:
-        """Raise DirectLoadError if bytes differ from those that were sent; synchronizes once."""
+    def compare(self) -> int:
+        """Return the sum of the counted bytes.
+
+        Raises DirectLoadError if bytes differ from those that were sent.
+        """
         if not self._messages:
-            return
+            return 0
         wrong = (torch.stack(self._ours) != torch.stack(self._sent)).nonzero().flatten().tolist()
         if wrong:
             sources = sorted({self._messages[index].source for index in wrong})
             raise DirectLoadError(f"the bytes of trainer ranks {sources[:5]} are not those that were sent")
+        return int(torch.stack(self._sums).sum()) if self._sums else 0
 
 
 def _arrivals(part: Part, rank: int) -> tuple[list[_Arrivals], list[int]]:
@@ -165,6 +207,12 @@ def _arrivals(part: Part, rank: int) -> tuple[list[_Arrivals], list[int]]:
         waves.append(arrivals)
         sizes.append(start)
     return waves, sizes
+
+
+def _counted_bytes(part: Part, rank: int) -> int:
+    messages = (message for wave in part.waves for message in wave)
+    counted = [message for message in messages if message.counted and message.landing == rank]
+    return sum(part.tensors[r.tensor].nbytes(r.box) for message in counted for r in message.regions)
 
 
 def _bytes(buffer: torch.Tensor, arrival: Arrival) -> torch.Tensor:

@@ -31,11 +31,15 @@ class _Target:
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """A message's bytes with the fingerprint at their end, and what is packed into them."""
+    """A message's bytes with the fingerprint at their end, and what is packed into them.
+
+    ``gaps``: between the regions; they are zero, because receivers add up all bytes.
+    """
 
     landing: int
     data: torch.Tensor
     targets: tuple[_Target, ...]
+    gaps: tuple[torch.Tensor, ...]
 
 
 class WaveSender:
@@ -49,18 +53,16 @@ class WaveSender:
         buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(_BUFFERS)]
         self._waves = [_packed(buffers[number % _BUFFERS], wave, part) for number, wave in enumerate(waves)]
 
-    def send(self, parts: Sequence[Part], patience: float) -> None:
-        """Send one version, this rank's ``parts``.
-
-        ``patience``: seconds that the rank waits for a wave. Raises TransferError.
-        """
-        shards = Shards(parts)
+    def send(self, shards: "Shards", patience: float) -> None:
+        """Send one version. ``patience``: seconds that the rank waits for a wave. Raises TransferError."""
         transfers: list[Transfer] = []
         for number, wave in enumerate(self._waves):
             if number >= _BUFFERS:
                 transfers[number - _BUFFERS].wait()  # its buffer is reused now
             shards.pack([target for packed in wave for target in packed.targets])
             for packed in wave:
+                for gap in packed.gaps:
+                    gap.zero_()
                 payload, check = packed.data[:-CHECK_BYTES], packed.data[-CHECK_BYTES:]
                 check.view(torch.int64).copy_(fingerprint(payload).view(1))
             pairs = [(packed.data, self._first + packed.landing) for packed in wave]
@@ -74,9 +76,17 @@ def _packed(buffer: torch.Tensor, wave: Sequence[Message], part: PlanPart) -> li
     result, start = [], 0
     for message in wave:
         data = buffer[start : start + message.nbytes]
-        result.append(_Packed(message.landing, data, tuple(_targets(data, message, part))))
+        targets, gaps = tuple(_targets(data, message, part)), tuple(_gaps(data, message, part))
+        result.append(_Packed(message.landing, data, targets, gaps))
         start += aligned(message.nbytes)
     return result
+
+
+def _gaps(data: torch.Tensor, message: Message, part: PlanPart) -> list[torch.Tensor]:
+    of_regions, end = places(message.regions, part.tensors)
+    used = sorted([place.values for place in of_regions] + [p.scales for p in of_regions if p.scales])
+    edges = [*(start for start, _ in used[1:]), end]
+    return [data[stop:edge] for (_, stop), edge in zip(used, edges, strict=True) if stop < edge]
 
 
 def _targets(data: torch.Tensor, message: Message, part: PlanPart) -> list[_Target]:

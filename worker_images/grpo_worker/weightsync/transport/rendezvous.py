@@ -12,6 +12,8 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore
 
+from grpo_worker.profiling.progress import PROGRESS
+
 JOIN_SECONDS = 60.0  # to connect to the store, and then again for all members to join
 _JOIN_POLL_SECONDS = 0.05  # between two looks at whether all have joined: hundreds of members poll the store
 _GIVEN_UP_POLL_SECONDS = 0.5  # between two looks at whether another member gave up
@@ -83,17 +85,6 @@ class TransferGroup(ABC):
     def close(self) -> None:
         """Leave the group. Other members may be gone or waiting."""
 
-    def post(self, trainer: int, text: str) -> None:
-        """Leave a text for a trainer rank at the store. Raises TransferError."""
-        with transfer_errors():
-            self._store.set(f"posted-{self._rank}-{trainer}", text)
-
-    def posted_by(self, engine: int) -> str | None:
-        """Return the text that an engine rank has left for this rank, or None. Raises TransferError."""
-        key = f"posted-{engine}-{self._rank}"
-        with transfer_errors():
-            return self._store.get(key).decode() if self._store.check([key]) else None
-
     def wait_until(self, done: Callable[[], bool], deadline: float, pause: float) -> None:
         """Call ``done`` every ``pause`` seconds until it returns true.
 
@@ -121,18 +112,33 @@ class TransferGroup(ABC):
 
         Later waits of a forming process group cannot be interrupted, so they start only when all are here.
         """
-        deadline = time.monotonic() + JOIN_SECONDS
         self._store.set(f"here-{self._rank}", "")
         # A counter: with hundreds of members, checking each of them costs too many requests.
         if self._store.add("here", 1) == world:
             self._store.set("complete", "")
-        while not self._store.check(["complete"]):
+        self.wait_for(lambda: bool(self._store.check(["complete"])), lambda: self._missing(world))
+
+    def wait_for(self, done: Callable[[], bool], missing: Callable[[], str]) -> None:
+        """Wait for something that other members do at the store.
+
+        Raises TransferError when another member gave up, and when none has made progress (come, or beaten)
+        for JOIN_SECONDS. ``missing``: describes what is waited for.
+        """
+        progress, deadline = -1, 0.0
+        while not done():
             if self._given_up():
                 raise TransferError("another member gave up")
-            if time.monotonic() > deadline:
-                missing = [member for member in range(world) if not self._store.check([f"here-{member}"])]
-                raise TransferError(f"ranks {missing} did not come in {JOIN_SECONDS:.0f} s")
+            now, seen = time.monotonic(), self._store.add("here", 0) + self._store.add("beats", 0)
+            if seen != progress:
+                progress, deadline = seen, now + JOIN_SECONDS
+                PROGRESS.add("signs of members of a link")
+            if now > deadline:
+                raise TransferError(f"{missing()} in {JOIN_SECONDS:.0f} s")
             time.sleep(_JOIN_POLL_SECONDS)
+
+    def _missing(self, world: int) -> str:
+        absent = [member for member in range(world) if not self._store.check([f"here-{member}"])]
+        return f"ranks {absent} did not come"
 
 
 def give_up(store: Any, name: str) -> None:

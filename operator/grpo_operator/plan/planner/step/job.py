@@ -7,15 +7,14 @@ from grpo_operator.api.catalog.gpus import GPUS
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.plan.planner.efficiency import MEASURED, Efficiency
-from grpo_operator.plan.planner.engines.memory import engine_weights
 from grpo_operator.plan.planner.model.parameters import hf_tensors
 from grpo_operator.plan.planner.resolve import JobPlan
 from grpo_operator.plan.planner.step.cost import RolloutHardware, StepModel, TrainingHardware, Transfer
 from grpo_operator.plan.planner.step.lengths import ResponseLengths
 from grpo_operator.plan.planner.step.workload import StepWorkload
+from grpo_operator.plan.planner.transfer_bounds import sync_bound
 
 _MEAN_SHARE = 0.3  # of responseLength and promptLength
-_HOLDER_BYTES = 64 * 2**20  # of a bucket, that one rank sends
 _COPY_RATE = 2.5e9  # bytes/s of one rank's copy to host memory: pageable, and made twice
 
 
@@ -88,14 +87,14 @@ def _transfer(spec: GRPOJobSpec, pool: RolloutTemplate, plan: JobPlan) -> Transf
     assert plan.model is not None
     trainer = spec.trainer
     gpu = GPUS[trainer.gpu_type]
-    received = engine_weights(plan.model, plan.engine).total * plan.engine.tensor * pool.replicas
-    # A bucket is cut from the weights of few ranks, and all ranks send one bucket before the next.
-    senders = spec.weight_sync.bucket_megabytes * 2**20 // _HOLDER_BYTES
     link = gpu.nvlink if spec.shares_gpus else gpu.network
+    # Plans of transfers reach the bound of the interfaces.
+    ends = plan.model, plan.layout, plan.engine, pool.replicas
+    bound = sync_bound(*ends, link, pool.engine.gpus_per_node, spec.model.multi_token_prediction)
     shard = max(stage.optimizer_shard for stage in plan.stages)
     return Transfer(
-        update_bytes=received,
-        update_rate=min(max(senders, 1), trainer.world) * link,
+        update_bytes=bound.received_bytes,
+        update_rate=bound.received_bytes / bound.seconds,
         tensors=hf_tensors(plan.model, fp8=plan.engine.fp8, mtp=plan.engine.drafts),
         checkpoint_bytes=shard,
         checkpoint_rate=_COPY_RATE,

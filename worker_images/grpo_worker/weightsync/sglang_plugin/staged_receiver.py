@@ -1,9 +1,9 @@
-"""Receivers of one version in an engine rank: the protocol, and the receiver from the agent's stream."""
+"""Receiver of a staged version in an engine rank, from the agent's stream."""
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -40,41 +40,6 @@ def view_of(flat: torch.Tensor, spec: Spec) -> torch.Tensor:
     return flat[spec.start : spec.start + spec.nbytes].view(spec.dtype).view(spec.shape)
 
 
-class PendingReceive(Protocol):
-    """A transfer in progress."""
-
-    def wait(self) -> Any: ...
-
-
-class Receiver(Protocol):
-    """Receives one version.
-
-    ``partial``: only the byte ranges that this rank needs are received.
-    ``nbytes``: bytes requested so far.
-    """
-
-    partial: bool
-    nbytes: int
-
-    def scratch_bytes(self, index: int) -> int:
-        """Return the bytes of scratch memory that bucket ``index`` needs in addition to its own."""
-        ...
-
-    def receive(self, index: int, flat: torch.Tensor, scratch: torch.Tensor) -> PendingReceive:
-        """Start to receive bucket ``index`` into ``flat`` (uint8 [bytes of the bucket]).
-
-        ``scratch``: uint8 [``scratch_bytes(index)``], free again once the receive has completed.
-        """
-        ...
-
-    def verify(self) -> list[int]:
-        """Return the fingerprints of all messages, after all have been received.
-
-        Raises DirectLoadError if received bytes differ from the sent ones.
-        """
-        ...
-
-
 class Source(Protocol):
     """Bytes of buckets, each followed by its fingerprint; see AgentStream."""
 
@@ -84,9 +49,10 @@ class Source(Protocol):
 
 
 class StagedReceiver:
-    """Receives what the agent streams: the bytes of each bucket, and then their fingerprint."""
+    """Receives what the agent streams: the bytes of each bucket, and then their fingerprint.
 
-    partial = False
+    ``nbytes``: bytes requested so far.
+    """
 
     def __init__(self, source: Source) -> None:
         self.nbytes = 0
@@ -95,10 +61,11 @@ class StagedReceiver:
         self._received: list[torch.Tensor] = []
         self._sent: list[int] = []
 
-    def scratch_bytes(self, index: int) -> int:
-        return 0
+    def receive(self, flat: torch.Tensor) -> Callable[[], None]:
+        """Start to receive the next bucket into ``flat`` (uint8 [bytes of the bucket]).
 
-    def receive(self, index: int, flat: torch.Tensor, scratch: torch.Tensor) -> PendingReceive:
+        Returns a function that waits until the bucket is there, and raises TransferError if it does not come.
+        """
         self.nbytes += len(flat)
         # The copies of the bucket that was in this memory are in this stream.
         stream = torch.cuda.current_stream() if flat.is_cuda else None
@@ -109,31 +76,20 @@ class StagedReceiver:
             self._sent.append(self._source.read_fingerprint())
 
         read_by_thread = self._thread.submit(read)
-        return ReceiveThenCall(_Waits(read_by_thread), lambda: self._received.append(fingerprint(flat)))
+
+        def wait() -> None:
+            read_by_thread.result()
+            self._received.append(fingerprint(flat))
+
+        return wait
 
     def verify(self) -> list[int]:
+        """Return the fingerprints of all buckets, after all have been received.
+
+        Raises DirectLoadError if received bytes differ from the sent ones.
+        """
         received = [int(value) for value in self._received]
         for index, (ours, sent) in enumerate(zip(received, self._sent, strict=True)):
             if ours != sent:
                 raise DirectLoadError(f"bucket {index}: its bytes are not those that were sent")
         return received
-
-
-@dataclass(frozen=True, slots=True)
-class _Waits:
-    future: "Future[None]"
-
-    def wait(self) -> None:
-        self.future.result()
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiveThenCall:
-    """A transfer in progress, and a function to call once it has completed."""
-
-    transfer: PendingReceive
-    on_completion: Callable[[], None]
-
-    def wait(self) -> None:
-        self.transfer.wait()
-        self.on_completion()

@@ -1,0 +1,68 @@
+"""Calls about a link last as long as its members, and end for an engine that is silent afterwards."""
+
+import threading
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from grpo_worker.weightsync.agent.engine_client import Engine, EngineError
+from grpo_worker.weightsync.agent.link_calls import LinkCalls
+
+
+class SilentEngine:
+    """Engine that answers when it is released. ``noted``: it was found to be silent."""
+
+    def __init__(self) -> None:
+        self.called, self.released, self.noted = threading.Event(), threading.Event(), False
+
+    def on_silent(self) -> None:
+        self.noted = True
+
+    def load(self) -> str:
+        self.called.set()
+        assert self.released.wait(10)
+        return "loaded"
+
+
+def run(engine: SilentEngine, then: Callable[[LinkCalls], None]) -> tuple[str, str]:
+    """Return the result and the error of a call about link ``l``, during which ``then(calls)`` is run."""
+    calls = LinkCalls(cast(Engine, engine))
+
+    def interrupt() -> None:
+        assert engine.called.wait(10)
+        then(calls)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        return calls.run("l", engine.load), ""
+    except EngineError as error:
+        return "", str(error)
+    finally:
+        thread.join()
+        engine.released.set()
+
+
+def test_an_engine_that_answers_is_waited_for() -> None:
+    engine = SilentEngine()
+
+    def other_link(calls: LinkCalls) -> None:
+        calls.give_up("another")
+        engine.released.set()
+
+    assert run(engine, other_link) == ("loaded", "") and not engine.noted
+
+
+def test_a_silent_engine_is_given_up_and_noted() -> None:
+    engine = SilentEngine()
+    found = run(engine, lambda calls: calls.give_up("l"))
+    assert found == ("", "l: the transfer has ended, and the engine does not answer") and engine.noted
+
+
+def test_errors_of_the_engine_pass_through() -> None:
+    def fails() -> None:
+        raise EngineError("no weights")
+
+    with pytest.raises(EngineError, match="no weights"):
+        LinkCalls(cast(Engine, SilentEngine())).run("l", fails)
