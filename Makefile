@@ -6,7 +6,7 @@ PYTEST := PYTHONPATH=devcluster $(VENV)/python -m pytest
 CODE := operator worker_images devcluster rehearsal tests benchmarks
 TEXT := $(CODE) docs helm manifests Makefile README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md
 
-.PHONY: help demo down up test check lint format unit worker integration e2e slow rehearse bench-operator bench-planner bench-trainer bench-controller bench-data-path bench-sync-planner bench-sync bench-late-engine bench-delta bench-job bench-learning bench-own-models bench-faults bench-test crds docs env clean
+.PHONY: help demo down up test check lint format unit worker integration e2e slow rehearse bench-operator bench-planner bench-trainer bench-controller bench-data-path bench-sync-planner bench-sync bench-late-engine bench-delta bench-job bench-learning bench-own-models bench-pod-steps bench-faults bench-test crds docs env clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -94,6 +94,10 @@ bench-delta: env  ## a version over 10 Gb/s, whole and by what changed; needs ro
 bench-own-models:  ## every published model, shrunk, as a job; writes benchmarks/results/own_models.json
 	$(DEV) prepare
 	PYTHONPATH=devcluster $(VENV)/python benchmarks/own_models.py
+
+bench-pod-steps:  ## phases of small jobs on real pods, on a quiet machine; writes benchmarks/results/pod_steps.json
+	$(DEV) prepare
+	PYTHONPATH=devcluster:operator:worker_images $(VENV)/python benchmarks/pod_steps.py
 
 bench-faults:  ## recovery times of the end-to-end fault tests; adds to demo.json and rehearsal.json in benchmarks/results
 	$(DEV) prepare

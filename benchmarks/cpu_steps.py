@@ -1,8 +1,8 @@
 """The step model on CPUs: a profile of one core, fitted to one job, and its error on others (pure).
 
 The profile belongs to this machine and is no part of the planner. It is fitted to the job ``on_policy`` of
-job_cpu.json, whose trainer and engine have a core each. Held out are that file's other jobs, and the demo:
-tiny-moe with two training pods and two engines in Kubernetes, of which only whole steps were recorded.
+job_cpu.json, whose trainer and engine have a core each. Held out are that file's other jobs. Their steps are
+long enough that computation takes almost all of the time; pod_model.py counts what short steps consist of.
 """
 
 import json
@@ -11,13 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import yaml
-
-from grpo_devcluster.paths import REPO
 from grpo_devcluster.results import RESULTS
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_operator.api.catalog.gpus import GPUS, GpuType
-from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.training.cost import Rows, call_work
@@ -30,11 +26,8 @@ SMALL = architecture("tiny-moe") | {
 }
 SAMPLES = 64  # of a step of that job
 FITTED = "on_policy"
-DEMO = "tiny-moe on real pods"
 _PASSES = {"old_log_prob": 1, "ref": 1, "update_actor": 3}
 _CORE = replace(GPUS[GpuType.H100], flops=1e9)  # the fit gives seconds for each 10^9 operations
-_PROMPT_SHARE = 0.3  # of promptLength, as the planner assumes
-_CORES = 2  # of the machine, which all processes of the demo share
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +67,12 @@ def fit() -> Profile:
 
 def compared(profile: Profile) -> list[Compared]:
     """Return the median step of each held-out job beside the estimate: the sum of its phases."""
-    return [*_jobs(profile), _demo(profile)]
+    return list(_jobs(profile))
 
 
 def figures() -> dict[str, float]:
-    """Return the errors on the held-out jobs, in percent."""
-    rows = compared(fit())
-    jobs = [row.error_pct for row in rows if row.name != DEMO]
-    (demo,) = [row for row in rows if row.name == DEMO]
-    return {
-        "cpu_step_model_error_pct_max": round(max(jobs), 1),
-        "cpu_step_model_error_pct_tiny_moe": round(demo.error_pct, 1),
-        "cpu_step_seconds_predicted_tiny_moe": round(demo.predicted, 3),
-    }
+    """Return the largest error on the held-out jobs, in percent."""
+    return {"cpu_step_model_error_pct_max": round(max(row.error_pct for row in compared(fit())), 1)}
 
 
 def _jobs(profile: Profile) -> Iterator[Compared]:
@@ -100,18 +86,6 @@ def _jobs(profile: Profile) -> Iterator[Compared]:
             measured.append(sum(step[f"timing_s/{phase}"] for phase in own))
             predicted.append(sum(own.values()))
         yield Compared(name, statistics.median(measured), statistics.median(predicted))
-
-
-def _demo(profile: Profile) -> Compared:
-    """Return a step of the demo. All of its work is done by the machine's cores, whoever waits for whom."""
-    body = yaml.safe_load((REPO / "manifests" / "tiny-moe.yaml").read_text())["spec"]
-    spec = GRPOJobSpec.model_validate(body)
-    samples = spec.data.train_batch_size * spec.algorithm.samples_per_prompt
-    length = _PROMPT_SHARE * spec.data.prompt_length + spec.data.response_length
-    work = _work(architecture("tiny-moe"), samples * length, length)
-    seconds = (profile.training * sum(_PASSES.values()) + profile.generation) * work / _CORES
-    measured = json.loads((RESULTS / "demo.json").read_text())["figures"]["step_seconds"]
-    return Compared(DEMO, measured, seconds + profile.update_weights)
 
 
 def _training(step: dict[str, Any]) -> float:
