@@ -55,11 +55,15 @@ class WaveSender:
         self._compile()
 
     def _compile(self) -> None:
-        """Quantize a region of zeros, so that the first version does not wait for the kernel's compiler."""
+        """Quantize regions of zeros, so that the first version does not wait for the kernel's compiler.
+
+        Two of them: for a single one Triton compiles another kernel.
+        """
         targets = (target for wave in self._waves for packed in wave for target in packed.targets)
         first = next((target.values for target in targets if target.scales is not None), None)
         if first is not None:
-            quantise_into([(torch.zeros(first.shape, dtype=torch.bfloat16, device=first.device), first)])
+            zeros = torch.zeros(first.shape, dtype=torch.bfloat16, device=first.device)
+            quantise_into([(zeros, first), (zeros, first)])
 
     def send(self, shards: "Shards", patience: float) -> None:
         """Send one version. ``patience``: seconds that the rank waits for a wave. Raises TransferError."""
