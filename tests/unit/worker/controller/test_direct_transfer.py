@@ -110,6 +110,9 @@ def test_after_failures_the_same_engine_is_tried_ever_more_rarely() -> None:
         if len(engines.asked) > before:
             tried.append(version)
     assert tried == [1, 3, 7] and coordinator.failures == 3
+    assert opened(engines) == [name for name, _, _ in engines.asked], (
+        "nothing is sent over a link that did not form"
+    )
     engines.engines, engines.answers = [replace(A, restarts=1)], {}
     assert coordinator.deliver(Version(13)).complete, "another engine is tried at once"
 

@@ -102,7 +102,7 @@ class DirectTransferCoordinator:
         due = [engine for engine in engines if engine.name not in problems]
         self._close_outdated(engines)
         failed = self._open([engine for engine in due if engine.name not in self._links])
-        linked = [engine for engine in due if engine.name in self._links]
+        linked = [engine for engine in due if engine.name not in failed]
         seconds: dict[str, float] = {}
         if linked:
             more, seconds = self._send(linked, version)
