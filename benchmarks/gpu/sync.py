@@ -225,9 +225,10 @@ class Link:
 def planned(offer: LinkOffer) -> dict[str, Any]:
     """Return the sizes of the plan that is at a link's store: ``buffer_bytes`` of the fullest engine rank."""
     exchange = LinkExchange(PrefixStore(offer.name, connect(offer.address, offer.port)))
-    rows, parts = exchange.tensors(), [exchange.receives(rank) for rank in range(offer.ranks)]
+    rows = exchange.tensors()
     assert rows is not None
-    made = [part for part in parts if part is not None]
+    # The link is open, so the parts are there.
+    made = [exchange.receives(rank, lambda *_: None) for rank in range(offer.ranks)]
     group: Any = None  # nothing is received here
     receivers = [
         WaveReceiver(part, rank, group, offer.trainers, (), torch.device("cpu"))

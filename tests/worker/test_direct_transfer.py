@@ -104,7 +104,7 @@ def test_every_tensor_equals_the_exported_checkpoint_after_each_version(
 def test_an_engine_keeps_its_weights_when_it_joins_another_link(
     agent: Agent, server: Server, tmp_path: Path
 ) -> None:
-    """What its ranks keep was recorded for the first one."""
+    """Its ranks recorded their regions for the first one."""
     for number, folder in enumerate((tmp_path / "first", tmp_path / "second"), start=1):
         folder.mkdir()
         trainers, before = Trainers(folder, "TP2 EP2", 1), server.control().checksum()

@@ -36,7 +36,7 @@ class Store(dict[str, bytes]):
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """What the members of a link read at its store when an engine joins, in bytes.
+    """Bytes that the members of a link read at its store when an engine joins.
 
     ``table``: tensors that each engine rank reads. ``kept``: regions that engine ranks leave for the first
     trainer rank. ``receives``, ``sends``: parts of the plan that engine ranks and the other trainer ranks

@@ -56,7 +56,7 @@ def test_all_bytes_are_counted_by_link(rehearsed: Rehearse) -> None:
 
 
 def test_little_more_than_the_batch_leaves_the_controller(rehearsed: Rehearse) -> None:
-    """What ranks hold, what engines keep and the plans travel among the ranks and to the engines."""
+    """Layouts, kept regions and plans travel among the ranks and to the engines."""
     outcome = rehearsed(Scenario())
     figures = summary(outcome)
     assert 1 < figures["egress_ratio"] < 1.2

@@ -2,12 +2,12 @@
 
 import io
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from grpo_worker.common.repeated import repeated
 from grpo_worker.profiling.progress import PROGRESS, READ, WRITTEN
 
 _LOOK_SECONDS = 1.0
@@ -33,7 +33,6 @@ def open_counted(path: Path) -> io.BufferedReader:
 @contextmanager
 def growing(path: Path) -> Iterator[None]:
     """Count the growth of a file as progress, while one call of a library writes it."""
-    ended = threading.Event()
     seen = 0
 
     def look() -> None:
@@ -43,15 +42,8 @@ def growing(path: Path) -> Iterator[None]:
             PROGRESS.add(WRITTEN, size - seen)
             seen = size
 
-    def watch() -> None:
-        while not ended.wait(_LOOK_SECONDS):
-            look()
-
-    thread = threading.Thread(target=watch, daemon=True, name=f"growth of {os.path.basename(path)}")
-    thread.start()
     try:
-        yield
+        with repeated(look, _LOOK_SECONDS, f"growth of {os.path.basename(path)}"):
+            yield
     finally:
-        ended.set()
-        thread.join()
         look()

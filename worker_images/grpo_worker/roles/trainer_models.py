@@ -63,7 +63,7 @@ def build_models(rank: int, world: int, config: dict[str, Any]) -> TrainerModels
         raise RuntimeError("spec.trainer.device is cuda, but this rank sees no GPU: check its pod's limits")
     hf, layout = config["hf"], spec.trainer.parallelism.layout(world)
     initialize_parallel(layout, spec.seed)
-    endpoint = TrainerLinks(rank, world, device())
+    links = TrainerLinks(rank, world, device())
     setup = _model_setup(spec, hf, world)
     policy, critic, reward_model = _policy(spec, setup), _critic(spec, setup), _reward_model(spec, setup)
     parts = policy.parts(spec.algorithm.refresh_reference_steps is not None)
@@ -80,7 +80,7 @@ def build_models(rank: int, world: int, config: dict[str, Any]) -> TrainerModels
         reward_model,
         parts,
         Checkpointer(config["checkpoints"], parts, spec.checkpoint.keep, origin),
-        endpoint,
+        links,
         StepTrace(spec.observability.profile, rank, Path(config["checkpoints"]).parent / "profile"),
         flops,
         expert_layers(hf) if spec.algorithm.routing_replay else None,

@@ -33,7 +33,7 @@ class RolloutScheduler(Protocol):
 
     @property
     def generates_ahead(self) -> bool:
-        """Whether samples of the next step are being generated, for which ``save`` would wait."""
+        """Samples of the next step are being generated; ``save`` would wait for them."""
 
     def save(self, step: int) -> None:
         """Save the samples that were generated ahead of the checkpoint of ``step``."""

@@ -1,20 +1,22 @@
-"""What the members of a link leave for each other at its store: tensors, kept regions, parts of the plan."""
+"""Messages of a link's members at its store: tensors, kept regions, parts of the plan."""
 
 import hashlib
 import json
-import threading
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from grpo_worker.common.repeated import repeated
 from grpo_worker.weightsync.planner.engine_plan import EnginePlan, Part
 from grpo_worker.weightsync.planner.regions import Box
 
 _BEAT_SECONDS = 5.0
 _PIECE_BYTES = 4 << 20  # torch's store refuses a value above 8 MiB
-_TENSORS, _BEATS = "tensors", "beats"
+_TENSORS, _BEATS, _PROBLEM = "tensors", "beats", "problem"
+# Waits until its first argument returns true; raises TransferError with the text of the second.
+WaitFor = Callable[[Callable[[], bool], Callable[[], str]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +38,9 @@ class LinkExchange:
         """Tell the other members, which wait for this one, that it makes progress."""
         self._store.add(_BEATS, 1)
 
-    @contextmanager
-    def beating(self) -> Iterator[None]:
+    def beating(self) -> AbstractContextManager[None]:
         """Beat during a block that computes for long."""
-        ended = threading.Event()
-
-        def beat() -> None:
-            while not ended.wait(_BEAT_SECONDS):
-                self.beat()
-
-        thread = threading.Thread(target=beat, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
+        return repeated(self.beat, _BEAT_SECONDS, "beats of a link")
 
     def put_tensors(self, rows: Iterable[TensorRow]) -> None:
         """Leave the tensors of a version for the engine's ranks."""
@@ -72,10 +61,12 @@ class LinkExchange:
             self._put(f"kept-{digest}", content)
         self._store.set(f"keeps-{rank}", digest)
 
-    def kept(self, ranks: int) -> dict[int, dict[str, list[Box]]] | None:
-        """Return the regions that each of the engine's ``ranks`` keeps, or None until all are there."""
-        if not self._store.check([f"keeps-{rank}" for rank in range(ranks)]):
-            return None
+    def all_keep(self, ranks: int) -> bool:
+        """Return whether all of the engine's ``ranks`` have left what they keep."""
+        return bool(self._store.check([f"keeps-{rank}" for rank in range(ranks)]))
+
+    def kept(self, ranks: int) -> dict[int, dict[str, list[Box]]]:
+        """Return the regions that each of the engine's ``ranks`` keeps, once ``all_keep`` is true."""
         of_digest: dict[str, dict[str, list[Box]]] = {}
         result = {}
         for rank in range(ranks):
@@ -95,23 +86,25 @@ class LinkExchange:
 
     def refuse(self, problem: str) -> None:
         """Tell all members why there is no plan."""
-        self._put("problem", problem)
+        self._put(_PROBLEM, problem)
 
-    def problem(self) -> str:
-        """Return why there is no plan, or an empty text."""
-        return str(self._get("problem") or "")
+    def sends(self, rank: int, wait_for: WaitFor) -> Part:
+        """Wait for the part of a trainer rank. Raises ValueError if there is no plan."""
+        return self._part(f"sends-{rank}", wait_for)
 
-    def sends(self, rank: int) -> Part | None:
-        """Return the part of a trainer rank, or None until it is there."""
-        return self._part(f"sends-{rank}")
+    def receives(self, rank: int, wait_for: WaitFor) -> Part:
+        """Wait for the part of an engine's rank. Raises ValueError if there is no plan."""
+        return self._part(f"receives-{rank}", wait_for)
 
-    def receives(self, rank: int) -> Part | None:
-        """Return the part of an engine's rank, or None until it is there."""
-        return self._part(f"receives-{rank}")
-
-    def _part(self, key: str) -> Part | None:
+    def _part(self, key: str, wait_for: WaitFor) -> Part:
+        wait_for(
+            lambda: bool(self._store.check([key]) or self._store.check([_PROBLEM])),
+            lambda: "the first trainer rank made no plan",
+        )
         data = self._get(key)
-        return None if data is None else Part.from_data(data)
+        if data is None:
+            raise ValueError(self._get(_PROBLEM))
+        return Part.from_data(data)
 
     def _put(self, key: str, value: Any) -> None:
         """Leave a value in pieces; the number of pieces comes last, as readers look for it."""

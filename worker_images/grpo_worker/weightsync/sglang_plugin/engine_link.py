@@ -10,7 +10,6 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from grpo_operator.api.weight_path import Backend
 from grpo_worker.weightsync.planner.boxes import disjoint
-from grpo_worker.weightsync.planner.engine_plan import Part
 from grpo_worker.weightsync.planner.regions import Box
 from grpo_worker.weightsync.protocol.link_exchange import LinkExchange
 from grpo_worker.weightsync.sglang_plugin.loader import idle_draft
@@ -23,7 +22,7 @@ from grpo_worker.weightsync.transport.rendezvous import TransferError, TransferG
 
 @dataclass(frozen=True, slots=True)
 class LinkPlace:
-    """Where a link is joined: its store, and this rank's and its engine's first place in the group."""
+    """Store of a link, and the engine's first place in its group."""
 
     name: str
     address: str
@@ -55,12 +54,13 @@ def join_link(models: Sequence[Any], place: LinkPlace, rank: int, device: torch.
 
     ``models``: the served model, then those that draft for it. Their weights are lost when they load tensors
     of these names and shapes for the first time: see ``record``. A rank that cannot join makes the other
-    members give up. Raises TransferError, and the store's RuntimeError when it is gone.
+    members give up. Raises TransferError, ValueError without a plan, and the store's RuntimeError when it
+    is gone.
     """
     store = connect(place.address, place.port)
     try:
         return _join(models, place, rank, device, store)
-    except RuntimeError:
+    except (RuntimeError, ValueError):
         give_up(store, place.name)
         raise
 
@@ -80,25 +80,13 @@ def _join(
     exchange.put_kept(rank, kept)
     group = join(place.backend, store, place.name, place.first + rank, place.world, place.first, device)
     try:
-        part = _part(group, exchange, rank)
-    except TransferError:
+        part = exchange.receives(rank, group.wait_for)
+    except (TransferError, ValueError):
         group.close()
         raise
     loaders = [WaveLoader(model, recipe, part) for model, recipe in zip(models, recipes, strict=True)]
     receiver = WaveReceiver(part, rank, group, place.first, loaders, device)
     return EngineLink(group, receiver, tuple(row.name for row in rows), frozenset(kept))
-
-
-def _part(group: TransferGroup, exchange: LinkExchange, rank: int) -> Part:
-    """Wait for this rank's part of the plan. Raises TransferError."""
-    group.wait_for(
-        lambda: bool(exchange.problem()) or exchange.receives(rank) is not None,
-        lambda: "the trainer ranks made no plan",
-    )
-    part = exchange.receives(rank)
-    if part is None:
-        raise TransferError(exchange.problem())
-    return part
 
 
 def _union(kept: Sequence[dict[str, list[Box]]]) -> dict[str, list[Box]]:

@@ -39,7 +39,7 @@ def gather_in_gang(own: bytes) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """What the gang sends: tensors as engines load them, and the regions that ranks hold."""
+    """Weights of the gang: tensors as engines load them, and the regions that ranks hold."""
 
     rows: list[TensorRow]
     tensors: dict[str, Tensor]
@@ -112,14 +112,11 @@ class TrainerLinks:
             group = join(offer.backend, store, *place)
             exchange = LinkExchange(PrefixStore(offer.name, store))
             sent = self._plan(offer, exchange, group) if self.rank == 0 else Counter[int]()
-            group.wait_for(
-                lambda: bool(exchange.problem()) or exchange.sends(self.rank) is not None,
-                lambda: "the first trainer rank made no plan",
-            )
-            part = exchange.sends(self.rank)
-            if part is None:
+            try:
+                part = exchange.sends(self.rank, group.wait_for)
+            except ValueError:
                 group.close()
-                return f"trainer rank {self.rank}: {exchange.problem()}"
+                raise
             sender = WaveSender(part, group, offer.trainers, self.device)
             self._links[offer.name] = _Link(group, sender, sent)
         except (TransferError, ValueError, RuntimeError) as error:
@@ -129,12 +126,12 @@ class TrainerLinks:
     def _plan(self, offer: LinkOffer, exchange: LinkExchange, group: TransferGroup) -> Counter[int]:
         """Plan the transfers to an engine and leave each member its part; return the bytes of each sender."""
         group.wait_for(
-            lambda: exchange.kept(offer.ranks) is not None,
+            lambda: exchange.all_keep(offer.ranks),
             lambda: "the engine's ranks did not tell what they keep",
         )
         try:
             with exchange.beating():
-                planned = self._planned(offer, exchange.kept(offer.ranks) or {})
+                planned = self._planned(offer, exchange.kept(offer.ranks))
         except ValueError as error:
             exchange.refuse(str(error))
             return Counter()
