@@ -4,6 +4,7 @@ import os
 import pickle
 import re
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -80,7 +81,7 @@ def gang(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[WorkerGrou
     group = WorkerGroup(Sums, RayProcesses(Sums, pool), HANG, flight_records=str(tmp_path / "hang"))
     group.start({})
     yield group
-    group.kill()  # ends the thread that watches the processes
+    group.kill()
     ray.shutdown()
 
 
@@ -124,6 +125,12 @@ def test_a_death_is_noticed_within_seconds_although_no_call_runs(gang: WorkerGro
     death = gang.death()
     assert death.lost == [1] and death.outside
     assert str(death).startswith("the processes of rank 1 on ")
+
+
+def test_a_killed_gang_leaves_no_thread_that_calls_ray(gang: WorkerGroup) -> None:
+    assert "rank-deaths" in [thread.name for thread in threading.enumerate()]
+    gang.kill()
+    assert "rank-deaths" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_a_frozen_rank_is_named(gang: WorkerGroup) -> None:

@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 log = logging.getLogger(__name__)
 _WATCH, _LIVE = "watch", "live"  # concurrency groups: threads of an actor that answer while a call runs
 _LIVE_SECONDS = 60.0  # of one call whose only purpose is to fail when its process dies
+_WATCH_SECONDS = 1.0  # between two looks at whether the watch has ended
 _DEATH_SECONDS = 5.0  # Ray needs a moment to notice a death that has already broken a call of another rank
 _GRACE_SECONDS = 0.5  # ranks of one pod die one after the other
 
@@ -83,7 +84,8 @@ class RayProcesses:
         self.died: Future[None] = Future()
         self._dead: set[int] = set()
         self._ended = threading.Event()
-        threading.Thread(target=self._watch_deaths, daemon=True, name="rank-deaths").start()
+        self._watcher = threading.Thread(target=self._watch_deaths, daemon=True, name="rank-deaths")
+        self._watcher.start()
 
     def put(self, value: Any) -> Any:
         return ray.put(value)
@@ -125,12 +127,14 @@ class RayProcesses:
         self._ended.set()
         for actor in self._actors:
             ray.kill(actor, no_restart=True)
+        # A call of Ray after ray.shutdown() would start a second Ray.
+        self._watcher.join(_WATCH_SECONDS + _DEATH_SECONDS)
 
     def _watch_deaths(self) -> None:
         """Notice within seconds that a process ends, also while no call of the gang runs."""
         calls = {self._live(index): index for index in range(self.count)}
         while calls and not self._ended.is_set():
-            done, _ = self.wait(list(calls), 1, 1.0)
+            done, _ = self.wait(list(calls), 1, _WATCH_SECONDS)
             for call in done:
                 index = calls.pop(call)
                 if isinstance(self.error(call), ray.exceptions.RayActorError):
