@@ -278,7 +278,10 @@ def infos_of(tensor: int, context: int, data: int, pipeline: int) -> list[RankIn
     """Return the coordinates of all ranks in Megatron-Core's order: tensor, context, data, pipeline."""
     sizes = (pipeline, data, context, tensor)
     places = [tuple(int(i) for i in place) for place in np.ndindex(*sizes)]
-    return [RankInfo(rank, t, p, c, d, pipeline, data) for rank, (p, d, c, t) in enumerate(places)]
+    return [
+        RankInfo(rank, t, p, c, d, pipeline, data, tensor, context)
+        for rank, (p, d, c, t) in enumerate(places)
+    ]
 
 
 def _value(arg: Any) -> Any:

@@ -13,13 +13,14 @@ from grpo_worker.data.micro_batch import Batch
 from grpo_worker.megatron.conversion.readers import SafetensorsWeights, SeededWeights
 from grpo_worker.megatron.export.exporter import export
 from grpo_worker.megatron.training.policy import PolicyModel
-from support.padded import padded_tokens, ragged
+from support.padded import padded_tokens
 from support.ranks.fidelity_cases import keep_gradients
 from support.ranks.policy_cases import (
     batch,
     checkpointer,
     everywhere,
     make_model,
+    own_part,
     own_rows,
     train,
     update,
@@ -57,7 +58,7 @@ def guesses(root: str, layout: dict[str, int], packed: bool = False) -> dict[str
     for chunk in policy.chunks:
         chunk.eval()
     wanted = {"guess": lambda _output, micro, width: mtp.rows(micro, width)}
-    rows = ragged(own_rows(data))
+    rows = own_part(policy, own_rows(data))
     found = policy._runner.rows(policy.chunks, rows, wanted).get("guess")
     if found is None:
         return {"bitwise": bitwise, "difference": None}

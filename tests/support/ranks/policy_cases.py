@@ -1,7 +1,9 @@
 """Functions that run on ranks: a tiny policy, its steps and its weights."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.trainer import OffloadSpec, OptimizerSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig
 from grpo_worker.checkpointing.store import Origin, directory
-from grpo_worker.common.ragged_batch import RaggedBatch
+from grpo_worker.common.ragged_batch import RaggedBatch, spread_spans, take_spans
 from grpo_worker.data.micro_batch import Batch
 from grpo_worker.megatron.checkpoint import snapshot
 from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer
@@ -25,6 +27,7 @@ from grpo_worker.megatron.training.reductions import active_parameters
 from grpo_worker.megatron.training.runner import MicroBatching
 from grpo_worker.megatron.training.setup import ModelSetup
 from grpo_worker.model_files.config import model_config
+from grpo_worker.roles.trainer_models import rank_info
 from grpo_worker.weightsync.trainer import publisher
 from support.padded import padded_tokens, ragged, token_weights
 
@@ -108,8 +111,15 @@ def update(
 
 
 def own_part(policy: PolicyModel, data: Batch) -> RaggedBatch:
-    """Return a padded batch with the routed experts that this rank reads, and no others."""
-    return ragged(data, policy.expert_layers, policy.context_spans(data["input_ids"].shape[1]))
+    """Return a padded batch with the token ids and routed experts that this rank reads, and no others."""
+    rows = ragged(data, policy.expert_layers, policy.context_spans(data["input_ids"].shape[1]))
+    models: Any = SimpleNamespace(policy=policy)
+    spans = rank_info(dist.get_rank(), models).id_spans(rows.width)
+    if not spans:
+        return rows
+    assert rows.input_ids is not None
+    taken = take_spans(rows.input_ids, rows.lengths, range(rows.rows), spans)
+    return replace(rows, input_ids=spread_spans(taken, rows.lengths, spans))
 
 
 def on_every_stage(tensor: torch.Tensor | None, data: Batch) -> torch.Tensor:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from grpo_worker.common.context_spans import Span
+
 INPUT_IDS = "input_ids"
 ROUTED_EXPERTS = "routed_experts"  # row column of references, see data/routed_experts.py
 
@@ -24,13 +26,39 @@ def take_rows(flat: np.ndarray, lengths: np.ndarray, rows: Sequence[int] | np.nd
     return np.concatenate([flat[starts[row] : starts[row + 1]] for row in rows] or [flat[:0]])
 
 
+def take_spans(
+    flat: np.ndarray, lengths: np.ndarray, rows: Sequence[int] | np.ndarray, spans: Sequence[Span]
+) -> np.ndarray:
+    """Return the entries of ``rows`` inside ``spans`` of each row, in this order. flat: see take_rows."""
+    starts = offsets_of(lengths)
+    parts = [
+        flat[starts[row] + min(first, lengths[row]) : starts[row] + min(end, lengths[row])]
+        for row in rows
+        for first, end in spans
+    ]
+    return np.concatenate(parts or [flat[:0]])
+
+
+def spread_spans(taken: np.ndarray, lengths: np.ndarray, spans: Sequence[Span]) -> np.ndarray:
+    """Return a column of rows of these ``lengths`` from what take_spans returned; other entries are 0."""
+    starts, place = offsets_of(lengths), 0
+    flat = np.zeros(starts[-1], taken.dtype)
+    for start, length in zip(starts, lengths, strict=False):
+        for first, end in spans:
+            count = min(end, length) - min(first, length)
+            flat[start + min(first, length) :][:count] = taken[place : place + count]
+            place += count
+    return flat
+
+
 @dataclass(frozen=True)
 class RaggedBatch:
     """Rows of prompt and response tokens.
 
     ``prompt_lengths``, ``lengths``: int32 [rows], tokens of the prompt, and of prompt and response.
     ``width``: length of the longest row of the step's whole batch, to which padded micro-batches extend.
-    ``input_ids``: int32 [tokens], all rows in succession; None on ranks that do not read it.
+    ``input_ids``: int32 [tokens], all rows in succession; None on ranks that do not read it. On a
+    context-parallel rank, tokens that it does not read are 0.
     ``response``: columns with an entry for each response token, [response tokens].
     ``row``: columns with an entry for each row, [rows].
     ``routed``: only on a rank: the experts of each row, [expert layers of the rank, tokens - 1, k] each.

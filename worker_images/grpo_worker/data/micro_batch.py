@@ -59,6 +59,16 @@ class MicroBatch:
         ]
         return torch.stack(rows) if rows else tokens.new_zeros((0, width))
 
+    def own_rows(self, tokens: torch.Tensor, width: int) -> torch.Tensor:
+        """Convert outputs at each token, [b, s], to [rows, width]."""
+        if not self.bounds:
+            return tokens[: len(self.indices), :width]
+        rows = [
+            torch.nn.functional.pad(tokens[0, start : start + length], (0, width - length))
+            for start, length in zip(self.bounds, self.lengths, strict=False)
+        ]
+        return torch.stack(rows) if rows else tokens.new_zeros((0, width))
+
     def place(self, number: int) -> tuple[int, slice]:
         """Return where ``input_ids`` holds the tokens of the micro-batch's row ``number``."""
         start = self.bounds[number] if self.bounds else 0

@@ -8,11 +8,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from grpo_worker.common.ragged_batch import INPUT_IDS, ROUTED_EXPERTS, RaggedBatch, joined
+from grpo_worker.common.context_spans import Span, context_spans
+from grpo_worker.common.ragged_batch import INPUT_IDS, ROUTED_EXPERTS, RaggedBatch, joined, spread_spans
 
 F = TypeVar("F", bound=Callable[..., Any])
 _ATTRIBUTE = "_grpo_dispatch"
 _READS = "_grpo_reads"
+_FOLLOWING = 2  # tokens after a rank's own that it reads: the labels of its last token and of the MTP layer's
 LENGTHS = "lengths"  # int32 [2, rows]: prompt tokens, and prompt and response tokens
 
 
@@ -38,6 +40,8 @@ class RankInfo:
     dp_rank: int
     pp_size: int
     dp_size: int
+    tp_size: int = 1
+    cp_size: int = 1
 
     @property
     def last_stage(self) -> bool:
@@ -62,12 +66,23 @@ class RankInfo:
             if name == ROUTED_EXPERTS or (ends if name == INPUT_IDS else self.last_stage)
         ]
 
+    def id_spans(self, width: int) -> tuple[Span, ...]:
+        """Return the tokens of each row whose ids a context-parallel rank reads; empty: whole rows.
+
+        Columns of the loss are read whole, because every rank computes the loss of whole rows.
+        """
+        if self.cp_size == 1:
+            return ()
+        own = context_spans(width, self.tp_size, self.cp_size, self.cp_rank)
+        return tuple((first, end + _FOLLOWING) for first, end in own)
+
 
 @dataclass(frozen=True, slots=True)
 class PieceColumns:
     """Names of the columns that a call gets, in the order of its arrays, for each piece of the rank's rows.
 
-    ``response``, ``row``: names by kind. The arrays of a piece begin with ``LENGTHS``.
+    ``response``, ``row``: names by kind. The arrays of a piece begin with ``LENGTHS``. ``id_spans``: see
+    RankInfo.
     """
 
     pieces: int
@@ -75,15 +90,18 @@ class PieceColumns:
     ids: bool
     response: tuple[str, ...]
     row: tuple[str, ...]
+    id_spans: tuple[Span, ...] = ()
 
     def batch(self, arrays: Sequence[np.ndarray]) -> RaggedBatch:
-        """Return the rank's rows as views of the arrays; several pieces are copied."""
+        """Return the rank's rows as views of the arrays; several pieces, and parts of rows, are copied."""
         count = 1 + self.ids + len(self.response) + len(self.row)
         return joined([self._piece(arrays[i * count : (i + 1) * count]) for i in range(self.pieces)])
 
     def _piece(self, arrays: Sequence[np.ndarray]) -> RaggedBatch:
         lengths, rest = arrays[0], list(arrays[1:])
         ids = rest.pop(0) if self.ids else None
+        if ids is not None and self.id_spans:
+            ids = spread_spans(ids, lengths[1], self.id_spans)
         response = dict(zip(self.response, rest, strict=False))
         row = dict(zip(self.row, rest[len(self.response) :], strict=True))
         return RaggedBatch(lengths[0], lengths[1], self.width, ids, response, row)

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from grpo_worker.common.ragged_batch import INPUT_IDS, RaggedBatch, offsets_of
+from grpo_worker.common.context_spans import Span
+from grpo_worker.common.ragged_batch import INPUT_IDS, RaggedBatch, offsets_of, take_spans
 from grpo_worker.data.balance import balanced
 from grpo_worker.roles.dispatch import LENGTHS, Columns, PieceColumns, RankInfo
 
@@ -90,7 +91,7 @@ class SharedBatch:
         self.batch, self.per_step = batch, per_step
         self.partition = Partition(batch.lengths, per_step, ranks[0].dp_size)
         self.ranks, self._store = ranks, store
-        self._stored: dict[tuple[int, int, str], StoredArray] = {}
+        self._stored: dict[tuple[int, int, str, tuple[Span, ...]], StoredArray] = {}
         self.put_bytes = 0
 
     def all(self) -> "SharedRows":
@@ -103,17 +104,21 @@ class SharedBatch:
 
     def stored(self, step: int, info: RankInfo, name: str) -> Any:
         """Return the reference of a rank's part of a column, which is stored if this is its first use."""
-        key = step, info.dp_rank, name
+        spans = info.id_spans(self.batch.width) if name == INPUT_IDS else ()
+        key = step, info.dp_rank, name, spans
         if key not in self._stored:
             array = self._array(*key)
             self.put_bytes += array.nbytes
             self._stored[key] = self._store.store(array, info.rank)
         return self._stored[key].for_rank(info.rank)
 
-    def _array(self, step: int, part: int, name: str) -> np.ndarray:
+    def _array(self, step: int, part: int, name: str, spans: Sequence[Span]) -> np.ndarray:
         rows, batch = self.partition.pieces[step][part], self.batch
         if name == LENGTHS:
             return np.stack([batch.prompt_lengths[rows], batch.lengths[rows]])
+        if spans:
+            assert batch.input_ids is not None
+            return take_spans(batch.input_ids, batch.lengths, rows, spans)
         column = batch.take_column(name, rows)
         return column * self.partition.real[step][part] if name == WEIGHTS else column
 
@@ -131,7 +136,8 @@ class SharedRows:
         response = tuple(name for name in names if name in batch.response)
         row = tuple(name for name in names if name in batch.row)
         ids = [name for name in names if name == INPUT_IDS]
-        columns = PieceColumns(len(self._steps), batch.width, bool(ids), response, row)
+        spans = info.id_spans(batch.width)
+        columns = PieceColumns(len(self._steps), batch.width, bool(ids), response, row, spans)
         order = [LENGTHS, *ids, *response, *row]
         return columns, [self._shared.stored(s, info, name) for s in self._steps for name in order]
 

@@ -98,6 +98,8 @@ def rank_info(rank: int, models: TrainerModels) -> RankInfo:
         parallel_state.get_data_parallel_rank(),
         layout.pipeline,
         layout.data,
+        layout.tensor,
+        layout.context,
     )
 
 

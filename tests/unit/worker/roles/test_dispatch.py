@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo_worker.common.context_spans import context_spans
 from grpo_worker.common.ragged_batch import INPUT_IDS, ROUTED_EXPERTS, RaggedBatch
 from grpo_worker.data.balance import balanced, within_budget
 from grpo_worker.roles.dispatch import Columns, Dispatch, RankInfo, dispatch_mode, reads_of, register
@@ -22,7 +23,7 @@ LOSS = ("advantages", "weights")
 def ranks_of(tp: int, cp: int, dp: int, pp: int) -> list[RankInfo]:
     """Megatron's order: tensor innermost, then context, data, pipeline."""
     places = [(t, p, c, d) for p in range(pp) for d in range(dp) for c in range(cp) for t in range(tp)]
-    return [RankInfo(rank, *place, pp, dp) for rank, place in enumerate(places)]
+    return [RankInfo(rank, *place, pp, dp, tp, cp) for rank, place in enumerate(places)]
 
 
 def batch_of(lengths: list[tuple[int, int]]) -> RaggedBatch:
@@ -34,7 +35,7 @@ def batch_of(lengths: list[tuple[int, int]]) -> RaggedBatch:
         whole,
         int(whole.max()),
         np.arange(whole.sum(), dtype=np.int32),
-        {"advantages": np.arange(answers, dtype=np.float32)},
+        {"advantages": np.arange(answers, dtype=np.float32), "token": np.arange(answers, dtype=np.int32)},
         {"weights": np.ones(len(lengths), np.float32), "number": np.arange(len(lengths))},
     )
 
@@ -45,14 +46,12 @@ class Worker:
     def __init__(self, place: RankInfo) -> None:
         self.rank_info = place
 
-    @register(Dispatch.MEGATRON_COMPUTE, (INPUT_IDS, "number", *LOSS))
+    @register(Dispatch.MEGATRON_COMPUTE, (INPUT_IDS, "token", "number", *LOSS))
     def echo(self, batch: RaggedBatch, factor: int) -> Columns:
         self.batch = batch
         if not self.rank_info.last_stage:
             return Columns()
-        assert batch.input_ids is not None
-        answers = batch.response_of(batch.input_ids)
-        return Columns({"ids": answers * factor}, {"number": batch.row["number"]})
+        return Columns({"token": batch.response["token"] * factor}, {"number": batch.row["number"]})
 
     @register(Dispatch.MEGATRON_COMPUTE, LOSS)
     def weigh(self, batch: RaggedBatch) -> float:
@@ -78,8 +77,7 @@ def test_rows_come_back_in_order(
     shared = SharedBatch(batch, per_step, ranks, plain_store())
     workers = [Worker(place) for place in ranks]
     found = call(workers, "echo", shared.all(), -2)
-    assert batch.input_ids is not None
-    assert np.array_equal(found.response["ids"], -2 * batch.response_of(batch.input_ids))
+    assert np.array_equal(found.response["token"], -2 * batch.response["token"])
     assert np.array_equal(found.row["number"], batch.row["number"])
     assert len({worker.batch.rows for worker in workers}) == 1, "equally many rows on every rank"
     for number, rows in enumerate(shared.each_step()):
@@ -87,6 +85,26 @@ def test_rows_come_back_in_order(
         first = number * per_step
         assert part.row["number"].tolist() == list(range(first, min(first + per_step, len(lengths))))
         assert call(workers, "weigh", rows) == 3.0
+
+
+@given(sizes=layouts, lengths=lengths_strategy, per_step=st.integers(1, 30))
+def test_context_ranks_get_the_ids_that_they_read(
+    sizes: tuple[int, int, int, int], lengths: list[tuple[int, int]], per_step: int
+) -> None:
+    ranks, batch = ranks_of(*sizes), batch_of(lengths)
+    shared = SharedBatch(batch, per_step, ranks, plain_store())
+    workers = [Worker(place) for place in ranks]
+    call(workers, "echo", shared.all(), 1)
+    for worker in (worker for worker in workers if worker.rank_info.pp_rank == 0):
+        info, got = worker.rank_info, worker.batch
+        assert got.input_ids is not None
+        for number, row in enumerate(np.concatenate([p[info.dp_rank] for p in shared.partition.pieces])):
+            ids = got.input_ids[got.starts[number] : got.starts[number + 1]]
+            whole = batch.take_column(INPUT_IDS, [row])
+            spans = context_spans(batch.width, info.tp_size, info.cp_size, info.cp_rank)
+            read = {t for first, end in spans for t in range(first, end + 2) if t < len(whole)}
+            expected = [whole[t] if t in read or info.cp_size == 1 else 0 for t in range(len(whole))]
+            assert ids.tolist() == expected
 
 
 @given(dp=st.integers(1, 5), lengths=lengths_strategy, per_step=st.integers(1, 30))
@@ -124,13 +142,13 @@ def test_each_part_of_a_column_is_put_once_and_mapped_without_a_copy() -> None:
     workers = [Worker(place) for place in ranks]
     for rows in (shared.all(), shared.all(), *shared.each_step()):
         call(workers, "echo", rows, 1)
-    assert len(puts) == 2 * 2 * 5, "two steps, two data-parallel ranks, five columns"
+    assert len(puts) == 2 * 2 * 6, "two steps, two data-parallel ranks, six columns"
     assert shared.put_bytes == sum(array.nbytes for array in puts) == batch.nbytes
     sent = [array.ctypes.data for array in puts]
     assert workers[0].batch.input_ids is not None and workers[0].batch.input_ids.ctypes.data in sent
     shared.batch = shared.batch.with_columns(advantages2=batch.response["advantages"])
     call(workers, "echo", shared.all(), 1)
-    assert len(puts) == 20, "nobody reads the new column"
+    assert len(puts) == 24, "nobody reads the new column"
 
 
 def test_long_rows_are_spread_over_data_parallel_ranks() -> None:

@@ -12,6 +12,8 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 from megatron.core.transformer.module import MegatronModule
 from torch.nn.functional import scaled_dot_product_attention
 
+from grpo_worker.common.context_spans import zigzag_chunks
+
 
 class CoreAttention(MegatronModule):  # type: ignore[misc]
     """query: [s, b, heads, d_qk], key: [s, b, groups, d_qk], value: [s, b, groups, d_v].
@@ -73,14 +75,6 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
             scale=self.scale,
             enable_gqa=k.shape[1] != q.shape[1],
         )
-
-
-def zigzag_chunks(size: int) -> list[int]:
-    """Return the chunks of a sequence in the order of the context-parallel ranks.
-
-    Rank r holds chunks r and 2 x cp - 1 - r, so that causal attention costs every rank the same.
-    """
-    return [chunk for rank in range(size) for chunk in (rank, 2 * size - 1 - rank)]
 
 
 def _zigzag(length: int, size: int) -> torch.Tensor:

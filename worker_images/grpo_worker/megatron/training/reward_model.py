@@ -4,15 +4,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from grpo_worker.common.ragged_batch import RaggedBatch
+from grpo_worker.data.micro_batch import MicroBatch
 from grpo_worker.megatron.conversion import hf_mapping
 from grpo_worker.megatron.conversion.readers import SafetensorsWeights
 from grpo_worker.megatron.model.build import build_chunks
 from grpo_worker.megatron.model.value_head import NAME, with_value_heads
 from grpo_worker.megatron.optim.optimizer import frozen_weights
-from grpo_worker.megatron.training.critic import value_rows
-from grpo_worker.megatron.training.runner import Runner
+from grpo_worker.megatron.training.runner import Runner, context_whole
 from grpo_worker.megatron.training.setup import ModelSetup
 from grpo_worker.model_files.config import model_config
 
@@ -53,9 +54,11 @@ class RewardModel:
 
         Returns an empty dict outside the last pipeline stage.
         """
-        # The runner aligns outputs with the following token, so each row needs one more token.
-        ids = None if batch.input_ids is None else np.insert(batch.input_ids, batch.starts[1:], 0)
-        longer = RaggedBatch(batch.prompt_lengths, batch.lengths + 1, batch.width + 1, ids)
         with self._weights.on_device():
-            columns = self._runner.rows(self._chunks, longer, {"scores": value_rows})
-        return {name: column[longer.starts[1:] - 1] for name, column in columns.items()}
+            columns = self._runner.rows(self._chunks, batch, {"scores": _value_rows})
+        return {name: column[batch.starts[1:] - 1] for name, column in columns.items()}
+
+
+def _value_rows(output: torch.Tensor, micro: MicroBatch, width: int) -> torch.Tensor:
+    """Return a value head's output at each token as [rows, width]."""
+    return micro.own_rows(context_whole(output[..., 0]), width)

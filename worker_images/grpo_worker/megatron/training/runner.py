@@ -14,11 +14,11 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_worker.common.context_spans import context_spans, token_multiple, zigzag_chunks
 from grpo_worker.common.ragged_batch import RaggedBatch, offsets_of
 from grpo_worker.data.balance import within_budget
 from grpo_worker.data.micro_batch import MicroBatch, MicroBatches, Shape, groups_for, split
 from grpo_worker.megatron.model.build import device
-from grpo_worker.megatron.model.core_attention import zigzag_chunks
 from grpo_worker.megatron.optim.optimizer import Trainable
 from grpo_worker.megatron.training.reductions import summed
 from grpo_worker.profiling.progress import PROGRESS
@@ -57,10 +57,8 @@ class Runner:
             )
         self.layout = layout
         self._batching = batching
-        # Context parallelism splits a sequence into 2 x cp chunks, sequence parallelism into tp.
-        multiple = layout.tensor * (2 * layout.context if layout.context > 1 else 1)
         rows = None if batching.max_tokens else batching.rows
-        self._shape = Shape(rows, multiple)
+        self._shape = Shape(rows, token_multiple(layout.tensor, layout.context))
 
     def micro_batches(self, batch: RaggedBatch) -> MicroBatches:
         """Split the rank's rows into micro-batches, equally many on every data-parallel rank. Collective."""
@@ -73,11 +71,8 @@ class Runner:
 
     def context_spans(self, width: int) -> list[tuple[int, int]]:
         """Return the tokens (first, end) of each row that this context-parallel rank computes."""
-        if self.layout.context == 1:
-            return [(0, width)]
-        padded = -(-width // self._shape.multiple) * self._shape.multiple
-        own = context_slice(torch.arange(padded)[None])[0]
-        return [(int(chunk[0]), int(chunk[-1]) + 1) for chunk in own.chunk(2)]
+        rank = parallel_state.get_context_parallel_rank()
+        return context_spans(width, self.layout.tensor, self.layout.context, rank)
 
     def _agreed_count(self, count: int) -> int:
         """Return the largest count of all data-parallel ranks, as a multiple of the pipeline's rounds."""
