@@ -20,11 +20,12 @@ def planned(seed: int, bucket: int) -> EnginePlan:
     return plan_engine(tensors, held, kept, lambda rank: rank // 2, bucket)
 
 
-@pytest.mark.parametrize("bucket", [400 << 10, 8 << 20])
-def test_random_plans_bring_every_byte_to_every_rank(bucket: int) -> None:
-    wrong = run(
-        "wave_cases:run_plans", TRAINERS + ENGINE_RANKS, trainers=TRAINERS, seeds=SEEDS, bucket=bucket
-    )
+@pytest.mark.parametrize(("bucket", "buffered"), [(400 << 10, False), (400 << 10, True), (8 << 20, False)])
+def test_random_plans_bring_every_byte_to_every_rank(bucket: int, buffered: bool) -> None:
+    """With a double buffer no parameter changes before the version is installed."""
+    world = TRAINERS + ENGINE_RANKS
+    more = {"bucket": bucket, "buffered": buffered}
+    wrong = run("wave_cases:run_plans", world, trainers=TRAINERS, seeds=SEEDS, **more)
     assert wrong == [[[]] * len(SEEDS)] * (TRAINERS + ENGINE_RANKS)
     messages = [m for seed in SEEDS for wave in planned(seed, bucket).waves for m in wave]
     assert any(message.siblings for message in messages), "nothing was forwarded"

@@ -120,6 +120,8 @@ class EnginePods:
             arguments += " --deltas"
         if self.weight_path.staged == "nixl":
             arguments += " --nixl"
+        if pool.engine.double_buffer:
+            arguments += " --double-buffer"
         if self.colocated and pool.engine.device == Device.CUDA:
             arguments += f" --turns {TURNS}"
         if pool.engine.return_routed_experts:

@@ -40,12 +40,14 @@ def send_versions(
     patience: float = 30,
     dies_at: int = 0,
     flips_at: int = 0,
+    holds_at: int = 0,
     backend: str = "gloo",
 ) -> list[str]:
     """Train, export and transfer directly to one engine, ``versions`` times.
 
     The group offer is in ``root``/offer; version N is ready once ``root``/ready-N exists. Rank 1 kills
     itself instead of sending version ``dies_at``, and a bit of its version ``flips_at`` flips on the way.
+    Rank 1 sends the second wave of version ``holds_at`` when ``root``/go exists.
     Returns the error of each version, or an empty text.
     """
     policy, rank, world = make(layout), dist.get_rank(), dist.get_world_size()
@@ -74,6 +76,8 @@ def send_versions(
             os.kill(os.getpid(), signal.SIGKILL)
         if version == flips_at and rank == 1:
             _flip_one(links, name)
+        if version == holds_at and rank == 1:
+            _hold_second(links, name, Path(root))
         errors += links.send([name], parts(policy.held_shards()), patience)
         publish(Path(root), version, rank, world, parts(policy.shards()))
     if not dies_at:
@@ -96,6 +100,23 @@ def _flip_one(links: TrainerLinks, name: str) -> None:
     def exchange(sends: Any, receives: Any, deadline: float) -> Any:
         group.exchange = original  # type: ignore[method-assign]
         sends[0][0][len(sends[0][0]) // 2] ^= 1
+        return original(sends, receives, deadline)
+
+    group.exchange = exchange  # type: ignore[method-assign]
+
+
+def _hold_second(links: TrainerLinks, name: str, root: Path) -> None:
+    """Send the first wave, and the second one when ``root``/go exists; ``root``/held is there meanwhile."""
+    group = links._links[name].group
+    original, sent = group.exchange, []
+
+    def exchange(sends: Any, receives: Any, deadline: float) -> Any:
+        sent.append(sends)
+        if len(sent) == 2:
+            _put(root / "held", "")
+            while not (root / "go").exists():
+                time.sleep(0.05)
+            group.exchange = original  # type: ignore[method-assign]
         return original(sends, receives, deadline)
 
     group.exchange = exchange  # type: ignore[method-assign]

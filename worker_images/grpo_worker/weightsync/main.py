@@ -38,6 +38,9 @@ def main() -> None:
     parser.add_argument("--model-config", type=Path, help="config.json of the engine's model")
     parser.add_argument("--admin-key", type=Path, help="file with the key of the engine's control routes")
     parser.add_argument("--deltas", action="store_true", help="fetch changes instead of whole versions")
+    parser.add_argument(
+        "--double-buffer", action="store_true", help="the engine receives versions into a second copy"
+    )
     parser.add_argument("--nixl", action="store_true", help="read the trainers' memory over NIXL")
     parser.add_argument("--turns", type=Path, help="colocated GPUs: file that keeps the engine's GPU lease")
     parser.add_argument("--routed-experts", type=Path, help="folder in which the engine keeps them")
@@ -86,8 +89,9 @@ def _rollout(args: argparse.Namespace) -> Starlette:
     place = EnginePlace(args.address, hosts)
     engine = Engine(args.engine, args.timeout, args.admin_key, hosts)
     agent = Agent(
-        args.name, engine, args.engine_ranks, bucket, args.timeout, args.writer, fetcher, args.turns, place
-    )
+        args.name, engine, args.engine_ranks, bucket, args.timeout, args.writer, fetcher, args.turns, place,
+        args.double_buffer,
+    )  # fmt: skip
     threading.Thread(target=_watch_forever, args=(agent,), daemon=True).start()
     return rollout_application(agent, args.model_config, place if hosts else None, args.routed_experts)
 

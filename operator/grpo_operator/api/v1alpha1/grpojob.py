@@ -199,6 +199,17 @@ _COLOCATION_RULES: tuple[Rule["GRPOJobSpec"], ...] = (
         lambda job: job.mode != "colocated" or job.staleness.max_version_lag == 0,
     ),
     Rule(
+        "self.mode != 'colocated' || !has(self.rollout.template)"
+        " || !self.rollout.template.engine.doubleBuffer",
+        "mode colocated excludes engine.doubleBuffer: engines do not generate while a version comes: remove"
+        " doubleBuffer",
+        lambda job: (
+            job.mode != "colocated"
+            or job.rollout.template is None
+            or not job.rollout.template.engine.double_buffer
+        ),
+    ),
+    Rule(
         "self.mode != 'colocated' || self.weightSync.transport != 'nccl'",
         "mode colocated excludes weightSync.transport nccl, which needs a GPU for each process: remove"
         " transport",

@@ -132,6 +132,12 @@ class EngineSpec(Model):
     memory_fraction: float = Field(
         0.85, gt=0, lt=1, description="fraction of GPU memory for weights and KV cache (cuda only)"
     )
+    double_buffer: bool = Field(
+        False,
+        description="receive a weight version into a second copy of the weights while the engine generates,"
+        " so that it pauses only for a copy within its GPUs; memoryFraction must leave room for the second"
+        " copy. Versions that come through host memory are received while the engine pauses",
+    )
     deterministic: bool | None = Field(
         None,
         description="kernels whose results do not depend on the batch (SGLang: "

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from grpo_operator.api.base import Device, Resources
-from grpo_operator.api.catalog.gpus import GPUS, RESERVED, Gpu
+from grpo_operator.api.catalog.gpus import GPUS, RESERVED
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec, check_context
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutPoolSpec, RolloutTemplate
@@ -13,6 +13,7 @@ from grpo_operator.api.weight_path import WeightPath
 from grpo_operator.plan.capacity.feasibility import quantity
 from grpo_operator.plan.planner.engines import shape as engine_rules
 from grpo_operator.plan.planner.engines.memory import EngineMemory, engine_memory
+from grpo_operator.plan.planner.engines.room import gigabytes, room_problem, shared_problem
 from grpo_operator.plan.planner.engines.shape import EngineShape
 from grpo_operator.plan.planner.host_memory import HostMemory, host_memory, shortages
 from grpo_operator.plan.planner.model.shape import ModelShape
@@ -90,8 +91,8 @@ def resolve(spec: GRPOJobSpec, pool: RolloutTemplate) -> JobPlan:
         return JobPlan(layout, None, None, (), engine, None, reason, path, resources)
     model = ModelShape.from_hf(config)
     training = training_pool(spec, pool, model)
-    if spec.shares_gpus:
-        _check_shared(pool.engine)
+    if spec.shares_gpus and (problem := shared_problem(pool.engine, _ENGINE)):
+        raise RefusedError(problem, "Infeasible")
     layout, reason = _choose(spec, training)
     stages = training.memory(layout)
     if spec.trainer.device == Device.CUDA:
@@ -238,7 +239,7 @@ def _choose(spec: GRPOJobSpec, training: TrainingPool) -> tuple[Layout, str]:
     options = feasible(training)
     if not options:
         raise RefusedError(
-            f"{_LAYOUT}.auto: no layout of {training.world} GPUs fits {_gigabytes(training.gpu.usable)}: "
+            f"{_LAYOUT}.auto: no layout of {training.world} GPUs fits {gigabytes(training.gpu.usable)}: "
             "add nodes, shorten data.promptLength + data.responseLength, or use GPUs with more memory",
             "Infeasible",
         )
@@ -267,28 +268,16 @@ def _check_memory(
         return
     other = nearest(training, layout)
     remedy = (
-        f"try {other} ({_gigabytes(worst(training.memory(other)).total)})"
+        f"try {other} ({gigabytes(worst(training.memory(other)).total)})"
         if other
         else "no layout of this pool fits: add nodes or shorten the sequences"
     )
     raise RefusedError(
-        f"{_LAYOUT}: {layout} on {layout.world} needs {_gigabytes(full.state)} before activations and "
-        f"{_gigabytes(full.total)} in total on each GPU of stage {full.stage + 1}, but "
-        f"{_gigabytes(training.gpu.usable)} are usable on {spec.trainer.gpu_type}: {remedy}",
+        f"{_LAYOUT}: {layout} on {layout.world} needs {gigabytes(full.state)} before activations and "
+        f"{gigabytes(full.total)} in total on each GPU of stage {full.stage + 1}, but "
+        f"{gigabytes(training.gpu.usable)} are usable on {spec.trainer.gpu_type}: {remedy}",
         "Infeasible",
     )
-
-
-def _check_shared(engine: EngineSpec) -> None:
-    """Check that memory is left for what both sides keep while the other one uses the GPU."""
-    gpu = GPUS[engine.gpu_type]
-    limit = int(100 * (1 - 2 * RESERVED / gpu.memory)) / 100
-    if engine.memory_fraction > limit:
-        raise RefusedError(
-            f"{_ENGINE}.memoryFraction={engine.memory_fraction}: on GPUs that engines share with trainers, "
-            f"{_gigabytes(2 * RESERVED)} of each {engine.gpu_type} must stay free: set it to {limit} or less",
-            "Infeasible",
-        )
 
 
 def _engine(model: ModelShape, shape: EngineShape, spec: EngineSpec, field: str) -> EngineMemory | None:
@@ -306,20 +295,6 @@ def _engine(model: ModelShape, shape: EngineShape, spec: EngineSpec, field: str)
         context=spec.context_length,
         requests=spec.max_running_requests,
     )
-    if memory.kv_tokens < spec.context_length:
-        raise RefusedError(_too_small(shape, spec, gpu, memory, field), "Infeasible")
+    if problem := room_problem(spec, shape, memory, field):
+        raise RefusedError(problem, "Infeasible")
     return memory
-
-
-def _too_small(shape: EngineShape, spec: EngineSpec, gpu: Gpu, memory: EngineMemory, field: str) -> str:
-    budget = gpu.memory * spec.memory_fraction
-    return (
-        f"{field}.tensorParallel={shape.tensor}: weights take {_gigabytes(memory.weights)} of "
-        f"{_gigabytes(budget)} on each {spec.gpu_type}, which leaves a KV cache of {memory.kv_tokens} "
-        f"tokens, less than contextLength={spec.context_length}: raise tensorParallel, lower contextLength, "
-        "or set quantization to fp8-block128"
-    )
-
-
-def _gigabytes(amount: float) -> str:
-    return f"{amount / 1e9:.1f} GB"

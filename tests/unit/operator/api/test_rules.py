@@ -201,6 +201,7 @@ CASES: dict[str, Changes] = {
     "colocated with more engines": {**COLOCATED, "rollout.template.replicas": 3},
     "colocated without offloading": {**COLOCATED, "trainer.offload.gradients": False},
     "colocated off-policy": {**COLOCATED, "staleness": {"maxVersionLag": 1}},
+    "colocated with a double buffer": {**COLOCATED, f"{ENGINE}.doubleBuffer": True},
     "colocated over NCCL": {**COLOCATED, "weightSync": {"transport": "nccl"}},
     "colocated over CUDA IPC": {**COLOCATED, **IPC, "trainer.nodes": 1},
     "CUDA IPC on two nodes": {**COLOCATED, **IPC},

@@ -63,6 +63,7 @@ def colocated(**changes: Any) -> dict[str, Any]:
         ({"trainer__offload__optimizer": False}, "needs trainer.offload"),
         ({"trainer__gpusPerNode": 8}, "and, on cuda, trainer.gpusPerNode"),
         ({"staleness": {"maxVersionLag": 1}}, "requires staleness.maxVersionLag 0"),
+        ({"rollout__template__engine__doubleBuffer": True}, "excludes engine.doubleBuffer"),
         ({"weightSync": {"transport": "nccl"}}, "excludes weightSync.transport nccl"),
         (
             {"weightSync": {"transport": "cuda-ipc"}},

@@ -67,6 +67,15 @@ def test_probes_of_an_engine_go_through_its_agent() -> None:
     assert "sglang.launch_server" in engine["args"][0] and "--device cpu" in engine["args"][0]
 
 
+@pytest.mark.parametrize("buffered", [False, True])
+def test_agents_fill_a_double_buffer_when_configured(buffered: bool) -> None:
+    template = job()["spec"]["rollout"]["template"]
+    made = cluster(rollout={"template": template | {"engine": {"doubleBuffer": buffered}}})
+    groups = {g["groupName"]: g["template"]["spec"] for g in made["spec"]["workerGroupSpecs"]}
+    agent = groups["rollout"]["containers"][1]
+    assert ("--double-buffer" in agent["args"][0]) == buffered
+
+
 @pytest.mark.parametrize("transport", ["auto", "nccl", "gloo", "staged", "nixl"])
 def test_agents_read_through_nixl_when_configured(transport: str) -> None:
     made = cluster(weightSync={"transport": transport})

@@ -51,8 +51,9 @@ class Agent:
     def __init__(
         self, name: str, engine: Engine, engine_ranks: int, bucket_bytes: int, timeout: float,
         writer: str | None = None, fetcher: Fetcher | None = None, lease_file: Path | None = None,
-        place: EnginePlace | None = None,
+        place: EnginePlace | None = None, double_buffer: bool = False,
     ) -> None:  # fmt: skip
+        """``double_buffer``: an engine that serves receives versions over its link into a second copy."""
         self._place = place or EnginePlace()
         self.name = name
         self._instance = uuid.uuid4().hex[:12]  # a restarted agent has another one, and has joined no group
@@ -67,6 +68,7 @@ class Agent:
         self._lease = GpuLease(engine, lease_file)
         self._calls = LinkCalls(engine)
         self._link: JoinedLink | None = None
+        self._double_buffer = double_buffer
         self._linked = False  # whether versions come over links, as far as is known
         self._held = HeldWeights()
         self._reload_at, self._reload_pause = 0.0, _FIRST_RELOAD_PAUSE
@@ -168,16 +170,20 @@ class Agent:
         """Let the engine receive ``version`` over its link of that name, and commit it.
 
         ``patience``: seconds that a rank waits for a wave. Returns and raises like ``sync``. The version is
-        not staged in host memory.
+        not staged in host memory. With a double buffer, an engine that serves goes on until it has all bytes.
         """
         with self._admitted(writer, attempt):
             with self._updating(version, leave_link_on_error=True):
                 joined = self._link
                 if joined is None or joined.name != link:
                     raise EngineError(f"not in {link}, but in {joined.name if joined else 'no link'}")
+                arguments = link, version, patience, self._calls
+                fetched = self._double_buffer and self._state.state == EngineState.SERVING
+                if fetched:
+                    self._installer.fetch(*arguments)
                 self._held = self._held.from_source(None)
                 self._fetcher.forget()
-                self._write(version, lambda: self._installer.receive(link, version, patience, self._calls))
+                self._write(version, lambda: self._installer.receive(*arguments, fetched))
                 self._held = self._held.from_source(joined)
             return self.status() | {"seconds": self._installer.seconds}
 

@@ -11,7 +11,7 @@ import httpx
 from grpo_worker.common.patient_http import UNLIMITED
 from grpo_worker.weightsync.agent.host_rendezvous import HostRendezvous
 from grpo_worker.weightsync.protocol.digest import digest
-from grpo_worker.weightsync.protocol.direct_load import LINK_LOAD, DirectLoad
+from grpo_worker.weightsync.protocol.direct_load import FETCHED, LINK_INSTALL, LINK_LOAD, DirectLoad, Fetch
 from grpo_worker.weightsync.protocol.tiling import TensorPlan
 
 # Routes that the server answers without its scheduler.
@@ -170,6 +170,17 @@ class Engine:
             "load_format": f"{LINK_LOAD}{patience}", "flush_cache": True, "weight_version": version
         }  # fmt: skip
         return _report(self._call("POST", "/update_weights_from_distributed", timeout=UNLIMITED, **body))
+
+    def fetched(self, fetch: Fetch) -> bool:
+        """Begin to receive a version beside generation, or ask again; return whether all ranks have it."""
+        return FETCHED in self.join_group("", 0, fetch.to_group_name(), 0)
+
+    def install(self, link: str, version: str) -> dict[str, Any]:
+        """Install a version that was fetched over a link. Returns the report like ``receive_over``."""
+        body = self._tensors(link, ()) | {
+            "load_format": f"{LINK_INSTALL}{version}", "flush_cache": True, "weight_version": version
+        }  # fmt: skip
+        return _report(self._call("POST", "/update_weights_from_distributed", **body))
 
     def checksum(self) -> str:
         """Return the digest of the checksums of all weights in the engine, rank by rank."""

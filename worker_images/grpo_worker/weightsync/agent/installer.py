@@ -22,12 +22,13 @@ from grpo_worker.weightsync.agent.link_calls import LinkCalls
 from grpo_worker.weightsync.agent.staged_version import StagedVersion, VersionStream
 from grpo_worker.weightsync.agent.update import Phase, Update
 from grpo_worker.weightsync.protocol.agent_stream import STREAM
-from grpo_worker.weightsync.protocol.direct_load import AGENT, DirectLoad
+from grpo_worker.weightsync.protocol.direct_load import AGENT, DirectLoad, Fetch
 
 if TYPE_CHECKING:
     from grpo_worker.weightsync.agent.local_group import LocalGroup
 
 log = logging.getLogger(__name__)
+_FETCH_POLL_SECONDS = 0.01  # the engine's scheduler answers between two batches
 _UNBOUNDED = 7 * 86400.0  # seconds of a call whose progress is watched
 
 
@@ -115,16 +116,32 @@ class Installer:
 
             return self._transact(load.plan_id, lambda: staged.plan.nbytes, transfer, checksum)
 
-    def receive(self, link: str, version: int, patience: float, calls: LinkCalls) -> str:
+    def fetch(self, link: str, version: int, patience: float, calls: LinkCalls) -> None:
+        """Let the engine receive a version over ``link`` while it generates; see ``receive``."""
+        fetch = Fetch(link, str(version), patience)
+
+        def poll() -> None:
+            while not self._engine.fetched(fetch):
+                time.sleep(_FETCH_POLL_SECONDS)
+
+        with self.timed("fetch"):
+            calls.run(link, poll)
+
+    def receive(
+        self, link: str, version: int, patience: float, calls: LinkCalls, fetched: bool = False
+    ) -> str:
         """Let the engine receive a version over the link ``link``; return its checksum.
 
         ``patience``: seconds that a rank waits for a wave. ``calls``: runs the call to the engine.
+        ``fetched``: the engine has the version since ``fetch``, and only installs it.
         """
         self._enter(self.update.prepare(link, 1))
         report: dict[str, Any] = {}
 
         def transfer() -> None:
             load = partial(self._engine.receive_over, link, str(version), patience)
+            if fetched:
+                load = partial(self._engine.install, link, str(version))
             report.update(calls.run(link, load))
             self._sent = 1
             self._report(version, report)

@@ -11,9 +11,9 @@ from enum import StrEnum
 class Phase(StrEnum):
     """Phase of an update.
 
-    PLAN: the plan is made, and the first chunk of a staged version is fetched. PREPARE: the engine's ranks
-    are connected and the engine is paused.
-    TRANSFER: buckets are sent. COMMIT: the engine confirms the version.
+    PLAN: the plan is made, and the first chunk of a staged version is fetched; a double buffer is filled.
+    PREPARE: the engine's ranks are connected and the engine is paused.
+    TRANSFER: buckets are sent, or the double buffer is installed. COMMIT: the engine confirms the version.
     """
 
     PLAN = "plan"

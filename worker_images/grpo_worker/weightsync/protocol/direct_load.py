@@ -8,10 +8,39 @@ from dataclasses import asdict, dataclass
 
 PREFIX = "grpo:"  # of a load_format that announces a version of this project
 LINK_LOAD = "grpo:link:"  # of one that comes over a link; the seconds of patience for a wave follow
+LINK_INSTALL = "grpo:install:"  # of one that was fetched over a link; the version follows
 MARK = "[grpo direct loading]"  # in the answer of an engine that supports direct loads
 KEPT = "[grpo weights kept]"  # in the answer of an engine that did not overwrite its weights when it joined
 LINK = "grpo-link-"  # prefix of a link's name; the gang's identity follows
+FETCH = "grpo-fetch-"  # prefix of a name that is a request to fetch a version; see Fetch
+FETCHED = "[grpo fetched]"  # in the answer of an engine that has the version in its second copy
 AGENT = "grpo-weights-"  # prefix of the name of a group of one agent and its engine
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Request to receive a version into the engine's second copy while it generates, or to ask how far it is.
+
+    It travels as the name of a group in SGLang's route ``/init_weights_update_group``, which its scheduler
+    answers without an interruption of generation. ``patience``: seconds that a rank waits for a wave.
+    """
+
+    link: str
+    version: str
+    patience: float
+
+    def to_group_name(self) -> str:
+        """Return the text for the request's field ``group_name``."""
+        return FETCH + json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_group_name(cls, text: str) -> "Fetch":
+        """Parse the output of ``to_group_name``. Raises ValueError for any other text."""
+        try:
+            data = json.loads(text.removeprefix(FETCH))
+            return cls(str(data["link"]), str(data["version"]), float(data["patience"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"group_name {text[:80]!r} is no request to fetch a version") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Link of an engine rank: it tells what the rank keeps, and receives its part of the engine's plan."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,10 @@ from grpo_operator.api.weight_path import Backend
 from grpo_worker.weightsync.planner.boxes import disjoint
 from grpo_worker.weightsync.planner.regions import Box
 from grpo_worker.weightsync.protocol.link_exchange import LinkExchange
+from grpo_worker.weightsync.sglang_plugin.background_fetch import BackgroundFetch
 from grpo_worker.weightsync.sglang_plugin.loader import idle_draft
 from grpo_worker.weightsync.sglang_plugin.recipes import RECIPES
+from grpo_worker.weightsync.sglang_plugin.second_copy import SecondCopy
 from grpo_worker.weightsync.sglang_plugin.wave_loader import WaveLoader
 from grpo_worker.weightsync.sglang_plugin.wave_receiver import WaveReceiver
 from grpo_worker.weightsync.transport.factory import join
@@ -32,21 +34,50 @@ class LinkPlace:
     backend: Backend
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EngineLink:
     """This engine rank in a link.
 
+    ``receiver``: writes into the model; ``make_second``: returns one that writes into a second copy of it.
     ``names``: of all tensors. ``kept``: of those of which the rank keeps a part.
     """
 
     group: TransferGroup
     receiver: WaveReceiver
+    make_second: Callable[[], WaveReceiver]
+    device: torch.device
     names: tuple[str, ...]
     kept: frozenset[str]
+    _second: WaveReceiver | None = None
+    _fetch: BackgroundFetch | None = None
+
+    def fetch(self, version: str, patience: float) -> BackgroundFetch:
+        """Return the fetch of ``version``, which begins if it is new.
+
+        Raises TransferError while another version is fetched.
+        """
+        if self._fetch is None or self._fetch.version != version:
+            if self._fetch is not None and not self._fetch.result.done():
+                raise TransferError(f"version {self._fetch.version} is still being fetched")
+            self._second = self._second or self.make_second()
+            self._fetch = BackgroundFetch(self._second, version, patience, self.device)
+        return self._fetch
+
+    def fetched(self, version: str) -> BackgroundFetch:
+        """Return the complete fetch of ``version``, to install it. Raises TransferError without one."""
+        fetch, self._fetch = self._fetch, None
+        if fetch is None or fetch.version != version or not fetch.result.done():
+            raise TransferError(f"version {version} has not been fetched")
+        return fetch
 
     def close(self) -> None:
-        """Leave the link."""
-        self.group.close()
+        """Leave the link. A fetch that runs ends soon, and leaves then."""
+        fetch = self._fetch
+        if fetch is None:
+            self.group.close()
+            return
+        fetch.receiver.cancel()
+        fetch.result.add_done_callback(lambda _: self.group.close())
 
 
 def join_link(models: Sequence[Any], place: LinkPlace, rank: int, device: torch.device) -> EngineLink:
@@ -84,9 +115,14 @@ def _join(
     except (TransferError, ValueError):
         group.close()
         raise
-    loaders = [WaveLoader(model, recipe, part) for model, recipe in zip(models, recipes, strict=True)]
-    receiver = WaveReceiver(part, rank, group, place.first, loaders, device)
-    return EngineLink(group, receiver, tuple(row.name for row in rows), frozenset(kept))
+
+    def receiver(second: SecondCopy | None) -> WaveReceiver:
+        pairs = zip(models, recipes, strict=True)
+        loaders = [WaveLoader(model, recipe, part, second) for model, recipe in pairs]
+        return WaveReceiver(part, rank, group, place.first, loaders, device, second)
+
+    names = tuple(row.name for row in rows)
+    return EngineLink(group, receiver(None), lambda: receiver(SecondCopy()), device, names, frozenset(kept))
 
 
 def _union(kept: Sequence[dict[str, list[Box]]]) -> dict[str, list[Box]]:

@@ -19,7 +19,18 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from grpo_operator.api.weight_path import Backend
 from grpo_worker.weightsync.protocol.agent_stream import STREAM
-from grpo_worker.weightsync.protocol.direct_load import AGENT, KEPT, LINK, LINK_LOAD, MARK, PREFIX, DirectLoad
+from grpo_worker.weightsync.protocol.direct_load import (
+    AGENT,
+    FETCH,
+    KEPT,
+    LINK,
+    LINK_INSTALL,
+    LINK_LOAD,
+    MARK,
+    PREFIX,
+    DirectLoad,
+    Fetch,
+)
 from grpo_worker.weightsync.sglang_plugin import engine_ranks
 from grpo_worker.weightsync.sglang_plugin.agent_stream import AgentStream
 from grpo_worker.weightsync.sglang_plugin.engine_link import EngineLink, LinkPlace, join_link
@@ -27,7 +38,13 @@ from grpo_worker.weightsync.sglang_plugin.recipes import RECIPES
 from grpo_worker.weightsync.sglang_plugin.staged_receiver import (
     specs_of,
 )
-from grpo_worker.weightsync.sglang_plugin.versions import load_version, not_kept, receive_version
+from grpo_worker.weightsync.sglang_plugin.versions import (
+    fetch_version,
+    install_version,
+    load_version,
+    not_kept,
+    receive_version,
+)
 from grpo_worker.weightsync.transport import torch_group
 from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS, connect
 
@@ -79,7 +96,9 @@ def _on_join(
     world_size: int, group_name: str, backend: str = "nccl",
 ) -> Any:  # fmt: skip
     place = master_address, master_port, rank_offset, world_size, group_name
-    if group_name.startswith(LINK):
+    if group_name.startswith(FETCH):
+        success, message = _fetch(group_name)
+    elif group_name.startswith(LINK):
         success, message = _join_link(updater, backend, *place)
     elif group_name.startswith(STREAM):
         success, message = _join_stream(updater, master_address, master_port, group_name)
@@ -108,6 +127,14 @@ def _join_link(
         _links[name] = link
     kept = "" if any(engine_ranks.gather(RECIPES.recorded > recorded)) else f"{KEPT} "
     return not problem, kept + (problem or "joined")
+
+
+def _fetch(text: str) -> tuple[bool, str]:
+    """Begin to receive a version beside generation, or look how far it is."""
+    fetch = Fetch.from_group_name(text)
+    if fetch.link not in _links:
+        return False, f"{fetch.link} has not been joined"
+    return fetch_version(_links[fetch.link], fetch.version, fetch.patience)
 
 
 def _join_stream(updater: Any, address: str, port: int, name: str) -> tuple[bool, str]:
@@ -186,11 +213,13 @@ def _announce(
     shapes: Sequence[Sequence[int]], group_name: str,
 ) -> _Announced:  # fmt: skip
     """Parse the announcement of a version. Raises ValueError for one that does not fit its names."""
-    if load_format.startswith(LINK_LOAD):
-        patience = float(load_format.removeprefix(LINK_LOAD))
+    if load_format.startswith((LINK_LOAD, LINK_INSTALL)):
         if group_name not in _links:
             raise ValueError(f"{group_name} has not been joined")
-        return _Announced(partial(receive_version, _links[group_name], patience))
+        link = _links[group_name]
+        if load_format.startswith(LINK_INSTALL):
+            return _Announced(partial(install_version, link, load_format.removeprefix(LINK_INSTALL)))
+        return _Announced(partial(receive_version, link, float(load_format.removeprefix(LINK_LOAD))))
     request = DirectLoad.from_load_format(load_format)
     if sum(request.counts) != len(names) or 0 in request.counts:
         raise ValueError(f"buckets of {sum(request.counts)} tensors for {len(names)} names")

@@ -1,18 +1,21 @@
 """One version in all ranks of an engine: received over a link, or loaded from the agent's stream."""
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from grpo_worker.common.weight_checksum import checksum
 from grpo_worker.weightsync.protocol.buffers import dtype_name
-from grpo_worker.weightsync.protocol.direct_load import DirectLoad
+from grpo_worker.weightsync.protocol.direct_load import FETCHED, DirectLoad
 from grpo_worker.weightsync.protocol.link_exchange import TensorRow
 from grpo_worker.weightsync.sglang_plugin import engine_ranks
 from grpo_worker.weightsync.sglang_plugin.engine_link import EngineLink
 from grpo_worker.weightsync.sglang_plugin.loader import DirectLoader, Report
 from grpo_worker.weightsync.sglang_plugin.recipes import RECIPES
 from grpo_worker.weightsync.sglang_plugin.staged_receiver import DirectLoadError, Source, Spec, StagedReceiver
+from grpo_worker.weightsync.sglang_plugin.wave_receiver import Received
 from grpo_worker.weightsync.transport.rendezvous import TransferError
 
 _loaders: dict[int, DirectLoader] = {}  # by id of the served model
@@ -20,9 +23,47 @@ _loaders: dict[int, DirectLoader] = {}  # by id of the served model
 
 def receive_version(link: EngineLink, patience: float) -> tuple[bool, str]:
     """Receive a version over a link; return whether it succeeded, and the report as JSON or the error."""
+    return _reported(link, lambda: link.receiver.receive(patience))
+
+
+def fetch_version(link: EngineLink, version: str, patience: float) -> tuple[bool, str]:
+    """Begin to fetch a version beside generation, or look how far it is.
+
+    Returns whether no rank has failed, and a text that contains FETCHED when all ranks have the version.
+    """
+    fetched, problem = False, ""
+    try:
+        fetch = link.fetch(version, patience)
+        fetched, problem = fetch.result.done(), fetch.problem()
+    except TransferError as error:
+        problem = str(error)
+    of_ranks = engine_ranks.gather((fetched, problem))
+    for rank, (_, text) in enumerate(of_ranks):
+        if text:
+            return False, f"fetch failed: rank {rank}: {text}"
+    return True, FETCHED if all(done for done, _ in of_ranks) else "fetching"
+
+
+def install_version(link: EngineLink, version: str) -> tuple[bool, str]:
+    """Install a version that was fetched; return success, and the report as JSON or the error."""
+
+    def install() -> Received:
+        fetch = link.fetched(version)
+        received, began = fetch.result.result(), time.monotonic()
+        fetch.receiver.install()
+        # The peak of memory contains what generation allocated meanwhile.
+        extra = fetch.receiver.buffer_bytes + fetch.receiver.second_bytes
+        seconds = received.seconds | {"install": time.monotonic() - began}
+        return replace(received, extra_bytes=extra, seconds=seconds)
+
+    return _reported(link, install)
+
+
+def _reported(link: EngineLink, load: Callable[[], Received]) -> tuple[bool, str]:
+    """Run ``load`` on every rank; return whether it succeeded, and the report as JSON or the error."""
     problem, report = "", None
     try:
-        report = link.receiver.receive(patience)
+        report = load()
     except (DirectLoadError, TransferError) as error:
         problem = str(error)
     if problem := engine_ranks.first_problem(problem):

@@ -1,7 +1,7 @@
 """Wave loader: writes the messages of each wave into the model by a recorded recipe."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from grpo_worker.weightsync.planner.regions import Box, scale_box
 from grpo_worker.weightsync.planner.schedule import Message, places
 from grpo_worker.weightsync.sglang_plugin.copy_plan import CopyPlan, Step
 from grpo_worker.weightsync.sglang_plugin.recipe import Recipe, RegionCopy
+from grpo_worker.weightsync.sglang_plugin.second_copy import SecondCopy
 from grpo_worker.weightsync.sglang_plugin.staged_receiver import DirectLoadError
 
 Arrival = tuple[Message, int]  # a message, and the byte of the buffer at which it begins
@@ -33,20 +34,23 @@ class _Program:
 
 
 class WaveLoader:
-    """Writes one plan's messages into ``model``. ``part``: what this rank receives."""
+    """Writes one plan's messages into ``model``. ``part``: what this rank receives.
 
-    def __init__(self, model: Any, recipe: Recipe, part: Part) -> None:
+    ``second``: they are written into this copy of the model, which must be installed before ``finish``.
+    """
+
+    def __init__(self, model: Any, recipe: Recipe, part: Part, second: SecondCopy | None = None) -> None:
         self._model = model
         self._recipe = recipe
         self._part = part
+        self._second = second
         self._programs: dict[int, _Program] = {}  # by number of the arrivals
         self._whole: dict[str, torch.Tensor] = {}
         self._by_loader = {name for group in recipe.whole for name in group}
 
     def start(self) -> None:
-        """Begin a version. Raises DirectLoadError if parameters have moved since the recording."""
-        if not self._recipe.valid(self._model):
-            raise DirectLoadError("the parameters are elsewhere than when the recipe was recorded")
+        """Begin a version. Raises DirectLoadError like ``check``."""
+        self.check()
         self._whole = {}
 
     def write(self, number: int, arrivals: Sequence[Arrival], buffer: torch.Tensor) -> None:
@@ -68,6 +72,11 @@ class WaveLoader:
         for args, kwargs in self._recipe.post_load:
             self._model.post_load_weights(*args, **kwargs)
 
+    def check(self) -> None:
+        """Raise DirectLoadError if parameters have moved since the recording."""
+        if not self._recipe.valid(self._model):
+            raise DirectLoadError("the parameters are elsewhere than when the recipe was recorded")
+
     def _program(self, arrivals: Sequence[Arrival]) -> _Program:
         steps: list[Step] = []
         whole: list[_WholePart] = []
@@ -88,7 +97,8 @@ class WaveLoader:
         for copy in self._recipe.copies.get(name, ()):
             part = copy.part(box)
             if part is not None:
-                steps.append(_step(part, box, start, dtype))
+                target = part.target if self._second is None else self._second.view(part.target)
+                steps.append(_step(replace(part, target=target), box, start, dtype))
 
     def _keep(self, part: _WholePart, buffer: torch.Tensor) -> None:
         """Copy a region into the whole tensor that the model's own loader gets at the end."""

@@ -11,9 +11,10 @@ from grpo_worker.weightsync.planner.schedule import CHECK_BYTES, Message
 from grpo_worker.weightsync.protocol.buffers import aligned
 from grpo_worker.weightsync.protocol.fingerprint import byte_sum, fingerprint
 from grpo_worker.weightsync.sglang_plugin.model_writer import ExtraMemory
+from grpo_worker.weightsync.sglang_plugin.second_copy import SecondCopy
 from grpo_worker.weightsync.sglang_plugin.staged_receiver import DirectLoadError
 from grpo_worker.weightsync.sglang_plugin.wave_loader import Arrival, WaveLoader
-from grpo_worker.weightsync.transport.rendezvous import Transfer, TransferGroup
+from grpo_worker.weightsync.transport.rendezvous import Transfer, TransferError, TransferGroup
 
 
 @dataclass(slots=True)
@@ -47,6 +48,7 @@ class Received:
 class WaveReceiver:
     """Receives versions in engine rank ``rank``, whose engine's first rank is ``first`` in the group.
 
+    ``second``: copy of the model into which ``loaders`` write; None: they write into the model.
     ``nbytes``: bytes that a version brings to this rank.
     """
 
@@ -58,12 +60,15 @@ class WaveReceiver:
         first: int,
         loaders: Sequence[WaveLoader],
         device: torch.device,
+        second: SecondCopy | None = None,
     ) -> None:
         self._rank = rank
         self._group = group
         self._first = first
         self._loaders = loaders
         self._device = device
+        self._second = second
+        self._cancelled = False
         self._waves, self._sizes = _arrivals(part, rank)
         self.nbytes = sum(message.nbytes for wave in part.waves for message in wave)
         self._counted = _counted_bytes(part, rank)
@@ -73,7 +78,33 @@ class WaveReceiver:
         """Memory for receiving: uint8 [bytes] of BUFFERS waves."""
         return BUFFERS * max(self._sizes, default=0)
 
+    @property
+    def second_bytes(self) -> int:
+        """Memory of the second copy."""
+        return 0 if self._second is None else self._second.nbytes
+
     def receive(self, patience: float) -> Received:
+        """Fetch one version and install it; see both."""
+        received = self.fetch(patience)
+        began = time.monotonic()
+        self.install()
+        received.seconds["receive_and_load"] += time.monotonic() - began
+        return received
+
+    def install(self) -> None:
+        """Complete the fetched version in the model. Raises DirectLoadError if its parameters have moved."""
+        if self._second is not None:
+            for loader in self._loaders:
+                loader.check()
+            self._second.install()
+        for loader in self._loaders:
+            loader.finish()
+
+    def cancel(self) -> None:
+        """End a ``fetch`` of another thread before it writes more."""
+        self._cancelled = True
+
+    def fetch(self, patience: float) -> Received:
         """Receive and write one version; ``patience``: seconds that the rank waits for a wave.
 
         All waves are received even after one that cannot be written, because other members wait for this
@@ -90,6 +121,8 @@ class WaveReceiver:
             landing, following = following, self._land(number + 1, buffers, patience)
             waited -= time.monotonic()
             _wait(landing)
+            if self._cancelled:
+                raise TransferError("this rank has left the link")
             waited += time.monotonic()
             previous, forwarding = forwarding, self._forward(number, buffers, patience)
             writer.write(2 * number, wave.landing, buffers[number % BUFFERS], landed=True)
@@ -154,15 +187,10 @@ class _Writer:
             self._problem = f"wave {number // 2}: {type(error).__name__}: {error}"
 
     def end(self) -> int:
-        """Complete the version; return the sum of the counted bytes.
-
-        Raises DirectLoadError if bytes are wrong or were not written.
-        """
+        """Return the sum of the counted bytes. Raises DirectLoadError if bytes are wrong or not written."""
         total = self._checks.compare()
         if self._problem:
             raise DirectLoadError(self._problem)
-        for loader in self._loaders:
-            loader.finish()
         return total
 
 
