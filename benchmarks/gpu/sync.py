@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from typing import Any
 
 import torch
 from engine_process import EngineProcess
+from sync_figures import check_equal, figures
 from sync_ranks import Processes
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore
@@ -126,13 +126,6 @@ def measure(case: Case, server: EngineProcess, bucket: int, cpu: bool) -> dict[s
         ranks.end()
 
 
-def check_equal(found: dict[str, Any]) -> None:
-    """Raise AssertionError if a flag that says that weights are equal is false."""
-    flags = ("same_as_first", "same_after_rejoin", "same_weights", "same_quantisation")
-    unequal = [flag for flag in flags if found.get(flag) is False]
-    assert not unequal, f"the weights differ: {unequal}"
-
-
 @dataclass
 class Link:
     """Trainer ranks and the engine of a case, which form links one after the other.
@@ -194,6 +187,10 @@ class Link:
         found |= self.plan
         found["rejoin"] = {"join": self.open()} | self.version(ROUNDS + 3)
         found["same_after_rejoin"] = engine.checksum() == first
+        self.agent._double_buffer = True
+        found["buffered"] = [self.version(version) for version in range(ROUNDS + 4, 2 * ROUNDS + 4)]
+        self.agent._double_buffer = False
+        found["same_when_buffered"] = engine.checksum() == first
         return found
 
     def stall(self, server: EngineProcess, patience: float) -> dict[str, Any]:
@@ -265,33 +262,6 @@ def _raw(ranks: Processes, case: Case, bucket: int, cpu: bool) -> float:
     finally:
         for peer in peers:
             peer.wait(60)
-
-
-def figures(found: dict[str, Any], bucket: int) -> dict[str, float]:
-    """Return the figures of one case: medians of the rounds after the first two.
-
-    ``extra_memory_buckets``: as the engine measures it; without that, the buffers of its plan.
-    ``rejoin_over_version``: an engine that joins again, with its first version, beside one version.
-    """
-    first, rounds, rejoin = found["rounds"][0], found["rounds"][2:], found["rejoin"]
-    middle = {part: statistics.median(r[part] for r in rounds) for part in rounds[0]}
-    result = {
-        f"{part}_seconds": middle[part] for part in ("pause", "send", "engine_receive_and_load", "whole")
-    }
-    result |= {"gigabytes": found["bytes"] / 1e9, "tensors": found["tensors"]}
-    result["gigabytes_per_second"] = result["gigabytes"] / middle["engine_receive_and_load"]
-    result["first_seconds"] = first["pause"]
-    result["first_over_later"] = first["whole"] / middle["whole"]
-    result["rejoin_over_version"] = (rejoin["join"] + rejoin["whole"]) / middle["whole"]
-    result["extra_memory_buckets"] = found["told"].get("extraBytes", found["buffer_bytes"]) / bucket
-    result["trainer_extra_memory_buckets"] = found["trainer_extra_bytes"] / bucket
-    result["raw_seconds"] = found["raw"]
-    result["bytes_ratio_vs_nccl"] = found["raw"] / middle["engine_receive_and_load"]
-    result["pause_ratio"] = found["raw"] / middle["pause"]
-    if "per_tensor" in found:
-        plain = statistics.median(found["per_tensor"][1:])
-        result |= {"per_tensor_seconds": plain, "speedup_vs_per_tensor": plain / middle["pause"]}
-    return result
 
 
 def main() -> None:
