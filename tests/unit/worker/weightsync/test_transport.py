@@ -2,6 +2,8 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from grpo_operator.api.weight_path import Backend
 from grpo_worker.weightsync.protocol.link_offer import LinkOffer
+from grpo_worker.weightsync.transport import rendezvous
 from grpo_worker.weightsync.transport.cuda_ipc import CudaIpcGroup
 from grpo_worker.weightsync.transport.factory import join
 from grpo_worker.weightsync.transport.process_group import CollectiveGroup
@@ -46,3 +49,23 @@ def test_the_backend_selects_the_group(backend: Backend, kind: type) -> None:
     group = join(backend, store, f"group-{backend}", 0, 1, 1, CPU)
     assert type(group) is kind
     group.close()
+
+
+def test_a_member_asks_the_store_less_often_the_longer_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of members of each link ask one process."""
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    group = join(Backend.CUDA_IPC, store, "group", 0, 1, 1, CPU)
+    now = [0.0]
+    fake = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
+    monkeypatch.setattr(rendezvous, "time", fake)
+    looks: list[float] = []
+
+    def done() -> bool:
+        looks.append(now[0])
+        return False
+
+    with pytest.raises(TransferError, match="nobody in 60 s"):
+        group.wait_for(done, lambda: "nobody")
+    assert len(looks) < 150
+    assert max(after - before for before, after in pairwise(looks)) <= 1.0
+    assert sum(look < 1 for look in looks) > 10, "a link that forms at once is noticed at once"

@@ -15,7 +15,9 @@ from torch.distributed.distributed_c10d import PrefixStore
 from grpo_worker.profiling.progress import PROGRESS
 
 JOIN_SECONDS = 60.0  # to connect to the store, and then again for all members to join
-_JOIN_POLL_SECONDS = 0.05  # between two looks at whether all have joined: hundreds of members poll the store
+# Between two looks at whether all have joined, and as a share of the seconds waited: hundreds of members of
+# each link poll one store.
+_JOIN_POLL_SECONDS, _LONGEST_JOIN_POLL_SECONDS, _JOIN_POLL_SHARE = 0.05, 1.0, 0.05
 _GIVEN_UP_POLL_SECONDS = 0.5  # between two looks at whether another member gave up
 _GIVEN_UP = "given-up"
 
@@ -124,7 +126,7 @@ class TransferGroup(ABC):
         Raises TransferError when another member gave up, and when none has made progress (come, or beaten)
         for JOIN_SECONDS. ``missing``: describes what is waited for.
         """
-        progress, deadline = -1, 0.0
+        progress, deadline, began = -1, 0.0, time.monotonic()
         while not done():
             if self._given_up():
                 raise TransferError("another member gave up")
@@ -134,7 +136,8 @@ class TransferGroup(ABC):
                 PROGRESS.add("signs of members of a link")
             if now > deadline:
                 raise TransferError(f"{missing()} in {JOIN_SECONDS:.0f} s")
-            time.sleep(_JOIN_POLL_SECONDS)
+            pause = max(_JOIN_POLL_SECONDS, _JOIN_POLL_SHARE * (now - began))
+            time.sleep(min(pause, _LONGEST_JOIN_POLL_SECONDS))
 
     def _missing(self, world: int) -> str:
         absent = [member for member in range(world) if not self._store.check([f"here-{member}"])]
