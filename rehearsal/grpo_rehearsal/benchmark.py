@@ -147,8 +147,15 @@ def _of_calm(report: dict[str, Any]) -> dict[str, float | None]:
         "controller_rss_gib": report["memory"]["controller_peak_rss"] / 2**30,
         "controller_egress_bytes": report["egress_ratio"] * report["batch_bytes"],
         "controller_egress_ratio": report["egress_ratio"],
-        "smallest_deadline_margin": report["deadlines"][0]["margin"],
+        "smallest_deadline_margin": _smallest_margin(report, upper_bound=False),
+        "smallest_deadline_margin_of_bounds": _smallest_margin(report, upper_bound=True),
     }
+
+
+def _smallest_margin(report: dict[str, Any], upper_bound: bool) -> float | None:
+    """Return the smallest margin of the waits that are known, or of those of which a longer one is known."""
+    entries = [entry for entry in report["deadlines"] if entry["upper_bound"] is upper_bound]
+    return min((entry["margin"] for entry in entries if entry["margin"] is not None), default=None)
 
 
 if __name__ == "__main__":

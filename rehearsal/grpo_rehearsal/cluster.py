@@ -18,6 +18,7 @@ from grpo_rehearsal.standins.links import GangLinks, Join
 from grpo_rehearsal.standins.rank_methods import Job, RankMethods
 from grpo_rehearsal.standins.ranks import Place, PoolRecord, StandInProcesses, infos_of
 from grpo_rehearsal.standins.tokens import TokenTable, drawn_lengths
+from grpo_rehearsal.timed_pool import PoolWaits
 from grpo_rehearsal.virtual.scheduler import Scheduler
 from grpo_worker.megatron.families.registry import expert_layers
 from grpo_worker.roles.host import RankHost
@@ -31,7 +32,7 @@ _BLOCK = 32  # tokens between two events of a stand-in engine
 class Cluster:
     """Everything that stands in. ``attempts``: processes of each gang so far, the newest last.
 
-    ``links``: of the newest gang.
+    ``links``: of the newest gang. ``record``: of the ranks. ``waits``: of the controller for engines.
     """
 
     job: RehearsedJob
@@ -46,6 +47,7 @@ class Cluster:
     attempts: list[StandInProcesses] = field(default_factory=list)
     links: GangLinks | None = None
     record: PoolRecord = field(default_factory=PoolRecord)
+    waits: PoolWaits = field(default_factory=PoolWaits)
     events: list[tuple[float, str]] = field(default_factory=list)
     cpu_before: dict[str, float] = field(default_factory=dict)  # by thread, until the first step
 

@@ -20,6 +20,8 @@ from grpo_rehearsal.network import AsyncTransport, Network, reachable
 from grpo_rehearsal.recorder import RecordingBoard
 from grpo_rehearsal.scenario import Scenario
 from grpo_rehearsal.standins.answer_workers import InlineWorkers
+from grpo_rehearsal.timed_client import TimedClient
+from grpo_rehearsal.timed_pool import TimedPool
 from grpo_rehearsal.virtual.scheduler import Scheduler
 from grpo_rehearsal.virtual.threads import virtual_time
 from grpo_worker.controller.config import pool_timeout
@@ -90,15 +92,16 @@ def rehearse(job: RehearsedJob, scenario: Scenario, folder: Path) -> Outcome:
 def _control(config: JobConfig, board: RecordingBoard, cluster: Cluster) -> None:
     """Do what ``grpo_worker.controller.main`` does, with stand-ins for the processes of the ranks."""
     spec = config.spec
-    pool = RolloutPool(
-        config.rollout_service, config.min_available, config.engines, config.writer, config.fp8
-    )
-    client = RolloutClient(
+    pool = TimedPool(config, cluster.scheduler, cluster.waits)
+    client = TimedClient(
         pool.table,
+        cluster.scheduler,
+        cluster.waits,
         seed=spec.seed,
         n=spec.algorithm.samples_per_prompt,
         timeout=pool_timeout(spec.weight_sync),
         partial=spec.staleness.partial_rollouts,
+        hang_seconds=spec.restart_policy.hang_seconds,
         transport=AsyncTransport(cluster.network),
     )
     run(config, board, lambda failures: _loop(config, board, pool, client, failures, cluster))

@@ -1,33 +1,72 @@
 """Every deadline that a rehearsal met, and how close it came."""
 
-from inspect import signature
 from typing import Any
 
 from grpo_rehearsal.run import Outcome
-from grpo_worker.rollout.client import RolloutClient
+from grpo_worker.controller.config import pool_timeout
+from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS
 
 _NO_LIMIT = 7 * 86400.0  # seconds; a longer limit means that progress ends the wait
-_CLIENT_LIMIT = float(signature(RolloutClient).parameters["hang_seconds"].default)
 
 
 def deadlines(outcome: Outcome) -> list[dict[str, Any]]:
-    """Return (what, limit, seconds, margin) of every deadline, the smallest margin first.
+    """Return (what, limit, seconds, margin, upper_bound) of every deadline, the smallest margin first.
 
     ``seconds``: the longest wait under the limit. ``margin``: limit / seconds; None without any wait.
+    ``upper_bound``: the stand-ins do not know the wait itself, but one that is at least as long.
     """
     found = [
         _entry(f"http {what}", wait.limit, wait.seconds)
         for what, wait in outcome.cluster.network.waits.items()
         if wait.limit < _NO_LIMIT
     ]
-    # An engine that has a request in its queue sends nothing, and the client knows that it waits.
-    found.append(_entry("tokens of a sample (client)", _CLIENT_LIMIT, outcome.cluster.network.silence))
-    limit = float(outcome.job.spec.restart_policy.hang_seconds)
-    longest = max(outcome.cluster.record.gaps, default=0.0)
-    found.append(_entry("progress of the ranks (restartPolicy.hangSeconds)", limit, longest))
+    found += [*_of_samples(outcome), *_of_ranks(outcome), *_of_weights(outcome)]
     return sorted(found, key=lambda entry: entry["margin"] or float("inf"))
 
 
-def _entry(what: str, limit: float, seconds: float) -> dict[str, Any]:
+def _of_samples(outcome: Outcome) -> list[dict[str, Any]]:
+    spec, cluster = outcome.job.spec, outcome.cluster
+    # An engine that has a request in its queue sends nothing, and the client knows that it waits.
+    tokens = "tokens of a sample (restartPolicy.hangSeconds)"
+    unserved = "an engine serves the samples' version (4 x timeoutSeconds)"
+    return [
+        _entry("an accepted group (rollout.stallSeconds)", float(spec.stall_seconds), cluster.waits.accepted),
+        _entry(tokens, float(spec.restart_policy.hang_seconds), cluster.network.silence),
+        _entry(unserved, pool_timeout(spec.weight_sync), cluster.waits.unserved),
+    ]
+
+
+def _of_ranks(outcome: Outcome) -> list[dict[str, Any]]:
+    limit = float(outcome.job.spec.restart_policy.hang_seconds)
+    longest = max(outcome.cluster.record.gaps, default=0.0)
+    return [_entry("progress of the ranks (restartPolicy.hangSeconds)", limit, longest)]
+
+
+def _of_weights(outcome: Outcome) -> list[dict[str, Any]]:
+    """Return the deadlines of weight updates.
+
+    Upper bounds: a stand-in transfer is not divided into waves, so the whole one counts as one. The seconds
+    in which the members of a link assemble are assumed, and count as if none gave a sign of life in them.
+    """
+    spec, cluster = outcome.job.spec, outcome.cluster
+    timeout = pool_timeout(spec.weight_sync)
+    patience = float(min(spec.weight_sync.timeout_seconds, spec.restart_policy.hang_seconds))
+    transfers = [end - begin for method, begin, end in cluster.record.rounds if method == "send_weights"]
+    joined = any(method == "open_links" for method, *_ in cluster.record.rounds)
+    assembly = cluster.durations.assumed.rendezvous if joined else 0.0
+    found = [
+        _entry("minAvailable engines serve a version (4 x timeoutSeconds)", timeout, cluster.waits.served),
+        _entry("wave of a transfer (weightSync.timeoutSeconds)", patience, max(transfers, default=0.0), True),
+        _entry("sign of life of a link's members", JOIN_SECONDS, assembly, True),
+    ]
+    if spec.shares_gpus:
+        turn = "engines hold or release memory (4 x timeoutSeconds)"
+        found.append(_entry(turn, timeout, cluster.waits.turned))
+    return found
+
+
+def _entry(what: str, limit: float, seconds: float, upper_bound: bool = False) -> dict[str, Any]:
     margin = limit / seconds if seconds > 0 else None
-    return {"what": what, "limit": limit, "seconds": seconds, "margin": margin}
+    return {
+        "what": what, "limit": limit, "seconds": seconds, "margin": margin, "upper_bound": upper_bound
+    }  # fmt: skip

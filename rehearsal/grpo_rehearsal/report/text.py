@@ -33,7 +33,8 @@ def as_text(figures: dict[str, Any]) -> str:
     ]
     for entry in figures["deadlines"]:
         margin = "" if entry["margin"] is None else f"{entry['margin']:.1f} x"
-        lines.append(f"  {entry['what']:<52}{entry['limit']:>7.0f} s{entry['seconds']:>9.1f} s  {margin}")
+        margin += " at least" if entry["upper_bound"] and margin else ""
+        lines.append(f"  {entry['what']:<56}{entry['limit']:>7.0f} s{entry['seconds']:>9.1f} s  {margin}")
     if figures["hang_named_seconds"] is not None:
         lines.append(f"hang            named {figures['hang_named_seconds']:.0f} s after the limit")
     lines += [f"{when:>9.0f} s     {what}" for when, what in figures["events"]]

@@ -26,6 +26,14 @@ def test_a_manifest_that_does_not_fit_is_found() -> None:
     assert not plan_fits(GRPOJobSpec.model_validate(body))
 
 
+def test_the_smallest_margins_are_those_of_known_waits_and_of_bounds() -> None:
+    waits = [(4.0, False), (2.0, True), (None, False), (9.0, True), (None, True)]
+    report = {"deadlines": [{"margin": margin, "upper_bound": bound} for margin, bound in waits]}
+    assert benchmark._smallest_margin(report, upper_bound=False) == 4.0
+    assert benchmark._smallest_margin(report, upper_bound=True) == 2.0
+    assert benchmark._smallest_margin({"deadlines": []}, upper_bound=True) is None
+
+
 @pytest.mark.parametrize(
     ("planner", "sglang", "same"),
     [(1000, 1001, True), (1000, 1010, False), ("refused", 1000, False), (1000, "refused", False)],

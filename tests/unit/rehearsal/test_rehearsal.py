@@ -147,6 +147,39 @@ def test_late_engines_receive_the_staged_version(rehearsed: Rehearse) -> None:
     assert outcome.cluster.agents[1].received["sync"] > 0
 
 
+def test_every_deadline_comes_from_the_job(small_manifest: Path, tmp_path: Path) -> None:
+    text = small_manifest.read_text()
+    fields = "  restartPolicy: {hangSeconds: 500}\n  weightSync: {timeoutSeconds: 100}\n"
+    small_manifest.write_text(text + fields)
+    outcome = rehearse(read_job(small_manifest), Scenario(), tmp_path / "run")
+    figures = summary(outcome)
+    limits = {entry["what"]: entry["limit"] for entry in figures["deadlines"]}
+    assert limits["tokens of a sample (restartPolicy.hangSeconds)"] == 500
+    assert limits["progress of the ranks (restartPolicy.hangSeconds)"] == 500
+    assert limits["an accepted group (rollout.stallSeconds)"] == read_job(small_manifest).spec.stall_seconds
+    assert limits["wave of a transfer (weightSync.timeoutSeconds)"] == 100
+    assert limits["minAvailable engines serve a version (4 x timeoutSeconds)"] == 400
+    assert limits["an engine serves the samples' version (4 x timeoutSeconds)"] == 400
+    (transfer,) = [entry for entry in figures["deadlines"] if entry["what"].startswith("wave")]
+    assert transfer["upper_bound"] and transfer["seconds"] > 0
+    (join,) = [entry for entry in figures["deadlines"] if entry["what"].startswith("sign of life")]
+    assert join["seconds"] == Assumptions().rendezvous
+
+
+def test_waits_for_engines_that_come_late_are_seen(rehearsed: Rehearse) -> None:
+    """Both engines die and come back after a minute; or both join late."""
+    assumed = Assumptions(engine_restart=60.0)
+    deaths = (0, 2.0), (1, 2.0)
+    figures = summary(rehearsed(Scenario(name="away", engine_deaths=deaths, assumed=assumed)))
+    assert figures["phase"] == "Succeeded"
+    waits = {entry["what"]: entry["seconds"] for entry in figures["deadlines"]}
+    assert 55 < waits["an engine serves the samples' version (4 x timeoutSeconds)"] < 90
+    assert 55 < waits["an accepted group (rollout.stallSeconds)"] < 120
+    late = summary(rehearsed(Scenario(name="late", late_engines=((0, 100.0), (1, 100.0)))))
+    waits = {entry["what"]: entry["seconds"] for entry in late["deadlines"]}
+    assert 5 < waits["minAvailable engines serve a version (4 x timeoutSeconds)"] < 90
+
+
 def test_engines_and_trainers_take_turns_on_shared_gpus(small_manifest: Path, tmp_path: Path) -> None:
     body = yaml.safe_load(small_manifest.read_text())
     spec, template = body["spec"], body["spec"]["rollout"]["template"]
@@ -163,6 +196,8 @@ def test_engines_and_trainers_take_turns_on_shared_gpus(small_manifest: Path, tm
     (agent,) = outcome.cluster.agents
     turns = [begin for begin, _, kind in agent.updates if kind == "turn"]
     assert len(turns) >= 2 + 2 * 2, "once around the engines' start, and around each generation"
+    waits = {entry["what"]: entry["seconds"] for entry in summary(outcome)["deadlines"]}
+    assert waits["engines hold or release memory (4 x timeoutSeconds)"] >= Assumptions().memory_turn
     assert agent.received["sync"] > 0
 
 
