@@ -38,7 +38,11 @@ SCENARIOS: dict[str, tuple[str, ...]] = {
     "late-engines": ("--late-engine", "1:400", "--late-engine", "2:600"),
     # 1/64 of the prompts: at full size the engines would keep 125 GB of experts.
     "routing-replay": ("--prompts", "8", "--routing-replay"),
+    # A straggler among the ranks, and an agent whose reports take most of their five seconds.
+    "slow-rank": ("--slow-rank", "77:1.3"),
+    "late-agent": (*_FEW, "--late-agent", "2:4"),
     # In the first call after generation.
+    "lost-node": (*_FEW, "--lose-node", "5:62"),
     "hang": (*_FEW, "--hang-rank", "77:62"),
 }
 
@@ -102,6 +106,7 @@ def figures_of(reports: dict[str, dict[str, Any]]) -> dict[str, float | None]:
         ("long-tail", "step_seconds_long_tail"),
         ("straggler", "step_seconds_straggler"),
         ("late-engines", "step_seconds_late_engines"),
+        ("slow-rank", "step_seconds_slow_rank"),
     ):
         if name in reports:
             figures[key] = reports[name]["steps"][0]["step"]
@@ -110,6 +115,8 @@ def figures_of(reports: dict[str, dict[str, Any]]) -> dict[str, float | None]:
         figures["r3_bytes_through_controller"] = replayed["routed_experts_bytes"]
         experts = replayed["links"]["engine>trainer"] - replayed["joins"]["kept_bytes"]
         figures["r3_gib_engine_to_ranks_scaled"] = 64 * experts / 2**30
+    if "lost-node" in reports:
+        figures["lost_node_recovery_seconds"] = reports["lost-node"]["lost_node_recovery_seconds"]
     if "hang" in reports:
         figures["hang_named_seconds"] = reports["hang"]["hang_named_seconds"]
     return figures

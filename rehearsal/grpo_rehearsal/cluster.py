@@ -81,6 +81,8 @@ class Cluster:
         self.network.names[job.config.rollout_service] = self._addresses
         for number, factor in self.scenario.slow_engines:
             self.engines[number].slowdown = factor
+        for number, seconds in self.scenario.late_agents:
+            self.agents[number].delay = seconds
 
     def processes(self, _: Any = None) -> StandInProcesses:
         """Return the processes of a new gang."""
@@ -100,6 +102,7 @@ class Cluster:
             lambda: self.scheduler.now,
             self.links,
             self.record.nbytes,
+            dict(self.scenario.slow_ranks),
         )
         processes = StandInProcesses(self.scheduler, methods, infos, place, RankHost, self.record)
         self.attempts.append(processes)

@@ -72,6 +72,8 @@ def _parser() -> argparse.ArgumentParser:
         ("--kill-engine", "ENGINE:SECONDS", "an engine dies"),
         ("--slow-engine", "ENGINE:FACTOR", "an engine takes longer"),
         ("--late-engine", "ENGINE:SECONDS", "the pod of an engine comes later"),
+        ("--late-agent", "ENGINE:SECONDS", "the agent of an engine answers later"),
+        ("--slow-rank", "RANK:FACTOR", "a rank takes longer for its passes"),
     ):
         parser.add_argument(option, metavar=value, help=text, type=parse_pair, default=[], action="append")
     parser.add_argument("--routing-replay", action="store_true", help="replay the engines' routing")
@@ -91,6 +93,8 @@ def _scenario(options: argparse.Namespace) -> Scenario:
         engine_deaths=tuple(options.kill_engine),
         slow_engines=tuple(options.slow_engine),
         late_engines=tuple(options.late_engine),
+        late_agents=tuple(options.late_agent),
+        slow_ranks=tuple(options.slow_rank),
         hung_rank=options.hang_rank,
         dead_node=options.lose_node,
         assumed=Assumptions(mean_response=options.mean_response, sigma=options.sigma),

@@ -69,8 +69,9 @@ class Outcome:
 def rehearse(job: RehearsedJob, scenario: Scenario, folder: Path) -> Outcome:
     """Run the first steps of a job. ``folder``: empty, for the model's files and the job's store.
 
-    Raises ValueError when the job cannot be rehearsed.
+    Raises ValueError when the job cannot be rehearsed, or lacks what the scenario names.
     """
+    scenario.check(job.pool.replicas, job.plan.layout.world, job.spec.trainer.nodes)
     hf = write_model(job.spec, folder / "model")
     config = _here(job.config, scenario, folder)
     durations = Durations(job.spec, job.pool, job.plan, scenario.assumed)

@@ -10,8 +10,10 @@ class Scenario:
     """Faults of one rehearsal. Times are seconds after the first request of the first step's generation.
 
     ``engine_deaths``: (engine, time). ``slow_engines``: (engine, factor). ``late_engines``: (engine, seconds
-    after the start of the job until its pod exists). ``hung_rank``: (rank, time). ``dead_node``: (node of the
-    training pool, time). ``steps``: of the job. ``assumed``: figures that no plan derives.
+    after the start of the job until its pod exists). ``late_agents``: (engine, seconds by which every answer
+    of its agent is late). ``hung_rank``: (rank, time). ``slow_ranks``: (rank, factor of its passes).
+    ``dead_node``: (node of the training pool, time). ``steps``: of the job. ``assumed``: figures that no plan
+    derives.
     """
 
     name: str = "calm"
@@ -19,9 +21,28 @@ class Scenario:
     engine_deaths: tuple[tuple[int, float], ...] = ()
     slow_engines: tuple[tuple[int, float], ...] = ()
     late_engines: tuple[tuple[int, float], ...] = ()
+    late_agents: tuple[tuple[int, float], ...] = ()
     hung_rank: tuple[int, float] | None = None
+    slow_ranks: tuple[tuple[int, float], ...] = ()
     dead_node: tuple[int, float] | None = None
     assumed: Assumptions = field(default_factory=Assumptions)
+
+    def check(self, engines: int, ranks: int, nodes: int) -> None:
+        """Raise ValueError that names an engine, a rank or a node that the job does not have."""
+        one_rank = () if self.hung_rank is None else (self.hung_rank,)
+        one_node = () if self.dead_node is None else (self.dead_node,)
+        for what, count, faults in (
+            (
+                "engine",
+                engines,
+                self.engine_deaths + self.slow_engines + self.late_engines + self.late_agents,
+            ),
+            ("rank", ranks, one_rank + self.slow_ranks),
+            ("node of the training pool", nodes, one_node),
+        ):
+            for number, _ in faults:
+                if not 0 <= number < count:
+                    raise ValueError(f"there is no {what} {number}: the job has {count}, numbered from 0")
 
 
 def parse_pair(text: str) -> tuple[int, float]:

@@ -5,6 +5,8 @@ from dataclasses import asdict
 from typing import Any
 
 from grpo_operator.api.names import CONTROLLER, ROLLOUT, TRAINER
+from grpo_operator.api.v1alpha1.status import Phase
+from grpo_rehearsal.report.agent_memory import AGENT_RSS_OF, agent_rss
 from grpo_rehearsal.report.deadlines import deadlines
 from grpo_rehearsal.report.intervals import Interval, idle_share, integral, sampled, total_of
 from grpo_rehearsal.run import Outcome
@@ -36,6 +38,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "routed_experts_kept_bytes": sum(e.record.routed_experts for e in outcome.cluster.engines),
         "routed_experts_reference_bytes": sum(e.record.references for e in outcome.cluster.engines),
         "hang_named_seconds": _named_seconds(outcome),
+        "lost_node_recovery_seconds": _recovery_seconds(outcome),
         "deadlines": deadlines(outcome),
         "events": [[when, what] for when, what in outcome.cluster.events],
         "status": [[when, name, str(value)] for when, name, value in outcome.board.history],
@@ -132,6 +135,11 @@ def _memory(outcome: Outcome) -> dict[str, Any]:
     return {
         "controller_peak_rss": outcome.cost.rss,
         "limits": limits,
+        "engine_agent": {
+            "planned": job.plan.host.agent if job.plan.host else None,
+            "measured_rss": agent_rss(),
+            "measured_with": AGENT_RSS_OF,
+        },
         "staged_version_per_trainer_host": version // job.spec.trainer.nodes,
     }
 
@@ -164,6 +172,16 @@ def _named_seconds(outcome: Outcome) -> float | None:
         t for t, name, value in outcome.board.history if name == "message" and f"rank {hung[0]} " in value
     ]
     return times[0] - since - limit if times else None
+
+
+def _recovery_seconds(outcome: Outcome) -> float | None:
+    """Return the seconds from the loss of a node until its job trains again; None without a loss."""
+    if outcome.scenario.dead_node is None:
+        return None
+    lost = [when for when, what in outcome.cluster.events if what.startswith("training pod")]
+    history = outcome.board.history
+    again = [t for t, name, value in history if name == "phase" and value is Phase.TRAINING and t > lost[0]]
+    return again[0] - lost[0] if again else None
 
 
 def _calls(outcome: Outcome) -> list[list[Any]]:

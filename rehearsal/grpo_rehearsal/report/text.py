@@ -27,6 +27,7 @@ def as_text(figures: dict[str, Any]) -> str:
         f"idle            engines {idle['rollout']:.0%}, trainers {idle['trainer']:.0%} of the steps",
         f"controller      {figures['memory']['controller_peak_rss'] / 2**30:.1f} GiB with the stand-ins, "
         f"{sum(figures['controller_cpu']['by_thread'].values()):.0f} s of CPU",
+        _agents(figures["memory"]["engine_agent"]),
         "links           "
         + ", ".join(f"{link} {size / _GB:.2f} GB" for link, size in figures["links"].items()),
         "deadlines       limit, longest wait, margin",
@@ -39,3 +40,9 @@ def as_text(figures: dict[str, Any]) -> str:
         lines.append(f"hang            named {figures['hang_named_seconds']:.0f} s after the limit")
     lines += [f"{when:>9.0f} s     {what}" for when, what in figures["events"]]
     return "\n".join(lines)
+
+
+def _agents(memory: dict[str, Any]) -> str:
+    planned, measured = memory["planned"], memory["measured_rss"]
+    text = f"agents          {planned / 2**20:.0f} MiB planned" if planned else "agents          not planned"
+    return text + (f"; {measured / 2**20:.0f} MiB measured: {memory['measured_with']}" if measured else "")

@@ -37,7 +37,8 @@ class UpdateTimes:
 class StandInAgent:
     """Agent of one engine. ``ranks``: GPUs of the engine, on ``hosts`` hosts.
 
-    ``received``: bytes by kind of update; ``link``: what its ranks read from the store of a link.
+    ``received``: bytes by kind of update; ``link``: what its ranks read from the store of a link. ``delay``:
+    seconds by which every answer is late.
     """
 
     role = "agent"
@@ -52,6 +53,7 @@ class StandInAgent:
         ``join``: returns what the engine costs that accepts an offer.
         """
         self.received = {"link": 0, "take": 0, "sync": 0}
+        self.delay = 0.0
         self.dropped = 0  # routed experts that the pod need not keep any more
         self.updates: list[tuple[float, float, str]] = []  # (begin, end, kind)
         self._engine = engine
@@ -80,6 +82,11 @@ class StandInAgent:
 
     def handle(self, request: httpx.Request) -> Answer:
         """Answer a request of the controller."""
+        answer = self._answer(request)
+        answer.seconds += self.delay
+        return answer
+
+    def _answer(self, request: httpx.Request) -> Answer:
         path = request.url.path
         if path == "/v1/status":
             return Answer(body=json.dumps(self._status()).encode())

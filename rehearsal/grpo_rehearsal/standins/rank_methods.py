@@ -6,8 +6,8 @@ entry here cannot be rehearsed and fails by name.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,26 +60,27 @@ class RankMethods:
     """Durations and results of the calls of one gang. ``now``: returns the time.
 
     ``links``: of the gang. ``nbytes``: by link, to which the experts that ranks fetch are added, and what the
-    members of links tell each other.
+    members of links tell each other. ``slow``: factors of the passes of slow ranks.
     """
 
     job: Job
     now: Callable[[], float]
     links: GangLinks
     nbytes: Counter[str]
+    slow: Mapping[int, float] = field(default_factory=dict)
     _saving: tuple[int, dict[str, Any], float] | None = None  # (step, controller state, end)
     _problem: str = ""  # of the exchange of layouts
 
-    def work(self, method: str, args: Sequence[Sequence[Any]]) -> Work:
-        """Return how long a call takes. ``args``: of each rank.
+    def work(self, method: str, args: Sequence[Sequence[Any]], ranks: Sequence[int]) -> Work:
+        """Return how long a call takes. ``args``: of each of the ``ranks``.
 
         Raises AttributeError for a method that no stand-in has.
         """
         times = self.job.durations
         if method in _FORWARD:
-            return self._work(args, times.forward)
+            return self._work(args, ranks, times.forward)
         if method in _UPDATE:
-            return self._work(args, times.update)
+            return self._work(args, ranks, times.update)
         if method == "poll_checkpoint":
             blocking = args[0][0]
             return Work(max(self._saving[2] - self.now(), 0.0) if blocking and self._saving else 0.0, _UNITS)
@@ -187,17 +188,25 @@ class RankMethods:
         moe = len(expert_layers(self.job.hf).moe)
         return sum(moe * reference.layer_bytes for reference in references)
 
-    def _work(self, args: Sequence[Sequence[Any]], seconds: Callable[[Sequence[int]], float]) -> Work:
-        """Return the work of the fullest replica, which all ranks wait for."""
+    def _work(
+        self, args: Sequence[Sequence[Any]], ranks: Sequence[int], seconds: Callable[[Sequence[int]], float]
+    ) -> Work:
+        """Return the work of the replica that takes longest, which all ranks wait for.
+
+        A slow rank makes its whole replica slow: the other stages and shards wait for it at each micro-batch.
+        """
         lengths: dict[tuple[int, ...], list[int]] = {}
-        for columns, _, *arrays in args:
+        slowest = 0.0
+        for rank, (columns, _, *arrays) in zip(ranks, args, strict=True):
             count = len(arrays) // columns.pieces
             own = arrays[::count]  # each piece begins with the lengths of its rows
             key = tuple(id(array) for array in own)
             if key not in lengths:
                 lengths[key] = [int(n) for piece in own for n in piece[1]]
+            if rank in self.slow:
+                slowest = max(slowest, self.slow[rank] * seconds(lengths[key]))
         fullest = max(lengths.values(), key=sum)
-        return Work(seconds(fullest), self.job.durations.micro_batches(fullest))
+        return Work(max(seconds(fullest), slowest), self.job.durations.micro_batches(fullest))
 
     def _of_batch(self, method: str, batch: RaggedBatch) -> Any:
         if method in ("log_probs", "reference_log_probs"):

@@ -205,7 +205,8 @@ class StandInProcesses:
                     self._store.fetch(self._place.pods[call.index], arg)
         args = [tuple(_value(arg) for arg in call.args) for call in round_.calls]
         try:
-            round_.work = self._methods.work(round_.method, args)
+            ranks = [self._rank_of[call.index] for call in round_.calls]
+            round_.work = self._methods.work(round_.method, args, ranks)
         except Exception as error:  # noqa: BLE001 - the caller of the method gets it, as from a real rank
             for call in round_.calls:
                 self._end(call, error)

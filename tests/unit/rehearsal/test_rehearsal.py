@@ -10,6 +10,7 @@ import yaml
 from grpo_rehearsal.durations import Assumptions
 from grpo_rehearsal.job import RehearsedJob, read_job
 from grpo_rehearsal.main import main
+from grpo_rehearsal.report import agent_memory
 from grpo_rehearsal.report.summary import summary
 from grpo_rehearsal.run import Outcome, rehearse
 from grpo_rehearsal.scenario import Scenario, parse_pair
@@ -122,6 +123,52 @@ def test_a_slow_engine_delays_the_step(rehearsed: Rehearse) -> None:
     assert slow["steps"][0]["gen"] > 1.2 * calm["steps"][0]["gen"]
 
 
+def test_a_slow_rank_delays_its_passes_and_nothing_else(rehearsed: Rehearse) -> None:
+    calm, slow = (
+        summary(rehearsed(Scenario(name=f"ranks{len(ranks)}", slow_ranks=ranks)))["steps"][0]
+        for ranks in ((), ((3, 2.0),))
+    )
+    for phase in ("old_log_prob", "ref", "update_actor"):
+        assert 1.5 * calm[phase] < slow[phase] <= 2.01 * calm[phase], "its replica may be less full"
+    assert slow["gen"] == pytest.approx(calm["gen"]) and slow["update_weights"] == calm["update_weights"]
+
+
+def test_a_late_agent_is_waited_for_and_comes_close_to_its_limit(rehearsed: Rehearse) -> None:
+    figures = summary(rehearsed(Scenario(name="agent", late_agents=((1, 4.0),))))
+    assert figures["phase"] == "Succeeded"
+    (status,) = [entry for entry in figures["deadlines"] if entry["what"] == "http agent/v1/status"]
+    assert status["limit"] / 4.0 == pytest.approx(status["margin"])
+
+
+def test_without_an_agents_reports_the_other_engine_generates_everything(rehearsed: Rehearse) -> None:
+    outcome = rehearsed(Scenario(name="silent", late_agents=((1, 6.0),)))
+    assert summary(outcome)["phase"] == "Succeeded"
+    assert {line["engine"] for line in outcome.ledger if "engine" in line} == {"small-rollout-0"}
+
+
+def test_faults_of_parts_that_the_job_lacks_are_refused(rehearsed: Rehearse) -> None:
+    for faults, text in (
+        ({"slow_ranks": ((8, 2.0),)}, "no rank 8: the job has 8"),
+        ({"late_agents": ((2, 1.0),)}, "no engine 2: the job has 2"),
+        ({"dead_node": (1, 5.0)}, "no node of the training pool 1: the job has 1"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            rehearsed(Scenario(name="wrong", **faults))
+
+
+def test_agents_memory_is_reported_as_planned_beside_the_measured_one(
+    rehearsed: Rehearse, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(agent_memory, "RESULTS", tmp_path)
+    outcome = rehearsed(Scenario())
+    memory = summary(outcome)["memory"]["engine_agent"]
+    assert outcome.job.plan.host is not None
+    assert memory["planned"] == outcome.job.plan.host.agent > 0 and memory["measured_rss"] is None
+    (tmp_path / "sync.json").write_text(json.dumps({"figures": {"agent_rss_mib_max": 100.0}}))
+    memory = summary(outcome)["memory"]["engine_agent"]
+    assert memory["measured_rss"] == 100 * 2**20 and "2 GB" in memory["measured_with"]
+
+
 def test_a_hung_rank_is_named_within_a_minute_of_the_limit(rehearsed: Rehearse) -> None:
     outcome = rehearsed(Scenario(name="hang", hung_rank=(3, 23.0)))
     (hung,) = [when for when, what in outcome.cluster.events if what == "rank 3 hangs"]
@@ -139,6 +186,7 @@ def test_a_lost_training_pod_begins_another_attempt(rehearsed: Rehearse) -> None
     outcome = rehearsed(Scenario(name="node", dead_node=(0, 23.0)))
     assert outcome.board.get().attempt == 2 and summary(outcome)["phase"] == "Succeeded"
     assert outcome.board.get().restarts.infrastructure == 1
+    assert summary(outcome)["lost_node_recovery_seconds"] > Assumptions().process_start
 
 
 def test_late_engines_receive_the_staged_version(rehearsed: Rehearse) -> None:
