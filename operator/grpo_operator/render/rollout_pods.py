@@ -28,6 +28,8 @@ from grpo_operator.render.sglang_command import (
 )
 from grpo_operator.render.volumes import Files
 
+_START_PERIOD = 2  # seconds between two probes of a server that starts
+
 
 @dataclass(frozen=True, slots=True)
 class EnginePods:
@@ -102,7 +104,9 @@ class EnginePods:
         server["ports"] = [{"name": "http", "containerPort": ENGINE_PORT}]
         # A server of several hosts may wait for them; its agent counts the time from when all are there.
         asked = ("/enginez", AGENT_PORT) if pool.engine.nodes_per_engine > 1 else ("/ping", ENGINE_PORT)
-        server["startupProbe"] = probe(*asked, period=2, failures=900)
+        server["startupProbe"] = probe(
+            *asked, period=_START_PERIOD, failures=-(-pool.engine.start_seconds // _START_PERIOD)
+        )
         server["readinessProbe"] = probe("/ping", ENGINE_PORT, period=5, failures=3)
         # The agent answers this probe, because the server also answers while its scheduler hangs. Twelve
         # failures leave enough time to restart the agent.
@@ -114,6 +118,7 @@ class EnginePods:
             f"rollout --engine-ranks {pool.engine.tensor_parallel}"
             f" --bucket-megabytes {self.weight_sync.bucket_megabytes}"
             f" --timeout {self.weight_sync.timeout_seconds}"
+            f" --start-seconds {pool.engine.start_seconds}"
             f" --model-config {MODEL_DIRECTORY}/config.json --admin-key {ADMIN_KEY}"
         )
         if self.weight_path.delta:

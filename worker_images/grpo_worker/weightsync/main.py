@@ -52,6 +52,9 @@ def main() -> None:
     parser.add_argument("--first-host", help="URL of the agent of the engine's first host")
     parser.add_argument("--address", default="127.0.0.1", help="at which the engine's hosts reach this pod")
     parser.add_argument("--timeout", type=float, default=120, help="seconds of a call to the engine")
+    parser.add_argument(
+        "--start-seconds", type=float, default=1800, help="in which a started server must answer"
+    )
     args = parser.parse_args()
     app = _trainer(args.weights) if args.role == "trainer" else _rollout(args)
     uvicorn.run(app, host=args.host, port=args.port, log_level="warning")
@@ -86,7 +89,7 @@ def _rollout(args: argparse.Namespace) -> Starlette:
     bucket = args.bucket_megabytes << 20
     fetcher = Fetcher(args.timeout, _whole_blobs(args))
     hosts = HostRendezvous(args.hosts) if args.hosts > 1 else None
-    place = EnginePlace(args.address, hosts)
+    place = EnginePlace(args.address, hosts, args.start_seconds)
     engine = Engine(args.engine, args.timeout, args.admin_key, hosts)
     agent = Agent(
         args.name, engine, args.engine_ranks, bucket, args.timeout, args.writer, fetcher, args.turns, place,
@@ -109,7 +112,9 @@ def _whole_blobs(args: argparse.Namespace) -> "WholeBlobs | None":
 def _further_host(args: argparse.Namespace) -> Starlette:
     from grpo_worker.weightsync.agent.further_host import FurtherHost, answers, application
 
-    host = FurtherHost(args.host_index, args.name, args.first_host, lambda: answers(args.engine))
+    host = FurtherHost(
+        args.host_index, args.name, args.first_host, lambda: answers(args.engine), args.start_seconds
+    )
     return application(host, args.routed_experts)
 
 

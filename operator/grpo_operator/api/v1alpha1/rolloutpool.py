@@ -184,6 +184,14 @@ class EngineSpec(Model):
         " has read yet: tokens x layers x experts per token bytes (returnRoutedExperts only); default: room"
         " for a step's samples at full length",
     )
+    start_seconds: int = Field(
+        1800,
+        ge=60,
+        le=86400,
+        description="seconds in which a started server must answer; then its container is started again. A "
+        "server reads no weights: it imports, reserves memory, and compiles and records kernels, which takes "
+        "longer with more batch sizes to record and with DeepEP",
+    )
     extra_args: list[Annotated[str, Field(max_length=256)]] = Field(
         default_factory=list,
         max_length=64,

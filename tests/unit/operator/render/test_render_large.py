@@ -56,6 +56,17 @@ def test_pods_of_an_engine_restart_together() -> None:
     assert f'--hosts 4 --host-index "$HOST_INDEX" --first-host "{first}" --address "$POD_IP"' in agent
 
 
+def test_the_start_of_a_server_is_limited_by_a_field() -> None:
+    manifest = job()
+    default = template("rollout")["spec"]["containers"]
+    manifest["spec"]["rollout"]["template"]["engine"]["startSeconds"] = 3601
+    longer = template("rollout", manifest)["spec"]["containers"]
+    for (server, agent), seconds in ((default, 1800), (longer, 3601)):
+        probe = server["startupProbe"]
+        assert 0 <= probe["periodSeconds"] * probe["failureThreshold"] - seconds < probe["periodSeconds"]
+        assert f"--start-seconds {seconds}" in agent["args"][0]
+
+
 def test_each_engine_has_a_service_for_its_first_host() -> None:
     spec = GRPOJobSpec.model_validate(job()["spec"])
     services = engine_services(job(), pool_of(spec))

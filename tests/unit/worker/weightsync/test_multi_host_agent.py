@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -12,12 +13,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from grpo_operator.api.messages import AgentStatus
+from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec
 from grpo_operator.api.v1alpha1.status import EngineState, HostState
 from grpo_worker.weightsync.agent.agent import Agent
 from grpo_worker.weightsync.agent.engine_client import Engine
-from grpo_worker.weightsync.agent.engine_place import EnginePlace
+from grpo_worker.weightsync.agent.engine_place import START_SECONDS, EnginePlace
 from grpo_worker.weightsync.agent.further_host import FurtherHost, answers, application
-from grpo_worker.weightsync.agent.host_rendezvous import HostRendezvous
+from grpo_worker.weightsync.agent.host_rendezvous import HostRendezvous, HostReport
 from grpo_worker.weightsync.agent.http import rollout_application
 from support.engine_server import serve_app
 
@@ -107,6 +109,29 @@ def test_hosts_that_wait_are_alive_and_not_ready(pair: Pair) -> None:
     for url in (pair.first, pair.second):
         assert httpx.get(f"{url}/enginez").status_code == 200, "kubelet must not restart it"
         assert httpx.get(f"{url}/healthz").status_code == 200 and not ready(url)
+
+
+def test_agents_and_the_api_have_the_same_default() -> None:
+    assert EngineSpec().start_seconds == START_SECONDS == EnginePlace().start_seconds
+
+
+def test_hosts_whose_servers_start_for_too_long_are_restarted(pair: Pair) -> None:
+    """engine.startSeconds limits the start of both servers, and not the wait for the other host."""
+    further = FurtherHost(1, "pod-b", pair.first, lambda: False, start_seconds=0.2)
+    hosts = HostRendezvous(2)
+    place = EnginePlace("10.0.0.7", hosts, start_seconds=0.2)
+    engine = Engine(NOTHING, 1, None, hosts)
+    agent = Agent("pod-a", engine, 2, 1 << 20, 1, place=place)
+    further.report({"process": "y"})
+    time.sleep(0.3)
+    assert further.lives() and agent.engine_lives(), "they wait"
+    pair.report()
+    assert further.report({"process": "y"})["round"]
+    hosts.report(HostReport(0, "pod-a", "x"))
+    assert hosts.report(HostReport(1, "pod-b", "y")), "a round"
+    assert further.lives() and agent.engine_lives(), "they start"
+    time.sleep(0.3)
+    assert not further.lives() and not agent.engine_lives()
 
 
 def test_a_further_host_whose_server_does_not_answer_any_more_is_restarted(pair: Pair) -> None:

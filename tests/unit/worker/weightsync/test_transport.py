@@ -1,6 +1,8 @@
 """Transfer groups use the backend that they are given, and offers of links carry it."""
 
 import json
+import threading
+import time
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -8,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch._C._distributed_c10d import TCPStore
+from torch.distributed.distributed_c10d import PrefixStore
 
 from grpo_operator.api.weight_path import Backend
 from grpo_worker.weightsync.protocol.link_offer import LinkOffer
@@ -69,3 +72,44 @@ def test_a_member_asks_the_store_less_often_the_longer_it_waits(monkeypatch: pyt
     assert len(looks) < 150
     assert max(after - before for before, after in pairwise(looks)) <= 1.0
     assert sum(look < 1 for look in looks) > 10, "a link that forms at once is noticed at once"
+
+
+class _Slow:
+    """A collective that takes some seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    def is_completed(self) -> bool:
+        return time.monotonic() >= self._end
+
+    def wait(self) -> None: ...
+
+
+@pytest.mark.parametrize(("connected", "seconds", "forms"), [(6, 1.6, True), (0, 60.0, False)])
+def test_the_first_collective_may_take_long_while_members_connect(
+    connected: int, seconds: float, forms: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 0.5 s of patience it takes 1.6 s, in which another member connects every 0.3 s, or none does."""
+    monkeypatch.setattr(rendezvous, "JOIN_SECONDS", 0.5)
+    monkeypatch.setattr("torch.distributed.broadcast", lambda *_, **__: _Slow(seconds))
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+
+    def connect() -> None:
+        for _ in range(connected):
+            time.sleep(0.3)
+            PrefixStore("group", store).add("beats", 1)
+
+    others = threading.Thread(target=connect)
+    others.start()
+    began = time.monotonic()
+    try:
+        if forms:
+            join(Backend.GLOO, store, "group", 0, 1, 1, CPU).close()
+            assert time.monotonic() - began > 1
+        else:
+            with pytest.raises(TransferError, match="first collective did not end"):
+                join(Backend.GLOO, store, "group", 0, 1, 1, CPU)
+            assert time.monotonic() - began < 2
+    finally:
+        others.join()

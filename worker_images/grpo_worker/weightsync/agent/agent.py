@@ -20,7 +20,7 @@ from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.weightsync.agent import engine_link, metrics
 from grpo_worker.weightsync.agent.engine_client import Engine, EngineError
 from grpo_worker.weightsync.agent.engine_link import JoinedLink
-from grpo_worker.weightsync.agent.engine_place import START_SECONDS, EnginePlace
+from grpo_worker.weightsync.agent.engine_place import EnginePlace
 from grpo_worker.weightsync.agent.engine_state import EngineStateMachine
 from grpo_worker.weightsync.agent.fetcher import Fetcher
 from grpo_worker.weightsync.agent.gpu_lease import GpuLease
@@ -119,7 +119,7 @@ class Agent:
         A server of a multi-host engine that waits for other hosts, or starts after they were lost, is alive.
         """
         if self._place.hosts is not None and self._state.state == EngineState.RESTARTING:
-            return self._place.hosts.starting_for() < START_SECONDS
+            return self._place.hosts.starting_for() < self._place.start_seconds
         return self._engine.alive() and self._engine.unresponsive_seconds() < self._unresponsive_limit
 
     def grant_gpu_memory(self, writer: str, parts: list[str], attempt: int = 0) -> dict[str, Any]:

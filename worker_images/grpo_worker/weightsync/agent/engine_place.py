@@ -7,15 +7,19 @@ from grpo_operator.api.messages import EngineHost
 from grpo_operator.api.names import RENDEZVOUS_PORT
 from grpo_worker.weightsync.agent.host_rendezvous import HostRendezvous, HostReport
 
-START_SECONDS = 1800.0  # for a server to answer, as in its container's startup probe
+START_SECONDS = 1800.0  # the default of engine.startSeconds
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePlace:
-    """``address``: at which all hosts of the engine reach its first host. ``hosts``: None for one host."""
+    """``address``: at which all hosts of the engine reach its first host. ``hosts``: None for one host.
+
+    ``start_seconds``: in which the started servers of all hosts must answer.
+    """
 
     address: str = "127.0.0.1"
     hosts: HostRendezvous | None = None
+    start_seconds: float = START_SECONDS
 
     def answer(self, report: HostReport, serving: bool) -> dict[str, Any]:
         """Take a host's report; return the round that it must run, and what the host needs to know for it."""

@@ -26,12 +26,20 @@ _LOOPBACK = ("127.0.0.1", "::1")
 
 
 class FurtherHost:
-    """One further host. ``first``: URL of the first host's agent. ``server_answers``: pings the server."""
+    """One further host.
 
-    def __init__(self, host: int, pod: str, first: str, server_answers: Callable[[], bool]) -> None:
+    ``first``: URL of the first host's agent. ``server_answers``: pings the server. ``start_seconds``: in
+    which a started server must answer.
+    """
+
+    def __init__(
+        self, host: int, pod: str, first: str, server_answers: Callable[[], bool],
+        start_seconds: float = START_SECONDS,
+    ) -> None:  # fmt: skip
         self._host = host
         self._pod = pod
         self._server_answers = server_answers
+        self._start_seconds = start_seconds
         self._http = httpx.Client(base_url=first, timeout=_RELAY_SECONDS)
         self._round, self._began, self._answered = "", 0.0, False
         self.serving = False  # whether the whole engine serves
@@ -55,7 +63,7 @@ class FurtherHost:
         if self._server_answers():
             self._answered = True
             return True
-        starts = not self._answered and time.monotonic() - self._began < START_SECONDS
+        starts = not self._answered and time.monotonic() - self._began < self._start_seconds
         return not self._round or starts
 
 

@@ -12,7 +12,6 @@ from torch.distributed.distributed_c10d import _abort_process_group
 from grpo_operator.api.weight_path import Backend
 from grpo_worker.weightsync.transport import torch_group
 from grpo_worker.weightsync.transport.rendezvous import (
-    JOIN_SECONDS,
     Pairs,
     TransferError,
     TransferGroup,
@@ -83,8 +82,12 @@ class CollectiveGroup(TransferGroup):
             # broadcast has only one algorithm. An all-reduce would block: deterministic engines pin an
             # algorithm of all-reduce that differs from the trainers'.
             first = dist.broadcast(torch.ones(1, device=device), src=0, group=self.group, async_op=True)
-            placeholder = [torch.empty(0, device=device)]
-            GroupTransfer(self, [first], placeholder, time.monotonic() + JOIN_SECONDS).wait()
+            assert first is not None, "this process is a member"
+            self.beat()  # NCCL has connected this member
+            self.wait_for(
+                first.is_completed, lambda: "the first collective did not end, nor a member begin it"
+            )
+            first.wait()
         except RuntimeError as error:
             raise TransferError(f"the group {name} did not form: {str(error)[:200]}") from error
 

@@ -139,6 +139,10 @@ class TransferGroup(ABC):
             pause = max(_JOIN_POLL_SECONDS, _JOIN_POLL_SHARE * (now - began))
             time.sleep(min(pause, _LONGEST_JOIN_POLL_SECONDS))
 
+    def beat(self) -> None:
+        """Tell the other members, which wait for this one, that it has made progress."""
+        self._store.add("beats", 1)
+
     def _missing(self, world: int) -> str:
         absent = [member for member in range(world) if not self._store.check([f"here-{member}"])]
         return f"ranks {absent} did not come"
