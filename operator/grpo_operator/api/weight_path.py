@@ -9,7 +9,7 @@ from grpo_operator.api.messages import Message
 class Backend(StrEnum):
     """Transport of a direct transfer, which copies weights from trainer ranks into engine ranks.
 
-    NCCL and GLOO: one process group of all ranks, between GPUs and between CPUs. CUDA_IPC: engine ranks read
+    NCCL and GLOO: a process group for each engine, between GPUs and between CPUs. CUDA_IPC: engine ranks read
     the memory of trainer ranks on the same host; also of the same GPU, where NCCL allows one process only.
     """
 

@@ -82,12 +82,12 @@ class WeightSyncSpec(Model):
     transport: Literal["auto", "nccl", "gloo", "staged", "nixl", "cuda-ipc"] = Field(
         "auto",
         description="path of a weight version to the engines. nccl (GPUs) and gloo (CPUs): direct transfer "
-        "over one process group of all trainer ranks and engines. staged: through the host memory of the "
-        "agents; also used for engines that join later and after a failure of the process group. nixl: as "
-        "staged, and agents read each other's memory with NIXL, over the RDMA adapters that podTemplate "
-        "gives them, else over TCP. cuda-ipc: each engine reads the memory of the ranks on the same GPUs; "
-        "both pods get hostIPC and hostPID. auto: nccl if the trainer has GPUs, else gloo; staged with mode "
-        "delta and for colocated engines",
+        "over a link for each engine, which is a process group of all trainer ranks and the engine's ranks. "
+        "staged: through the host memory of the agents; also used for engines that join later and for those "
+        "whose link failed. nixl: as staged, and agents read each other's memory with NIXL, over the RDMA "
+        "adapters that podTemplate gives them, else over TCP. cuda-ipc: each engine reads the memory of the "
+        "ranks on the same GPUs; both pods get hostIPC and hostPID. auto: nccl if the trainer has GPUs, else "
+        "gloo; staged with mode delta and for colocated engines",
     )
     mode: Literal["full", "delta"] = Field(
         "full",
