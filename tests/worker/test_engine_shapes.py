@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec
 from grpo_operator.plan.planner.resolve import engine_shape
 
 _LAYERS = {"deepseek-v3": 4, "qwen3-30b-a3b": 2, "qwen3-235b-a22b": 2, "qwen3-8b": 2}
+_FENCED = re.compile(r"^```yaml\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _SCALES = 0.002  # of the bytes: FP8 scales and the router's bias, which the planner leaves out
 
 
@@ -88,15 +91,44 @@ def test_the_planner_accepts_exactly_what_sglang_can_build(tmp_path: Path) -> No
     assert len(cases) // 4 < accepted < len(cases), "the cases decide nothing"
 
 
-def test_the_engines_of_all_manifests_can_be_built(tmp_path: Path) -> None:
+def _cases_of(texts: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the engines of GRPOJobs and RolloutPools in YAML whose architecture is known."""
     cases = []
-    for file in sorted((REPO / "manifests").glob("*.yaml")):
-        for document in yaml.safe_load_all(file.read_text()):
-            spec = document["spec"]
-            name = spec["model"].get("architecture")
-            if name is None:
-                continue
-            engine = EngineSpec.model_validate(spec["rollout"]["template"]["engine"])
-            shape = engine_shape(engine)
-            cases.append(_case(name, **{field: getattr(shape, field) for field in shape.__slots__}))
-    assert _agreed(cases, _ask(cases, tmp_path)) == len(cases) > 5
+    for document in (each for text in texts for each in yaml.safe_load_all(text) if each):
+        spec = document.get("spec", {})
+        name = spec.get("model", {}).get("architecture")
+        template = spec if document.get("kind") == "RolloutPool" else spec.get("rollout", {}).get("template")
+        if name is None or template is None:
+            continue
+        shape = engine_shape(EngineSpec.model_validate(template["engine"]))
+        cases.append(_case(name, **{field: getattr(shape, field) for field in shape.__slots__}))
+    return cases
+
+
+def _all_built(cases: list[dict[str, Any]], folder: Path) -> bool:
+    return _agreed(cases, _ask(cases, folder)) == len(cases)
+
+
+def test_the_engines_of_all_manifests_can_be_built(tmp_path: Path) -> None:
+    files = sorted((REPO / "manifests").glob("*.yaml"))
+    cases = _cases_of(file.read_text() for file in files)
+    assert len(cases) > 5 and _all_built(cases, tmp_path)
+
+
+def test_the_engines_of_all_documents_can_be_built(tmp_path: Path) -> None:
+    files = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
+    cases = _cases_of(text for file in files for text in _FENCED.findall(file.read_text()))
+    large = {"tensor": 16, "expert": 16, "attention_data": 16, "fp8": True}
+    assert any(case["name"] == "deepseek-v3" and large.items() <= case["shape"].items() for case in cases)
+    assert len(cases) > 5 and _all_built(cases, tmp_path)
+
+
+def test_a_document_whose_engine_cannot_be_built_is_found(tmp_path: Path) -> None:
+    """SGLang cuts the shared expert of DeepSeek-V3 over all 32 GPUs, to less than a block of FP8."""
+    text = (REPO / "docs" / "guides" / "multi-host-engines.md").read_text()
+    (pool, *_) = _FENCED.findall(text)
+    for old, new in (("nodesPerEngine: 2", "nodesPerEngine: 4"), ("Parallel: 16", "Parallel: 32")):
+        assert old in pool
+        pool = pool.replace(old, new)
+    cases = _cases_of([pool])
+    assert len(cases) == 1 and not _all_built(cases, tmp_path)
