@@ -32,7 +32,7 @@ from support.faults import (
 )
 from support.jobs import ENDED, Start, store_of
 
-STEPS = 26
+STEPS = 32
 BACK_SECONDS = 400  # for two SGLang servers to start on two busy cores
 
 
@@ -85,17 +85,23 @@ def test_a_killed_container_restarts_the_engine_with_the_same_weights_on_every_r
 
 def test_a_killed_pod_takes_the_other_with_it_and_the_engine_comes_back(job: JobView) -> None:
     _, worker = _hosts(job)
+    with _no_further_version(job):
+        weights = _checksums(job)
     before, restarts = uids(job, "trainer", "controller", "head"), report(job)["restarts"]
     old = uids(job, "rollout")
     job.kubectl("delete", "pod", _name(worker), "--wait=false")
     until("both pods are replaced", lambda: len(_new_pods(job, old)) == 2, 60)
     assert _states_until_back(job) == ["RESTARTING", "STALE", "SERVING"]
     wait_step(job, step_of(job) + 1, 60)
+    with _no_further_version(job):
+        _assert_newer_on_both_ranks(_checksums(job), weights)
     assert uids(job, "trainer", "controller", "head") == before and report(job)["restarts"] == restarts
 
 
 def test_weights_reach_both_hosts_through_memory_while_the_link_is_cut(job: JobView) -> None:
     leader, worker = _hosts(job)
+    with _no_further_version(job):
+        weights = _checksums(job)
     until("an engine without a copy in memory", lambda: agent(leader)["stagedVersion"] is None, 60)
     with cut_off(worker, job.pods("trainer"), RESET):
         step = step_of(job)
@@ -103,6 +109,10 @@ def test_weights_reach_both_hosts_through_memory_while_the_link_is_cut(job: JobV
         status = agent(leader)
         assert status["stagedVersion"] is not None, "the weights came over the link"
         until("the newest version", lambda: agent(leader)["weightVersion"] > step + 1, 30)
+        with _no_further_version(job):
+            through_memory = _checksums(job)
+            assert agent(leader)["stagedVersion"] == through_memory[0] > step + 1
+        _assert_newer_on_both_ranks(through_memory, weights)
     wait_step(job, step_of(job) + 2, 120)
     assert agent(leader)["restarts"] == 0
 
@@ -176,6 +186,13 @@ def _checksums(job: JobView) -> tuple[int, list[Any]]:
     headers = {"authorization": f"Bearer {key}"}
     answer = httpx.post(url, json={"action": "checksum"}, headers=headers, timeout=30).json()
     return int(agent(leader)["weightVersion"]), [rank["checksums"] for rank in answer["ranks"]]
+
+
+def _assert_newer_on_both_ranks(now: tuple[int, list[Any]], before: tuple[int, list[Any]]) -> None:
+    """Check that the engine serves a newer version than ``before``, and that each rank has other weights."""
+    assert now[0] > before[0] and len(now[1]) == len(before[1]) == 2, "(version, checksums of each rank)"
+    for rank, (new, old) in enumerate(zip(now[1], before[1], strict=True)):
+        assert new and new != old, f"rank {rank} still has the weights of version {before[0]}"
 
 
 def _states_until_back(job: JobView) -> list[str]:
