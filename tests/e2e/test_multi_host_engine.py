@@ -40,7 +40,8 @@ BACK_SECONDS = 400  # for two SGLang servers to start on two busy cores
 def job(start: Start) -> JobView:
     spec = yaml.safe_load((REPO / "manifests" / "tiny-moe.yaml").read_text())["spec"]
     template = spec["rollout"]["template"]
-    template |= {"replicas": 1, "engine": template["engine"] | {"tensorParallel": 2, "nodesPerEngine": 2}}
+    engine = {"tensorParallel": 2, "nodesPerEngine": 2, "doubleBuffer": True}
+    template |= {"replicas": 1, "engine": template["engine"] | engine}
     sync = {"timeoutSeconds": 30}
     job = start("two-hosts", steps=STEPS, rollout={"template": template}, weightSync=sync)
     wait_step(job, 2, 600)
