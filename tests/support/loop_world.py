@@ -5,6 +5,7 @@ lasts, time passes only by waiting.
 """
 
 import json
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -25,6 +26,7 @@ from grpo_worker.controller.training.gang import TrainerGang
 from grpo_worker.controller.training.worker_group import GangError
 from grpo_worker.controller.weight_sync.dedicated import DedicatedSynchronizer
 from grpo_worker.data.prompts import Prompt, PromptSource
+from grpo_worker.data.routed_experts import RoutedExperts
 from grpo_worker.data.tasks import open_gym
 from grpo_worker.metrics.flops import ModelFlops
 from grpo_worker.metrics.generation import Counts
@@ -103,6 +105,11 @@ class Ranks:
         commit(self._world.store / "checkpoints", step, Origin(self._world.model, ""))
         self._world.writing.append(step)
 
+    def _load_routed_experts(
+        self, parts: list[list[RoutedExperts]], width: int, fetching: frozenset[int]
+    ) -> list[list[str]]:
+        return [[reference.key for reference in part if self._world.lost(reference)] for part in parts]
+
     def _load_checkpoint(self, path: str) -> None:
         self._world.updates = int((Path(path) / "updates").read_text())
 
@@ -135,7 +142,9 @@ class Engines(Scorer):
     def model_configs(self, version: int) -> dict[str, dict[str, Any]]:
         return {}
 
-    def generate(self, prompts: list[Prompt], version: int) -> list[Sample]:
+    def generate(
+        self, prompts: list[Prompt], version: int, cancelled: threading.Event | None = None
+    ) -> list[Sample]:
         return [sample for prompt in prompts for sample in self._group(prompt, version)]
 
     def submit(self, prompt: Prompt, version: int) -> "Future[list[Sample]]":
@@ -158,7 +167,11 @@ class Engines(Scorer):
 
     def _sample(self, prompt: Prompt, number: int, version: int) -> Sample:
         ids = tuple(5 + (prompt.index * 7 + number * 3 + version + k) % 50 for k in range(1 + number % 4))
-        return Sample(prompt.index, number, ids, (-0.1,) * len(ids), version, "engine")
+        routed = None
+        if self._world.routing_replay:
+            drawn, tokens = len(self.generated), len(prompt.ids) + len(ids) - 1
+            routed = RoutedExperts("/experts", f"{prompt.index}.{number}.{drawn}", tokens, 2, 2, 1)
+        return Sample(prompt.index, number, ids, (-0.1,) * len(ids), version, "engine", routed=routed)
 
     def score(self, samples: list[Sample]) -> list[float]:
         return [float(sample.ids[0] % 2) for sample in samples]
@@ -180,6 +193,8 @@ class World:
         self.calls: list[str] = []
         self.away: Callable[[], str] = lambda: ""
         self.before_generation: Callable[[int], None] = lambda _version: None
+        self.routing_replay = False
+        self.lost: Callable[[RoutedExperts], bool] = lambda _reference: False  # asked when ranks fetch
         self.clock = FakeClock()
         self.board = ProgressBoard()
         self.seen: list[Any] = []  # statuses, one for each change

@@ -62,7 +62,8 @@ class GrpoLoop:
         keep, every = spec.checkpoint.keep, spec.checkpoint.every_steps
         # Engines cannot generate while trainers use the same GPUs.
         generate = None if spec.shares_gpus else client.generate
-        self._experts = RoutedExpertsLoader(trainers, generate, inputs.reward)
+        self._parking = Parking(trainers, board, failures, clock, lambda: self._background)
+        self._experts = RoutedExpertsLoader(trainers, generate, weights, inputs.reward, self._parking)
         partial, durable = spec.staleness.partial_rollouts, self._experts.durable
         ahead = OneStepAhead(sampler, store / "pending", keep, every, partial, durable)
         self._scheduler: RolloutScheduler = ahead if spec.staleness.max_version_lag else OnPolicy(sampler)
@@ -72,7 +73,6 @@ class GrpoLoop:
         self._record = failures.record
         self._ledger = SampleLedger(store / "ledger.jsonl")
         self._records = StepRecords(store, spec.observability, client)
-        self._parking = Parking(trainers, board, failures, clock, lambda: self._background)
         self._checkpoints = RunCheckpoints(
             spec, store, trainers, self._scheduler, board, self._state, self._ledger.flush
         )

@@ -26,6 +26,10 @@ class ExpertsError(ValueError):
     """Experts are missing or damaged."""
 
 
+class ExpertsLostError(OSError):
+    """Pods that held the routed experts of samples are gone."""
+
+
 @dataclass(frozen=True, slots=True)
 class RoutedExperts:
     """Reference to the experts of one sample.

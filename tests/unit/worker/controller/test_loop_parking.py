@@ -1,6 +1,7 @@
 """The loop while engines are away: the trainers are parked, nothing restarts, and the ledger is the same."""
 
 import itertools
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,10 @@ import pytest
 
 from grpo_operator.api.messages import ControllerStatus
 from grpo_operator.api.v1alpha1.status import Phase
+from grpo_worker.data.routed_experts import RoutedExperts
 from grpo_worker.rollout.engine_pool import Target
 from grpo_worker.rollout.sampling import Sample
-from support.loop_world import World
+from support.loop_world import Ranks, World
 
 OUTAGE = 7200.0  # seconds
 
@@ -233,3 +235,70 @@ def test_a_reward_server_that_is_away_parks_the_trainers_too(
     status = world.board.get()
     assert (status.times_parked, status.attempt, world.starts) == (1, 1, 1)
     assert any("http://verifier" in seen.waiting for seen in world.seen)
+
+
+def _engines_end_before_the_experts_are_loaded(world: World, first: int, rounds: int = 1) -> None:
+    """All engines' pods end after a batch has arrived, ``rounds`` times in a row, for two hours each.
+
+    ``first``: the batch, counted by the calls that load experts.
+    """
+    until, calls = 0.0, 0
+    load = Ranks._load_routed_experts
+
+    def ends(ranks: Ranks, parts: list[list[RoutedExperts]], width: int, fetching: Any) -> list[list[str]]:
+        nonlocal until, calls
+        calls += 1
+        if first <= calls < first + rounds:
+            until = world.clock.now() + OUTAGE
+        return load(ranks, parts, width, fetching)
+
+    world.routing_replay = True
+    world.lost = lambda _reference: first <= calls < first + rounds
+    world.away = lambda: "0 of minAvailable=1 engines serve" if world.clock.now() < until else ""
+    make = world._group
+
+    def group(_pool: Any) -> Ranks:
+        ranks = make(_pool)
+        ranks._load_routed_experts = partial(ends, ranks)  # type: ignore[method-assign]
+        return ranks
+
+    world._group = group  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("rounds", [1, 5], ids=["once", "repeatedly"])
+def test_engines_that_end_before_their_experts_are_loaded_park_the_trainers(
+    tmp_path: Path, calm: list[dict[str, Any]], rounds: int
+) -> None:
+    world = World(tmp_path)
+    _engines_end_before_the_experts_are_loaded(world, first=3, rounds=rounds)
+    assert world.run() == calm, "the lost groups again, with the same seeds"
+    status = world.board.get()
+    assert (status.phase, status.attempt, world.starts) == (Phase.SUCCEEDED, 1, 1)
+    assert status.restarts.infrastructure == status.restarts.job == 0
+    assert status.times_parked == rounds and status.waiting == ""
+    assert world.clock.now() >= 1000 + rounds * OUTAGE
+    waiting = [seen.waiting for seen in world.seen if seen.waiting]
+    assert any("engines serve" in text or "no engine serves" in text for text in waiting)
+    assert any("engine.routedExpertsGibibytes is too small" in text for text in waiting) == (rounds > 2)
+    saved = [call for call in world.calls if call == "save_checkpoint"]
+    assert len(saved) == 2, "steps 4 and 6: one of the parked step would lack its batch"
+
+
+def test_trainers_that_die_while_engines_generate_lost_groups_restart_once(
+    tmp_path: Path, calm: list[dict[str, Any]]
+) -> None:
+    world = World(tmp_path)
+    _engines_end_before_the_experts_are_loaded(world, first=5)  # the checkpoint of step 4 is complete
+    sleep, polls = world.clock.sleep, itertools.count()
+
+    def sleep_and_die(seconds: float) -> None:
+        sleep(seconds)
+        if next(polls) == 50:
+            world.groups[0].died.set_result(None)
+
+    world.clock.sleep = sleep_and_die  # type: ignore[method-assign]
+    assert _without_attempts(world.run()) == _without_attempts(calm)
+    status = world.board.get()
+    assert (status.phase, status.attempt, world.starts) == (Phase.SUCCEEDED, 2, 2)
+    assert status.restored is not None and status.restored.step == 4
+    assert status.restarts.infrastructure == 1 and "rank 1 on trainer-0" in status.last_failure

@@ -1,5 +1,8 @@
 """The controller moves references; groups whose experts are lost are generated again."""
 
+import itertools
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from grpo_worker.controller.recovery.routed_experts import ExpertsLostError, RoutedExpertsLoader
+from grpo_worker.controller.recovery.routed_experts import RoutedExpertsLoader
+from grpo_worker.controller.training.worker_group import GangError
 from grpo_worker.data.prompts import Prompt
-from grpo_worker.data.routed_experts import RoutedExperts
+from grpo_worker.data.routed_experts import ExpertsLostError, RoutedExperts
+from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.roles.dispatch import RankInfo
 from grpo_worker.roles.shared_batch import SharedBatch
 from grpo_worker.rollout.batch_file import RolloutBatch
@@ -74,9 +79,31 @@ def _share(rollouts: RolloutBatch) -> SharedBatch:
     return SharedBatch(make_batch(rollouts.prompts, rollouts.samples), 4, RANKS, plain_store())
 
 
-def _loader(trainers: Any, generate: Any) -> RoutedExpertsLoader:
+class Beside:
+    """Parking and weights: notes the reasons for which the trainers are parked."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.reasons: list[str] = []
+
+    def run(self, work: Callable[[], Any], park: Callable[[], None] = lambda: None) -> Any:
+        self.runs += 1
+        try:
+            return work()
+        except ExpertsLostError as error:
+            self.reasons.append(str(error))
+            park()
+            return work()
+
+    def before_generation(self, _timer: StepTimer) -> None: ...
+
+    def forget_engines(self) -> None: ...
+
+
+def _loader(trainers: Any, generate: Any, beside: Beside | None = None) -> RoutedExpertsLoader:
     reward: Any = Reward()
-    loader = RoutedExpertsLoader(trainers, generate, reward)
+    parking: Any = beside or Beside()
+    loader = RoutedExpertsLoader(trainers, generate, parking, reward, parking)
     loader._drop = lambda samples: None  # type: ignore[method-assign]
     return loader
 
@@ -95,7 +122,7 @@ def test_each_rank_gets_the_references_of_its_rows() -> None:
 def test_groups_of_an_engine_that_is_gone_are_generated_again() -> None:
     asked: list[tuple[list[int], int]] = []
 
-    def generate(prompts: list[Prompt], version: int) -> list[Sample]:
+    def generate(prompts: list[Prompt], version: int, _cancelled: threading.Event) -> list[Sample]:
         asked.append(([p.index for p in prompts], version))
         return _samples(prompts, "e1")
 
@@ -109,11 +136,51 @@ def test_groups_of_an_engine_that_is_gone_are_generated_again() -> None:
 
 
 def test_experts_that_cannot_be_had_are_named() -> None:
-    gone = Trainers("e0", "e1")
-    with pytest.raises(ExpertsLostError, match=r"8 samples .*engine\.routedExpertsGibibytes"):
-        _loader(gone, lambda prompts, version: _samples(prompts, "e1")).load(_rollouts(), _share, 3)
-    with pytest.raises(ExpertsLostError, match="4 samples"):
+    with pytest.raises(ExpertsLostError, match=r"4 samples .*engine\.routedExpertsGibibytes"):
         _loader(Trainers("e1"), None).load(_rollouts(), _share, 3)
+
+
+def test_repeated_losses_park_the_trainers_until_an_engine_keeps_the_experts() -> None:
+    trainers, rounds, beside = Trainers("e0", "e1"), itertools.count(1), Beside()
+
+    def generate(prompts: list[Prompt], _version: int, _cancelled: threading.Event) -> list[Sample]:
+        if next(rounds) == 5:
+            trainers.gone = ("e0",)
+        return _samples(prompts, "e1")
+
+    found, _ = _loader(trainers, generate, beside).load(_rollouts(), _share, 3)
+    assert {sample.engine for sample in found.samples} == {"e1"} and trainers.mapped == 1
+    assert len(beside.reasons) == 3, "the third loss of the batch and those after it"
+    assert all("8 samples" in reason for reason in beside.reasons)
+
+
+def test_failures_of_the_ranks_end_the_step_and_are_not_waited_for() -> None:
+    trainers, beside = Trainers("e0"), Beside()
+    failed = GangError("load_routed_experts: rank 1 has no memory", [])
+
+    def generate(prompts: list[Prompt], _version: int, _cancelled: threading.Event) -> list[Sample]:
+        trainers.one_of_each_pod = broken  # type: ignore[method-assign]
+        return _samples(prompts, "e1")
+
+    def broken() -> frozenset[int]:
+        raise failed
+
+    with pytest.raises(GangError) as raised:
+        _loader(trainers, generate, beside).load(_rollouts(), _share, 3)
+    assert raised.value is failed
+    assert beside.runs == 2 and not beside.reasons, "generation and reward"
+
+
+def test_generation_that_outlives_its_gang_is_cancelled() -> None:
+    events: list[threading.Event] = []
+
+    def generate(_prompts: list[Prompt], _version: int, cancelled: threading.Event) -> list[Sample]:
+        events.append(cancelled)
+        raise GangError("the processes of rank 1 have ended", [1])
+
+    with pytest.raises(GangError):
+        _loader(Trainers("e0"), generate).load(_rollouts(), _share, 3)
+    assert events[0].is_set()
 
 
 def test_saved_samples_refer_to_the_store(tmp_path: Path) -> None:

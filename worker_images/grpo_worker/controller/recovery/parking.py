@@ -14,12 +14,13 @@ from grpo_worker.controller.recovery.failures import FailureHandler
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.training.gang import TrainerGang
 from grpo_worker.controller.training.worker_group import GangError
+from grpo_worker.data.routed_experts import ExpertsLostError
 from grpo_worker.rollout.engine_pool import SyncError
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 2.0
-# Too few engines have the version, none serves it, or the reward server does not answer.
-AWAY = (SyncError, TimeoutError, ConnectionError)
+# Too few engines have the version, none serves it or keeps its experts, or the reward server does not answer.
+AWAY = (SyncError, TimeoutError, ConnectionError, ExpertsLostError)
 _T = TypeVar("_T")
 
 

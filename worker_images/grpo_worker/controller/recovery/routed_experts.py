@@ -1,6 +1,8 @@
 """Routed experts between engines and trainers: the controller moves references, never the experts."""
 
+import itertools
 import logging
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,22 +12,22 @@ from pathlib import Path
 import httpx
 
 from grpo_worker.common.auth import headers
+from grpo_worker.controller.recovery.parking import Parking
 from grpo_worker.controller.training.gang import TrainerGang
+from grpo_worker.controller.weight_sync.synchronizer import WeightSynchronizer
 from grpo_worker.data.prompts import Prompt
-from grpo_worker.data.routed_experts import RoutedExperts
+from grpo_worker.data.routed_experts import ExpertsLostError, RoutedExperts
+from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.rewards.manager import RewardManager
 from grpo_worker.roles.shared_batch import SharedBatch
 from grpo_worker.rollout.batch_file import RolloutBatch
 from grpo_worker.rollout.sampling import Sample
 
 log = logging.getLogger(__name__)
-_TRIES = 3
+_TRIES = 3  # losses of one batch until the trainers count as parked, and the status names the reason
 _DROP_TIMEOUT = 10.0
-Generate = Callable[[list[Prompt], int], list[Sample]]
-
-
-class ExpertsLostError(OSError):
-    """Pods that held the routed experts of samples are gone."""
+# (prompts, version, event that cancels it) -> samples
+Generate = Callable[[list[Prompt], int, threading.Event], list[Sample]]
 
 
 class RoutedExpertsLoader:
@@ -36,11 +38,24 @@ class RoutedExpertsLoader:
     hold the experts, so that engines can go while the step trains.
     """
 
-    def __init__(self, trainers: TrainerGang, generate: Generate | None, reward: RewardManager) -> None:
-        """``generate``: draws the samples of prompts; None: engines cannot generate while trainers run."""
+    def __init__(
+        self,
+        trainers: TrainerGang,
+        generate: Generate | None,
+        weights: WeightSynchronizer,
+        reward: RewardManager,
+        parking: Parking,
+    ) -> None:
+        """``generate``: draws the samples of prompts; None: engines cannot generate while trainers run.
+
+        ``parking``: runs what engines and the reward server do. The ranks are called outside of it: work that
+        outlives its gang must not call the next one.
+        """
         self._trainers = trainers
         self._generate = generate
         self._reward = reward
+        self._weights = weights
+        self._parking = parking
         self._http = httpx.Client(timeout=_DROP_TIMEOUT)
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="drop experts")
 
@@ -49,24 +64,18 @@ class RoutedExpertsLoader:
     ) -> tuple[RolloutBatch, SharedBatch]:
         """Return the batch, whose experts the trainers hold, with lost groups generated again at ``version``.
 
-        Raises ExpertsLostError when samples are lost repeatedly, or cannot be generated now.
+        The trainers are parked while engines are away, and when samples are lost repeatedly. Raises
+        GangError, and ExpertsLostError when samples are lost that cannot be generated now.
         """
-        for _ in range(_TRIES):
+        for losses in itertools.count(1):
             shared = share(rollouts)
             lost = self._fetch(rollouts, shared)
             if not lost:
-                self._drop([*rollouts.samples, *rollouts.left_out])
-                return rollouts, shared
-            log.warning(
-                "the routed experts of %d samples are lost: their groups are generated again", len(lost)
-            )
-            if self._generate is None:
                 break
-            rollouts = self._again(rollouts, lost, version)
-        raise ExpertsLostError(
-            f"the routed experts of {len(lost)} samples are lost: engines' pods have ended, or "
-            "engine.routedExpertsGibibytes is too small for the samples of a step"
-        )
+            log.warning("the routed experts of %d samples are lost, and generated again", len(lost))
+            rollouts = self._again(rollouts, lost, version, losses >= _TRIES)
+        self._drop([*rollouts.samples, *rollouts.left_out])
+        return rollouts, shared
 
     def durable(self, samples: list[Sample], folder: Path) -> list[Sample]:
         """Have the trainers copy the samples' experts to a folder of the store; return samples of the copy.
@@ -106,20 +115,46 @@ class RoutedExpertsLoader:
             self._trainers.call("map_routed_experts")
         return lost
 
-    def _again(self, rollouts: RolloutBatch, lost: set[str], version: int) -> RolloutBatch:
-        """Return the batch with new samples for the groups of lost ones, in the same places."""
-        assert self._generate is not None
+    def _again(self, rollouts: RolloutBatch, lost: set[str], version: int, repeatedly: bool) -> RolloutBatch:
+        """Return the batch with new samples for the groups of lost ones, in the same places.
+
+        ``repeatedly``: the trainers count as parked, even if engines serve.
+        """
+        problem = ExpertsLostError(
+            f"the routed experts of {len(lost)} samples are lost: engines' pods have ended, or "
+            "engine.routedExpertsGibibytes is too small for the samples of a step"
+        )
+        if self._generate is None:
+            raise problem
         indices = {s.prompt_index for s in rollouts.samples if s.routed is not None and s.routed.key in lost}
         prompts = [prompt for prompt in rollouts.prompts if prompt.index in indices]
-        samples = self._generate(prompts, version)
-        new = dict(
-            zip((s.uid for s in samples), zip(samples, self._reward.score(samples), strict=True), strict=True)
-        )
+        samples = self._draw(prompts, version, [problem] if repeatedly else [])
+        scores = self._parking.run(lambda: self._reward.score(samples))
+        new = dict(zip((s.uid for s in samples), zip(samples, scores, strict=True), strict=True))
         pairs = [
             new.get(sample.uid, (sample, score))
             for sample, score in zip(rollouts.samples, rollouts.scores, strict=True)
         ]
         return replace(rollouts, samples=[s for s, _ in pairs], scores=[score for _, score in pairs])
+
+    def _draw(self, prompts: list[Prompt], version: int, problems: list[ExpertsLostError]) -> list[Sample]:
+        """Return new samples of prompts; ``problems``: the trainers are parked for each of them first.
+
+        No checkpoint is saved meanwhile: it would lack the batch.
+        """
+        cancelled = threading.Event()
+
+        def draw() -> list[Sample]:
+            assert self._generate is not None
+            if problems:
+                raise problems.pop()
+            self._weights.before_generation(StepTimer())
+            return self._generate(prompts, version, cancelled)
+
+        try:
+            return self._parking.run(draw, self._weights.forget_engines)
+        finally:
+            cancelled.set()  # it may have outlived its gang
 
     def _drop(self, samples: Iterable[Sample]) -> None:
         """Tell the agents to forget experts, in the background: a full volume forgets the oldest anyway."""
