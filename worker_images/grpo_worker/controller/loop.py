@@ -59,13 +59,12 @@ class GrpoLoop:
         self._source = inputs.source
         self._reward = inputs.reward
         sampler = StepSampler(spec, inputs.source, client, inputs.reward)
-        keep, every = spec.checkpoint.keep, spec.checkpoint.every_steps
         # Engines cannot generate while trainers use the same GPUs.
         generate = None if spec.shares_gpus else client.generate
         self._parking = Parking(trainers, board, failures, clock, lambda: self._background)
         self._experts = RoutedExpertsLoader(trainers, generate, weights, inputs.reward, self._parking)
-        partial, durable = spec.staleness.partial_rollouts, self._experts.durable
-        ahead = OneStepAhead(sampler, store / "pending", keep, every, partial, durable)
+        continues, durable = spec.staleness.partial_rollouts, self._experts.durable
+        ahead = OneStepAhead(sampler, store / "pending", continues, durable)
         self._scheduler: RolloutScheduler = ahead if spec.staleness.max_version_lag else OnPolicy(sampler)
         self._training = BatchTrainer(spec, trainers)
         self._weights = weights
@@ -158,7 +157,7 @@ class GrpoLoop:
         check_configs(self._trainers.hf, self._pool.model_configs(self._step))
 
     def _one_step(self) -> None:
-        self._record.check_if_readable()
+        self._failures.watch.check()
         step, timer = self._step + 1, StepTimer(self._clock)
         version = Version(self._step)  # generates the samples of this step
         self._report()

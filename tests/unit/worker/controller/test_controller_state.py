@@ -118,38 +118,6 @@ def test_who_was_superseded_writes_nothing_any_more(tmp_path: Path) -> None:
     assert other.attempt == 3
 
 
-def test_a_record_that_cannot_be_read_for_a_moment_costs_no_restart(tmp_path: Path) -> None:
-    file = tmp_path / "run.json"
-    record = RunRecord.load(file)
-    record.begin_attempt()
-    text = file.read_text()
-    file.write_text("{")
-    record.check_if_readable()
-    assert record.unread == 1
-    file.write_text(text)
-    record.check_if_readable()
-    assert record.unread == 1
-    RunRecord.load(file).begin_attempt()
-    with pytest.raises(SupersededError):
-        record.check_if_readable()
-
-
-def test_a_store_that_is_away_for_a_moment_costs_no_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record = RunRecord.load(tmp_path / "run.json")
-    record.begin_attempt()
-
-    def away(self: Path) -> str:
-        raise OSError(5, "Input/output error")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_text", away)
-        record.check_if_readable()
-    record.check_if_readable()
-    assert record.unread == 1
-
-
 def _checkpoint(root: Path, step: int, complete: bool = True) -> Path:
     path = store.directory(root, step)
     path.mkdir(parents=True)

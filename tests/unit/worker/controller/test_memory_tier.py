@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +97,16 @@ def _tier(gang: Gang, folder: Path) -> MemoryTier:
     return MemoryTier(gang, 1, 1, folder / "memory.json")  # type: ignore[arg-type]
 
 
+def _on_the_store() -> "Future[None]":
+    records: Future[None] = Future()
+    records.set_result(None)
+    return records
+
+
 def _snapshot(tier: MemoryTier, gang: Gang, step: int, attempt: int = 1) -> None:
     gang.state = [100 * step + 10 * attempt + rank for rank in range(RANKS)]
     assert tier.due(step)
-    tier.snapshot(step, attempt, {"step": step})
+    tier.snapshot(step, attempt, {"step": step}, _on_the_store())
     assert not tier.due(step + 1), "one at a time"
 
     def settled() -> bool:
@@ -157,11 +164,36 @@ def test_attempts_at_one_step_do_not_mix(tier: MemoryTier, gang: Gang, pods: lis
     _snapshot(tier, gang, 3, attempt=1)
     expected = gang.state
     gang.state = [7] * RANKS
-    tier.snapshot(3, 2, {"step": 3})  # written, but the controller dies before the replicas are there
+    tier.snapshot(
+        3, 2, {"step": 3}, _on_the_store()
+    )  # written, but the controller dies before the replicas are there
     tier.begin_attempt()
     pods[1].wipe()
     assert tier.restore(after=2) is not None
     assert gang.state == expected
+
+
+@pytest.mark.parametrize("problem", [None, OSError("No space left on device")], ids=["slow", "full"])
+def test_a_snapshot_counts_once_its_records_are_on_the_store(
+    tier: MemoryTier, gang: Gang, tmp_path: Path, problem: OSError | None
+) -> None:
+    records: Future[None] = Future()
+    tier.snapshot(3, 1, {"step": 3}, records)
+    for _ in range(20):
+        tier.poll()
+        time.sleep(0.01)
+    assert not (tmp_path / "memory.json").exists() and not tier.due(4)
+    if problem is None:
+        records.set_result(None)
+    else:
+        records.set_exception(problem)
+
+    def settled() -> bool:
+        tier.poll()
+        return tier.due(4)
+
+    _until(settled)
+    assert (tmp_path / "memory.json").exists() == (problem is None)
 
 
 def test_a_pod_keeps_two_of_each_rank_and_gives_nothing_else(

@@ -61,9 +61,7 @@ class Run:
         self.source = PromptSource(
             open_gym("reasoning-gym:gcd", seed=3), load_tokenizer("preset:tiny-moe"), 4096
         )
-        self.scheduler = OneStepAhead(
-            StepSampler(spec, self.source, engines, engines), folder, keep=2, every=1
-        )
+        self.scheduler = OneStepAhead(StepSampler(spec, self.source, engines, engines), folder)
         self.folder = folder
 
     def steps(self, first: int, last: int) -> list[RolloutBatch]:
@@ -74,7 +72,7 @@ class Run:
             self.scheduler.start_next(Version(step - 1))
             self.scheduler.before_push(StepTimer())
             self.source.consumed(found[-1].taken)
-            self.scheduler.save(step)
+            self.scheduler.save(step)()
             (self.folder / f"source-{step}.json").write_text(json.dumps(self.source.state_dict()))
         return found
 
@@ -145,14 +143,14 @@ def test_engines_that_were_away_generate_the_same_samples_again(tmp_path: Path, 
     engines = Engines()
     run = Run(tmp_path / "b", engines)
     found, scheduler = run.steps(1, 2), run.scheduler
-    scheduler._partial = place == "save"
+    scheduler._continues = place == "save"
     found.append(scheduler.next_batch(Version(2), StepTimer()))
     engines.failures = 2
     scheduler.start_next(Version(2))
     if place == "before_push":
         _until_it_works(lambda: scheduler.before_push(StepTimer()))
     run.source.consumed(found[-1].taken)
-    _until_it_works(lambda: scheduler.save(3))
+    _until_it_works(lambda: scheduler.save(3)())
     found.append(scheduler.next_batch(Version(3), StepTimer()))
     assert found == undisturbed
 
@@ -170,7 +168,7 @@ def _until_it_works(work: Callable[[], None]) -> None:
 def test_what_is_under_way_holds_up_no_change_of_weights_when_it_may_go_on(tmp_path: Path) -> None:
     engines = Engines()
     run = Run(tmp_path, engines)
-    run.scheduler._partial = True
+    run.scheduler._continues = True
     run.scheduler.next_batch(Version(0), StepTimer())
     engines.gate.clear()
     run.scheduler.start_next(Version(0))
@@ -180,9 +178,12 @@ def test_what_is_under_way_holds_up_no_change_of_weights_when_it_may_go_on(tmp_p
     assert run.scheduler.next_batch(Version(1), StepTimer()).prompts
 
 
-def test_files_of_old_checkpoints_go(tmp_path: Path) -> None:
-    Run(tmp_path, Engines()).steps(1, 6)
-    assert [f.name for f in sorted(tmp_path.glob("*.npz"))] == [f"step-{s:08d}.npz" for s in (4, 5, 6)]
+def test_samples_are_kept_as_long_as_their_checkpoints(tmp_path: Path) -> None:
+    run = Run(tmp_path, Engines())
+    run.steps(1, 6)
+    (tmp_path / "step-00000003.experts").mkdir()
+    run.scheduler.prune({2, 5, 6, 7})
+    assert [f.name for f in sorted(tmp_path.glob("step-*"))] == [f"step-{s:08d}.npz" for s in (2, 5, 6)]
 
 
 def test_on_policy_samples_come_from_the_newest_weights() -> None:
@@ -195,11 +196,3 @@ def test_on_policy_samples_come_from_the_newest_weights() -> None:
         scheduler.start_next(Version(step - 1))
         assert {s.version for s in found.samples} == {step - 1}
         source.consumed(found.taken)
-
-
-def test_what_the_stores_checkpoints_need_is_kept_beside_newer_snapshots(tmp_path: Path) -> None:
-    run = Run(tmp_path, Engines())
-    run.scheduler._every = 4
-    run.steps(1, 15)
-    kept = sorted(int(file.stem.removeprefix("step-")) for file in tmp_path.glob("step-*.npz"))
-    assert kept == [4, 8, 12, 14, 15]

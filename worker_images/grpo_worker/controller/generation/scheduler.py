@@ -2,9 +2,10 @@
 
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -35,8 +36,14 @@ class RolloutScheduler(Protocol):
     def generates_ahead(self) -> bool:
         """Samples of the next step are being generated; ``save`` would wait for them."""
 
-    def save(self, step: int) -> None:
-        """Save the samples that were generated ahead of the checkpoint of ``step``."""
+    def save(self, step: int) -> Callable[[], None]:
+        """Wait for the samples that are generated ahead of the checkpoint of ``step``.
+
+        Returns a function that writes them to the store, in any thread.
+        """
+
+    def prune(self, kept: Collection[int]) -> None:
+        """Remove the saved samples of all checkpoints but those of the steps ``kept``; any thread."""
 
     def restore(self, step: int) -> None:
         """Cancel generation, and continue after ``step`` with the samples that were saved for it.
@@ -61,7 +68,10 @@ class OnPolicy:
 
     def before_push(self, timer: StepTimer) -> None: ...
 
-    def save(self, step: int) -> None: ...
+    def save(self, step: int) -> Callable[[], None]:
+        return lambda: None
+
+    def prune(self, kept: Collection[int]) -> None: ...
 
     def restore(self, step: int) -> None:
         self._cancelled.set()
@@ -80,21 +90,18 @@ class OneStepAhead:
         self,
         sampler: StepSampler,
         folder: Path,
-        keep: int,
-        every: int,
-        partial: bool = False,
+        continues: bool = False,
         durable: Callable[[list[Sample], Path], list[Sample]] | None = None,
     ) -> None:
-        """``keep``: checkpoints that the store keeps. ``every``: steps between two of them.
+        """``folder``: keeps the samples of each checkpoint.
 
-        ``partial``: requests that run when the weights change continue with the new weights. ``durable``:
+        ``continues``: requests that run when the weights change continue with the new weights. ``durable``:
         copies to a folder what samples refer to, and returns samples that refer to the copy.
         """
         self._durable = durable
         self._sampler = sampler
         self._folder = folder
-        self._keep, self._every = keep, every
-        self._partial = partial
+        self._continues = continues
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
         self._running: Future[RolloutBatch] | None = None
         self._ready: RolloutBatch | None = None
@@ -122,7 +129,7 @@ class OneStepAhead:
         self._running = self._thread.submit(self._sampler.sample, version, StepTimer(), skip, cancelled)
 
     def before_push(self, timer: StepTimer) -> None:
-        if not self._partial:
+        if not self._continues:
             self._wait(timer, self._prompts_in_training)
 
     def _wait(self, timer: StepTimer, drawn: int = 0) -> None:
@@ -136,20 +143,20 @@ class OneStepAhead:
                 raise
             self._running = None
 
-    def save(self, step: int) -> None:
+    def save(self, step: int) -> Callable[[], None]:
         self._wait(StepTimer())
-        if self._ready is not None:
-            if self._durable is not None:
-                copies = self._file(step).with_suffix(".experts")
-                self._ready = replace(self._ready, samples=self._durable(self._ready.samples, copies))
-            self._ready.write(self._file(step))
-        files = sorted(self._folder.glob("step-*.npz"))
-        stored = [file for file in files if _step(file) % self._every == 0]
-        # One more than ``keep``: the checkpoint of ``step`` is not complete yet. The last two files belong to
-        # checkpoints in memory, and the newest one may be incomplete.
-        for old in set(files) - set(stored[-self._keep - 1 :]) - set(files[-2:]):
-            old.unlink()
-            shutil.rmtree(old.with_suffix(".experts"), ignore_errors=True)
+        if self._ready is None:
+            return lambda: None
+        if self._durable is not None:
+            copies = self._file(step).with_suffix(".experts")
+            self._ready = replace(self._ready, samples=self._durable(self._ready.samples, copies))
+        return partial(self._ready.write, self._file(step))
+
+    def prune(self, kept: Collection[int]) -> None:
+        for file in self._folder.glob("step-*.npz"):
+            if int(file.stem.removeprefix("step-")) not in kept:
+                file.unlink()
+                shutil.rmtree(file.with_suffix(".experts"), ignore_errors=True)
 
     def restore(self, step: int) -> None:
         self._cancelled.set()
@@ -163,7 +170,3 @@ class OneStepAhead:
 
     def _file(self, step: int) -> Path:
         return directory(self._folder, step).with_suffix(".npz")
-
-
-def _step(file: Path) -> int:
-    return int(file.stem.removeprefix("step-"))

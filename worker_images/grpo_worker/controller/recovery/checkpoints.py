@@ -1,11 +1,12 @@
 """Checkpoints of a run: when they are saved, in the store and in the pods' memory, and exports."""
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
-from grpo_worker.checkpointing.store import directory
+from grpo_worker.checkpointing.store import complete_steps, directory
 from grpo_worker.controller.generation.scheduler import RolloutScheduler
 from grpo_worker.controller.recovery.memory_tier import MemoryTier
 from grpo_worker.controller.status.progress import ProgressBoard
@@ -13,7 +14,11 @@ from grpo_worker.controller.training.gang import Restored, TrainerGang
 
 
 class RunCheckpoints:
-    """Saves and restores the trainers, the samples that were generated ahead, and the controller's state."""
+    """Saves and restores the trainers, the samples that were generated ahead, and the controller's state.
+
+    A thread brings what belongs to a checkpoint to the store: the records of all steps up to it, and samples
+    that were generated ahead. The checkpoint is completed after that, so a slow store delays it but no step.
+    """
 
     def __init__(
         self,
@@ -29,13 +34,19 @@ class RunCheckpoints:
         the records of all finished steps are on the store; no checkpoint counts before.
         """
         self._spec = spec.checkpoint
+        self._root = store / "checkpoints"
         self._exports = store / "export"
         self._trainers = trainers
         self._scheduler = scheduler
         self._board = board
         self._state = state
         self._flush = flush
-        self._saving = False  # whether a checkpoint is being written
+        self._saving: int | None = None  # step of the checkpoint that is being written
+        self._due = False  # a checkpoint should have begun, but the one before was being written
+        self._snapshots: list[int] = []  # steps of the last two in memory; the newest may be incomplete
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="bookkeeping")
+        self._records = self._thread.submit(lambda: None)  # done when those of ``_saving`` are on the store
+        self._newest = self._records  # the same of the newest checkpoint, also of one in memory
         memory = spec.checkpoint.memory
         self._memory: MemoryTier | None = None
         if memory is not None:
@@ -43,26 +54,33 @@ class RunCheckpoints:
 
     def restore(self) -> Restored:
         """Restore the gang from the pods' memory if that is newer than the store, else from the store."""
-        self._saving = False
+        self._saving, self._due = None, False
+        self._newest.exception()  # wait for the thread; an error belongs to a checkpoint that does not count
         restored = None
         if self._memory is not None:
             self._memory.begin_attempt()
             restored = self._memory.restore(self._trainers.newest)
-        return restored or self._trainers.restore()
+        restored = restored or self._trainers.restore()
+        self._snapshots = [restored.step]
+        return restored
 
     def after_step(self, step: int, attempt: int) -> None:
-        """Note a checkpoint that is complete, and start the next one when it is due."""
-        if self._saving:  # an unneeded poll would wait for the ranks' background work
-            self._flush()  # the poll may complete the checkpoint
+        """Note a checkpoint that is complete, and start the next one when it is due.
+
+        If the store needs longer than ``everySteps`` for one, the next one starts after the step in which
+        that one is complete. Raises OSError when records of a checkpoint cannot be written.
+        """
+        if self._saving is not None and self._records.done():  # the poll may complete the checkpoint
+            self._records.result()
             self._note_complete(self._trainers.call("poll_checkpoint", False))
         if self._memory is not None:
             self._memory.poll()
-        if step % self._spec.every_steps == 0:
+        self._due = self._due or step % self._spec.every_steps == 0
+        if self._due and self._saving is None:
             self._save(step)
         elif self._memory is not None and self._memory.due(step):
-            self._scheduler.save(step)
-            self._flush()
-            self._memory.snapshot(step, attempt, self._state())
+            self._snapshots = [*self._snapshots[-1:], step]
+            self._memory.snapshot(step, attempt, self._state(), self._keep_records(step))
         every = self._spec.export_every_steps
         if every and step % every == 0:
             self.export(step)
@@ -71,10 +89,10 @@ class RunCheckpoints:
         """Save a checkpoint of this step, unless it exists, and wait until it is complete."""
         self._flush()
         if self._board.get().last_checkpoint != step:
-            self._note_complete(self._trainers.call("poll_checkpoint", True))
+            self._complete()
         if self._board.get().last_checkpoint != step:
             self._save(step)
-            self._note_complete(self._trainers.call("poll_checkpoint", True))
+            self._complete()
 
     def export(self, step: int) -> None:
         """Write the weights of this step as a Hugging Face directory, unless it exists."""
@@ -85,14 +103,31 @@ class RunCheckpoints:
             self._board.update(message="")
 
     def _save(self, step: int) -> None:
-        self._flush()
-        # One checkpoint at a time: two would compete for the store, and ``keep`` counts complete ones.
-        self._note_complete(self._trainers.call("poll_checkpoint", True))
-        self._scheduler.save(step)
+        """Start a checkpoint. One at a time: two would compete for the store."""
+        self._saving, self._due = step, False
+        self._records = self._keep_records(step)
         self._trainers.call("save_checkpoint", step, self._state())
-        self._saving = True
+
+    def _complete(self) -> None:
+        """Wait until the checkpoint in progress, if there is one, is complete."""
+        self._records.result()
+        self._note_complete(self._trainers.call("poll_checkpoint", True))
+
+    def _keep_records(self, step: int) -> "Future[None]":
+        """Start to bring what belongs to the checkpoint of ``step`` to the store."""
+        write, kept = self._scheduler.save(step), {step, *self._snapshots}
+        if self._saving is not None:
+            kept.add(self._saving)
+
+        def keep() -> None:
+            write()
+            self._flush()
+            self._scheduler.prune(kept.union(complete_steps(self._root)))
+
+        self._newest = self._thread.submit(keep)
+        return self._newest
 
     def _note_complete(self, steps_by_rank: list[list[int]]) -> None:
         for step in steps_by_rank[0]:
             self._board.update(last_checkpoint=step)
-            self._saving = False
+            self._saving = None

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import httpx
@@ -9,6 +10,7 @@ import httpx
 from grpo_operator.api.errors import cause_of
 from grpo_operator.api.v1alpha1.grpojob import RestartPolicySpec
 from grpo_worker.common.errors import LONGEST
+from grpo_worker.controller.recovery.record_watch import RecordWatch
 from grpo_worker.controller.recovery.run_record import Cause, RunRecord
 from grpo_worker.rollout.engine_pool import MixedWeightsError, SyncError
 
@@ -26,7 +28,9 @@ class FailureHandler:
 
     def __init__(self, record: RunRecord, policy: RestartPolicySpec) -> None:
         self.record = record
+        self.watch = RecordWatch(record)
         self._policy = policy
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="run record")
 
     def count(self, message: str, cause: Cause, step: int = 0) -> float:
         """Record a failure of ``step`` and return the seconds to wait before the next attempt.
@@ -46,20 +50,27 @@ class FailureHandler:
         return self._backoff(self.record.recent_failures)
 
     def step_finished(self, step: int) -> None:
-        """Record that ``step`` was finished, which ends a series of failures."""
-        with _ignore_store_errors():
-            self.record.note_progress(step)
+        """Record that ``step`` was finished, which ends a series of failures.
+
+        A thread saves it, so that a slow store delays no step.
+        """
+        if self.record.note_progress(step):
+            self._thread.submit(self._save)
 
     def parked(self) -> None:
-        """Count that the trainers are parked."""
-        with _ignore_store_errors():
-            self.record.count_parking()
+        """Count that the trainers are parked, saved like a finished step."""
+        self.record.times_parked += 1
+        self._thread.submit(self._save)
 
     def end(self, message: str) -> None:
         """End the job for a reason that another attempt cannot change."""
         log.error("the job ends: %s", message)
         with _ignore_store_errors():
             self.record.fail(message[:LONGEST])
+
+    def _save(self) -> None:
+        with _ignore_store_errors():
+            self.record.save()
 
     def _backoff(self, failures: int) -> float:
         if failures <= 0:

@@ -38,14 +38,20 @@ class MemoryTier:
         self._http = httpx.Client(transport=patient_transport(), timeout=timeout)
         self._threads = ThreadPoolExecutor(16, thread_name_prefix="snapshots")
         self._taken: dict[str, Any] | None = None  # record of the snapshot in progress
+        self._records: Future[None] = Future()  # that the snapshot in progress needs
         self._copying: Future[None] | None = None
 
     def due(self, step: int) -> bool:
         """Return whether to take a snapshot after ``step``: not while the previous one is in progress."""
         return step % self._every == 0 and self._taken is None
 
-    def snapshot(self, step: int, attempt: int, state: dict[str, Any]) -> None:
-        """Start to copy the ranks' state, which takes some steps. ``state``: the controller's state."""
+    def snapshot(self, step: int, attempt: int, state: dict[str, Any], records: "Future[None]") -> None:
+        """Start to copy the ranks' state, which takes some steps. ``state``: the controller's state.
+
+        ``records``: done when the records of the steps up to this one are on the store; the snapshot counts
+        after that.
+        """
+        self._records = records
         name = name_of(step, attempt)
         self._trainers.call("take_snapshot", name)
         self._taken = {"name": name, "step": step, "state": state}
@@ -66,7 +72,7 @@ class MemoryTier:
             self._taken = None  # the next step takes another one
         elif all(written):
             sources = self._trainers.sources()
-            self._copying = self._threads.submit(self._replicate, self._taken, sources)
+            self._copying = self._threads.submit(self._replicate, self._taken, sources, self._records)
 
     def begin_attempt(self) -> None:
         """Discard the snapshot in progress: the gang that took it has ended."""
@@ -88,13 +94,14 @@ class MemoryTier:
         self._write(record)
         return Restored(record["step"], record["state"], "memory")
 
-    def _replicate(self, taken: dict[str, Any], sources: dict[int, str]) -> None:
+    def _replicate(self, taken: dict[str, Any], sources: dict[int, str], records: "Future[None]") -> None:
         holders = {rank: [url] for rank, url in sources.items()}
         for distance in range(1, self._replicas + 1):
             further = next_pods(sources, distance)
             if self._pull_all(taken["name"], further, {rank: [url] for rank, url in sources.items()}):
                 for rank, urls in further.items():
                     holders[rank] += urls
+        records.result()
         if taken is self._taken:  # else a new attempt has begun
             self._write(taken | {"holders": holders})
 

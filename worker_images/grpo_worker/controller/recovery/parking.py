@@ -1,6 +1,5 @@
 """Parking: while engines or the reward server are away, the trainers wait, alive, and then go on."""
 
-import contextlib
 import logging
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -68,8 +67,7 @@ class Parking:
                     park()
                 self._clock.sleep(POLL_SECONDS)
                 self._trainers.check()
-                with contextlib.suppress(OSError):  # the store may be away too
-                    self._failures.record.check()
+                self._failures.watch.check()
                 self._suspend_if_requested()
             else:
                 if parked is not None:

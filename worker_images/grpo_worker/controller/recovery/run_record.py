@@ -1,14 +1,14 @@
 """Run record: the attempts, restarts and outcome of a job, which outlive its controller (``run.json``)."""
 
 import json
-import logging
+import threading
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
 from grpo_worker.common.files import write_text
 
-log = logging.getLogger(__name__)
+_SAVING = threading.Lock()  # the last save has the newest values
 Cause = Literal["job", "infrastructure"]
 
 
@@ -31,7 +31,7 @@ class RunRecord:
     recent_failures: int = 0  # of any cause; a step that is finished for the first time takes one away
     interrupted_step: int = 0  # the furthest step that a failure of any cause interrupted
     times_parked: int = 0  # times that the trainers waited, alive, for engines
-    unread: int = 0  # times that the record could not be read before a step
+    unread: int = 0  # times that the record could not be read beside the steps
 
     @classmethod
     def load(cls, path: Path) -> "RunRecord":
@@ -49,11 +49,12 @@ class RunRecord:
         return {"job": self.job_restarts, "infrastructure": self.infrastructure_restarts}
 
     def save(self) -> None:
-        """Write the record to the store. Raises SupersededError."""
-        self.check()
-        data = asdict(self)
-        del data["path"]
-        write_text(self.path, json.dumps(data))
+        """Write the record to the store, from any thread. Raises SupersededError."""
+        with _SAVING:
+            self.check()
+            data = asdict(self)
+            del data["path"]
+            write_text(self.path, json.dumps(data))
 
     def begin_attempt(self) -> None:
         """Count the start of a controller or of a training gang. Raises SupersededError."""
@@ -67,23 +68,10 @@ class RunRecord:
         A node without a connection to the cluster keeps its controller running while Kubernetes starts
         another one elsewhere.
         """
-        self._refuse(RunRecord.load(self.path).attempt)
+        self.refuse(RunRecord.load(self.path).attempt)
 
-    def check_if_readable(self) -> None:
-        """Raise SupersededError like ``check``, if the store answers.
-
-        A store that is away for a moment must not cost a restart: each change of the record checks again, and
-        engines refuse weights of an older attempt.
-        """
-        try:
-            newest = RunRecord.load(self.path).attempt
-        except (OSError, ValueError) as error:
-            self.unread += 1
-            log.warning("%s cannot be read, and is read again before the next step: %s", self.path, error)
-        else:
-            self._refuse(newest)
-
-    def _refuse(self, newest: int) -> None:
+    def refuse(self, newest: int) -> None:
+        """Raise SupersededError if ``newest``, an attempt in the store, is newer than this one."""
         if newest > self.attempt:
             raise SupersededError(
                 f"attempt {newest} has begun in another controller; this one is attempt {self.attempt}"
@@ -105,13 +93,8 @@ class RunRecord:
         self.save()
         return self.same_failures
 
-    def count_parking(self) -> None:
-        """Count that the trainers were parked."""
-        self.times_parked += 1
-        self.save()
-
-    def note_progress(self, step: int) -> None:
-        """Record that a step was finished.
+    def note_progress(self, step: int) -> bool:
+        """Note that a step was finished; return whether the record has changed and should be saved.
 
         A failure counts as overcome once the step that it interrupted is done. The steps before are replays.
         """
@@ -121,8 +104,7 @@ class RunRecord:
         new = self.recent_failures and step >= self.interrupted_step
         if new:
             self.recent_failures -= 1
-        if overcome or new:
-            self.save()
+        return bool(overcome or new)
 
     def fail(self, reason: str) -> None:
         """Record the final failure of the job."""

@@ -1,0 +1,149 @@
+"""Checkpoints on a slow store: they are late, no step is, and none counts before its records."""
+
+import threading
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from grpo_worker.checkpointing.store import Origin, commit, directory
+from grpo_worker.controller.recovery.checkpoints import RunCheckpoints
+from grpo_worker.controller.status.progress import ProgressBoard
+from grpo_worker.controller.training.gang import Restored
+from support.objects import job, spec_of
+
+
+class Store:
+    """Trainers, scheduler and ledger of a job. ``slow``: the records wait; ``writing``: so do the ranks."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.opened = threading.Event()
+        self.opened.set()
+        self.problem: OSError | None = None
+        self.writing = False
+        self.begun: list[int] = []
+        self.flushed = 0
+        self.kept: set[int] = set()
+        self._unfinished: list[int] = []
+
+    def call(self, method: str, *args: Any) -> Any:
+        if method == "save_checkpoint":
+            assert not self._unfinished, "two checkpoints compete for the store"
+            directory(self.root / "checkpoints", args[0]).mkdir(parents=True)
+            self.begun.append(args[0])
+            self._unfinished.append(args[0])
+            return None
+        assert method == "poll_checkpoint"
+        if self.writing and not args[0]:
+            return [[]]
+        for step in self._unfinished:
+            assert self.flushed >= step, "a checkpoint counts before its records"
+            commit(self.root / "checkpoints", step, Origin("", ""))
+        done, self._unfinished = self._unfinished, []
+        return [done]
+
+    def restore(self) -> Restored:
+        self._unfinished = []
+        return Restored(0, None)
+
+    def save(self, step: int) -> Callable[[], None]:
+        def write() -> None:
+            assert threading.current_thread() is not threading.main_thread()
+            assert self.opened.wait(60)
+            if self.problem is not None:
+                raise self.problem
+            self.flushed = step
+
+        return write
+
+    def prune(self, kept: Collection[int]) -> None:
+        self.kept = set(kept)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+def _checkpoints(store: Store, board: ProgressBoard, every: int = 2) -> RunCheckpoints:
+    manifest = job()
+    manifest["spec"]["checkpoint"] |= {"everySteps": every}
+    manifest["spec"]["checkpoint"].pop("memory", None)
+    replaced = cast(Any, store)
+    return RunCheckpoints(spec_of(manifest), store.root, replaced, replaced, board, dict, lambda: None)
+
+
+def _settle(checkpoints: RunCheckpoints) -> None:
+    checkpoints._newest.exception(30)
+
+
+def test_records_that_are_late_delay_the_checkpoint_and_no_step(store: Store) -> None:
+    board = ProgressBoard()
+    checkpoints = _checkpoints(store, board)
+    store.opened.clear()
+    for step in range(1, 8):
+        checkpoints.after_step(step, 1)
+    assert store.begun == [2] and board.get().last_checkpoint is None
+    store.opened.set()
+    _settle(checkpoints)
+    checkpoints.after_step(8, 1)
+    assert store.begun == [2, 8] and board.get().last_checkpoint == 2
+
+
+def test_a_checkpoint_that_is_due_begins_once_the_one_before_is_complete(store: Store) -> None:
+    board = ProgressBoard()
+    checkpoints = _checkpoints(store, board, every=4)
+    store.writing = True
+    for step in range(1, 10):
+        checkpoints.after_step(step, 1)
+        _settle(checkpoints)
+    store.writing = False
+    checkpoints.after_step(10, 1)
+    _settle(checkpoints)
+    assert store.begun == [4, 10], "8 was due"
+    assert store.kept == {4, 10}
+    checkpoints.after_step(11, 1)
+    assert board.get().last_checkpoint == 10
+    checkpoints.after_step(12, 1)
+    _settle(checkpoints)
+    assert store.begun == [4, 10, 12] and store.kept == {4, 10, 12}
+
+
+def test_a_checkpoint_now_waits_for_its_records(store: Store) -> None:
+    board = ProgressBoard()
+    checkpoints = _checkpoints(store, board)
+    store.opened.clear()
+    checkpoints.after_step(2, 1)
+    threading.Timer(0.1, store.opened.set).start()
+    checkpoints.save_now(3)
+    assert store.begun == [2, 3] and board.get().last_checkpoint == 3
+    checkpoints.save_now(3)
+    assert store.begun == [2, 3], "it exists"
+
+
+def test_records_that_cannot_be_written_end_the_attempt_and_not_the_next_one(store: Store) -> None:
+    board = ProgressBoard()
+    checkpoints = _checkpoints(store, board)
+    store.problem = OSError(28, "No space left on device")
+    checkpoints.after_step(2, 1)
+    _settle(checkpoints)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoints.after_step(3, 1)
+    assert board.get().last_checkpoint is None
+    store.problem = None
+    assert checkpoints.restore().step == 0
+    checkpoints.after_step(4, 2)
+    _settle(checkpoints)
+    checkpoints.after_step(5, 2)
+    assert board.get().last_checkpoint == 4
+
+
+def test_a_restart_waits_until_nothing_is_written_any_more(store: Store) -> None:
+    checkpoints = _checkpoints(store, ProgressBoard())
+    store.opened.clear()
+    checkpoints.after_step(2, 1)
+    threading.Timer(0.1, store.opened.set).start()
+    checkpoints.restore()
+    assert store.flushed == 2

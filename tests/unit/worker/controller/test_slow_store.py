@@ -1,0 +1,91 @@
+"""A store that answers nothing for a while: steps go on, and nothing is lost or counts too early."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_operator.api.v1alpha1.status import Phase
+from support.loop_world import World
+
+AHEAD: dict[str, Any] = {"staleness": {"maxVersionLag": 1}}
+
+
+class _Blocked:
+    """Opens of the controller's files in the store, which wait from ``begin`` until ``end``."""
+
+    def __init__(self, store: Path, patch: pytest.MonkeyPatch) -> None:
+        self._opened = threading.Event()
+        self._opened.set()
+        self.waited: set[str] = set()  # names of files
+        original = Path.open
+
+        def opens(path: Path, *args: Any, **kwargs: Any) -> Any:
+            own = path.is_relative_to(store) and not path.is_relative_to(store / "checkpoints")  # the ranks'
+            if own and not self._opened.is_set():
+                assert threading.current_thread() is not threading.main_thread(), f"a step waits for {path}"
+                self.waited.add(path.name.removesuffix(".index"))
+                assert self._opened.wait(60)
+            return original(path, *args, **kwargs)
+
+        patch.setattr(Path, "open", opens)
+        self.begin, self.end = self._opened.clear, self._opened.set
+
+
+@pytest.mark.parametrize("changes", [{}, AHEAD], ids=["on-policy", "ahead"])
+def test_a_store_that_blocks_takes_no_time_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    calm = World(tmp_path / "calm", **changes)
+    ledger = calm.run()
+    world = World(tmp_path / "slow", **changes)
+    blocked = _Blocked(world.store, monkeypatch)
+    update, complete = world.board.update, []
+
+    def at_step(**values: Any) -> None:
+        update(**values)
+        if values.get("step") == 1:
+            blocked.begin()
+        if values.get("step") == 5:  # a checkpoint was due after step 4
+            complete.append(world.board.get().last_checkpoint)
+            blocked.end()
+
+    world.board.update = at_step  # type: ignore[method-assign]
+    assert world.run() == ledger, "each sample once"
+    status = world.board.get()
+    assert (status.step, status.attempt, status.times_parked) == (6, 1, 0)
+    assert complete[0] is None, "without its records"
+    assert changes or world.clock.now() == calm.clock.now(), "nothing was waited for"
+    assert {"run.json", "ledger.jsonl"} <= blocked.waited
+    assert status.last_checkpoint == 6
+    pending = sorted(file.name for file in (world.store / "pending").glob("*.npz"))
+    assert pending == sorted(file.name for file in (calm.store / "pending").glob("*.npz"))
+    assert ("step-00000004.npz" in pending) == bool(changes)
+
+
+def test_progress_after_a_failure_is_saved_beside_the_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    blocked, update = _Blocked(world.store, monkeypatch), world.board.update
+    died: list[int] = []
+
+    def before(version: int) -> None:
+        if version == 1 and not died:
+            died.append(version)
+            world.groups[0].died.set_result(None)
+
+    def at_step(**values: Any) -> None:
+        update(**values)
+        training = world.board.get().attempt == 2 and world.board.get().phase == Phase.TRAINING
+        if training and values.get("step") == 1:
+            blocked.begin()
+        if training and values.get("step") == 3:
+            blocked.end()
+
+    world.before_generation, world.board.update = before, at_step  # type: ignore[method-assign]
+    world.run()
+    status = world.board.get()
+    assert (status.step, status.attempt, world.starts) == (6, 2, 2)
+    assert "run.json" in blocked.waited
