@@ -74,8 +74,10 @@ class ControllerStatus(Message):
     ``tokens_per_second_per_gpu`` are those of the last step. ``last_checkpoint``: step of the newest complete
     checkpoint below ``checkpoint_location``. ``stalled``: why the run makes no progress, or "".
     ``waiting``: what the parked trainers wait for, why and since when, or "". ``times_parked``: how often
-    they were parked. ``last_failure``: reason of the last restart. ``next_attempt``: time of the next attempt
-    (RFC 3339, UTC) while the back-off of a restart lasts, or "".
+    they were parked. ``recent_failures``: failures that no finished step has made up for yet, of any cause.
+    ``backoff_seconds``: delay of the next restart if its cause is outside of the job. ``last_failure``:
+    reason of the last restart. ``next_attempt``: time of the next attempt (RFC 3339, UTC) while the back-off
+    of a restart lasts, or "".
     """
 
     phase: Phase = Phase.STARTING
@@ -92,6 +94,8 @@ class ControllerStatus(Message):
     restarts: RestartCounts = Field(default_factory=RestartCounts)
     waiting: str = ""
     times_parked: int = 0
+    recent_failures: int = 0
+    backoff_seconds: int = 0
     last_failure: str = ""
     next_attempt: str = ""
     suspend_requested: bool = False

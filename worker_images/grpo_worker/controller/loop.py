@@ -291,6 +291,5 @@ class GrpoLoop:
         served = self._weights.served
         if served is not None:  # else the engines may serve the version of an earlier controller
             changes["weight_version"] = served
-        record = self._record
-        counts = {"restarts": record.restarts, "times_parked": record.times_parked}
-        self._board.update(step=self._step, attempt=record.attempt, **counts, **changes)
+        counts = self._failures.counts()
+        self._board.update(step=self._step, attempt=self._record.attempt, **counts, **changes)

@@ -82,12 +82,12 @@ def run(
             message = one_line(error)
             seconds = failures.count(message, cause)
             later = utc_time(seconds) if seconds else ""
-            board.update(message=message, last_failure=message, next_attempt=later, restarts=record.restarts)
+            board.update(message=message, last_failure=message, next_attempt=later, **failures.counts())
             clock.sleep(0 if record.failed else seconds)
         else:
             loop.run()
             return
-    board.update(phase=Phase.FAILED, message=record.failed, restarts=record.restarts)
+    board.update(phase=Phase.FAILED, message=record.failed, **failures.counts())
 
 
 def build_loop(

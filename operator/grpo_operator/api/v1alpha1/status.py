@@ -207,6 +207,16 @@ class GRPOJobStatus(Model):
         max_length=32,
         description="time of the next attempt (RFC 3339, UTC), while the back-off of a restart lasts",
     )
+    recent_failures: int | None = Field(
+        None,
+        description="number of failures, of any cause, that count towards the back-off; a step that is "
+        "finished for the first time takes one away",
+    )
+    backoff_seconds: int | None = Field(
+        None,
+        description="delay of the next restart if its cause is outside of the job, in seconds; follows from "
+        "recentFailures and restartPolicy.backoffSeconds",
+    )
     times_parked: int | None = Field(
         None,
         description="number of times that the trainers were parked: they waited, alive, because too "

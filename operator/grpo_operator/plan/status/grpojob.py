@@ -226,13 +226,18 @@ def _from_controller(old: GRPOJobStatus, controller: ControllerStatus | None) ->
         values = {
             "step": controller.step,
             "attempt": controller.attempt,
-            "times_parked": controller.times_parked,
-            "next_attempt_at": controller.next_attempt or None,
         }
-        if controller.last_failure:
-            values["last_failure"] = controller.last_failure[:LONGEST_MESSAGE]
     known = controller.attempt or controller.restarts != RestartCounts()
     values["restarts"] = controller.restarts if known else old.restarts or controller.restarts
+    if known:
+        values |= {
+            "times_parked": controller.times_parked,
+            "recent_failures": controller.recent_failures,
+            "backoff_seconds": controller.backoff_seconds,
+            "next_attempt_at": controller.next_attempt or None,
+        }
+    if known and controller.last_failure:
+        values["last_failure"] = controller.last_failure[:LONGEST_MESSAGE]
     if controller.tokens:
         values["tokens"] = controller.tokens
     if controller.data:

@@ -160,12 +160,28 @@ def test_parked_trainers_say_what_they_wait_for_and_since_when() -> None:
 
 def test_a_back_off_shows_the_next_attempt_and_the_reason() -> None:
     later = "2026-01-01T00:05:00Z"
-    waiting = running("Recovering", next_attempt=later, last_failure="rank 3 on trainer-0 does not respond")
+    waiting = running(
+        "Recovering",
+        next_attempt=later,
+        last_failure="rank 3 on trainer-0 does not respond",
+        recent_failures=3,
+        backoff_seconds=20,
+    )
     status = _status(waiting)
     assert (status.next_attempt_at, status.last_failure) == (later, "rank 3 on trainer-0 does not respond")
+    assert (status.recent_failures, status.backoff_seconds) == (3, 20)
     manifest = job() | {"status": status.wire()}
     again = GRPOJobStatus.model_validate(status.wire())
     assert again == status and manifest["status"]["nextAttemptAt"] == later
+
+
+def test_a_controller_that_cannot_begin_shows_its_back_off() -> None:
+    later = "2026-01-01T00:05:00Z"
+    report = {"attempt": 0, "next_attempt": later, "last_failure": "OSError: stale", "recent_failures": 2}
+    status = _status(running("Starting", **report, restarts={"job": 0, "infrastructure": 2}))
+    assert (status.next_attempt_at, status.last_failure, status.recent_failures) == (
+        later, "OSError: stale", 2
+    )  # fmt: skip
 
 
 def test_tokens_and_rows_are_in_the_status() -> None:

@@ -159,6 +159,10 @@ def test_back_off_and_reason_are_in_the_status(tmp_path: Path) -> None:
     waits = [seen for seen in world.seen if seen.next_attempt]
     assert waits and all(seen.phase == Phase.RECOVERING and seen.last_failure for seen in waits)
     assert status.next_attempt == "", "it is over"
+    delays = {seen.recent_failures: seen.backoff_seconds for seen in world.seen}
+    assert delays == {0: 0, 1: 5, 2: 10, 3: 20, 4: 40}
+    counted = [count for count, _ in itertools.groupby(seen.recent_failures for seen in world.seen)]
+    assert counted == [0, 1, 2, 3, 4, 3, 2, 1, 0], "each new step takes one away, from step 2 on"
     assert world.clock.now() - 1000 >= 5 + 10 + 20
 
 

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
 
@@ -61,6 +62,16 @@ class FailureHandler:
         """Count that the trainers are parked, saved like a finished step."""
         self.record.times_parked += 1
         self._thread.submit(self._save)
+
+    def counts(self) -> dict[str, Any]:
+        """Return the counts of failures, as fields of the status."""
+        record = self.record
+        return {
+            "restarts": record.restarts,
+            "times_parked": record.times_parked,
+            "recent_failures": record.recent_failures,
+            "backoff_seconds": int(self._backoff(record.recent_failures)),
+        }
 
     def end(self, message: str) -> None:
         """End the job for a reason that another attempt cannot change."""

@@ -90,7 +90,7 @@ class Parking:
 
     def _begin(self) -> tuple[Phase, str]:
         self._failures.parked()
-        self._board.update(times_parked=self._failures.record.times_parked)
+        self._board.update(**self._failures.counts())
         return self._board.get().phase, utc_time()
 
     def _report(self, reason: str, since: str) -> None:
