@@ -73,7 +73,7 @@ class GrpoLoop:
         self._ledger = SampleLedger(store / "ledger.jsonl")
         self._records = StepRecords(store, spec.observability, client)
         self._checkpoints = RunCheckpoints(
-            spec, store, trainers, self._scheduler, board, self._state, self._ledger.flush
+            spec, store, trainers, self._scheduler, board, self._state, self._ledger.flush, self._parking
         )
         self._step = 0
         self._background: list[Future[Any]] = []  # work of the last step that continues beside the next one

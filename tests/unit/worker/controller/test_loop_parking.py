@@ -1,6 +1,7 @@
 """The loop while engines are away: the trainers are parked, nothing restarts, and the ledger is the same."""
 
 import itertools
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from grpo_operator.api.messages import ControllerStatus
 from grpo_operator.api.v1alpha1.status import Phase
+from grpo_worker.controller.recovery.checkpoints import RunCheckpoints
 from grpo_worker.data.routed_experts import RoutedExperts
 from grpo_worker.rollout.engine_pool import Target
 from grpo_worker.rollout.sampling import Sample
@@ -221,6 +223,35 @@ def test_samples_generated_ahead_are_saved_when_the_trainers_are_parked(tmp_path
     assert (tmp_path / "parked" / "pending" / "step-00000003.npz").is_file()
     assert not dies or (status.restored is not None and status.restored.step == 3)
     assert {entry["version"] for entry in undisturbed if entry["step"] == 4} == {2}, "one step ahead"
+
+
+def test_a_checkpoint_whose_samples_are_still_generated_parks_the_trainers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines go away after new weights, when the checkpoint of step 4 waits for the samples of step 5."""
+    changes: dict[str, Any] = {"staleness": {"maxVersionLag": 1, "partialRollouts": True}}
+    undisturbed = World(tmp_path / "calm", **changes).run()
+    world, after_step = World(tmp_path / "away", **changes), RunCheckpoints.after_step
+    left, until = threading.Event(), 0.0
+
+    def leave(checkpoints: RunCheckpoints, step: int, attempt: int) -> None:
+        nonlocal until
+        if step == 4 and not left.is_set():
+            until = world.clock.now() + OUTAGE
+            left.set()
+        after_step(checkpoints, step, attempt)
+
+    def before(version: int) -> None:
+        assert version != 3 or left.wait(30), "the samples of step 5"
+
+    monkeypatch.setattr(RunCheckpoints, "after_step", leave)
+    world.away = lambda: "0 of minAvailable=1 engines serve" if world.clock.now() < until else ""
+    world.before_generation = before
+    assert world.run() == undisturbed
+    status = world.board.get()
+    assert (status.phase, status.attempt, world.starts) == (Phase.SUCCEEDED, 1, 1)
+    assert status.times_parked == 1 and status.restarts.infrastructure == 0
+    assert (tmp_path / "away" / "pending" / "step-00000004.npz").is_file()
 
 
 def test_a_reward_server_that_is_away_parks_the_trainers_too(

@@ -15,7 +15,11 @@ from support.objects import job, spec_of
 
 
 class Store:
-    """Trainers, scheduler and ledger of a job. ``slow``: the records wait; ``writing``: so do the ranks."""
+    """Trainers, scheduler, ledger and parking of a job.
+
+    ``opened``: the records reach the store. ``writing``: the ranks still write. ``begun``: steps of the
+    checkpoints. ``kept``: steps whose samples are kept.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -48,6 +52,11 @@ class Store:
         self._unfinished = []
         return Restored(0, None)
 
+    def run(self, work: Callable[[], None]) -> None:
+        work()
+
+    def wait(self) -> None: ...
+
     def save(self, step: int) -> Callable[[], None]:
         def write() -> None:
             assert threading.current_thread() is not threading.main_thread()
@@ -72,7 +81,9 @@ def _checkpoints(store: Store, board: ProgressBoard, every: int = 2) -> RunCheck
     manifest["spec"]["checkpoint"] |= {"everySteps": every}
     manifest["spec"]["checkpoint"].pop("memory", None)
     replaced = cast(Any, store)
-    return RunCheckpoints(spec_of(manifest), store.root, replaced, replaced, board, dict, lambda: None)
+    return RunCheckpoints(
+        spec_of(manifest), store.root, replaced, replaced, board, dict, lambda: None, replaced
+    )
 
 
 def _settle(checkpoints: RunCheckpoints) -> None:

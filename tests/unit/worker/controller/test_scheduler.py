@@ -72,6 +72,7 @@ class Run:
             self.scheduler.start_next(Version(step - 1))
             self.scheduler.before_push(StepTimer())
             self.source.consumed(found[-1].taken)
+            self.scheduler.wait()
             self.scheduler.save(step)()
             (self.folder / f"source-{step}.json").write_text(json.dumps(self.source.state_dict()))
         return found
@@ -137,20 +138,21 @@ def test_a_restart_waits_for_what_is_under_way_and_forgets_it(tmp_path: Path) ->
     assert {s.version for s in found.samples} == {1}
 
 
-@pytest.mark.parametrize("place", ["before_push", "save"])
+@pytest.mark.parametrize("place", ["before_push", "wait"])
 def test_engines_that_were_away_generate_the_same_samples_again(tmp_path: Path, place: str) -> None:
     undisturbed = Run(tmp_path / "a", Engines()).steps(1, 4)
     engines = Engines()
     run = Run(tmp_path / "b", engines)
     found, scheduler = run.steps(1, 2), run.scheduler
-    scheduler._continues = place == "save"
+    scheduler._continues = place == "wait"
     found.append(scheduler.next_batch(Version(2), StepTimer()))
     engines.failures = 2
     scheduler.start_next(Version(2))
     if place == "before_push":
         _until_it_works(lambda: scheduler.before_push(StepTimer()))
     run.source.consumed(found[-1].taken)
-    _until_it_works(lambda: scheduler.save(3)())
+    _until_it_works(scheduler.wait)
+    scheduler.save(3)()
     found.append(scheduler.next_batch(Version(3), StepTimer()))
     assert found == undisturbed
 
@@ -174,7 +176,7 @@ def test_what_is_under_way_holds_up_no_change_of_weights_when_it_may_go_on(tmp_p
     run.scheduler.start_next(Version(0))
     run.scheduler.before_push(StepTimer())  # returns, although nothing is generated yet
     engines.gate.set()
-    run.scheduler.save(1)  # a checkpoint waits for it
+    run.scheduler.wait()  # as a checkpoint does
     assert run.scheduler.next_batch(Version(1), StepTimer()).prompts
 
 

@@ -34,12 +34,15 @@ class RolloutScheduler(Protocol):
 
     @property
     def generates_ahead(self) -> bool:
-        """Samples of the next step are being generated; ``save`` would wait for them."""
+        """Samples of the next step are being generated; a checkpoint would wait for them."""
+
+    def wait(self) -> None:
+        """Wait for the samples of the next step; call it again after TimeoutError and ConnectionError."""
 
     def save(self, step: int) -> Callable[[], None]:
-        """Wait for the samples that are generated ahead of the checkpoint of ``step``.
+        """Return a function that writes the samples of the step after ``step`` to the store, in any thread.
 
-        Returns a function that writes them to the store, in any thread.
+        ``wait`` must have returned.
         """
 
     def prune(self, kept: Collection[int]) -> None:
@@ -67,6 +70,8 @@ class OnPolicy:
     def start_next(self, version: Version) -> None: ...
 
     def before_push(self, timer: StepTimer) -> None: ...
+
+    def wait(self) -> None: ...
 
     def save(self, step: int) -> Callable[[], None]:
         return lambda: None
@@ -143,8 +148,10 @@ class OneStepAhead:
                 raise
             self._running = None
 
-    def save(self, step: int) -> Callable[[], None]:
+    def wait(self) -> None:
         self._wait(StepTimer())
+
+    def save(self, step: int) -> Callable[[], None]:
         if self._ready is None:
             return lambda: None
         if self._durable is not None:

@@ -9,6 +9,7 @@ from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.checkpointing.store import complete_steps, directory
 from grpo_worker.controller.generation.scheduler import RolloutScheduler
 from grpo_worker.controller.recovery.memory_tier import MemoryTier
+from grpo_worker.controller.recovery.parking import Parking
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.training.gang import Restored, TrainerGang
 
@@ -29,6 +30,7 @@ class RunCheckpoints:
         board: ProgressBoard,
         state: Callable[[], dict[str, Any]],
         flush: Callable[[], None],
+        parking: Parking,
     ) -> None:
         """``store``: folder of the job. ``state``: returns the controller's state. ``flush``: waits until
         the records of all finished steps are on the store; no checkpoint counts before.
@@ -41,6 +43,7 @@ class RunCheckpoints:
         self._board = board
         self._state = state
         self._flush = flush
+        self._parking = parking
         self._saving: int | None = None  # step of the checkpoint that is being written
         self._due = False  # a checkpoint should have begun, but the one before was being written
         self._snapshots: list[int] = []  # steps of the last two in memory; the newest may be incomplete
@@ -115,6 +118,7 @@ class RunCheckpoints:
 
     def _keep_records(self, step: int) -> "Future[None]":
         """Start to bring what belongs to the checkpoint of ``step`` to the store."""
+        self._parking.run(self._scheduler.wait)
         write, kept = self._scheduler.save(step), {step, *self._snapshots}
         if self._saving is not None:
             kept.add(self._saving)
