@@ -29,7 +29,9 @@ class StandInEngine:
     """One server. Fields may be changed while it runs.
 
     ``seconds``: per token. ``length``: position of the end token in the sequence with this seed.
-    ``kv_tokens``: room for sequences. ``refuses``: whether it refuses this prompt.
+    ``kv_tokens``: room for sequences. ``refuses``: whether it refuses this prompt. ``poison``: its harm, if
+    this sequence does any: "status", "stream" (an error there), "abort", "silence", or "death".
+    ``died``: called when the engine dies of that.
     """
 
     version: int = 1
@@ -39,6 +41,8 @@ class StandInEngine:
     length: Callable[[int], int] = lambda _: 10**9
     refuses: Callable[[list[int]], bool] = lambda _: False
     refuses_in_stream: bool = False
+    poison: Callable[[list[int]], str] = lambda _: ""
+    died: Callable[[], None] = lambda: None
     incremental: bool = True
     alive: bool = True
     silent: bool = False
@@ -84,7 +88,11 @@ class StandInEngine:
             sent = 0
             while True:
                 await self._pause()
-                if number in self.aborts:
+                harm = self._harm([*ids, *answer])
+                if harm == "stream":
+                    yield _event({"error": {"message": "crashed", "code": 500}})
+                    return
+                if number in self.aborts or harm == "abort":
                     self.aborts.discard(number)
                     yield _event(_chunk(answer[sent:], answer, "abort", self.version))
                     return
@@ -110,6 +118,16 @@ class StandInEngine:
 
     def _next(self, seed: int, position: int) -> int:
         return END if position >= self.length(seed) else token(seed, position)
+
+    def _harm(self, ids: list[int]) -> str:
+        harm = self.poison(ids)
+        if harm == "silence":
+            self.silent = True
+        if harm == "death":
+            self.alive = False
+            self.died()
+            raise httpx.ReadError("the engine died")
+        return harm
 
     async def _pause(self) -> None:
         await asyncio.sleep(self.seconds)
@@ -150,6 +168,9 @@ class StandInEngines(httpx.AsyncBaseTransport):
         if request.url.path == "/v1/loads":
             return httpx.Response(200, json={"loads": [engine.load()]})
         body = json.loads(request.content)
+        if engine.poison(body["input_ids"]) == "status":
+            engine.requests.append(body)
+            return httpx.Response(500, json={"error": {"message": "crashed"}})
         if engine.status != 200 or (engine.refuses(body["input_ids"]) and not engine.refuses_in_stream):
             status = engine.status if engine.status != 200 else 400
             engine.requests.append(body)

@@ -14,7 +14,7 @@ class Counts:
     """Numbers since the start.
 
     ``tokens``: received from engines. ``retries``: requests that ended early. ``continued``: samples that
-    went on from the tokens that they had. ``refused``: prompts that engines refused.
+    went on from the tokens that they had. ``refused``: prompts that engines refused or failed at.
     """
 
     tokens: int = 0
@@ -55,7 +55,9 @@ class GenerationCollector(Collector):
         yield CounterMetricFamily(
             "grpo_rollout_continued", "Samples continued on another engine", counts.continued
         )
-        yield CounterMetricFamily("grpo_rollout_refused", "Prompts that engines refused", counts.refused)
+        yield CounterMetricFamily(
+            "grpo_rollout_refused", "Prompts that engines refused or failed at", counts.refused
+        )
 
 
 def export(client: Generating) -> None:

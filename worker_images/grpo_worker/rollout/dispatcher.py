@@ -5,7 +5,7 @@ import heapq
 import itertools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import httpx
@@ -13,23 +13,14 @@ import httpx
 from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.rollout.engine_http import EngineHttp
 from grpo_worker.rollout.engine_load import RankLoad, rank_loads
+from grpo_worker.rollout.lease import Activity, Lease
 from grpo_worker.rollout.placement import Place, Placement
 from grpo_worker.rollout.routing import EngineEntry, EngineTable
+from grpo_worker.rollout.trials import Trials
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0  # between two looks at the engines while samples are awaited
 _REPORT_SECONDS = 5.0  # for one report of an engine's load
-
-
-@dataclass(slots=True, eq=False)
-class Lease:
-    """Place of one request on an engine. ``started``, ``moved``: times of its start and its last token."""
-
-    entry: EngineEntry
-    place: Place
-    started: float
-    moved: float
-    scope: asyncio.Timeout | None = None  # expired by the dispatcher when the engine is silent
 
 
 @dataclass(slots=True, eq=False)
@@ -38,21 +29,8 @@ class _Wanted:
     prompt: int
     tokens: int
     avoid: set[str]
+    trial: Callable[[], bool]
     lease: "asyncio.Future[Lease]"
-
-
-@dataclass(slots=True)
-class _Active:
-    """Requests on one engine and what was last seen of it."""
-
-    leases: set[Lease] = field(default_factory=set)
-    moved: float = 0.0  # last token of any request, or last change of its reported load
-    loads: tuple[RankLoad, ...] = ()
-
-    def has_lost_some(self, before: float) -> bool:
-        """Return whether the engine reports fewer requests than are open since ``before``."""
-        known = sum(load.running + load.waiting for load in self.loads)
-        return bool(self.loads) and known < sum(lease.started <= before for lease in self.leases)
 
 
 class Dispatcher:
@@ -81,14 +59,15 @@ class Dispatcher:
         """
         self._table, self._http = table, http
         self._newer, self._patience, self._hang = newer, patience, hang_seconds
-        self._placement = Placement(default)
+        self._placement, self._trials = Placement(default), Trials()
         self._queues: dict[int, list[tuple[int, int, _Wanted]]] = {}
         self._ties = itertools.count()
-        self._active: dict[str, _Active] = {}
+        self._active: dict[str, Activity] = {}
         self._unserved: dict[int, float] = {}  # version -> since when no engine serves it
         self._problem = problem
         self._watcher: asyncio.Task[None] | None = None
         self._reports: dict[str, asyncio.Task[None]] = {}
+        self._doubted: dict[str, tuple[EngineEntry, str]] = {}  # suspected because of an answer, and why
 
     @property
     def queued(self) -> int:
@@ -100,13 +79,19 @@ class Dispatcher:
         """Number of requests on engines."""
         return sum(len(active.leases) for active in self._active.values())
 
-    async def acquire(self, order: int, version: int, prompt: int, tokens: int, avoid: set[str]) -> Lease:
+    async def acquire(
+        self, order: int, version: int, prompt: int, tokens: int, avoid: set[str],
+        trial: Callable[[], bool] = lambda: False,
+    ) -> Lease:  # fmt: skip
         """Wait for a place. ``order``: smaller numbers first. ``tokens``, ``avoid``: see ``Placement.place``.
+
+        ``trial``: returns whether the prompt is suspected to make engines fail. Until ``passed`` or
+        ``release`` its engine tries no other such prompt, and no other engine tries this one.
 
         Raises TimeoutError when no engine serves ``version`` for the dispatcher's patience.
         """
         lease: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
-        wanted = _Wanted(version, prompt, tokens, avoid, lease)
+        wanted = _Wanted(version, prompt, tokens, avoid, trial, lease)
         heapq.heappush(self._queues.setdefault(version, []), (order, next(self._ties), wanted))
         if self._watcher is None or self._watcher.done():
             self._watcher = asyncio.create_task(self._watch())
@@ -124,21 +109,51 @@ class Dispatcher:
         active = self._active[lease.entry.name]
         active.leases.discard(lease)
         self._placement.release(lease.place)
+        self._end_trial(lease)
         self._dispatch()
 
     def moved(self, lease: Lease) -> None:
-        """Note tokens of a request."""
-        lease.moved = self._active[lease.entry.name].moved = _now()
+        """Note tokens of a request. They end a suspicion that came from the answer to another request."""
+        name = lease.entry.name
+        lease.moved = self._active[name].moved = _now()
+        if name in self._doubted:
+            entry, reason = self._doubted.pop(name)
+            if entry.life == lease.entry.life:
+                self._table.trust(entry, reason)
+                self._dispatch()
 
-    def suspect(self, lease: Lease, reason: str) -> None:
+    def passed(self, lease: Lease) -> None:
+        """End the trial of a request, which goes on."""
+        self._end_trial(lease)
+        self._dispatch()
+
+    def suspect(self, lease: Lease, reason: str, answered: bool = False) -> None:
         """Stop using the engine of a request that failed until its agent reports a new state.
 
         Many requests fail when an engine dies; only the first of them counts, so that an engine which is back
-        is not suspected because of the one before it.
+        is not suspected because of the one before it. ``answered``: the engine is up and reported an error;
+        it is used again as soon as another request gets tokens from it.
         """
-        current = {entry.name: entry for entry in self._table.entries()}.get(lease.entry.name)
-        if current is not None and _life(current) == _life(lease.entry):
-            self._table.suspect(lease.entry.name, reason)
+        current = self._table.entry(lease.entry.name)
+        if current is not None and current.life == lease.entry.life:
+            if answered:
+                if current.state is not EngineState.SERVING:
+                    return
+                self._doubted[current.name] = current, reason
+            self._table.suspect(current.name, reason)
+
+    def left(self, lease: Lease) -> bool:
+        """Return whether the pod that a request ran on is gone: it was deleted or drained."""
+        current = self._table.entry(lease.entry.name)
+        before = lease.entry
+        return current is None or (current.address, current.instance) != (before.address, before.instance)
+
+    def changed(self, lease: Lease) -> bool:
+        """Return whether the engine's agent has reported another state or version since a request began."""
+        current = self._table.entry(lease.entry.name)
+        if current is None or (current.life, current.since) != (lease.entry.life, lease.entry.since):
+            return True
+        return current.version is not None and current.version != lease.entry.version
 
     def forget(self, prompt: int) -> None:
         """Forget which engine holds a prompt of which no sample is left."""
@@ -148,33 +163,43 @@ class Dispatcher:
         """Return the engines on which a sample of ``version`` may run."""
         return {entry.name for entry in self._table.serving(version, self._newer)}
 
+    def _end_trial(self, lease: Lease) -> None:
+        if lease.trial:
+            lease.trial = False
+            self._trials.end(lease.entry.name)
+
     def _dispatch(self) -> None:
         for version in sorted(self._queues):
             queue, put_back = self._queues[version], []
             entries = {e.name: e for e in self._table.serving(version, self._newer)}
             if not entries or entries.keys() - self._active.keys():
                 continue  # the first requests are spread when the load of all engines is known
+            names = entries.keys()
             while queue:
                 item = heapq.heappop(queue)
                 wanted = item[-1]
                 if wanted.lease.done():  # cancelled
                     continue
-                place = self._placement.place(entries.keys(), wanted.prompt, wanted.tokens, wanted.avoid)
+                trial = wanted.trial()
+                allowed = self._trials.allowed(wanted.prompt, names) if trial else names
+                place = self._placement.place(allowed, wanted.prompt, wanted.tokens, wanted.avoid)
                 if place is None:
                     put_back.append(item)
-                    if not wanted.avoid:
+                    if not wanted.avoid and not trial:
                         break
                     continue
-                self._start(wanted, entries[place.engine], place)
+                self._start(wanted, entries[place.engine], place, trial)
             for item in put_back:
                 heapq.heappush(queue, item)
             if not queue:
                 del self._queues[version]
 
-    def _start(self, wanted: _Wanted, entry: EngineEntry, place: Place) -> None:
+    def _start(self, wanted: _Wanted, entry: EngineEntry, place: Place, trial: bool) -> None:
         active = self._active[entry.name]
         now = _now()
-        lease = Lease(entry, place, now, now)
+        if trial:
+            self._trials.begin(entry.name, wanted.prompt)
+        lease = Lease(entry, place, trial, now, now)
         if not active.leases:
             active.moved = now
         active.leases.add(lease)
@@ -216,7 +241,7 @@ class Dispatcher:
                 loads = rank_loads(await self._http.get(entry.address, "/v1/loads?include=core"))
         except (httpx.HTTPError, ValueError, TimeoutError) as error:
             log.debug("%s reports no load: %r", entry.name, error)
-        active = self._active.setdefault(entry.name, _Active(moved=_now()))
+        active = self._active.setdefault(entry.name, Activity(moved=_now()))
         if loads is not None:
             if loads != active.loads:
                 active.moved = _now()
@@ -261,11 +286,6 @@ class Dispatcher:
                 for *_, wanted in self._queues.pop(version):
                     if not wanted.lease.done():
                         wanted.lease.set_exception(TimeoutError(text))
-
-
-def _life(entry: EngineEntry) -> tuple[str, str, int]:
-    """Return what changes when an engine's server or pod is replaced."""
-    return entry.address, entry.instance, entry.restarts
 
 
 def _now() -> float:

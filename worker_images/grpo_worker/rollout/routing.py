@@ -2,8 +2,18 @@
 
 import threading
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from grpo_operator.api.v1alpha1.status import EngineState
+
+
+class Life(NamedTuple):
+    """Identity of an engine's server: it changes when the server or its pod is replaced."""
+
+    name: str
+    address: str
+    instance: str
+    restarts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +33,11 @@ class EngineEntry:
     bucket_bytes: int = 0
     instance: str = ""  # identity of the agent process
     unresponsive: bool = False  # the engine's scheduler does not answer calls
+
+    @property
+    def life(self) -> Life:
+        """Identity of the server behind this entry."""
+        return Life(self.name, self.address, self.instance, self.restarts)
 
 
 class EngineTable:
@@ -49,9 +64,23 @@ class EngineTable:
         with self._lock:
             entry = self._engines.get(name)
             if entry:
-                self._engines[name] = replace(
-                    entry, state=EngineState.RESTARTING, version=None, reason=reason
-                )
+                self._engines[name] = _suspected(entry, reason)
+
+    def trust(self, entry: EngineEntry, reason: str) -> None:
+        """Route to an engine again that was suspected for ``reason``, if no other state came since.
+
+        ``entry``: its entry before that.
+        """
+        with self._lock:
+            current = self._engines.get(entry.name)
+            if current is not None and current == _suspected(entry, reason):
+                self._engines[entry.name] = entry
+                self._lock.notify_all()
+
+    def entry(self, name: str) -> EngineEntry | None:
+        """Return the entry of an engine; None if it is not in the pool."""
+        with self._lock:
+            return self._engines.get(name)
 
     def entries(self) -> list[EngineEntry]:
         """Return all entries, ordered by name."""
@@ -77,3 +106,7 @@ class EngineTable:
         serving = [e for e in self._engines.values() if e.state == EngineState.SERVING]
         last = float("inf") if newer else version
         return [e for e in serving if e.version is not None and version <= e.version <= last]
+
+
+def _suspected(entry: EngineEntry, reason: str) -> EngineEntry:
+    return replace(entry, state=EngineState.RESTARTING, version=None, reason=reason)

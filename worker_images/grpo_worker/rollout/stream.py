@@ -17,6 +17,10 @@ class AbortedError(ValueError):
     """The engine ended the answer before its end, for a reason of its own."""
 
 
+class BusyError(AbortedError):
+    """The engine's queue is full."""
+
+
 class EngineFailedError(ValueError):
     """The engine reports an internal error (HTTP 5xx)."""
 
@@ -67,7 +71,9 @@ def _raise(status: Any, message: str) -> None:
     """Raise the error of an answer that ended with this HTTP status, or with none."""
     if status in _REFUSED:
         raise RequestRefusedError(f"HTTP {status}: {message[:500]}")
-    if isinstance(status, int) and status >= 500 and status != 503:  # 503: its queue is full
+    if status == 503:
+        raise BusyError(f"busy: {message[:500]}")
+    if isinstance(status, int) and status >= 500:
         raise EngineFailedError(f"HTTP {status}: {message[:500]}")
     raise AbortedError(f"aborted: {message[:500]}")
 

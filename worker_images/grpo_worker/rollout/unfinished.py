@@ -31,7 +31,6 @@ class Unfinished:
         """``params``: see sampling.sampling_params. ``experts``: layers whose routed experts are wanted."""
         self.prompt = prompt
         self.number = number
-        self.attempts = 0
         self._params = dict(params) | {"sampling_seed": seed}
         self._experts = experts
         self._ids: list[int] = []
@@ -57,7 +56,6 @@ class Unfinished:
 
         ``rank``: attention data-parallel rank of the engine; None: its only one.
         """
-        self.attempts += 1
         self._base, self._mixed = self.kept, None
         budget = {"max_new_tokens": self._params["max_new_tokens"] - self.kept}
         body: dict[str, Any] = {
