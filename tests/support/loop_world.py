@@ -147,7 +147,7 @@ class Engines(Scorer):
     ) -> list[Sample]:
         return [sample for prompt in prompts for sample in self._group(prompt, version)]
 
-    def submit(self, prompt: Prompt, version: int) -> "Future[list[Sample]]":
+    def submit(self, prompt: Prompt, version: int, arrived: Any = None) -> "Future[list[Sample]]":
         group: Future[list[Sample]] = Future()
         try:
             group.set_result(self._group(prompt, version))

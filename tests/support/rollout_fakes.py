@@ -10,7 +10,9 @@ N, WANTED = 16, 8
 
 
 class Scorer:
-    """A reward that judges at once."""
+    """A reward that judges at once. ``needs_groups``: in one call for a group."""
+
+    needs_groups = True
 
     def start(self, samples: list[Sample]) -> "Future[list[float]]":
         done: Future[list[float]] = Future()
@@ -24,7 +26,7 @@ class Scorer:
 class Even(Scorer):
     """Generates for every prompt; only groups of even prompts get unequal rewards."""
 
-    def submit(self, prompt: Prompt, version: int) -> "Future[list[Sample]]":
+    def submit(self, prompt: Prompt, version: int, arrived: Any = None) -> "Future[list[Sample]]":
         done: Future[list[Sample]] = Future()
         done.set_result(self.generate([prompt], version))
         return done

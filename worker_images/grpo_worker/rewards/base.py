@@ -56,6 +56,10 @@ class Verifier(Protocol):
     def reads_answers(self) -> bool:
         """False if the items' answers may be empty."""
 
+    @property
+    def needs_groups(self) -> bool:
+        """True if ``score`` must get all answers to a prompt in one call."""
+
     def check(self, item: Item) -> None:
         """Judge one answer before the job starts.
 

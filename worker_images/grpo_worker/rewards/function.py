@@ -20,6 +20,7 @@ class FunctionVerifier:
     """Verifier that runs a function in separate processes."""
 
     reads_answers = True
+    needs_groups = False
 
     def __init__(self, spec: RewardSpec) -> None:
         if spec.builtin is not None:

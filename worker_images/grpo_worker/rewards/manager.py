@@ -29,12 +29,17 @@ class RewardManager:
         workers: Workers,
         at_once: int = _AT_ONCE,
     ) -> None:
-        """``workers``: decode answers. ``at_once``: groups that are judged at the same time."""
+        """``workers``: decode answers. ``at_once``: calls of ``start`` that are judged at the same time."""
         self._task = task
         self._tokenizer = tokenizer
         self._verifier = verifier
         self._workers = workers
         self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="judge")
+
+    @property
+    def needs_groups(self) -> bool:
+        """True if the samples of a group must be judged in one call."""
+        return self._verifier.needs_groups
 
     @property
     def failures(self) -> int:
@@ -59,7 +64,7 @@ class RewardManager:
         self._workers.close()
 
     def start(self, samples: Sequence[Sample]) -> Future[list[float]]:
-        """Start to judge the samples of one group; the result is one reward per sample, in order."""
+        """Start to judge samples of one group; the result is one reward per sample, in order."""
         return self._threads.submit(self.score, samples)
 
     def score(self, samples: Sequence[Sample]) -> list[float]:

@@ -26,6 +26,7 @@ class HttpVerifier:
     """
 
     reads_answers = True
+    needs_groups = True  # a server may compare the answers to a prompt
 
     def __init__(self, spec: RewardSpec) -> None:
         assert spec.url is not None

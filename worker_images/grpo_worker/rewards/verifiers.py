@@ -27,6 +27,7 @@ class TaskVerifier:
     """Verifier that comes with a reasoning-gym task. It runs in the answer workers."""
 
     reads_answers = True
+    needs_groups = False
 
     def __init__(self, task: GymTask, workers: Workers) -> None:
         self._task = task
@@ -52,6 +53,7 @@ class NoVerifier:
     """Placeholder for jobs in which only a reward model judges, on the trainer's ranks."""
 
     reads_answers = False
+    needs_groups = False
     failures = 0
 
     def check(self, item: Item) -> None:

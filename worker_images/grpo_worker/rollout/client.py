@@ -16,7 +16,7 @@ from grpo_worker.rollout.connections import Connections
 from grpo_worker.rollout.dispatcher import Dispatcher
 from grpo_worker.rollout.engine_http import EngineHttp
 from grpo_worker.rollout.engine_load import RankLoad
-from grpo_worker.rollout.generator import Generator, Wishes
+from grpo_worker.rollout.generator import Arrived, Generator, Wishes
 from grpo_worker.rollout.routing import EngineTable
 from grpo_worker.rollout.sample_watch import SampleWatch
 from grpo_worker.rollout.sampling import Sample
@@ -100,17 +100,19 @@ class RolloutClient:
         """Return why no awaited sample was accepted for ``limit`` seconds; "" if one was."""
         return self._watch.stalled(limit)
 
-    def submit(self, prompt: Prompt, version: int) -> "Future[list[Sample]]":
+    def submit(self, prompt: Prompt, version: int, arrived: Arrived | None = None) -> "Future[list[Sample]]":
         """Start to generate a prompt's samples; prompts that were submitted earlier come first.
 
-        All tokens come from ``version``; in ``partial`` mode they may also come from later versions.
+        ``arrived``: called in the client's thread with each sample as soon as it is complete, before the
+        result is; it must not block. All tokens come from ``version``; in ``partial`` mode they may also come
+        from later versions.
 
-        The result raises PromptRefusedError when engines refuse the prompt, TimeoutError when no engine
-        serves the version for ``timeout`` seconds, UnfitEngineError when an engine lacks a feature of the
-        job. Cancel it to end the requests.
+        The result raises PromptRefusedError when engines refuse the prompt or fail at it, TimeoutError when
+        no engine serves the version for ``timeout`` seconds, UnfitEngineError when an engine lacks a feature
+        of the job. Cancel it to end the requests.
         """
         return asyncio.run_coroutine_threadsafe(
-            self._generator.group(prompt, version, self._wishes), self._loop
+            self._generator.group(prompt, version, self._wishes, arrived), self._loop
         )
 
     def generate(

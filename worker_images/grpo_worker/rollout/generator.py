@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -33,6 +33,7 @@ from grpo_worker.rollout.unfinished import Unfinished
 log = logging.getLogger(__name__)
 REFUSALS = 3  # by different engines, or by all that serve: the request itself is at fault
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before the next attempt of a sample that makes no progress
+Arrived = Callable[[Sample], None]
 _REFUSED = (400, 422)
 
 
@@ -70,8 +71,12 @@ class Generator:
         self._verdicts: dict[int, str] = {}  # prompts that make engines fail; a step may submit them again
         self.counts = Counts()
 
-    async def group(self, prompt: Prompt, version: int, wishes: Wishes) -> list[Sample]:
+    async def group(
+        self, prompt: Prompt, version: int, wishes: Wishes, arrived: Arrived | None = None
+    ) -> list[Sample]:
         """Return the samples of a prompt, in the order of their numbers.
+
+        ``arrived``: called with each of them as soon as it is complete; it must not block.
 
         Raises PromptRefusedError when engines refuse the prompt or fail at it, UnfitEngineError when one
         lacks a feature of the job, TimeoutError when no engine serves the version.
@@ -85,7 +90,7 @@ class Generator:
             seed = sampling_seed(self._seed, prompt.index, number)
             work = Unfinished(prompt, number, seed, wishes.params, wishes.experts)
             sample = self._sample(work, version, next(self._orders), refused, evidence)
-            tasks.append(asyncio.create_task(sample))
+            tasks.append(asyncio.create_task(_announced(sample, arrived)))
         try:
             samples = list(await asyncio.gather(*tasks))
             evidence = []
@@ -119,6 +124,7 @@ class Generator:
                         await self._control(lease, work.prompt)
                     await self._attempt(lease, work, version, evidence)
                     sample = work.sample(name)
+                    evidence.acquit()
                     self._watch.accepted()
                     return sample
                 except RequestRefusedError as error:
@@ -130,6 +136,7 @@ class Generator:
                     self._dispatcher.release(lease)
                 avoid = {name}
                 if work.complete:  # the engine failed after the last token
+                    evidence.acquit()
                     self._watch.accepted()
                     return work.sample(name)
                 if failure is not None:
@@ -256,6 +263,13 @@ class Generator:
                 f"staleness.partialRollouts: {lease.entry.name} does not report the weight version of each "
                 "token: use an image with SGLang 0.5.23 or later"
             ) from error
+
+
+async def _announced(sample: Coroutine[Any, Any, Sample], arrived: Arrived | None) -> Sample:
+    complete = await sample
+    if arrived is not None:
+        arrived(complete)
+    return complete
 
 
 def _is_internal(status: int) -> bool:

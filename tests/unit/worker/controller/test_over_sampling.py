@@ -27,7 +27,7 @@ class Slow(Scorer):
         self.submitted: list[int] = []
         self.timers: list[threading.Timer] = []
 
-    def submit(self, prompt: Prompt, version: int) -> "Future[list[Sample]]":
+    def submit(self, prompt: Prompt, version: int, arrived: Any = None) -> "Future[list[Sample]]":
         self.submitted.append(prompt.index)
         group: Future[list[Sample]] = Future()
         if prompt.index % 3 == 0:
@@ -89,7 +89,7 @@ class Away(Scorer):
         self.submitted: list[int] = []
         self.running: list[tuple[Prompt, int, Future[list[Sample]]]] = []
 
-    def submit(self, prompt: Prompt, version: int) -> "Future[list[Sample]]":
+    def submit(self, prompt: Prompt, version: int, arrived: Any = None) -> "Future[list[Sample]]":
         self.submitted.append(prompt.index)
         group: Future[list[Sample]] = Future()
         if self.left > 0:

@@ -34,7 +34,7 @@ class Engines(Even):
 
         self.threads = ThreadPoolExecutor(1)
 
-    def submit(self, prompt: Prompt, version: int) -> "Future[list[Sample]]":
+    def submit(self, prompt: Prompt, version: int, arrived: Any = None) -> "Future[list[Sample]]":
         return self.threads.submit(self._group, prompt, version)
 
     def _group(self, prompt: Prompt, version: int) -> list[Sample]:

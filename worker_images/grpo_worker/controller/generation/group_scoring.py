@@ -2,47 +2,38 @@
 
 import queue
 import threading
-from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
-from typing import Protocol
 
+from grpo_worker.controller.generation.group import Group, Scores
 from grpo_worker.data.prompts import Prompt
 from grpo_worker.rollout.sampling import PromptRefusedError, Sample
 
-Group = Future[list[Sample]]
 Scored = tuple[Prompt, list[Sample], list[float]]
 _CANCEL_SECONDS = 0.2  # between two looks at ``cancelled``
 
 
-class Scorer(Protocol):
-    """The part of RewardManager that judges groups."""
-
-    def start(self, samples: Sequence[Sample]) -> Future[list[float]]:
-        """Start to judge the samples of one group."""
-
-
 class GroupScoring:
-    """Judges each group when it arrives, while others are judged or generated.
+    """Waits for groups and their rewards, in any order.
 
     A slow reward delays only its own group, and answers arrive meanwhile.
     """
 
-    def __init__(self, reward: Scorer) -> None:
-        self._reward = reward
+    def __init__(self) -> None:
         self._events: queue.SimpleQueue[Prompt] = queue.SimpleQueue()
         self._generating: dict[int, Group] = {}
-        self._scoring: dict[int, tuple[list[Sample], Future[list[float]]]] = {}
+        self._scoring: dict[int, tuple[list[Sample], Scores]] = {}
 
     @property
     def generating(self) -> bool:
         """False if only rewards are missing."""
         return bool(self._generating)
 
-    def add(self, prompt: Prompt, group: Group) -> None:
+    def add(self, group: Group) -> None:
         """Add a group that engines generate."""
+        prompt = group.prompt
         self._generating[prompt.index] = group
-        group.add_done_callback(partial(self._report, prompt))
+        group.samples.add_done_callback(partial(self._report, prompt))
 
     def wait(self, cancelled: threading.Event | None) -> list[Scored | PromptRefusedError]:
         """Wait for progress; return the scored groups and refused prompts, in the order of the prompts.
@@ -57,21 +48,21 @@ class GroupScoring:
                 found.append((prompt, samples, scores.result()))
                 continue
             try:
-                samples = group.result()
+                samples = group.samples.result()
             except PromptRefusedError as error:
                 found.append(error)
                 continue
-            scores = self._reward.start(samples)
+            scores = group.score()
             self._scoring[prompt.index] = samples, scores
             scores.add_done_callback(partial(self._report, prompt))
         return found
 
     def cancel(self) -> None:
-        """Cancel the judging of all groups."""
+        """Stop waiting for the rewards of all groups."""
         for _, scores in self._scoring.values():
             scores.cancel()
 
-    def _report(self, prompt: Prompt, _: Future[list[Sample]] | Future[list[float]]) -> None:
+    def _report(self, prompt: Prompt, _: Future[list[Sample]] | Scores) -> None:
         self._events.put(prompt)
 
     def _next(self, cancelled: threading.Event | None) -> list[Prompt]:

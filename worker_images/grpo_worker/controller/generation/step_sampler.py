@@ -3,23 +3,16 @@
 import math
 import threading
 from collections.abc import Iterable
-from typing import Protocol
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.controller.generation.batch_selection import BatchSelection
-from grpo_worker.controller.generation.group_scoring import Group, GroupScoring, Scorer
+from grpo_worker.controller.generation.group import Group, GroupClient, Scorer
+from grpo_worker.controller.generation.group_scoring import GroupScoring
 from grpo_worker.data.prompts import Prompt, PromptSource
 from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.rollout.batch_file import RolloutBatch
 from grpo_worker.rollout.sampling import PromptRefusedError
 from grpo_worker.weightsync.protocol.version import Version
-
-
-class GroupClient(Protocol):
-    """The part of RolloutClient that a sampler uses."""
-
-    def submit(self, prompt: Prompt, version: int) -> Group:
-        """Start to generate the samples of a prompt."""
 
 
 class StepSampler:
@@ -51,7 +44,7 @@ class StepSampler:
 
         With filterGroups, groups whose scores are all equal are left out, and others are generated in their
         place, up to maxNumGenBatches batches. After that, left-out groups fill the batch, so that its size is
-        constant. Each group is scored on its own when it arrives, while others arrive. With overSampleRate
+        constant. Each answer is scored when it arrives, while others are generated. With overSampleRate
         the batch has the first groups that are scored, and the others are left to the next call.
 
         Raises UnfitEngineError when engines refuse too many prompts, and the errors of generation and reward.
@@ -64,16 +57,16 @@ class StepSampler:
         chosen = BatchSelection(
             self._size, most, self._filter is not None, self._refusals, self._spare, awaited
         )
-        scoring = GroupScoring(self._reward)
+        scoring = GroupScoring()
         groups: dict[int, Group] = {}
         try:
             while not chosen.complete:
                 prompts = self._source.take(chosen.missing, after=skip + chosen.count)
                 chosen.start(prompts)
                 for prompt in prompts:
-                    group = earlier.pop(prompt.index, None) or self._client.submit(prompt, version)
+                    group = earlier.pop(prompt.index, None) or self._group(prompt, version)
                     groups[prompt.index] = group
-                    scoring.add(prompt, group)
+                    scoring.add(group)
                 with timer.phase("gen" if scoring.generating else "reward"):
                     arrivals = scoring.wait(cancelled)
                 for arrived in arrivals:
@@ -86,13 +79,16 @@ class StepSampler:
             self._leave(left, groups)
         except (TimeoutError, ConnectionError):
             self._cut = dict.fromkeys(awaited)
-            self._kept = version, {index: group for index, group in groups.items() if not _failed(group)}
+            self._kept = version, {index: group for index, group in groups.items() if not group.failed}
             groups.clear()
             raise
         finally:
             scoring.cancel()
             _cancel([*groups.values(), *earlier.values()])
         return batch
+
+    def _group(self, prompt: Prompt, version: int) -> Group:
+        return Group(prompt, version, self._client, self._reward)
 
     def forget(self) -> None:
         """Forget the groups of earlier calls, before a restart goes on with other weights."""
@@ -118,7 +114,3 @@ class StepSampler:
 def _cancel(groups: Iterable[Group]) -> None:
     for group in groups:
         group.cancel()
-
-
-def _failed(group: Group) -> bool:
-    return group.cancelled() or (group.done() and group.exception() is not None)
