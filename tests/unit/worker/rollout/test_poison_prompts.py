@@ -8,9 +8,17 @@ from typing import Any
 import pytest
 
 from grpo_operator.api.v1alpha1.status import EngineState
-from grpo_worker.data.prompts import Prompt
+from grpo_worker.controller.generation.step_sampler import StepSampler
+from grpo_worker.data.prompts import Prompt, PromptSource
+from grpo_worker.data.tasks import open_gym
+from grpo_worker.data.tokenizer import load_tokenizer
+from grpo_worker.metrics.timing import StepTimer
+from grpo_worker.rollout.batch_file import RolloutBatch
 from grpo_worker.rollout.sampling import PromptRefusedError, Sample
+from grpo_worker.weightsync.protocol.version import Version
 from support.generation_world import HANG, World, Worlds, assert_undisturbed, prompts
+from support.objects import job, spec_of
+from support.rollout_fakes import WANTED, Even
 
 POISON = 2001  # first token of prompt 1
 
@@ -178,6 +186,31 @@ def test_no_prompt_is_dropped_when_engines_fail_at_all_prompts(world: Worlds, ha
     _poll(pool)
     _kept(pool, prompts(8), 200)
     assert pool.loop.time() > 3600
+
+
+def _step(world: Worlds, harm: str) -> RolloutBatch:
+    """Return the batch of a job's first step, in which the fourth prompt does ``harm``."""
+    pool = world(4, tokens=1000)
+    Agents(pool)
+    source = PromptSource(open_gym("reasoning-gym:gcd", seed=3), load_tokenizer("preset:tiny-moe"), 4096)
+    bad = list(source.take(4, after=0)[3].ids)
+    for engine in pool.engines.values():
+        engine.poison = lambda ids: harm if ids[: len(bad)] == bad else ""
+    client: Any = pool.client
+    reward: Any = Even()
+    return StepSampler(spec_of(job()), source, client, reward).sample(Version(1), StepTimer())
+
+
+@pytest.mark.parametrize("harm", ["stream", "death"])
+def test_a_replay_replaces_the_dropped_prompt_by_the_same_one(world: Worlds, harm: str) -> None:
+    """The record of the drop goes to the ledger; all other samples are those of a step without harm."""
+    first, again, calm = _step(world, harm), _step(world, harm), _step(world, "")
+    assert list(first.refused) == list(again.refused) == [3] and not calm.refused
+    assert [p.index for p in first.prompts] == [0, 1, 2, *range(4, WANTED + 1)]
+    assert [p.index for p in first.taken] == list(range(WANTED + 1)), "the dropped prompt is consumed"
+    answers = [{s.uid: (s.ids, s.log_probs) for s in batch.samples} for batch in (first, again, calm)]
+    assert list(answers[0]) == list(answers[1]) and answers[0] == answers[1]
+    assert all(answers[0][uid] == answers[2][uid] for uid in answers[0].keys() & answers[2].keys())
 
 
 def test_half_of_the_engines_may_be_broken(world: Worlds) -> None:
