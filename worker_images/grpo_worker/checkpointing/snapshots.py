@@ -1,12 +1,14 @@
 """Snapshots of ranks in a pod's memory: ``root/STEP.ATTEMPT/rank-R.pt``, each with a digest file.
 
 The attempt is part of the name because two attempts may reach a step with different bits, which must not be
-mixed.
+mixed. A pod keeps two snapshots at most, and the plan of its memory counts on that: the newest complete one,
+and the one that is being written or copied.
 """
 
 import hashlib
 import json
 import re
+import shutil
 from pathlib import Path
 
 import httpx
@@ -14,7 +16,6 @@ import httpx
 from grpo_worker.common.auth import headers
 from grpo_worker.common.files import write_text
 
-KEEP = 2  # snapshots per rank: other pods may not have copied the newest one yet
 CHUNK = 16 << 20
 
 
@@ -25,16 +26,26 @@ def name_of(step: int, attempt: int) -> str:
 
 def file_of(root: Path, name: str, rank: int) -> Path:
     """Return the path of a rank's snapshot. Raises ValueError for an invalid name."""
-    if not re.fullmatch(r"[0-9]+\.[0-9]+", name):
-        raise ValueError(f"{name!r} is not the name of a snapshot: use STEP.ATTEMPT")
+    _order(name)
     return root / name / f"rank-{rank}.pt"
 
 
+def remove_older(root: Path, name: str, kept: str | None) -> None:
+    """Remove all ranks' snapshots that are older than ``name``, complete or not, except ``kept``.
+
+    Newer ones stay, because a late request may name a snapshot of an attempt that has ended. Raises
+    ValueError for an invalid name.
+    """
+    newest = _order(name)
+    for folder in root.glob("*.*"):
+        if folder.name != kept and _order(folder.name) < newest:
+            shutil.rmtree(folder, ignore_errors=True)  # other ranks of the pod remove it too
+
+
 def seal(file: Path) -> None:
-    """Mark a snapshot as complete by writing its digest; remove the rank's older snapshots."""
+    """Mark a snapshot as complete by writing its digest."""
     note = {"bytes": file.stat().st_size, "digest": _digest(file)}
     write_text(file.with_suffix(".json"), json.dumps(note))
-    _remove_older(file)
 
 
 def sound(root: Path, name: str, rank: int) -> bool:
@@ -60,7 +71,6 @@ def pull(root: Path, name: str, rank: int, holders: list[str], timeout: float) -
         except (httpx.HTTPError, OSError):
             continue
         if sound(root, name, rank):
-            _remove_older(file_of(root, name, rank))
             return True
     return False
 
@@ -85,10 +95,9 @@ def _digest(file: Path) -> str:
     return digest.hexdigest()
 
 
-def _remove_older(newest: Path) -> None:
-    notes = sorted(
-        newest.parent.parent.glob(f"*/{newest.stem}.json"), key=lambda note: note.stat().st_mtime_ns
-    )
-    for note in notes[:-KEEP]:
-        note.unlink(missing_ok=True)
-        note.with_suffix(".pt").unlink(missing_ok=True)
+def _order(name: str) -> tuple[int, int]:
+    """Return the attempt and the step of a snapshot: later attempts are newer, also at an earlier step."""
+    if not re.fullmatch(r"[0-9]+\.[0-9]+", name):
+        raise ValueError(f"{name!r} is not the name of a snapshot: use STEP.ATTEMPT")
+    step, attempt = name.split(".")
+    return int(attempt), int(step)

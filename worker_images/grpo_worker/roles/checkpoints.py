@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from grpo_worker.checkpointing.snapshots import file_of, seal
+from grpo_worker.checkpointing.snapshots import file_of, remove_older, seal
 from grpo_worker.profiling.counted_file import open_counted
 from grpo_worker.roles.dispatch import Dispatch, RankInfo, register
 from grpo_worker.roles.weight_sync import WEIGHTS
@@ -22,7 +22,7 @@ class CheckpointMethods:
 
     rank_info: RankInfo
     _models: "TrainerModels"
-    _snapshot_error = ""  # of the newest snapshot
+    _snapshot_error = ("", "")  # name of a snapshot, and why it could not be written
 
     @register(Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, step: int, controller_state: dict[str, Any]) -> None:
@@ -30,28 +30,33 @@ class CheckpointMethods:
         self._models.checkpointer.save(step, controller_state)
 
     @register(Dispatch.ONE_TO_ALL)
-    def take_snapshot(self, name: str) -> None:
-        """Copy this rank's state to host memory; a thread writes it to the pod's memory volume."""
+    def take_snapshot(self, name: str, kept: str | None) -> None:
+        """Copy this rank's state to host memory; a thread writes it to the pod's memory volume.
+
+        ``kept``: the newest complete snapshot. The pod's other ones are removed, so that there is memory for
+        this one.
+        """
         from grpo_worker.megatron.checkpoint import snapshot
 
+        remove_older(SNAPSHOTS, name, kept)
         state, file = snapshot.capture(self._models.parts), file_of(SNAPSHOTS, name, self.rank_info.rank)
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._snapshot_error = ""
 
         def write() -> None:
             try:
                 torch.save(state, file)
                 seal(file)
             except Exception as error:  # noqa: BLE001 - the call that asks for the snapshot reports it
-                self._snapshot_error = f"rank {self.rank_info.rank} cannot write {file}: {error}"
+                self._snapshot_error = (name, f"rank {self.rank_info.rank} cannot write {file}: {error}")
 
         threading.Thread(target=write, name="snapshot").start()
 
     @register(Dispatch.ONE_TO_ALL)
     def snapshot_written(self, name: str) -> bool | str:
         """Return whether the snapshot is completely written to the pod's memory volume, or its error."""
-        if self._snapshot_error:
-            return self._snapshot_error
+        failed, error = self._snapshot_error
+        if failed == name:
+            return error
         return file_of(SNAPSHOTS, name, self.rank_info.rank).with_suffix(".json").is_file()
 
     @register(Dispatch.ONE_TO_ALL)

@@ -13,7 +13,7 @@ import httpx
 import pytest
 import uvicorn
 
-from grpo_worker.checkpointing.snapshots import file_of, pull, seal, sound
+from grpo_worker.checkpointing.snapshots import file_of, pull, remove_older, seal, sound
 from grpo_worker.controller.recovery.memory_tier import MemoryTier, next_pods
 from grpo_worker.weightsync.trainer.agent import application
 
@@ -38,6 +38,9 @@ class Pod:
         """Another pod takes its place."""
         shutil.rmtree(self.snapshots)
 
+    def kept_of(self, rank: int) -> list[str]:
+        return sorted(file.parent.name for file in self.snapshots.glob(f"*/rank-{rank}.pt"))
+
     def end(self) -> None:
         self._server.should_exit = True
 
@@ -48,20 +51,28 @@ class Gang:
     def __init__(self, pods: list[Pod]) -> None:
         self.pods = pods
         self.state = [0] * RANKS
+        self.broken: set[int] = set()  # ranks whose next snapshot cannot be written
+        self.most = 0  # snapshots of one rank in one pod, while one is written
 
     def sources(self) -> dict[int, str]:
         return {rank: self.pods[rank // 2].url for rank in range(RANKS)}
 
-    def call(self, method: str, name: str) -> Any:
-        return [getattr(self, method)(rank, name) for rank in range(RANKS)]
+    def call(self, method: str, *args: Any) -> Any:
+        return [getattr(self, method)(rank, *args) for rank in range(RANKS)]
 
-    def take_snapshot(self, rank: int, name: str) -> None:
-        file = file_of(self.pods[rank // 2].snapshots, name, rank)
+    def take_snapshot(self, rank: int, name: str, kept: str | None) -> None:
+        root = self.pods[rank // 2].snapshots
+        remove_older(root, name, kept)
+        file = file_of(root, name, rank)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(str(self.state[rank]))
-        seal(file)
+        if rank not in self.broken:
+            seal(file)
+        self.most = max([self.most, *(len(pod.kept_of(rank)) for pod in self.pods)])
 
-    def snapshot_written(self, rank: int, name: str) -> bool:
+    def snapshot_written(self, rank: int, name: str) -> bool | str:
+        if rank in self.broken:
+            return f"rank {rank} has no memory"
         return file_of(self.pods[rank // 2].snapshots, name, rank).with_suffix(".json").is_file()
 
     def load_snapshot(self, rank: int, name: str) -> None:
@@ -196,15 +207,39 @@ def test_a_snapshot_counts_once_its_records_are_on_the_store(
     assert (tmp_path / "memory.json").exists() == (problem is None)
 
 
-def test_a_pod_keeps_two_of_each_rank_and_gives_nothing_else(
-    tier: MemoryTier, gang: Gang, pods: list[Pod], tmp_path: Path
-) -> None:
+def test_a_pod_never_holds_more_than_two_of_a_rank(tier: MemoryTier, gang: Gang, pods: list[Pod]) -> None:
+    """The plan of the pods' memory counts on that."""
     for step in range(1, 6):
         _snapshot(tier, gang, step)
-    assert sorted(p.parent.name for p in pods[0].snapshots.glob("*/rank-0.pt")) == ["4.1", "5.1"]
+    assert gang.most == 2
+    assert [pod.kept_of(0) for pod in pods] == [["4.1", "5.1"], ["4.1", "5.1"]]
+
+
+def test_what_failed_is_removed_and_the_complete_one_stays(
+    tier: MemoryTier, gang: Gang, pods: list[Pod]
+) -> None:
+    _snapshot(tier, gang, 3)
+    expected = gang.state
+    gang.broken = {3}
+    for step in (4, 5, 6):
+        _snapshot(tier, gang, step)
+    assert gang.most == 2 and pods[1].kept_of(3) == ["3.1", "6.1"]
+    gang.state = [0] * RANKS
+    assert tier.restore(after=2) is not None and gang.state == expected
+
+
+def test_a_late_request_of_an_earlier_attempt_removes_nothing_newer(gang: Gang, pods: list[Pod]) -> None:
+    for name in ("5.1", "6.1", "4.2"):
+        gang.call("take_snapshot", name, "5.1")
+    body = {"name": "6.1", "rank": 0, "holders": [pods[0].url], "kept": "5.1"}
+    httpx.post(f"{pods[1].url}/v1/snapshots", json=body)
+    assert [pod.kept_of(2) for pod in pods] == [[], ["4.2", "5.1"]]
+
+
+def test_a_pod_gives_nothing_but_snapshots(pods: list[Pod], tmp_path: Path) -> None:
     for name in ("../secret", "5", "%2e%2e"):
         assert httpx.get(f"{pods[0].url}/v1/snapshots/{name}/0.pt").status_code in (400, 404)
-        body = {"name": name, "rank": 0, "holders": [pods[0].url]}
+        body = {"name": name, "rank": 0, "holders": [pods[0].url], "kept": None}
         assert httpx.post(f"{pods[1].url}/v1/snapshots", json=body).status_code in (400, 404)
     assert not pull(tmp_path / "c", "9.1", 0, [pods[0].url, "http://127.0.0.1:1"], 5)
 

@@ -39,6 +39,8 @@ class MemoryTier:
         self._threads = ThreadPoolExecutor(16, thread_name_prefix="snapshots")
         self._taken: dict[str, Any] | None = None  # record of the snapshot in progress
         self._records: Future[None] = Future()  # that the snapshot in progress needs
+        self._complete: str | None = None  # name of the newest complete one
+        self._kept: str | None = None  # the complete one that stays meanwhile
         self._copying: Future[None] | None = None
 
     def due(self, step: int) -> bool:
@@ -53,7 +55,8 @@ class MemoryTier:
         """
         self._records = records
         name = name_of(step, attempt)
-        self._trainers.call("take_snapshot", name)
+        self._kept = self._complete
+        self._trainers.call("take_snapshot", name, self._kept)
         self._taken = {"name": name, "step": step, "state": state}
 
     def poll(self) -> None:
@@ -81,9 +84,11 @@ class MemoryTier:
     def restore(self, after: int) -> Restored | None:
         """Load the newest snapshot if it is complete and newer than step ``after``, else return None."""
         record = self._read()
+        self._complete = record["name"] if record else None
         if record is None or record["step"] <= after:
             return None
         name = record["name"]
+        self._kept = name
         holders = {int(rank): urls for rank, urls in record["holders"].items()}
         targets = {rank: [url] for rank, url in self._trainers.sources().items()}
         if holders.keys() != targets.keys() or not self._pull_all(name, targets, holders):
@@ -107,7 +112,7 @@ class MemoryTier:
 
     def _pull_all(self, name: str, to: dict[int, list[str]], holders: dict[int, list[str]]) -> bool:
         def pull(rank: int, url: str) -> bool:
-            body = {"name": name, "rank": rank, "holders": holders[rank]}
+            body = {"name": name, "rank": rank, "holders": holders[rank], "kept": self._kept}
             try:
                 return self._http.post(f"{url}/v1/snapshots", json=body, headers=headers()).status_code == 200
             except httpx.HTTPError as error:
@@ -123,6 +128,7 @@ class MemoryTier:
 
     def _write(self, record: dict[str, Any]) -> None:
         write_text(self._file, json.dumps(record))
+        self._complete = record["name"]
 
 
 def next_pods(sources: dict[int, str], distance: int) -> dict[int, list[str]]:

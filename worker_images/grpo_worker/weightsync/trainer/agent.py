@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from grpo_worker.checkpointing.snapshots import file_of, pull
+from grpo_worker.checkpointing.snapshots import file_of, pull, remove_older
 from grpo_worker.common.auth import guarded
 from grpo_worker.weightsync.protocol.manifest import rank_file
 from grpo_worker.weightsync.transport.nixl.exporter import Exporter
@@ -109,10 +109,15 @@ class _Snapshots:
         return LargeFile(path)
 
     async def fetch(self, request: Request) -> Response:
-        """Fetch a rank's snapshot from one of the pods that hold it, and keep it."""
+        """Fetch a rank's snapshot from one of the pods that hold it, and keep it.
+
+        The memory for it must be free: older snapshots, except ``kept``, are removed before.
+        """
         body = await request.json()
-        call = partial(pull, self._root, body["name"], body["rank"], body["holders"], PULL_TIMEOUT)
+        name = body["name"]
+        call = partial(pull, self._root, name, body["rank"], body["holders"], PULL_TIMEOUT)
         try:
+            await run_in_threadpool(remove_older, self._root, name, body["kept"])
             fetched = await run_in_threadpool(call)
         except ValueError as error:
             return JSONResponse({"error": str(error)}, 400)
