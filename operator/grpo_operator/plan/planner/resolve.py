@@ -251,7 +251,8 @@ def explain(training: TrainingPool, options: list[Layout]) -> str:
     best, cost = options[0], training.cost(options[0])
     text = (
         f"{best}: fastest by estimate of {len(options)} layouts that fit; "
-        f"{cost.total:.1f} s per step, of which {cost.compute:.1f} s are computation; "
+        f"{cost.total:.1f} s for an optimizer step over {training.sequences} sequences of the full length of "
+        f"{training.sequence} tokens, of which {cost.compute:.1f} s are computation; "
         f"the largest other cost is {cost.largest}"
     )
     if len(options) > 1:

@@ -63,6 +63,7 @@ def test_auto_chooses_and_explains() -> None:
     plan = _resolve(trainer__parallelism={"auto": True})
     assert plan.layout == _resolve().layout, "the manifest has the planner's fastest layout"
     assert "fastest by estimate of" in plan.reason and "next is" in plan.reason
+    assert "s for an optimizer step over 2048 sequences of the full length of 16384 tokens" in plan.reason
     assert plan == _resolve(trainer__parallelism={"auto": True})
 
 
