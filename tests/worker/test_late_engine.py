@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from grpo_devcluster.results import record_from_test
-from grpo_operator.plan.planner.host_memory import AGENT_MEMORY
+from grpo_operator.plan.planner.agent_memory import AGENT_MEMORY
 from support.engine_server import Server, free_port
 from support.late_engine import MODEL, limited_agent, publish_model, trainers
 

@@ -73,3 +73,6 @@ class Resources(Model):
     def requests(self) -> dict[str, str]:
         """Return what is set, in the form of a container's requests."""
         return {name: value for name, value in (("cpu", self.cpu), ("memory", self.memory)) if value}
+
+
+AGENT_RESOURCES = Resources(cpu="50m", memory="512Mi")  # of an agent that holds nothing as large as a model

@@ -178,8 +178,10 @@ def _host(host: dict[str, int]) -> list[str]:
     """Return the lines about host memory, in GiB."""
     size = {name: f"{amount / 2**30:.0f} GiB" for name, amount in host.items()}
     parts = ", ".join(f"{name} {size[name]}" for name in ("moved", "saving", "copies", "staged"))
+    trainer, rollout = (f"{host[name] / 2**20:,.0f} MiB" for name in ("trainer_agent", "agent"))
     return [
         f"host memory     training pod {size['trainer']} ({parts}), /dev/shm {size['shared']}",
-        f"                engine's pod {size['engine']}, controller {size['controller']}, head {size['head']}"
-        f"; rollout agent {host['agent'] / 2**20:,.0f} MiB",
+        f"                engine's pod {size['engine']}, controller {size['controller']}, "
+        f"head {size['head']}",
+        f"                agents: of a training pod {trainer}, of an engine {rollout}",
     ]

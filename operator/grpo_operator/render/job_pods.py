@@ -66,7 +66,7 @@ class JobPods:
         ranks = self.parts.container("ray-worker", self._image(), trainer.resources, gpus, _RANK_ENV, command)
         if self.spec.algorithm.routing_replay:
             share_key(ranks)  # ranks read the routed experts from the engines' agents
-        agent = self.parts.agent(self._image(), "trainer")
+        agent = self.parts.agent(self._image(), trainer, "trainer")
         for container in (ranks, agent):
             container["volumeMounts"].append({"name": "weights", "mountPath": "/weights"})
         pod = self.parts.pod(names.TRAINER, [ranks], trainer, self._trainer_affinity(gpus), gpus)

@@ -11,7 +11,7 @@ from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.api.v1alpha1.scheduling import SchedulingSpec
 from grpo_operator.api.v1alpha1.trainer import TrainerSpec
 from grpo_operator.plan.capacity.feasibility import GPU
-from grpo_operator.plan.capacity.pod_requests import AGENT_RESOURCES, head_resources
+from grpo_operator.plan.capacity.pod_requests import agent_resources, head_resources
 from grpo_operator.render.overlay import merge
 from grpo_operator.render.placement import add_devices, off_gpu_nodes, shared_memory, tolerations
 from grpo_operator.settings import OperatorSettings
@@ -46,10 +46,10 @@ class PodParts:
         """Return the affinity of pods without GPUs."""
         return off_gpu_nodes() if self.gpu_cluster else {}
 
-    def agent(self, image: str, arguments: str) -> dict[str, Any]:
+    def agent(self, image: str, of: TrainerSpec | RolloutTemplate, arguments: str) -> dict[str, Any]:
         """Return the sidecar container that transfers weights."""
         command = f"exec {PYTHON} -m grpo_worker.weightsync.main {arguments}"
-        agent = self.container("agent", image, AGENT_RESOURCES, command=command)
+        agent = self.container("agent", image, agent_resources(of), command=command)
         share_key(agent)
         agent["ports"] = [{"name": "agent", "containerPort": AGENT_PORT}]
         # Enough time to import torch on a busy node.

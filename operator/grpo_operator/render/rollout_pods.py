@@ -137,7 +137,7 @@ class EnginePods:
             first = f"{self.parts.owner.name}-$GROUP-$REPLICA_INDEX"  # Owner.engine_service
             arguments += f' --hosts {pool.engine.nodes_per_engine} --host-index "$HOST_INDEX"'
             arguments += f' --first-host "http://{first}:{AGENT_PORT}" --address "$POD_IP"'
-        agent = self.parts.agent(self._image(pool), arguments)
+        agent = self.parts.agent(self._image(pool), pool, arguments)
         # Ready means that the engine serves the pool's version. Two failures: one update is no reason for
         # unreadiness, and it is shorter than two periods.
         agent["readinessProbe"] = probe("/readyz", AGENT_PORT, period=2, failures=2)

@@ -223,6 +223,11 @@ class RolloutTemplate(WithOverlay):
     )
     engine: EngineSpec = Field(default_factory=EngineSpec)
     resources: Resources = Field(default_factory=Resources)
+    agent_resources: Resources = Field(
+        default_factory=Resources,
+        description="resources of the agent beside each engine, which holds a whole version of the weights "
+        "with weightSync.mode delta and with transport nixl",
+    )
     node_selector: dict[str, str] = Field(
         default_factory=dict, max_length=16, description="labels of the nodes that the pods may run on"
     )

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from grpo_operator.api.base import Model, Resources
+from grpo_operator.api.base import AGENT_RESOURCES, Model, Resources
 from grpo_operator.api.v1alpha1.layout import Layout
 
 LONGEST_MESSAGE = 1024  # characters; longer messages of engines are cut
@@ -136,6 +136,8 @@ class PlannedResources(Model):
     controller: Resources
     trainer: Resources
     engine: Resources
+    trainer_agent: Resources = Field(AGENT_RESOURCES, description="of the agent in a training pod")
+    rollout_agent: Resources = Field(AGENT_RESOURCES, description="of the agent beside an engine")
     shared_memory: str = Field(max_length=16, description="size of /dev/shm in GPU pods")
     routed_experts_gibibytes: int = Field(
         description="memory of each engine pod for routed experts, if the engine returns them"

@@ -164,6 +164,11 @@ class TrainerSpec(WithOverlay):
         "of using microBatchSizePerGpu (verl: ppo_max_token_len_per_gpu)",
     )
     resources: Resources = Field(default_factory=Resources)
+    agent_resources: Resources = Field(
+        default_factory=Resources,
+        description="resources of the agent in each training pod, which holds snapshots of other pods' ranks "
+        "(checkpoint.memory)",
+    )
     node_selector: dict[str, str] = Field(
         default_factory=dict, max_length=16, description="labels of the nodes that the pods may run on"
     )

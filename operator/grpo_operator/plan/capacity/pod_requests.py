@@ -1,12 +1,11 @@
 """Resource requests of the pods of a job or pool, for admission and the feasibility check (pure)."""
 
-from grpo_operator.api.base import Device, Resources
+from grpo_operator.api.base import AGENT_RESOURCES, Device, Resources
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTemplate
+from grpo_operator.api.v1alpha1.trainer import TrainerSpec
 from grpo_operator.plan.capacity.feasibility import PodRequest, quantity
-from grpo_operator.plan.planner.host_memory import AGENT_MEMORY, head_memory
-
-AGENT_RESOURCES = Resources(cpu="50m", memory=f"{AGENT_MEMORY // 2**20}Mi")
+from grpo_operator.plan.planner.host_memory import head_memory
 
 
 def head_resources(ranks: int) -> Resources:
@@ -14,11 +13,16 @@ def head_resources(ranks: int) -> Resources:
     return Resources(cpu="200m", memory=f"{head_memory(ranks) // 2**20}Mi")
 
 
+def agent_resources(of: TrainerSpec | RolloutTemplate) -> Resources:
+    """Return the resources of the agent in each pod of a pool."""
+    return of.agent_resources.or_else(AGENT_RESOURCES)
+
+
 def job_requests(spec: GRPOJobSpec, own_pool: RolloutTemplate | None) -> list[PodRequest]:
     """Return the requests of all pods of a job. ``own_pool``: None for a job that uses a shared pool."""
     trainer, controller = spec.trainer, spec.controller
     gpus = trainer.gpus_per_node if trainer.device == Device.CUDA else 0
-    parts = [trainer.resources, AGENT_RESOURCES]
+    parts = [trainer.resources, agent_resources(trainer)]
     requests = [
         _request("head", "spec.controller", 1, [head_resources(trainer.world)], 0, controller.node_selector),
         _request("controller", "spec.controller", 1, [controller.resources], 0, controller.node_selector),
@@ -42,7 +46,8 @@ def _engines(pool: RolloutTemplate, field_name: str, shares_gpus: bool = False) 
     dedicated = pool.engine.device == Device.CUDA and not shares_gpus
     gpus = pool.engine.gpus_per_node if dedicated else 0
     pods = pool.replicas * pool.engine.nodes_per_engine
-    return _request("rollout", field_name, pods, [pool.resources, AGENT_RESOURCES], gpus, pool.node_selector)
+    parts = [pool.resources, agent_resources(pool)]
+    return _request("rollout", field_name, pods, parts, gpus, pool.node_selector)
 
 
 def _request(

@@ -7,19 +7,22 @@ from dataclasses import dataclass
 
 from grpo_operator.api.base import Device
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
-from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTemplate
+from grpo_operator.plan.capacity.feasibility import quantity
+from grpo_operator.plan.planner import agent_memory
+from grpo_operator.plan.planner.agent_memory import AGENT_MEMORY
 from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.training.memory import StageMemory
-from grpo_operator.plan.weight_path import job_weight_path
+from grpo_operator.plan.weight_path import job_weight_path, pool_weight_path
 
 _GIB = 2**30
 PROCESS = 6 * _GIB  # of a rank or of an engine's scheduler: CUDA, libraries, pinned buffers (assumed)
 _CONTROLLER, _TOKEN = 4 * _GIB, 64  # the process, and bytes of one padded token of a batch (assumed)
 _HEAD, _ACTOR = 2 * _GIB, 8 * 2**20  # Ray's head, and what it keeps of one rank (assumed)
-AGENT_MEMORY = _GIB // 2  # two chunks, the plan of a version of 100 000 slices, and the process (measured)
 _NCCL, _BATCH_TOKEN = 1 * _GIB, 40  # /dev/shm: of one rank, and of one padded token of a batch (assumed)
-_BF16, _FP32 = 2, 4
+_CHOICES = 512  # routed experts of a token of a model that only the pods can read
+_FP32 = 4
 _SAVED = 3 * _FP32  # main weight and two moments of a parameter
 
 
@@ -28,9 +31,11 @@ class HostMemory:
     """Bytes of one container each.
 
     ``trainer``: the ranks of a training pod, of which ``moved`` is offloaded state, ``saving`` a checkpoint
-    that is written, ``copies`` the memory tier, ``staged`` weight versions. ``engine``: an engine's server in
-    one pod. ``agent``: a rollout agent, with a whole version if it is to apply deltas or read over NIXL.
-    ``shared``: /dev/shm of a training pod, of which ``batch`` is a step's batch.
+    that is written, ``copies`` the memory tier's snapshots of its own ranks, ``staged`` weight versions.
+    ``trainer_agent``: that pod's agent, with the snapshots of other ranks. ``engine``: an engine's server in
+    one pod, of which ``experts`` are a step's routed experts. ``agent``: a rollout agent, with a whole
+    version if it is to apply deltas or read over NIXL. ``shared``: /dev/shm of a training pod, of which
+    ``batch`` is a step's batch.
     """
 
     trainer: int
@@ -38,7 +43,9 @@ class HostMemory:
     saving: int
     copies: int
     staged: int
+    trainer_agent: int
     engine: int
+    experts: int
     agent: int
     controller: int
     head: int
@@ -52,25 +59,30 @@ def host_memory(
     """Return the host memory of a planned job with GPUs."""
     trainer, engine = spec.trainer, pool.engine
     ranks = trainer.gpus_per_node
-    models = 2 if spec.algorithm.critic else 1
-    parameters_of_rank = max(_local(stage, models, spec) for stage in stages)
+    parameters_of_rank = max(agent_memory.local_parameters(stage, spec) for stage in stages)
     moved = ranks * max(stage.host for stage in stages)
     shard = max(stage.optimizer_shard for stage in stages) * 7 // 6  # with the weights in bf16
     # A checkpoint that loads in any layout is gathered on every rank in fp32; each rank then copies its part.
     saving = ranks * (_SAVED * parameters_of_rank + shard)
     tier = spec.checkpoint.memory
-    copies = ranks * shard * (1 + tier.replicas) if tier else 0
+    snapshots = agent_memory.snapshots_of_pod(spec, stages)
+    copies = agent_memory.written_by_ranks(snapshots)
     version = parameters.model_bytes(model, fp8, spec.model.multi_token_prediction)
     staged = 2 * version // trainer.nodes  # the version that engines read, and the next one
     tokens = batch_tokens(spec)
+    experts = routed_experts(spec, pool, model) if engine.return_routed_experts else 0
     return HostMemory(
         trainer=ranks * PROCESS + moved + saving + copies + staged,
         moved=moved,
         saving=saving,
         copies=copies,
         staged=staged,
-        engine=engine.gpus_per_node * PROCESS,
-        agent=AGENT_MEMORY + (version if keeps_versions(spec, pool) else 0),
+        trainer_agent=agent_memory.trainer_agent(snapshots, tier.replicas if tier else 0, trainer.nodes),
+        engine=engine.gpus_per_node * PROCESS + experts,
+        experts=experts,
+        agent=agent_memory.rollout_agent(
+            job_weight_path(spec, pool), engine, model, spec.model.multi_token_prediction
+        ),
         controller=controller_memory(tokens),
         head=head_memory(trainer.world),
         shared=ranks * _NCCL + _BATCH_TOKEN * tokens,
@@ -78,10 +90,13 @@ def host_memory(
     )
 
 
-def keeps_versions(spec: GRPOJobSpec, pool: RolloutTemplate) -> bool:
-    """Return whether agents hold whole versions: deltas change the one before, and NIXL reads whole blobs."""
-    path = job_weight_path(spec, pool)
-    return path.delta or path.staged == "nixl"
+def routed_experts(spec: GRPOJobSpec, pool: RolloutTemplate, model: ModelShape | None) -> int:
+    """Return the bytes of a step's routed experts at one of the engines, one for each choice."""
+    choices = _CHOICES
+    if model is not None:
+        top = model.experts.top_k if model.experts else 0
+        choices = (model.layers - model.dense_layers) * top
+    return int(batch_tokens(spec) * (1 + spec.rollout.over_sample_rate) * choices / pool.replicas)
 
 
 def batch_tokens(spec: GRPOJobSpec) -> int:
@@ -99,31 +114,45 @@ def head_memory(ranks: int) -> int:
     return _HEAD + _ACTOR * ranks
 
 
-def _local(stage: StageMemory, models: int, spec: GRPOJobSpec) -> int:
-    """Return the trained parameters on one rank of a stage."""
-    resident = 1 if spec.trainer.offload.parameters else models
-    return stage.weights // _BF16 * models // resident
-
-
 def shortages(spec: GRPOJobSpec, pool: RolloutTemplate, need: HostMemory, given: dict[str, int]) -> list[str]:
     """Return why given memory is too small. ``given``: bytes by field; absent fields are not checked.
 
     Only what is computed refuses a job: sizes of processes are assumed.
     """
     state = need.moved + need.saving + need.copies + need.staged
+    experts = need.experts
+    if pool.engine.routed_experts_gibibytes is not None:  # the volume's size
+        experts = min(experts, pool.engine.routed_experts_gibibytes * _GIB)
     wanted = {
         "spec.trainer.resources.memory": (state, need.trainer),
+        "spec.trainer.agentResources.memory": (need.trainer_agent - AGENT_MEMORY, need.trainer_agent),
+        "spec.rollout.template.resources.memory": (experts, need.engine - need.experts + experts),
+        "spec.rollout.template.agentResources.memory": (need.agent - AGENT_MEMORY, need.agent),
         "spec.controller.resources.memory": (need.controller - _CONTROLLER, need.controller),
         "spec.scheduling.sharedMemory": (need.batch, need.shared),
     }
     if pool.engine.device is not Device.CUDA or spec.trainer.device is not Device.CUDA:
         return []
     return [
-        f"{field}={_gib(given[field])}: data alone take {_gib(least)}: set it to {_gib(planned)}, or see the "
-        "parts with grpo-plan"
+        _shortage(field, given[field], least, planned) + ", or see the parts with grpo-plan"
         for field, (least, planned) in wanted.items()
         if field in given and given[field] < least
     ]
+
+
+def pool_shortage(spec: RolloutPoolSpec, model: ModelShape) -> str:
+    """Return why the agents of a RolloutPool without a job have too little memory, or ""."""
+    given = spec.agent_resources.memory
+    path, mtp = pool_weight_path(spec), spec.model.multi_token_prediction
+    planned = agent_memory.rollout_agent(path, spec.engine, model, mtp)
+    if given is None or quantity(given) >= planned - AGENT_MEMORY:
+        return ""
+    field, size = "spec.agentResources.memory", int(quantity(given))
+    return _shortage(field, size, planned - AGENT_MEMORY, planned)
+
+
+def _shortage(field: str, given: int, least: int, planned: int) -> str:
+    return f"{field}={_gib(given)}: data alone take {_gib(least)}: set it to {_gib(planned)}"
 
 
 def _gib(size: int) -> str:

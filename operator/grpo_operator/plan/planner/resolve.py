@@ -15,7 +15,7 @@ from grpo_operator.plan.planner.engines import shape as engine_rules
 from grpo_operator.plan.planner.engines.memory import EngineMemory, engine_memory
 from grpo_operator.plan.planner.engines.room import gigabytes, room_problem, shared_problem
 from grpo_operator.plan.planner.engines.shape import EngineShape
-from grpo_operator.plan.planner.host_memory import HostMemory, host_memory, shortages
+from grpo_operator.plan.planner.host_memory import HostMemory, host_memory, pool_shortage, shortages
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.resources import completed_job, completed_template, job_resources
 from grpo_operator.plan.planner.training.memory import BF16, FP32, StageMemory
@@ -116,9 +116,13 @@ def _host(
     need = host_memory(spec, pool, model, stages, engine.fp8)
     fields = {
         "spec.trainer.resources.memory": spec.trainer.resources.memory,
+        "spec.trainer.agentResources.memory": spec.trainer.agent_resources.memory,
         "spec.controller.resources.memory": spec.controller.resources.memory,
         "spec.scheduling.sharedMemory": spec.scheduling.shared_memory,
     }
+    if spec.rollout.template is not None:  # a shared pool has been checked without this job
+        fields["spec.rollout.template.resources.memory"] = pool.resources.memory
+        fields["spec.rollout.template.agentResources.memory"] = pool.agent_resources.memory
     given = {field: int(quantity(size)) for field, size in fields.items() if size is not None}
     problems = shortages(spec, pool, need, given)
     if problems:
@@ -146,7 +150,10 @@ def check_pool(spec: RolloutPoolSpec) -> None:
         )
     config = spec.model.config()
     if config is not None:
-        _engine(ModelShape.from_hf(config), engine_shape(spec.engine), spec.engine, _POOL_ENGINE)
+        model = ModelShape.from_hf(config)
+        _engine(model, engine_shape(spec.engine), spec.engine, _POOL_ENGINE)
+        if shortage := pool_shortage(spec, model):
+            raise RefusedError(shortage, "Infeasible")
 
 
 def check_reference(spec: GRPOJobSpec, pool: RolloutPoolSpec) -> None:

@@ -5,17 +5,27 @@ Requests of CPU are a guarantee, not a limit. Memory is requested and limited al
 
 import math
 
-from grpo_operator.api.base import Device, Resources
+from grpo_operator.api.base import AGENT_RESOURCES, Device, Resources
 from grpo_operator.api.catalog.gpus import GPUS
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.model import ModelSpec
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutPoolSpec, RolloutTemplate
 from grpo_operator.api.v1alpha1.status import PlannedResources
+from grpo_operator.api.weight_path import WeightPath
+from grpo_operator.plan.planner import agent_memory
 from grpo_operator.plan.planner.engines.memory import kv_bytes_per_token
 from grpo_operator.plan.planner.engines.shape import EngineShape
-from grpo_operator.plan.planner.host_memory import PROCESS, HostMemory, batch_tokens, controller_memory
+from grpo_operator.plan.planner.host_memory import (
+    PROCESS,
+    HostMemory,
+    batch_tokens,
+    controller_memory,
+    routed_experts,
+)
 from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.training.memory import StageMemory
+from grpo_operator.plan.weight_path import job_weight_path, pool_weight_path
 
 _GIB = 2**30
 _MARGIN = 1.25  # of memory for processes, whose sizes are assumed
@@ -30,7 +40,6 @@ _LOADED = 3  # copies of the weights while an engine on CPUs loads a version
 # Ray puts up to 10 GB of objects on disk where /dev/shm is smaller than them.
 _SHARED_FLOOR = 16
 _ROUNDED = 8 * _GIB  # sizes from here on are whole GiB
-_CHOICES = 512  # routed experts of a token of a model that only the pods can read
 _POOL_EXPERTS = {Device.CUDA: 4, Device.CPU: 1}  # GiB of routed experts of jobs that are not known yet
 
 
@@ -47,16 +56,19 @@ def job_resources(
     """
     tokens = batch_tokens(spec)
     shared = max(math.ceil(_MARGIN * host.shared / _GIB) if host else _SHARED_FLOOR, _SHARED_FLOOR)
-    experts = _expert_gibibytes(model, tokens, pool, spec.rollout.over_sample_rate)
-    trainer = spec.trainer
+    experts = min(max(math.ceil(_MARGIN * routed_experts(spec, pool, model) / _GIB), 1), 2048)
+    trainer, tier = spec.trainer, spec.checkpoint.memory
+    snapshots = agent_memory.snapshots_of_pod(spec, stages)
+    copies = agent_memory.written_by_ranks(snapshots)
     if trainer.device is Device.CPU:
-        cpu, memory = trainer.gpus_per_node * _CPU_CORES, trainer.gpus_per_node * _cpu_rank(stages)
+        cpu, memory = trainer.gpus_per_node * _CPU_CORES, trainer.gpus_per_node * _cpu_rank(stages) + copies
         controller = Resources(cpu="100m", memory=_gib(controller_memory(tokens) // 2))
     else:
         cpu = trainer.gpus_per_node * (_SHARED_CORES if spec.shares_gpus else _CORES)
         processes = trainer.gpus_per_node * PROCESS
-        # Of an unknown model: what could be offloaded.
-        state = host.trainer - processes if host else trainer.gpus_per_node * GPUS[trainer.gpu_type].memory
+        # Of an unknown model: what could be offloaded, and the copies of the memory tier.
+        offloaded = trainer.gpus_per_node * GPUS[trainer.gpu_type].memory
+        state = host.trainer - processes if host else offloaded + copies
         memory = _MARGIN * processes + state + shared * _GIB
         samples = spec.data.train_batch_size * spec.algorithm.samples_per_prompt
         cores = _CONTROLLER_CORES + math.ceil(samples / _SAMPLES_PER_CORE)
@@ -64,7 +76,11 @@ def job_resources(
     return PlannedResources(
         controller=controller,
         trainer=Resources(cpu=_cores(cpu), memory=_gib(memory)),
+        trainer_agent=_agent(
+            agent_memory.trainer_agent(snapshots, tier.replicas if tier else 0, trainer.nodes)
+        ),
         engine=_engine(pool.engine, model, spec.shares_gpus, experts),
+        rollout_agent=_rollout_agent(pool, job_weight_path(spec, pool), model, spec.model),
         shared_memory=f"{shared}Gi",
         routed_experts_gibibytes=experts,
     )
@@ -75,7 +91,12 @@ def completed_job(spec: GRPOJobSpec, planned: PlannedResources) -> GRPOJobSpec:
     controller = spec.controller.model_copy(
         update={"resources": spec.controller.resources.or_else(planned.controller)}
     )
-    trainer = spec.trainer.model_copy(update={"resources": spec.trainer.resources.or_else(planned.trainer)})
+    trainer = spec.trainer.model_copy(
+        update={
+            "resources": spec.trainer.resources.or_else(planned.trainer),
+            "agent_resources": spec.trainer.agent_resources.or_else(planned.trainer_agent),
+        }
+    )
     shared = spec.scheduling.shared_memory or planned.shared_memory
     scheduling = spec.scheduling.model_copy(update={"shared_memory": shared})
     return spec.model_copy(update={"controller": controller, "trainer": trainer, "scheduling": scheduling})
@@ -85,7 +106,13 @@ def completed_template(pool: RolloutTemplate, planned: PlannedResources) -> Roll
     """Return a job's own pool with the planned resources where it sets none."""
     experts = pool.engine.routed_experts_gibibytes or planned.routed_experts_gibibytes
     engine = pool.engine.model_copy(update={"routed_experts_gibibytes": experts})
-    return pool.model_copy(update={"engine": engine, "resources": pool.resources.or_else(planned.engine)})
+    return pool.model_copy(
+        update={
+            "engine": engine,
+            "resources": pool.resources.or_else(planned.engine),
+            "agent_resources": pool.agent_resources.or_else(planned.rollout_agent),
+        }
+    )
 
 
 def completed_pool(spec: RolloutPoolSpec) -> RolloutPoolSpec:
@@ -94,10 +121,28 @@ def completed_pool(spec: RolloutPoolSpec) -> RolloutPoolSpec:
     model = ModelShape.from_hf(config) if config else None
     experts = spec.engine.routed_experts_gibibytes or _POOL_EXPERTS[spec.engine.device]
     resources = spec.resources.or_else(_engine(spec.engine, model, False, experts))
+    agent = spec.agent_resources.or_else(_rollout_agent(spec, pool_weight_path(spec), model, spec.model))
     engine = spec.engine.model_copy(update={"routed_experts_gibibytes": experts})
     shared = spec.scheduling.shared_memory or f"{_SHARED_FLOOR}Gi"
     scheduling = spec.scheduling.model_copy(update={"shared_memory": shared})
-    return spec.model_copy(update={"resources": resources, "engine": engine, "scheduling": scheduling})
+    return spec.model_copy(
+        update={
+            "resources": resources,
+            "agent_resources": agent,
+            "engine": engine,
+            "scheduling": scheduling,
+        }
+    )
+
+
+def _rollout_agent(
+    pool: RolloutTemplate, path: WeightPath, model: ModelShape | None, spec: ModelSpec
+) -> Resources:
+    return _agent(agent_memory.rollout_agent(path, pool.engine, model, spec.multi_token_prediction))
+
+
+def _agent(memory: int) -> Resources:
+    return Resources(cpu=AGENT_RESOURCES.cpu, memory=_gib(memory))
 
 
 def _engine(engine: EngineSpec, model: ModelShape | None, shares_gpus: bool, experts: int) -> Resources:
@@ -127,18 +172,6 @@ def _cpu_rank(stages: tuple[StageMemory, ...]) -> float:
         return _UNKNOWN
     state = max(stage.total + stage.host + 2 * stage.optimizer_shard for stage in stages)
     return max(_CPU_PROCESS + state, 2 * _GIB)
-
-
-def _expert_gibibytes(
-    model: ModelShape | None, tokens: int, pool: RolloutTemplate, over_sampled: float
-) -> int:
-    """Return the GiB of a step's routed experts at one of the engines, one byte for each choice."""
-    choices = _CHOICES
-    if model is not None:
-        top = model.experts.top_k if model.experts else 0
-        choices = (model.layers - model.dense_layers) * top
-    each = tokens * (1 + over_sampled) * choices / pool.replicas
-    return min(max(math.ceil(_MARGIN * each / _GIB), 1), 2048)
 
 
 def _gib(size: float) -> str:

@@ -11,7 +11,7 @@ import yaml
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import PoolRef, RolloutPoolSpec, RolloutSpec, RolloutTemplate
 from grpo_operator.cli.plan import main
-from grpo_operator.plan.planner.host_memory import AGENT_MEMORY
+from grpo_operator.plan.planner.agent_memory import AGENT_MEMORY
 from grpo_operator.plan.planner.resolve import JobPlan, RefusedError, check_pool, check_reference, resolve
 from support.objects import pool_of
 
@@ -157,6 +157,24 @@ def test_a_pool_that_drafts_is_checked_with_its_jobs() -> None:
             {"checkpoint__memory": {"everySteps": 1}, "trainer__resources__memory": "900Gi"},
             "spec.trainer.resources.memory",
         ),
+        (
+            {"checkpoint__memory": {"everySteps": 1}, "trainer__agentResources": {"memory": "600Gi"}},
+            "spec.trainer.agentResources.memory=600Gi: data alone take 922Gi: set it to 922Gi",
+        ),
+        (
+            {
+                "weightSync": {"mode": "delta"},
+                "rollout__template__agentResources": {"memory": "600Gi"},
+            },
+            "spec.rollout.template.agentResources.memory=600Gi: data alone take 627Gi: set it to 628Gi",
+        ),
+        (
+            {
+                "rollout__template__engine__returnRoutedExperts": True,
+                "rollout__template__resources": {"memory": "7Gi"},
+            },
+            "spec.rollout.template.resources.memory=7Gi: data alone take 8Gi: set it to 56Gi",
+        ),
     ],
 )
 def test_host_memory_that_is_too_small_is_refused(changes: dict[str, Any], field: str) -> None:
@@ -171,8 +189,31 @@ def test_host_memory_grows_with_what_is_kept_there() -> None:
     resident = _resolve(**enough, trainer__offload=None, trainer__parallelism={"auto": True}).host
     assert plain is not None and tier is not None and resident is not None
     assert tier.copies > 0 == plain.copies and tier.trainer - plain.trainer == tier.copies
+    assert tier.trainer_agent - AGENT_MEMORY == (2 * 2 + 1) * tier.copies // 3, "of two pods, and its own"
+    assert plain.trainer_agent == AGENT_MEMORY
     assert resident.moved == 0 < plain.moved
     assert _resolve(model__architecture=None).host is None
+
+
+def test_memory_of_routed_experts_is_bounded_by_their_volume() -> None:
+    small = {
+        "rollout__template__engine__returnRoutedExperts": True,
+        "rollout__template__engine__routedExpertsGibibytes": 4,
+    }
+    assert _resolve(**small, rollout__template__resources={"memory": "60Gi"}).host is not None
+    with pytest.raises(
+        RefusedError, match=r"template\.resources\.memory=3Gi: data alone take 4Gi: set it to 52Gi"
+    ):
+        _resolve(**small, rollout__template__resources={"memory": "3Gi"})
+
+
+def test_a_snapshot_has_all_that_a_rank_saves() -> None:
+    tier = {"checkpoint__memory": {"replicas": 1}}
+    plain = _resolve(**tier).host
+    refreshed = _resolve(**tier, algorithm__refreshReferenceSteps=1).host
+    assert plain is not None and refreshed is not None
+    largest = max(stage.weights for stage in _resolve(**tier).stages)
+    assert refreshed.copies - plain.copies == 3 * 8 * largest, "the reference, in three copies of eight ranks"
 
 
 def test_an_agents_memory_grows_with_the_model_only_if_it_keeps_versions() -> None:

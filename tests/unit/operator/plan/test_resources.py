@@ -12,7 +12,7 @@ from grpo_operator.api.v1alpha1.status import LayoutStatus
 from grpo_operator.plan.capacity.feasibility import PodRequest, quantity
 from grpo_operator.plan.capacity.pod_requests import job_requests, pool_requests
 from grpo_operator.plan.planner import resources
-from grpo_operator.plan.planner.resolve import resolve, with_layout, with_resources
+from grpo_operator.plan.planner.resolve import RefusedError, check_pool, resolve, with_layout, with_resources
 from grpo_operator.plan.planner.resources import completed_pool
 from grpo_operator.plan.status.grpojob import layout_status
 from grpo_operator.render.ray_cluster import job_cluster, pool_cluster
@@ -74,10 +74,78 @@ def test_requests_of_cpu_follow_the_gpus_of_a_pod_and_shared_gpus_share_the_core
 
 def test_what_is_kept_in_host_memory_raises_the_limit_of_the_training_pods() -> None:
     plain, tiered = _large(), _large(checkpoint={"store": {"path": "/s"}, "memory": {"replicas": 2}})
-    copies = resolve(tiered, pool_of(tiered)).host
-    assert copies is not None and copies.copies > 100 * GIB
+    host = resolve(tiered, pool_of(tiered)).host
+    assert host is not None and host.copies > 100 * GIB
     more = _requests(tiered)["trainer"].memory - _requests(plain)["trainer"].memory
-    assert more == pytest.approx(copies.copies, abs=GIB)
+    assert more == pytest.approx(host.copies + host.trainer_agent, abs=2 * GIB)
+
+
+def _agent_limits(spec: GRPOJobSpec, layout: LayoutStatus) -> dict[str, float]:
+    """Return the memory of the agent in each pool's pods."""
+    own = with_resources(pool_of(spec), layout)
+    cluster = job_cluster(job(), with_layout(spec, layout), own, SETTINGS, False).wire()
+    result = {}
+    for group in cluster["spec"]["workerGroupSpecs"]:
+        pod = group["template"]["spec"]
+        for container in [*pod.get("initContainers", []), *pod["containers"]]:
+            if container["name"] == "agent":
+                result[group["groupName"]] = quantity(container["resources"]["limits"]["memory"])
+    return result
+
+
+def test_agents_have_room_for_what_they_keep() -> None:
+    plain = _large()
+    assert _agent_limits(plain, _accepted(plain)) == {"trainer": GIB / 2, "rollout": GIB / 2}
+    kept = _large(
+        weightSync={"mode": "delta"}, checkpoint={"store": {"path": "/s"}, "memory": {"replicas": 1}}
+    )
+    plan = resolve(kept, pool_of(kept))
+    assert plan.host is not None and plan.host.agent > 600 * GIB < plan.host.trainer_agent
+    limits = _agent_limits(kept, layout_status(plan))
+    assert limits == pytest.approx({"trainer": plan.host.trainer_agent, "rollout": plan.host.agent}, abs=GIB)
+    more = _requests(kept)["rollout"].memory - _requests(plain)["rollout"].memory
+    assert more == limits["rollout"] - GIB / 2, "the feasibility check counts it too"
+
+
+def test_an_agents_memory_of_the_spec_is_used() -> None:
+    body = _large(weightSync={"mode": "delta"}).wire()
+    body["rollout"]["template"]["agentResources"] = {"memory": "700Gi"}
+    body["trainer"]["agentResources"] = {"memory": "1Gi"}
+    spec = GRPOJobSpec.model_validate(body)
+    assert _agent_limits(spec, _accepted(spec)) == {"trainer": GIB, "rollout": 700 * GIB}
+
+
+@pytest.mark.parametrize("sync", [{"mode": "delta"}, {"transport": "nixl"}])
+def test_agents_of_a_pool_without_a_job_have_room_for_a_version(sync: dict[str, str]) -> None:
+    spec = _large()
+    body = pool_of(spec).wire() | {"model": spec.model.wire()}
+    sizes = []
+    for changes in ({}, {"weightSync": sync}):
+        pool = completed_pool(RolloutPoolSpec.model_validate(body | changes))
+        sizes.append(quantity(pool.agent_resources.memory or ""))
+    assert sizes[0] == GIB / 2 and sizes[1] > 600 * GIB
+
+
+def test_a_pool_whose_agents_have_no_room_for_a_version_is_refused() -> None:
+    spec = _large()
+    body = pool_of(spec).wire() | {"model": spec.model.wire() | {"volume": None}}
+    body |= {"weightSync": {"mode": "delta"}, "agentResources": {"memory": "628Gi"}}
+    check_pool(RolloutPoolSpec.model_validate(body))
+    short = RolloutPoolSpec.model_validate(body | {"agentResources": {"memory": "600Gi"}})
+    with pytest.raises(RefusedError, match=r"^spec\.agentResources\.memory=600Gi: .* set it to 628Gi$"):
+        check_pool(short)
+
+
+def test_an_agent_with_a_model_that_only_the_pods_can_read_has_room_for_what_fits_on_the_gpus() -> None:
+    body = _large(
+        weightSync={"mode": "delta"}, checkpoint={"store": {"path": "/s"}, "memory": {"replicas": 1}}
+    ).wire()
+    del body["model"]["architecture"]
+    spec = GRPOJobSpec.model_validate(body)
+    limits = _agent_limits(spec, _accepted(spec))
+    gpus = pool_of(spec).engine.tensor_parallel
+    assert 0.5 * gpus * 80e9 < limits["rollout"] < gpus * 86e9
+    assert limits["trainer"] > 3 * 8 * 80e9
 
 
 def test_what_the_user_sets_is_kept_and_the_rest_is_planned() -> None:
@@ -157,6 +225,7 @@ def test_an_accepted_job_keeps_its_resources_when_another_operator_plans_more(
 
 def test_a_job_that_was_accepted_before_resources_were_planned_keeps_the_old_defaults() -> None:
     spec = spec_of(job())
+    assert _agent_limits(spec, _accepted(spec)) == {"trainer": GIB / 2, "rollout": GIB / 2}
     older = LayoutStatus.model_validate(
         {key: value for key, value in _accepted(spec).wire().items() if key != "resources"}
     )

@@ -1,0 +1,89 @@
+"""Snapshots that a training pod's agent fetches count towards its memory, and the plan has room for them."""
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from grpo_operator.plan.planner.agent_memory import AGENT_MEMORY, trainer_agent
+from grpo_worker.checkpointing.snapshots import file_of, seal
+from support.late_engine import Process
+from support.memory_limits import MemoryLimit
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="memory limits need root")
+SNAPSHOT = 640 << 20  # bytes; more than an agent has that keeps none
+
+
+class Pod:
+    """The memory of a training pod, and its agent."""
+
+    def __init__(self, root: Path, limit: MemoryLimit | None = None) -> None:
+        self.root = root
+        self.agent = Process(f"trainer --weights {root}", root / "log", limit)
+
+    def write(self, name: str, rank: int) -> None:
+        """Write a rank's snapshot, as its process does."""
+        file = file_of(self.root / "snapshots", name, rank)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("wb") as handle:
+            for _ in range(SNAPSHOT >> 20):
+                handle.write(os.urandom(1 << 20))
+        seal(file)
+
+    def fetch(self, name: str, rank: int, kept: str | None, holder: "Pod") -> int:
+        """Let the agent fetch a snapshot; return the HTTP status."""
+        body = {"name": name, "rank": rank, "holders": [holder.agent.url], "kept": kept}
+        return httpx.post(f"{self.agent.url}/v1/snapshots", json=body, timeout=300).status_code
+
+
+@contextmanager
+def _pod(limit: MemoryLimit | None = None) -> Iterator[Pod]:
+    root = Path(tempfile.mkdtemp(dir="/dev/shm"))  # a memory volume is a tmpfs
+    pod = Pod(root, limit)
+    try:
+        pod.agent.await_answer()
+        yield pod
+    finally:
+        pod.agent.end()
+        shutil.rmtree(root)
+
+
+@contextmanager
+def _limited(size: int) -> Iterator[tuple[Pod, MemoryLimit]]:
+    limit = MemoryLimit(size >> 20)
+    try:
+        with _pod(limit) as pod:
+            yield pod, limit
+    finally:
+        limit.remove()
+
+
+def test_fetched_snapshots_count_towards_the_agents_memory() -> None:
+    with _pod() as holder, _limited(AGENT_MEMORY) as (pod, limit):
+        holder.write("1.1", 0)
+        with pytest.raises(httpx.HTTPError):
+            pod.fetch("1.1", 0, None, holder)
+        assert pod.agent.ended(10) == -signal.SIGKILL and limit.kills == 1
+
+
+def test_an_agent_with_the_planned_memory_keeps_replicas_and_restores_its_own() -> None:
+    planned = trainer_agent(SNAPSHOT, replicas=1, nodes=2)
+    with _pod() as holder, _limited(planned) as (pod, limit):
+        kept = None
+        for step in (1, 2, 3, 4):
+            name = f"{step}.1"
+            for rank in (0, 1):  # rank 1 is the pod's own: it lost its memory
+                if rank == 0 or step == 1:
+                    holder.write(name, rank)
+                    assert pod.fetch(name, rank, kept, holder) == 200
+            shutil.rmtree(holder.root / "snapshots" / (kept or "none"), ignore_errors=True)
+            kept = name
+        assert limit.kills == 0
+        held = sorted(str(file.parent.name) for file in pod.root.glob("snapshots/*/rank-0.pt"))
+        assert held == ["3.1", "4.1"]
