@@ -1,8 +1,13 @@
-"""Snapshots that a training pod's agent fetches count towards its memory, and the plan has room for them."""
+"""What agents fetch counts towards their memory, and the plan has room for it.
+
+An agent of a training pod fetches snapshots into the pod's memory, and one of an engine whole versions.
+"""
 
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,10 +15,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
 
 from grpo_operator.plan.planner.agent_memory import AGENT_MEMORY, trainer_agent
 from grpo_worker.checkpointing.snapshots import file_of, seal
-from support.late_engine import Process
+from grpo_worker.weightsync.trainer.publisher import publish
+from support.late_engine import WORLD, Process, trainers
 from support.memory_limits import MemoryLimit
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="memory limits need root")
@@ -33,7 +40,7 @@ class Pod:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("wb") as handle:
             for _ in range(SNAPSHOT >> 20):
-                handle.write(os.urandom(1 << 20))
+                handle.write(bytes(1 << 20))
         seal(file)
 
     def fetch(self, name: str, rank: int, kept: str | None, holder: "Pod") -> int:
@@ -64,6 +71,13 @@ def _limited(size: int) -> Iterator[tuple[Pod, MemoryLimit]]:
         limit.remove()
 
 
+def _publish(root: Path, version: int, weights: list[torch.Tensor]) -> int:
+    """Publish one slice of each rank, with deltas; return the bytes of the version."""
+    parts = [("w", tuple(weight.shape), 0, 0, weight) for weight in weights]
+    blobs = [publish(root, version, rank, WORLD, [part], deltas=True) for rank, part in enumerate(parts)]
+    return sum(blob.blob_bytes for blob in blobs)
+
+
 def test_fetched_snapshots_count_towards_the_agents_memory() -> None:
     with _pod() as holder, _limited(AGENT_MEMORY) as (pod, limit):
         holder.write("1.1", 0)
@@ -76,7 +90,7 @@ def test_an_agent_with_the_planned_memory_keeps_replicas_and_restores_its_own() 
     planned = trainer_agent(SNAPSHOT, replicas=1, nodes=2)
     with _pod() as holder, _limited(planned) as (pod, limit):
         kept = None
-        for step in (1, 2, 3, 4):
+        for step in (1, 2, 3):
             name = f"{step}.1"
             for rank in (0, 1):  # rank 1 is the pod's own: it lost its memory
                 if rank == 0 or step == 1:
@@ -86,4 +100,31 @@ def test_an_agent_with_the_planned_memory_keeps_replicas_and_restores_its_own() 
             kept = name
         assert limit.kills == 0
         held = sorted(str(file.parent.name) for file in pod.root.glob("snapshots/*/rank-0.pt"))
-        assert held == ["3.1", "4.1"]
+        assert held == ["2.1", "3.1"]
+
+
+def test_an_agent_with_the_planned_memory_holds_a_version_and_applies_deltas() -> None:
+    root = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    weights = [torch.rand(2**18, 512, generator=torch.Generator().manual_seed(rank)) for rank in range(WORLD)]
+    version = _publish(root, 1, weights)
+    limit = MemoryLimit((AGENT_MEMORY + version) >> 20)
+    try:
+        with trainers(root) as urls:
+            argv = limit.command(f"{sys.executable} -m support.whole_versions {urls[0]} {WORLD}")
+            process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            assert process.stdin and process.stdout
+            received = []
+            for number in (1, 2, 3):
+                if number > 1:
+                    for weight in weights:
+                        weight[::50] += 0.001
+                    _publish(root, number, weights)
+                print(number, file=process.stdin, flush=True)
+                received.append(int(process.stdout.readline() or "-1"))
+            process.stdin.close()
+            assert process.wait(30) == 0 == limit.kills
+        assert received[0] == version >= 1 << 30
+        assert all(0 < size < version / 10 for size in received[1:]), received
+    finally:
+        limit.remove()
+        shutil.rmtree(root)
