@@ -1,0 +1,50 @@
+"""Snapshots of a rank: which ones stay in the pod, and whose error is reported."""
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from grpo_worker.checkpointing.snapshots import file_of, sound
+from grpo_worker.megatron.checkpoint import snapshot
+from grpo_worker.roles import checkpoints
+from grpo_worker.roles.checkpoints import CheckpointMethods
+from grpo_worker.roles.dispatch import RankInfo
+
+
+@pytest.fixture
+def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckpointMethods:
+    """Rank 3, whose state is one number."""
+    monkeypatch.setattr(checkpoints, "SNAPSHOTS", tmp_path)
+    monkeypatch.setattr(snapshot, "capture", lambda parts: {"parts": parts})
+    result = CheckpointMethods()
+    result.rank_info = RankInfo(rank=3, tp_rank=0, pp_rank=0, cp_rank=0, dp_rank=3, pp_size=1, dp_size=4)
+    result._models = SimpleNamespace(parts=[7])  # type: ignore[assignment]
+    return result
+
+
+def _written(rank: CheckpointMethods, name: str) -> Any:
+    deadline = time.monotonic() + 30
+    while not (answer := rank.snapshot_written(name)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return answer
+
+
+def test_the_complete_snapshot_and_the_new_one_stay(rank: CheckpointMethods, tmp_path: Path) -> None:
+    for name, kept in (("1.1", None), ("2.1", "1.1"), ("3.1", "1.1"), ("2.2", "3.1")):
+        rank.take_snapshot(name, kept)
+        assert _written(rank, name) is True and sound(tmp_path, name, 3)
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["2.2", "3.1"]
+
+
+def test_an_error_is_that_of_the_snapshot_which_failed(
+    rank: CheckpointMethods, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file_of(tmp_path, "1.1", 3).mkdir(parents=True)  # where a file must be written
+    rank.take_snapshot("1.1", None)
+    assert "rank 3 cannot write" in _written(rank, "1.1")
+    rank.take_snapshot("2.1", None)
+    assert _written(rank, "2.1") is True
