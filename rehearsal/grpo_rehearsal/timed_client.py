@@ -7,6 +7,7 @@ from grpo_rehearsal.timed_pool import PoolWaits, WatchedTable
 from grpo_rehearsal.virtual.scheduler import Scheduler
 from grpo_worker.data.prompts import Prompt
 from grpo_worker.rollout.client import RolloutClient
+from grpo_worker.rollout.generator import Arrived
 from grpo_worker.rollout.routing import EngineTable
 from grpo_worker.rollout.sampling import Sample
 
@@ -22,12 +23,12 @@ class TimedClient(RolloutClient):
         self._awaited = 0  # groups
         self._since = 0.0  # a group was accepted, or the first one was awaited
 
-    def submit(self, prompt: Prompt, version: int) -> "Future[list[Sample]]":
+    def submit(self, prompt: Prompt, version: int, arrived: Arrived | None = None) -> "Future[list[Sample]]":
         """Do what the client does, and note when the group is accepted."""
         if not self._awaited:
             self._since = self._scheduler.now
         self._awaited += 1
-        group = super().submit(prompt, version)
+        group = super().submit(prompt, version, arrived)
         group.add_done_callback(self._ended)
         return group
 
