@@ -20,6 +20,7 @@ import torch
 from grpo_operator.plan.planner.agent_memory import AGENT_MEMORY, trainer_agent
 from grpo_worker.checkpointing.snapshots import file_of, seal
 from grpo_worker.weightsync.trainer.publisher import publish
+from support import whole_versions
 from support.late_engine import WORLD, Process, trainers
 from support.memory_limits import MemoryLimit
 
@@ -110,7 +111,7 @@ def test_an_agent_with_the_planned_memory_holds_a_version_and_applies_deltas() -
     limit = MemoryLimit((AGENT_MEMORY + version) >> 20)
     try:
         with trainers(root) as urls:
-            argv = limit.command(f"{sys.executable} -m support.whole_versions {urls[0]} {WORLD}")
+            argv = limit.command(f"{sys.executable} {whole_versions.__file__} {urls[0]} {WORLD}")
             process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             assert process.stdin and process.stdout
             received = []
