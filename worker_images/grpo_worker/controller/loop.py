@@ -205,13 +205,13 @@ class GrpoLoop:
     def _save_parked(self) -> None:
         """Save a checkpoint, so that no step is lost if the trainers go too while they wait for engines.
 
-        There is none while samples are generated ahead: it would lack them.
+        Samples that are still generated ahead are not in it; after a restore newer weights generate them.
         """
         self._weights.forget_engines()
-        if self._step == 0 or self._scheduler.generates_ahead:
+        if self._step == 0:
             return
         try:
-            self._save_now()
+            self._save_now(with_samples=not self._scheduler.generates_ahead)
         except SyncError as error:  # mode colocated: engines hold the GPUs
             log.warning("no checkpoint while the trainers are parked: %s", error)
 
@@ -229,12 +229,15 @@ class GrpoLoop:
         for future in background:
             future.result()
 
-    def _save_now(self) -> None:
-        """Save a checkpoint of this step, unless it exists, and wait until it is complete."""
+    def _save_now(self, with_samples: bool = True) -> None:
+        """Save a checkpoint of this step, unless it exists, and wait until it is complete.
+
+        ``with_samples``: wait for the samples that are generated ahead, and save them too.
+        """
         self._weights.before_training(StepTimer(self._clock))
         self._finish_background()  # a step's record must be written before its checkpoint counts
         self._records.flush()
-        self._checkpoints.save_now(self._step)
+        self._checkpoints.save_now(self._step, with_samples)
 
     def _suspend_if_requested(self) -> None:
         if not self._board.get().suspend_requested:

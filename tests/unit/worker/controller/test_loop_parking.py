@@ -225,6 +225,35 @@ def test_samples_generated_ahead_are_saved_when_the_trainers_are_parked(tmp_path
     assert {entry["version"] for entry in undisturbed if entry["step"] == 4} == {2}, "one step ahead"
 
 
+@pytest.mark.parametrize("dies", [False, True])
+def test_no_step_is_lost_while_samples_are_generated_ahead(tmp_path: Path, dies: bool) -> None:
+    """Engines go away in the middle of the samples of step 4, while step 3 is trained."""
+    ahead: dict[str, Any] = {"staleness": {"maxVersionLag": 1, "partialRollouts": True}}
+    undisturbed = World(tmp_path / "calm", **ahead).run()
+    world = World(tmp_path / "parked", **ahead)
+    _away_during_generation(world, version=2)
+    sleep, polls = world.clock.sleep, itertools.count()
+
+    def sleep_and_die(seconds: float) -> None:
+        sleep(seconds)
+        if dies and world.away() and world.board.get().times_parked and next(polls) == 50:
+            world.groups[0].died.set_result(None)
+
+    world.clock.sleep = sleep_and_die  # type: ignore[method-assign]
+    ledger = world.run()
+    status = world.board.get()
+    assert status.phase == Phase.SUCCEEDED and status.attempt == world.starts == 1 + dies
+    assert status.times_parked == 1 + dies
+    assert (tmp_path / "parked" / "checkpoints" / "step-00000003" / "COMMITTED").is_file()
+    if not dies:
+        assert ledger == undisturbed
+        return
+    assert status.restored is not None
+    versions = {entry["version"] for entry in ledger if entry["step"] == status.restored.step + 1}
+    assert versions == {status.restored.step}, "by the newest weights"
+    assert [entry["uid"] for entry in ledger] == [entry["uid"] for entry in undisturbed]
+
+
 def test_a_checkpoint_whose_samples_are_still_generated_parks_the_trainers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

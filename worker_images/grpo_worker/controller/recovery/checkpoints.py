@@ -88,13 +88,16 @@ class RunCheckpoints:
         if every and step % every == 0:
             self.export(step)
 
-    def save_now(self, step: int) -> None:
-        """Save a checkpoint of this step, unless it exists, and wait until it is complete."""
+    def save_now(self, step: int, with_samples: bool = True) -> None:
+        """Save a checkpoint of this step, unless it exists, and wait until it is complete.
+
+        ``with_samples``: with those that were generated ahead, for which it waits.
+        """
         self._flush()
         if self._board.get().last_checkpoint != step:
             self._complete()
         if self._board.get().last_checkpoint != step:
-            self._save(step)
+            self._save(step, with_samples)
             self._complete()
 
     def export(self, step: int) -> None:
@@ -105,10 +108,10 @@ class RunCheckpoints:
             self._trainers.call("export_weights", str(path))
             self._board.update(message="")
 
-    def _save(self, step: int) -> None:
+    def _save(self, step: int, with_samples: bool = True) -> None:
         """Start a checkpoint. One at a time: two would compete for the store."""
         self._saving, self._due = step, False
-        self._records = self._keep_records(step)
+        self._records = self._keep_records(step, with_samples)
         self._trainers.call("save_checkpoint", step, self._state())
 
     def _complete(self) -> None:
@@ -116,15 +119,19 @@ class RunCheckpoints:
         self._records.result()
         self._note_complete(self._trainers.call("poll_checkpoint", True))
 
-    def _keep_records(self, step: int) -> "Future[None]":
+    def _keep_records(self, step: int, with_samples: bool = True) -> "Future[None]":
         """Start to bring what belongs to the checkpoint of ``step`` to the store."""
-        self._parking.run(self._scheduler.wait)
-        write, kept = self._scheduler.save(step), {step, *self._snapshots}
+        write: Callable[[], None] | None = None
+        if with_samples:
+            self._parking.run(self._scheduler.wait)
+            write = self._scheduler.save(step)
+        kept = {step, *self._snapshots}
         if self._saving is not None:
             kept.add(self._saving)
 
         def keep() -> None:
-            write()
+            if write is not None:
+                write()
             self._flush()
             self._scheduler.prune(kept.union(complete_steps(self._root)))
 
