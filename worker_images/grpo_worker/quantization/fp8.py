@@ -38,7 +38,9 @@ def quantise(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     if values.is_cuda and values.stride(1) == 1:
         out = torch.empty(values.shape, dtype=FP8, device=values.device)
-        return out, quantise_into([(values, out)])[0]
+        scales = values.new_empty(blocks(values.shape), dtype=torch.float32)
+        quantise_into([(values, out, scales)])
+        return out, scales
     rows, columns = values.shape
     down, across = blocks(values.shape)
     padded = torch.zeros(down * FP8_BLOCK, across * FP8_BLOCK, dtype=torch.float32, device=values.device)
@@ -73,24 +75,20 @@ def quantised_parts(parts: Iterable[Part]) -> Iterator[Part]:
         yield f"{name}_scale_inv", blocks(shape), dim, offset // FP8_BLOCK, scale
 
 
-def quantise_into(matrices: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
-    """Quantise pairs (values [m, n], contiguous e4m3 [m, n] to write to); return the scales of each.
+def quantise_into(matrices: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]) -> None:
+    """Quantise values [m, n] into contiguous e4m3 [m, n] and fp32 scales, which are the others of a triple.
 
     On a GPU one kernel call quantises all matrices of a shape. See ``quantise``.
     """
-    if matrices and all(values.is_cuda and values.stride(1) == 1 for values, _ in matrices):
+    if matrices and all(values.is_cuda and values.stride(1) == 1 for values, _, _ in matrices):
         from grpo_worker.quantization import fp8_triton
 
-        scales = [values.new_empty(blocks(values.shape), dtype=torch.float32) for values, _ in matrices]
-        triples = [(values, out, scale) for (values, out), scale in zip(matrices, scales, strict=True)]
-        fp8_triton.quantise_all(triples, FP8_BLOCK)
-        return scales
-    scales = []
-    for values, out in matrices:
+        fp8_triton.quantise_all(matrices, FP8_BLOCK)
+        return
+    for values, out, scales in matrices:
         quotients, scale = quantise(values)
         out.copy_(quotients)
-        scales.append(scale)
-    return scales
+        scales.copy_(scale)
 
 
 def check_blocks(part: Part) -> None:

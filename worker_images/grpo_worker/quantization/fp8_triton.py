@@ -11,7 +11,8 @@ _LARGEST = 448.0  # of e4m3
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.float16: tl.float16}
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+# Without a variant for each kind of number (1, multiples of 16): a compilation delays the first version.
+@triton.jit(do_not_specialize=["count", "rows", "columns", "stride"])  # type: ignore[untyped-decorator]
 def _quantise(  # type: ignore[no-untyped-def]  # Triton evaluates annotations
     pointers, count, rows, columns, stride,
     kind: tl.constexpr, block: tl.constexpr, largest_value: tl.constexpr,

@@ -28,6 +28,11 @@ class Box:
         """Number of elements."""
         return (self.bottom - self.top) * (self.right - self.left)
 
+    def contains(self, other: "Box") -> bool:
+        """Return whether ``other`` lies in this region."""
+        inside = self.top <= other.top and other.bottom <= self.bottom
+        return inside and self.left <= other.left and other.right <= self.right
+
     def intersection(self, other: "Box") -> "Box | None":
         """Return the common region, or None if it is empty."""
         top, bottom = max(self.top, other.top), min(self.bottom, other.bottom)

@@ -1,6 +1,6 @@
 """Tensors packed into one buffer: alignment, dtype names and grouped copies."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # rollout agents import no torch: it takes 300 MiB
@@ -40,12 +40,15 @@ def item_bytes(name: str) -> int:
 
 
 def copy_all(targets: "Sequence[torch.Tensor]", sources: "Sequence[torch.Tensor]") -> None:
-    """Copy sources[i] into targets[i] with one launch for each dtype of the targets."""
+    """Copy sources[i] into targets[i], with one launch for all contiguous ones of the same dtypes."""
     import torch
 
-    by_dtype: Mapping[torch.dtype, list[int]] = {
-        dtype: [i for i, target in enumerate(targets) if target.dtype == dtype]
-        for dtype in {target.dtype for target in targets}
-    }
-    for indices in by_dtype.values():
-        torch._foreach_copy_([targets[i] for i in indices], [sources[i].detach() for i in indices])
+    groups: dict[object, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        # A strided tensor would make torch copy its whole list one by one.
+        together = target.is_contiguous() and source.is_contiguous()
+        group = groups.setdefault((target.dtype, source.dtype, together), ([], []))
+        group[0].append(target)
+        group[1].append(source)
+    for to, of in groups.values():
+        torch._foreach_copy_(to, of)

@@ -1,5 +1,6 @@
 """Cheap checksums of bytes, computed in one pass on a GPU, or piece by piece on a CPU without torch."""
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ _WEIGHT = 0x1E3779B97F4A7C15  # odd, so that multiplication by a row's weight is
 _WORD = 8  # bytes
 _FEWEST_ROWS, _COLUMNS = 16, 8  # that torch's product of bytes takes on a GPU
 _MODULUS = 1 << 64
+_kept_weights: dict[tuple[str, int], "torch.Tensor"] = {}  # by device and stream; they grow
 
 
 def fingerprint(data: "torch.Tensor") -> "torch.Tensor":
@@ -32,8 +34,25 @@ def fingerprint(data: "torch.Tensor") -> "torch.Tensor":
     sums = words[: rows * _ROW].view(rows, _ROW).sum(dim=1)
     rest = torch.cat([words[rows * _ROW :], data[whole:].to(torch.int64)])
     parts = torch.cat([sums, rest])
-    positions = torch.arange(1, len(parts) + 1, device=data.device, dtype=torch.int64)
-    return (parts * (positions * _WEIGHT | 1)).sum() ^ len(data)
+    return (parts * _weights(len(parts), data.device)).sum() ^ len(data)
+
+
+def _weights(count: int, device: "torch.device") -> "torch.Tensor":
+    """Return the weights of the parts of a fingerprint: int64 [count]."""
+    import torch
+
+    key = _place(device)
+    if key not in _kept_weights or len(_kept_weights[key]) < count:
+        positions = torch.arange(1, 2 * count + 1, device=device, dtype=torch.int64)
+        _kept_weights[key] = positions * _WEIGHT | 1
+    return _kept_weights[key][:count]
+
+
+def _place(device: "torch.device") -> tuple[str, int]:
+    """Return the device and its stream: other streams do not wait for the creation of a tensor."""
+    import torch
+
+    return str(device), torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
 def byte_sum(data: "torch.Tensor") -> "torch.Tensor":
@@ -48,9 +67,15 @@ def byte_sum(data: "torch.Tensor") -> "torch.Tensor":
     signed = data.view(torch.int8)
     if rows <= _FEWEST_ROWS:
         return signed.sum(dtype=torch.int64)
-    ones = torch.ones(_ROW, _COLUMNS, dtype=torch.int8, device=data.device)
-    sums = torch._int_mm(signed[: rows * _ROW].view(rows, _ROW), ones)[:, 0]
+    sums = torch._int_mm(signed[: rows * _ROW].view(rows, _ROW), _ones(*_place(data.device)))[:, 0]
     return sums.sum(dtype=torch.int64) + signed[rows * _ROW :].sum(dtype=torch.int64)
+
+
+@lru_cache
+def _ones(device: str, _stream: int) -> "torch.Tensor":
+    import torch
+
+    return torch.ones(_ROW, _COLUMNS, dtype=torch.int8, device=device)
 
 
 class Fingerprint:

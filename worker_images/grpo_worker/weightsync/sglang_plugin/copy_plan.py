@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 
@@ -21,36 +22,53 @@ class Step:
     size: tuple[int, ...]
     stride: tuple[int, ...]
 
+    @property
+    def kind(self) -> tuple[torch.dtype, torch.dtype, bool]:
+        """Dtypes of target and source, and whether both are contiguous."""
+        contiguous = self.target.is_contiguous() and self.stride == _strides(self.size)
+        return self.target.dtype, self.dtype, contiguous
+
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
     """Copies of one bucket.
 
+    ``steps``: steps of one kind follow each other. ``kinds``: end of each kind in ``steps``, and whether one
+    launch can copy all of it.
     ``by_loader``: names of tensors that the model's own loader must load.
     ``storages``: addresses of the parameters' storages when the plan was made.
     """
 
     steps: tuple[Step, ...]
+    kinds: tuple[tuple[int, bool], ...]
     by_loader: frozenset[str]
     storages: frozenset[int]
 
     @classmethod
     def of(cls, steps: Iterable[Step], by_loader: Iterable[str] = ()) -> "CopyPlan":
         """Return the plan of ``steps``, with adjacent ones merged."""
-        merged_steps = tuple(_merged(list(steps)))
-        targets = storages(step.target for step in merged_steps)
-        return cls(merged_steps, frozenset(by_loader), targets)
+        by_kind: dict[tuple[torch.dtype, torch.dtype, bool], list[Step]] = {}
+        for step in _merged(list(steps)):
+            by_kind.setdefault(step.kind, []).append(step)
+        ordered = [step for of_kind in by_kind.values() for step in of_kind]
+        ends = accumulate(map(len, by_kind.values()))
+        # One launch copies many tensors, if all are contiguous and of one dtype on each side.
+        kinds = tuple((end, kind[2]) for end, kind in zip(ends, by_kind, strict=True))
+        targets = storages(step.target for step in ordered)
+        return cls(tuple(ordered), kinds, frozenset(by_loader), targets)
 
     def replay(self, flat: torch.Tensor) -> None:
         """Copy the bytes of ``flat`` (uint8 [bytes of the bucket]) into the parameters."""
-        pairs = [(step.target, _source(flat, step)) for step in self.steps]
-        plain = [(target, source) for target, source in pairs if _plain(target, source)]
-        if plain:
-            # One launch copies many tensors, if each is contiguous and of one dtype on both sides.
-            torch._foreach_copy_([target for target, _ in plain], [source for _, source in plain])
-        for target, source in pairs:
-            if not _plain(target, source):
-                target.copy_(source)
+        wholes: dict[torch.dtype, torch.Tensor] = {}
+        first = 0
+        for end, together in self.kinds:
+            steps, first = self.steps[first:end], end
+            sources = [_source(flat, step, wholes) for step in steps]
+            if together:
+                torch._foreach_copy_([step.target for step in steps], sources)
+                continue
+            for step, source in zip(steps, sources, strict=True):
+                step.target.copy_(source)
 
 
 def storages(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
@@ -61,14 +79,12 @@ def storages(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
     return frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors)
 
 
-def _plain(target: torch.Tensor, source: torch.Tensor) -> bool:
-    return target.dtype == source.dtype and target.is_contiguous() and source.is_contiguous()
-
-
-def _source(flat: torch.Tensor, step: Step) -> torch.Tensor:
-    """Return the view of the bucket that a step reads."""
-    elements = len(flat) // step.dtype.itemsize
-    whole = flat[: elements * step.dtype.itemsize].view(step.dtype)
+def _source(flat: torch.Tensor, step: Step, wholes: dict[torch.dtype, torch.Tensor]) -> torch.Tensor:
+    """Return the view of the bucket that a step reads. ``wholes``: views of all of it, by dtype."""
+    whole = wholes.get(step.dtype)
+    if whole is None:
+        elements = len(flat) // step.dtype.itemsize
+        whole = wholes[step.dtype] = flat[: elements * step.dtype.itemsize].view(step.dtype)
     # as_strided counts from the start of the storage, and the bucket may begin anywhere in it.
     first = whole.storage_offset() + step.start // step.dtype.itemsize
     return whole.as_strided(step.size, step.stride, first)
@@ -117,8 +133,12 @@ def _merged(steps: list[Step]) -> list[Step]:
 
 
 def _contiguous(step: Step) -> bool:
-    contiguous_stride = torch.empty(step.size, device="meta").stride()
-    return step.target.is_contiguous() and step.stride == contiguous_stride
+    return step.kind[2]
+
+
+def _strides(size: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor."""
+    return torch.empty(size, device="meta").stride()
 
 
 def _continues(first: Step, second: Step) -> bool:

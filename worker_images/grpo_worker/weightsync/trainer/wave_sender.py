@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -55,15 +56,12 @@ class WaveSender:
         self._compile()
 
     def _compile(self) -> None:
-        """Quantize regions of zeros, so that the first version does not wait for the kernel's compiler.
-
-        Two of them: for a single one Triton compiles another kernel.
-        """
+        """Quantize a region of zeros, so that the first version does not wait for the kernel's compiler."""
         targets = (target for wave in self._waves for packed in wave for target in packed.targets)
-        first = next((target.values for target in targets if target.scales is not None), None)
-        if first is not None:
-            zeros = torch.zeros(first.shape, dtype=torch.bfloat16, device=first.device)
-            quantise_into([(zeros, first), (zeros, first)])
+        first = next((target for target in targets if target.scales is not None), None)
+        if first is not None and first.scales is not None:
+            zeros = torch.zeros(first.values.shape, dtype=torch.bfloat16, device=first.values.device)
+            quantise_into([(zeros, first.values, first.scales)])
 
     def send(self, shards: "Shards", patience: float) -> None:
         """Send one version. ``patience``: seconds that the rank waits for a wave. Raises TransferError."""
@@ -72,9 +70,9 @@ class WaveSender:
             if number >= _BUFFERS:
                 transfers[number - _BUFFERS].wait()  # its buffer is reused now
             shards.pack([target for packed in wave for target in packed.targets])
+            if gaps := [gap for packed in wave for gap in packed.gaps]:
+                torch._foreach_zero_(gaps)
             for packed in wave:
-                for gap in packed.gaps:
-                    gap.zero_()
                 payload, check = packed.data[:-CHECK_BYTES], packed.data[-CHECK_BYTES:]
                 check.view(torch.int64).copy_(fingerprint(payload).view(1))
             pairs = [(packed.data, self._first + packed.landing) for packed in wave]
@@ -122,24 +120,34 @@ class Shards:
     def __init__(self, parts: Sequence[Part]) -> None:
         self._shards: dict[str, list[tuple[Box, torch.Tensor]]] = {}
         for name, shape, dim, offset, tensor in parts:
-            whole = tensor_of(shape, dtype_name(tensor.dtype))
             values = tensor.detach().reshape(tensor.shape[0] if tensor.dim() else 1, -1)
-            top, left = (offset, 0) if dim == 0 else (0, offset * whole.columns // shape[1])
-            box = Box(top, top + values.shape[0], left, left + values.shape[1])
+            box = _box(tuple(shape), dim, offset, tuple(values.shape), tensor.dtype)
             self._shards.setdefault(name, []).append((box, values))
 
     def pack(self, targets: Sequence[_Target]) -> None:
         """Write each region into its views."""
-        quantised = [target for target in targets if target.scales is not None]
         plain = [target for target in targets if target.scales is None]
         copy_all([target.values for target in plain], [self._region(t.name, t.box) for t in plain])
-        scales = quantise_into([(self._region(t.name, t.box), t.values) for t in quantised])
-        copy_all([target.scales for target in quantised if target.scales is not None], scales)
+        quantise_into(
+            [(self._region(t.name, t.box), t.values, t.scales) for t in targets if t.scales is not None]
+        )
 
     def _region(self, name: str, box: Box) -> torch.Tensor:
         for held, values in self._shards.get(name, ()):
-            if held.intersection(box) == box:
-                return values[
-                    box.top - held.top : box.bottom - held.top, box.left - held.left : box.right - held.left
-                ]
+            if held == box:
+                return values
+            if held.contains(box):
+                down, across = values.stride()
+                before = (box.top - held.top) * down + (box.left - held.left) * across
+                size = box.bottom - box.top, box.right - box.left
+                # One call of torch for each of thousands of regions.
+                return values.as_strided(size, (down, across), values.storage_offset() + before)
         raise KeyError(f"{name}: this rank does not hold {box}")
+
+
+@lru_cache(1 << 16)
+def _box(shape: tuple[int, ...], dim: int, offset: int, size: tuple[int, int], dtype: torch.dtype) -> Box:
+    """Return the region of a tensor of ``shape`` that a shard of ``size`` holds; see Part."""
+    whole = tensor_of(shape, dtype_name(dtype))
+    top, left = (offset, 0) if dim == 0 else (0, offset * whole.columns // shape[1])
+    return Box(top, top + size[0], left, left + size[1])
