@@ -14,7 +14,8 @@ from grpo_operator.api.errors import describe
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTemplate
 from grpo_operator.cli.report import as_data, as_table
-from grpo_operator.plan.planner.resolve import RefusedError, check_reference, resolve
+from grpo_operator.plan.planner.pool_checks import check_reference
+from grpo_operator.plan.planner.resolve import RefusedError, resolve
 from grpo_operator.plan.planner.step.job import Assumptions, with_efficiency
 
 _SIGMA = Assumptions().sigma

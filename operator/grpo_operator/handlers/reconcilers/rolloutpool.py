@@ -14,7 +14,8 @@ from grpo_operator.plan.capacity.feasibility import infeasible
 from grpo_operator.plan.capacity.pod_requests import pool_requests
 from grpo_operator.plan.compatibility import kuberay_problem
 from grpo_operator.plan.observed import Observed
-from grpo_operator.plan.planner.resolve import RefusedError, check_pool
+from grpo_operator.plan.planner.pool_checks import check_pool
+from grpo_operator.plan.planner.resolve import RefusedError
 from grpo_operator.plan.planner.resources import completed_pool
 from grpo_operator.plan.status.events import pool_event
 from grpo_operator.plan.status.rolloutpool import pool_status, refused_pool

@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 
 from grpo_operator.api.base import Device, Resources
 from grpo_operator.api.catalog.gpus import GPUS, RESERVED
-from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec, check_context
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.layout import Layout
-from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutPoolSpec, RolloutTemplate
+from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
 from grpo_operator.api.v1alpha1.status import LayoutStatus, PlannedResources
 from grpo_operator.api.v1alpha1.trainer import ParallelismSpec
 from grpo_operator.api.weight_path import WeightPath
@@ -15,7 +15,7 @@ from grpo_operator.plan.planner.engines import shape as engine_rules
 from grpo_operator.plan.planner.engines.memory import EngineMemory, engine_memory
 from grpo_operator.plan.planner.engines.room import gigabytes, room_problem, shared_problem
 from grpo_operator.plan.planner.engines.shape import EngineShape
-from grpo_operator.plan.planner.host_memory import HostMemory, host_memory, pool_shortage, shortages
+from grpo_operator.plan.planner.host_memory import HostMemory, host_memory, shortages
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.resources import completed_job, completed_template, job_resources
 from grpo_operator.plan.planner.training.memory import BF16, FP32, StageMemory
@@ -23,11 +23,9 @@ from grpo_operator.plan.planner.training.search import TrainingPool, feasible, n
 from grpo_operator.plan.weight_path import (
     job_weight_path,
     job_weight_path_problem,
-    pool_weight_path_problem,
 )
 
 _LAYOUT, _ENGINE = "spec.trainer.parallelism", "spec.rollout.template.engine"
-_POOL_ENGINE = "spec.engine"
 # Defaults of jobs that were accepted before resources were planned: their pods must not change.
 _BEFORE = PlannedResources(
     controller=Resources(cpu="1", memory="2Gi"),
@@ -97,7 +95,7 @@ def resolve(spec: GRPOJobSpec, pool: RolloutTemplate) -> JobPlan:
     stages = training.memory(layout)
     if spec.trainer.device == Device.CUDA:
         _check_memory(training, layout, stages, spec)
-    memory = _engine(model, engine, pool.engine, _ENGINE)
+    memory = checked_engine(model, engine, pool.engine, _ENGINE)
     host = _host(spec, pool, model, stages, engine) if memory is not None else None
     resources = job_resources(spec, pool, model, stages, host)
     return JobPlan(layout, model, training, stages, engine, memory, reason, path, resources, host)
@@ -128,60 +126,6 @@ def _host(
     if problems:
         raise RefusedError("; ".join(problems), "Infeasible")
     return need
-
-
-def check_pool(spec: RolloutPoolSpec) -> None:
-    """Check that the engines of a RolloutPool without a job can run: model, files, weight path.
-
-    Raises RefusedError.
-    """
-    if spec.model.volume is not None and spec.model.volume.uri is not None:
-        raise RefusedError(
-            f"spec.model.volume.uri={spec.model.volume.uri}: files are fetched into the store of a job, "
-            "and a RolloutPool without a job has none: set spec.model.volume.pvc or .path"
-        )
-    problem = pool_weight_path_problem(spec)
-    if problem:
-        raise RefusedError(problem)
-    if spec.engine.speculative == "mtp" and not spec.model.multi_token_prediction:
-        raise RefusedError(
-            f"{_POOL_ENGINE}.speculative=mtp: jobs must load and publish the layer that drafts: set "
-            "spec.model.multiTokenPrediction to true, here and in the jobs"
-        )
-    config = spec.model.config()
-    if config is not None:
-        model = ModelShape.from_hf(config)
-        _engine(model, engine_shape(spec.engine), spec.engine, _POOL_ENGINE)
-        if shortage := pool_shortage(spec, model):
-            raise RefusedError(shortage, "Infeasible")
-
-
-def check_reference(spec: GRPOJobSpec, pool: RolloutPoolSpec) -> None:
-    """Check that a job can use a RolloutPool that it does not own. Raises RefusedError."""
-    assert spec.rollout.pool_ref is not None
-    name = spec.rollout.pool_ref.name
-    # Job and pool may mount the same files in different ways.
-    if pool.model.model_copy(update={"volume": spec.model.volume}) != spec.model:
-        raise RefusedError(
-            f"spec.rollout.poolRef.name={name}: the pool serves {pool.model.path}, but this job trains "
-            f"{spec.model.path}: use the same model in both",
-            "PoolMismatch",
-        )
-    if pool.engine.speculative != "none" and spec.algorithm.min_p:
-        raise RefusedError(
-            f"spec.algorithm.minP={spec.algorithm.min_p}: RolloutPool {name} drafts tokens "
-            "(engine.speculative mtp), and SGLang verifies them without it: set it to 0",
-            "PoolMismatch",
-        )
-    try:
-        check_context(spec.data, pool, f"engine.contextLength of RolloutPool {name}")
-        if spec.algorithm.stop and not pool.engine.tokenizer:
-            raise ValueError(
-                f"spec.algorithm.stop: engines match stop strings on decoded text: set "
-                f"engine.tokenizer: true in RolloutPool {name}"
-            )
-    except ValueError as error:
-        raise RefusedError(str(error), "PoolMismatch") from error
 
 
 def with_layout(spec: GRPOJobSpec, layout: LayoutStatus) -> GRPOJobSpec:
@@ -288,7 +232,10 @@ def _check_memory(
     )
 
 
-def _engine(model: ModelShape, shape: EngineShape, spec: EngineSpec, field: str) -> EngineMemory | None:
+def checked_engine(
+    model: ModelShape, shape: EngineShape, spec: EngineSpec, field: str
+) -> EngineMemory | None:
+    """Return the memory of an engine, whose spec is in ``field``; None on CPUs. Raises RefusedError."""
     problems = engine_rules.problems(model, shape)
     if problems:
         raise RefusedError("; ".join(f"{field}.{problem}" for problem in problems))

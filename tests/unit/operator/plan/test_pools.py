@@ -9,7 +9,8 @@ from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec
 from grpo_operator.plan.capacity.admission import PoolCandidate, bind
 from grpo_operator.plan.observed import Observed
-from grpo_operator.plan.planner.resolve import RefusedError, check_pool, check_reference
+from grpo_operator.plan.planner.pool_checks import check_pool, check_reference
+from grpo_operator.plan.planner.resolve import RefusedError
 from grpo_operator.plan.status.rolloutpool import pool_status
 from grpo_operator.render.policies import ANY_JOB, network_policy
 from grpo_operator.render.ray_cluster import job_cluster, pool_cluster

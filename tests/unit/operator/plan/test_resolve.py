@@ -12,7 +12,8 @@ from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import PoolRef, RolloutPoolSpec, RolloutSpec, RolloutTemplate
 from grpo_operator.cli.plan import main
 from grpo_operator.plan.planner.agent_memory import AGENT_MEMORY
-from grpo_operator.plan.planner.resolve import JobPlan, RefusedError, check_pool, check_reference, resolve
+from grpo_operator.plan.planner.pool_checks import check_pool, check_reference
+from grpo_operator.plan.planner.resolve import JobPlan, RefusedError, resolve
 from support.objects import pool_of
 
 ROOT = Path(__file__).parents[4]

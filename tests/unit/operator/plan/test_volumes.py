@@ -14,7 +14,8 @@ from grpo_operator.api.base import AGENT_RESOURCES
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec
 from grpo_operator.api.v1alpha1.volumes import FETCHED_FILES, VolumeSpec
 from grpo_operator.plan.capacity.feasibility import quantity
-from grpo_operator.plan.planner.resolve import RefusedError, check_pool, check_reference
+from grpo_operator.plan.planner.pool_checks import check_pool, check_reference
+from grpo_operator.plan.planner.resolve import RefusedError
 from grpo_operator.render.ray_cluster import job_cluster, pool_cluster
 from grpo_operator.settings import OperatorSettings
 from support.objects import job, pool_of, spec_of

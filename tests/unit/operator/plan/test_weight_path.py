@@ -11,7 +11,8 @@ from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTempl
 from grpo_operator.api.weight_path import Backend, WeightPath
 from grpo_operator.cli.report import as_data, as_table
 from grpo_operator.plan.observed import Observed
-from grpo_operator.plan.planner.resolve import RefusedError, check_pool, resolve
+from grpo_operator.plan.planner.pool_checks import check_pool
+from grpo_operator.plan.planner.resolve import RefusedError, resolve
 from grpo_operator.plan.status.grpojob import job_status, layout_status
 from grpo_operator.plan.weight_path import job_weight_path, pool_weight_path
 from grpo_operator.render.config_map import job_config_map
