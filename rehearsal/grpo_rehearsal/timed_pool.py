@@ -72,10 +72,12 @@ class TimedPool(RolloutPool):
 
 
 class WatchedTable(EngineTable):
-    """The table as the client of the engines reads it, which notes how long a version has no engine."""
+    """The table as the client of the engines reads it, which notes how long a version has no engine.
+
+    It has no entries of its own, so a method that is missing here fails instead of seeing an empty pool.
+    """
 
     def __init__(self, table: EngineTable, scheduler: Scheduler, waits: PoolWaits) -> None:
-        super().__init__()
         self._table, self._scheduler, self._waits = table, scheduler, waits
         self._unserved: dict[int, tuple[float, float]] = {}  # version -> since when, last look
 
@@ -94,6 +96,14 @@ class WatchedTable(EngineTable):
         """Return all entries, ordered by name."""
         return self._table.entries()
 
+    def entry(self, name: str) -> EngineEntry | None:
+        """Return the entry of an engine; None if it is not in the pool."""
+        return self._table.entry(name)
+
     def suspect(self, name: str, reason: str) -> None:
         """Stop routing to an engine until its agent reports a new state."""
         self._table.suspect(name, reason)
+
+    def trust(self, entry: EngineEntry, reason: str) -> None:
+        """Route to an engine again that was suspected for ``reason``, if no other state came since."""
+        self._table.trust(entry, reason)
