@@ -66,7 +66,7 @@ class EngineLink:
     def fetched(self, version: str) -> BackgroundFetch:
         """Return the complete fetch of ``version``, to install it. Raises TransferError without one."""
         fetch, self._fetch = self._fetch, None
-        if fetch is None or fetch.version != version or not fetch.result.done():
+        if fetch is None or fetch.version != version or not fetch.result.done() or fetch.problem():
             raise TransferError(f"version {version} has not been fetched")
         return fetch
 

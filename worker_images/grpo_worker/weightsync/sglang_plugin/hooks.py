@@ -131,7 +131,10 @@ def _join_link(
 
 def _fetch(text: str) -> tuple[bool, str]:
     """Begin to receive a version beside generation, or look how far it is."""
-    fetch = Fetch.from_group_name(text)
+    try:
+        fetch = Fetch.from_group_name(text)
+    except ValueError as error:  # SGLang's scheduler would end
+        return False, str(error)
     if fetch.link not in _links:
         return False, f"{fetch.link} has not been joined"
     return fetch_version(_links[fetch.link], fetch.version, fetch.patience)
