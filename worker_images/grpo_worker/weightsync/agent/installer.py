@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from grpo_worker.common.polling import pause_after
 from grpo_worker.weightsync.agent import metrics
 from grpo_worker.weightsync.agent.blobs import Bytes
 from grpo_worker.weightsync.agent.engine_client import Engine, EngineError
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from grpo_worker.weightsync.agent.local_group import LocalGroup
 
 log = logging.getLogger(__name__)
-_FETCH_POLL_SECONDS = 0.01  # the engine's scheduler answers between two batches
+_FETCH_POLL_SECONDS = 0.01  # at first: the engine's ranks answer between two batches
 _UNBOUNDED = 7 * 86400.0  # seconds of a call whose progress is watched
 
 
@@ -121,8 +122,9 @@ class Installer:
         fetch = Fetch(link, str(version), patience)
 
         def poll() -> None:
+            began = time.monotonic()
             while not self._engine.fetched(fetch):
-                time.sleep(_FETCH_POLL_SECONDS)
+                time.sleep(pause_after(time.monotonic() - began, _FETCH_POLL_SECONDS))
 
         with self.timed("fetch"):
             calls.run(link, poll)

@@ -12,12 +12,11 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore
 
+from grpo_worker.common.polling import pause_after
 from grpo_worker.profiling.progress import PROGRESS
 
 JOIN_SECONDS = 60.0  # to connect to the store, and then again for all members to join
-# Between two looks at whether all have joined, and as a share of the seconds waited: hundreds of members of
-# each link poll one store.
-_JOIN_POLL_SECONDS, _LONGEST_JOIN_POLL_SECONDS, _JOIN_POLL_SHARE = 0.05, 1.0, 0.05
+_JOIN_POLL_SECONDS = 0.05  # at first: hundreds of members of each link poll one store
 _GIVEN_UP_POLL_SECONDS = 0.5  # between two looks at whether another member gave up
 _GIVEN_UP = "given-up"
 
@@ -136,8 +135,7 @@ class TransferGroup(ABC):
                 PROGRESS.add("signs of members of a link")
             if now > deadline:
                 raise TransferError(f"{missing()} in {JOIN_SECONDS:.0f} s")
-            pause = max(_JOIN_POLL_SECONDS, _JOIN_POLL_SHARE * (now - began))
-            time.sleep(min(pause, _LONGEST_JOIN_POLL_SECONDS))
+            time.sleep(pause_after(now - began, _JOIN_POLL_SECONDS))
 
     def beat(self) -> None:
         """Tell the other members, which wait for this one, that it has made progress."""
