@@ -30,7 +30,13 @@ from grpo_operator.plan.planner.training.stages import stage_layers
 from grpo_worker.quantization.fp8 import Part
 from grpo_worker.weightsync.planner.bound import lower_bound
 from grpo_worker.weightsync.planner.engine_plan import EnginePlan, plan_engine
-from grpo_worker.weightsync.planner.layouts import EngineShape, engine_side, tensors_of, trainer_side
+from grpo_worker.weightsync.planner.layouts import (
+    EngineShape,
+    engine_side,
+    kept_by_rank,
+    tensors_of,
+    trainer_side,
+)
 from grpo_worker.weightsync.planner.makespan import Interfaces, makespan
 from grpo_worker.weightsync.planner.regions import Box, Held, Tensor, atoms
 from grpo_worker.weightsync.sglang_plugin.recipe import TensorSpec
@@ -104,6 +110,7 @@ def plans(cluster: Cluster) -> tuple[dict[str, Tensor], list[Held], list[EngineP
     stages = {n: s for s, ls in enumerate(stage_layers(hf["num_hidden_layers"], cluster.layout)) for n in ls}
     tensors = tensors_of(hf)
     held = list(trainer_side(hf, cluster.layout, stages.__getitem__))
+    kept = kept_by_rank(hf, cluster.engine)
     made: list[EnginePlan] = []
     for engine in range(cluster.engines):
         sent = made[-1].sent if made else None
@@ -111,7 +118,7 @@ def plans(cluster: Cluster) -> tuple[dict[str, Tensor], list[Held], list[EngineP
         def host_of(rank: int, engine: int = engine) -> int:
             return cluster.host_of_engine(engine, rank)
 
-        made.append(plan_engine(tensors, held, kept(cluster), host_of, BUCKET, cluster.engines, sent))
+        made.append(plan_engine(tensors, held, kept, host_of, BUCKET, cluster.engines, sent))
     needed = list(engine_side(hf, cluster.engine, cluster.engines))
     width = cluster.engine.tensor
     parts = atoms(tensors, held, needed, 1 << 20)
@@ -120,15 +127,6 @@ def plans(cluster: Cluster) -> tuple[dict[str, Tensor], list[Held], list[EngineP
         return cluster.host_of_engine(*divmod(gpu, width))
 
     return tensors, held, made, lower_bound(parts, host, cluster.host_of_trainer, host)
-
-
-def kept(cluster: Cluster) -> dict[int, dict[str, list[Box]]]:
-    """Return the regions that each rank of an engine keeps."""
-    result: dict[int, dict[str, list[Box]]] = {rank: {} for rank in range(cluster.engine.tensor)}
-    for need in engine_side(model(), cluster.engine, 1):
-        for rank in need.gpus:
-            result[rank].setdefault(need.tensor, []).append(need.box)
-    return result
 
 
 def member(cluster: Cluster, rank: int, address: str, output: Path) -> None:
@@ -232,7 +230,7 @@ class Regions(torch.nn.Module):
 def _receiver(
     cluster: Cluster, tensors: dict[str, Tensor], plan: EnginePlan, rank: int, group: Any
 ) -> WaveReceiver:
-    regions = Regions(kept(cluster)[rank], tensors)
+    regions = Regions(kept_by_rank(model(), cluster.engine)[rank], tensors)
     specs = [TensorSpec(n, (t.rows, t.columns), getattr(torch, t.dtype)) for n, t in tensors.items()]
     part = plan.of_engine(cluster.engine.tensor)[rank]
     loader = WaveLoader(regions, record_recipe(regions, specs), part)

@@ -21,9 +21,15 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.plan.planner.training.stages import stage_layers
 from grpo_worker.weightsync.planner.bound import lower_bound
 from grpo_worker.weightsync.planner.engine_plan import EnginePlan, plan_engine
-from grpo_worker.weightsync.planner.layouts import EngineShape, engine_side, tensors_of, trainer_side
+from grpo_worker.weightsync.planner.layouts import (
+    EngineShape,
+    engine_side,
+    kept_by_rank,
+    tensors_of,
+    trainer_side,
+)
 from grpo_worker.weightsync.planner.makespan import Interfaces, makespan
-from grpo_worker.weightsync.planner.regions import Box, Held, Tensor, atoms
+from grpo_worker.weightsync.planner.regions import Held, Tensor, atoms
 
 MANIFEST = REPO / "manifests" / "deepseek-v3-512xh100.yaml"
 RATE = 44.26e9  # bytes/s of one 400 Gb/s interface: the best published payload rate
@@ -67,18 +73,9 @@ def sides(layout: Layout, fp8: bool) -> tuple[dict[str, Tensor], list[Held]]:
     return tensors_of(V3, fp8), list(trainer_side(V3, layout, stages.__getitem__))
 
 
-def kept(shape: EngineShape) -> dict[int, dict[str, list[Box]]]:
-    """Return the regions that each rank of an engine keeps."""
-    result: dict[int, dict[str, list[Box]]] = {rank: {} for rank in range(shape.tensor)}
-    for need in engine_side(V3, shape, 1):
-        for rank in need.gpus:
-            result[rank].setdefault(need.tensor, []).append(need.box)
-    return result
-
-
 def plan(tensors: dict[str, Tensor], held: list[Held], case: Case) -> tuple[EnginePlan, float]:
     """Return the plan of all engines of the case, and the seconds of planning."""
-    regions = kept(case.shape)
+    regions = kept_by_rank(V3, case.shape)
     start = time.perf_counter()
     made = plan_engine(tensors, held, regions, _node, BUCKET, case.engines)
     return made, time.perf_counter() - start

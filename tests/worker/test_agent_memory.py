@@ -1,4 +1,4 @@
-"""What agents fetch counts towards their memory, and the plan has room for it.
+"""The memory of agents contains the bytes that they fetch, and the plan has room for them.
 
 An agent of a training pod fetches snapshots into the pod's memory, and one of an engine whole versions.
 """

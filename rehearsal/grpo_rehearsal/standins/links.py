@@ -12,7 +12,7 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_rehearsal.standins.weight_layouts import layouts, packed
 from grpo_worker.weightsync.planner.boxes import SCALES, held_regions
 from grpo_worker.weightsync.planner.engine_plan import plan_engine
-from grpo_worker.weightsync.planner.layouts import EngineShape, engine_side
+from grpo_worker.weightsync.planner.layouts import EngineShape, kept_by_rank
 from grpo_worker.weightsync.planner.regions import Box, Held, Tensor, scale_box
 from grpo_worker.weightsync.protocol.link_exchange import LinkExchange, TensorRow
 from grpo_worker.weightsync.protocol.link_offer import LinkOffer
@@ -130,12 +130,8 @@ def kept_regions(
     hf: Mapping[str, Any], engine: EngineShape, tensors: Mapping[str, Tensor]
 ) -> dict[int, dict[str, list[Box]]]:
     """Return the regions of tensors, and of their scales in FP8, that each rank of an engine keeps."""
-    kept: dict[int, dict[str, list[Box]]] = {rank: {} for rank in range(engine.tensor)}
-    for need in engine_side(hf, engine, 1):
-        boxes = {need.tensor: need.box}
-        if tensors[need.tensor].scaled:
-            boxes[need.tensor + SCALES] = scale_box(need.box)
-        for rank in need.gpus:
-            for name, box in boxes.items():
-                kept[rank].setdefault(name, []).append(box)
+    kept = kept_by_rank(hf, engine)
+    for of_rank in kept.values():
+        scaled = {name: boxes for name, boxes in of_rank.items() if tensors[name].scaled}
+        of_rank |= {name + SCALES: list(map(scale_box, boxes)) for name, boxes in scaled.items()}
     return kept

@@ -50,21 +50,19 @@ class MicroBatch:
 
         In the result entry t belongs to token t; column 0 and the padding are 0. Differentiable.
         """
-        if not self.bounds:
-            ahead = tokens[: len(self.indices), : width - 1]
-            return torch.nn.functional.pad(ahead, (1, width - 1 - ahead.shape[1]))
-        rows = [
-            torch.nn.functional.pad(tokens[0, start : start + length - 1], (1, width - length))
-            for start, length in zip(self.bounds, self.lengths, strict=False)
-        ]
-        return torch.stack(rows) if rows else tokens.new_zeros((0, width))
+        return self._shifted(tokens, width, 1)
 
     def own_rows(self, tokens: torch.Tensor, width: int) -> torch.Tensor:
         """Convert outputs at each token, [b, s], to [rows, width]."""
+        return self._shifted(tokens, width, 0)
+
+    def _shifted(self, tokens: torch.Tensor, width: int, shift: int) -> torch.Tensor:
+        """Return the outputs of each row, moved right by ``shift`` columns, without its last ``shift``."""
         if not self.bounds:
-            return tokens[: len(self.indices), :width]
+            inside = tokens[: len(self.indices), : width - shift]
+            return torch.nn.functional.pad(inside, (shift, width - shift - inside.shape[1]))
         rows = [
-            torch.nn.functional.pad(tokens[0, start : start + length], (0, width - length))
+            torch.nn.functional.pad(tokens[0, start : start + length - shift], (shift, width - length))
             for start, length in zip(self.bounds, self.lengths, strict=False)
         ]
         return torch.stack(rows) if rows else tokens.new_zeros((0, width))

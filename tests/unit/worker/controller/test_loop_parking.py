@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,18 @@ def _away_during_generation(world: World, version: int) -> None:
     world.away, world.before_generation = away, before
 
 
+def _die_while_waiting(world: World, counts: Callable[[], bool] = lambda: True) -> None:
+    """A rank dies at the loop's 51st wait of those for which ``counts`` returns true."""
+    sleep, polls = world.clock.sleep, itertools.count()
+
+    def sleep_and_die(seconds: float) -> None:
+        sleep(seconds)
+        if counts() and next(polls) == 50:
+            world.groups[0].died.set_result(None)
+
+    world.clock.sleep = sleep_and_die  # type: ignore[method-assign]
+
+
 def test_engines_that_are_away_for_hours_cost_time_and_nothing_else(
     tmp_path: Path, calm: list[dict[str, Any]]
 ) -> None:
@@ -91,15 +104,7 @@ def test_an_engine_that_is_late_at_the_first_push_costs_no_start_of_the_trainers
 def test_trainers_that_die_while_parked_recover_as_always(tmp_path: Path, calm: list[dict[str, Any]]) -> None:
     world = World(tmp_path)
     _away_during_generation(world, version=3)
-    sleep = world.clock.sleep
-    polls = itertools.count()
-
-    def sleep_and_die(seconds: float) -> None:
-        sleep(seconds)
-        if next(polls) == 50:
-            world.groups[0].died.set_result(None)
-
-    world.clock.sleep = sleep_and_die  # type: ignore[method-assign]
+    _die_while_waiting(world)
     assert _without_attempts(world.run()) == _without_attempts(calm)
     status = world.board.get()
     assert status.phase == Phase.SUCCEEDED and status.attempt == 2 and world.starts == 2
@@ -196,7 +201,7 @@ def test_samples_generated_ahead_are_saved_when_the_trainers_are_parked(tmp_path
     ahead: dict[str, Any] = {"staleness": {"maxVersionLag": 1}}
     undisturbed = World(tmp_path / "calm", **ahead).run()
     world = World(tmp_path / "parked", **ahead)
-    serve, sleep, polls = world.engines.serve, world.clock.sleep, itertools.count()
+    serve = world.engines.serve
     begin: list[float] = []
 
     def away() -> str:
@@ -208,14 +213,10 @@ def test_samples_generated_ahead_are_saved_when_the_trainers_are_parked(tmp_path
             begin.append(world.clock.now())
         return serve(target, timeout)
 
-    def sleep_and_die(seconds: float) -> None:
-        sleep(seconds)
-        if dies and begin and next(polls) == 50:
-            world.groups[0].died.set_result(None)
-
     world.away = away
     world.engines.serve = serve_or_leave  # type: ignore[method-assign]
-    world.clock.sleep = sleep_and_die  # type: ignore[method-assign]
+    if dies:
+        _die_while_waiting(world, lambda: bool(begin))
     assert _without_attempts(world.run()) == _without_attempts(undisturbed)
     status = world.board.get()
     assert status.phase == Phase.SUCCEEDED and status.attempt == world.starts == 1 + dies
@@ -232,14 +233,8 @@ def test_no_step_is_lost_while_samples_are_generated_ahead(tmp_path: Path, dies:
     undisturbed = World(tmp_path / "calm", **ahead).run()
     world = World(tmp_path / "parked", **ahead)
     _away_during_generation(world, version=2)
-    sleep, polls = world.clock.sleep, itertools.count()
-
-    def sleep_and_die(seconds: float) -> None:
-        sleep(seconds)
-        if dies and world.away() and world.board.get().times_parked and next(polls) == 50:
-            world.groups[0].died.set_result(None)
-
-    world.clock.sleep = sleep_and_die  # type: ignore[method-assign]
+    if dies:
+        _die_while_waiting(world, lambda: bool(world.away() and world.board.get().times_parked))
     ledger = world.run()
     status = world.board.get()
     assert status.phase == Phase.SUCCEEDED and status.attempt == world.starts == 1 + dies
@@ -353,14 +348,7 @@ def test_trainers_that_die_while_engines_generate_lost_groups_restart_once(
 ) -> None:
     world = World(tmp_path)
     _engines_end_before_the_experts_are_loaded(world, first=5)  # the checkpoint of step 4 is complete
-    sleep, polls = world.clock.sleep, itertools.count()
-
-    def sleep_and_die(seconds: float) -> None:
-        sleep(seconds)
-        if next(polls) == 50:
-            world.groups[0].died.set_result(None)
-
-    world.clock.sleep = sleep_and_die  # type: ignore[method-assign]
+    _die_while_waiting(world)
     assert _without_attempts(world.run()) == _without_attempts(calm)
     status = world.board.get()
     assert (status.phase, status.attempt, world.starts) == (Phase.SUCCEEDED, 2, 2)

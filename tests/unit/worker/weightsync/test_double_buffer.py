@@ -37,7 +37,7 @@ def test_a_second_copy_replaces_the_parameters_when_it_is_installed() -> None:
 
 
 class Receiver:
-    """Ends when it is told, or with an error."""
+    """Receives a version, or fails, as soon as ``may_end`` is set."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.may_end, self._error = threading.Event(), error

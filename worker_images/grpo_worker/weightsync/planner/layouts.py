@@ -84,6 +84,15 @@ def engine_side(hf: Mapping[str, Any], engine: EngineShape, engines: int) -> Ite
         yield from (Needed(name, box, tuple(who)) for box, who in _cut(name, tensor, ranks))
 
 
+def kept_by_rank(hf: Mapping[str, Any], engine: EngineShape) -> dict[int, dict[str, list[Box]]]:
+    """Return the regions of each tensor that each rank of one engine keeps."""
+    kept: dict[int, dict[str, list[Box]]] = {rank: {} for rank in range(engine.tensor)}
+    for need in engine_side(hf, engine, 1):
+        for rank in need.gpus:
+            kept[rank].setdefault(need.tensor, []).append(need.box)
+    return kept
+
+
 def _cut(name: str, tensor: Tensor, ranks: list[list[int]]) -> Iterator[tuple[Box, list[int]]]:
     """Yield equal parts along the sharded dimension, part i for ranks[i]."""
     parts = len(ranks)
