@@ -1,6 +1,5 @@
 """Cheap checksums of bytes, computed in one pass on a GPU, or piece by piece on a CPU without torch."""
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,9 +11,9 @@ if TYPE_CHECKING:  # rollout agents import no torch
 _ROW = 4096  # words that are summed before the sum is weighted by its position
 _WEIGHT = 0x1E3779B97F4A7C15  # odd, so that multiplication by a row's weight is invertible
 _WORD = 8  # bytes
-_FEWEST_ROWS, _COLUMNS = 16, 8  # that torch's product of bytes takes on a GPU
+_ALIGNED = 16  # bytes; of the kernel's loads
 _MODULUS = 1 << 64
-_kept_weights: dict[tuple[str, int], "torch.Tensor"] = {}  # by device and stream; they grow
+_kept_weights: list["torch.Tensor"] = []  # of the parts of a fingerprint on a CPU, at most one; it grows
 
 
 def fingerprint(data: "torch.Tensor") -> "torch.Tensor":
@@ -23,6 +22,35 @@ def fingerprint(data: "torch.Tensor") -> "torch.Tensor":
     It changes with any single 8-byte word and with the order of the rows. It does not protect against
     forgery.
     """
+    return _on_gpu(data)[0] if data.is_cuda else _on_cpu(data)
+
+
+def checks(data: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]":
+    """Return the fingerprint of ``data``, and the sum of its signed bytes: int64 [] too."""
+    import torch
+
+    if data.is_cuda:
+        return _on_gpu(data)
+    return _on_cpu(data), data.view(torch.int8).sum(dtype=torch.int64)
+
+
+def compile_for(device: "torch.device") -> None:
+    """Compile the kernel for a GPU, so that the first version does not wait for the compiler."""
+    import torch
+
+    checks(torch.zeros(_ALIGNED, dtype=torch.uint8, device=device))
+
+
+def _on_gpu(data: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]":
+    from grpo_worker.weightsync.protocol import fingerprint_triton
+
+    if data.data_ptr() % _ALIGNED:
+        data = data.clone()
+    sums = fingerprint_triton.sums(data, _ROW, _WEIGHT)
+    return sums[0] ^ len(data), sums[1]
+
+
+def _on_cpu(data: "torch.Tensor") -> "torch.Tensor":
     import torch
 
     if data.storage_offset() % _WORD:
@@ -34,48 +62,16 @@ def fingerprint(data: "torch.Tensor") -> "torch.Tensor":
     sums = words[: rows * _ROW].view(rows, _ROW).sum(dim=1)
     rest = torch.cat([words[rows * _ROW :], data[whole:].to(torch.int64)])
     parts = torch.cat([sums, rest])
-    return (parts * _weights(len(parts), data.device)).sum() ^ len(data)
+    return (parts * _weights(len(parts))).sum() ^ len(data)
 
 
-def _weights(count: int, device: "torch.device") -> "torch.Tensor":
+def _weights(count: int) -> "torch.Tensor":
     """Return the weights of the parts of a fingerprint: int64 [count]."""
     import torch
 
-    key = _place(device)
-    if key not in _kept_weights or len(_kept_weights[key]) < count:
-        positions = torch.arange(1, 2 * count + 1, device=device, dtype=torch.int64)
-        _kept_weights[key] = positions * _WEIGHT | 1
-    return _kept_weights[key][:count]
-
-
-def _place(device: "torch.device") -> tuple[str, int]:
-    """Return the device and its stream: other streams do not wait for the creation of a tensor."""
-    import torch
-
-    return str(device), torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-
-
-def byte_sum(data: "torch.Tensor") -> "torch.Tensor":
-    """Return the sum of the signed bytes of ``data`` (uint8 [bytes]): int64 [] on the same device.
-
-    On a GPU most of it is a product with ones, which reads every byte once; torch's own sum would first
-    write every byte as eight.
-    """
-    import torch
-
-    rows = len(data) // _ROW if data.is_cuda else 0
-    signed = data.view(torch.int8)
-    if rows <= _FEWEST_ROWS:
-        return signed.sum(dtype=torch.int64)
-    sums = torch._int_mm(signed[: rows * _ROW].view(rows, _ROW), _ones(*_place(data.device)))[:, 0]
-    return sums.sum(dtype=torch.int64) + signed[rows * _ROW :].sum(dtype=torch.int64)
-
-
-@lru_cache
-def _ones(device: str, _stream: int) -> "torch.Tensor":
-    import torch
-
-    return torch.ones(_ROW, _COLUMNS, dtype=torch.int8, device=device)
+    if not _kept_weights or len(_kept_weights[0]) < count:
+        _kept_weights[:] = [torch.arange(1, 2 * count + 1, dtype=torch.int64) * _WEIGHT | 1]
+    return _kept_weights[0][:count]
 
 
 class Fingerprint:

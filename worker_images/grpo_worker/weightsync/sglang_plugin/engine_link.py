@@ -121,8 +121,10 @@ def _join(
         loaders = [WaveLoader(model, recipe, part, second) for model, recipe in pairs]
         return WaveReceiver(part, rank, group, place.first, loaders, device, second)
 
+    into_model = receiver(None)
+    into_model.prepare()
     names = tuple(row.name for row in rows)
-    return EngineLink(group, receiver(None), lambda: receiver(SecondCopy()), device, names, frozenset(kept))
+    return EngineLink(group, into_model, lambda: receiver(SecondCopy()), device, names, frozenset(kept))
 
 
 def _union(kept: Sequence[dict[str, list[Box]]]) -> dict[str, list[Box]]:

@@ -1,7 +1,7 @@
 """Wave loader: writes the messages of each wave into the model by a recorded recipe."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -55,12 +55,16 @@ class WaveLoader:
 
     def write(self, number: int, arrivals: Sequence[Arrival], buffer: torch.Tensor) -> None:
         """Write the messages in ``buffer`` (uint8 [bytes]); equal numbers stand for equal arrivals."""
-        program = self._programs.get(number)
-        if program is None:
-            program = self._programs[number] = self._program(arrivals)
+        self.prepare(number, arrivals)
+        program = self._programs[number]
         program.copies.replay(buffer)
         for part in program.whole:
             self._keep(part, buffer)
+
+    def prepare(self, number: int, arrivals: Sequence[Arrival]) -> None:
+        """List the copies of messages, which ``write`` repeats for each version."""
+        if number not in self._programs:
+            self._programs[number] = self._program(arrivals)
 
     def finish(self) -> None:
         """Load the tensors that are not only copied, and repeat the model's processing after a load."""
@@ -87,7 +91,8 @@ class WaveLoader:
                 if place.scales:
                     name = region.tensor + SCALES
                     self._add(name, scale_box(region.box), offset + place.scales[0], steps, whole)
-        return _Program(CopyPlan.of(steps), tuple(whole))
+        copies = CopyPlan.of(steps)
+        return _Program(copies.into(self._second.view) if self._second else copies, tuple(whole))
 
     def _add(self, name: str, box: Box, start: int, steps: list[Step], whole: list[_WholePart]) -> None:
         if name in self._by_loader:
@@ -97,8 +102,7 @@ class WaveLoader:
         for copy in self._recipe.copies.get(name, ()):
             part = copy.part(box)
             if part is not None:
-                target = part.target if self._second is None else self._second.view(part.target)
-                steps.append(_step(replace(part, target=target), box, start, dtype))
+                steps.append(_step(part, box, start, dtype))
 
     def _keep(self, part: _WholePart, buffer: torch.Tensor) -> None:
         """Copy a region into the whole tensor that the model's own loader gets at the end."""

@@ -9,7 +9,7 @@ import torch
 from grpo_worker.weightsync.planner.engine_plan import BUFFERS, Part
 from grpo_worker.weightsync.planner.schedule import CHECK_BYTES, Message
 from grpo_worker.weightsync.protocol.buffers import aligned
-from grpo_worker.weightsync.protocol.fingerprint import byte_sum, fingerprint
+from grpo_worker.weightsync.protocol.fingerprint import checks, compile_for
 from grpo_worker.weightsync.sglang_plugin.model_writer import ExtraMemory
 from grpo_worker.weightsync.sglang_plugin.second_copy import SecondCopy
 from grpo_worker.weightsync.sglang_plugin.staged_receiver import DirectLoadError
@@ -82,6 +82,14 @@ class WaveReceiver:
     def second_bytes(self) -> int:
         """Memory of the second copy."""
         return 0 if self._second is None else self._second.nbytes
+
+    def prepare(self) -> None:
+        """Do before the first version what every version needs: compile kernels, list the copies of waves."""
+        compile_for(self._device)
+        for loader in self._loaders:
+            for number, wave in enumerate(self._waves):
+                loader.prepare(2 * number, wave.landing)
+                loader.prepare(2 * number + 1, wave.forwarded)
 
     def receive(self, patience: float) -> Received:
         """Fetch one version and install it; see both."""
@@ -205,10 +213,11 @@ class _Checks:
 
     def add(self, message: Message, data: torch.Tensor, landed: bool) -> None:
         self._messages.append(message)
-        self._ours.append(fingerprint(data[:-CHECK_BYTES]))
+        ours, total = checks(data[:-CHECK_BYTES])
+        self._ours.append(ours)
         self._sent.append(data[-CHECK_BYTES:].view(torch.int64).clone()[0])
         if landed and message.counted:
-            self._sums.append(byte_sum(data[:-CHECK_BYTES]))
+            self._sums.append(total)
 
     def compare(self) -> int:
         """Return the sum of the counted bytes.

@@ -14,7 +14,7 @@ from grpo_worker.weightsync.planner.engine_plan import Part as PlanPart
 from grpo_worker.weightsync.planner.regions import Box, scale_box
 from grpo_worker.weightsync.planner.schedule import CHECK_BYTES, Message, places
 from grpo_worker.weightsync.protocol.buffers import aligned, copy_all, dtype_name, dtype_of
-from grpo_worker.weightsync.protocol.fingerprint import fingerprint
+from grpo_worker.weightsync.protocol.fingerprint import compile_for, fingerprint
 from grpo_worker.weightsync.transport.rendezvous import Transfer, TransferGroup
 
 _BUFFERS = 2  # one wave is packed while the other is sent
@@ -53,10 +53,11 @@ class WaveSender:
         size = max((sum(aligned(m.nbytes) for m in wave) for wave in waves), default=0)
         buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(_BUFFERS)]
         self._waves = [_packed(buffers[number % _BUFFERS], wave, part) for number, wave in enumerate(waves)]
-        self._compile()
+        self._compile(device)
 
-    def _compile(self) -> None:
-        """Quantize a region of zeros, so that the first version does not wait for the kernel's compiler."""
+    def _compile(self, device: torch.device) -> None:
+        """Run the kernels once, so that the first version does not wait for their compiler."""
+        compile_for(device)
         targets = (target for wave in self._waves for packed in wave for target in packed.targets)
         first = next((target for target in targets if target.scales is not None), None)
         if first is not None and first.scales is not None:
@@ -118,11 +119,10 @@ class Shards:
     """A rank's shards, of which regions are read, and quantized to FP8 while they are packed."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts: dict[str, list[Part]] = {}
+        for part in parts:
+            self._parts.setdefault(part[0], []).append(part)
         self._shards: dict[str, list[tuple[Box, torch.Tensor]]] = {}
-        for name, shape, dim, offset, tensor in parts:
-            values = tensor.detach().reshape(tensor.shape[0] if tensor.dim() else 1, -1)
-            box = _box(tuple(shape), dim, offset, tuple(values.shape), tensor.dtype)
-            self._shards.setdefault(name, []).append((box, values))
 
     def pack(self, targets: Sequence[_Target]) -> None:
         """Write each region into its views."""
@@ -133,7 +133,7 @@ class Shards:
         )
 
     def _region(self, name: str, box: Box) -> torch.Tensor:
-        for held, values in self._shards.get(name, ()):
+        for held, values in self._shards_of(name):
             if held == box:
                 return values
             if held.contains(box):
@@ -143,6 +143,18 @@ class Shards:
                 # One call of torch for each of thousands of regions.
                 return values.as_strided(size, (down, across), values.storage_offset() + before)
         raise KeyError(f"{name}: this rank does not hold {box}")
+
+    def _shards_of(self, name: str) -> list[tuple[Box, torch.Tensor]]:
+        """Return the shards of a tensor. Each is looked at when it is packed, while earlier ones travel."""
+        if name not in self._shards:
+            self._shards[name] = [_shard(part) for part in self._parts.get(name, ())]
+        return self._shards[name]
+
+
+def _shard(part: Part) -> tuple[Box, torch.Tensor]:
+    _, shape, dim, offset, tensor = part
+    values = tensor.detach().reshape(tensor.shape[0] if tensor.dim() else 1, -1)
+    return _box(tuple(shape), dim, offset, tuple(values.shape), tensor.dtype), values
 
 
 @lru_cache(1 << 16)
