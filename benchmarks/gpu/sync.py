@@ -290,6 +290,7 @@ def main() -> None:
                     failed.append(case.name)
                     traceback.print_exc()
                     print(f"--- {case.name}: {str(error)[-500:]}\n{server.log_tail()}", flush=True)
+                server.stop()  # its second copy of the weights is memory that the next case may need
                 write_raw(args.result, origin, cases=results, failed=failed)
         finally:
             for server in servers:

@@ -1,12 +1,14 @@
 """Copy plan: a traced load as a few large copies, which later versions replay."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import torch
 
 from grpo_worker.weightsync.sglang_plugin.load_tracer import Copy, LoadTrace
+
+_WORD = torch.int64  # the widest elements
 
 
 @dataclass(slots=True)
@@ -48,7 +50,7 @@ class CopyPlan:
     def of(cls, steps: Iterable[Step], by_loader: Iterable[str] = ()) -> "CopyPlan":
         """Return the plan of ``steps``, with adjacent ones merged."""
         by_kind: dict[tuple[torch.dtype, torch.dtype, bool], list[Step]] = {}
-        for step in _merged(list(steps)):
+        for step in map(_in_words, _merged(list(steps))):
             by_kind.setdefault(step.kind, []).append(step)
         ordered = [step for of_kind in by_kind.values() for step in of_kind]
         ends = accumulate(map(len, by_kind.values()))
@@ -56,6 +58,11 @@ class CopyPlan:
         kinds = tuple((end, kind[2]) for end, kind in zip(ends, by_kind, strict=True))
         targets = storages(step.target for step in ordered)
         return cls(tuple(ordered), kinds, frozenset(by_loader), targets)
+
+    def into(self, place: Callable[[torch.Tensor], torch.Tensor]) -> "CopyPlan":
+        """Return the plan with other targets: what ``place`` returns for each of them."""
+        steps = tuple(replace(step, target=place(step.target)) for step in self.steps)
+        return replace(self, steps=steps, storages=storages(step.target for step in steps))
 
     def replay(self, flat: torch.Tensor) -> None:
         """Copy the bytes of ``flat`` (uint8 [bytes of the bucket]) into the parameters."""
@@ -130,6 +137,20 @@ def _merged(steps: list[Step]) -> list[Step]:
         else:
             result.append(step)
     return result
+
+
+def _in_words(step: Step) -> Step:
+    """Return a contiguous copy as one of words of 8 bytes, where there are only such.
+
+    A launch that copies many tensors moves a number of elements at a time: with single bytes it would take
+    three times as long.
+    """
+    place = step.target.storage_offset() * step.target.itemsize
+    ends = place, step.start, step.target.nbytes
+    if not _contiguous(step) or step.target.dtype != step.dtype or any(end % _WORD.itemsize for end in ends):
+        return step
+    target = step.target.view(-1).view(_WORD)
+    return Step(target, _WORD, step.start, tuple(target.shape), (1,))
 
 
 def _contiguous(step: Step) -> bool:
