@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import torch
 
+from grpo_worker.weightsync.planner.rank_parts import Table
 from grpo_worker.weightsync.protocol.fingerprint import fingerprint
 from grpo_worker.weightsync.sglang_plugin.loader import DirectLoader, Report
 from grpo_worker.weightsync.sglang_plugin.staged_receiver import Spec, StagedReceiver
@@ -107,6 +108,10 @@ class Wire:
 
     def __init__(self, flats: list[torch.Tensor], prints: list[int]) -> None:
         self._flats, self._prints = iter(flats), iter(prints)
+
+    def beat(self) -> None: ...
+
+    def send_kept(self, table: Table) -> None: ...
 
     def read_into(self, flat: torch.Tensor) -> None:
         flat.copy_(next(self._flats))

@@ -67,7 +67,8 @@ class RangedBlobs:
         self._digests = {manifest.rank: manifest.digests_of_slices() for manifest in manifests}
         self._sizes = {m.rank: {part.start: part.nbytes for part in m.slices} for m in manifests}
         self._lock = threading.Lock()
-        self._checks: dict[tuple[int, int], _SliceCheck] = {}  # of slices that are not complete yet
+        # Of pieces that are not complete, by rank and the byte of the blob at which they go on.
+        self._checks: dict[tuple[int, int], _SliceCheck] = {}
         self._received = 0
         self._threads: ThreadPoolExecutor | None = None
 
@@ -116,30 +117,34 @@ class RangedBlobs:
             check.update(data.data)
             if not contiguous:
                 _scatter(extent, offset, data, into)
-        if check.complete:
-            del self._checks[extent.rank, extent.slice_start]
+        if not check.complete:
+            self._checks[extent.rank, extent.start + extent.nbytes] = check
 
     def _check(self, extent: Extent) -> "_SliceCheck":
-        rank, start = key = extent.rank, extent.slice_start
-        if key not in self._checks:
-            where = f"{self._urls[rank]}, slice at byte {start}"
-            self._checks[key] = _SliceCheck(self._digests[rank][start], self._sizes[rank][start], where)
-        return self._checks[key]
+        """Return the check that an extent continues, or a new one: it then begins at a piece of its slice."""
+        started = self._checks.pop((extent.rank, extent.start), None)
+        if started is not None:
+            return started
+        rank, start = extent.rank, extent.slice_start
+        where = f"{self._urls[rank]}, slice at byte {start}"
+        return _SliceCheck(self._digests[rank][start], self._sizes[rank][start], where, extent.start - start)
 
 
 class _SliceCheck:
-    """Compares a slice's bytes, which arrive in order, with the digests of its pieces."""
+    """Compares a slice's bytes, in order from byte ``seen`` on, with the digests of its pieces."""
 
-    def __init__(self, digests: bytes, nbytes: int, where: str) -> None:
+    def __init__(self, digests: bytes, nbytes: int, where: str, seen: int) -> None:
+        assert seen % PIECE == 0, f"{where}: byte {seen} is within a piece, which cannot be verified"
         self._digests = digests
         self._nbytes = nbytes
         self._where = where
         self._hasher = xxhash.xxh3_128()
-        self._seen = 0
+        self._seen = seen
 
     @property
     def complete(self) -> bool:
-        return self._seen == self._nbytes
+        """Whether all bytes so far are verified; other pieces of the slice may not be wanted."""
+        return self._seen == self._nbytes or self._seen % PIECE == 0
 
     def update(self, data: memoryview) -> None:
         """Take the next bytes. Raises FetchError after a piece that has another digest."""

@@ -1,15 +1,21 @@
-"""Engine stream: connections from an agent to its engine's ranks, which all get the same bytes."""
+"""Engine stream: connections from an agent to its engine's ranks.
+
+All get the same bytes, or each one those that it keeps.
+"""
 
 import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
 
 from grpo_worker.weightsync.agent.blobs import Bytes
 from grpo_worker.weightsync.agent.engine_client import Engine, EngineError
-from grpo_worker.weightsync.protocol.agent_stream import FINGERPRINT, STREAM, greeting
+from grpo_worker.weightsync.planner.rank_parts import FIELDS, Table
+from grpo_worker.weightsync.protocol.agent_stream import BEAT, COUNT, FINGERPRINT, STREAM, greeting
 from grpo_worker.weightsync.protocol.direct_load import MARK
 
 _LOOK_SECONDS = 0.5  # between two looks whether the engine has given up
@@ -30,7 +36,7 @@ class EngineStream:
     ) -> None:
         self.name = name
         self._timeout = timeout
-        self._connections: list[socket.socket] = []
+        self._connections: dict[int, socket.socket] = {}  # by rank
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._threads = ThreadPoolExecutor(ranks)
         try:
@@ -63,18 +69,43 @@ class EngineStream:
             for part in parts:
                 self._send(connection, part, given_up)
 
+        list(self._threads.map(send, self._connections.values()))
+
+    def receive_kept(self, given_up: Callable[[], bool]) -> list[Table]:
+        """Wait until every rank has told which regions it keeps; return their tables, by rank.
+
+        A rank must send the table or a beat within the timeout. ``given_up``: whether the engine has ended
+        the request. Raises EngineError.
+        """
+
+        def receive(rank: int) -> Table:
+            count = BEAT
+            while count == BEAT:
+                (count,) = COUNT.unpack(self._receive(rank, COUNT.size, given_up))
+            data = self._receive(rank, count * FIELDS * np.dtype(np.int32).itemsize, given_up)
+            return np.frombuffer(data, dtype="<i4").astype(np.int32, copy=False).reshape(count, FIELDS)
+
+        return list(self._threads.map(receive, range(len(self._connections))))
+
+    def send_parts(self, parts: Callable[[int], Iterable[memoryview]], given_up: Callable[[], bool]) -> None:
+        """Send every rank what ``parts`` returns for it. Raises EngineError."""
+
+        def send(rank: int) -> None:
+            for part in parts(rank):
+                self._send(self._connections[rank], part, given_up)
+
         list(self._threads.map(send, self._connections))
 
     def close(self) -> None:
         """Close the connections: ranks that wait for bytes give up at once."""
         self._threads.shutdown(cancel_futures=True)
-        for connection in self._connections:
+        for connection in self._connections.values():
             with contextlib.suppress(OSError):
                 connection.close()
 
     def _accept(self, server: socket.socket, ranks: int, joined: threading.Event) -> int:
         """Accept the ranks, which connect before they have ``joined``; return how many are missing."""
-        expected = {greeting(self.name, rank) for rank in range(ranks)}
+        expected = {greeting(self.name, rank): rank for rank in range(ranks)}
         while expected:
             last = joined.is_set()
             try:
@@ -85,12 +116,33 @@ class EngineStream:
                 continue
             hello = _hello(connection, len(greeting(self.name, 0)))
             if hello in expected:
-                expected.remove(hello)
                 connection.settimeout(_LOOK_SECONDS)
-                self._connections.append(connection)
+                self._connections[expected.pop(hello)] = connection
             else:
                 connection.close()
         return len(expected)
+
+    def _receive(self, rank: int, size: int, given_up: Callable[[], bool]) -> bytearray:
+        """Return the next ``size`` bytes from a rank."""
+        data, moved = bytearray(size), time.monotonic()
+        rest = memoryview(data)
+        while rest:
+            try:
+                got = self._connections[rank].recv_into(rest)
+            except TimeoutError as error:
+                if given_up():
+                    raise EngineError("the engine has ended the request") from error
+                if time.monotonic() - moved > self._timeout:
+                    raise EngineError(
+                        f"ReadTimeout: rank {rank} has not told for {self._timeout:.0f} s what it keeps"
+                    ) from error
+                continue
+            except OSError as error:
+                raise EngineError(f"rank {rank} of the engine has gone: {error!r}") from error
+            if not got:
+                raise EngineError(f"rank {rank} of the engine has closed the stream")
+            rest, moved = rest[got:], time.monotonic()
+        return data
 
     def _send(self, connection: socket.socket, data: memoryview, given_up: Callable[[], bool]) -> None:
         moved = time.monotonic()

@@ -4,10 +4,9 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,8 @@ from grpo_worker.weightsync.agent.engine_client import Engine, EngineError
 from grpo_worker.weightsync.agent.engine_stream import EngineStream
 from grpo_worker.weightsync.agent.http_reader import FetchError
 from grpo_worker.weightsync.agent.link_calls import LinkCalls
-from grpo_worker.weightsync.agent.staged_version import StagedVersion, VersionStream
+from grpo_worker.weightsync.agent.rank_parts import RankPart
+from grpo_worker.weightsync.agent.staged_version import Sendable, StagedVersion, VersionStream
 from grpo_worker.weightsync.agent.update import Phase, Update
 from grpo_worker.weightsync.protocol.agent_stream import STREAM
 from grpo_worker.weightsync.protocol.direct_load import AGENT, DirectLoad, Fetch
@@ -42,7 +42,8 @@ class Installer:
 
     ``timeout``: seconds of each call to the engine, and for each chunk of a staged version.
     ``address``: of this host, at which the engine's ranks reach the agent.
-    ``seconds``: of each part of the last update. ``load_report``: of the last direct load, from the engine.
+    ``seconds``: of each part of the last update. ``load_report``: of the last direct load, from the
+    engine; with ``sent``, the bytes that each rank was sent, if each one got only its part.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Installer:
         ``record``: the engine also records what its ranks keep, as it does when it joins its first link.
         Call it, like ``receive``, inside ``updating``.
         """
-        load = replace(staged.direct_load(), record=record)
+        load = staged.direct_load(record, parts=self._ranks > 1)  # a single rank keeps everything
         self._enter(self.update.prepare(load.plan_id, len(staged.plan.buckets)))
         with self._opened() as group:
 
@@ -226,7 +227,10 @@ class Installer:
     def _stream(
         self, group: EngineStream, staged: StagedVersion, load: DirectLoad, stream: VersionStream
     ) -> None:
-        """Send all buckets for one request; the engine writes one while it receives the next."""
+        """Send all buckets for one request; the engine writes one while it receives the next.
+
+        Each rank of several tells first which regions it keeps, and gets only these.
+        """
         version = str(staged.version)
         thread = ThreadPoolExecutor(1)
         # The request lasts as long as there are bytes to send: progress is watched here.
@@ -234,9 +238,13 @@ class Installer:
         answer = thread.submit(self._engine.receive_all, *arguments)
         thread.shutdown(wait=False)
         try:
+            parts = self._parts(group, staged, stream, answer.done) if load.parts else None
             for ready in stream:
-                group.send(ready.data, ready.fingerprint, answer.done)
-                self._sent += ready.fingerprint is not None
+                if parts is None:
+                    group.send(ready.data, ready.fingerprint, answer.done)
+                else:
+                    group.send_parts(partial(_of_chunk, parts, ready), answer.done)
+                self._sent += ready.chunk.last
             report = answer.result(self._timeout)
         except TimeoutError as error:
             group.close()
@@ -249,7 +257,18 @@ class Installer:
             if isinstance(error, EngineError) and problem is not None:
                 raise EngineError(f"{problem}; {error}") from error  # the engine's own error says more
             raise
+        if parts is not None:
+            report["sent"] = [part.sent for part in parts]
         self._report(staged.version, report)
+
+    def _parts(
+        self, group: EngineStream, staged: StagedVersion, stream: VersionStream, given_up: Callable[[], bool]
+    ) -> list[RankPart]:
+        """Ask the ranks what they keep, and restrict the stream to it; return the part of each rank."""
+        with self.timed("record"):
+            tables = group.receive_kept(given_up)
+        stream.restrict(tables)
+        return [RankPart(staged.plan, table) for table in tables]
 
     def _end_of(self, answer: "Future[dict[str, Any]]") -> BaseException | None:
         """Wait until the engine has given up the request, whose stream was closed; return its error."""
@@ -262,7 +281,7 @@ class Installer:
     def _report(self, version: int, answer: dict[str, Any]) -> None:
         """Keep and log the engine's report of a direct load."""
         self.seconds |= {f"engine_{part}": value for part, value in answer["seconds"].items()}
-        names = ("copies", "byLoader", "recorded", "extraBytes", "received")
+        names = ("copies", "byLoader", "recorded", "extraBytes", "received", "sent")
         self.load_report = {name: answer[name] for name in names if name in answer}
         log.info("version %d: %s", version, self.load_report)
 
@@ -292,3 +311,8 @@ class Installer:
     def _enter(self, update: Update) -> None:
         self.update = update
         metrics.record_phase(update)
+
+
+def _of_chunk(parts: Sequence[RankPart], ready: Sendable, rank: int) -> Iterator[memoryview]:
+    """Return what a rank is sent of a chunk."""
+    return parts[rank].of_chunk(ready.chunk, ready.data)

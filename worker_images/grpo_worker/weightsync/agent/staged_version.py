@@ -1,16 +1,18 @@
 """Staged version: one that the trainers hold in host memory, streamed chunk by chunk to the engine."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import numpy as np
 
 from grpo_worker.common.weight_checksum import checksum
 from grpo_worker.weightsync.agent.blobs import Blobs, Bytes
-from grpo_worker.weightsync.agent.chunks import CHUNK, Chunk, chunks_of
+from grpo_worker.weightsync.agent.chunks import CHUNK, Chunk, Wanted, chunks_of
+from grpo_worker.weightsync.agent.rank_parts import KeptBytes
+from grpo_worker.weightsync.planner.rank_parts import Table
 from grpo_worker.weightsync.protocol.direct_load import DirectLoad
 from grpo_worker.weightsync.protocol.fingerprint import Fingerprint
 from grpo_worker.weightsync.protocol.transfer_plan import TransferPlan, bucket_bytes
@@ -25,14 +27,19 @@ class StagedVersion:
     digests: list[str]
     blobs: Blobs = field(repr=False)
 
-    def direct_load(self) -> DirectLoad:
-        """Return the request that announces the buckets."""
-        return DirectLoad(self.plan.plan_id, tuple(len(bucket) for bucket in self.plan.buckets))
+    def direct_load(self, record: bool, parts: bool) -> DirectLoad:
+        """Return the request that announces the buckets; see DirectLoad."""
+        return DirectLoad(
+            self.plan.plan_id, tuple(len(bucket) for bucket in self.plan.buckets), record, parts
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Sendable:
-    """The bytes of a chunk. ``fingerprint``: of the bucket's bytes, with its last chunk."""
+    """The bytes of a chunk.
+
+    ``fingerprint``: of the bucket's bytes, with its last chunk, if the whole version is streamed.
+    """
 
     chunk: Chunk
     data: Bytes = field(repr=False)
@@ -48,16 +55,14 @@ class VersionStream:
 
     def __init__(self, staged: StagedVersion, timeout: float, limit: int = CHUNK) -> None:
         self._blobs = staged.blobs
-        self._buckets = staged.plan.buckets
+        self._plan = staged.plan
         self._timeout = timeout
-        size = min(limit, max(map(bucket_bytes, self._buckets)))
-        self._memory = [np.empty(size, dtype=np.uint8) for _ in range(2)]
-        self._chunks = enumerate(
-            chain.from_iterable(chunks_of(*numbered, size) for numbered in enumerate(self._buckets))
-        )
+        self._limit = min(limit, max(map(bucket_bytes, staged.plan.buckets)))
+        self._memory = [np.empty(self._limit, dtype=np.uint8) for _ in range(2)]
+        self._chunks = self._all_chunks(lambda _: None)
+        self._kept: KeptBytes | None = None
         self._thread = ThreadPoolExecutor(1)
         self._next: Future[Sendable | None] | None = None
-        self._nbytes = staged.plan.nbytes
         self._print = Fingerprint(0)  # of the current bucket
         self._sum = 0  # of all bytes
 
@@ -74,6 +79,22 @@ class VersionStream:
         assert self._next is not None, "used outside of its context"
         self._next.result()
 
+    def restrict(self, tables: Sequence[Table]) -> None:
+        """Stream only what the ranks keep whose regions are ``tables``, and what is read to verify it.
+
+        Call it before the iteration, whose first chunk is the one that is already there. Raises FetchError.
+        """
+        assert self._next is not None, "used outside of its context"
+        first = self._next.result()
+        assert first is not None, "a version has bytes"
+        kept = self._kept = KeptBytes(self._plan, tables)
+        kept.count(first.chunk, first.data)
+        self._chunks = self._all_chunks(lambda index: kept.wanted(index, first.chunk))
+        _, again = next(self._chunks)
+        assert again.extents == first.chunk.extents, "the first chunk is read once"
+        self._next = Future()
+        self._next.set_result(replace(first, chunk=again, fingerprint=None))
+
     def __iter__(self) -> Iterator[Sendable]:
         """Yield the chunks. Raises FetchError."""
         assert self._next is not None, "used outside of its context"
@@ -82,17 +103,32 @@ class VersionStream:
             yield ready
 
     def checksum(self) -> str:
-        """Return the checksum of all bytes; a direct transfer of the same bytes gives the same one."""
-        return checksum(self._nbytes, self._sum)
+        """Return the checksum of all bytes that the engine keeps.
+
+        A direct transfer of the same bytes gives the same one.
+        """
+        if self._kept is not None:
+            return checksum(self._kept.nbytes, self._kept.total)
+        return checksum(self._plan.nbytes, self._sum)
+
+    def _all_chunks(self, wanted: Callable[[int], Wanted | None]) -> Iterator[tuple[int, Chunk]]:
+        """Return the numbered chunks of all buckets. ``wanted``: bytes of a bucket; None: all."""
+        buckets = enumerate(self._plan.buckets)
+        return enumerate(
+            chain.from_iterable(chunks_of(i, bucket, self._limit, wanted(i)) for i, bucket in buckets)
+        )
 
     def _fetch(self) -> Sendable | None:
         number, chunk = next(self._chunks, (0, None))
         if chunk is None:
             return None
-        if not chunk.start:
-            self._print = Fingerprint(bucket_bytes(self._buckets[chunk.bucket]))
         data = self._memory[number % 2][: chunk.nbytes]
         self._blobs.fill(chunk, data, time.monotonic() + self._timeout)
+        if self._kept is not None:
+            self._kept.count(chunk, data)
+            return Sendable(chunk, data, None)
+        if not chunk.start:
+            self._print = Fingerprint(bucket_bytes(self._plan.buckets[chunk.bucket]))
         self._print.add(chunk.start, data)
         self._sum += int(data.view(np.int8).sum(dtype=np.int64))
         return Sendable(chunk, data, self._print.value() if chunk.last else None)

@@ -50,11 +50,13 @@ class DirectLoad:
     ``plan_id``: equal for requests with equal names, shapes and buckets.
     ``counts``: number of tensors of each bucket, in the order of the request's names.
     ``record``: before the load, the engine records what it keeps of each tensor, for later links.
+    ``parts``: each rank records it too, tells the agent, and receives only that.
     """
 
     plan_id: str
     counts: tuple[int, ...]
     record: bool = False
+    parts: bool = False
 
     def to_load_format(self) -> str:
         """Return the text for the request's field ``load_format``."""
@@ -65,6 +67,7 @@ class DirectLoad:
         """Parse the output of ``to_load_format``. Raises ValueError for any other text."""
         try:
             data = json.loads(text.removeprefix(PREFIX))
-            return cls(data["plan_id"], tuple(data["counts"]), bool(data.get("record")))
+            flags = bool(data.get("record")), bool(data.get("parts"))
+            return cls(data["plan_id"], tuple(data["counts"]), *flags)
         except (KeyError, TypeError, json.JSONDecodeError) as error:
             raise ValueError(f"load_format {text[:80]!r} is no direct load") from error

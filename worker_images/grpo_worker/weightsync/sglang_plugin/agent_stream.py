@@ -4,7 +4,8 @@ import socket
 
 import torch
 
-from grpo_worker.weightsync.protocol.agent_stream import FINGERPRINT, greeting
+from grpo_worker.weightsync.planner.rank_parts import Table
+from grpo_worker.weightsync.protocol.agent_stream import BEAT, COUNT, FINGERPRINT, greeting
 from grpo_worker.weightsync.sglang_plugin.staged_receiver import DirectLoadError
 
 _SILENT_SECONDS = 60.0  # without a byte; later requests wait for this rank
@@ -19,6 +20,14 @@ class AgentStream:
         self._socket = socket.create_connection((address, port), _SILENT_SECONDS)
         self._socket.sendall(greeting(name, rank))
         self._pinned: torch.Tensor | None = None
+
+    def beat(self) -> None:
+        """Tell the agent that this rank makes progress. Raises DirectLoadError if the agent is gone."""
+        self._write(COUNT.pack(BEAT))
+
+    def send_kept(self, table: Table) -> None:
+        """Send the regions that this rank keeps. Raises DirectLoadError if the agent is gone."""
+        self._write(COUNT.pack(len(table)) + table.astype("<i4").tobytes())
 
     def read_into(self, flat: torch.Tensor) -> None:
         """Fill ``flat`` (uint8 [bytes]) with the next bytes. Raises DirectLoadError if they do not come."""
@@ -41,6 +50,12 @@ class AgentStream:
 
     def close(self) -> None:
         self._socket.close()
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._socket.sendall(data)
+        except OSError as error:
+            raise DirectLoadError(f"the agent takes no bytes: {error!r}") from error
 
     def _read(self, to: memoryview) -> None:
         try:

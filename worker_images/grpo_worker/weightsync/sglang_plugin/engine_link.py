@@ -9,11 +9,10 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore
 
 from grpo_operator.api.weight_path import Backend
-from grpo_worker.weightsync.planner.boxes import disjoint
-from grpo_worker.weightsync.planner.regions import Box
 from grpo_worker.weightsync.protocol.link_exchange import LinkExchange
 from grpo_worker.weightsync.sglang_plugin.background_fetch import BackgroundFetch
 from grpo_worker.weightsync.sglang_plugin.loader import idle_draft
+from grpo_worker.weightsync.sglang_plugin.recipe import union_of
 from grpo_worker.weightsync.sglang_plugin.recipes import RECIPES
 from grpo_worker.weightsync.sglang_plugin.second_copy import SecondCopy
 from grpo_worker.weightsync.sglang_plugin.wave_loader import WaveLoader
@@ -107,7 +106,7 @@ def _join(
     for model, recipe in zip(models[1:], recipes[1:], strict=True):
         if not recipe.kept():
             raise TransferError(idle_draft(model))
-    kept = _union([recipe.kept() for recipe in recipes])
+    kept = union_of([recipe.kept() for recipe in recipes])
     exchange.put_kept(rank, kept)
     group = join(place.backend, store, place.name, place.first + rank, place.world, place.first, device)
     try:
@@ -125,8 +124,3 @@ def _join(
     into_model.prepare()
     names = tuple(row.name for row in rows)
     return EngineLink(group, into_model, lambda: receiver(SecondCopy()), device, names, frozenset(kept))
-
-
-def _union(kept: Sequence[dict[str, list[Box]]]) -> dict[str, list[Box]]:
-    names = {name for of_model in kept for name in of_model}
-    return {name: disjoint(box for of_model in kept for box in of_model.get(name, ())) for name in names}

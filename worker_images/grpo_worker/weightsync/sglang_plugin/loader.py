@@ -1,7 +1,7 @@
 """Loader: writes a version into an engine's models; the next bucket is received while one is written."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -49,23 +49,20 @@ class DirectLoader:
         this rank. Raises DirectLoadError if received bytes are wrong, a bucket could not be written or a
         draft model got no tensor, and TransferError if bytes are missing.
         """
-        report = Report()
-        memory = ExtraMemory(self._device)
-        started = time.monotonic()
-        try:
+        report, memory = Report(), ExtraMemory(self._device)
+
+        def load() -> str:
             for writer in self._writers:
                 writer.begin(memory)
-            problem = self._load_all(plan_id, buckets, receiver, report)
-            report.fingerprints = receiver.verify()
-            if problem := problem or self._idle_draft():
-                raise DirectLoadError(problem)
+            return self._load_all(plan_id, buckets, receiver, report) or self._idle_draft()
+
+        try:
+            timed_load(load, receiver, report, memory)
         except RuntimeError:
             for writer in self._writers:
                 writer.forget()
             raise
-        report.seconds["receive_and_load"] = time.monotonic() - started
         report.loaded = set().union(*(writer.loaded for writer in self._writers))
-        report.extra_bytes = memory.peak()
         return report
 
     def _idle_draft(self) -> str:
@@ -80,7 +77,8 @@ class DirectLoader:
     ) -> str:
         """Load the buckets; return the first error, or an empty text."""
         problem = ""
-        for index, flat in self._received(buckets, receiver, report):
+        sizes = [bucket[-1].start + bucket[-1].nbytes for bucket in buckets]
+        for index, flat in received(sizes, receiver, report, self._device):
             try:
                 if not problem:
                     self._write((plan_id, index), flat, buckets[index], report)
@@ -104,26 +102,42 @@ class DirectLoader:
         report.by_loader += sum(each.by_loader for each in written)
         report.recorded += any(each.traced for each in written)
 
-    def _received(
-        self, buckets: Sequence[Sequence[Spec]], receiver: StagedReceiver, report: Report
-    ) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield each bucket's bytes, while the next bucket is being received.
 
-        Reusing a buffer needs no synchronization: the device starts the transfer of a later bucket after the
-        copies of an earlier one that were launched before it.
-        """
-        sizes = [bucket[-1].start + bucket[-1].nbytes for bucket in buckets]
-        buffers = _bucket_buffers([aligned(size) for size in sizes], self._device)
-        flats = [buffer[:size] for buffer, size in zip(buffers, sizes, strict=True)]
-        wait = receiver.receive(flats[0])
-        for index, flat in enumerate(flats):
-            wait_for_next = receiver.receive(flats[index + 1]) if index + 1 < len(flats) else None
-            began = time.monotonic()
-            wait()
-            report.seconds["wait"] = report.seconds.get("wait", 0.0) + time.monotonic() - began
-            yield index, flat
-            if wait_for_next is not None:
-                wait = wait_for_next
+def timed_load(
+    load: Callable[[], str], receiver: StagedReceiver, report: Report, memory: ExtraMemory
+) -> None:
+    """Run ``load``, which returns a problem or an empty text, and complete its report.
+
+    Raises DirectLoadError for a problem, or if received bytes are wrong.
+    """
+    started = time.monotonic()
+    problem = load()
+    report.fingerprints = receiver.verify()
+    if problem:
+        raise DirectLoadError(problem)
+    report.seconds["receive_and_load"] = time.monotonic() - started
+    report.extra_bytes = memory.peak()
+
+
+def received(
+    sizes: Sequence[int], receiver: StagedReceiver, report: Report, device: str
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield each bucket's bytes, while the next bucket is being received.
+
+    Reusing a buffer needs no synchronization: the device starts the transfer of a later bucket after the
+    copies of an earlier one that were launched before it.
+    """
+    buffers = _bucket_buffers([aligned(size) for size in sizes], device)
+    flats = [buffer[:size] for buffer, size in zip(buffers, sizes, strict=True)]
+    wait = receiver.receive(flats[0])
+    for index, flat in enumerate(flats):
+        wait_for_next = receiver.receive(flats[index + 1]) if index + 1 < len(flats) else None
+        began = time.monotonic()
+        wait()
+        report.seconds["wait"] = report.seconds.get("wait", 0.0) + time.monotonic() - began
+        yield index, flat
+        if wait_for_next is not None:
+            wait = wait_for_next
 
 
 def idle_draft(model: Any) -> str:

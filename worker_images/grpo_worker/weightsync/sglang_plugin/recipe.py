@@ -93,6 +93,12 @@ class Recipe:
         return kept
 
 
+def union_of(kept: Sequence[dict[str, list[Box]]]) -> dict[str, list[Box]]:
+    """Return the regions that at least one of several models keeps; kept[m]: of model m."""
+    names = {name for of_model in kept for name in of_model}
+    return {name: disjoint(box for of_model in kept for box in of_model.get(name, ())) for name in names}
+
+
 def record(model: Any, specs: Sequence[TensorSpec], beat: Callable[[], None] = lambda: None) -> Recipe:
     """Let ``model`` load a pattern for every tensor, and return the recipe. The model's weights are lost.
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from grpo_worker.weightsync.planner.rank_parts import Table
 from grpo_worker.weightsync.protocol.fingerprint import fingerprint
 
 
@@ -42,6 +43,10 @@ def view_of(flat: torch.Tensor, spec: Spec) -> torch.Tensor:
 
 class Source(Protocol):
     """Bytes of buckets, each followed by its fingerprint; see AgentStream."""
+
+    def beat(self) -> None: ...
+
+    def send_kept(self, table: Table) -> None: ...
 
     def read_into(self, flat: torch.Tensor) -> None: ...
 

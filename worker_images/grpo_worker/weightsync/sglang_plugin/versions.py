@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from grpo_worker.common.weight_checksum import checksum
@@ -12,13 +13,16 @@ from grpo_worker.weightsync.protocol.direct_load import FETCHED, DirectLoad
 from grpo_worker.weightsync.protocol.link_exchange import TensorRow
 from grpo_worker.weightsync.sglang_plugin import engine_ranks
 from grpo_worker.weightsync.sglang_plugin.engine_link import EngineLink
-from grpo_worker.weightsync.sglang_plugin.loader import DirectLoader, Report
+from grpo_worker.weightsync.sglang_plugin.loader import DirectLoader, Report, idle_draft
+from grpo_worker.weightsync.sglang_plugin.part_loader import PartLoader
+from grpo_worker.weightsync.sglang_plugin.recipe import Recipe
 from grpo_worker.weightsync.sglang_plugin.recipes import RECIPES
 from grpo_worker.weightsync.sglang_plugin.staged_receiver import DirectLoadError, Source, Spec, StagedReceiver
 from grpo_worker.weightsync.sglang_plugin.wave_receiver import Received
 from grpo_worker.weightsync.transport.rendezvous import TransferError
 
 _loaders: dict[int, DirectLoader] = {}  # by id of the served model
+_part_loaders: dict[tuple[int, str], PartLoader] = {}  # by id of the served model, and plan
 
 
 def receive_version(link: EngineLink, patience: float) -> tuple[bool, str]:
@@ -84,14 +88,19 @@ def load_version(
 
     ``models``: the served model, then those that draft for it.
     """
-    if request.record:
-        rows = [TensorRow(s.name, s.shape, dtype_name(s.dtype)) for bucket in buckets for s in bucket]
-        for model in models:
-            RECIPES.of(model, rows)
-    loader = _loaders.setdefault(id(models[0]), DirectLoader(models, device))
+    load: Callable[[StagedReceiver], Report]
+    if request.parts:
+        part_loader, problem = _part_loader(models, device, request.plan_id, buckets, source)
+        # All give up together: the others would wait for bytes that the agent does not send.
+        problem = engine_ranks.first_problem(problem)
+        if problem or part_loader is None:
+            return False, f"direct load failed: {problem}"
+        load = part_loader.load
+    else:
+        load = _whole_load(models, device, request, buckets)
     receiver, report, problem = StagedReceiver(source), Report(), ""
     try:
-        report = loader.load(request.plan_id, buckets, receiver)
+        report = load(receiver)
     except (DirectLoadError, TransferError) as error:
         problem = str(error)
     problem = engine_ranks.first_problem(problem)
@@ -105,6 +114,43 @@ def load_version(
         "extraBytes": report.extra_bytes, "received": receiver.nbytes,
     }  # fmt: skip
     return True, json.dumps(answer)
+
+
+def _whole_load(
+    models: Sequence[Any], device: str, request: DirectLoad, buckets: list[list[Spec]]
+) -> Callable[[StagedReceiver], Report]:
+    """Return what loads the whole buckets; see DirectLoader.load."""
+    if request.record:
+        _record(models, buckets)
+    loader = _loaders.setdefault(id(models[0]), DirectLoader(models, device))
+    return partial(loader.load, request.plan_id, buckets)
+
+
+def _part_loader(
+    models: Sequence[Any], device: str, plan_id: str, buckets: list[list[Spec]], source: Source
+) -> tuple[PartLoader | None, str]:
+    """Tell the agent what this rank keeps, and return what loads it, or why there is none."""
+    try:
+        recipes = _record(models, buckets, source.beat)
+        for model, recipe in zip(models[1:], recipes[1:], strict=True):
+            if not recipe.kept():
+                return None, idle_draft(model)
+        key = id(models[0]), plan_id
+        loader = _part_loaders.get(key)
+        if loader is None or any(a is not b for a, b in zip(loader.recipes, recipes, strict=True)):
+            _part_loaders.clear()  # those of another layout, or of parameters that were elsewhere
+            loader = _part_loaders[key] = PartLoader(models, recipes, buckets, device)
+        source.send_kept(loader.table)
+    except Exception as error:  # noqa: BLE001 - a model's loader raises anything
+        return None, f"recording what it keeps: {type(error).__name__}: {error}"
+    return loader, ""
+
+
+def _record(
+    models: Sequence[Any], buckets: list[list[Spec]], beat: Callable[[], None] = lambda: None
+) -> list[Recipe]:
+    rows = [TensorRow(s.name, s.shape, dtype_name(s.dtype)) for bucket in buckets for s in bucket]
+    return [RECIPES.of(model, rows, beat) for model in models]
 
 
 def not_kept(link: EngineLink | None, models: Sequence[Any]) -> str:
