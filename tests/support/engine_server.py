@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 from grpo_devcluster.cpu_engine import environment
 from grpo_operator.api.names import AGENT_PORT, ENGINE_PORT
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
-from grpo_operator.render.sglang_command import MODEL_DIRECTORY, engine_command
+from grpo_operator.render.sglang_command import MODEL_DIRECTORY, cpu_engine_env, engine_command
 from grpo_worker.weightsync.agent.agent import Agent
 from grpo_worker.weightsync.agent.engine_client import Engine
 from grpo_worker.weightsync.trainer.agent import application
@@ -48,7 +48,7 @@ class Server:
         self.experts = directory / "routed-experts"
         url = f"http://127.0.0.1:{AGENT_PORT}"
         kept = {"GRPO_ROUTED_EXPERTS": str(self.experts), "GRPO_ROUTED_EXPERTS_URL": url}
-        self._env = environment(directory) | kept
+        self._env = environment(directory) | cpu_engine_env(pool.engine) | kept
         self._command = command.replace("python3", sys.executable)
         self._log = directory / "log"
         self.start()

@@ -33,11 +33,11 @@ MODEL = architecture("tiny-moe") | {
 WORLD = 2
 
 
-def publish_model(root: Path, version: int) -> list[Manifest]:
+def publish_model(root: Path, version: int, model: dict[str, Any] = MODEL) -> list[Manifest]:
     """Publish random weights: experts by rank, attention's outputs cut by columns, other tensors by rows."""
     generator = torch.Generator().manual_seed(version)
     parts: list[list[Part]] = [[] for _ in range(WORLD)]
-    for number, (name, shape) in enumerate(sorted(family_of(MODEL).shapes(MODEL).items())):
+    for number, (name, shape) in enumerate(sorted(family_of(model).shapes(model).items())):
         whole = torch.empty(shape).uniform_(-0.05, 0.05, generator=generator)
         dim = int(name.endswith("o_proj.weight"))
         count = 1 if ".experts." in name or shape[dim] % WORLD else WORLD
@@ -115,11 +115,11 @@ def trainers(root: Path) -> Iterator[dict[int, str]]:
 
 @contextmanager
 def limited_agent(
-    mebibytes: int, engine: str, key: Path, folder: Path, bucket_mebibytes: int = 512
+    mebibytes: int, engine: str, key: Path, folder: Path, bucket_mebibytes: int = 512, ranks: int = 1
 ) -> Iterator[tuple[Process, MemoryLimit]]:
     """Run the agent of the engine at URL ``engine`` with a memory limit."""
     limit = MemoryLimit(mebibytes)
-    arguments = f"rollout --engine {engine} --engine-ranks 1 --admin-key {key} --writer {JOB}"
+    arguments = f"rollout --engine {engine} --engine-ranks {ranks} --admin-key {key} --writer {JOB}"
     agent = Process(f"{arguments} --bucket-megabytes {bucket_mebibytes}", folder / "agent.log", limit)
     try:
         agent.await_answer()

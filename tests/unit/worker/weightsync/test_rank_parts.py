@@ -14,7 +14,7 @@ from grpo_worker.quantization.fp8 import Part
 from grpo_worker.weightsync.agent import staged_version
 from grpo_worker.weightsync.agent.agent import Agent
 from grpo_worker.weightsync.agent.installer import UpdateError
-from grpo_worker.weightsync.planner.rank_parts import part_of, table_of, union
+from grpo_worker.weightsync.planner.rank_parts import part_of, table_of
 from grpo_worker.weightsync.planner.regions import Box, Tensor
 from grpo_worker.weightsync.protocol import digest
 from grpo_worker.weightsync.protocol.buffers import dtype_name
@@ -120,7 +120,7 @@ def checksum_of_union(case: Case, engine: ThreadedEngine, version: int) -> str:
     return checksum(count, total)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(12))
 def test_every_rank_holds_what_its_own_loader_would_have_loaded(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,7 +245,7 @@ def test_parts_of_random_regions_hold_each_kept_byte_once(seed: int) -> None:
             if rows[0] < rows[1] and columns[0] < columns[1]:
                 kept.setdefault(f"t{number}", []).append(Box(*map(int, (*rows, *columns))))
     tables = [table_of(["before", "t0", "t1", "t2"], kept)] * 2
-    part = part_of(union(tables), 1, tensors)
+    part = part_of(tables, 1, tensors)
     end = 0
     for number, tensor in enumerate(tensors):
         wanted = np.zeros((tensor.rows, 2 * tensor.columns), dtype=int)

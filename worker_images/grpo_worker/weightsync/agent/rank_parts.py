@@ -10,7 +10,7 @@ from grpo_worker.weightsync.agent.blobs import Bytes
 from grpo_worker.weightsync.agent.chunks import Chunk, Wanted, whole_pieces
 from grpo_worker.weightsync.agent.cuts import SCRATCH, Cut, cuts, pieces
 from grpo_worker.weightsync.planner.boxes import tensor_of
-from grpo_worker.weightsync.planner.rank_parts import BucketPart, Table, part_of, union
+from grpo_worker.weightsync.planner.rank_parts import BucketPart, Table, part_of
 from grpo_worker.weightsync.protocol.agent_stream import FINGERPRINT
 from grpo_worker.weightsync.protocol.buffers import item_bytes
 from grpo_worker.weightsync.protocol.fingerprint import Fingerprint
@@ -18,10 +18,10 @@ from grpo_worker.weightsync.protocol.transfer_plan import TransferPlan
 
 
 class _Parts:
-    """What one table's regions are in the buckets of a plan; two buckets at a time are remembered."""
+    """What the regions of ``tables`` are in the buckets of a plan; two buckets at a time are remembered."""
 
-    def __init__(self, plan: TransferPlan, table: Table) -> None:
-        self._table = table
+    def __init__(self, plan: TransferPlan, tables: Sequence[Table]) -> None:
+        self._tables = tables
         self._plan = plan
         self._first = [0, *accumulate(map(len, plan.buckets))]
         self.of = lru_cache(2)(self._of)
@@ -35,7 +35,7 @@ class _Parts:
         """Return the part of a bucket, and the bytes of a row of each of the bucket's tensors."""
         tensors = [tensor_of(tensor.shape, tensor.dtype) for tensor in self._plan.buckets[index]]
         lines = [tensor.columns * item_bytes(tensor.dtype) for tensor in tensors]
-        return part_of(self._table, self._first[index], tensors), lines
+        return part_of(self._tables, self._first[index], tensors), lines
 
 
 class KeptBytes:
@@ -47,7 +47,7 @@ class KeptBytes:
     def __init__(self, plan: TransferPlan, tables: Sequence[Table]) -> None:
         self.nbytes, self.total = 0, 0
         self._plan = plan
-        self._parts = _Parts(plan, union(tables))
+        self._parts = _Parts(plan, tables)
         self._scratch = np.empty(SCRATCH, dtype=np.uint8)
 
     def wanted(self, index: int, chunk: Chunk) -> Wanted:
@@ -82,7 +82,7 @@ class RankPart:
 
     def __init__(self, plan: TransferPlan, table: Table) -> None:
         self.sent = 0
-        self._parts = _Parts(plan, table)
+        self._parts = _Parts(plan, [table])
         self._scratch = np.empty(SCRATCH, dtype=np.uint8)
         self._print = Fingerprint(0)  # of the current bucket
         self._position = 0  # in its part

@@ -60,16 +60,17 @@ def table_of(names: Sequence[str], kept: Mapping[str, Iterable[Box]]) -> Table:
     return table.astype(np.int32)
 
 
-def union(tables: Iterable[Table]) -> Table:
-    """Return the table of what at least one of several ranks keeps; regions in it may overlap."""
-    return np.unique(np.concatenate(list(tables)), axis=0)
+def part_of(tables: Iterable[Table], first: int, tensors: Sequence[Tensor]) -> BucketPart:
+    """Return what is kept of the bucket ``tensors``, whose first tensor is number ``first`` of the version.
 
-
-def part_of(table: Table, first: int, tensors: Sequence[Tensor]) -> BucketPart:
-    """Return the part of the bucket ``tensors``, whose first tensor is number ``first`` of the version."""
-    low, high = np.searchsorted(table[:, 0], [first, first + len(tensors)])
+    ``tables``: of one rank, or of several for what at least one of them keeps.
+    """
+    of_bucket = []
+    for table in tables:
+        low, high = np.searchsorted(table[:, 0], [first, first + len(tensors)])
+        of_bucket.append(table[low:high])
     boxes: dict[int, list[Box]] = defaultdict(list)
-    for number, *box in table[low:high].tolist():
+    for number, *box in np.unique(np.concatenate(of_bucket), axis=0).tolist():
         boxes[number - first].append(Box(*box))
     found, end = {}, 0
     for number, of_tensor in boxes.items():

@@ -57,7 +57,7 @@ class PartLoader:
         first = 0
         for bucket in buckets:
             tensors = [tensor_of(spec.shape, dtype_name(spec.dtype)) for spec in bucket]
-            self._buckets.append(_Bucket(bucket, part_of(self.table, first, tensors)))
+            self._buckets.append(_Bucket(bucket, part_of([self.table], first, tensors)))
             first += len(bucket)
 
     def load(self, receiver: StagedReceiver) -> Report:
