@@ -1,19 +1,12 @@
 """Fetcher: reads manifests of published versions, and gives access to their blobs."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Mapping, Sequence
 
 from grpo_worker.weightsync.agent.blobs import Blobs, LocalBlobs, RangedBlobs
 from grpo_worker.weightsync.agent.http_reader import HttpReader
+from grpo_worker.weightsync.agent.sources import each, url_of
+from grpo_worker.weightsync.agent.whole_blobs import WholeBlobs
 from grpo_worker.weightsync.protocol.manifest import Manifest
-
-if TYPE_CHECKING:
-    from grpo_worker.weightsync.agent.whole_blobs import WholeBlobs
-
-T = TypeVar("T")
-R = TypeVar("R")
-_PARALLEL = 8  # sources read in parallel
 
 
 class Fetcher:
@@ -23,7 +16,7 @@ class Fetcher:
     and NIXL; None: blobs stay at the trainers, and ranges of them are read when they are needed.
     """
 
-    def __init__(self, timeout: float, whole: "WholeBlobs | None" = None) -> None:
+    def __init__(self, timeout: float, whole: WholeBlobs | None = None) -> None:
         self._reader = HttpReader(timeout)
         self._whole = whole
         self._ranged: RangedBlobs | None = None
@@ -57,14 +50,3 @@ class Fetcher:
         self._ranged = None
         if self._whole is not None:
             self._whole.forget()
-
-
-def each(call: Callable[[T], R], over: Iterable[T]) -> list[R]:
-    """Return the results of calls made in parallel, in order."""
-    with ThreadPoolExecutor(_PARALLEL) as threads:
-        return list(threads.map(call, over))
-
-
-def url_of(sources: Mapping[int, str], version: int, rank: int, suffix: str) -> str:
-    """Return the URL of a rank's file of a version."""
-    return f"{sources[rank]}/v1/weights/{version}/{rank}.{suffix}"

@@ -11,8 +11,8 @@ import numpy as np
 
 from grpo_worker.weightsync.agent import metrics
 from grpo_worker.weightsync.agent.blobs import Bytes
-from grpo_worker.weightsync.agent.fetcher import each, url_of
 from grpo_worker.weightsync.agent.http_reader import FetchError, HttpReader
+from grpo_worker.weightsync.agent.sources import each, url_of
 from grpo_worker.weightsync.protocol.digest import piece_digests
 from grpo_worker.weightsync.protocol.manifest import Manifest
 from grpo_worker.weightsync.transport.nixl.agent import Offer
