@@ -4,7 +4,8 @@ FOLDER holds any of these files, with the origin of each in the file itself:
 sync.json (benchmarks/gpu/sync.py); ours.json with trl.json, on_policy.json (``ours --only on_policy``),
 colocated.json and traced.json (benchmarks/gpu/job.py); update.json, packing.json and rounding.json
 (benchmarks/gpu/trainer_speed.py); draft.json (benchmarks/gpu/draft.py); engine.json
-(benchmarks/gpu/engine_speed.py); memory-*.json and held-out-*.json (benchmarks/gpu/planner_memory.py).
+(benchmarks/gpu/engine_speed.py); wave_work.json (benchmarks/gpu/wave_work.py); memory-*.json and
+held-out-*.json (benchmarks/gpu/planner_memory.py).
 Raw data go to the files with ``_gpu`` in their name, planner_memory.json and planner_memory_held_out.json,
 figures to sync.json and trainer.json.
 """
@@ -61,7 +62,11 @@ def sync(measured: dict[str, Any]) -> None:
         "extra_memory_buckets": _most(cases, "extra_memory_buckets"),
         "trainer_extra_memory_buckets": _most(cases, "trainer_extra_memory_buckets"),
         "fp8_speedup": wide["engine_receive_and_load_seconds"] / fp8["engine_receive_and_load_seconds"],
+        "buffered_pause_seconds": small["buffered_pause_seconds"],
+        "buffered_whole_seconds": small["buffered_whole_seconds"],
     }
+    kinds = {"wide": wide, "small": small, "fp8": fp8}
+    figures |= {f"buffered_pause_ratio_{kind}": of["buffered_pause_ratio"] for kind, of in kinds.items()}
     split = {"bytes_ratio_2_to_2": "small 2 to 2",
              "bytes_ratio_2_to_2_shared_gpus": "small 2 to 2, shared GPUs"}  # fmt: skip
     for figure, case in split.items():
@@ -76,6 +81,9 @@ def _sync_on_one_gpu(cases: dict[str, Any], origin: Stamp) -> None:
     kinds = {name.partition(",")[0]: case["figures"] for name, case in cases.items()}
     figures = {f"one_gpu_copy_ratio_{kind}": of["bytes_ratio_vs_nccl"] for kind, of in kinds.items()}
     figures |= {f"one_gpu_pause_ratio_{kind}": of["pause_ratio"] for kind, of in kinds.items()}
+    figures |= {
+        f"one_gpu_buffered_pause_ratio_{kind}": of["buffered_pause_ratio"] for kind, of in kinds.items()
+    }
     worst = "first_over_later", "rejoin_over_version", "extra_memory_buckets", "trainer_extra_memory_buckets"
     figures |= {f"one_gpu_{figure}": _most(cases, figure) for figure in worst}
     _record("sync", figures, origin)
@@ -191,6 +199,7 @@ def main() -> None:
         "draft": drafts,
         "traced": lambda content: _keep("traced_gpu", content),
         "engine": lambda content: _keep("engine_speed_gpu", content),
+        "wave_work": lambda content: _keep("wave_work_gpu", content),
     }  # fmt: skip
     for name, content in measured.items():
         if name in single:
