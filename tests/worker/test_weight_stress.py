@@ -263,8 +263,8 @@ def test_a_plan_that_does_not_fit_is_refused(
     agent.sync(JOB, 1, sources)
     original = StagedVersion.direct_load
 
-    def fewer(self: Any, *flags: bool) -> DirectLoad:
-        load = original(self, *flags)
+    def fewer(self: Any, record: bool, parts: bool) -> DirectLoad:
+        load = original(self, record, parts)
         return DirectLoad(load.plan_id, load.counts[:-1])
 
     monkeypatch.setattr(StagedVersion, "direct_load", fewer)

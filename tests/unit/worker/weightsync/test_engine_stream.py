@@ -1,4 +1,4 @@
-"""Stream from an agent to the ranks of its engine: every rank gets every byte, and none waits in vain."""
+"""Stream from an agent to the ranks of its engine: each gets its bytes, and none waits in vain."""
 
 import threading
 import time
@@ -101,3 +101,63 @@ def test_ranks_that_are_missing_or_do_not_know_the_name_are_not_served(
 ) -> None:
     with pytest.raises(EngineError, match=f"{missing} of {RANKS} ranks have not connected"):
         EngineStream(Ranks(ranks, name), NAME, RANKS, 5)
+
+
+TABLE = np.array([[0, 0, 8, 0, 4], [3, 2, 4, 0, 1]], dtype=np.int32)
+
+
+def test_the_agent_waits_for_a_rank_that_still_records_what_it_keeps() -> None:
+    engine = Ranks()
+    stream = EngineStream(engine, NAME, RANKS, 1)
+
+    def tell(source: AgentStream) -> None:
+        for _ in range(4):
+            time.sleep(0.5)
+            source.beat()
+        source.send_kept(TABLE)
+
+    with ThreadPoolExecutor(RANKS) as threads:
+        told = [threads.submit(tell, source) for source in engine.streams]
+        tables = stream.receive_kept(never)
+        assert len(tables) == RANKS and all(np.array_equal(table, TABLE) for table in tables)
+        for each in told:
+            each.result(5)
+    stream.close()
+
+
+def test_a_rank_that_does_not_tell_what_it_keeps_is_named() -> None:
+    engine = Ranks()
+    stream = EngineStream(engine, NAME, RANKS, 1)
+    for source in engine.streams[:2]:
+        source.send_kept(TABLE)
+    with pytest.raises(EngineError, match="ReadTimeout: rank 2 has not told for 1 s what it keeps"):
+        stream.receive_kept(never)
+    stream.close()
+
+
+def test_a_rank_that_ends_instead_of_telling_releases_the_agent() -> None:
+    engine = Ranks()
+    stream = EngineStream(engine, NAME, RANKS, 600)
+    engine.streams[0].close()
+    with pytest.raises(EngineError, match="rank 0 of the engine has closed the stream"):
+        stream.receive_kept(never)
+    started = time.monotonic()
+    stream.close()
+    assert time.monotonic() - started < 5, "the threads of the other ranks have ended"
+
+
+def test_each_rank_gets_its_own_bytes() -> None:
+    engine = Ranks()
+    stream = EngineStream(engine, NAME, RANKS, 5)
+
+    def receive(source: AgentStream, size: int) -> torch.Tensor:
+        flat = torch.empty(size, dtype=torch.uint8)
+        source.read_into(flat)
+        return flat
+
+    with ThreadPoolExecutor(RANKS) as threads:
+        received = [threads.submit(receive, s, 10 * (n + 1)) for n, s in enumerate(engine.streams)]
+        stream.send_parts(lambda rank: [DATA[:10].data] * (rank + 1), never)
+        for number, each in enumerate(received):
+            assert np.array_equal(each.result(5).numpy(), np.tile(DATA[:10], number + 1))
+    stream.close()

@@ -82,6 +82,8 @@ class EngineStream:
             count = BEAT
             while count == BEAT:
                 (count,) = COUNT.unpack(self._receive(rank, COUNT.size, given_up))
+            if count < 0:
+                raise EngineError(f"rank {rank} of the engine keeps {count} regions: use one release")
             data = self._receive(rank, count * FIELDS * np.dtype(np.int32).itemsize, given_up)
             return np.frombuffer(data, dtype="<i4").astype(np.int32, copy=False).reshape(count, FIELDS)
 
@@ -98,6 +100,9 @@ class EngineStream:
 
     def close(self) -> None:
         """Close the connections: ranks that wait for bytes give up at once."""
+        for connection in self._connections.values():
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)  # threads that still wait for a rank end
         self._threads.shutdown(cancel_futures=True)
         for connection in self._connections.values():
             with contextlib.suppress(OSError):

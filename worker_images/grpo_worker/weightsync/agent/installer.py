@@ -116,7 +116,7 @@ class Installer:
                 # In a direct load every rank of the engine compares the fingerprints of what it received.
                 return stream.checksum() if isinstance(group, EngineStream) else self._engine.checksum()
 
-            return self._transact(load.plan_id, lambda: staged.plan.nbytes, transfer, checksum)
+            return self._transact(load.plan_id, lambda: stream.nbytes, transfer, checksum)
 
     def fetch(self, link: str, version: int, patience: float, calls: LinkCalls) -> None:
         """Let the engine receive a version over ``link`` while it generates; see ``receive``."""

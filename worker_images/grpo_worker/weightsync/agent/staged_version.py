@@ -102,14 +102,17 @@ class VersionStream:
             self._next = self._thread.submit(self._fetch)
             yield ready
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the version that the engine keeps, once all chunks have been fetched."""
+        return self._plan.nbytes if self._kept is None else self._kept.nbytes
+
     def checksum(self) -> str:
         """Return the checksum of all bytes that the engine keeps.
 
         A direct transfer of the same bytes gives the same one.
         """
-        if self._kept is not None:
-            return checksum(self._kept.nbytes, self._kept.total)
-        return checksum(self._plan.nbytes, self._sum)
+        return checksum(self.nbytes, self._sum if self._kept is None else self._kept.total)
 
     def _all_chunks(self, wanted: Callable[[int], Wanted | None]) -> Iterator[tuple[int, Chunk]]:
         """Return the numbered chunks of all buckets. ``wanted``: bytes of a bucket; None: all."""
