@@ -1,26 +1,22 @@
 """Installer: runs one update of one engine from prepare to commit, or aborts it."""
 
 import logging
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from grpo_worker.common.polling import pause_after
 from grpo_worker.weightsync.agent import metrics
-from grpo_worker.weightsync.agent.blobs import Bytes
 from grpo_worker.weightsync.agent.engine_client import Engine, EngineError
 from grpo_worker.weightsync.agent.engine_stream import EngineStream
 from grpo_worker.weightsync.agent.http_reader import FetchError
 from grpo_worker.weightsync.agent.link_calls import LinkCalls
-from grpo_worker.weightsync.agent.rank_parts import RankPart
-from grpo_worker.weightsync.agent.staged_version import Sendable, StagedVersion, VersionStream
+from grpo_worker.weightsync.agent.rank_parts import RankParts
+from grpo_worker.weightsync.agent.staged_version import StagedVersion, VersionStream
 from grpo_worker.weightsync.agent.update import Phase, Update
 from grpo_worker.weightsync.protocol.agent_stream import STREAM
 from grpo_worker.weightsync.protocol.direct_load import AGENT, DirectLoad, Fetch
@@ -43,7 +39,7 @@ class Installer:
     ``timeout``: seconds of each call to the engine, and for each chunk of a staged version.
     ``address``: of this host, at which the engine's ranks reach the agent.
     ``seconds``: of each part of the last update. ``load_report``: of the last direct load, from the
-    engine; with ``sent``, the bytes that each rank was sent, if each one got only its part.
+    engine; with ``sent``, the bytes that each rank was sent, if each got only its part.
     """
 
     def __init__(
@@ -110,7 +106,9 @@ class Installer:
                 if isinstance(group, EngineStream):
                     self._stream(group, staged, load, stream)
                 else:
-                    self._send(group, staged, stream)
+                    for _ in group.send_all(staged, stream):
+                        self._sent += 1
+                        self._count_sent()
 
             def checksum() -> str:
                 # In a direct load every rank of the engine compares the fingerprints of what it received.
@@ -227,10 +225,7 @@ class Installer:
     def _stream(
         self, group: EngineStream, staged: StagedVersion, load: DirectLoad, stream: VersionStream
     ) -> None:
-        """Send all buckets for one request; the engine writes one while it receives the next.
-
-        Each rank of several tells first which regions it keeps, and gets only these.
-        """
+        """Send all buckets for one request; the engine writes one while it receives the next."""
         version = str(staged.version)
         thread = ThreadPoolExecutor(1)
         # The request lasts as long as there are bytes to send: progress is watched here.
@@ -238,13 +233,7 @@ class Installer:
         answer = thread.submit(self._engine.receive_all, *arguments)
         thread.shutdown(wait=False)
         try:
-            parts = self._parts(group, staged, stream, answer.done) if load.parts else None
-            for ready in stream:
-                if parts is None:
-                    group.send(ready.data, ready.fingerprint, answer.done)
-                else:
-                    group.send_parts(partial(_of_chunk, parts, ready), answer.done)
-                self._sent += ready.chunk.last
+            sent = self._send(group, staged, stream, load.parts, answer.done)
             report = answer.result(self._timeout)
         except TimeoutError as error:
             group.close()
@@ -257,18 +246,29 @@ class Installer:
             if isinstance(error, EngineError) and problem is not None:
                 raise EngineError(f"{problem}; {error}") from error  # the engine's own error says more
             raise
-        if parts is not None:
-            report["sent"] = [part.sent for part in parts]
-        self._report(staged.version, report)
+        self._report(staged.version, report | {"sent": sent})
 
-    def _parts(
-        self, group: EngineStream, staged: StagedVersion, stream: VersionStream, given_up: Callable[[], bool]
-    ) -> list[RankPart]:
-        """Ask the ranks what they keep, and restrict the stream to it; return the part of each rank."""
-        with self.timed("record"):
-            tables = group.receive_kept(given_up)
-        stream.restrict(tables)
-        return [RankPart(staged.plan, table) for table in tables]
+    def _send(
+        self, group: EngineStream, staged: StagedVersion, stream: VersionStream, parts: bool,
+        given_up: Callable[[], bool],
+    ) -> list[int]:  # fmt: skip
+        """Send all buckets. With ``parts`` each rank tells first which regions it keeps, and gets only these.
+
+        Returns the bytes of the parts of each rank.
+        """
+        tables = []
+        if parts:
+            with self.timed("record"):
+                tables = group.receive_kept(given_up)
+            stream.restrict(tables)
+        ranks = RankParts(staged.plan, tables)
+        for ready in stream:
+            if parts:
+                group.send_parts(ranks.of_chunk(ready.chunk, ready.data), given_up)
+            else:
+                group.send(ready.data, ready.fingerprint, given_up)
+            self._sent += ready.chunk.last
+        return ranks.sent
 
     def _end_of(self, answer: "Future[dict[str, Any]]") -> BaseException | None:
         """Wait until the engine has given up the request, whose stream was closed; return its error."""
@@ -290,29 +290,6 @@ class Installer:
         while self.update.phase == Phase.TRANSFER and self.update.sent < self._sent:
             self.update = self.update.bucket(self.update.sent)
 
-    def _send(self, group: "LocalGroup", staged: StagedVersion, stream: VersionStream) -> None:
-        """Send each bucket for a request of its own, to an engine without direct loads."""
-        parts: list[Bytes] = []
-        for ready in stream:
-            parts.append(ready.data.copy())
-            if ready.fingerprint is None:
-                continue
-            index, flat = ready.chunk.bucket, np.concatenate(parts)
-            parts = []
-            last = index == len(staged.plan.buckets) - 1
-            sender = threading.Thread(target=group.send, args=(flat,), daemon=True)
-            sender.start()
-            tensors = staged.plan.buckets[index]
-            self._engine.receive(group.name, tensors, str(staged.version) if last else None)
-            sender.join(self._timeout)
-            self._sent += 1
-            self._count_sent()
-
     def _enter(self, update: Update) -> None:
         self.update = update
         metrics.record_phase(update)
-
-
-def _of_chunk(parts: Sequence[RankPart], ready: Sendable, rank: int) -> Iterator[memoryview]:
-    """Return what a rank is sent of a chunk."""
-    return parts[rank].of_chunk(ready.chunk, ready.data)

@@ -4,6 +4,7 @@ Only engines that cannot load directly need it. It imports torch.
 """
 
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore
 
 from grpo_worker.weightsync.agent.engine_client import Engine
+from grpo_worker.weightsync.agent.staged_version import StagedVersion, VersionStream
 from grpo_worker.weightsync.transport import torch_group
 
 
@@ -29,6 +31,8 @@ class LocalGroup:
         self, engine: Engine, name: str, engine_ranks: int, timeout: float, address: str = "127.0.0.1"
     ) -> None:
         self.name = name
+        self._engine = engine
+        self._timeout = timeout
         world = engine_ranks + 1
         limit = timedelta(seconds=timeout)
         # Port 0: the store picks a free port, which no earlier agent still listens on.
@@ -50,6 +54,23 @@ class LocalGroup:
         if failure:
             raise failure[0]
         self._store = store
+
+    def send_all(self, staged: StagedVersion, stream: VersionStream) -> Iterator[None]:
+        """Send each bucket for a request of its own; yield after each one."""
+        parts: list[npt.NDArray[np.uint8]] = []
+        for ready in stream:
+            parts.append(ready.data.copy())
+            if ready.fingerprint is None:
+                continue
+            index, flat = ready.chunk.bucket, np.concatenate(parts)
+            parts = []
+            last = index == len(staged.plan.buckets) - 1
+            sender = threading.Thread(target=self.send, args=(flat,), daemon=True)
+            sender.start()
+            tensors = staged.plan.buckets[index]
+            self._engine.receive(self.name, tensors, str(staged.version) if last else None)
+            sender.join(self._timeout)
+            yield
 
     def send(self, flat: npt.NDArray[np.uint8]) -> None:
         """Broadcast one bucket (uint8, 1-D) to the engine's ranks."""

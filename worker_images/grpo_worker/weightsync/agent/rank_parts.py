@@ -1,6 +1,6 @@
 """Parts of a version that an engine's ranks keep: what is read for them, and what each one is sent."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 
@@ -106,3 +106,19 @@ class RankPart:
             self._position = position
         if chunk.last:
             yield memoryview(FINGERPRINT.pack(self._print.value()))
+
+
+class RankParts:
+    """What each of an engine's ranks is sent; ``tables``: of the regions that they keep, by rank."""
+
+    def __init__(self, plan: TransferPlan, tables: Sequence[Table]) -> None:
+        self._parts = [RankPart(plan, table) for table in tables]
+
+    @property
+    def sent(self) -> list[int]:
+        """Bytes that each rank keeps of the chunks so far."""
+        return [part.sent for part in self._parts]
+
+    def of_chunk(self, chunk: Chunk, data: Bytes) -> Callable[[int], Iterator[memoryview]]:
+        """Return a function that yields what a rank is sent of a chunk; see RankPart."""
+        return lambda rank: self._parts[rank].of_chunk(chunk, data)
