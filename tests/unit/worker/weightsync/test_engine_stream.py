@@ -74,6 +74,18 @@ def test_ranks_that_wait_are_released_when_the_agent_closes() -> None:
     assert time.monotonic() - started < 5
 
 
+def test_a_rank_waits_for_a_byte_as_long_as_the_request_says() -> None:
+    engine = Ranks(1)
+    stream = EngineStream(engine, NAME, 1, 5)
+    (source,) = engine.streams
+    source.wait_at_most(0.2)
+    started = time.monotonic()
+    with pytest.raises(DirectLoadError, match="no bytes from the agent: TimeoutError"):
+        source.read_into(torch.empty(1, dtype=torch.uint8))
+    assert time.monotonic() - started < 5
+    stream.close()
+
+
 def test_a_rank_that_stops_reading_is_noticed() -> None:
     engine = Ranks()
     stream = EngineStream(engine, NAME, RANKS, 1)

@@ -98,7 +98,8 @@ class Installer:
         ``record``: the engine also records what its ranks keep, as it does when it joins its first link.
         Call it, like ``receive``, inside ``updating``.
         """
-        load = staged.direct_load(record, parts=self._ranks > 1)  # a single rank keeps everything
+        # A single rank keeps everything. A rank may wait until a chunk arrives and another rank takes it.
+        load = staged.direct_load(record, parts=self._ranks > 1, patience=2 * self._timeout)
         self._enter(self.update.prepare(load.plan_id, len(staged.plan.buckets)))
         with self._opened() as group:
 

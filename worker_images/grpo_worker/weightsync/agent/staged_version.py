@@ -27,11 +27,10 @@ class StagedVersion:
     digests: list[str]
     blobs: Blobs = field(repr=False)
 
-    def direct_load(self, record: bool, parts: bool) -> DirectLoad:
+    def direct_load(self, record: bool, parts: bool, patience: float) -> DirectLoad:
         """Return the request that announces the buckets; see DirectLoad."""
-        return DirectLoad(
-            self.plan.plan_id, tuple(len(bucket) for bucket in self.plan.buckets), record, parts
-        )
+        counts = tuple(len(bucket) for bucket in self.plan.buckets)
+        return DirectLoad(self.plan.plan_id, counts, record, parts, patience)
 
 
 @dataclass(frozen=True, slots=True)

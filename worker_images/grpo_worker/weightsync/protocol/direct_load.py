@@ -15,6 +15,7 @@ LINK = "grpo-link-"  # prefix of a link's name; the gang's identity follows
 FETCH = "grpo-fetch-"  # prefix of a name that is a request to fetch a version; see Fetch
 FETCHED = "[grpo fetched]"  # in the answer of an engine that has the version in its second copy
 AGENT = "grpo-weights-"  # prefix of the name of a group of one agent and its engine
+_PATIENCE = 60.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,14 @@ class DirectLoad:
     ``counts``: number of tensors of each bucket, in the order of the request's names.
     ``record``: before the load, the engine records what it keeps of each tensor, for later links.
     ``parts``: each rank records it too, tells the agent, and receives only that.
+    ``patience``: seconds that a rank waits for a byte; the agent gives up before.
     """
 
     plan_id: str
     counts: tuple[int, ...]
     record: bool = False
     parts: bool = False
+    patience: float = _PATIENCE
 
     def to_load_format(self) -> str:
         """Return the text for the request's field ``load_format``."""
@@ -68,6 +71,7 @@ class DirectLoad:
         try:
             data = json.loads(text.removeprefix(PREFIX))
             flags = bool(data.get("record")), bool(data.get("parts"))
-            return cls(data["plan_id"], tuple(data["counts"]), *flags)
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            patience = float(data.get("patience", _PATIENCE))
+            return cls(data["plan_id"], tuple(data["counts"]), *flags, patience)
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"load_format {text[:80]!r} is no direct load") from error

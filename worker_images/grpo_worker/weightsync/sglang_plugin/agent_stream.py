@@ -8,7 +8,7 @@ from grpo_worker.weightsync.planner.rank_parts import Table
 from grpo_worker.weightsync.protocol.agent_stream import BEAT, COUNT, FINGERPRINT, greeting
 from grpo_worker.weightsync.sglang_plugin.staged_receiver import DirectLoadError
 
-_SILENT_SECONDS = 60.0  # without a byte; later requests wait for this rank
+_CONNECT_SECONDS = 60.0
 _PINNED = 32 << 20  # bytes on the way to a GPU
 
 
@@ -17,9 +17,13 @@ class AgentStream:
 
     def __init__(self, address: str, port: int, name: str, rank: int) -> None:
         """Connect. Raises OSError."""
-        self._socket = socket.create_connection((address, port), _SILENT_SECONDS)
+        self._socket = socket.create_connection((address, port), _CONNECT_SECONDS)
         self._socket.sendall(greeting(name, rank))
         self._pinned: torch.Tensor | None = None
+
+    def wait_at_most(self, seconds: float) -> None:
+        """Set the seconds that this rank, and every later request to it, waits for a byte."""
+        self._socket.settimeout(seconds)
 
     def beat(self) -> None:
         """Tell the agent that this rank makes progress. Raises DirectLoadError if the agent is gone."""

@@ -230,9 +230,9 @@ def _announce(
     buckets = [specs_of(islice(rows, count)) for count in request.counts]
     if group_name not in _streams:
         raise ValueError(f"{group_name} has not been joined")
-    return _Announced(
-        partial(load_version, _models(updater), updater.device, request, buckets, _streams[group_name])
-    )
+    stream = _streams[group_name]
+    stream.wait_at_most(request.patience)
+    return _Announced(partial(load_version, _models(updater), updater.device, request, buckets, stream))
 
 
 def _models(updater: Any) -> list[Any]:
