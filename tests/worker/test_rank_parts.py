@@ -50,7 +50,7 @@ def new_agent(engine: Server) -> Agent:
     return agent
 
 
-def whole(self: StagedVersion, record: bool, parts: bool) -> DirectLoad:
+def whole(self: StagedVersion, record: bool, **_: Any) -> DirectLoad:
     return DirectLoad(self.plan.plan_id, tuple(map(len, self.plan.buckets)), record)
 
 
