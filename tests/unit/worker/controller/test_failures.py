@@ -21,7 +21,7 @@ from grpo_worker.controller.recovery.run_record import RunRecord
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.rewards.base import RewardError
 from grpo_worker.rollout.sample_watch import SampleWatch
-from grpo_worker.rollout.sglang.engine_process import report
+from grpo_worker.rollout.sglang.engine_process import ErrorLog, last_error, report
 
 TRACE = """\x1b[36mray::TrainerWorker.start()\x1b[39m (pid=12, ip=10.0.0.1)
   File "/x/actor.py", line 3, in start
@@ -238,11 +238,20 @@ def test_waiting_without_a_sample_is_said_after_the_limit() -> None:
 
 def test_kubelet_gets_the_error_and_not_its_echo(tmp_path: Path) -> None:
     file = tmp_path / "termination-log"
-    report(iter(SGLANG.splitlines(keepends=True)), file)
+    message = last_error(SGLANG.splitlines(keepends=True))
+    report(message, file)
     assert not file.exists(), "outside of a container there is no such file"
     file.touch()
-    report(iter(SGLANG.splitlines(keepends=True)), file)
+    report(message, file)
     assert file.read_text() == "AttributeError: 'DeepseekV3Config' object has no attribute 'topk_method'"
+
+
+def test_the_end_of_a_log_is_waited_for_after_its_process_was_reaped() -> None:
+    script = "import os, sys, time; os.fork() and os._exit(1); time.sleep(0.3); sys.exit('ValueError: no')"
+    process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE)
+    log = ErrorLog(process)
+    assert process.wait(20) == 1
+    assert log.last_error() == "ValueError: no"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -137,13 +136,13 @@ def test_a_signal_ends_the_server_and_the_container(
 def test_a_signal_while_the_server_starts_ends_it() -> None:
     servers: list[subprocess.Popen[bytes]] = []
 
-    def start(command: Sequence[str], _tail: deque[str]) -> "subprocess.Popen[bytes]":
+    def start(command: Sequence[str]) -> "tuple[subprocess.Popen[bytes], Callable[[], str]]":
         servers.append(subprocess.Popen(command, start_new_session=True))
         starting.stop(signal.SIGTERM)  # as the handler of a signal that comes now
-        return servers[-1]
+        return servers[-1], str
 
     # A round is run without an agent; the rendezvous is an argument that the command ignores.
     command = [sys.executable, "-c", "import time; time.sleep(300)"]
-    starting = HostServer(command, "http://127.0.0.1:9", start, lambda _: servers[-1].wait(60), str)
+    starting = HostServer(command, "http://127.0.0.1:9", start, lambda _: servers[-1].wait(60))
     starting._run_round("1", "127.0.0.1:1")
     assert servers[0].returncode == -signal.SIGTERM

@@ -13,15 +13,15 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import IO
 
 from grpo_operator.api.errors import last_error_line
 from grpo_worker.rollout.sglang.host_server import HostServer
 
 TERMINATION_LOG = Path("/dev/termination-log")  # kubelet's own default
 _KEPT = 400  # lines that are searched for the last error
+_DRAIN_SECONDS = 1.0  # for the end of a log; a grandchild may hold the pipe open
 _GENERAL = ("Received sigquit from a child process", "SIGQUIT received", "kill_process_tree")
 
 
@@ -32,26 +32,24 @@ def main() -> None:
         return
     process = subprocess.Popen(sys.argv[1:], stderr=subprocess.PIPE)
     _on_signals(lambda received: _pass_on(process.pid, received))
-    tail: deque[str] = deque(maxlen=_KEPT)
-    reader = _forward_errors(process, tail)
+    log = ErrorLog(process)
     code = _await(process.pid)
-    reader.join(timeout=1)  # a grandchild may hold the pipe open
+    message = log.last_error()
     if code:
-        report(tail)
+        report(message)
     sys.exit(code if code >= 0 else 128 - code)
 
 
 def _run_rounds(url: str, command: list[str]) -> None:
     """Run a host's server in the rounds of its engine, until a signal ends this process."""
-    server = HostServer(command, url, _start_session, _await, _last_error)
+    server = HostServer(command, url, _start_session, _await)
     _on_signals(server.stop)
     server.run()
 
 
-def _start_session(command: Sequence[str], tail: deque[str]) -> "subprocess.Popen[bytes]":
+def _start_session(command: Sequence[str]) -> "tuple[subprocess.Popen[bytes], Callable[[], str]]":
     process = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
-    _forward_errors(process, tail)
-    return process
+    return process, ErrorLog(process).last_error
 
 
 def _on_signals(act: Callable[[int], None]) -> None:
@@ -59,11 +57,26 @@ def _on_signals(act: Callable[[int], None]) -> None:
         signal.signal(number, lambda received, _frame: act(received))
 
 
-def _forward_errors(process: "subprocess.Popen[bytes]", tail: deque[str]) -> threading.Thread:
-    assert process.stderr is not None
-    reader = threading.Thread(target=_forward, args=(process.stderr, tail), daemon=True)
-    reader.start()
-    return reader
+class ErrorLog:
+    """Copies a process's standard error to this process's, and keeps its last lines."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        assert process.stderr is not None
+        self._source = process.stderr
+        self._tail: deque[str] = deque(maxlen=_KEPT)
+        self._reader = threading.Thread(target=self._copy, daemon=True)
+        self._reader.start()
+
+    def last_error(self) -> str:
+        """Return the last error of a process that has ended, or an empty text."""
+        self._reader.join(timeout=_DRAIN_SECONDS)
+        return last_error(list(self._tail))
+
+    def _copy(self) -> None:
+        for line in self._source:
+            sys.stderr.buffer.write(line)
+            sys.stderr.buffer.flush()
+            self._tail.append(line.decode(errors="replace"))
 
 
 def _pass_on(pid: int, received: int) -> None:
@@ -72,23 +85,15 @@ def _pass_on(pid: int, received: int) -> None:
         os.kill(pid, received)
 
 
-def report(tail: Iterator[str] | deque[str], file: Path = TERMINATION_LOG) -> None:
-    """Write the last error of a log to the file from which kubelet reads why a container ended."""
-    message = _last_error(tail)
+def report(message: str, file: Path = TERMINATION_LOG) -> None:
+    """Write a message to the file from which kubelet reads why a container ended."""
     if message and file.exists():
         file.write_text(message)
 
 
-def _last_error(tail: Iterator[str] | deque[str]) -> str:
-    return last_error_line("".join(line for line in tail if not any(text in line for text in _GENERAL)))
-
-
-def _forward(source: IO[bytes], tail: deque[str]) -> None:
-    """Copy a log to standard error, line by line, and keep its end in ``tail``."""
-    for line in source:
-        sys.stderr.buffer.write(line)
-        sys.stderr.buffer.flush()
-        tail.append(line.decode(errors="replace"))
+def last_error(lines: Iterable[str]) -> str:
+    """Return the last error of a server's log, without SGLang's echoes of it."""
+    return last_error_line("".join(line for line in lines if not any(text in line for text in _GENERAL)))
 
 
 def _await(main_process: int) -> int:

@@ -11,42 +11,37 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import uuid
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 PERIOD_SECONDS = 1.0
 SILENT_SECONDS = 60.0  # without an answer; an agent takes less to restart
 _TIMEOUT = 5.0
-Start = Callable[[Sequence[str], deque[str]], "subprocess.Popen[bytes]"]
+Start = Callable[[Sequence[str]], tuple["subprocess.Popen[bytes]", Callable[[], str]]]
 
 
 @dataclass(slots=True)
 class _Server:
     round: str
     process: "subprocess.Popen[bytes]"
-    tail: deque[str] = field(default_factory=deque)
     revoked: bool = False  # whether its round has ended
 
 
 class HostServer:
     """Starts the command in each round, and kills it when the round ends.
 
-    ``url``: route of the pod's agent. ``start``: starts a command in a session of its own and collects the
-    end of its log. ``wait``: reaps processes until one of this id ends, and returns its exit code.
-    ``last_error``: last error of a log.
+    ``url``: route of the pod's agent. ``start``: starts a command in a session of its own; returns it and a
+    function that returns the last error of its log after it has ended. ``wait``: reaps processes until one of
+    this id ends, and returns its exit code.
     """
 
-    def __init__(
-        self, command: Sequence[str], url: str, start: Start, wait: Callable[[int], int],
-        last_error: Callable[[deque[str]], str],
-    ) -> None:  # fmt: skip
+    def __init__(self, command: Sequence[str], url: str, start: Start, wait: Callable[[int], int]) -> None:
         self._command = list(command)
         self._url = url
-        self._start, self._wait, self._last_error = start, wait, last_error
+        self._start, self._wait = start, wait
         self._process = uuid.uuid4().hex[:12]
         self._server: _Server | None = None
-        self._ended = self._error = ""
+        self._failed = "", ""  # last round whose server failed, and its error
         self._answered = time.monotonic()
         self._stopping = threading.Event()
 
@@ -68,17 +63,15 @@ class HostServer:
                 self._stopping.wait(PERIOD_SECONDS)
 
     def _run_round(self, number: str, rendezvous: str) -> None:
-        tail: deque[str] = deque(maxlen=400)
-        server = _Server(number, self._start([*self._command, "--dist-init-addr", rendezvous], tail), tail)
-        self._server = server
+        process, last_error = self._start([*self._command, "--dist-init-addr", rendezvous])
+        self._server = server = _Server(number, process)
         if self._stopping.is_set():  # a signal that came while the server started found none to pass it on to
             self.stop(signal.SIGTERM)
-        code = self._wait(server.process.pid)
+        code = self._wait(process.pid)
         self._server = None
-        _kill(server.process.pid)  # its schedulers may outlive it
+        _kill(process.pid)  # its schedulers may outlive it
         if not server.revoked:
-            self._ended = number
-            self._error = self._last_error(tail) or f"exit code {code}"
+            self._failed = number, last_error() or f"exit code {code}"
 
     def _watch_forever(self) -> None:
         while True:
@@ -98,9 +91,10 @@ class HostServer:
     def _report(self) -> dict[str, str] | None:
         """Report the running server; return the agent's answer, or None while it does not answer."""
         server = self._server
+        ended, error = self._failed
         fields = {
             "process": self._process, "round": server.round if server else "",
-            "ended": self._ended, "error": self._error[:400],
+            "ended": ended, "error": error[:400],
         }  # fmt: skip
         try:
             url = f"{self._url}?{urllib.parse.urlencode(fields)}"
