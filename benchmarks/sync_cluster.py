@@ -43,7 +43,8 @@ from grpo_worker.weightsync.sglang_plugin.recipe import TensorSpec
 from grpo_worker.weightsync.sglang_plugin.recipe import record as record_recipe
 from grpo_worker.weightsync.sglang_plugin.wave_loader import WaveLoader
 from grpo_worker.weightsync.sglang_plugin.wave_receiver import WaveReceiver
-from grpo_worker.weightsync.trainer.wave_sender import Shards, WaveSender
+from grpo_worker.weightsync.trainer.wave_packer import Shards
+from grpo_worker.weightsync.trainer.wave_sender import WaveSender
 from grpo_worker.weightsync.transport.factory import join
 from rated_hosts import ADDRESS, INTERFACE, inside, rated_hosts
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,24 @@ def _environment(folder: Path, gpus: tuple[int, ...]) -> dict[str, str]:
         from grpo_devcluster.cpu_engine import environment  # needs the devcluster's cache
 
         return environment(folder)
-    sources = os.pathsep.join(str(REPO / part) for part in ("operator", "worker_images"))
-    path = os.pathsep.join([sources, os.environ.get("ENGINE_PYTHONPATH", "")])
+    sources = [_entry_points(folder), REPO / "operator", REPO / "worker_images"]
+    path = os.pathsep.join([*map(str, sources), os.environ.get("ENGINE_PYTHONPATH", "")])
     visible = ",".join(map(str, gpus))
     own = {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": visible, "OMP_NUM_THREADS": "1"}
     own["SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"] = "false"  # trainer ranks share some of the GPUs
     return dict(os.environ) | own
+
+
+def _entry_points(folder: Path) -> Path:
+    """Write the entry points by which SGLang finds the plugins of a checkout that is not installed."""
+    project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+    metadata = folder / "plugins" / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    metadata.mkdir(parents=True, exist_ok=True)
+    (metadata / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
+    lines = [
+        line
+        for group, points in project["entry-points"].items()
+        for line in (f"[{group}]", *(f"{name} = {place}" for name, place in points.items()))
+    ]
+    (metadata / "entry_points.txt").write_text("\n".join(lines))
+    return metadata.parent

@@ -27,7 +27,8 @@ from grpo_worker.weightsync.sglang_plugin.recipe import Recipe, TensorSpec, reco
 from grpo_worker.weightsync.sglang_plugin.staged_receiver import DirectLoadError
 from grpo_worker.weightsync.sglang_plugin.wave_loader import WaveLoader
 from grpo_worker.weightsync.sglang_plugin.wave_receiver import WaveReceiver
-from grpo_worker.weightsync.trainer.wave_sender import Shards, WaveSender
+from grpo_worker.weightsync.trainer.wave_packer import Shards
+from grpo_worker.weightsync.trainer.wave_sender import WaveSender
 
 ROUNDS = 6
 BUCKET = 512 << 20

@@ -13,7 +13,8 @@ from grpo_worker.weightsync.sglang_plugin.second_copy import SecondCopy
 from grpo_worker.weightsync.sglang_plugin.staged_receiver import DirectLoadError
 from grpo_worker.weightsync.sglang_plugin.wave_loader import WaveLoader
 from grpo_worker.weightsync.sglang_plugin.wave_receiver import WaveReceiver
-from grpo_worker.weightsync.trainer.wave_sender import Shards, WaveSender
+from grpo_worker.weightsync.trainer.wave_packer import Shards
+from grpo_worker.weightsync.trainer.wave_sender import WaveSender
 from grpo_worker.weightsync.transport.factory import join
 from grpo_worker.weightsync.transport.rendezvous import TransferGroup
 from support.random_plans import Case, EngineModel, differences, draw

@@ -1,16 +1,19 @@
 """Triton kernel for FP8 quantization in blocks of 128 x 128, launched once for many matrices."""
 
-from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 
+from grpo_worker.common.device_numbers import Numbers, replace
+
 _LARGEST = 448.0  # of e4m3
 _SMALLEST = 2.0**-100  # scale that is multiplied by its inverse
 _ALIGNED = 16  # bytes that a thread moves at once
-_WARPS = 8
+_WARPS = 4
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.float16: tl.float16}
 
 
@@ -32,7 +35,8 @@ def _quantise(  # type: ignore[no-untyped-def]  # Triton evaluates annotations
     scales = tl.load(pointers + 2 * count + matrix).to(tl.pointer_type(tl.float32))
     if aligned:
         values, out = tl.multiple_of(values, 16), tl.multiple_of(out, 16)
-        columns, stride = tl.multiple_of(columns, 16), tl.multiple_of(stride, 16)
+        # Triton derives what a thread can move at once from the product, but from no hint at an argument.
+        columns, stride = columns // 16 * 16, stride // 16 * 16
     down = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     across = tl.program_id(1) * block + tl.arange(0, block)
     inside = (down[:, None] < rows) & (across[None, :] < columns)
@@ -54,22 +58,68 @@ def _quantise(  # type: ignore[no-untyped-def]  # Triton evaluates annotations
     tl.store(scales + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), scale)
 
 
+@dataclass(frozen=True, slots=True)
+class MatrixKind:
+    """Values of matrices that one launch can quantise together.
+
+    ``stride``: elements from the beginning of a row to that of the next one. ``aligned``: all rows of values
+    and quotients begin at multiples of 16 bytes.
+    """
+
+    dtype: torch.dtype
+    rows: int
+    columns: int
+    stride: int
+    aligned: bool
+
+    @classmethod
+    def of(cls, dtype: torch.dtype, shape: tuple[int, int], stride: int, *addresses: int) -> "MatrixKind":
+        """Return the kind of a matrix; ``addresses``: of its values and of the quotients."""
+        rows, columns = shape
+        return cls(
+            dtype, rows, columns, stride, not any(end % _ALIGNED for end in (columns, stride, *addresses))
+        )
+
+
+class BlockQuantiser:
+    """Quantises matrices of one kind to the same places at each launch.
+
+    outs, scales: int64 [matrices], addresses of e4m3 [rows, columns] and of fp32 [ceil(rows / block),
+    ceil(columns / block)].
+    """
+
+    def __init__(self, kind: MatrixKind, outs: Numbers, scales: Numbers, device: torch.device) -> None:
+        self._kind = kind
+        self._pointers = torch.from_numpy(np.stack([np.zeros_like(outs), outs, scales])).to(device)
+
+    def move_values(self, values: Numbers) -> None:
+        """Read other values from now on: int64 [matrices], their addresses."""
+        replace(self._pointers[0], values)
+
+    def launch(self, block: int) -> None:
+        """Quantise in blocks of ``block`` x ``block`` on the current stream."""
+        kind, count = self._kind, self._pointers.shape[1]
+        down, across = -(-kind.rows // block), -(-kind.columns // block)
+        _quantise[(down, across, count)](
+            self._pointers, count, kind.rows, kind.columns, kind.stride, _TYPES[kind.dtype], block, _LARGEST,
+            _SMALLEST, kind.aligned, num_warps=_WARPS,
+        )  # fmt: skip
+
+
 def quantise_all(matrices: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]], block: int) -> None:
-    """Quantise matrices on one GPU, with one launch for each shape.
+    """Quantise matrices on one GPU, with one launch for each kind.
 
     matrices: (values [m, n] with contiguous rows, out e4m3 [m, n], scales fp32 [ceil(m / block),
     ceil(n / block)]).
     """
-    groups = defaultdict(list)
+    groups: dict[MatrixKind, list[tuple[int, int, int]]] = {}
     for values, out, scales in matrices:
-        kind = (values.dtype, values.shape, values.stride(0))
-        groups[kind].append((values.data_ptr(), out.data_ptr(), scales.data_ptr()))
-    for (dtype, (rows, columns), stride), addresses in groups.items():
-        down, across = -(-rows // block), -(-columns // block)
-        pointers = torch.tensor(addresses, device="cpu").t().contiguous().pin_memory()
-        on_device = pointers.to(matrices[0][0].device, non_blocking=True)
-        ends = columns, stride, *(end for values, out, _ in addresses for end in (values, out))
-        _quantise[(down, across, len(addresses))](
-            on_device, len(addresses), rows, columns, stride, _TYPES[dtype], block, _LARGEST,
-            _SMALLEST, not any(end % _ALIGNED for end in ends), num_warps=_WARPS,
-        )  # fmt: skip
+        addresses = values.data_ptr(), out.data_ptr(), scales.data_ptr()
+        shape = values.shape[0], values.shape[1]
+        kind = MatrixKind.of(values.dtype, shape, values.stride(0), *addresses[:2])
+        groups.setdefault(kind, []).append(addresses)
+    for kind, rows in groups.items():
+        of_values, outs, of_scales = np.array(rows, dtype=np.int64).T
+        quantiser = BlockQuantiser(kind, outs, of_scales, matrices[0][0].device)
+        quantiser.move_values(of_values)
+        quantiser.launch(block)

@@ -16,8 +16,9 @@ from grpo_worker.weightsync.protocol import fingerprint, fingerprint_triton
 sums = []
 for size in json.loads(sys.argv[1]):
     data = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(size))
-    weighted, signed = fingerprint_triton.sums(data, fingerprint._ROW, fingerprint._WEIGHT).tolist()
-    sums.append([weighted ^ size, signed])
+    weighted, signed = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    fingerprint_triton.add_sums(data, weighted, signed, fingerprint._ROW, fingerprint._WEIGHT)
+    sums.append([weighted.item() ^ size, signed.item()])
 print(json.dumps(sums))
 """
 

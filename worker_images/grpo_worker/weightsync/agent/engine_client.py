@@ -1,6 +1,7 @@
 """Client of one SGLang server's control routes (0.5.16 to 0.5.23): liveness, version, weight updates."""
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from grpo_worker.weightsync.protocol.tiling import TensorPlan
 # Routes that the server answers without its scheduler.
 _WITHOUT_SCHEDULER = frozenset({"/model_info", "/pause_generation", "/continue_generation"})
 _SHORT = 5.0  # seconds
+_SERVED = re.compile(r"Weight version updated to (\S+)\.")
 
 
 class EngineError(RuntimeError):
@@ -39,6 +41,7 @@ class Engine:
         self._client = httpx.Client(base_url=url, timeout=timeout)
         self._timeout = timeout
         self._unresponsive_since: float | None = None
+        self._has_sessions = True  # until it says otherwise
 
     def alive(self) -> bool:
         """Return whether the servers of all hosts run; the request does not reach their schedulers."""
@@ -61,6 +64,7 @@ class Engine:
     def on_replaced(self) -> None:
         """Note that the server was replaced by a new process."""
         self._unresponsive_since = None
+        self._has_sessions = True
 
     def check_responsive(self) -> None:
         """Raise EngineError if the scheduler is still unresponsive.
@@ -121,10 +125,15 @@ class Engine:
 
     def begin_update(self) -> None:
         """Open an update session; engines before 0.5.23 have none, which is no error."""
-        self._call("POST", "/begin_weight_update", may_be_absent=True)
+        self._session("/begin_weight_update")
 
     def end_update(self) -> None:
-        self._call("POST", "/end_weight_update", may_be_absent=True)
+        self._session("/end_weight_update")
+
+    def _session(self, path: str) -> None:
+        """Call a route of sessions, unless the engine has none: each call lengthens the pause."""
+        if self._has_sessions:
+            self._has_sessions = self._call("POST", path, may_be_absent=True) is not None
 
     def receive(self, group: str, tensors: Sequence[TensorPlan], version: str | None) -> None:
         """Receive one flattened bucket by broadcast. ``version``: given with the last bucket only."""
@@ -164,7 +173,7 @@ class Engine:
     def receive_over(self, link: str, version: str, patience: float) -> dict[str, Any]:
         """Receive a whole version over a link, which ends when a rank waits ``patience`` seconds for a wave.
 
-        Returns the engine's report: seconds, received, checksum.
+        Returns the engine's report: seconds, received, checksum, weightVersion.
         """
         body = self._tensors(link, ()) | {
             "load_format": f"{LINK_LOAD}{patience}", "flush_cache": True, "weight_version": version
@@ -206,7 +215,7 @@ class Engine:
         if path not in _WITHOUT_SCHEDULER:
             self._unresponsive_since = None
         if response.status_code == 404 and may_be_absent:
-            return {}
+            return None
         if response.status_code != 200:
             raise EngineError(f"{path}: HTTP {response.status_code}: {response.text[:256]}")
         answer = response.json() if response.headers["content-type"].startswith("application/json") else {}
@@ -216,7 +225,9 @@ class Engine:
 
 
 def _report(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return the report of a load; SGLang adds text before and after it."""
+    """Return the report of a load, and the version that is served now, from the text that SGLang adds."""
     message = str(answer["message"])
     start = message.find("{")
-    return dict(json.JSONDecoder().raw_decode(message[max(start, 0) :])[0])
+    report = dict(json.JSONDecoder().raw_decode(message[max(start, 0) :])[0])
+    served = _SERVED.search(message)
+    return report | {"weightVersion": served[1]} if served else report

@@ -115,7 +115,8 @@ class Installer:
                 # In a direct load every rank of the engine compares the fingerprints of what it received.
                 return stream.checksum() if isinstance(group, EngineStream) else self._engine.checksum()
 
-            return self._transact(load.plan_id, lambda: stream.nbytes, transfer, checksum)
+            served = self._engine.weight_version
+            return self._transact(load.plan_id, lambda: stream.nbytes, transfer, checksum, served)
 
     def fetch(self, link: str, version: int, patience: float, calls: LinkCalls) -> None:
         """Let the engine receive a version over ``link`` while it generates; see ``receive``."""
@@ -148,8 +149,11 @@ class Installer:
             self._sent = 1
             self._report(version, report)
 
+        def served() -> str:
+            return str(report.get("weightVersion") or self._engine.weight_version())
+
         return self._transact(
-            link, lambda: int(report["received"]), transfer, lambda: str(report["checksum"])
+            link, lambda: int(report["received"]), transfer, lambda: str(report["checksum"]), served
         )
 
     def _transact(
@@ -158,11 +162,16 @@ class Installer:
         nbytes: Callable[[], int],
         transfer: Callable[[], None],
         checksum: Callable[[], str],
+        served: Callable[[], str],
     ) -> str:
-        """Pause the engine, transfer, commit, resume; return the result of ``checksum``."""
+        """Pause the engine, transfer, commit, resume; return the result of ``checksum``.
+
+        ``served``: returns the version that the engine serves after the transfer.
+        """
         self._sent = 0
         with self.timed("pause"):
-            self._engine.pause()
+            with self.timed("stop"):
+                self._engine.pause()
             with self.timed("send"):
                 self._engine.begin_update()
                 self._enter(self.update.transfer(plan_id))
@@ -172,8 +181,9 @@ class Installer:
                 self._engine.end_update()
             with self.timed("verify"):
                 result = checksum()
-                self._enter(self.update.committed(self._engine.weight_version()))
-            self._engine.resume()
+                self._enter(self.update.committed(served()))
+            with self.timed("resume"):
+                self._engine.resume()
         metrics.record_commit(self.seconds, nbytes())
         return result
 

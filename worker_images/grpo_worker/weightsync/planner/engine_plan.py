@@ -6,8 +6,9 @@ that trainer ranks already have from other engines into account.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from grpo_worker.weightsync.planner.boxes import Kept, needed_regions
@@ -16,6 +17,7 @@ from grpo_worker.weightsync.planner.routes import route
 from grpo_worker.weightsync.planner.schedule import Message, Region, Wave, make_schedule
 
 BUFFERS = 3  # of an engine rank: of the wave that arrives, of the one forwarded, of the one written
+SEND_BUFFERS = 3  # of a trainer rank and link: of two waves that are sent, of the one packed
 _ATOMS_A_WAVE = 16  # at least; a smaller number would leave waves uneven
 _LARGEST = 8 << 20  # bytes of an atom; larger ones would not be balanced as well
 
@@ -29,6 +31,29 @@ class Part:
 
     tensors: dict[str, Tensor]
     waves: tuple[Wave, ...]
+
+    @property
+    def landings(self) -> list[int]:
+        """Engine ranks that receive from a trainer rank with this part."""
+        return sorted({message.landing for message in self._messages})
+
+    def sources(self, rank: int) -> list[int]:
+        """Return the trainer ranks from which engine rank ``rank`` receives."""
+        return sorted({message.source for message in self._messages if message.landing == rank})
+
+    def siblings(self, rank: int) -> list[int]:
+        """Return the engine ranks to which engine rank ``rank`` forwards."""
+        return sorted(
+            {to for message in self._messages if message.landing == rank for to in message.siblings}
+        )
+
+    def forwarders(self, rank: int) -> list[int]:
+        """Return the engine ranks that forward to engine rank ``rank``."""
+        return sorted({message.landing for message in self._messages if rank in message.siblings})
+
+    @property
+    def _messages(self) -> Iterator[Message]:
+        return chain.from_iterable(self.waves)
 
     def to_data(self) -> list[Any]:
         """Return the part as data for JSON, in which tensors have numbers."""
@@ -104,7 +129,7 @@ def plan_engine(
     engines. Raises RegionError if the trainers do not hold what is kept.
     """
     limit = 2 * bucket_bytes // BUFFERS
-    send_limit = bucket_bytes // links
+    send_limit = 2 * bucket_bytes // (SEND_BUFFERS * links)
     largest = min(_LARGEST, min(limit, send_limit) // _ATOMS_A_WAVE)
     parts = atoms(tensors, held, needed_regions(kept, tensors), largest)
     routes = route(parts, host_of, sent=sent)

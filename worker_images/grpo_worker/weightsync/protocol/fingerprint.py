@@ -41,13 +41,35 @@ def compile_for(device: "torch.device") -> None:
     checks(torch.zeros(_ALIGNED, dtype=torch.uint8, device=device))
 
 
+def write_checks(data: "torch.Tensor", check: "torch.Tensor", total: "torch.Tensor") -> None:
+    """Write what ``checks`` returns to ``check`` and ``total``, int64 [1].
+
+    It takes fewer calls, for thousands of messages.
+    """
+    if data.is_cuda:
+        _write_on_gpu(data, check, total)
+        return
+    for result, value in zip((check, total), checks(data), strict=True):
+        result.copy_(value.view(1))
+
+
 def _on_gpu(data: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]":
+    import torch
+
+    result = torch.empty(2, dtype=torch.int64, device=data.device)
+    _write_on_gpu(data, result[:1], result[1:])
+    return result[0], result[1]
+
+
+def _write_on_gpu(data: "torch.Tensor", check: "torch.Tensor", total: "torch.Tensor") -> None:
     from grpo_worker.weightsync.protocol import fingerprint_triton
 
     if data.data_ptr() % _ALIGNED:
         data = data.clone()
-    sums = fingerprint_triton.sums(data, _ROW, _WEIGHT)
-    return sums[0] ^ len(data), sums[1]
+    total.zero_()
+    check.zero_()
+    fingerprint_triton.add_sums(data, check, total, _ROW, _WEIGHT)
+    check.bitwise_xor_(len(data))
 
 
 def _on_cpu(data: "torch.Tensor") -> "torch.Tensor":

@@ -8,12 +8,13 @@ _LANES = 128  # words whose bytes are added in lanes of 16 bits: 128 x 2 x 255 f
 _WARPS = 8
 
 
-# Without a variant for each kind of number (1, multiples of 16): a compilation delays the first version.
-@triton.jit(do_not_specialize=["nbytes"])  # type: ignore[untyped-decorator]
+# Without a variant for each kind of number or address (1, multiples of 16): a compilation delays the first
+# version.
+@triton.jit(do_not_specialize=["weighted", "total", "nbytes"])  # type: ignore[untyped-decorator]
 def _sums(  # type: ignore[no-untyped-def]  # Triton evaluates annotations
-    data, result, nbytes, row: tl.constexpr, lanes: tl.constexpr, weight: tl.constexpr
+    data, weighted, total, nbytes, row: tl.constexpr, lanes: tl.constexpr, weight: tl.constexpr
 ):  # fmt: skip
-    """Add one row per program to result (int64 [2]); the last program adds what follows the rows."""
+    """Add one row per program to both sums; the last program adds what follows the rows."""
     number = tl.program_id(0).to(tl.int64)
     words = nbytes.to(tl.int64) // 8
     rows = words // row
@@ -36,16 +37,14 @@ def _sums(  # type: ignore[no-untyped-def]  # Triton evaluates annotations
         first = rows + words - rows * row + 1
         part += tl.sum(tail.to(tl.int64) * ((first + end) * weight | 1), axis=0)
         signed += tl.sum(tail.to(tl.int8, bitcast=True).to(tl.int64), axis=0)
-    tl.atomic_add(result, part)
-    tl.atomic_add(result + 1, signed)
+    tl.atomic_add(weighted, part)
+    tl.atomic_add(total, signed)
 
 
-def sums(data: torch.Tensor, row: int, weight: int) -> torch.Tensor:
-    """Return the weighted sum of the parts of ``data``, and the sum of its signed bytes: int64 [2].
+def add_sums(data: torch.Tensor, weighted: torch.Tensor, total: torch.Tensor, row: int, weight: int) -> None:
+    """Add the weighted sum of the parts of ``data``, and the sum of its signed bytes.
 
-    data: uint8 [bytes], aligned to 16 bytes. ``row``: words of a part.
+    data: uint8 [bytes], aligned to 16 bytes. weighted, total: int64 [1]. ``row``: words of a part.
     """
-    result = torch.zeros(2, dtype=torch.int64, device=data.device)
     programs = len(data) // 8 // row + 1
-    _sums[(programs,)](data, result, len(data), row, _LANES, weight, num_warps=_WARPS)
-    return result
+    _sums[(programs,)](data, weighted, total, len(data), row, _LANES, weight, num_warps=_WARPS)

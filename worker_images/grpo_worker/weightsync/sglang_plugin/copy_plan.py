@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 
 import torch
 
+from grpo_worker.weightsync.protocol.byte_copies import ByteCopies, Piece
 from grpo_worker.weightsync.sglang_plugin.load_tracer import Copy, LoadTrace
 
 _WORD = torch.int64  # the widest elements
@@ -35,47 +35,80 @@ class Step:
 class CopyPlan:
     """Copies of one bucket.
 
-    ``steps``: steps of one kind follow each other. ``kinds``: end of each kind in ``steps``, and whether one
-    launch can copy all of it.
+    ``batched``: those that a GPU makes in a few launches. ``others``: the other ones, in groups, each with
+    whether one call of torch can make all of them.
     ``by_loader``: names of tensors that the model's own loader must load.
     ``storages``: addresses of the parameters' storages when the plan was made.
     """
 
     steps: tuple[Step, ...]
-    kinds: tuple[tuple[int, bool], ...]
+    batched: ByteCopies | None
+    others: tuple[tuple[tuple[Step, ...], bool], ...]
     by_loader: frozenset[str]
     storages: frozenset[int]
 
     @classmethod
     def of(cls, steps: Iterable[Step], by_loader: Iterable[str] = ()) -> "CopyPlan":
         """Return the plan of ``steps``, with adjacent ones merged."""
-        by_kind: dict[tuple[torch.dtype, torch.dtype, bool], list[Step]] = {}
-        for step in map(_in_words, _merged(list(steps))):
-            by_kind.setdefault(step.kind, []).append(step)
-        ordered = [step for of_kind in by_kind.values() for step in of_kind]
-        ends = accumulate(map(len, by_kind.values()))
-        # One launch copies many tensors, if all are contiguous and of one dtype on each side.
-        kinds = tuple((end, kind[2]) for end, kind in zip(ends, by_kind, strict=True))
-        targets = storages(step.target for step in ordered)
-        return cls(tuple(ordered), kinds, frozenset(by_loader), targets)
+        return cls._of(tuple(_merged(list(steps))), frozenset(by_loader))
+
+    @classmethod
+    def _of(cls, steps: tuple[Step, ...], by_loader: frozenset[str]) -> "CopyPlan":
+        pieces, others = [], []
+        for step in steps:
+            piece = _piece(step) if step.target.is_cuda else None
+            if piece is None:
+                others.append(step)
+            else:
+                pieces.append(piece)
+        batched = ByteCopies(pieces, steps[0].target.device) if pieces else None
+        return cls(steps, batched, _grouped(others), by_loader, storages(step.target for step in steps))
 
     def into(self, place: Callable[[torch.Tensor], torch.Tensor]) -> "CopyPlan":
         """Return the plan with other targets: what ``place`` returns for each of them."""
         steps = tuple(replace(step, target=place(step.target)) for step in self.steps)
-        return replace(self, steps=steps, storages=storages(step.target for step in steps))
+        return self._of(steps, self.by_loader)
 
     def replay(self, flat: torch.Tensor) -> None:
         """Copy the bytes of ``flat`` (uint8 [bytes of the bucket]) into the parameters."""
+        if self.batched is not None:
+            self.batched.launch(source=flat.data_ptr())
         wholes: dict[torch.dtype, torch.Tensor] = {}
-        first = 0
-        for end, together in self.kinds:
-            steps, first = self.steps[first:end], end
+        for steps, together in self.others:
             sources = [_source(flat, step, wholes) for step in steps]
             if together:
                 torch._foreach_copy_([step.target for step in steps], sources)
                 continue
             for step, source in zip(steps, sources, strict=True):
                 step.target.copy_(source)
+
+
+def _grouped(steps: Iterable[Step]) -> tuple[tuple[tuple[Step, ...], bool], ...]:
+    """Return the steps of each kind, and whether all are contiguous and of one dtype on each side."""
+    by_kind: dict[tuple[torch.dtype, torch.dtype, bool], list[Step]] = {}
+    for step in map(_in_words, steps):
+        by_kind.setdefault(step.kind, []).append(step)
+    return tuple((tuple(of_kind), kind[2]) for kind, of_kind in by_kind.items())
+
+
+def _piece(step: Step) -> Piece | None:
+    """Return a copy as rows of bytes, or None if it is none: it changes the dtype or the order."""
+    if step.target.dtype != step.dtype:
+        return None
+    dims: list[tuple[int, int, int]] = []  # from the innermost on: size, strides of source and target
+    for dim in reversed(list(zip(step.size, step.stride, step.target.stride(), strict=True))):
+        if dims and (dim[1], dim[2]) == (dims[-1][0] * dims[-1][1], dims[-1][0] * dims[-1][2]):
+            dims[-1] = dims[-1][0] * dim[0], dims[-1][1], dims[-1][2]
+        elif dim[0] != 1:
+            dims.append(dim)
+    width, *rows = dims or [(1, 1, 1)]
+    if (width[1], width[2]) != (1, 1) or len(rows) > 1:
+        return None
+    item = step.dtype.itemsize
+    count, pitch, target_pitch = rows[0] if rows else (1, 0, 0)
+    return Piece(
+        step.start, step.target.data_ptr(), count, width[0] * item, pitch * item, target_pitch * item
+    )
 
 
 def storages(tensors: Iterable[torch.Tensor]) -> frozenset[int]:

@@ -111,6 +111,9 @@ def _join(
     group = join(place.backend, store, place.name, place.first + rank, place.world, place.first, device)
     try:
         part = exchange.receives(rank, group.wait_for)
+        group.connect([], part.sources(rank))
+        within = [place.first + each for each in part.siblings(rank)]
+        group.connect(within, [place.first + each for each in part.forwarders(rank)])
     except (TransferError, ValueError):
         group.close()
         raise

@@ -8,8 +8,8 @@ import torch
 
 from grpo_worker.weightsync.planner.engine_plan import BUFFERS, Part
 from grpo_worker.weightsync.planner.schedule import CHECK_BYTES, Message
+from grpo_worker.weightsync.protocol import byte_copies, fingerprint
 from grpo_worker.weightsync.protocol.buffers import aligned
-from grpo_worker.weightsync.protocol.fingerprint import checks, compile_for
 from grpo_worker.weightsync.sglang_plugin.model_writer import ExtraMemory
 from grpo_worker.weightsync.sglang_plugin.second_copy import SecondCopy
 from grpo_worker.weightsync.sglang_plugin.staged_receiver import DirectLoadError
@@ -70,6 +70,7 @@ class WaveReceiver:
         self._second = second
         self._cancelled = False
         self._waves, self._sizes = _arrivals(part, rank)
+        self._messages = sum(map(len, part.waves))
         self.nbytes = sum(message.nbytes for wave in part.waves for message in wave)
         self._counted = _counted_bytes(part, rank)
 
@@ -85,7 +86,9 @@ class WaveReceiver:
 
     def prepare(self) -> None:
         """Do before the first version what every version needs: compile kernels, list the copies of waves."""
-        compile_for(self._device)
+        fingerprint.compile_for(self._device)
+        if self._device.type == "cuda":
+            byte_copies.compile_for(self._device)
         for loader in self._loaders:
             for number, wave in enumerate(self._waves):
                 loader.prepare(2 * number, wave.landing)
@@ -122,7 +125,7 @@ class WaveReceiver:
         extra = ExtraMemory(str(self._device))
         memory = torch.empty(BUFFERS * size, dtype=torch.uint8, device=self._device)
         buffers = [memory[number * size : (number + 1) * size] for number in range(BUFFERS)]
-        writer = _Writer(self._loaders)
+        writer = _Writer(self._loaders, self._messages, self._device)
         # Every rank starts its transfers in the same order, so none waits for one that cannot start.
         forwarding, following = None, self._land(0, buffers, patience)
         for number, wave in enumerate(self._waves):
@@ -172,11 +175,11 @@ def _wait(transfer: Transfer | None) -> None:
 class _Writer:
     """Has arrivals written, and compares their fingerprints at the end."""
 
-    def __init__(self, loaders: Sequence[WaveLoader]) -> None:
+    def __init__(self, loaders: Sequence[WaveLoader], messages: int, device: torch.device) -> None:
         self._loaders = loaders
         for loader in loaders:
             loader.start()
-        self._checks = _Checks()
+        self._checks = _Checks(messages, device)
         self._problem = ""
 
     def write(self, number: int, arrivals: Sequence[Arrival], buffer: torch.Tensor, landed: bool) -> None:
@@ -203,34 +206,36 @@ class _Writer:
 
 
 class _Checks:
-    """Fingerprints of the received messages, and those that were sent with them."""
+    """Fingerprints of ``messages`` messages that are received, and those that were sent with them."""
 
-    def __init__(self) -> None:
+    def __init__(self, messages: int, device: torch.device) -> None:
         self._messages: list[Message] = []
-        self._ours: list[torch.Tensor] = []
-        self._sent: list[torch.Tensor] = []
-        self._sums: list[torch.Tensor] = []
+        self._ours = torch.zeros(messages, dtype=torch.int64, device=device)
+        self._sent = torch.zeros(messages, dtype=torch.int64, device=device)
+        self._sums = torch.zeros(messages, dtype=torch.int64, device=device)
+        self._counted: list[int] = []  # messages whose sums are added up
 
     def add(self, message: Message, data: torch.Tensor, landed: bool) -> None:
+        number = len(self._messages)
         self._messages.append(message)
-        ours, total = checks(data[:-CHECK_BYTES])
-        self._ours.append(ours)
-        self._sent.append(data[-CHECK_BYTES:].view(torch.int64).clone()[0])
+        place = slice(number, number + 1)
+        fingerprint.write_checks(data[:-CHECK_BYTES], self._ours[place], self._sums[place])
+        self._sent[place].copy_(data[-CHECK_BYTES:].view(torch.int64))
         if landed and message.counted:
-            self._sums.append(total)
+            self._counted.append(number)
 
     def compare(self) -> int:
         """Return the sum of the counted bytes.
 
         Raises DirectLoadError if bytes differ from those that were sent.
         """
-        if not self._messages:
-            return 0
-        wrong = (torch.stack(self._ours) != torch.stack(self._sent)).nonzero().flatten().tolist()
+        # One call, because it waits for the device.
+        ours, sent, sums = torch.stack([self._ours, self._sent, self._sums]).tolist()
+        pairs = zip(self._messages, ours, sent, strict=True)
+        wrong = sorted({message.source for message, mine, theirs in pairs if mine != theirs})
         if wrong:
-            sources = sorted({self._messages[index].source for index in wrong})
-            raise DirectLoadError(f"the bytes of trainer ranks {sources[:5]} are not those that were sent")
-        return int(torch.stack(self._sums).sum()) if self._sums else 0
+            raise DirectLoadError(f"the bytes of trainer ranks {wrong[:5]} are not those that were sent")
+        return sum(sums[number] for number in self._counted)
 
 
 def _arrivals(part: Part, rank: int) -> tuple[list[_Arrivals], list[int]]:

@@ -22,7 +22,8 @@ from grpo_worker.weightsync.planner.regions import Held, Tensor
 from grpo_worker.weightsync.protocol.link_exchange import LinkExchange, TensorRow
 from grpo_worker.weightsync.protocol.link_offer import LinkOffer
 from grpo_worker.weightsync.protocol.manifest import Slice, slices_of
-from grpo_worker.weightsync.trainer.wave_sender import Shards, WaveSender
+from grpo_worker.weightsync.trainer.wave_packer import Shards
+from grpo_worker.weightsync.trainer.wave_sender import WaveSender
 from grpo_worker.weightsync.transport.factory import join
 from grpo_worker.weightsync.transport.rendezvous import TransferError, TransferGroup, connect, give_up
 
@@ -114,7 +115,8 @@ class TrainerLinks:
             sent = self._plan(offer, exchange, group) if self.rank == 0 else Counter[int]()
             try:
                 part = exchange.sends(self.rank, group.wait_for)
-            except ValueError:
+                group.connect([offer.trainers + landing for landing in part.landings], [])
+            except (TransferError, ValueError):
                 group.close()
                 raise
             sender = WaveSender(part, group, offer.trainers, self.device)

@@ -82,6 +82,20 @@ class TransferGroup(ABC):
         """Start to fill each tensor from its trainer rank."""
         return self.exchange((), pairs, deadline)
 
+    def connect(self, to: Sequence[int], of: Sequence[int]) -> None:
+        """Send a byte to each of the members ``to``, and receive one from each of the members ``of``.
+
+        A group connects two members when they first exchange something, which takes longer than the transfer
+        of a version. Raises TransferError.
+        """
+
+        def byte() -> torch.Tensor:
+            return torch.zeros(1, dtype=torch.uint8, device=self._device)
+
+        sends, receives = [(byte(), member) for member in to], [(byte(), member) for member in of]
+        if sends or receives:
+            self.exchange(sends, receives, time.monotonic() + JOIN_SECONDS).wait()
+
     @abstractmethod
     def close(self) -> None:
         """Leave the group. Other members may be gone or waiting."""
