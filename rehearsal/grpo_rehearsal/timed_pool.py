@@ -17,13 +17,13 @@ class PoolWaits:
 
     ``served``: for ``minAvailable`` engines to serve a version, while none is being updated. ``turned``: for
     engines to hold or release memory of shared GPUs. ``unserved``: of samples, while no engine serves their
-    version. ``accepted``: for the next group of samples, while groups are awaited.
+    version. ``tokenless``: for the next token from any engine, while samples are awaited.
     """
 
     served: float = 0.0
     turned: float = 0.0
     unserved: float = 0.0
-    accepted: float = 0.0
+    tokenless: float = 0.0
 
 
 class TimedPool(RolloutPool):
