@@ -15,15 +15,15 @@ from grpo_worker.rollout.routing import EngineEntry, EngineTable
 class PoolWaits:
     """Longest waits in seconds.
 
-    ``served``: for ``minAvailable`` engines to serve a version, while none is being updated. ``turned``: for
-    engines to hold or release memory of shared GPUs. ``unserved``: of samples, while no engine serves their
-    version. ``accepted``: for the next group of samples, while groups are awaited.
+    ``served``: for ``minAvailable`` engines to serve a version, while none is updated to it for the first
+    time. ``turned``: for engines to hold or release memory of shared GPUs. ``unserved``: of samples, while no
+    engine serves their version. ``tokenless``: for the next token from any engine, while samples are awaited.
     """
 
     served: float = 0.0
     turned: float = 0.0
     unserved: float = 0.0
-    accepted: float = 0.0
+    tokenless: float = 0.0
 
 
 class TimedPool(RolloutPool):
@@ -50,7 +50,7 @@ class TimedPool(RolloutPool):
     def serves(self, version: int) -> bool:
         """Return whether ``minAvailable`` engines already serve the version."""
         served, now = super().serves(version), self._scheduler.now
-        if self._syncing:
+        if self._first_updates():
             self._since = now
         elif version == self._waits_for:
             self.waits.served = max(self.waits.served, now - self._since)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -19,6 +20,9 @@ from grpo_worker.weightsync.agent.http_reader import FetchError
 from grpo_worker.weightsync.agent.whole_blobs import WholeBlobs
 from grpo_worker.weightsync.protocol.manifest import Manifest
 from grpo_worker.weightsync.trainer.publisher import publish
+from grpo_worker.weightsync.transport.nixl import exporter, importer
+from grpo_worker.weightsync.transport.nixl.agent import NixlAgent
+from grpo_worker.weightsync.transport.nixl.exporter import Exporter
 from grpo_worker.weightsync.transport.nixl.importer import Importer, ReadError
 from support.engine_server import free_port
 from support.processes import spinning_threads
@@ -167,12 +171,33 @@ def test_a_read_from_an_unresponsive_source_times_out(
     fault(source)
     started = time.monotonic()
     with pytest.raises(ReadError):
-        importer.read(offers, into, started + 3)
+        importer.read(offers, into, 3)
     assert time.monotonic() - started < 10
     before = {rank: blob.copy() for rank, blob in into.items()}
     source.process.send_signal(signal.SIGCONT)
     time.sleep(1)
     assert all(np.array_equal(into[rank], before[rank]) for rank in into), "written after the read had ended"
+
+
+def test_a_read_may_take_longer_than_both_ends_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part that arrives is progress to the reader, and to the source, which polls while readers read."""
+    monkeypatch.setattr(exporter, "_QUIET_SECONDS", 1.0)
+    monkeypatch.setattr(importer, "_PART", 1 << 20)
+    monkeypatch.setattr(importer, "_READS", 1)
+    begin = NixlAgent.begin_read
+
+    def begin_slowly(*arguments: Any) -> Any:
+        time.sleep(0.4)
+        return begin(*arguments)
+
+    monkeypatch.setattr(NixlAgent, "begin_read", begin_slowly)
+    (tmp_path / "blob").write_bytes(os.urandom(8 << 20))
+    offer = Exporter().offer(tmp_path / "blob")
+    into = np.zeros(8 << 20, dtype=np.uint8)
+    started = time.monotonic()
+    Importer().read({0: offer}, {0: into}, 1.0)
+    assert time.monotonic() - started > 2
+    assert into.tobytes() == (tmp_path / "blob").read_bytes()
 
 
 def test_a_flipped_bit_is_detected(source: Source, caplog: pytest.LogCaptureFixture) -> None:

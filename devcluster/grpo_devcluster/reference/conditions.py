@@ -39,7 +39,8 @@ _REASONS = {
     "CrdTooOld": "Apply the CRDs of this operator version: see [upgrades](../guides/upgrades.md).",
     "ApplyRefused": "The message quotes the API server: mostly an invalid `podTemplate`, or a quota.",
     "ContainersFailing": "The message names each failing container and its last error.",
-    "NoSamples": "No sample was accepted for `rollout.stallSeconds`. The message says why.",
+    "NoSamples": "No token arrived for `rollout.stallSeconds` while samples were awaited. The message "
+    "says why.",
     "Parked": "The trainers wait, alive, for `minAvailable` engines or for the reward server, and then "
     "continue the step. The message names what is missing and since when.",
     "PoolsWhole": "All ranks and engines are ready.",

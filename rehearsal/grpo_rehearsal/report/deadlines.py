@@ -30,7 +30,7 @@ def _of_samples(outcome: Outcome) -> list[dict[str, Any]]:
     tokens = "tokens of a sample (restartPolicy.hangSeconds)"
     unserved = "an engine serves the samples' version (4 x timeoutSeconds)"
     return [
-        _entry("an accepted group (rollout.stallSeconds)", float(spec.stall_seconds), cluster.waits.accepted),
+        _entry("a token (rollout.stallSeconds)", float(spec.stall_seconds), cluster.waits.tokenless),
         _entry(tokens, float(spec.restart_policy.hang_seconds), cluster.network.silence),
         _entry(unserved, pool_timeout(spec.weight_sync), cluster.waits.unserved),
     ]

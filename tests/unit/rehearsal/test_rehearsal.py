@@ -204,7 +204,7 @@ def test_every_deadline_comes_from_the_job(small_manifest: Path, tmp_path: Path)
     limits = {entry["what"]: entry["limit"] for entry in figures["deadlines"]}
     assert limits["tokens of a sample (restartPolicy.hangSeconds)"] == 500
     assert limits["progress of the ranks (restartPolicy.hangSeconds)"] == 500
-    assert limits["an accepted group (rollout.stallSeconds)"] == read_job(small_manifest).spec.stall_seconds
+    assert limits["a token (rollout.stallSeconds)"] == read_job(small_manifest).spec.stall_seconds
     assert limits["wave of a transfer (weightSync.timeoutSeconds)"] == 100
     assert limits["minAvailable engines serve a version (4 x timeoutSeconds)"] == 400
     assert limits["an engine serves the samples' version (4 x timeoutSeconds)"] == 400
@@ -222,7 +222,7 @@ def test_waits_for_engines_that_come_late_are_seen(rehearsed: Rehearse) -> None:
     assert figures["phase"] == "Succeeded"
     waits = {entry["what"]: entry["seconds"] for entry in figures["deadlines"]}
     assert 55 < waits["an engine serves the samples' version (4 x timeoutSeconds)"] < 90
-    assert 55 < waits["an accepted group (rollout.stallSeconds)"] < 120
+    assert 55 < waits["a token (rollout.stallSeconds)"] < 120
     late = summary(rehearsed(Scenario(name="late", late_engines=((0, 100.0), (1, 100.0)))))
     waits = {entry["what"]: entry["seconds"] for entry in late["deadlines"]}
     assert 5 < waits["minAvailable engines serve a version (4 x timeoutSeconds)"] < 90

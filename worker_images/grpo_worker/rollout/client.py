@@ -44,16 +44,17 @@ class RolloutClient:
         loop: asyncio.AbstractEventLoop | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         port: int = ENGINE_PORT,
+        watch: SampleWatch | None = None,
     ) -> None:
         """Create a client that draws ``n`` samples of each prompt.
 
         ``timeout``: seconds to wait for an engine that serves a version. ``partial``: a sample may continue
         with newer weights than it began with. ``hang_seconds``: seconds without a token after which samples
-        leave an engine. ``loop``, ``transport``, ``port``: for tests and rehearsals; the client takes the
-        loop's time.
+        leave an engine. ``loop``, ``transport``, ``port``, ``watch``: for tests and rehearsals; the client
+        takes the loop's time.
         """
         self._loop = loop or asyncio.new_event_loop()
-        self._watch = SampleWatch(self._loop.time)
+        self._watch = watch or SampleWatch(self._loop.time)
         self._wishes = Wishes({})
         self._http = EngineHttp(transport or Connections(), port)
         self._dispatcher = Dispatcher(
@@ -97,7 +98,7 @@ class RolloutClient:
         self._wishes = Wishes(params, experts)
 
     def stalled(self, limit: float) -> str:
-        """Return why no awaited sample was accepted for ``limit`` seconds; "" if one was."""
+        """Return why no token of an awaited sample arrived for ``limit`` seconds; "" if one did."""
         return self._watch.stalled(limit)
 
     def submit(self, prompt: Prompt, version: int, arrived: Arrived | None = None) -> "Future[list[Sample]]":

@@ -12,13 +12,13 @@ from typing import Any
 
 import httpx
 
-from grpo_operator.api.messages import AgentStatus
 from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.common.auth import headers
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
 from grpo_worker.common.patient_http import UNLIMITED, patient_transport
 from grpo_worker.common.weight_checksum import conflict
-from grpo_worker.rollout.routing import EngineEntry, EngineTable
+from grpo_worker.rollout.routing import EngineEntry, EngineTable, entry_of
+from grpo_worker.rollout.sync_retries import SyncRetries
 
 log = logging.getLogger(__name__)
 AGENT_PORT = 9000
@@ -73,6 +73,7 @@ class RolloutPool:
         self._looks = ThreadPoolExecutor(32, thread_name_prefix="pool-look")
         self._threads = ThreadPoolExecutor(512, thread_name_prefix="pool")
         self._syncing: set[str] = set()
+        self._retries: SyncRetries[Target] = SyncRetries()
         self._responses = 0  # of agents to POST requests
         self._lock = threading.Lock()
         threading.Thread(target=self._poll_forever, daemon=True, name="pool-poll").start()
@@ -128,17 +129,26 @@ class RolloutPool:
             return ""
         entries = self.table.entries()
         late = [e for e in entries if e.state != EngineState.SERVING or e.version != version]
-        named = [f"{e.name} {e.state}" + (f" ({e.reason})" if e.reason else "") for e in late[:_NAMED]]
+        named = [f"{e.name} {e.state}" + self._why(e) for e in late[:_NAMED]]
         more = [f"and {len(late) - _NAMED} more"] if len(late) > _NAMED else []
         count = f"{len(entries) - len(late)} of minAvailable={self._min_available} engines"
         return f"{count} serve version {version}: {', '.join(named + more) or 'no engine found'}"
+
+    def _why(self, engine: EngineEntry) -> str:
+        """Return why an engine does not serve the target, in parentheses; "" if nothing is known."""
+        target = self._target
+        failures = self._retries.of(engine, target) if target else None
+        count = f"{failures.count} updates failed, now {failures.pause:.0f} s apart" if failures else ""
+        text = "; ".join(filter(None, (engine.reason, count)))
+        return f" ({text})" if text else ""
 
     def serve(self, target: Target, timeout: float) -> dict[str, float]:
         """Bring the pool to ``target`` and wait until ``minAvailable`` engines serve it.
 
         Engines that fail stay STALE; the polling thread retries them. Returns, for each phase of an update,
         the seconds of the slowest engine. Raises SyncError when too few engines serve it ``timeout`` seconds
-        after the last update ended, or as soon as another target replaces this one, and MixedWeightsError.
+        after each engine's first update ended, or as soon as another target replaces this one, and
+        MixedWeightsError.
         """
         self._target = target
         engines = [e for e in self.table.entries() if e.state != EngineState.RESTARTING]
@@ -147,7 +157,7 @@ class RolloutPool:
         while not self.serves(target.version):
             if self._target is not target:
                 raise SyncError(f"version {target.version} is no longer the one to serve")
-            if self._syncing:  # agents bound an update by its progress
+            if self._first_updates():  # agents bound an update by its progress
                 deadline = self._clock.now() + timeout
             if self._clock.now() > deadline:
                 raise SyncError(f"after {timeout:.0f} s, {self.shortage(target.version)}")
@@ -159,6 +169,16 @@ class RolloutPool:
             f"timing_s/update_weights_{phase}": max(seconds.get(phase, 0.0) for seconds in timings)
             for phase in phases
         }
+
+    def _first_updates(self) -> bool:
+        """Return whether an engine is being updated that has not failed to take the target before.
+
+        Retries have no end, so nobody waits for them without a limit.
+        """
+        target = self._target
+        with self._lock:
+            entries = [entry for entry in map(self.table.entry, self._syncing) if entry]
+        return any(target is None or not self._retries.of(entry, target) for entry in entries)
 
     @contextmanager
     def reserved(self) -> Iterator[list[EngineEntry]]:
@@ -188,7 +208,7 @@ class RolloutPool:
             if response.status_code == HTTPStatus.UNAUTHORIZED:
                 raise ValueError(result["error"])
             self._responses += 1
-            self.table.update(self._entry(engine.address, result))
+            self.table.update(entry_of(result, engine.address, self._writer))
         except (httpx.HTTPError, ValueError) as error:
             self.table.suspect(engine.name, f"{route} failed: {error!r}")
             raise SyncError(f"{engine.name}: {error!r}") from error
@@ -225,17 +245,23 @@ class RolloutPool:
                 return None
             self._syncing.add(engine.name)
         try:
-            body = {"version": target.version, "sources": target.sources, "gang": target.gang}
-            result = self._post(engine, "sync", UNLIMITED, body)
-        except SyncError as error:
-            log.warning("sync of %s", error)
-            return None
+            return self._update(engine, target)
         finally:
             with self._lock:
                 self._syncing.discard(engine.name)
+
+    def _update(self, engine: EngineEntry, target: Target) -> dict[str, Any] | None:
+        """Try to update an engine, and note a failure; see ``_sync``."""
+        try:
+            body = {"version": target.version, "sources": target.sources, "gang": target.gang}
+            result = self._post(engine, "sync", UNLIMITED, body)
+        except SyncError as error:
+            result = {"error": str(error)}
         if "error" in result:
+            self._retries.failed(engine, target, self._clock.now())
             log.warning("sync of %s: %s", engine.name, result["error"])
             return None
+        self._retries.succeeded(engine)
         return result
 
     def _poll_forever(self) -> None:
@@ -255,37 +281,17 @@ class RolloutPool:
         self.table.replace(entries)
         for entry in entries:
             behind = entry.state in (EngineState.STALE, EngineState.SERVING)
-            if target and behind and entry.version != target.version:
+            if not target or not behind or entry.version == target.version:
+                continue
+            if self._retries.due(entry, target, self._clock.now()):
                 self._threads.submit(self._sync, entry, target)
 
     def _status_of(self, address: str) -> EngineEntry | None:
         try:
             response = self._http.get(f"http://{address}:{AGENT_PORT}/v1/status")
-            return self._entry(address, response.json())
+            return entry_of(response.json(), address, self._writer)
         except (httpx.HTTPError, ValueError):
             return None
-
-    def _entry(self, address: str, answer: dict[str, Any]) -> EngineEntry:
-        """Convert an agent's status. An engine that serves another job's weights is STALE for this job."""
-        status = AgentStatus.model_validate(answer)
-        state, version = status.state, status.weight_version
-        if status.writer != self._writer and state == EngineState.SERVING:
-            state, version = EngineState.STALE, None
-        return EngineEntry(
-            name=status.name,
-            address=address,
-            state=state,
-            version=version,
-            since=status.since,
-            restarts=status.restarts,
-            checksum=status.checksum,
-            reason=status.reason,
-            ranks=status.ranks,
-            hosts=max(len(status.hosts), 1),
-            bucket_bytes=status.bucket_bytes,
-            instance=status.instance,
-            unresponsive=status.silent,
-        )
 
     def _addresses(self) -> list[str]:
         try:

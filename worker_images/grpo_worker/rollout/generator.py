@@ -125,7 +125,6 @@ class Generator:
                     await self._attempt(lease, work, version, evidence)
                     sample = work.sample(name)
                     evidence.acquit()
-                    self._watch.accepted()
                     return sample
                 except RequestRefusedError as error:
                     self._refuse(work, version, name, refused, error)
@@ -137,7 +136,6 @@ class Generator:
                 avoid = {name}
                 if work.complete:  # the engine failed after the last token
                     evidence.acquit()
-                    self._watch.accepted()
                     return work.sample(name)
                 if failure is not None:
                     fruitless = 0 if went_on else fruitless + 1
@@ -237,6 +235,7 @@ class Generator:
             async for chunk in answer:
                 self.counts.tokens += self._take(lease, work, chunk, version)
                 self._dispatcher.moved(lease)
+                self._watch.moved()
                 finished = finished or chunk.finished
                 if finished or work.kept - start >= ADVANCE:
                     self._served.note(lease.entry, work.prompt)

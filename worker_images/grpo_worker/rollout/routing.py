@@ -2,8 +2,9 @@
 
 import threading
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from grpo_operator.api.messages import AgentStatus
 from grpo_operator.api.v1alpha1.status import EngineState
 
 
@@ -38,6 +39,32 @@ class EngineEntry:
     def life(self) -> Life:
         """Identity of the server behind this entry."""
         return Life(self.name, self.address, self.instance, self.restarts)
+
+
+def entry_of(answer: dict[str, Any], address: str, writer: str) -> EngineEntry:
+    """Convert the status of the agent at ``address``. Raises ValueError for another kind of answer.
+
+    An engine that serves the weights of another job than ``writer`` is STALE for this one.
+    """
+    status = AgentStatus.model_validate(answer)
+    state, version = status.state, status.weight_version
+    if status.writer != writer and state == EngineState.SERVING:
+        state, version = EngineState.STALE, None
+    return EngineEntry(
+        name=status.name,
+        address=address,
+        state=state,
+        version=version,
+        since=status.since,
+        restarts=status.restarts,
+        checksum=status.checksum,
+        reason=status.reason,
+        ranks=status.ranks,
+        hosts=max(len(status.hosts), 1),
+        bucket_bytes=status.bucket_bytes,
+        instance=status.instance,
+        unresponsive=status.silent,
+    )
 
 
 class EngineTable:

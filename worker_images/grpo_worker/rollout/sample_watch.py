@@ -1,4 +1,4 @@
-"""Detection of stalled generation: samples are awaited, but none is accepted."""
+"""Detection of stalled generation: samples are awaited, but no token arrives."""
 
 import threading
 import time
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class SampleWatch:
-    """Time since the last accepted group of samples while groups are awaited. Thread-safe."""
+    """Time since the last token while samples are awaited. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -18,7 +18,7 @@ class SampleWatch:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count one more awaited group while the context is open."""
+        """Count one more awaited sample while the context is open."""
         with self._lock:
             if self._waiting == 0:
                 self._since, self._problem = self._clock(), ""
@@ -35,14 +35,14 @@ class SampleWatch:
             if not (unless_known and self._problem):
                 self._problem = text
 
-    def accepted(self) -> None:
-        """Record that a group was accepted."""
+    def moved(self) -> None:
+        """Record that tokens arrived."""
         with self._lock:
             self._since, self._problem = self._clock(), ""
 
     def stalled(self, limit: float) -> str:
-        """Return why no group was accepted for ``limit`` seconds; "" if one was, or none is awaited."""
+        """Return why no token arrived for ``limit`` seconds; "" if one did, or no sample is awaited."""
         with self._lock:
             if self._waiting == 0 or self._clock() - self._since < limit:
                 return ""
-            return f"no sample was accepted for {limit:.0f} s: {self._problem or 'engines do not respond'}"
+            return f"no token arrived for {limit:.0f} s: {self._problem or 'engines do not respond'}"

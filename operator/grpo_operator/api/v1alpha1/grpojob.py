@@ -54,6 +54,8 @@ class ControllerSpec(WithOverlay):
     )
 
 
+_NEXT_ENGINE_SECONDS = 60  # in which samples that left a silent engine get tokens from another one
+
 _RULES: tuple[Rule["GRPOJobSpec"], ...] = (
     Rule(
         "self.data.trainBatchSize % self.trainer.miniBatchSize == 0",
@@ -314,8 +316,11 @@ class GRPOJobSpec(Model):
 
     @property
     def stall_seconds(self) -> int:
-        """Return the seconds without an accepted sample after which the job reports Ready=False."""
-        return self.rollout.stall_seconds or max(300, self.data.response_length // 10)
+        """Return the seconds without a token after which the job reports Ready=False.
+
+        By default samples first leave an engine that is silent for ``hangSeconds``.
+        """
+        return self.rollout.stall_seconds or self.restart_policy.hang_seconds + _NEXT_ENGINE_SECONDS
 
     @property
     def shares_gpus(self) -> bool:

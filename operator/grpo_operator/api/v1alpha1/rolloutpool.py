@@ -273,8 +273,8 @@ class RolloutSpec(Model):
         None,
         ge=1,
         le=86400,
-        description="seconds without an accepted sample, while samples are awaited, after which the job "
-        "reports Ready=False; default: the larger of 300 and responseLength / 10 (10 tokens per second)",
+        description="seconds without a token from any engine, while samples are awaited, after which the job "
+        "reports Ready=False; default: restartPolicy.hangSeconds + 60",
     )
 
 

@@ -57,6 +57,15 @@ def test_a_missing_model_path_is_named() -> None:
         GRPOJobSpec.model_validate(spec)
 
 
+def test_missing_tokens_are_reported_after_the_engines_had_time_to_change() -> None:
+    spec = GRPOJobSpec.model_validate(tiny() | {"restartPolicy": {"hangSeconds": 500}})
+    assert spec.stall_seconds == 560
+    data, rollout = spec.data.model_copy(update={"response_length": 10**6}), spec.rollout
+    assert spec.model_copy(update={"data": data}).stall_seconds == 560, "tokens, not answers, are awaited"
+    asked = spec.model_copy(update={"rollout": rollout.model_copy(update={"stall_seconds": 7})})
+    assert asked.stall_seconds == 7
+
+
 def _walk(schema: dict[str, Any], path: str = "") -> list[tuple[str, dict[str, Any]]]:
     nodes = [(path, schema)]
     for name, child in schema.get("properties", {}).items():

@@ -138,7 +138,7 @@ def test_long_messages_of_agents_are_truncated() -> None:
 
 def test_a_job_without_samples_is_not_ready() -> None:
     assert _condition(_status(running()), "Ready").status == "True"
-    status = _status(running(stalled="no sample was accepted for 300 s: engine-0: HTTP 400"))
+    status = _status(running(stalled="no token arrived for 300 s: engine-0: HTTP 400"))
     assert status.phase == "Training"
     for kind, value in (("Ready", "False"), ("Degraded", "True")):
         found = _condition(status, kind)

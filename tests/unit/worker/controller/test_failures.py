@@ -215,7 +215,7 @@ def test_every_exception_before_the_first_step_counts(
         assert board.get().message == failed
 
 
-def test_waiting_without_a_sample_is_said_after_the_limit() -> None:
+def test_waiting_without_a_token_is_said_after_the_limit() -> None:
     now = [0.0]
     watch = SampleWatch(lambda: now[0])
     assert watch.stalled(10) == ""
@@ -226,11 +226,11 @@ def test_waiting_without_a_sample_is_said_after_the_limit() -> None:
         watch.problem("engine-0: HTTP 500")
         watch.problem("no engine serves version 3", unless_known=True)
         now[0] = 10.0
-        assert watch.stalled(10) == "no sample was accepted for 10 s: engine-0: HTTP 500"
-        watch.accepted()
+        assert watch.stalled(10) == "no token arrived for 10 s: engine-0: HTTP 500"
+        watch.moved()
         assert watch.stalled(10) == ""
         now[0] = 30.0
-        assert watch.stalled(10) == "no sample was accepted for 10 s: engines do not respond"
+        assert watch.stalled(10) == "no token arrived for 10 s: engines do not respond"
     assert watch.stalled(10) == "", "while trainers compute nothing is awaited"
     with watch.waiting():
         assert watch.stalled(10) == ""

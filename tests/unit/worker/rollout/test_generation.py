@@ -207,4 +207,13 @@ def test_a_stall_is_told_with_its_reason(world: Worlds) -> None:
     one.at(HANG + 40, lambda: setattr(one.engines["engine-0"], "silent", False))
     one.at(HANG + 50, lambda: one.table.replace([one.entry("engine-0")]))
     assert len(one.generate(prompts(1))) == 1
-    assert told == ["no sample was accepted for 200 s: engine-0: no token for 240 s from any of 1 requests"]
+    assert told == ["no token arrived for 200 s: engine-0: no token for 240 s from any of 1 requests"]
+
+
+def test_answers_of_hours_are_no_stall_while_tokens_arrive(world: Worlds) -> None:
+    slow = world(1, n=2, tokens=4000, seconds=2.0)  # a chunk of 64 tokens every two minutes
+    told: list[str] = []
+    for hour in (1, 2):
+        slow.at(3600.0 * hour, lambda: told.append(slow.client.stalled(200)))
+    assert_undisturbed(slow.generate(prompts(1)), prompts(1), 2, 4000)
+    assert told == ["", ""] and slow.loop.time() > 7200

@@ -38,7 +38,7 @@ class HttpReader:
                 raise FetchError(f"{url}: HTTP {response.status}")
             if part and response.length != part[1] - part[0]:
                 raise FetchError(f"{url}: {response.length} bytes, expected {part[1] - part[0]}")
-            yield Body(url, response)
+            yield Body(url, response, self._timeout)
         finally:
             if not response.isclosed():  # not read to its end: the connection cannot be used again
                 self._connections.pop(target.netloc).close()
@@ -74,9 +74,10 @@ class HttpReader:
 class Body:
     """The body of a response."""
 
-    def __init__(self, url: str, response: http.client.HTTPResponse) -> None:
+    def __init__(self, url: str, response: http.client.HTTPResponse, timeout: float) -> None:
         self._url = url
         self._response = response
+        self._timeout = timeout
 
     def read(self) -> bytes:
         """Return the whole body. Raises FetchError."""
@@ -85,10 +86,11 @@ class Body:
         except (OSError, http.client.HTTPException) as error:
             raise FetchError(f"{self._url}: {error!r}") from error
 
-    def fill(self, to: memoryview, deadline: float) -> None:
+    def fill(self, to: memoryview, deadline: float | None = None) -> None:
         """Fill ``to`` with the next bytes of the body.
 
-        Raises FetchError at its end, or at ``deadline`` (of time.monotonic()) even if bytes still arrive.
+        Raises FetchError at its end, when no byte arrives for the reader's timeout, or at ``deadline`` (of
+        time.monotonic()) even if bytes still arrive.
         """
         length = 0
         try:
@@ -99,8 +101,11 @@ class Body:
                 self._count(got)
                 if not got:
                     raise FetchError(f"{self._url}: {length} more bytes, expected {len(to)}")
-                if time.monotonic() > deadline and length < len(to):
+                if deadline is not None and time.monotonic() > deadline and length < len(to):
                     raise FetchError(f"{self._url}: {length} of {len(to)} bytes within the time limit")
+        except TimeoutError as error:
+            text = f"{length} of {len(to)} bytes, then none for {self._timeout:g} s"
+            raise FetchError(f"{self._url}: {text}") from error
         except (OSError, http.client.HTTPException) as error:
             raise FetchError(f"{self._url}: {error!r}") from error
 

@@ -3,14 +3,14 @@
 import json
 import logging
 import threading
-import time
 from collections.abc import Mapping, Sequence
-from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from grpo_worker.weightsync.agent import metrics
 from grpo_worker.weightsync.agent.blobs import Bytes
+from grpo_worker.weightsync.agent.chunks import CHUNK
 from grpo_worker.weightsync.agent.http_reader import FetchError, HttpReader
 from grpo_worker.weightsync.agent.sources import each, url_of
 from grpo_worker.weightsync.protocol.digest import piece_digests
@@ -25,8 +25,11 @@ class WholeBlobs:
     """Fetches the ranks' blobs.
 
     The blobs are read into the same memory each time, because first writes to new memory take longer than
-    receiving. ``timeout``: seconds for all blobs of a version. ``deltas``: first request the changes since
-    the version that is held. ``importer``: reads blobs over NIXL; what it cannot read is fetched over HTTP.
+    receiving. ``timeout``: seconds without a byte of a source, and over NIXL without a part of any blob.
+    ``deltas``: first request the changes since the version that is held. ``importer``: reads blobs over NIXL;
+    what it cannot read is fetched over HTTP.
+
+    A fetch that fails keeps what it has read over HTTP, and the next one of the same bytes continues there.
     """
 
     def __init__(self, timeout: float, deltas: bool = False, importer: Importer | None = None) -> None:
@@ -41,6 +44,7 @@ class WholeBlobs:
             threading.Thread(target=warm, daemon=True).start()
         self._blobs: dict[int, Bytes] = {}
         self._held: dict[int, Manifest] = {}  # of the complete blobs
+        self._begun: dict[int, _Begun] = {}  # of the blobs that are incomplete
         self.received = 0  # bytes that the last version took over the network
 
     def fetch(self, sources: Mapping[int, str], manifests: Sequence[Manifest]) -> dict[int, Bytes]:
@@ -48,17 +52,14 @@ class WholeBlobs:
 
         The next call overwrites them.
         """
-        deadline = time.monotonic() + self._timeout
-        read = self._read_over_nixl(sources, manifests, deadline)
+        read = self._read_over_nixl(sources, manifests)
 
         def fetch(manifest: Manifest) -> int:
             url = url_of(sources, manifest.version, manifest.rank, "bin")
             held = self._held.pop(manifest.rank, None)  # the blob is incomplete until it has been updated
-            received = self._apply_delta(url, held, manifest, deadline) if held is not None else None
+            received = self._apply_delta(url, held, manifest) if held is not None else None
             if received is None:
-                if manifest.rank not in read:
-                    self._blobs[manifest.rank] = self._blob(url, manifest, deadline)
-                received = manifest.blob_bytes
+                received = manifest.blob_bytes if manifest.rank in read else self._read_blob(url, manifest)
             self._held[manifest.rank] = manifest
             return received
 
@@ -68,17 +69,12 @@ class WholeBlobs:
 
     def forget(self) -> None:
         """Free the memory: later versions are received in another way."""
-        self._blobs, self._held = {}, {}
+        self._blobs, self._held, self._begun = {}, {}, {}
         if self._importer is not None:
             self._importer.close()
 
-    def _read_over_nixl(
-        self, sources: Mapping[int, str], manifests: Sequence[Manifest], deadline: float
-    ) -> set[int]:
-        """Read the blobs that have changed; return the ranks whose blobs have the expected digest.
-
-        Half of the remaining time is reserved for HTTP, in case that NIXL fails.
-        """
+    def _read_over_nixl(self, sources: Mapping[int, str], manifests: Sequence[Manifest]) -> set[int]:
+        """Read the blobs that have changed; return the ranks whose blobs have the expected digest."""
         if self._importer is None:
             return set()
         held = {rank: manifest.digest for rank, manifest in self._held.items()}
@@ -87,11 +83,11 @@ class WholeBlobs:
             return set()
         for rank in needed:
             self._held.pop(rank, None)
+            self._begun.pop(rank, None)
         into = {rank: self._memory(manifest) for rank, manifest in needed.items()}
-        now = time.monotonic()
         try:
             offers = each(lambda rank: self.offer(sources, needed[rank]), needed)
-            self._importer.read(dict(zip(needed, offers, strict=True)), into, now + (deadline - now) / 2)
+            self._importer.read(dict(zip(needed, offers, strict=True)), into, self._timeout)
         except (FetchError, ReadError) as error:
             log.warning("NIXL: %s; fetching the blobs over HTTP", error)
             metrics.record_nixl_read(succeeded=False)
@@ -113,7 +109,7 @@ class WholeBlobs:
         size = manifest.blob_bytes
         return old if old is not None and len(old) == size else np.empty(size, dtype=np.uint8)
 
-    def _apply_delta(self, url: str, held: Manifest, manifest: Manifest, deadline: float) -> int | None:
+    def _apply_delta(self, url: str, held: Manifest, manifest: Manifest) -> int | None:
         """Update the held blob to ``manifest`` by a delta, and return the bytes received.
 
         None: there is no usable delta, and the whole blob must be fetched.
@@ -128,21 +124,34 @@ class WholeBlobs:
         delta_url = f"{url.removesuffix('bin')}delta?base={held.digest}"
         try:
             with self._reader.get(delta_url) as body:
-                digests, size = apply(blob, held.digest, pieces, partial(body.fill, deadline=deadline))
+                digests, size = apply(blob, held.digest, pieces, body.fill)
         except (FetchError, DeltaError) as error:
             log.info("fetching the whole blob: %s", error)
             return None
         return size if digests == manifest.piece_digests else None
 
-    def _blob(self, url: str, manifest: Manifest, deadline: float) -> Bytes:
-        data = self._memory(manifest)
-        with self._reader.get(url) as body:
-            if body.length != len(data):
-                raise FetchError(f"{url}: {body.length} bytes, expected {len(data)}")
-            body.fill(data.data, deadline)
+    def _read_blob(self, url: str, manifest: Manifest) -> int:
+        """Read a blob, or what an earlier call has not read of it; return the bytes received."""
+        rank, size, begun = manifest.rank, manifest.blob_bytes, self._begun.pop(manifest.rank, None)
+        first = begun.nbytes if begun is not None and begun.digest == manifest.digest else 0
+        data = self._blobs[rank] = self._memory(manifest)
+        with self._reader.get(url, (first, size) if first else None) as body:
+            if body.length != size - first:
+                raise FetchError(f"{url}: {body.length} bytes, expected {size - first}")
+            for start in range(first, size, CHUNK):
+                self._begun[rank] = _Begun(manifest.digest, start)
+                body.fill(data.data[start : start + CHUNK])
+        self._begun.pop(rank, None)
         if not _intact(data, manifest):
             raise FetchError(f"{url}: another digest than the manifest's")
-        return data
+        return size - first
+
+
+class _Begun(NamedTuple):
+    """The first ``nbytes`` bytes of the blob of ``digest`` are in memory."""
+
+    digest: str
+    nbytes: int
 
 
 def _intact(data: Bytes, manifest: Manifest) -> bool:

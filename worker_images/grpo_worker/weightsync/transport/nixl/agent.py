@@ -5,6 +5,7 @@ import uuid
 from typing import Any, NamedTuple
 
 _DRAM = "DRAM"
+_READ_ENDED = b"read"  # notification to the owner of the bytes
 
 
 class Region(NamedTuple):
@@ -43,9 +44,12 @@ class NixlAgent:
         config = nixl_agent_config(enable_prog_thread=False, backends=["UCX"], sync_mode=strict)
         self._agent = nixl_agent(uuid.uuid4().hex, config)
 
-    def progress(self) -> None:
-        """Answer requests of other agents. RDMA adapters answer without it."""
-        self._agent.get_new_notifs()
+    def progress(self) -> bool:
+        """Answer requests of other agents; return whether one has ended a read since the last call.
+
+        RDMA adapters answer without it.
+        """
+        return bool(self._agent.get_new_notifs())
 
     def register(self, region: Region) -> Any:
         """Pin the bytes; return the handle for ``deregister``."""
@@ -66,7 +70,7 @@ class NixlAgent:
     def begin_read(self, peer: str, source: Region, to: Region) -> Any:
         """Start to read a peer's bytes; return the handle for ``finished`` and ``release``."""
         ends = [self._agent.get_xfer_descs([(*region, 0)], _DRAM) for region in (to, source)]
-        handle = self._agent.initialize_xfer("READ", *ends, peer)
+        handle = self._agent.initialize_xfer("READ", *ends, peer, _READ_ENDED)
         self._agent.transfer(handle)
         return handle
 

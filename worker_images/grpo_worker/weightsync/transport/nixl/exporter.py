@@ -14,7 +14,7 @@ import numpy as np
 
 from grpo_worker.weightsync.transport.nixl.agent import NixlAgent, Offer, Region
 
-_LONGEST_READ = 600.0  # seconds
+_QUIET_SECONDS = 600.0  # since the last offer or the end of a read: no reader is left
 _POLL_SECONDS = 0.0005  # costs a hundredth of a core
 
 
@@ -31,8 +31,9 @@ class _Held:
 class Exporter:
     """Registers each file once, and deregisters it when it was deleted. Thread-safe.
 
-    Without RDMA, reads by others only progress while this process polls. A helper thread polls for
-    ``_LONGEST_READ`` seconds after each offer.
+    Without RDMA, reads by others only progress while this process polls. A helper thread polls until
+    ``_QUIET_SECONDS`` after the last offer or the end of the last read. Readers read blobs in parts, so reads
+    end as long as a blob progresses.
     """
 
     def __init__(self) -> None:
@@ -41,7 +42,7 @@ class Exporter:
         self._held: dict[int, _Held] = {}  # by inode
         self._offered = threading.Event()
         self._ended = threading.Event()
-        self._until = 0.0  # deadline of the last read, of time.monotonic()
+        self._until = 0.0  # end of the polling, of time.monotonic()
 
     def offer(self, path: Path) -> Offer:
         """Return the offer of a non-empty file. Raises OSError when there is none."""
@@ -49,7 +50,7 @@ class Exporter:
         with self._lock:
             agent = self._agent or self._start()
             self._deregister_deleted(agent)
-            self._until = time.monotonic() + _LONGEST_READ
+            self._until = time.monotonic() + _QUIET_SECONDS
             self._offered.set()
             held = self._register(agent, path)
             return Offer(base64.b64encode(agent.metadata()).decode(), *held.region)
@@ -73,7 +74,8 @@ class Exporter:
             self._offered.wait()
             self._offered.clear()
             while time.monotonic() < self._until and not self._ended.is_set():
-                agent.progress()
+                if agent.progress():
+                    self._until = time.monotonic() + _QUIET_SECONDS
                 time.sleep(_POLL_SECONDS)
 
     def _register(self, agent: NixlAgent, path: Path) -> _Held:
