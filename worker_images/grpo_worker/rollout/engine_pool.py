@@ -1,7 +1,6 @@
 """The controller's view of the rollout pool: discovery, weight versions, state of each engine."""
 
 import logging
-import socket
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +16,7 @@ from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.common.auth import headers
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
 from grpo_worker.common.patient_http import UNLIMITED, patient_transport
+from grpo_worker.common.service_addresses import addresses_of
 from grpo_worker.common.weight_checksum import conflict
 from grpo_worker.rollout.routing import EngineEntry, EngineTable
 
@@ -249,7 +249,8 @@ class RolloutPool:
     def _poll(self) -> None:
         """Refresh the table, and update engines that joined late or missed an update."""
         before, target = self._responses, self._target
-        entries = [entry for entry in self._looks.map(self._status_of, self._addresses()) if entry]
+        addresses = addresses_of(self._service, AGENT_PORT)
+        entries = [entry for entry in self._looks.map(self._status_of, addresses) if entry]
         if self._responses != before:
             return  # the response to a POST is newer than these entries
         self.table.replace(entries)
@@ -286,10 +287,3 @@ class RolloutPool:
             instance=status.instance,
             unresponsive=status.silent,
         )
-
-    def _addresses(self) -> list[str]:
-        try:
-            addresses = socket.getaddrinfo(self._service, AGENT_PORT, socket.AF_INET, socket.SOCK_STREAM)
-        except socket.gaierror:
-            return []  # no pod yet
-        return sorted({str(info[4][0]) for info in addresses})
