@@ -205,3 +205,17 @@ def test_only_weights_of_the_bound_job_are_taken(serving: PeerEngine, stale: Pee
     for _ in range(5):
         stale.agent.watch()
     assert stale.agent.status()["state"] == "STALE"
+
+
+def test_ranks_with_experts_of_their_own_get_only_what_they_keep(published: Path, tmp_path: Path) -> None:
+    with engines(tmp_path, MODEL, tensor_parallel=2, expert_parallel=2) as (first, second):
+        first.replace_agent(JOB)
+        load(first, published, 1)
+        second.watch("SERVING")
+        assert second.agent.status()["checksum"] == first.agent.status()["checksum"]
+        assert second.weights() == first.weights()
+        nbytes, sent = (
+            int(second.agent.status()["checksum"].split(":")[0]),
+            second.agent._installer.load_report["sent"],
+        )
+    assert nbytes <= sum(sent) < 1.2 * nbytes and max(sent) < 0.6 * nbytes
