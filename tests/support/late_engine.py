@@ -50,8 +50,10 @@ def publish_model(root: Path, version: int, model: dict[str, Any] = MODEL) -> li
 class Process:
     """A sidecar, as its container starts it, on this machine."""
 
-    def __init__(self, arguments: str, log: Path, limit: MemoryLimit | None = None) -> None:
-        self._port, self._log = free_port(), log
+    def __init__(
+        self, arguments: str, log: Path, limit: MemoryLimit | None = None, port: int | None = None
+    ) -> None:
+        self._port, self._log = port or free_port(), log
         self.url = f"http://127.0.0.1:{self._port}"
         command = f"{sys.executable} -m grpo_worker.weightsync.main {arguments}"
         command += f" --host 127.0.0.1 --port {self._port}"
@@ -115,12 +117,17 @@ def trainers(root: Path) -> Iterator[dict[int, str]]:
 
 @contextmanager
 def limited_agent(
-    mebibytes: int, engine: str, key: Path, folder: Path, bucket_mebibytes: int = 512, ranks: int = 1
-) -> Iterator[tuple[Process, MemoryLimit]]:
-    """Run the agent of the engine at URL ``engine`` with a memory limit."""
+    mebibytes: int, engine: str, key: Path, folder: Path, bucket_mebibytes: int = 512, ranks: int = 1,
+    peers: str = "", port: int | None = None,
+) -> Iterator[tuple[Process, MemoryLimit]]:  # fmt: skip
+    """Run the agent of the engine at URL ``engine`` with a memory limit.
+
+    ``peers``: host name of the pool's agents, which listen on the port of agents in pods.
+    """
     limit = MemoryLimit(mebibytes)
     arguments = f"rollout --engine {engine} --engine-ranks {ranks} --admin-key {key} --writer {JOB}"
-    agent = Process(f"{arguments} --bucket-megabytes {bucket_mebibytes}", folder / "agent.log", limit)
+    arguments += f" --bucket-megabytes {bucket_mebibytes}" + (f" --peers {peers}" if peers else "")
+    agent = Process(arguments, folder / "agent.log", limit, port)
     try:
         agent.await_answer()
         yield agent, limit

@@ -129,6 +129,8 @@ class EnginePods:
             arguments += " --double-buffer"
         if self.colocated and pool.engine.device == Device.CUDA:
             arguments += f" --turns {TURNS}"
+        if not self.colocated:  # colocated engines have no weights while their trainers compute
+            arguments += f" --peers {self.parts.owner.rollout_service}"
         if pool.engine.return_routed_experts:
             arguments += f" --routed-experts {ROUTED_EXPERTS}"
         if self.writer:

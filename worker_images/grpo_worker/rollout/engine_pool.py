@@ -1,7 +1,6 @@
 """The controller's view of the rollout pool: discovery, weight versions, state of each engine."""
 
 import logging
-import socket
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +15,7 @@ from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.common.auth import headers
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
 from grpo_worker.common.patient_http import UNLIMITED, patient_transport
+from grpo_worker.common.service_addresses import addresses_of
 from grpo_worker.common.weight_checksum import conflict
 from grpo_worker.rollout.routing import EngineEntry, EngineTable, entry_of
 from grpo_worker.rollout.sync_retries import SyncRetries
@@ -275,7 +275,8 @@ class RolloutPool:
     def _poll(self) -> None:
         """Refresh the table, and update engines that joined late or missed an update."""
         before, target = self._responses, self._target
-        entries = [entry for entry in self._looks.map(self._status_of, self._addresses()) if entry]
+        addresses = self._addresses()
+        entries = [entry for entry in self._looks.map(self._status_of, addresses) if entry]
         if self._responses != before:
             return  # the response to a POST is newer than these entries
         self.table.replace(entries)
@@ -294,8 +295,4 @@ class RolloutPool:
             return None
 
     def _addresses(self) -> list[str]:
-        try:
-            addresses = socket.getaddrinfo(self._service, AGENT_PORT, socket.AF_INET, socket.SOCK_STREAM)
-        except socket.gaierror:
-            return []  # no pod yet
-        return sorted({str(info[4][0]) for info in addresses})
+        return addresses_of(self._service, AGENT_PORT)

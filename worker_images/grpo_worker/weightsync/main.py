@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument(
         "--host-index", type=_host_index, default=0, help="0: the first host, which leads the others"
     )
+    parser.add_argument("--peers", help="headless service of the agents of the pool's engines")
     parser.add_argument("--first-host", help="URL of the agent of the engine's first host")
     parser.add_argument("--address", default="127.0.0.1", help="at which the engine's hosts reach this pod")
     parser.add_argument("--timeout", type=float, default=120, help="seconds of a call to the engine")
@@ -85,11 +86,13 @@ def _rollout(args: argparse.Namespace) -> Starlette:
     from grpo_worker.weightsync.agent.fetcher import Fetcher
     from grpo_worker.weightsync.agent.host_rendezvous import HostRendezvous
     from grpo_worker.weightsync.agent.http import rollout_application
+    from grpo_worker.weightsync.agent.peers import Peers, urls_of
 
     bucket = args.bucket_megabytes << 20
     fetcher = Fetcher(args.timeout, _whole_blobs(args))
     hosts = HostRendezvous(args.hosts) if args.hosts > 1 else None
-    place = EnginePlace(args.address, hosts, args.start_seconds)
+    peers = Peers(urls_of(args.peers), args.timeout) if args.peers else None
+    place = EnginePlace(args.address, hosts, args.start_seconds, peers)
     engine = Engine(args.engine, args.timeout, args.admin_key, hosts)
     agent = Agent(
         args.name, engine, args.engine_ranks, bucket, args.timeout, args.writer, fetcher, args.turns, place,

@@ -121,6 +121,7 @@ def test_an_engine_is_bound_to_a_training_pods_node() -> None:
     assert "--enable-memory-saver" in server["args"][0]
     assert "--turn http://127.0.0.1:9000/turnz && exec" in server["args"][0]
     assert "--turns /tmp/model/turns.json" in agent["args"][0]
+    assert "--peers" not in agent["args"][0], "the others have no weights either while the trainers compute"
     near = pods["rollout"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert near[0]["labelSelector"]["matchLabels"]["rl.grpo.dev/pool"] == "trainer"
     apart = pods["rollout"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]

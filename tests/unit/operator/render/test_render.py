@@ -170,3 +170,9 @@ def test_ranks_get_the_key_only_when_they_read_from_engines(replay: bool) -> Non
     assert any(env["name"] == "GRPO_KEY_FILE" for env in ranks["env"]) == replay
     assert any(mount["name"] == "key" for mount in ranks["volumeMounts"]) == replay
     assert any(volume["name"] == "key" for volume in trainer["volumes"])
+
+
+def test_agents_find_their_peers_by_the_service_of_all_engines() -> None:
+    service = rollout_service(job(), pool_of(spec_of(job())))["metadata"]["name"]
+    agent = group("rollout")["template"]["spec"]["containers"][1]
+    assert f"--peers {service}" in agent["args"][0]

@@ -142,7 +142,7 @@ def test_a_rank_that_does_not_tell_what_it_keeps_is_named() -> None:
     stream = EngineStream(engine, NAME, RANKS, 1)
     for source in engine.streams[:2]:
         source.send_kept(TABLE)
-    with pytest.raises(EngineError, match="ReadTimeout: rank 2 has not told for 1 s what it keeps"):
+    with pytest.raises(EngineError, match="ReadTimeout: rank 2 has sent nothing for 1 s"):
         stream.receive_kept(never)
     stream.close()
 

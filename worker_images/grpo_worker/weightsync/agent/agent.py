@@ -1,16 +1,16 @@
 """Agent: owns the weights, the version and the readiness of one engine.
 
 A staged version passes through the agent in chunks; it remembers where the version came from, and streams it
-again into an engine that restarts. It does not know where to find one that the engine received directly from
-the trainer ranks: the controller then names the trainers' sidecars.
+again into an engine that restarts. If the trainers are away, or the engine received the version directly from
+their ranks, it is streamed from a peer: another engine of the pool, which serves it. The controller, if it
+runs, names the trainers' sidecars.
 """
 
 import logging
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,10 @@ from grpo_worker.weightsync.agent.held_weights import HeldWeights, StagedSource
 from grpo_worker.weightsync.agent.http_reader import FetchError
 from grpo_worker.weightsync.agent.installer import Installer, UpdateError
 from grpo_worker.weightsync.agent.link_calls import LinkCalls
+from grpo_worker.weightsync.agent.peer_fill import PeerFill
+from grpo_worker.weightsync.agent.peer_offer import PeerOffer
+from grpo_worker.weightsync.agent.refills import Refills, UrgentCalls
+from grpo_worker.weightsync.agent.served_weights import PeerError, ServedWeights
 from grpo_worker.weightsync.agent.staged_version import StagedVersion
 from grpo_worker.weightsync.agent.writer_guard import WriterGuard
 from grpo_worker.weightsync.protocol.direct_load import KEPT
@@ -40,7 +44,7 @@ log = logging.getLogger(__name__)
 # A scheduler that is unresponsive for this long, in addition to the timeout of a call, will not recover.
 # SGLang's own watchdog waits as long for a batch.
 UNRESPONSIVE_SECONDS = 300.0
-_FIRST_RELOAD_PAUSE, _LONGEST_RELOAD_PAUSE = 1.0, 30.0  # seconds between attempts to load a version again
+_LOCK_SECONDS = 5.0  # that a peer waits for an engine which is being checked or updated
 _REVOKED = "the trainers use the GPUs now"
 _NO_ANSWER = "engine does not answer"
 
@@ -69,14 +73,18 @@ class Agent:
         self._calls = LinkCalls(engine)
         self._link: JoinedLink | None = None
         self._double_buffer = double_buffer
-        self._linked = False  # whether versions come over links, as far as is known
+        self._served = ServedWeights(engine, engine_ranks, timeout, self._place.address)
+        self._urgent = UrgentCalls()
+        self._peer_fill = PeerFill(self._place.peers, self._fetcher, bucket_bytes, self._urgent.any)
         self._held = HeldWeights()
-        self._reload_at, self._reload_pause = 0.0, _FIRST_RELOAD_PAUSE
+        self._refills = Refills()
         self._state = EngineStateMachine()
 
     def bind(self, writer: str) -> None:
         """Accept weights from this job only. The weights of another job are dropped."""
-        with self._lock:
+        if writer == self._guard.writer:
+            return
+        with self._urgent.waiting(), self._lock:
             if not self._guard.bind(writer):
                 return
             self._leave_link()
@@ -143,7 +151,7 @@ class Agent:
         """
         with self._admitted(writer, attempt):
             self._leave_link()
-            self._linked, serving, kept = True, self._state.state == EngineState.SERVING, False
+            serving, kept = self._state.state == EngineState.SERVING, False
             if serving:
                 self._engine.pause()
             try:
@@ -206,8 +214,7 @@ class Agent:
         Returns status() with the seconds of each part. Raises UpdateError, after marking a touched engine
         STALE or RESTARTING, and WriterError for another job or an older attempt.
         """
-        with self._admitted(writer, attempt):
-            self._linked = self._linked or bool(gang)
+        with self._admitted(writer, attempt, urgent=False):
             if self._held.came_from(gang) and self._serves(version):
                 return self.status()
             installer = self._installer
@@ -229,6 +236,31 @@ class Agent:
         if blobs.local:
             self._held = self._held.from_source(replace(source, copy=staged))
         return staged
+
+    def offer(self) -> PeerOffer:
+        """Return what agents of the pool's other engines can read from this engine.
+
+        Raises PeerError if it does not serve, or cannot be read.
+        """
+        if not self._lock.acquire(timeout=_LOCK_SECONDS):
+            raise PeerError("this engine is being updated")
+        try:
+            source, held = self._served.open(self._state), self._held
+            assert self._state.version is not None, "checked by open"
+            return PeerOffer(
+                source.name, self._state.version, self._ranks, held.checksum, self._guard.writer,
+                self._guard.attempt, held.origin,
+            )  # fmt: skip
+        finally:
+            self._lock.release()
+
+    def manifest(self, name: str, rank: int) -> Manifest:
+        """Return the manifest of a rank in the reading ``name``. Raises PeerError when it has ended."""
+        return self._served.manifest(self._state, name, rank)
+
+    def read_weights(self, name: str, rank: int, first: int, end: int) -> tuple[memoryview, str]:
+        """Return bytes of a rank's blob in the reading ``name``, and their digest; see ServedWeights."""
+        return self._served.read(self._state, name, rank, first, end)
 
     def received(self) -> int:
         """Return the bytes that the last fetched version took over the network."""
@@ -256,23 +288,47 @@ class Agent:
                 self._on_lost(f"engine reports version {actual}, not {self._state.version}")
                 self._on_up()
         self._engine.check_responsive()
-        source = self._held.reloadable
-        if self._state.state == EngineState.STALE and self._lease.has_weights and source:
-            self._reload(source)
+        self._served.tidy(self._state)
+        if self._state.state == EngineState.STALE and self._lease.has_weights and self._refills.due():
+            self._refill()
 
-    def _reload(self, source: StagedSource) -> None:
-        """Load a version again; the trainers may be away, so attempts become rare."""
-        if time.monotonic() < self._reload_at:
-            return
+    def _refill(self) -> None:
+        """Load a version into a STALE engine, if one is known or a peer serves one. Raises UpdateError."""
+        try:
+            if not self._load_again() and not self._fill_from_peer():
+                self._refills.found_nothing()
+        except UpdateError as error:
+            self._refills.failed()
+            self._on_failure(error, touched=True)
+            raise
+
+    def _load_again(self) -> bool:
+        """Load the staged version again, or a peer's if the trainers are away; return whether it was done."""
+        source = self._held.reloadable
+        if source is None:
+            return False
         log.info("loading version %d again", source.version)
         try:
             with self._installer.updating(source.version):
                 self._load(source.copy or self._find_again(source))
-        except UpdateError as error:
-            self._reload_at = time.monotonic() + self._reload_pause
-            self._reload_pause = min(2 * self._reload_pause, _LONGEST_RELOAD_PAUSE)
-            self._on_failure(error, touched=True)
-            raise
+        except UpdateError:
+            if not self._fill_from_peer():
+                raise
+        return True
+
+    def _fill_from_peer(self) -> bool:
+        """Load what a peer serves; return False if none serves. Raises UpdateError."""
+        serving = None if self._held.awaits_next else self._peer_fill.find(self._guard.writer)
+        if serving is None:
+            return False
+        log.info("loading version %d from one of %s", serving.version, ", ".join(serving.urls))
+        with self._installer.updating(serving.version):
+            with self._installer.timed("pull"):
+                offer, staged = self._peer_fill.open(serving)
+            self._load(staged)
+        self._guard.adopt(offer.writer, offer.attempt)
+        self._held = self._held.from_source(offer.origin)
+        return True
 
     def _find_again(self, source: StagedSource) -> StagedVersion:
         """Return a version that was loaded before. Raises FetchError if the trainers have other bytes now."""
@@ -290,7 +346,7 @@ class Agent:
             self._on_up()
         try:
             with self._installer.streaming(staged) as stream:
-                self._write(staged.version, lambda: self._installer.install(staged, stream, self._linked))
+                self._write(staged.version, lambda: self._installer.install(staged, stream, record=True))
         finally:
             metrics.record_fetch(self.received())
 
@@ -302,7 +358,7 @@ class Agent:
         self._state = self._state.stale(f"loading version {version}")
         self._held = self._held.loaded(install())
         self._state = self._state.committed(version)
-        self._reload_at, self._reload_pause = 0.0, _FIRST_RELOAD_PAUSE
+        self._refills = Refills()
         metrics.set_version(version)
 
     def _serves(self, version: int) -> bool:
@@ -324,10 +380,13 @@ class Agent:
             engine_link.leave(self._engine, link)
 
     @contextmanager
-    def _admitted(self, writer: str, attempt: int) -> Iterator[None]:
-        """Hold the lock for one call of the bound job. Raises WriterError before and after waiting for it."""
+    def _admitted(self, writer: str, attempt: int, urgent: bool = True) -> Iterator[None]:
+        """Hold the lock for one call of the bound job. Raises WriterError before and after waiting for it.
+
+        ``urgent``: the call does not wait until the engine has been filled from a peer.
+        """
         self._guard.check(writer, attempt)
-        with self._lock:
+        with self._urgent.waiting() if urgent else nullcontext(), self._lock:
             self._guard.admit(writer, attempt)
             yield
 

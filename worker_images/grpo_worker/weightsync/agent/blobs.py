@@ -51,7 +51,7 @@ class LocalBlobs:
     def fill(self, chunk: Chunk, into: Bytes, deadline: float) -> None:
         for extent in chunk.extents:
             data = self._blobs[extent.rank][extent.start : extent.start + extent.nbytes]
-            _scatter(extent, 0, data, into)
+            scatter(extent, 0, data, into)
 
     def close(self) -> None: ...
 
@@ -82,7 +82,7 @@ class RangedBlobs:
             self._checks = {}  # an earlier attempt ended within a slice
         if self._threads is None:  # each keeps its connections from chunk to chunk
             self._threads = ThreadPoolExecutor(_PARALLEL)
-        runs = [self._threads.submit(self._read, run, into, deadline) for run in _runs(chunk.extents)]
+        runs = [self._threads.submit(self._read, run, into, deadline) for run in runs_of(chunk.extents)]
         wait(runs)  # none may write after this call
         for run in runs:
             run.result()
@@ -116,7 +116,7 @@ class RangedBlobs:
             body.fill(data.data, deadline)
             check.update(data.data)
             if not contiguous:
-                _scatter(extent, offset, data, into)
+                scatter(extent, offset, data, into)
         if not check.complete:
             self._checks[extent.rank, extent.start + extent.nbytes] = check
 
@@ -160,14 +160,17 @@ class _SliceCheck:
                 self._hasher.reset()
 
 
-def _runs(extents: Sequence[Extent]) -> Iterator[list[Extent]]:
-    """Group extents that one request reads: of one rank, close together, and not too many bytes."""
+def runs_of(extents: Sequence[Extent], most: int = _RUN) -> Iterator[list[Extent]]:
+    """Group extents that one request reads: of one rank, close together, and at most ``most`` bytes.
+
+    A larger extent is read alone.
+    """
     run: list[Extent] = []
     for extent in sorted(extents, key=lambda e: (e.rank, e.start)):
         if run:
             end = run[-1].start + run[-1].nbytes
             near = extent.rank == run[0].rank and extent.start - end <= _GAP
-            if not near or extent.start + extent.nbytes - run[0].start > _RUN:
+            if not near or extent.start + extent.nbytes - run[0].start > most:
                 yield run
                 run = []
         run.append(extent)
@@ -175,7 +178,7 @@ def _runs(extents: Sequence[Extent]) -> Iterator[list[Extent]]:
         yield run
 
 
-def _scatter(extent: Extent, offset: int, data: Bytes, into: Bytes) -> None:
+def scatter(extent: Extent, offset: int, data: Bytes, into: Bytes) -> None:
     """Copy whole rows of an extent, from its byte ``offset`` on, to their places in the chunk."""
     if extent.row == extent.stride:
         into[extent.at + offset : extent.at + offset + len(data)] = data

@@ -7,6 +7,7 @@ import numpy as np
 
 from grpo_worker.weightsync.agent.blobs import Bytes
 from grpo_worker.weightsync.agent.chunks import Span
+from grpo_worker.weightsync.planner.boxes import rectangles
 from grpo_worker.weightsync.planner.rank_parts import Band, BucketPart
 
 SCRATCH = 256 << 10  # bytes into which pieces of rows are gathered, one rank at a time
@@ -33,25 +34,11 @@ def cuts(spans: Iterable[Span], lines: Sequence[int], part: BucketPart) -> Itera
     for span in spans:
         line = lines[span.tensor]
         for band in part.bands.get(span.tensor, ()):
-            for top, bottom, left, right in _rectangles(span.begin, span.begin + span.nbytes, line):
+            for top, bottom, left, right in rectangles(span.begin, span.begin + span.nbytes, line):
                 cut = _cut(band, max(top, band.top), min(bottom, band.bottom), left, right)
                 if cut is not None:
                     at = span.at + max(top, band.top) * line - span.begin
                     yield Cut(cut[0], at, min(bottom, band.bottom) - max(top, band.top), line, cut[1])
-
-
-def _rectangles(begin: int, end: int, line: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield bytes ``begin`` to ``end`` of a tensor: rows, and bytes of a row (top, bottom, left, right)."""
-    first, last = -(-begin // line), end // line
-    if first > last:  # within one row
-        yield last, first, begin - last * line, end - last * line
-        return
-    if begin < first * line:
-        yield first - 1, first, begin - (first - 1) * line, line
-    if first < last:
-        yield first, last, 0, line
-    if last * line < end:
-        yield last, last + 1, 0, end - last * line
 
 
 def _cut(

@@ -1,4 +1,4 @@
-"""Place of an engine: the address of its first host, and the rendezvous of its hosts if it has several."""
+"""Place of an engine: the address of its first host, its peers, and the rendezvous of its hosts."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 from grpo_operator.api.messages import EngineHost
 from grpo_operator.api.names import RENDEZVOUS_PORT
 from grpo_worker.weightsync.agent.host_rendezvous import HostRendezvous, HostReport
+from grpo_worker.weightsync.agent.peers import Peers
 
 START_SECONDS = 1800.0  # the default of engine.startSeconds
 
@@ -14,12 +15,14 @@ START_SECONDS = 1800.0  # the default of engine.startSeconds
 class EnginePlace:
     """``address``: at which all hosts of the engine reach its first host. ``hosts``: None for one host.
 
-    ``start_seconds``: in which the started servers of all hosts must answer.
+    ``start_seconds``: in which the started servers of all hosts must answer. ``peers``: from which the engine
+    is loaded if nobody else does it; None: it waits for the trainers.
     """
 
     address: str = "127.0.0.1"
     hosts: HostRendezvous | None = None
     start_seconds: float = START_SECONDS
+    peers: Peers | None = None
 
     def answer(self, report: HostReport, serving: bool) -> dict[str, Any]:
         """Take a host's report; return the round that it must run, and what the host needs to know for it."""

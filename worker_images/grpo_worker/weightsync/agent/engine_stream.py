@@ -81,10 +81,10 @@ class EngineStream:
         def receive(rank: int) -> Table:
             count = BEAT
             while count == BEAT:
-                (count,) = COUNT.unpack(self._receive(rank, COUNT.size, given_up))
+                (count,) = COUNT.unpack(self.receive(rank, COUNT.size, given_up))
             if count < 0:
                 raise EngineError(f"rank {rank} of the engine keeps {count} regions: use one release")
-            data = self._receive(rank, count * FIELDS * np.dtype(np.int32).itemsize, given_up)
+            data = self.receive(rank, count * FIELDS * np.dtype(np.int32).itemsize, given_up)
             return np.frombuffer(data, dtype="<i4").astype(np.int32, copy=False).reshape(count, FIELDS)
 
         return list(self._threads.map(receive, range(len(self._connections))))
@@ -127,8 +127,12 @@ class EngineStream:
                 connection.close()
         return len(expected)
 
-    def _receive(self, rank: int, size: int, given_up: Callable[[], bool]) -> bytearray:
-        """Return the next ``size`` bytes from a rank."""
+    def ask(self, rank: int, request: bytes) -> None:
+        """Send a request to one rank. Raises EngineError."""
+        self._send(self._connections[rank], memoryview(request), lambda: False)
+
+    def receive(self, rank: int, size: int, given_up: Callable[[], bool] = lambda: False) -> bytearray:
+        """Return the next ``size`` bytes from a rank. Raises EngineError."""
         data, moved = bytearray(size), time.monotonic()
         rest = memoryview(data)
         while rest:
@@ -139,7 +143,7 @@ class EngineStream:
                     raise EngineError("the engine has ended the request") from error
                 if time.monotonic() - moved > self._timeout:
                     raise EngineError(
-                        f"ReadTimeout: rank {rank} has not told for {self._timeout:.0f} s what it keeps"
+                        f"ReadTimeout: rank {rank} has sent nothing for {self._timeout:.0f} s"
                     ) from error
                 continue
             except OSError as error:

@@ -1,9 +1,10 @@
 """Fetcher: reads manifests of published versions, and gives access to their blobs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from grpo_worker.weightsync.agent.blobs import Blobs, LocalBlobs, RangedBlobs
 from grpo_worker.weightsync.agent.http_reader import HttpReader
+from grpo_worker.weightsync.agent.peer_blobs import PeerBlobs
 from grpo_worker.weightsync.agent.sources import each, url_of
 from grpo_worker.weightsync.agent.whole_blobs import WholeBlobs
 from grpo_worker.weightsync.protocol.manifest import Manifest
@@ -19,7 +20,7 @@ class Fetcher:
     def __init__(self, timeout: float, whole: WholeBlobs | None = None) -> None:
         self._reader = HttpReader(timeout)
         self._whole = whole
-        self._ranged: RangedBlobs | None = None
+        self._streamed: RangedBlobs | PeerBlobs | None = None
 
     def manifests(self, sources: Mapping[int, str], version: int) -> list[Manifest]:
         """Return all ranks' manifests. ``sources``: rank -> base URL. Raises FetchError if one is missing."""
@@ -32,21 +33,30 @@ class Fetcher:
 
     def blobs(self, sources: Mapping[int, str], manifests: Sequence[Manifest]) -> Blobs:
         """Return the ranks' blobs. The next call invalidates them. Raises FetchError."""
+        self._streamed = None
         if self._whole is not None:
             return LocalBlobs(self._whole.fetch(sources, manifests))
         urls = {m.rank: url_of(sources, m.version, m.rank, "bin") for m in manifests}
-        self._ranged = RangedBlobs(self._reader, urls, manifests)
-        return self._ranged
+        self._streamed = RangedBlobs(self._reader, urls, manifests)
+        return self._streamed
+
+    def peer_blobs(
+        self, sources: Mapping[int, str], manifests: Sequence[Manifest], cancelled: Callable[[], bool]
+    ) -> Blobs:
+        """Return the blobs of a peer's ranks. ``cancelled``: whether the reading must end."""
+        urls = {m.rank: url_of(sources, m.version, m.rank, "bin") for m in manifests}
+        self._streamed = PeerBlobs(self._reader, urls, cancelled)
+        return self._streamed
 
     @property
     def received(self) -> int:
         """Bytes that the last version took over the network so far."""
-        if self._whole is not None:
-            return self._whole.received
-        return self._ranged.received if self._ranged is not None else 0
+        if self._streamed is not None:
+            return self._streamed.received
+        return self._whole.received if self._whole is not None else 0
 
     def forget(self) -> None:
         """Free the memory: later versions are received in another way."""
-        self._ranged = None
+        self._streamed = None
         if self._whole is not None:
             self._whole.forget()

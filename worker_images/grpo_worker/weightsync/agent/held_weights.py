@@ -21,6 +21,9 @@ class StagedSource:
     copy: StagedVersion | None = None
 
 
+Origin = StagedSource | JoinedLink | None
+
+
 @dataclass(frozen=True, slots=True)
 class HeldWeights:
     """Origin of an engine's weights.
@@ -32,7 +35,7 @@ class HeldWeights:
     is not loaded again.
     """
 
-    source: StagedSource | JoinedLink | None = None
+    source: Origin = None
     checksum: str = ""
     awaits_next: bool = False
 
@@ -46,6 +49,11 @@ class HeldWeights:
         """Version to load into an engine that restarted or whose update failed."""
         return None if self.awaits_next else self.staged
 
+    @property
+    def origin(self) -> Origin:
+        """The source without a copy of its bytes, for an engine that gets the weights from this one."""
+        return replace(self.source, copy=None) if isinstance(self.source, StagedSource) else self.source
+
     def came_from(self, gang: str | None) -> bool:
         """Return whether the weights came over a link with this gang of trainer ranks."""
         return isinstance(self.source, JoinedLink) and self.source.gang == gang
@@ -58,7 +66,7 @@ class HeldWeights:
         """Return the state after the engine has loaded the source."""
         return replace(self, checksum=checksum)
 
-    def from_source(self, source: StagedSource | JoinedLink | None) -> "HeldWeights":
+    def from_source(self, source: Origin) -> "HeldWeights":
         """Return the state with another source."""
         return replace(self, source=source)
 

@@ -18,6 +18,7 @@ from grpo_worker.weightsync.agent.engine_place import EnginePlace
 from grpo_worker.weightsync.agent.expert_routes import expert_routes
 from grpo_worker.weightsync.agent.further_host import host_route, report_of
 from grpo_worker.weightsync.agent.host_rendezvous import HostReport
+from grpo_worker.weightsync.agent.peer_routes import peer_routes
 from grpo_worker.weightsync.agent.writer_guard import WriterError
 from grpo_worker.weightsync.protocol.link_offer import LinkOffer
 
@@ -60,6 +61,7 @@ def rollout_application(
             Route("/v1/take", routes.receive, methods=["POST"]),
             Route("/v1/give-up", routes.give_up, methods=["POST"]),
             *expert_routes(experts),
+            *peer_routes(agent),
             *hosts,
         ]
     )

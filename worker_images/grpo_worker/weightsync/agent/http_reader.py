@@ -1,6 +1,7 @@
 """HTTP reader: GET requests into existing memory, over connections that stay open."""
 
 import http.client
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from urllib.parse import urlsplit
 from grpo_worker.common.auth import headers
 
 _CONNECT_SECONDS = 10.0
+_MOST_OF_REASON = 4096  # bytes
 
 
 class FetchError(RuntimeError):
@@ -35,7 +37,7 @@ class HttpReader:
         response = self._open(url, target.netloc, path, fields)
         try:
             if response.status != (206 if part else 200):
-                raise FetchError(f"{url}: HTTP {response.status}")
+                raise FetchError(f"{url}: HTTP {response.status} {_reason(response)}".rstrip())
             if part and response.length != part[1] - part[0]:
                 raise FetchError(f"{url}: {response.length} bytes, expected {part[1] - part[0]}")
             yield Body(url, response, self._timeout)
@@ -69,6 +71,14 @@ class HttpReader:
             connection.sock.settimeout(self._timeout)
         connection.request("GET", path, headers=fields)
         return connection.getresponse()
+
+
+def _reason(response: http.client.HTTPResponse) -> str:
+    """Return the error in the body of a response."""
+    try:
+        return str(json.loads(response.read(_MOST_OF_REASON))["error"])
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+        return ""
 
 
 class Body:
@@ -108,6 +118,10 @@ class Body:
             raise FetchError(f"{self._url}: {text}") from error
         except (OSError, http.client.HTTPException) as error:
             raise FetchError(f"{self._url}: {error!r}") from error
+
+    def header(self, name: str) -> str:
+        """Return a field of the response's header; "" without one."""
+        return self._response.headers.get(name, "")
 
     @property
     def length(self) -> int:

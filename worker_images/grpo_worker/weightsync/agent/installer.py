@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from grpo_worker.common.polling import pause_after
+from grpo_worker.common.weight_checksum import conflict
 from grpo_worker.weightsync.agent import metrics
 from grpo_worker.weightsync.agent.engine_client import Engine, EngineError
 from grpo_worker.weightsync.agent.engine_stream import EngineStream
@@ -113,7 +114,7 @@ class Installer:
 
             def checksum() -> str:
                 # In a direct load every rank of the engine compares the fingerprints of what it received.
-                return stream.checksum() if isinstance(group, EngineStream) else self._engine.checksum()
+                return _agreed(stream, staged) if isinstance(group, EngineStream) else self._engine.checksum()
 
             served = self._engine.weight_version
             return self._transact(load.plan_id, lambda: stream.nbytes, transfer, checksum, served)
@@ -304,3 +305,11 @@ class Installer:
     def _enter(self, update: Update) -> None:
         self.update = update
         metrics.record_phase(update)
+
+
+def _agreed(stream: VersionStream, staged: StagedVersion) -> str:
+    """Return the checksum of a streamed version. Raises FetchError if it is not the peer's."""
+    found = stream.checksum()
+    if staged.checksum and conflict((found, staged.checksum)):
+        raise FetchError(f"the peer's weights have the checksum {staged.checksum}, but {found} was read")
+    return found

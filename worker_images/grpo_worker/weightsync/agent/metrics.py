@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 _PHASES = Counter("grpo_weight_update_phases_total", "Phases that weight updates entered", ["phase"])
 _SECONDS = Counter("grpo_weight_update_seconds_total", "Seconds in each part of weight updates", ["part"])
 _BYTES = Counter("grpo_weight_update_bytes_total", "Bytes of the updates that were committed")
-_RECEIVED = Counter("grpo_weight_received_bytes_total", "Bytes fetched from the trainers' agents")
+_RECEIVED = Counter("grpo_weight_received_bytes_total", "Bytes fetched from other agents")
 _VERSION = Gauge("grpo_weight_version", "Version that the engine serves; -1: none")
 _NIXL_READS = Counter("grpo_weight_nixl_reads_total", "Versions read over NIXL, or not", ["outcome"])
 for _phase in Phase:

@@ -20,12 +20,16 @@ from grpo_worker.weightsync.protocol.transfer_plan import TransferPlan, bucket_b
 
 @dataclass(frozen=True, slots=True)
 class StagedVersion:
-    """A version and where its bytes are. ``digests``: of the ranks' blobs."""
+    """A version and where its bytes are.
+
+    ``digests``: of the ranks' blobs; empty for a peer's ranks. ``checksum``: of a peer's weights.
+    """
 
     version: int
     plan: TransferPlan
     digests: list[str]
     blobs: Blobs = field(repr=False)
+    checksum: str = ""
 
     def direct_load(self, record: bool, parts: bool, patience: float) -> DirectLoad:
         """Return the request that announces the buckets; see DirectLoad."""

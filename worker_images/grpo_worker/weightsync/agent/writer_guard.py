@@ -23,6 +23,11 @@ class WriterGuard:
         self.writer, self.attempt = writer, 0
         return True
 
+    def adopt(self, writer: str | None, attempt: int) -> None:
+        """Take over the job whose weights the engine got from a peer, unless a job is bound already."""
+        if self.writer is None:
+            self.writer, self.attempt = writer, attempt
+
     def check(self, writer: str, attempt: int) -> None:
         """Raise WriterError unless this attempt of the job may write."""
         if writer != self.writer:

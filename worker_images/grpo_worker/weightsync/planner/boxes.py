@@ -1,7 +1,7 @@
 """Regions from what members know: slices of trainer ranks, and boxes that engine ranks keep. Pure."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from grpo_worker.weightsync.planner.regions import BLOCK, Box, Held, Needed, RegionError, Tensor
 from grpo_worker.weightsync.protocol.manifest import Slice
@@ -31,11 +31,12 @@ def held_regions(layouts: Sequence[Iterable[Slice]]) -> tuple[dict[str, Tensor],
             tensor = tensor_of(part.shape, part.dtype)
             if tensors.setdefault(part.name, tensor) != tensor:
                 raise RegionError(f"{part.name}: ranks disagree on its shape or dtype")
-            holders.setdefault((part.name, _box_of(part, tensor)), []).append(rank)
+            holders.setdefault((part.name, box_of(part, tensor)), []).append(rank)
     return tensors, [Held(name, box, tuple(ranks)) for (name, box), ranks in holders.items()]
 
 
-def _box_of(part: Slice, tensor: Tensor) -> Box:
+def box_of(part: Slice, tensor: Tensor) -> Box:
+    """Return the region of a slice. Raises RegionError if it is cut along another dimension than 0 and 1."""
     end = part.offset + part.length
     if part.dim == 0:
         return Box(part.offset, end, 0, tensor.columns)
@@ -104,3 +105,17 @@ def _joins(a: Box, b: Box) -> bool:
     if (a.top, a.bottom) == (b.top, b.bottom) and columns_touch:
         return True
     return a.intersection(b) is not None
+
+
+def rectangles(begin: int, end: int, line: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield bytes ``begin`` to ``end`` of a tensor: rows, and bytes of a row (top, bottom, left, right)."""
+    first, last = -(-begin // line), end // line
+    if first > last:  # within one row
+        yield last, first, begin - last * line, end - last * line
+        return
+    if begin < first * line:
+        yield first - 1, first, begin - (first - 1) * line, line
+    if first < last:
+        yield first, last, 0, line
+    if last * line < end:
+        yield last, last + 1, 0, end - last * line

@@ -12,7 +12,7 @@ from grpo_operator.api.weight_path import Backend
 from grpo_worker.weightsync.protocol.link_exchange import LinkExchange
 from grpo_worker.weightsync.sglang_plugin.background_fetch import BackgroundFetch
 from grpo_worker.weightsync.sglang_plugin.loader import idle_draft
-from grpo_worker.weightsync.sglang_plugin.recipe import union_of
+from grpo_worker.weightsync.sglang_plugin.recipe import Recipe, union_of
 from grpo_worker.weightsync.sglang_plugin.recipes import RECIPES
 from grpo_worker.weightsync.sglang_plugin.second_copy import SecondCopy
 from grpo_worker.weightsync.sglang_plugin.wave_loader import WaveLoader
@@ -37,11 +37,14 @@ class LinkPlace:
 class EngineLink:
     """This engine rank in a link.
 
-    ``receiver``: writes into the model; ``make_second``: returns one that writes into a second copy of it.
+    ``models``: the served model, then those that draft for it. ``recipes``: of each of them.
+    ``receiver``: writes into the models; ``make_second``: returns one that writes into a second copy of them.
     ``names``: of all tensors. ``kept``: of those of which the rank keeps a part.
     """
 
     group: TransferGroup
+    models: Sequence[Any]
+    recipes: Sequence[Recipe]
     receiver: WaveReceiver
     make_second: Callable[[], WaveReceiver]
     device: torch.device
@@ -126,4 +129,6 @@ def _join(
     into_model = receiver(None)
     into_model.prepare()
     names = tuple(row.name for row in rows)
-    return EngineLink(group, into_model, lambda: receiver(SecondCopy()), device, names, frozenset(kept))
+    return EngineLink(
+        group, models, recipes, into_model, lambda: receiver(SecondCopy()), device, names, frozenset(kept)
+    )

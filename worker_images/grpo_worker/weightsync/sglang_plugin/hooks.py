@@ -31,13 +31,15 @@ from grpo_worker.weightsync.protocol.direct_load import (
     DirectLoad,
     Fetch,
 )
+from grpo_worker.weightsync.protocol.region_stream import READ
 from grpo_worker.weightsync.sglang_plugin import engine_ranks
 from grpo_worker.weightsync.sglang_plugin.agent_stream import AgentStream
+from grpo_worker.weightsync.sglang_plugin.contents import CONTENTS
 from grpo_worker.weightsync.sglang_plugin.engine_link import EngineLink, LinkPlace, join_link
 from grpo_worker.weightsync.sglang_plugin.recipes import RECIPES
-from grpo_worker.weightsync.sglang_plugin.staged_receiver import (
-    specs_of,
-)
+from grpo_worker.weightsync.sglang_plugin.region_reader import UnreadableError
+from grpo_worker.weightsync.sglang_plugin.region_server import RegionServer
+from grpo_worker.weightsync.sglang_plugin.staged_receiver import specs_of
 from grpo_worker.weightsync.sglang_plugin.versions import (
     fetch_version,
     install_version,
@@ -64,7 +66,11 @@ def register() -> None:
         "destroy_weights_update_group": _on_leave,
     }
     if tuple(int(part) for part in version("sglang").split(".")[:3]) >= (0, 5, 21):
-        hooks |= {"receive_weights_from_distributed": _on_receive, "load_weights_from_distributed": _on_load}
+        hooks |= {
+            "receive_weights_from_distributed": _on_receive,
+            "load_weights_from_distributed": _on_load,
+            "begin_weight_update": _on_begin,
+        }
     else:
         hooks["update_weights_from_distributed"] = _on_update
     for name, hook in hooks.items():
@@ -100,6 +106,8 @@ def _on_join(
         success, message = _fetch(group_name)
     elif group_name.startswith(LINK):
         success, message = _join_link(updater, backend, *place)
+    elif group_name.startswith(READ):
+        success, message = _serve_regions(updater, master_address, master_port, group_name)
     elif group_name.startswith(STREAM):
         success, message = _join_stream(updater, master_address, master_port, group_name)
     elif group_name.startswith(AGENT):
@@ -151,6 +159,21 @@ def _join_stream(updater: Any, address: str, port: int, name: str) -> tuple[bool
     return True, "joined"
 
 
+def _serve_regions(updater: Any, address: str, port: int, name: str) -> tuple[bool, str]:
+    """Let the agent read this rank's parameters, while they hold the version that they hold now."""
+    complete, problem = CONTENTS.complete, ""
+    if complete is None:
+        problem = "its ranks hold no complete version, or have not recorded where it lies"
+    else:
+        try:
+            place = address, port, name, updater.tp_rank, torch.device(updater.device)
+            RegionServer(CONTENTS, complete, *place)
+        except (UnreadableError, OSError) as error:
+            problem = str(error)
+    problem = engine_ranks.first_problem(problem)
+    return not problem, problem or "joined"
+
+
 def _join_agent_group(
     updater: Any, address: str, port: int, first: int, world: int, name: str
 ) -> tuple[bool, str]:
@@ -180,6 +203,11 @@ def _on_leave(original: Callable[..., Any], updater: Any, group_name: str) -> An
     return True, "left"
 
 
+def _on_begin(original: Callable[..., Any], updater: Any) -> Any:
+    CONTENTS.overwritten()
+    return original(updater)
+
+
 def _on_receive(
     original: Callable[..., Any], updater: Any, *, load_format: str | None = None, **fields: Any
 ) -> Any:
@@ -190,6 +218,7 @@ def _on_receive(
 
 def _on_load(original: Callable[..., Any], updater: Any, weights: Any) -> tuple[bool, str]:
     if not isinstance(weights, _Announced):
+        CONTENTS.overwritten()
         success, message = original(updater, weights)
         return success, message
     # SGLang calls this for the served model and then for each draft; the first call loads all of them, and
@@ -197,6 +226,7 @@ def _on_load(original: Callable[..., Any], updater: Any, weights: Any) -> tuple[
     if weights.result is None:
         if updater.get_model_runner().is_draft_worker:
             return False, "a direct load writes the served model and its drafts together: use selector all"
+        CONTENTS.overwritten()
         weights.result = weights.load()
     return weights.result
 
@@ -205,6 +235,7 @@ def _on_update(
     original: Callable[..., Any], updater: Any, names: Any, dtypes: Any, shapes: Any, group_name: Any,
     load_format: str | None = None,
 ) -> Any:  # fmt: skip
+    CONTENTS.overwritten()
     if not (load_format or "").startswith(PREFIX):
         return original(updater, names, dtypes, shapes, group_name, load_format)
     fields = {"names": names, "dtypes": dtypes, "shapes": shapes, "group_name": group_name}

@@ -63,6 +63,19 @@ class RegionCopy:
             target = target.narrow(self.columns, common.left - self.box.left, common.right - common.left)
         return RegionCopy(target, common, self.rows, self.columns)
 
+    def place_in(self, box: Box, pitch: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+        """Return where the region is in the elements of ``box``: first element, size and stride of its view.
+
+        ``pitch``: elements from one row of ``box`` to the next.
+        """
+        first = (self.box.top - box.top) * pitch + self.box.left - box.left
+        stride = list(torch.empty(self.target.shape, device="meta").stride())
+        if self.rows is not None:
+            stride[self.rows] = pitch
+        if self.columns is not None:
+            stride[self.columns] = 1
+        return first, tuple(self.target.shape), tuple(stride)
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:

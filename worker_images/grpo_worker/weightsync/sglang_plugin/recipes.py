@@ -8,6 +8,7 @@ from typing import Any
 
 from grpo_worker.weightsync.protocol.buffers import dtype_of
 from grpo_worker.weightsync.protocol.link_exchange import TensorRow
+from grpo_worker.weightsync.sglang_plugin.contents import CONTENTS
 from grpo_worker.weightsync.sglang_plugin.recipe import Recipe, TensorSpec, record
 
 
@@ -29,6 +30,7 @@ class Recipes:
         known = self._known.get(key)
         if known is None or not known.valid(model):
             self.recorded += 1
+            CONTENTS.overwritten()
             specs = [TensorSpec(row.name, row.shape, dtype_of(row.dtype)) for row in ordered]
             known = self._known[key] = record(model, specs, beat)
         return known

@@ -113,11 +113,5 @@ class RegionLoader:
 
 
 def _step(copy: RegionCopy, placed: Placed, dtype: torch.dtype) -> Step:
-    first = (copy.box.top - placed.box.top) * placed.pitch + copy.box.left - placed.box.left
-    stride = list(torch.empty(copy.target.shape, device="meta").stride())
-    if copy.rows is not None:
-        stride[copy.rows] = placed.pitch
-    if copy.columns is not None:
-        stride[copy.columns] = 1
-    start = placed.start + first * dtype.itemsize
-    return Step(copy.target, dtype, start, tuple(copy.target.shape), tuple(stride))
+    first, size, stride = copy.place_in(placed.box, placed.pitch)
+    return Step(copy.target, dtype, placed.start + first * dtype.itemsize, size, stride)

@@ -12,6 +12,7 @@ from grpo_worker.weightsync.protocol.buffers import dtype_name
 from grpo_worker.weightsync.protocol.direct_load import FETCHED, DirectLoad
 from grpo_worker.weightsync.protocol.link_exchange import TensorRow
 from grpo_worker.weightsync.sglang_plugin import engine_ranks
+from grpo_worker.weightsync.sglang_plugin.contents import CONTENTS
 from grpo_worker.weightsync.sglang_plugin.engine_link import EngineLink
 from grpo_worker.weightsync.sglang_plugin.loader import DirectLoader, Report, idle_draft
 from grpo_worker.weightsync.sglang_plugin.part_loader import PartLoader
@@ -73,6 +74,7 @@ def _reported(link: EngineLink, load: Callable[[], Received]) -> tuple[bool, str
     if problem := engine_ranks.first_problem(problem):
         return False, f"direct load failed: {problem}"
     assert report is not None
+    CONTENTS.completed(link.models, link.recipes)
     counted, totals = zip(*engine_ranks.gather((report.counted, report.total)), strict=True)
     answer = {
         "seconds": report.seconds, "received": link.receiver.nbytes,
@@ -89,14 +91,16 @@ def load_version(
     ``models``: the served model, then those that draft for it.
     """
     load: Callable[[StagedReceiver], Report]
+    recipes: Sequence[Recipe] = ()
     if request.parts:
         part_loader, problem = _part_loader(models, device, request.plan_id, buckets, source)
         # All give up together: the others would wait for bytes that the agent does not send.
         problem = engine_ranks.first_problem(problem)
         if problem or part_loader is None:
             return False, f"direct load failed: {problem}"
-        load = part_loader.load
+        load, recipes = part_loader.load, part_loader.recipes
     else:
+        recipes = _record(models, buckets) if request.record else ()
         load = _whole_load(models, device, request, buckets)
     receiver, report, problem = StagedReceiver(source), Report(), ""
     try:
@@ -108,6 +112,8 @@ def load_version(
         problem = f"no rank of the engine loaded {', '.join(missing[:5])} ({len(missing)} tensors)"
     if problem:
         return False, f"direct load failed: {problem}"
+    if recipes:
+        CONTENTS.completed(models, recipes)
     answer = {
         "copies": report.copies, "byLoader": report.by_loader, "recorded": report.recorded,
         "seconds": report.seconds, "fingerprints": report.fingerprints,
@@ -120,8 +126,6 @@ def _whole_load(
     models: Sequence[Any], device: str, request: DirectLoad, buckets: list[list[Spec]]
 ) -> Callable[[StagedReceiver], Report]:
     """Return what loads the whole buckets; see DirectLoader.load."""
-    if request.record:
-        _record(models, buckets)
     loader = _loaders.setdefault(id(models[0]), DirectLoader(models, device))
     return partial(loader.load, request.plan_id, buckets)
 
