@@ -31,6 +31,8 @@ ALL_MANIFESTS = "manifests"  # name of the short rehearsals of all manifests
 
 SCENARIOS: dict[str, tuple[str, ...]] = {
     "calm": (),
+    # Two samples for each place of the engines: calm has a place for each sample.
+    "over-subscribed": ("--running", "512"),
     "engine-death": ("--kill-engine", "3:120"),
     "16-engines": ("--engines", "16"),
     "long-tail": ("--sigma", "1.2"),
@@ -110,6 +112,8 @@ def figures_of(reports: dict[str, dict[str, Any]]) -> dict[str, float | None]:
     ):
         if name in reports:
             figures[key] = reports[name]["steps"][0]["step"]
+    if "over-subscribed" in reports:
+        figures["in_flight_share_512"] = reports["over-subscribed"]["generation"]["in_flight_share"]
     if "routing-replay" in reports:
         replayed = reports["routing-replay"]
         figures["r3_bytes_through_controller"] = replayed["routed_experts_bytes"]
@@ -146,7 +150,6 @@ def _of_calm(report: dict[str, Any]) -> dict[str, float | None]:
         "generation_seconds_512": step["gen"],
         "update_seconds_512": step["update_actor"],
         "sync_seconds_512": step["update_weights"],
-        "in_flight_share_512": report["generation"]["in_flight_share"],
         "idle_share_rollout_512": report["idle_share"]["rollout"],
         "idle_share_trainer_512": report["idle_share"]["trainer"],
         "controller_seconds_per_step": report["controller_cpu"]["serial_per_step"],

@@ -48,11 +48,13 @@ class RehearsedJob:
 
 
 def read_job(
-    manifest: Path, engines: int | None = None, prompts: int | None = None, routing_replay: bool = False
-) -> RehearsedJob:
+    manifest: Path, engines: int | None = None, prompts: int | None = None, routing_replay: bool = False,
+    running: int | None = None, checkpoint_every: int | None = None,
+) -> RehearsedJob:  # fmt: skip
     """Return the first GRPOJob of a manifest.
 
-    ``engines``, ``prompts``: number of engines, and of prompts of a step, instead of its own.
+    ``engines``, ``prompts``, ``running``, ``checkpoint_every``: number of engines, of prompts of a step, of
+    requests that run in an engine, and of steps between two checkpoints, instead of its own.
     ``routing_replay``: replay the engines' routing, whatever the manifest says.
 
     Raises ValueError, RefusedError or ValidationError that names the problem.
@@ -70,6 +72,10 @@ def read_job(
         )
     if prompts is not None:
         spec = _with_prompts(spec, prompts)
+    if running is not None:
+        pool = _with_running(pool, running)
+    if checkpoint_every is not None:
+        spec = _with_checkpoints(spec, checkpoint_every)
     if routing_replay:
         spec, pool = _with_routing_replay(spec, pool)
     plan = resolve(spec, pool)
@@ -96,6 +102,16 @@ def _with_prompts(spec: GRPOJobSpec, prompts: int) -> GRPOJobSpec:
     mini = min(spec.trainer.mini_batch_size, prompts)
     trainer = spec.trainer.model_copy(update={"mini_batch_size": mini})
     return GRPOJobSpec.model_validate(spec.model_copy(update={"data": data, "trainer": trainer}).wire())
+
+
+def _with_running(pool: RolloutTemplate, running: int) -> RolloutTemplate:
+    engine = pool.engine.model_copy(update={"max_running_requests": running})
+    return RolloutTemplate.model_validate(pool.model_copy(update={"engine": engine}).wire())
+
+
+def _with_checkpoints(spec: GRPOJobSpec, every: int) -> GRPOJobSpec:
+    checkpoint = spec.checkpoint.model_copy(update={"every_steps": every})
+    return GRPOJobSpec.model_validate(spec.model_copy(update={"checkpoint": checkpoint}).wire())
 
 
 def _with_routing_replay(spec: GRPOJobSpec, pool: RolloutTemplate) -> tuple[GRPOJobSpec, RolloutTemplate]:

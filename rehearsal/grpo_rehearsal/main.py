@@ -61,8 +61,14 @@ def _parser() -> argparse.ArgumentParser:
         "--prompts", type=int, metavar="N", help="prompts of a step instead of the manifest's"
     )
     parser.add_argument(
+        "--running", type=int, metavar="N", help="requests that run in an engine instead of the manifest's"
+    )
+    parser.add_argument(
+        "--checkpoint-every", type=int, metavar="N", help="steps between two checkpoints instead of its own"
+    )
+    parser.add_argument(
         "--mean-response", type=float, metavar="TOKENS",
-        help="mean length of the responses (default: a quarter of data.responseLength)",
+        help="mean length of the responses (default: 30 %% of data.responseLength)",
     )  # fmt: skip
     parser.add_argument(
         "--sigma", type=float, default=Assumptions().sigma,
@@ -83,7 +89,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _job(options: argparse.Namespace) -> RehearsedJob:
-    return read_job(options.manifest, options.engines, options.prompts, options.routing_replay)
+    return read_job(
+        options.manifest, options.engines, options.prompts, options.routing_replay, options.running,
+        options.checkpoint_every,
+    )  # fmt: skip
 
 
 def _scenario(options: argparse.Namespace) -> Scenario:

@@ -76,14 +76,19 @@ def generation(outcome: Outcome, window: Interval) -> dict[str, Any]:
     }
 
 
-def in_flight_share(outcome: Outcome, capacity: int, running: list[tuple[float, int]]) -> float:
-    """Return the share of the engines' places that are taken while more samples remain than places."""
+def in_flight_share(outcome: Outcome, capacity: int, running: list[tuple[float, int]]) -> float | None:
+    """Return the share of the engines' places that are taken while more samples remain than places.
+
+    Returns None for a step that has a place for each of its samples: no sample ever waits for one.
+    """
     samples = outcome.job.spec.data.train_batch_size * outcome.job.spec.algorithm.samples_per_prompt
     ends = sorted(when for engine in outcome.cluster.engines for when, _ in engine.record.ends)
+    if samples <= capacity:
+        return None
     begin = outcome.board.training_since or 0.0
-    step_ends = [when for when in ends if when >= begin][: max(samples - capacity, 1)]
+    step_ends = [when for when in ends if when >= begin][: samples - capacity]
     window = (begin, step_ends[-1] if step_ends else begin)
-    places = min(capacity, samples) * (window[1] - window[0])
+    places = capacity * (window[1] - window[0])
     return integral(running, window) / places if places else 0.0
 
 

@@ -22,8 +22,8 @@ def as_text(figures: dict[str, Any]) -> str:
         )
         lines.append(f"step {number:<10} {phases['step']:.1f} s: {parts}")
     lines += [
-        f"in flight       {generation['in_flight_share']:.0%} of {generation['capacity']} places while more "
-        f"samples remain; {generation['responses']} responses of {generation['response_mean']:.0f} tokens",
+        f"in flight       {_in_flight(generation)}; {generation['responses']} responses of "
+        f"{generation['response_mean']:.0f} tokens",
         f"idle            engines {idle['rollout']:.0%}, trainers {idle['trainer']:.0%} of the steps",
         f"controller      {figures['memory']['controller_peak_rss'] / 2**30:.1f} GiB with the stand-ins, "
         f"{sum(figures['controller_cpu']['by_thread'].values()):.0f} s of CPU",
@@ -40,6 +40,14 @@ def as_text(figures: dict[str, Any]) -> str:
         lines.append(f"hang            named {figures['hang_named_seconds']:.0f} s after the limit")
     lines += [f"{when:>9.0f} s     {what}" for when, what in figures["events"]]
     return "\n".join(lines)
+
+
+def _in_flight(generation: dict[str, Any]) -> str:
+    """Return how full the engines were. A step with a place for each sample does not fill them."""
+    share, places = generation["in_flight_share"], generation["capacity"]
+    if share is None:
+        return f"at most {generation['most_running']} of {places} places, one for each sample"
+    return f"{share:.0%} of {places} places while more samples remain"
 
 
 def _agents(memory: dict[str, Any]) -> str:

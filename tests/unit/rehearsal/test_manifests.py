@@ -34,6 +34,14 @@ def test_the_smallest_margins_are_those_of_known_waits_and_of_bounds() -> None:
     assert benchmark._smallest_margin({"deadlines": []}, upper_bound=True) is None
 
 
+def test_the_share_in_flight_is_that_of_more_samples_than_places() -> None:
+    report = {
+        "phase": "Succeeded", "ledger": {"consumed_twice": 0}, "generation": {"in_flight_share": 0.97}
+    }  # fmt: skip
+    assert benchmark.SCENARIOS["over-subscribed"] == ("--running", "512")
+    assert benchmark.figures_of({"over-subscribed": report})["in_flight_share_512"] == 0.97
+
+
 @pytest.mark.parametrize(
     ("planner", "sglang", "same"),
     [(1000, 1001, True), (1000, 1010, False), ("refused", 1000, False), (1000, "refused", False)],

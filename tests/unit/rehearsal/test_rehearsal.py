@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from grpo_operator.cli import plan
 from grpo_rehearsal.durations import Assumptions
 from grpo_rehearsal.job import RehearsedJob, read_job
 from grpo_rehearsal.main import main
 from grpo_rehearsal.report import agent_memory
 from grpo_rehearsal.report.summary import summary
+from grpo_rehearsal.report.text import as_text
 from grpo_rehearsal.run import Outcome, rehearse
 from grpo_rehearsal.scenario import Scenario, parse_pair
 
@@ -38,6 +40,24 @@ def test_a_calm_step_consumes_each_sample_once_and_fills_the_engines(rehearsed: 
         named = sum(phases[name] for name in ("gen", "old_log_prob", "ref", "update_actor", "update_weights"))
         assert phases["step"] == pytest.approx(named, rel=0.01)
     assert 0 < figures["idle_share"]["rollout"] < 1 and 0 < figures["idle_share"]["trainer"] < 1
+
+
+def test_a_step_with_a_place_for_each_sample_has_no_share_in_flight(
+    small_manifest: Path, tmp_path: Path
+) -> None:
+    outcome = rehearse(read_job(small_manifest, prompts=8), Scenario(), tmp_path / "few")
+    figures = summary(outcome)
+    assert figures["generation"]["responses"] == figures["generation"]["capacity"] == 32
+    assert figures["generation"]["in_flight_share"] is None
+    assert "at most 32 of 32 places, one for each sample" in as_text(figures)
+
+
+def test_fewer_places_are_all_taken_until_the_last_samples(small_manifest: Path, tmp_path: Path) -> None:
+    job = read_job(small_manifest, prompts=8, running=8)
+    assert job.engine_arguments["max-running-requests"] == "8"
+    figures = summary(rehearse(job, Scenario(), tmp_path / "fewer"))
+    assert figures["generation"]["capacity"] == 16 < figures["generation"]["responses"]
+    assert 0.9 < figures["generation"]["in_flight_share"] <= 1
 
 
 def test_the_same_rehearsal_runs_in_the_same_way(rehearsed: Rehearse) -> None:
@@ -257,6 +277,25 @@ def test_the_command_writes_the_report_and_a_picture(
     figures = json.loads((tmp_path / "out" / "small-calm.json").read_text())
     assert figures["scenario"]["assumed"]["sigma"] == 1.2
     assert (tmp_path / "out" / "small-calm.svg").read_text().startswith("<?xml")
+
+
+def test_the_operators_command_hands_over_to_the_rehearsal(
+    small_manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--rehearse", str(small_manifest), "--prompts", "4", "--running", "8", "--json"]
+    assert plan.main([*options, "--output", str(tmp_path / "out")]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["phase"] == "Succeeded" and figures["generation"]["capacity"] == 16
+    assert json.loads((tmp_path / "out" / "small-calm.json").read_text()) == figures
+    small_manifest.write_text("kind: Service")
+    assert plan.main(["--rehearse", str(small_manifest)]) == 2
+    assert "contains no object of kind GRPOJob" in capsys.readouterr().err
+
+
+def test_help_names_the_assumed_share_of_the_response_length(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "30 % of data.responseLength" in " ".join(capsys.readouterr().out.split())
 
 
 def test_bad_input_is_named(small_manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:

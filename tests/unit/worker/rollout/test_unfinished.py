@@ -1,5 +1,6 @@
 """A sample from several attempts: tokens, log-probabilities, versions and what is generated again."""
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -44,6 +45,36 @@ def test_the_next_attempt_asks_for_the_rest() -> None:
     assert tuple(sample.ids) == (20, 21, 22, 23, 1)
     assert tuple(sample.log_probs) == (-20, -21, -22, -23, -1)
     assert (sample.version, sample.spans) == (3, ())
+
+
+def test_tokens_on_their_way_take_ten_bytes_each() -> None:
+    """A step of 8,192 answers of 16 k tokens is held in flight: 1.3 GiB, not 10."""
+    tokens = 16_384
+    work = _work(max_new_tokens=tokens)
+    work.request()
+    tracemalloc.start()
+    try:
+        for start in range(0, tokens, 64):
+            work.take(_chunk(start, [1000 + start + i for i in range(64)]), 3, 3)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert work.kept == tokens
+    assert held < 10 * tokens
+
+
+def test_a_chunk_that_cannot_be_kept_changes_nothing() -> None:
+    """Ids and log-probabilities stay equally long, so that the next attempt can continue."""
+    work = _work()
+    work.request()
+    work.take(_chunk(0, [20]), 3, 3)
+    bad: Any = [0.5, None]
+    with pytest.raises(TypeError):
+        work.take(Chunk(1, [21, 22], bad, False, {"weight_version": "3"}), 3, 3)
+    work.cut()
+    assert work.request()["input_ids"] == [7, 8, 20]
+    work.take(_chunk(0, [23, 1], spans=[(3, 0, 2)]), 3, 3)
+    assert len(work.sample("e").log_probs) == work.kept == 3
 
 
 def test_parts_that_overlap_add_each_token_once() -> None:
