@@ -6,11 +6,13 @@ lasts, time passes only by waiting.
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
 
+import httpx
 import numpy as np
 
 from grpo_operator.api.weight_path import WeightPath
@@ -113,6 +115,15 @@ class Ranks:
     def _load_checkpoint(self, path: str) -> None:
         self._world.updates = int((Path(path) / "updates").read_text())
 
+    def _take_snapshot(self, name: str, _kept: str | None) -> None:
+        self._world.snapshots[name] = self._world.updates
+
+    def _snapshot_written(self, name: str) -> list[bool]:
+        return [name in self._world.snapshots] * 2
+
+    def _load_snapshot(self, name: str) -> None:
+        self._world.updates = self._world.snapshots[name]
+
 
 class Engines(Scorer):
     """Rollout pool, client and reward. ``away``: why no engine serves, or "", asked at each use."""
@@ -178,18 +189,19 @@ class Engines(Scorer):
 
 
 class World:
-    """A job of ``steps`` steps. ``between``: called by the loop's clock whenever it waits."""
+    """A job of ``steps`` steps. ``memory``: it keeps snapshots in the pods' memory."""
 
-    def __init__(self, store: Path, steps: int = 6, **changes: Any) -> None:
+    def __init__(self, store: Path, steps: int = 6, memory: bool = False, **changes: Any) -> None:
         manifest = job(totalSteps=steps, **changes)
         manifest["spec"]["checkpoint"] |= {"everySteps": 4, "exportAtEnd": False}
-        manifest["spec"]["checkpoint"].pop("memory", None)
+        manifest["spec"]["checkpoint"]["memory"] = {"everySteps": 1} if memory else None
         self.spec = spec_of(manifest)
         self.store = store
         self.starts = 0
         self.model = ""  # digest
         self.updates = 0  # of the ranks' weights
         self.writing: list[int] = []
+        self.snapshots: dict[str, int] = {}  # updates by name, in the memory of the pods
         self.calls: list[str] = []
         self.away: Callable[[], str] = lambda: ""
         self.before_generation: Callable[[int], None] = lambda _version: None
@@ -235,8 +247,18 @@ class World:
         loop = GrpoLoop(
             self.spec, store, self.board, gang, pool, client, inputs, weights, failures, self.clock
         )
+        if (tier := loop._checkpoints._memory) is not None:
+            # The agents of the pods: each finds the snapshots that it is asked for.
+            tier._http = httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200)))
         loop.run()
         return [json.loads(line) for line in (store / "ledger.jsonl").read_text().splitlines()]
+
+    def await_snapshot(self, step: int) -> None:
+        """Wait until the snapshot of ``step`` is complete, which a thread of the loop notes."""
+        file, deadline = self.store / "memory.json", time.monotonic() + 30
+        while not file.is_file() or json.loads(file.read_text())["step"] < step:
+            assert time.monotonic() < deadline, f"no snapshot of step {step}"
+            time.sleep(0.01)
 
     def engines_protocol(self) -> Any:
         """Return the engines; direct transfers, which they lack, are not used."""

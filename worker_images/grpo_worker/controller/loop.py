@@ -135,9 +135,8 @@ class GrpoLoop:
         self._weights.after_trainers_start()
         self._report(message="sending the first weights", trainers=self._trainers.processes())
         self._push(StepTimer(self._clock))
-        self._parking.run(self._check_engines, self._weights.forget_engines)
-        checkpoint = {"last_checkpoint": self._step} if restored.controller_state else {}
-        self._report(phase=Phase.TRAINING, message="", **checkpoint)
+        self._parking.run(self._check_engines, self._save_parked)
+        self._report(phase=Phase.TRAINING, message="")
 
     def _resume(self, restored: Restored) -> None:
         """Continue after the restored step."""
@@ -208,7 +207,7 @@ class GrpoLoop:
         Samples that are still generated ahead are not in it; after a restore newer weights generate them.
         """
         self._weights.forget_engines()
-        if self._step == 0:
+        if self._step == self._checkpoints.stored:
             return
         try:
             self._save_now(with_samples=not self._scheduler.generates_ahead)

@@ -188,6 +188,23 @@ def test_samples_are_kept_as_long_as_their_checkpoints(tmp_path: Path) -> None:
     assert [f.name for f in sorted(tmp_path.glob("step-*"))] == [f"step-{s:08d}.npz" for s in (2, 5, 6)]
 
 
+def test_copies_of_experts_are_not_copied_onto_themselves(tmp_path: Path) -> None:
+    """A snapshot in memory and a checkpoint in the store may be of the same step, also after a restore."""
+    copied: list[str] = []
+
+    def durable(samples: list[Sample], folder: Path) -> list[Sample]:
+        copied.append(folder.name)
+        return samples
+
+    run = Run(tmp_path, Engines())
+    run.scheduler._durable = durable
+    run.steps(1, 2)
+    run.scheduler.save(2)()
+    run.resume(2)
+    run.scheduler.save(2)()
+    assert copied == ["step-00000001.experts", "step-00000002.experts"]
+
+
 def test_on_policy_samples_come_from_the_newest_weights() -> None:
     engines: Any = Engines()
     spec = spec_of(job())

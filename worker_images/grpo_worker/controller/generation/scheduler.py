@@ -110,6 +110,7 @@ class OneStepAhead:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
         self._running: Future[RolloutBatch] | None = None
         self._ready: RolloutBatch | None = None
+        self._copied: int | None = None  # step whose folder has the copies that ``_ready`` refers to
         self._prompts_in_training = 0
         self._version = Version(0)  # of the samples that are generated ahead
         self._cancelled = threading.Event()
@@ -154,9 +155,10 @@ class OneStepAhead:
     def save(self, step: int) -> Callable[[], None]:
         if self._ready is None:
             return lambda: None
-        if self._durable is not None:
+        if self._durable is not None and self._copied != step:  # else it would overwrite what it reads
             copies = self._file(step).with_suffix(".experts")
             self._ready = replace(self._ready, samples=self._durable(self._ready.samples, copies))
+            self._copied = step
         return partial(self._ready.write, self._file(step))
 
     def prune(self, kept: Collection[int]) -> None:
@@ -174,6 +176,7 @@ class OneStepAhead:
         self._cancelled = threading.Event()
         file = self._file(step)
         self._ready = RolloutBatch.read(file) if file.is_file() else None
+        self._copied = step if self._ready is not None else None
 
     def _file(self, step: int) -> Path:
         return directory(self._folder, step).with_suffix(".npz")

@@ -44,6 +44,7 @@ class RunCheckpoints:
         self._state = state
         self._flush = flush
         self._parking = parking
+        self._stored = 0  # step of the newest complete checkpoint in the store
         self._saving: int | None = None  # step of the checkpoint that is being written
         self._due = False  # a checkpoint should have begun, but the one before was being written
         self._snapshots: list[int] = []  # steps of the last two in memory; the newest may be incomplete
@@ -55,17 +56,28 @@ class RunCheckpoints:
         if memory is not None:
             self._memory = MemoryTier(trainers, memory.every_steps, memory.replicas, store / "memory.json")
 
+    @property
+    def stored(self) -> int:
+        """Step of the newest complete checkpoint in the store; 0: there is none."""
+        return self._stored
+
     def restore(self) -> Restored:
         """Restore the gang from the pods' memory if that is newer than the store, else from the store."""
         self._saving, self._due = None, False
         self._newest.exception()  # wait for the thread; an error belongs to a checkpoint that does not count
-        restored = None
-        if self._memory is not None:
-            self._memory.begin_attempt()
-            restored = self._memory.restore(self._trainers.newest)
-        restored = restored or self._trainers.restore()
+        restored = self._restore_from_memory() or self._trainers.restore()
+        if restored.source == "store":
+            self._note_stored(restored.step)
         self._snapshots = [restored.step]
         return restored
+
+    def _restore_from_memory(self) -> Restored | None:
+        if self._memory is None:
+            return None
+        self._memory.begin_attempt()
+        newest = self._trainers.newest
+        self._note_stored(newest)
+        return self._memory.restore(newest)
 
     def after_step(self, step: int, attempt: int) -> None:
         """Note a checkpoint that is complete, and start the next one when it is due.
@@ -89,14 +101,14 @@ class RunCheckpoints:
             self.export(step)
 
     def save_now(self, step: int, with_samples: bool = True) -> None:
-        """Save a checkpoint of this step, unless it exists, and wait until it is complete.
+        """Save a checkpoint of this step in the store, unless it exists, and wait until it is complete.
 
         ``with_samples``: with those that were generated ahead, for which it waits.
         """
         self._flush()
-        if self._board.get().last_checkpoint != step:
+        if self._stored != step:
             self._complete()
-        if self._board.get().last_checkpoint != step:
+        if self._stored != step:
             self._save(step, with_samples)
             self._complete()
 
@@ -140,5 +152,9 @@ class RunCheckpoints:
 
     def _note_complete(self, steps_by_rank: list[list[int]]) -> None:
         for step in steps_by_rank[0]:
-            self._board.update(last_checkpoint=step)
+            self._note_stored(step)
             self._saving = None
+
+    def _note_stored(self, step: int) -> None:
+        self._stored = step
+        self._board.update(last_checkpoint=step or None)
