@@ -30,6 +30,8 @@ MODEL = architecture("tiny-moe") | {
     "n_group": 1,
     "topk_group": 1,
 }
+# SGLang pads narrower experts on CPUs, and the first rank would keep all of them.
+UNPADDED = architecture("tiny-moe") | {"hidden_size": 256, "moe_intermediate_size": 256}
 WORLD = 2
 
 

@@ -1,10 +1,12 @@
 """One engine for all tests of the worker level: its start takes most of a minute."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from support.engine_server import Server
+from support.late_engine import UNPADDED, publish_model
 
 
 @pytest.fixture(scope="session")
@@ -12,3 +14,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     running = Server(tmp_path_factory.mktemp("engine"))
     yield running
     running.kill()
+
+
+@pytest.fixture(scope="module")
+def two_versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder in which trainer ranks have published versions 1 and 2 of a small model."""
+    root = tmp_path_factory.mktemp("weights")
+    for version in (1, 2):
+        publish_model(root, version, UNPADDED)
+    return root

@@ -7,42 +7,31 @@ from typing import Any
 import httpx
 import pytest
 
-from grpo_operator.api.catalog.architectures import architecture
 from grpo_worker.weightsync.agent.agent import Agent
 from grpo_worker.weightsync.agent.peer_offer import PeerOffer
 from grpo_worker.weightsync.agent.region_source import RegionSource
 from support.engine_server import JOB
-from support.late_engine import publish_model, trainers
+from support.late_engine import UNPADDED, trainers
 from support.peer_engines import PeerEngine, before_read, engines, generating
 
-# SGLang pads narrower experts on CPUs, and the first rank would keep all of them.
-MODEL = architecture("tiny-moe") | {"hidden_size": 256, "moe_intermediate_size": 256}
 # On CPUs SGLang generates nothing with expert parallelism: it refuses the ids of other ranks' experts.
 SHAPES = {"one rank": {"tensor_parallel": 1}, "two ranks": {"tensor_parallel": 2}}
-
-
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("weights")
-    for version in (1, 2):
-        publish_model(root, version, MODEL)
-    return root
 
 
 @pytest.fixture(scope="module", params=SHAPES.values(), ids=list(SHAPES))
 def pool(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[PeerEngine]]:
-    with engines(tmp_path_factory.mktemp("pool"), MODEL, **request.param) as pair:
+    with engines(tmp_path_factory.mktemp("pool"), UNPADDED, **request.param) as pair:
         yield pair
 
 
 @pytest.fixture
-def serving(pool: list[PeerEngine], published: Path) -> PeerEngine:
+def serving(pool: list[PeerEngine], two_versions: Path) -> PeerEngine:
     """The first engine, which serves version 1 of a job whose trainers are gone."""
     first = pool[0]
     first.replace_agent(JOB)
-    assert load(first, published, 1)["state"] == "SERVING"
+    assert load(first, two_versions, 1)["state"] == "SERVING"
     return first
 
 
@@ -53,9 +42,9 @@ def stale(pool: list[PeerEngine]) -> PeerEngine:
     return pool[1]
 
 
-def load(engine: PeerEngine, published: Path, version: int) -> dict[str, Any]:
+def load(engine: PeerEngine, two_versions: Path, version: int) -> dict[str, Any]:
     """Load a version into an engine from trainers, which end."""
-    with trainers(published) as sources:
+    with trainers(two_versions) as sources:
         return engine.agent.sync(JOB, version, sources)
 
 
@@ -84,11 +73,11 @@ def _greedy(engine: PeerEngine) -> list[int]:
 
 
 def test_a_sync_of_the_same_version_does_not_touch_an_engine_that_a_peer_has_filled(
-    serving: PeerEngine, stale: PeerEngine, published: Path
+    serving: PeerEngine, stale: PeerEngine, two_versions: Path
 ) -> None:
     stale.watch("SERVING")
     before = stale.agent.status()
-    with trainers(published) as sources:
+    with trainers(two_versions) as sources:
         # Another sidecar of the same trainers: the bytes are the same.
         after = stale.agent.sync(JOB, 1, sources)
     assert after["since"] == before["since"] and "send" not in after["seconds"]
@@ -148,10 +137,10 @@ def test_weights_that_are_not_those_that_the_peer_received_are_refused(
 
 
 def test_a_version_that_changes_in_the_middle_is_not_mixed_with_the_next(
-    serving: PeerEngine, stale: PeerEngine, published: Path, monkeypatch: pytest.MonkeyPatch
+    serving: PeerEngine, stale: PeerEngine, two_versions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        reads = before_read(patch, 4, lambda: load(serving, published, 2))
+        reads = before_read(patch, 4, lambda: load(serving, two_versions, 2))
         error = stale.first_failure()
         assert len(reads) >= 4 and "changed" in error
         status = stale.agent.status()
@@ -163,7 +152,7 @@ def test_a_version_that_changes_in_the_middle_is_not_mixed_with_the_next(
 
 
 def test_a_rank_itself_reads_nothing_after_a_write_has_begun(
-    serving: PeerEngine, stale: PeerEngine, published: Path, monkeypatch: pytest.MonkeyPatch
+    serving: PeerEngine, stale: PeerEngine, two_versions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if the peer's agent does not know of the write."""
 
@@ -177,13 +166,13 @@ def test_a_rank_itself_reads_nothing_after_a_write_has_begun(
         error = stale.first_failure()
     assert len(reads) >= 4 and "this engine's weights have changed, or it has ended" in error
     assert "hold no complete version" in stale.first_failure(), "it can be read no more"
-    assert load(serving, published, 2)["state"] == "SERVING"
+    assert load(serving, two_versions, 2)["state"] == "SERVING"
     stale.watch("SERVING")
     assert stale.weights() == serving.weights()
 
 
 def test_a_peer_that_is_killed_in_the_middle_leaves_the_engine_stale_and_fillable(
-    serving: PeerEngine, stale: PeerEngine, published: Path, monkeypatch: pytest.MonkeyPatch
+    serving: PeerEngine, stale: PeerEngine, two_versions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         reads = before_read(patch, 4, serving.server.kill)
@@ -194,7 +183,7 @@ def test_a_peer_that_is_killed_in_the_middle_leaves_the_engine_stale_and_fillabl
     assert status["state"] == "STALE" and status["weightVersion"] is None
     serving.server.start()
     serving.watch("STALE")
-    load(serving, published, 1)
+    load(serving, two_versions, 1)
     stale.watch("SERVING")
     assert stale.weights() == serving.weights()
 
@@ -207,10 +196,10 @@ def test_only_weights_of_the_bound_job_are_taken(serving: PeerEngine, stale: Pee
     assert stale.agent.status()["state"] == "STALE"
 
 
-def test_ranks_with_experts_of_their_own_get_only_what_they_keep(published: Path, tmp_path: Path) -> None:
-    with engines(tmp_path, MODEL, tensor_parallel=2, expert_parallel=2) as (first, second):
+def test_ranks_with_experts_of_their_own_get_only_what_they_keep(two_versions: Path, tmp_path: Path) -> None:
+    with engines(tmp_path, UNPADDED, tensor_parallel=2, expert_parallel=2) as (first, second):
         first.replace_agent(JOB)
-        load(first, published, 1)
+        load(first, two_versions, 1)
         second.watch("SERVING")
         assert second.agent.status()["checksum"] == first.agent.status()["checksum"]
         assert second.weights() == first.weights()

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.api.catalog.architectures import architecture
 from grpo_operator.plan.planner.agent_memory import AGENT_MEMORY
 from grpo_worker.weightsync.agent.agent import Agent
 from grpo_worker.weightsync.agent.engine_stream import EngineStream
@@ -18,25 +17,15 @@ from grpo_worker.weightsync.agent.staged_version import StagedVersion
 from grpo_worker.weightsync.protocol.direct_load import DirectLoad
 from support import late_engine
 from support.engine_server import JOB, Server, free_port, serve, watch_until
-from support.late_engine import limited_agent, publish_model, trainers
+from support.late_engine import UNPADDED, limited_agent, publish_model, trainers
 
 RANKS = 2
-# SGLang pads narrower experts on CPUs, and the first rank would keep all of them.
-MODEL = architecture("tiny-moe") | {"hidden_size": 256, "moe_intermediate_size": 256}
-
-
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("weights")
-    for version in (1, 2):
-        publish_model(root, version, MODEL)
-    return root
 
 
 @pytest.fixture(scope="module", params=[1, RANKS], ids=["tensor parallel", "expert parallel"])
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("engine")
-    (folder / "config.json").write_text(json.dumps(MODEL))
+    (folder / "config.json").write_text(json.dumps(UNPADDED))
     shape = {"tensor_parallel": RANKS, "expert_parallel": request.param}
     server = Server(folder, str(folder), free_port(), return_routed_experts=False, **shape)
     server.await_answer()
@@ -55,9 +44,9 @@ def whole(self: StagedVersion, record: bool, **_: Any) -> DirectLoad:
 
 
 def test_each_rank_gets_about_half_and_holds_the_weights_of_a_whole_stream(
-    engine: Server, published: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Server, two_versions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sources, agent = serve(published), new_agent(engine)
+    sources, agent = serve(two_versions), new_agent(engine)
     found: dict[int, Any] = {}
     for version in (1, 2):
         status = agent.sync(JOB, version, sources)
@@ -76,9 +65,9 @@ def test_each_rank_gets_about_half_and_holds_the_weights_of_a_whole_stream(
 
 
 def test_a_flipped_bit_on_the_way_to_one_rank_leaves_the_engine_stale(
-    engine: Server, published: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Server, two_versions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sources, agent = serve(published), new_agent(engine)
+    sources, agent = serve(two_versions), new_agent(engine)
     agent.sync(JOB, 1, sources)
     before, original = engine.control(60).checksum(), EngineStream.send_parts
 

@@ -1,4 +1,4 @@
-"""What an engine keeps is read back byte for byte, from slices that tile each tensor once."""
+"""Kept regions are read back byte for byte, from slices that tile each tensor once."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -26,7 +26,7 @@ from grpo_worker.weightsync.protocol.region_stream import (
 
 
 class RegionSource:
-    """What the engine's ranks hold while ``version`` is in them. ``manifests``: by rank, without digests.
+    """Weights in the engine's ranks while these hold ``version``. ``manifests``: by rank, without digests.
 
     ``timeout``: seconds in which a rank must send some bytes. ``address``: at which the engine's ranks reach
     this process. Raises EngineError if the engine cannot be read.

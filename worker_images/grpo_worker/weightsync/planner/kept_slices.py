@@ -87,7 +87,7 @@ def _placed(slices: Sequence[Slice]) -> list[Slice]:
 
 @dataclass(frozen=True, slots=True)
 class RankBlob:
-    """What is read from one rank, as a blob. ``numbers``: of the tensors of ``slices``, which fill it."""
+    """Slices that fill a blob read from one rank. ``numbers``: of the tensors of ``slices``."""
 
     slices: Sequence[Slice]
     numbers: Sequence[int]

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grpo_worker.weightsync.planner.regions import Box, Tensor
+from grpo_worker.weightsync.protocol.agent_stream import COUNT
 from grpo_worker.weightsync.protocol.buffers import aligned, item_bytes
 
 # int32 [regions, 5]: number of the tensor in the version, top, bottom, left, right; ordered by tensor.
@@ -58,6 +59,11 @@ def table_of(names: Sequence[str], kept: Mapping[str, Iterable[Box]]) -> Table:
         name = names[table[table.max(axis=1).argmax(), 0]]
         raise ValueError(f"{name} has more than 2^31 rows or columns: split it into several tensors")
     return table.astype(np.int32)
+
+
+def pack_table(table: Table) -> bytes:
+    """Return a table as a rank sends it to its agent: the number of regions, and their fields."""
+    return COUNT.pack(len(table)) + table.astype("<i4").tobytes()
 
 
 def part_of(tables: Iterable[Table], first: int, tensors: Sequence[Tensor]) -> BucketPart:

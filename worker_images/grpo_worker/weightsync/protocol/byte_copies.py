@@ -88,6 +88,8 @@ def tables(pieces: Sequence[Piece], word: int, tile: int) -> tuple[npt.NDArray[n
 
 def compile_for(device: torch.device) -> None:
     """Compile the kernels for a GPU, so that the first version does not wait for the compiler."""
+    if device.type != "cuda":
+        return
     memory = torch.zeros(4 * _WORDS[0], dtype=torch.uint8, device=device)
     start = memory.data_ptr()
     for word in _WORDS:

@@ -41,16 +41,20 @@ def compile_for(device: "torch.device") -> None:
     checks(torch.zeros(_ALIGNED, dtype=torch.uint8, device=device))
 
 
-def write_checks(data: "torch.Tensor", check: "torch.Tensor", total: "torch.Tensor") -> None:
-    """Write what ``checks`` returns to ``check`` and ``total``, int64 [1].
+def write_checks(data: "torch.Tensor", check: "torch.Tensor", total: "torch.Tensor | None" = None) -> None:
+    """Write what ``checks`` returns to ``check`` and ``total``, int64 [1]; None: the sum is not needed.
 
     It takes fewer calls, for thousands of messages.
     """
+    import torch
+
     if data.is_cuda:
-        _write_on_gpu(data, check, total)
-        return
-    for result, value in zip((check, total), checks(data), strict=True):
-        result.copy_(value.view(1))
+        _write_on_gpu(data, check, torch.empty_like(check) if total is None else total)
+    elif total is None:
+        check.copy_(_on_cpu(data).view(1))
+    else:
+        for result, value in zip((check, total), checks(data), strict=True):
+            result.copy_(value.view(1))
 
 
 def _on_gpu(data: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor]":

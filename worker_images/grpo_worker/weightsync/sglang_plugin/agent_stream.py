@@ -4,7 +4,7 @@ import socket
 
 import torch
 
-from grpo_worker.weightsync.planner.rank_parts import Table
+from grpo_worker.weightsync.planner.rank_parts import Table, pack_table
 from grpo_worker.weightsync.protocol.agent_stream import BEAT, COUNT, FINGERPRINT, greeting
 from grpo_worker.weightsync.sglang_plugin.staged_receiver import DirectLoadError
 
@@ -31,7 +31,7 @@ class AgentStream:
 
     def send_kept(self, table: Table) -> None:
         """Send the regions that this rank keeps. Raises DirectLoadError if the agent is gone."""
-        self._write(COUNT.pack(len(table)) + table.astype("<i4").tobytes())
+        self._write(pack_table(table))
 
     def read_into(self, flat: torch.Tensor) -> None:
         """Fill ``flat`` (uint8 [bytes]) with the next bytes. Raises DirectLoadError if they do not come."""

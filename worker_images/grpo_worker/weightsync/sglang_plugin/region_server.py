@@ -11,7 +11,7 @@ from threading import Thread
 import torch
 import xxhash
 
-from grpo_worker.weightsync.planner.rank_parts import table_of
+from grpo_worker.weightsync.planner.rank_parts import pack_table, table_of
 from grpo_worker.weightsync.protocol.agent_stream import COUNT, greeting
 from grpo_worker.weightsync.protocol.region_stream import (
     MOST,
@@ -69,7 +69,7 @@ class RegionServer:
         sent = packed if self._rank == 0 else b""
         self._socket.sendall(TENSORS.pack(digest_of_tensors(packed), len(sent)) + sent)
         table = table_of([row.name for row in self._reader.rows], self._reader.kept)
-        self._socket.sendall(COUNT.pack(len(table)) + table.astype("<i4").tobytes())
+        self._socket.sendall(pack_table(table))
 
     def _serve(self) -> None:
         if self._complete.written is not None:

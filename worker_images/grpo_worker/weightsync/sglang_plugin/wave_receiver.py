@@ -87,8 +87,7 @@ class WaveReceiver:
     def prepare(self) -> None:
         """Do before the first version what every version needs: compile kernels, list the copies of waves."""
         fingerprint.compile_for(self._device)
-        if self._device.type == "cuda":
-            byte_copies.compile_for(self._device)
+        byte_copies.compile_for(self._device)
         for loader in self._loaders:
             for number, wave in enumerate(self._waves):
                 loader.prepare(2 * number, wave.landing)

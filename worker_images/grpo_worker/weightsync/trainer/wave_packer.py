@@ -134,32 +134,33 @@ class KernelPacker:
     def __init__(self, targets: Sequence[Target], device: torch.device) -> None:
         self._targets = targets
         self._device = device
-        self._sources = _Sources((), Shards(()))
+        self._sources: _Sources | None = None  # of the first version on
         self._bases = _NONE
         self._copies, self._copied = ByteCopies((), device), _NONE
         self._quantised: list[tuple[BlockQuantiser, Numbers]] = []  # each with the numbers of its targets
 
     def pack(self, shards: Shards) -> None:
         """Write each region into its views. Raises ValueError for values of another dtype than planned."""
-        if len(self._sources) != len(self._targets) or not self._sources.fit(shards):
-            self._sources = _Sources(self._targets, shards)
-            self._list()
+        sources = self._sources
+        if sources is None or not sources.fit(shards):
+            sources = self._sources = _Sources(self._targets, shards)
+            self._list(sources.places)
             self._bases = _NONE
-        bases = self._sources.bases(shards)
+        bases = sources.bases(shards)
         if not np.array_equal(bases, self._bases):
-            self._move(bases)
+            self._move(bases, sources.addresses(bases))
         self._copies.launch()
         for quantiser, _ in self._quantised:
             quantiser.launch(FP8_BLOCK)
 
-    def _list(self) -> None:
+    def _list(self, places: "Sequence[_Place]") -> None:
         """List copies and quantizations, whose sources begin at 0."""
         from grpo_worker.quantization.fp8_triton import BlockQuantiser, MatrixKind
 
         copied: list[int] = []
         pieces: list[Piece] = []
         quantised: dict[MatrixKind, list[int]] = {}
-        for number, (target, place) in enumerate(zip(self._targets, self._sources.places, strict=True)):
+        for number, (target, place) in enumerate(zip(self._targets, places, strict=True)):
             values = target.values
             if target.scales is not None:
                 shape, ends = (values.shape[0], values.shape[1]), (place.before, values.data_ptr())
@@ -183,9 +184,8 @@ class KernelPacker:
         outs = [target.values.data_ptr() for target in targets]
         return np.array(outs, dtype=np.int64), np.array(scales, dtype=np.int64)
 
-    def _move(self, bases: Numbers) -> None:
+    def _move(self, bases: Numbers, addresses: Numbers) -> None:
         self._bases = bases
-        addresses = self._sources.addresses(bases)
         self._copies.move_sources(addresses[self._copied])
         for quantiser, numbers in self._quantised:
             quantiser.move_values(addresses[numbers])
@@ -218,9 +218,6 @@ class _Sources:
             self.places.append(_Place(start, shard.values.stride(0), shard.values.dtype))
         self._of_target, self._before = np.array(of_target, dtype=np.int64), np.array(before, dtype=np.int64)
         self._layouts = [_layout(shards.parts[name][number]) for name, number in self._parts]
-
-    def __len__(self) -> int:
-        return len(self.places)
 
     def fit(self, shards: Shards) -> bool:
         """Return whether these shards have the same layout and alignment."""
@@ -260,8 +257,6 @@ def _piece(values: torch.Tensor, place: _Place) -> Piece:
 
 def compile_for(device: torch.device, fp8: bool) -> None:
     """Compile the kernels for a GPU, so that the first version does not wait for the compiler."""
-    if device.type != "cuda":
-        return
     byte_copies.compile_for(device)
-    if fp8:
+    if fp8 and device.type == "cuda":
         quantise(torch.zeros(FP8_BLOCK, FP8_BLOCK, dtype=torch.bfloat16, device=device))

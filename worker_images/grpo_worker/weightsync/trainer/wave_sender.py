@@ -27,14 +27,13 @@ class _Wave:
     packer: WavePacker
     gaps: tuple[torch.Tensor, ...]
 
-    def pack(self, shards: Shards, unused: torch.Tensor) -> None:
-        """Write the regions, and each message's fingerprint to its end. ``unused``: int64 [1]."""
+    def pack(self, shards: Shards) -> None:
+        """Write the regions, and each message's fingerprint to its end."""
         self.packer.pack(shards)
         if self.gaps:
             torch._foreach_zero_(list(self.gaps))
         for data, _ in self.messages:
-            check = data[-CHECK_BYTES:].view(torch.int64)
-            fingerprint.write_checks(data[:-CHECK_BYTES], check, unused)
+            fingerprint.write_checks(data[:-CHECK_BYTES], data[-CHECK_BYTES:].view(torch.int64))
 
 
 class WaveSender:
@@ -49,7 +48,6 @@ class WaveSender:
             _wave(buffers[number % SEND_BUFFERS], wave, part, first, device)
             for number, wave in enumerate(waves)
         ]
-        self._unused = torch.zeros(1, dtype=torch.int64, device=device)
         fingerprint.compile_for(device)
         wave_packer.compile_for(device, fp8=any(tensor.scaled for tensor in part.tensors.values()))
 
@@ -59,7 +57,7 @@ class WaveSender:
         for number, wave in enumerate(self._waves):
             if number >= SEND_BUFFERS:
                 transfers[number - SEND_BUFFERS].wait()  # its buffer is reused now
-            wave.pack(shards, self._unused)
+            wave.pack(shards)
             transfers.append(self._group.send(wave.messages, time.monotonic() + patience))
             PROGRESS.add("waves sent")
         for transfer in transfers[-SEND_BUFFERS:]:
