@@ -219,7 +219,8 @@ class GrpoLoop:
         with timer.phase("update_weights"):
             self._finish_background()
             pushed = self._weights.push(Version(self._step))
-        self._background.append(pushed)
+            self._background.append(pushed)
+            self._parking.run(lambda: self._weights.after_push(pushed))
         return pushed
 
     def _finish_background(self) -> None:
@@ -244,7 +245,8 @@ class GrpoLoop:
         self._report(phase=Phase.SUSPENDING, message="saving a checkpoint")
         self._save_now()
         self._report(phase=Phase.SUSPENDED, message=f"checkpoint of step {self._step} is complete")
-        self._board.wait_until_resumed()
+        with self._failures.idle():
+            self._board.wait_until_resumed()
         self._report(phase=Phase.TRAINING, message="")
 
     def _finish(self) -> None:
@@ -253,6 +255,7 @@ class GrpoLoop:
             self._checkpoints.export(self._step)
         self._trainers.stop()
         self._records.end()
+        self._failures.finished()
         self._report(phase=Phase.SUCCEEDED, message=f"{self._step} steps done", trainers=[])
 
     def _restart(self, message: str, cause: Cause) -> None:

@@ -12,7 +12,7 @@ from grpo_worker.common.clock import SYSTEM_CLOCK, Clock, utc_time
 from grpo_worker.common.errors import one_line
 from grpo_worker.controller.config import load_job_config, pool_timeout
 from grpo_worker.controller.inputs import read_inputs
-from grpo_worker.controller.recovery.failures import FailureHandler, comes_from_outside
+from grpo_worker.controller.recovery.failures import CONTROLLER_DIED, FailureHandler, comes_from_outside
 from grpo_worker.controller.recovery.run_record import Cause, RunRecord
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.status.server import application, serve_in_background
@@ -64,11 +64,21 @@ def run(
 ) -> None:
     """Build the loop and run it.
 
-    Wrong files and fields end the job without a retry. Other failures are counted and retried.
+    Wrong files and fields end the job without a retry. Other failures, and the death of the controller before
+    this one, are counted and retried.
     """
     config.store.mkdir(parents=True, exist_ok=True)
     record = RunRecord.load(config.store / "run.json")
     failures = FailureHandler(record, config.spec.restart_policy)
+
+    def back_off(message: str, seconds: float) -> None:
+        later = utc_time(seconds) if seconds else ""
+        board.update(message=message, last_failure=message, next_attempt=later, **failures.counts())
+        clock.sleep(0 if record.failed else seconds)
+
+    died = None if record.failed else failures.begin_controller()
+    if died is not None:
+        back_off(CONTROLLER_DIED, died)
     while not record.failed:
         try:
             loop = build(failures)
@@ -80,10 +90,7 @@ def run(
             # An unreachable store or server is not the fault of the job.
             cause: Cause = "infrastructure" if comes_from_outside(error) else "job"
             message = one_line(error)
-            seconds = failures.count(message, cause)
-            later = utc_time(seconds) if seconds else ""
-            board.update(message=message, last_failure=message, next_attempt=later, **failures.counts())
-            clock.sleep(0 if record.failed else seconds)
+            back_off(message, failures.count(message, cause))
         else:
             loop.run()
             return

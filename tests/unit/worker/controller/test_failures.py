@@ -1,9 +1,11 @@
 """Failures: named in one line, counted, and the end of the job when they repeat."""
 
+import itertools
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -12,7 +14,7 @@ from ray.exceptions import RayTaskError
 from grpo_operator.api.errors import cause_of, last_error_line
 from grpo_operator.api.job_config import JobConfig
 from grpo_operator.api.v1alpha1.grpojob import RestartPolicySpec
-from grpo_operator.api.v1alpha1.status import Phase
+from grpo_operator.api.v1alpha1.status import Phase, RestartCounts
 from grpo_operator.api.weight_path import WeightPath
 from grpo_worker.common.errors import one_line
 from grpo_worker.controller.main import run
@@ -22,6 +24,8 @@ from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.rewards.base import RewardError
 from grpo_worker.rollout.sample_watch import SampleWatch
 from grpo_worker.rollout.sglang.engine_process import ErrorLog, last_error, report
+from support.clocks import FakeClock
+from support.objects import job, spec_of
 
 TRACE = """\x1b[36mray::TrainerWorker.start()\x1b[39m (pid=12, ip=10.0.0.1)
   File "/x/actor.py", line 3, in start
@@ -172,8 +176,6 @@ class _Loop:
 
 
 def _config(tmp_path: Path) -> JobConfig:
-    from support.objects import job, spec_of
-
     spec = spec_of(job(restartPolicy={"backoffSeconds": 0}))
     return JobConfig(
         name="j",
@@ -213,6 +215,50 @@ def test_every_exception_before_the_first_step_counts(
     assert board.get().restarts.job == count
     if failed:
         assert board.get().message == failed
+
+
+def test_controllers_that_die_share_the_back_off(tmp_path: Path) -> None:
+    """A controller that dies, here by an exception that nothing handles, can count nothing itself."""
+    config, clock = _config(tmp_path), FakeClock()
+    config = config.model_copy(update={"spec": spec_of(job(restartPolicy={"backoffSeconds": 5}))})
+    starts: list[float] = []
+
+    class DiesError(Exception): ...
+
+    def begin(ends: Callable[[FailureHandler], None]) -> ProgressBoard:
+        class Loop(_Loop):
+            def __init__(self, failures: FailureHandler) -> None:
+                self._failures = failures
+
+            def run(self) -> None:
+                starts.append(clock.now())
+                ends(self._failures)
+
+        board = ProgressBoard()
+        run(config, board, cast(Any, Loop), clock)
+        return board
+
+    def die(_: FailureHandler) -> None:
+        raise DiesError
+
+    for _ in range(4):
+        with pytest.raises(DiesError):
+            begin(die)
+    assert [after - before for before, after in itertools.pairwise(starts)] == [0, 5, 10]
+
+    def suspend_and_die(failures: FailureHandler) -> None:
+        with failures.idle():
+            raise DiesError
+
+    with pytest.raises(DiesError):
+        begin(suspend_and_die)
+    assert clock.now() - starts[-2] == 20
+    board = begin(FailureHandler.finished)
+    assert starts[-1] == starts[-2], "a suspended job has lost nothing"
+    assert board.get().restarts == RestartCounts(), "nothing new"
+    begin(FailureHandler.finished)
+    record = RunRecord.load(config.store / "run.json")
+    assert record.infrastructure_restarts == record.recent_failures == 4 and not record.failed
 
 
 def test_waiting_without_a_token_is_said_after_the_limit() -> None:

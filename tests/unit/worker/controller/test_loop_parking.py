@@ -195,6 +195,29 @@ def test_a_parked_job_can_be_suspended_and_resumed(tmp_path: Path, calm: list[di
     assert (status.phase, status.message) == (Phase.SUSPENDED, "checkpoint of step 2 is complete")
 
 
+def test_a_death_while_engines_load_a_staged_version_is_noticed_at_once(
+    tmp_path: Path, calm: list[dict[str, Any]]
+) -> None:
+    world = World(tmp_path)
+    serve, restarted = world.engines.serve, threading.Event()
+
+    def serve_slowly(target: Target, timeout: float) -> dict[str, float]:
+        if target.version == 4 and world.starts == 1:  # the checkpoint of step 4 is not complete yet
+            world.groups[0].died.set_result(None)
+            assert restarted.wait(30), "the next gang does not start"
+        return serve(target, timeout)
+
+    def hold() -> None:
+        if world.starts:
+            restarted.set()  # a new attempt ends the waits of the one before
+
+    world.engines.serve, world.engines.hold = serve_slowly, hold  # type: ignore[method-assign]
+    assert _without_attempts(world.run()) == _without_attempts(calm)
+    status = world.board.get()
+    assert (status.attempt, world.starts, status.restarts.infrastructure) == (2, 2, 1)
+    assert "rank 1 on trainer-0" in status.last_failure
+
+
 @pytest.mark.parametrize("dies", [False, True], ids=["alive", "dead"])
 def test_samples_generated_ahead_are_saved_when_the_trainers_are_parked(tmp_path: Path, dies: bool) -> None:
     """Engines go away when they should get version 3; the samples of step 4 exist by then."""
@@ -249,8 +272,9 @@ def test_no_step_is_lost_while_samples_are_generated_ahead(tmp_path: Path, dies:
     assert [entry["uid"] for entry in ledger] == [entry["uid"] for entry in undisturbed]
 
 
+@pytest.mark.parametrize("dies", [False, True], ids=["alive", "dead"])
 def test_a_checkpoint_whose_samples_are_still_generated_parks_the_trainers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool
 ) -> None:
     """Engines go away after new weights, when the checkpoint of step 4 waits for the samples of step 5."""
     changes: dict[str, Any] = {"staleness": {"maxVersionLag": 1, "partialRollouts": True}}
@@ -271,10 +295,19 @@ def test_a_checkpoint_whose_samples_are_still_generated_parks_the_trainers(
     monkeypatch.setattr(RunCheckpoints, "after_step", leave)
     world.away = lambda: "0 of minAvailable=1 engines serve" if world.clock.now() < until else ""
     world.before_generation = before
-    assert world.run() == undisturbed
+    if dies:
+        _die_while_waiting(world, lambda: bool(world.away() and world.board.get().times_parked))
+    ledger = world.run()
     status = world.board.get()
-    assert (status.phase, status.attempt, world.starts) == (Phase.SUCCEEDED, 1, 1)
+    assert status.phase == Phase.SUCCEEDED and status.attempt == world.starts == 1 + dies
+    assert (tmp_path / "away" / "checkpoints" / "step-00000004" / "COMMITTED").is_file()
+    if dies:
+        assert status.restored is not None and status.restored.step == 4, "saved before those samples"
+        assert [entry["uid"] for entry in ledger] == [entry["uid"] for entry in undisturbed]
+        return
+    assert ledger == undisturbed
     assert status.times_parked == 1 and status.restarts.infrastructure == 0
+    assert world.calls.count("save_checkpoint") == 2, "step 4 is saved once"
     assert (tmp_path / "away" / "pending" / "step-00000004.npz").is_file()
 
 

@@ -52,7 +52,7 @@ class Store:
         self._unfinished = []
         return Restored(0, None)
 
-    def run(self, work: Callable[[], None]) -> None:
+    def run(self, work: Callable[[], None], park: Callable[[], None]) -> None:
         work()
 
     def wait(self) -> None: ...

@@ -35,6 +35,7 @@ def test_engines_generate_while_a_version_is_staged_for_late_ones() -> None:
     engines.serving = True
     synchronizer = dedicated(trainers, engines)
     pushed = synchronizer.push(SEVEN)
+    synchronizer.after_push(pushed)
     assert synchronizer.served == 7
     assert not pushed.done() and engines.target is None, "no engine may read a version that is not staged"
     trainers.staging_may_end.set()
@@ -46,7 +47,7 @@ def test_engines_generate_while_a_version_is_staged_for_late_ones() -> None:
 
 
 @pytest.mark.parametrize("fault", ["no direct path", "the transfer fails", "too few engines"])
-def test_without_enough_engines_after_a_direct_transfer_push_waits(fault: str) -> None:
+def test_without_enough_engines_after_a_direct_transfer_the_loop_waits(fault: str) -> None:
     """A version that engines still serve from an earlier attempt does not count either."""
     trainers, engines = FakeTrainers(), FakeEngines(A)
     engines.serving = fault != "too few engines"
@@ -54,7 +55,9 @@ def test_without_enough_engines_after_a_direct_transfer_push_waits(fault: str) -
         engines.answers["a"] = {"error": "peer is gone"}
     trainers.staging_may_end.set()
     path = STAGED if fault == "no direct path" else DIRECT
-    pushed = dedicated(trainers, engines, path).push(SEVEN)
+    synchronizer = dedicated(trainers, engines, path)
+    pushed = synchronizer.push(SEVEN)
+    synchronizer.after_push(pushed)
     assert pushed.done() and engines.target and engines.target.version == 7
     assert ("weight_sync/link_failures" in pushed.result().metrics) == (fault != "no direct path")
 

@@ -124,7 +124,8 @@ class RunCheckpoints:
         """Start a checkpoint. One at a time: two would compete for the store."""
         self._saving, self._due = step, False
         self._records = self._keep_records(step, with_samples)
-        self._trainers.call("save_checkpoint", step, self._state())
+        if self._stored != step:  # else it was saved while the trainers were parked
+            self._trainers.call("save_checkpoint", step, self._state())
 
     def _complete(self) -> None:
         """Wait until the checkpoint in progress, if there is one, is complete."""
@@ -135,7 +136,8 @@ class RunCheckpoints:
         """Start to bring what belongs to the checkpoint of ``step`` to the store."""
         write: Callable[[], None] | None = None
         if with_samples:
-            self._parking.run(self._scheduler.wait)
+            # While engines are away, no step may be lost either; the samples are added when they are there.
+            self._parking.run(self._scheduler.wait, lambda: self.save_now(step, with_samples=False))
             write = self._scheduler.save(step)
         kept = {step, *self._snapshots}
         if self._saving is not None:

@@ -17,6 +17,7 @@ from grpo_worker.rollout.engine_pool import MixedWeightsError, SyncError
 
 log = logging.getLogger(__name__)
 MAX_BACKOFF = 300.0  # seconds
+CONTROLLER_DIED = "the controller ended unexpectedly"
 _OUTSIDE = (OSError, httpx.TransportError, SyncError, MixedWeightsError)
 
 
@@ -32,6 +33,27 @@ class FailureHandler:
         self.watch = RecordWatch(record)
         self._policy = policy
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="run record")
+
+    def begin_controller(self) -> float | None:
+        """Count the death of the controller before this one, if it died.
+
+        Returns the seconds to wait before the first attempt, or None if there was no death.
+        """
+        died = False
+        with _ignore_store_errors():
+            died = self.record.begin_controller()
+        return self.count(CONTROLLER_DIED, "infrastructure") if died else None
+
+    @contextmanager
+    def idle(self) -> Iterator[None]:
+        """Count no death of the controller while the job is suspended."""
+        self._note_running(False)
+        yield
+        self._note_running(True)
+
+    def finished(self) -> None:
+        """Count no death of the controller any more."""
+        self._note_running(False)
 
     def count(self, message: str, cause: Cause, step: int = 0) -> float:
         """Record a failure of ``step`` and return the seconds to wait before the next attempt.
@@ -78,6 +100,10 @@ class FailureHandler:
         log.error("the job ends: %s", message)
         with _ignore_store_errors():
             self.record.fail(message[:LONGEST])
+
+    def _note_running(self, running: bool) -> None:
+        self.record.running = running
+        self._save()
 
     def _save(self) -> None:
         with _ignore_store_errors():

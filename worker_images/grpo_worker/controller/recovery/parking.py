@@ -107,7 +107,8 @@ class Parking:
         if status.suspend_requested:
             message = f"checkpoint of step {status.last_checkpoint or 0} is complete"
             self._board.update(phase=Phase.SUSPENDED, message=message, waiting="")
-            self._board.wait_until_resumed()
+            with self._failures.idle():
+                self._board.wait_until_resumed()
             self._board.update(phase=Phase.RECOVERING)
 
     def _beside_gang(self, work: Callable[[], _T], key: Hashable) -> _T:

@@ -22,6 +22,7 @@ class RunRecord:
 
     path: Path = field(repr=False)
     attempt: int = 0
+    running: bool = False  # a controller runs the job; true when one begins: the one before has died
     job_restarts: int = 0
     infrastructure_restarts: int = 0
     failed: str = ""
@@ -55,6 +56,12 @@ class RunRecord:
             data = asdict(self)
             del data["path"]
             write_text(self.path, json.dumps(data))
+
+    def begin_controller(self) -> bool:
+        """Record that a controller runs; return whether the one before it died. Raises SupersededError."""
+        died, self.running = self.running, True
+        self.save()
+        return died
 
     def begin_attempt(self) -> None:
         """Count the start of a controller or of a training gang. Raises SupersededError."""

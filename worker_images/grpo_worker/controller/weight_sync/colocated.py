@@ -43,6 +43,9 @@ class ColocatedSynchronizer(BaseSynchronizer):
         result.set_result(PushResult(digests, {f"{METRIC_PREFIX}publish": self._clock.now() - started}))
         return result
 
+    def after_push(self, pushed: "Future[PushResult]") -> None:
+        """Do nothing: the engines get the version when they hold the GPUs."""
+
     def before_generation(self, timer: StepTimer) -> None:
         """Give the GPUs to the engines and load the pushed version.
 

@@ -44,19 +44,23 @@ class DedicatedSynchronizer(BaseSynchronizer):
         self._pushed, self._settled = None, False
 
     def push(self, version: Version) -> "Future[PushResult]":
-        """Make the trainers' weights ``version``; return once ``minAvailable`` engines serve it, or are late.
-
-        Engines that received a direct transfer generate while the version is staged for the others.
-        """
+        """Make the trainers' weights ``version``: directly where possible, and staged for other engines."""
         self._pushed, self._settled = version, False
         delivery = self._deliver(version)
         digests = self._trainers.begin("publish_weights", version, self._engines.fp8, self._deltas)
         target = Target(version, self._trainers.sources(), delivery.gang)
-        result = self._thread.submit(self._serve_staged, target, digests, delivery.metrics)
-        if not (delivery.complete and self._engines.serves(version)):
-            result.result()
-        self._settle()
-        return result
+        if delivery.complete and self._engines.serves(version):
+            self._settle()
+        return self._thread.submit(self._serve_staged, target, digests, delivery.metrics)
+
+    def after_push(self, pushed: "Future[PushResult]") -> None:
+        """Wait for engines that did not receive a direct transfer.
+
+        The others generate while the version is staged.
+        """
+        if not self._settled:
+            pushed.result()
+            self._settle()
 
     def _settle(self) -> str:
         """Record whether enough engines serve the pushed version; return the shortage, if there is one."""

@@ -25,10 +25,10 @@ class PushResult:
 class WeightSynchronizer(Protocol):
     """Brings the trainers' weights into the engines, and decides which of the two holds the GPUs.
 
-    Each attempt calls ``before_trainers_start``, ``after_trainers_start`` and ``push``. Each step calls
-    ``before_generation``, ``before_training`` and ``push``, in this order. With GPUs of their own, engines
-    serve a version when ``push`` returns or, if too few do then and on shared GPUs, when
-    ``before_generation`` returns.
+    Each attempt calls ``before_trainers_start``, ``after_trainers_start``, ``push`` and ``after_push``. Each
+    step calls ``before_generation``, ``before_training``, ``push`` and ``after_push``, in this order. With
+    GPUs of their own, engines serve a version when ``after_push`` returns or, if too few do then and on
+    shared GPUs, when ``before_generation`` returns.
     """
 
     @property
@@ -47,6 +47,12 @@ class WeightSynchronizer(Protocol):
         Work that need not delay the next generation may continue after the return; the future ends with it.
         Raises GangError, as the future does. A lack of engines is not an error of ``push``: they get the
         version when they are back, and ``before_generation`` asks for them.
+        """
+
+    def after_push(self, pushed: "Future[PushResult]") -> None:
+        """Wait until ``minAvailable`` engines serve the pushed version, or are late. Raises GangError.
+
+        It calls no rank, so the caller need not wait for it when a rank dies.
         """
 
     def before_generation(self, timer: StepTimer) -> None:
