@@ -102,7 +102,7 @@ def _control(config: JobConfig, board: RecordingBoard, cluster: Cluster) -> None
         n=spec.algorithm.samples_per_prompt,
         timeout=pool_timeout(spec.weight_sync),
         partial=spec.staleness.partial_rollouts,
-        hang_seconds=spec.restart_policy.hang_seconds,
+        hang_seconds=spec.restart_policy.hang_limit,
         transport=AsyncTransport(cluster.network),
     )
     run(config, board, lambda failures: _loop(config, board, pool, client, failures, cluster))
@@ -128,7 +128,7 @@ def _loop(
 
 
 def _group(spec: Any, cluster: Cluster, pool: Any) -> WorkerGroup:
-    return WorkerGroup(TrainerWorker, cluster.processes(pool), spec.restart_policy.hang_seconds)
+    return WorkerGroup(TrainerWorker, cluster.processes(pool), spec.restart_policy.hang_limit)
 
 
 class _Pools:

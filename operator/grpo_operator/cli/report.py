@@ -9,6 +9,7 @@ from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.cli.step_report import step_as_data, step_as_table
 from grpo_operator.plan.planner import transfer_bounds
+from grpo_operator.plan.planner.deadlines import completed_deadlines
 from grpo_operator.plan.planner.resolve import JobPlan
 from grpo_operator.plan.planner.resources import completed_job, completed_template
 from grpo_operator.plan.planner.step.job import Assumptions, step_model
@@ -31,6 +32,7 @@ def as_data(
         "reason": plan.reason,
         "weight_path": str(plan.weight_path),
         "resources": _resources(spec, pool, plan),
+        "deadlines": _deadlines(spec, pool, plan),
         "stages": [],
     }
     if plan.model is None or plan.training is None:
@@ -96,6 +98,16 @@ def _resources(spec: GRPOJobSpec, pool: RolloutTemplate, plan: JobPlan) -> dict[
     return resources
 
 
+def _deadlines(spec: GRPOJobSpec, pool: RolloutTemplate, plan: JobPlan) -> dict[str, Any]:
+    """Return the seconds without progress after which a wait ends, and the longest units of work."""
+    job = completed_deadlines(spec, plan.deadlines)
+    return {
+        "hang": job.restart_policy.hang_limit,
+        "timeout": job.weight_sync.patience,
+        "start": pool.engine.start_seconds,
+    } | (asdict(plan.units) if plan.units else {})
+
+
 def _checkpoint(spec: GRPOJobSpec, plan: JobPlan, store_speed: float) -> dict[str, float]:
     assert plan.model is not None
     size = transfer_bounds.checkpoint_bytes(plan.model, spec.model.multi_token_prediction)
@@ -127,6 +139,7 @@ def as_table(data: dict[str, Any]) -> str:
         f"layout          {data['layout']} ({data['reason']})",
         f"weight path     {data['weight_path']}",
         *_requests(data["resources"]),
+        _limits(data["deadlines"]),
     ]
     if not data["stages"]:
         return "\n".join([*lines, "memory          unknown: set spec.model.architecture"])
@@ -172,6 +185,16 @@ def _requests(resources: dict[str, Any]) -> list[str]:
         if name in resources
     ]
     return [f"resources       {', '.join(texts + memory)}"]
+
+
+def _limits(deadlines: dict[str, Any]) -> str:
+    """Return the line about deadlines without progress."""
+    names = (("trainers", "hang", "rank", "micro-batch"), ("weights", "timeout", "wave", "wave"))
+    texts = [
+        f"{name} {deadlines[limit]} s" + (f" ({what} {deadlines[unit]:.2g} s)" if unit in deadlines else "")
+        for name, limit, unit, what in names
+    ]
+    return f"no progress     {', '.join(texts)}, start of an engine {deadlines['start']} s"
 
 
 def _host(host: dict[str, int]) -> list[str]:

@@ -117,7 +117,7 @@ class EnginePods:
         arguments = (
             f"rollout --engine-ranks {pool.engine.tensor_parallel}"
             f" --bucket-megabytes {self.weight_sync.bucket_megabytes}"
-            f" --timeout {self.weight_sync.timeout_seconds}"
+            f" --timeout {self.weight_sync.patience}"
             f" --start-seconds {pool.engine.start_seconds}"
             f" --model-config {MODEL_DIRECTORY}/config.json --admin-key {ADMIN_KEY}"
         )

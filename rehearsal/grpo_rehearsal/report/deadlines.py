@@ -31,13 +31,13 @@ def _of_samples(outcome: Outcome) -> list[dict[str, Any]]:
     unserved = "an engine serves the samples' version (4 x timeoutSeconds)"
     return [
         _entry("a token (rollout.stallSeconds)", float(spec.stall_seconds), cluster.waits.tokenless),
-        _entry(tokens, float(spec.restart_policy.hang_seconds), cluster.network.silence),
+        _entry(tokens, float(spec.restart_policy.hang_limit), cluster.network.silence),
         _entry(unserved, pool_timeout(spec.weight_sync), cluster.waits.unserved),
     ]
 
 
 def _of_ranks(outcome: Outcome) -> list[dict[str, Any]]:
-    limit = float(outcome.job.spec.restart_policy.hang_seconds)
+    limit = float(outcome.job.spec.restart_policy.hang_limit)
     longest = max(outcome.cluster.record.gaps, default=0.0)
     return [_entry("progress of the ranks (restartPolicy.hangSeconds)", limit, longest)]
 
@@ -50,7 +50,7 @@ def _of_weights(outcome: Outcome) -> list[dict[str, Any]]:
     """
     spec, cluster = outcome.job.spec, outcome.cluster
     timeout = pool_timeout(spec.weight_sync)
-    patience = float(min(spec.weight_sync.timeout_seconds, spec.restart_policy.hang_seconds))
+    patience = float(min(spec.weight_sync.patience, spec.restart_policy.hang_limit))
     transfers = [end - begin for method, begin, end in cluster.record.rounds if method == "send_weights"]
     joined = any(method == "open_links" for method, *_ in cluster.record.rounds)
     assembly = cluster.durations.assumed.rendezvous if joined else 0.0

@@ -172,7 +172,7 @@ def _named_seconds(outcome: Outcome) -> float | None:
     hung, since = outcome.scenario.hung_rank, outcome.cluster.record.stuck_since
     if hung is None or since is None:
         return None
-    limit = outcome.job.spec.restart_policy.hang_seconds
+    limit = outcome.job.spec.restart_policy.hang_limit
     times = [
         t for t, name, value in outcome.board.history if name == "message" and f"rank {hung[0]} " in value
     ]

@@ -195,7 +195,7 @@ def test_a_hung_rank_is_named_within_a_minute_of_the_limit(rehearsed: Rehearse) 
     named = next(
         when for when, name, value in outcome.board.history if name == "message" and "rank 3" in value
     )
-    limit = outcome.job.spec.restart_policy.hang_seconds
+    limit = outcome.job.spec.restart_policy.hang_limit
     assert limit <= named - hung <= limit + 60
     figures = summary(outcome)
     assert outcome.board.get().attempt == 2 and figures["phase"] == "Succeeded"

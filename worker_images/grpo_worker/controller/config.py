@@ -22,4 +22,4 @@ def pool_timeout(settings: WeightSyncSpec) -> float:
 
     ``timeoutSeconds`` limits one update of one engine.
     """
-    return float(_UPDATES_OF_ONE_ENGINE * settings.timeout_seconds)
+    return float(_UPDATES_OF_ONE_ENGINE * settings.patience)

@@ -46,7 +46,7 @@ def main() -> None:
         n=spec.algorithm.samples_per_prompt,
         timeout=pool_timeout(spec.weight_sync),  # how long no engine may serve the version
         partial=spec.staleness.partial_rollouts,
-        hang_seconds=spec.restart_policy.hang_seconds,
+        hang_seconds=spec.restart_policy.hang_limit,
     )
     export(client)
     stalled = partial(client.stalled, spec.stall_seconds)
@@ -134,7 +134,7 @@ def choose_synchronizer(
     from grpo_worker.controller.weight_sync.dedicated import DedicatedSynchronizer
 
     kind = ColocatedSynchronizer if config.spec.shares_gpus else DedicatedSynchronizer
-    hang_seconds = float(config.spec.restart_policy.hang_seconds)
+    hang_seconds = float(config.spec.restart_policy.hang_limit)
     return kind(trainers, pool, config.weight_path, config.spec.weight_sync, hang_seconds)
 
 

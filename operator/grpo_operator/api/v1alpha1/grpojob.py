@@ -11,38 +11,10 @@ from grpo_operator.api.v1alpha1.checkpoint import CheckpointSpec
 from grpo_operator.api.v1alpha1.data import GYM, DataSpec, RewardSpec
 from grpo_operator.api.v1alpha1.model import ModelSpec, WeightSyncSpec
 from grpo_operator.api.v1alpha1.observability import ObservabilitySpec
+from grpo_operator.api.v1alpha1.restart_policy import RestartPolicySpec
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutSpec, RolloutTemplate
 from grpo_operator.api.v1alpha1.scheduling import SchedulingSpec, WithOverlay
 from grpo_operator.api.v1alpha1.trainer import TrainerSpec
-
-
-class RestartPolicySpec(Model):
-    """Limits on restarts, after which the job fails."""
-
-    max_restarts: int = Field(
-        10, ge=0, le=10**6, description="largest number of restarts after errors of the job itself"
-    )
-    max_same_failures: int = Field(
-        3,
-        ge=1,
-        le=1000,
-        description="number of errors of the job itself with the same cause after which the job fails",
-    )
-    backoff_seconds: int = Field(
-        5,
-        ge=0,
-        le=3600,
-        description="delay before the second restart in a row, in seconds; doubles with each further one, "
-        "whatever the cause, up to 5 minutes; halves with each step that is finished for the first time",
-    )
-    hang_seconds: int = Field(
-        240,
-        ge=30,
-        le=86400,
-        description="seconds without any progress of the trainer ranks (micro-batches, bytes read or "
-        "written, buckets sent, collectives) after which the gang counts as hanging and is restarted. The "
-        "duration of a call has no limit",
-    )
 
 
 class ControllerSpec(WithOverlay):
@@ -320,7 +292,7 @@ class GRPOJobSpec(Model):
 
         By default samples first leave an engine that is silent for ``hangSeconds``.
         """
-        return self.rollout.stall_seconds or self.restart_policy.hang_seconds + _NEXT_ENGINE_SECONDS
+        return self.rollout.stall_seconds or self.restart_policy.hang_limit + _NEXT_ENGINE_SECONDS
 
     @property
     def shares_gpus(self) -> bool:

@@ -65,6 +65,8 @@ class ModelSpec(Model):
         return architecture(self.architecture) if self.architecture else None
 
 
+TIMEOUT_SECONDS = 120  # of timeoutSeconds: the smallest default
+
 _WEIGHT_SYNC_RULES: tuple[Rule["WeightSyncSpec"], ...] = (
     Rule(
         "self.mode != 'delta' || self.transport in ['auto', 'staged']",
@@ -100,12 +102,18 @@ class WeightSyncSpec(Model):
         le=65536,
         description="size of a weight bucket in MiB; a GPU holds up to two buckets at once",
     )
-    timeout_seconds: int = Field(
-        120,
+    timeout_seconds: int | None = Field(
+        None,
         ge=1,
         le=3600,
         description=(
             "seconds that an engine may hold up a version without progress: a wave of a direct transfer, a "
-            "chunk of a staged version, an answer after the last one; a whole update has no limit"
+            "chunk of a staged version, an answer after the last one; a whole update has no limit. Default: "
+            "eight times the estimated seconds of a wave, at least 120"
         ),
     )
+
+    @property
+    def patience(self) -> int:
+        """Return ``timeoutSeconds``, or its smallest default where no plan has set it."""
+        return self.timeout_seconds or TIMEOUT_SECONDS

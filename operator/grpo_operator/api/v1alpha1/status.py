@@ -144,6 +144,13 @@ class PlannedResources(Model):
     )
 
 
+class PlannedDeadlines(Model):
+    """Deadlines where the spec sets none. They are kept when a newer operator plans others."""
+
+    hang_seconds: int = Field(description="of restartPolicy.hangSeconds")
+    timeout_seconds: int = Field(description="of weightSync.timeoutSeconds")
+
+
 class LayoutStatus(Model):
     """Parallel layout that the operator computed from the spec."""
 
@@ -171,10 +178,12 @@ class LayoutStatus(Model):
         "", max_length=1024, description="reason for this layout: given in the spec, or why auto chose it"
     )
     resources: PlannedResources | None = None
+    deadlines: PlannedDeadlines | None = None
 
     def layout(self) -> Layout:
         """Return the sizes as a Layout."""
-        return Layout(**self.model_dump(exclude={"data", "stages", "bytes_per_gpu", "reason", "resources"}))
+        others = {"data", "stages", "bytes_per_gpu", "reason", "resources", "deadlines"}
+        return Layout(**self.model_dump(exclude=others))
 
 
 class GRPOJobStatus(Model):

@@ -7,10 +7,17 @@ from grpo_operator.api.catalog.gpus import GPUS, RESERVED
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
-from grpo_operator.api.v1alpha1.status import LayoutStatus, PlannedResources
+from grpo_operator.api.v1alpha1.status import LayoutStatus, PlannedDeadlines, PlannedResources
 from grpo_operator.api.v1alpha1.trainer import ParallelismSpec
 from grpo_operator.api.weight_path import WeightPath
 from grpo_operator.plan.capacity.feasibility import quantity
+from grpo_operator.plan.planner.deadlines import (
+    LongestUnits,
+    completed_deadlines,
+    deadline_problems,
+    longest_units,
+    planned_deadlines,
+)
 from grpo_operator.plan.planner.engines import shape as engine_rules
 from grpo_operator.plan.planner.engines.memory import EngineMemory, engine_memory
 from grpo_operator.plan.planner.engines.room import gigabytes, room_problem, shared_problem
@@ -50,7 +57,8 @@ class JobPlan:
 
     ``stages`` is empty when the operator does not know the model; ``engine_memory`` and ``host`` are None
     then, and also without GPUs. ``reason``: why this layout was chosen. ``resources``: of containers for
-    which the spec sets none.
+    which the spec sets none. ``units``: the longest ones between two signs of progress, beside which
+    ``deadlines`` are long; None without GPUs.
     """
 
     layout: Layout
@@ -62,7 +70,9 @@ class JobPlan:
     reason: str
     weight_path: WeightPath
     resources: PlannedResources
+    deadlines: PlannedDeadlines
     host: HostMemory | None = None
+    units: LongestUnits | None = None
 
 
 def resolve(spec: GRPOJobSpec, pool: RolloutTemplate) -> JobPlan:
@@ -86,7 +96,8 @@ def resolve(spec: GRPOJobSpec, pool: RolloutTemplate) -> JobPlan:
         layout = sizes.layout(spec.trainer.world)
         reason = "given; the operator does not know the model"
         resources = job_resources(spec, pool, None, (), None)
-        return JobPlan(layout, None, None, (), engine, None, reason, path, resources)
+        deadlines = planned_deadlines(None)
+        return JobPlan(layout, None, None, (), engine, None, reason, path, resources, deadlines)
     model = ModelShape.from_hf(config)
     training = training_pool(spec, pool, model)
     if spec.shares_gpus and (problem := shared_problem(pool.engine, _ENGINE)):
@@ -98,7 +109,23 @@ def resolve(spec: GRPOJobSpec, pool: RolloutTemplate) -> JobPlan:
     memory = checked_engine(model, engine, pool.engine, _ENGINE)
     host = _host(spec, pool, model, stages, engine) if memory is not None else None
     resources = job_resources(spec, pool, model, stages, host)
-    return JobPlan(layout, model, training, stages, engine, memory, reason, path, resources, host)
+    units = _units(spec, pool, training, layout)
+    return JobPlan(
+        layout, model, training, stages, engine, memory, reason, path, resources, planned_deadlines(units),
+        host, units,
+    )  # fmt: skip
+
+
+def _units(
+    spec: GRPOJobSpec, pool: RolloutTemplate, training: TrainingPool, layout: Layout
+) -> LongestUnits | None:
+    """Return the longest units of work between two signs of progress. Raises RefusedError."""
+    if spec.trainer.device is not Device.CUDA:
+        return None
+    units = longest_units(spec, pool, training, layout)
+    if problems := deadline_problems(spec, units):
+        raise RefusedError("; ".join(problems))
+    return units
 
 
 def _host(
@@ -129,10 +156,16 @@ def _host(
 
 
 def with_layout(spec: GRPOJobSpec, layout: LayoutStatus) -> GRPOJobSpec:
-    """Return the spec with explicit sizes in place of ``auto``, as the ranks read it, and with resources."""
+    """Return the spec with explicit sizes in place of ``auto``, as the ranks read it.
+
+    It gets the resources and deadlines that were planned when the job was accepted.
+    """
     sizes = {name: getattr(layout, name) for name in ParallelismSpec.model_fields if name != "auto"}
     trainer = spec.trainer.model_copy(update={"parallelism": ParallelismSpec(**sizes)})
-    return completed_job(spec.model_copy(update={"trainer": trainer}), layout.resources or _BEFORE)
+    completed = completed_deadlines(
+        spec.model_copy(update={"trainer": trainer}), layout.deadlines or planned_deadlines(None)
+    )
+    return completed_job(completed, layout.resources or _BEFORE)
 
 
 def with_resources(pool: RolloutTemplate, layout: LayoutStatus) -> RolloutTemplate:

@@ -119,6 +119,7 @@ def layout_status(plan: JobPlan) -> LayoutStatus:
         bytes_per_gpu=[stage.total for stage in plan.stages],
         reason=plan.reason,
         resources=plan.resources,
+        deadlines=plan.deadlines,
     )
 
 

@@ -13,7 +13,7 @@ from ray.exceptions import RayTaskError
 
 from grpo_operator.api.errors import cause_of, last_error_line
 from grpo_operator.api.job_config import JobConfig
-from grpo_operator.api.v1alpha1.grpojob import RestartPolicySpec
+from grpo_operator.api.v1alpha1.restart_policy import RestartPolicySpec
 from grpo_operator.api.v1alpha1.status import Phase, RestartCounts
 from grpo_operator.api.weight_path import WeightPath
 from grpo_worker.common.errors import one_line

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from grpo_operator.api.errors import cause_of
-from grpo_operator.api.v1alpha1.grpojob import RestartPolicySpec
+from grpo_operator.api.v1alpha1.restart_policy import RestartPolicySpec
 from grpo_worker.common.errors import LONGEST
 from grpo_worker.controller.recovery.record_watch import RecordWatch
 from grpo_worker.controller.recovery.run_record import Cause, RunRecord

@@ -135,7 +135,7 @@ class TrainerGang:
         profile = str(self._checkpoints.parent / "profile")
         env = runtime_env(self._spec.observability.profile, profile)
         processes = RayProcesses(TrainerWorker, pool, self._gpus, env or None)
-        limit = self._spec.restart_policy.hang_seconds
+        limit = self._spec.restart_policy.hang_limit
         return WorkerGroup(TrainerWorker, processes, limit, f"{profile}/hang", self._clock)
 
     @property

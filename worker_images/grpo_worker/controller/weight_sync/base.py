@@ -29,7 +29,7 @@ class BaseSynchronizer:
         self._engines = engines
         self._deltas = path.delta
         self._clock = clock
-        patience = min(float(settings.timeout_seconds), hang_seconds)
+        patience = min(float(settings.patience), hang_seconds)
         self._direct = coordinator_for(path, trainers, engines, patience, clock)
         self._pool_timeout = pool_timeout(settings)
         self.served: Version | None = None
