@@ -76,13 +76,16 @@ def test_a_killed_actor_process_replaces_no_pod(job: JobView) -> None:
 
 def test_a_controller_that_dies_during_a_sync_and_is_deleted_resumes_by_itself(job: JobView) -> None:
     wait_step(job, 19)
-    before, attempt = uids(job, "trainer", "rollout", "head"), report(job)["attempt"]
+    before, seen = uids(job, "trainer", "rollout", "head"), report(job)
     kill_during_sync(job.pods("rollout")[0], main_process(job.pods("controller")[0], "controller"))
     job.kubectl("delete", "pod", "-l", f"rl.grpo.dev/job={job.name},rl.grpo.dev/pool=controller", "--wait")
     until("a controller answers", lambda: step_of(job) >= 0, 180)
-    until("a new attempt", lambda: report(job)["attempt"] > attempt, 180)
+    until("a new attempt", lambda: report(job)["attempt"] > seen["attempt"], 180)
     wait_step(job, 21, 300)
     assert report(job)["restored"]["step"] >= 17, "the new controller found the pods' snapshots"
+    # The container may have begun again before its pod was deleted.
+    deaths = report(job)["restarts"]["infrastructure"] - seen["restarts"]["infrastructure"]
+    assert deaths in (1, 2) and "the controller ended unexpectedly" in job.status()["lastFailure"]
     assert uids(job, "trainer", "rollout", "head") == before
 
 
@@ -200,7 +203,8 @@ def test_the_operator_may_be_away(job: JobView) -> None:
 
 def test_the_end_is_the_same_bit_for_bit(job: JobView, undisturbed: list[dict[str, Any]]) -> None:
     status = job.wait(ENDED, 900)
-    assert status["phase"] == "Succeeded" and status["restarts"] == {"job": 0, "infrastructure": 2}
+    assert status["phase"] == "Succeeded" and status["restarts"]["job"] == 0
+    assert status["restarts"]["infrastructure"] in (3, 4), "two of the gang, the others of the controller"
     records = load(store_of(job))
     for mine, theirs in zip(records, undisturbed, strict=True):
         for key in ("step", "actor/loss", "actor/grad_norm", "critic/score/mean", "weights"):
