@@ -14,6 +14,8 @@ class Scorer:
 
     needs_groups = True
 
+    def forget(self) -> None: ...
+
     def start(self, samples: list[Sample]) -> "Future[list[float]]":
         done: Future[list[float]] = Future()
         done.set_result(self.score(samples))

@@ -110,7 +110,8 @@ class RolloutClient:
 
         The result raises PromptRefusedError when engines refuse the prompt or fail at it, TimeoutError when
         no engine serves the version for ``timeout`` seconds, UnfitEngineError when an engine lacks a feature
-        of the job. Cancel it to end the requests.
+        of the job. Cancel it to end the requests. After a TimeoutError the same call continues the samples
+        from the tokens that they have.
         """
         return asyncio.run_coroutine_threadsafe(
             self._generator.group(prompt, version, self._wishes, arrived), self._loop
@@ -136,6 +137,10 @@ class RolloutClient:
             for group in groups:
                 group.cancel()
         return [sample for group in groups for sample in group.result()]
+
+    def forget(self) -> None:
+        """Forget the tokens of groups that no engine served, before a restart with other weights."""
+        self._loop.call_soon_threadsafe(self._generator.forget)
 
     def close(self) -> None:
         """Cancel all requests, and end the loop's thread if the client started it."""

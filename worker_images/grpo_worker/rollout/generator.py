@@ -6,7 +6,6 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Any
 
 import httpx
@@ -17,7 +16,9 @@ from grpo_worker.metrics.generation import Counts
 from grpo_worker.rollout.dispatcher import Dispatcher
 from grpo_worker.rollout.engine_http import EngineHttp
 from grpo_worker.rollout.evidence import ADVANCE, FAILURES, Evidence, Served
+from grpo_worker.rollout.given_up import GivenUp, Part
 from grpo_worker.rollout.lease import Lease
+from grpo_worker.rollout.refusals import check, is_internal
 from grpo_worker.rollout.sample_watch import SampleWatch
 from grpo_worker.rollout.sampling import PromptRefusedError, Sample, UnfitEngineError, sampling_seed
 from grpo_worker.rollout.stream import (
@@ -34,7 +35,6 @@ log = logging.getLogger(__name__)
 REFUSALS = 3  # by different engines, or by all that serve: the request itself is at fault
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before the next attempt of a sample that makes no progress
 Arrived = Callable[[Sample], None]
-_REFUSED = (400, 422)
 
 
 class ControlFailedError(Exception):
@@ -67,6 +67,7 @@ class Generator:
         self._seed, self._n, self._partial = seed, n, partial
         self._orders = itertools.count()
         self._served = Served()
+        self._given_up = GivenUp()
         self._evidence: dict[int, list[Evidence]] = {}  # against prompts whose groups were given up
         self._verdicts: dict[int, str] = {}  # prompts that make engines fail; a step may submit them again
         self.counts = Counts()
@@ -79,18 +80,19 @@ class Generator:
         ``arrived``: called with each of them as soon as it is complete; it must not block.
 
         Raises PromptRefusedError when engines refuse the prompt or fail at it, UnfitEngineError when one
-        lacks a feature of the job, TimeoutError when no engine serves the version.
+        lacks a feature of the job, TimeoutError when no engine serves the version. After a TimeoutError the
+        same call goes on with the samples and tokens that there were.
         """
         if prompt.index in self._verdicts:
             raise PromptRefusedError(prompt, self._verdicts[prompt.index])
         refused: list[str] = []  # names of engines
         evidence = self._evidence.pop(prompt.index, None) or [Evidence() for _ in range(self._n)]
+        parts = self._given_up.take(prompt.index, version) or self._begin(prompt, wishes)
         tasks = []
-        for number in range(self._n):
-            seed = sampling_seed(self._seed, prompt.index, number)
-            work = Unfinished(prompt, number, seed, wishes.params, wishes.experts)
-            sample = self._sample(work, version, next(self._orders), refused, evidence)
+        for part in parts:
+            sample = self._sample(part, version, next(self._orders), refused, evidence)
             tasks.append(asyncio.create_task(_announced(sample, arrived)))
+        unserved = False
         try:
             samples = list(await asyncio.gather(*tasks))
             evidence = []
@@ -99,17 +101,35 @@ class Generator:
             self.counts.refused += 1
             evidence = []
             raise
+        except TimeoutError:
+            unserved = True
+            raise
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._dispatcher.forget(prompt.index)
+            if unserved:
+                self._given_up.keep(prompt.index, version, parts, tasks)
             if any(one.suspect for one in evidence):  # for when the prompt is submitted again
                 self._evidence[prompt.index] = evidence
 
+    def forget(self) -> None:
+        """Forget groups that were given up: later calls use other weights."""
+        self._given_up.forget()
+
+    def _begin(self, prompt: Prompt, wishes: Wishes) -> list[Part]:
+        seeds = [sampling_seed(self._seed, prompt.index, number) for number in range(self._n)]
+        return [
+            Unfinished(prompt, number, seed, wishes.params, wishes.experts)
+            for number, seed in enumerate(seeds)
+        ]
+
     async def _sample(
-        self, work: Unfinished, version: int, order: int, refused: list[str], group: list[Evidence]
+        self, work: Part, version: int, order: int, refused: list[str], group: list[Evidence]
     ) -> Sample:
+        if isinstance(work, Sample):
+            return work
         evidence, avoid, fruitless = group[work.number], set[str](), 0
         with self._watch.waiting():
             while True:
@@ -192,7 +212,7 @@ class Generator:
         """Return whether a failure has a reason other than the prompt."""
         if isinstance(error, (*_UNSENT, ControlFailedError, BusyError)):
             return True
-        if isinstance(error, httpx.HTTPStatusError) and not _is_internal(error.response.status_code):
+        if isinstance(error, httpx.HTTPStatusError) and not is_internal(error.response.status_code):
             return True
         if isinstance(error, (httpx.HTTPError, EngineFailedError)):
             return self._dispatcher.left(lease)
@@ -250,7 +270,7 @@ class Generator:
         async with asyncio.timeout(None) as lease.scope:
             address, body = lease.entry.address, work.request(lease.place.rank)
             async with self._http.post(address, "/generate", body) as response:
-                await _check(response)
+                await check(response)
                 assert isinstance(response.stream, httpx.AsyncByteStream)
                 yield chunks(response.stream)
 
@@ -269,25 +289,3 @@ async def _announced(sample: Coroutine[Any, Any, Sample], arrived: Arrived | Non
     if arrived is not None:
         arrived(complete)
     return complete
-
-
-def _is_internal(status: int) -> bool:
-    """Return whether an HTTP status reports a failure of a request, and not an engine that is not ready."""
-    return status >= 500 and status != HTTPStatus.SERVICE_UNAVAILABLE
-
-
-async def _check(response: httpx.Response) -> None:
-    """Raise the error of a response that is no stream."""
-    if response.status_code in _REFUSED:
-        await response.aread()
-        raise RequestRefusedError(f"HTTP {response.status_code}: {_refusal(response)}")
-    response.raise_for_status()
-
-
-def _refusal(response: httpx.Response) -> str:
-    """Return SGLang's error message from a refused request."""
-    try:
-        error = response.json()["error"]
-    except (ValueError, KeyError, TypeError):
-        return response.text[:500]
-    return str(error["message"] if isinstance(error, dict) and "message" in error else error)[:500]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _END = b"\n\n"
-_REFUSED = (400, 422)
+REFUSED = (400, 422)
 
 
 class RequestRefusedError(ValueError):
@@ -69,7 +69,7 @@ def chunk_of(answer: Mapping[str, Any]) -> Chunk:
 
 def _raise(status: Any, message: str) -> None:
     """Raise the error of an answer that ended with this HTTP status, or with none."""
-    if status in _REFUSED:
+    if status in REFUSED:
         raise RequestRefusedError(f"HTTP {status}: {message[:500]}")
     if status == 503:
         raise BusyError(f"busy: {message[:500]}")

@@ -11,8 +11,9 @@ from grpo_worker.rollout.sampling import (
     PromptRefusedError,
     Sample,
     UnfitEngineError,
+    sampling_seed,
 )
-from support.generation_world import HANG, Worlds, assert_undisturbed, expected, prompts
+from support.generation_world import HANG, World, Worlds, assert_undisturbed, expected, prompts
 from support.stand_in_engines import END
 
 
@@ -125,6 +126,49 @@ def test_too_few_engines_are_named_after_the_timeout(world: Worlds) -> None:
     with pytest.raises(TimeoutError, match=r"no engine serves version 2 after 6\d s"):
         none.generate(prompts(1), 2)
     assert len(none.generate(prompts(1))) == 2, "the next request has all its time"
+
+
+def _outage(pair: World) -> list[Prompt]:
+    """All engines die at 20 s, for longer than samples wait; one sample of each prompt is complete."""
+    pair.at(20.0, lambda: [pair.kill(name) for name in pair.engines] and None)
+    asked = prompts(3)
+    short = {sampling_seed(3, prompt.index, 0) for prompt in asked}
+    for engine in pair.engines.values():
+        engine.length = lambda seed: 100 if seed in short else 10**9
+    with pytest.raises(TimeoutError, match="no engine serves version 1"):
+        pair.generate(asked)
+    for engine in pair.engines.values():
+        engine.alive = True
+    pair.table.replace([pair.entry(name) for name in pair.engines])
+    return asked
+
+
+def test_an_outage_of_all_engines_costs_no_token(world: Worlds) -> None:
+    pair = world(2, tokens=1000)
+    asked = _outage(pair)
+    before = [len(engine.requests) for engine in pair.engines.values()]
+    samples = pair.generate(asked)
+    assert [len(sample.ids) for sample in samples] == [97, 1000] * 3
+    assert all(tuple(s.ids[:96]) == expected(asked[s.prompt_index], s.number, 96) for s in samples)
+    later = [r for e, n in zip(pair.engines.values(), before, strict=True) for r in e.requests[n:]]
+    assert len(later) == 3, "the complete ones are not generated again"
+    assert all(len(request["input_ids"]) > 4 + 300 for request in later), "they go on from their tokens"
+
+
+@pytest.mark.parametrize("change", ["version", "restart"])
+def test_after_a_change_of_weights_nothing_of_an_outage_is_used(world: Worlds, change: str) -> None:
+    pair = world(2, tokens=1000)
+    asked = _outage(pair)
+    version = 1 + (change == "version")
+    if change == "restart":
+        pair.client.forget()
+    for engine in pair.engines.values():
+        engine.version, engine.length = version, lambda _: 10**9
+    pair.table.replace([pair.entry(name) for name in pair.engines])
+    before = [len(engine.requests) for engine in pair.engines.values()]
+    assert_undisturbed(pair.generate(asked, version), asked, 2, 1000)
+    later = [r for e, n in zip(pair.engines.values(), before, strict=True) for r in e.requests[n:]]
+    assert [len(request["input_ids"]) for request in later] == [4] * 6
 
 
 @pytest.mark.parametrize("in_stream", [True, False], ids=["stream", "status"])

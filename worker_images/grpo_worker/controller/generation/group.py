@@ -19,6 +19,9 @@ class GroupClient(Protocol):
     ) -> Future[list[Sample]]:
         """Start to generate the samples of a prompt; ``arrived`` gets each as soon as it is complete."""
 
+    def forget(self) -> None:
+        """Forget what is left of groups that no engine served."""
+
 
 class Scorer(Protocol):
     """The part of RewardManager that judges samples."""

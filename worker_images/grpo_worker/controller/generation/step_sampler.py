@@ -49,7 +49,8 @@ class StepSampler:
 
         Raises UnfitEngineError when engines refuse too many prompts, and the errors of generation and reward.
         After TimeoutError and ConnectionError (no engine serves, no reward server answers) a call with the
-        same version uses the groups that were generated before, and those that still are.
+        same version uses the groups that were generated before, those that still are, and the tokens of those
+        that no engine served.
         """
         most = self._size * (self._filter.max_num_gen_batches if self._filter else 1)
         awaited = frozenset(self._cut)
@@ -93,6 +94,7 @@ class StepSampler:
     def forget(self) -> None:
         """Forget the groups of earlier calls, before a restart goes on with other weights."""
         _cancel(self._earlier_groups(None).values())
+        self._client.forget()
 
     def _earlier_groups(self, version: Version | None) -> dict[int, Group]:
         """Take over the groups of earlier calls that a call with this version may use, by prompt index."""
