@@ -3,6 +3,7 @@
 import threading
 import time
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -130,7 +131,8 @@ def test_too_few_engines_are_named_after_the_timeout(world: Worlds) -> None:
 
 def _outage(pair: World) -> list[Prompt]:
     """All engines die at 20 s, for longer than samples wait; one sample of each prompt is complete."""
-    pair.at(20.0, lambda: [pair.kill(name) for name in pair.engines] and None)
+    for name in pair.engines:
+        pair.at(20.0, partial(pair.kill, name))
     asked = prompts(3)
     short = {sampling_seed(3, prompt.index, 0) for prompt in asked}
     for engine in pair.engines.values():
