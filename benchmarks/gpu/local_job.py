@@ -103,6 +103,7 @@ class LocalJob:
             spec=spec,
             rollout_service=ENGINE_HOST,
             min_available=1,
+            max_running_requests=spec.rollout.template.engine.max_running_requests,
             fp8=False,
             weight_path=job_weight_path(spec, spec.rollout.template),
             writer=name,

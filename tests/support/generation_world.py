@@ -22,8 +22,10 @@ class World:
     """Stand-in engines, the table that lists them, and a client in virtual time."""
 
     def __init__(
-        self, count: int, n: int = 2, tokens: int = 200, partial: bool = False, **engine: Any
-    ) -> None:
+        self, count: int, n: int = 2, tokens: int = 200, partial: bool = False, assumed: int = 128,
+        **engine: Any,
+    ) -> None:  # fmt: skip
+        """``assumed``: requests that run on an engine which reports no limit."""
         self.engines = {f"engine-{i}": StandInEngine(**engine) for i in range(count)}
         self.transport = StandInEngines(self.engines)
         self.table = EngineTable()
@@ -32,7 +34,7 @@ class World:
         self.plan: list[tuple[float, Callable[[], None]]] = []
         self.client = RolloutClient(
             self.table, seed=3, n=n, timeout=60, partial=partial, hang_seconds=HANG, loop=self.loop,
-            transport=self.transport,
+            transport=self.transport, max_running=assumed,
         )  # fmt: skip
         self.client.set_sampling(sampling_params(AlgorithmSpec(), tokens, (END,)))
 

@@ -47,6 +47,7 @@ def main() -> None:
         timeout=pool_timeout(spec.weight_sync),  # how long no engine may serve the version
         partial=spec.staleness.partial_rollouts,
         hang_seconds=spec.restart_policy.hang_limit,
+        max_running=config.max_running_requests,
     )
     export(client)
     stalled = partial(client.stalled, spec.stall_seconds)

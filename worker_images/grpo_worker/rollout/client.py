@@ -21,7 +21,6 @@ from grpo_worker.rollout.routing import EngineTable
 from grpo_worker.rollout.sample_watch import SampleWatch
 from grpo_worker.rollout.sampling import Sample
 
-MAX_RUNNING = 128  # assumed for engines before 0.5.23, which report no limit (the default of the CRD's field)
 _CANCEL_SECONDS = 0.2  # between two looks at ``cancelled``
 
 
@@ -41,6 +40,7 @@ class RolloutClient:
         timeout: float,
         partial: bool = False,
         hang_seconds: float = 240.0,
+        max_running: int = 128,
         loop: asyncio.AbstractEventLoop | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         port: int = ENGINE_PORT,
@@ -50,7 +50,8 @@ class RolloutClient:
 
         ``timeout``: seconds to wait for an engine that serves a version. ``partial``: a sample may continue
         with newer weights than it began with. ``hang_seconds``: seconds without a token after which samples
-        leave an engine. ``loop``, ``transport``, ``port``, ``watch``: for tests and rehearsals; the client
+        leave an engine. ``max_running``: requests that run on an engine which reports no limit, as SGLang
+        before 0.5.23. ``loop``, ``transport``, ``port``, ``watch``: for tests and rehearsals; the client
         takes the loop's time.
         """
         self._loop = loop or asyncio.new_event_loop()
@@ -63,7 +64,7 @@ class RolloutClient:
             newer=partial,
             patience=timeout,
             hang_seconds=hang_seconds,
-            default=RankLoad(max_running=MAX_RUNNING),
+            default=RankLoad(max_running=max_running),
             problem=lambda text: self._watch.problem(text, unless_known=text.startswith("no engine")),
         )
         self._generator = Generator(

@@ -153,6 +153,7 @@ def test_pools_and_services_follow_the_job() -> None:
     assert config["rolloutService"] == "tiny-moe-rollout.default.svc.cluster.local"
     assert config["writer"] == "tiny-moe-12345678" and config["minAvailable"] == 1
     assert config["fp8"] is False
+    assert config["maxRunningRequests"] == pool_of(spec).engine.max_running_requests
     assert config["store"] == "/store/default-tiny-moe-12345678"
     suspended = job(suspend=True)
     again = job_config_map(suspended, spec_of(suspended), "tiny-moe-rollout", pool_of(spec))

@@ -50,6 +50,16 @@ def test_a_full_kv_cache_limits_the_requests(world: Worlds) -> None:
     assert engine.most_waiting <= 10, "the rest waits here, where it can go to any engine"
 
 
+def test_an_engine_that_reports_no_limit_gets_as_many_requests_as_the_job_says(world: Worlds) -> None:
+    old = world(1, n=16, tokens=50, assumed=256, max_running=256)
+    (engine,) = old.engines.values()
+    engine.load = dict  # type: ignore[method-assign]
+    running: list[int] = []
+    old.at(2.0, lambda: running.append(engine.running))
+    assert len(old.generate(prompts(20))) == 320
+    assert running == [256]
+
+
 @pytest.mark.parametrize("incremental", [True, False], ids=["incremental", "cumulative"])
 def test_a_sample_goes_on_elsewhere_when_its_engine_dies(world: Worlds, incremental: bool) -> None:
     pair = world(2, n=4, tokens=1000, incremental=incremental)
