@@ -40,7 +40,7 @@ format: env  ## format the code and apply ruff's safe fixes
 	$(VENV)/ruff format $(CODE)
 
 unit: env  ## pure logic, no network, under 2 minutes
-	$(PYTEST) tests/unit
+	$(PYTEST) tests/unit -n 2
 
 worker: env  ## Megatron-Core on gloo ranks, a real SGLang server
 	$(PYTEST) tests/worker -v --durations=12 -m "not slow"

@@ -32,6 +32,7 @@ from support.faults import (
 )
 from support.jobs import ENDED, Start, store_of
 
+pytestmark = pytest.mark.slow  # two engines of two servers start and start again: many minutes
 STEPS = 32
 BACK_SECONDS = 400  # for two SGLang servers to start on two busy cores
 

@@ -13,6 +13,7 @@ from grpo_devcluster.paths import REPO
 from support.faults import agent, kill_container, until
 from support.jobs import ENDED, Start, apply
 
+pytestmark = pytest.mark.slow  # two engines without a job, and one that starts again: five minutes
 STEPS = 4
 SELECTOR = "rl.grpo.dev/rolloutpool=standing,rl.grpo.dev/pool=rollout"
 

@@ -36,8 +36,11 @@ def _ask(folder: Path, hf: dict[str, Any], mtp: bool = True, versions: int = 3, 
 
 @pytest.mark.parametrize(
     ("hf", "shape"),
-    [(TINY, {"tensor": 1}), (TINY, {"tensor": 4}), (WIDE, {"tensor": 1, "fp8": True})],
-    ids=["whole", "a quarter", "FP8"],
+    [
+        pytest.param(TINY, {"tensor": 1}, id="whole", marks=pytest.mark.slow),
+        pytest.param(TINY, {"tensor": 4}, id="a quarter"),
+        pytest.param(WIDE, {"tensor": 1, "fp8": True}, id="FP8"),
+    ],
 )
 def test_both_models_hold_what_sglang_loads_by_itself(
     hf: dict[str, Any], shape: dict[str, Any], tmp_path: Path

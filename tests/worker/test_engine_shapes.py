@@ -20,6 +20,7 @@ from grpo_operator.plan.planner.resolve import engine_shape
 
 _LAYERS = {"deepseek-v3": 4, "qwen3-30b-a3b": 2, "qwen3-235b-a22b": 2, "qwen3-8b": 2}
 _FENCED = re.compile(r"^```yaml\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+Answers = dict[str, list[tuple[dict[str, Any], Any]]]  # by the test: cases, and what both say
 _SCALES = 0.002  # of the bytes: FP8 scales and the router's bias, which the planner leaves out
 
 
@@ -73,22 +74,16 @@ def _grid() -> list[dict[str, Any]]:
     return cases
 
 
-def _agreed(cases: list[dict[str, Any]], found: list[dict[str, Any]]) -> int:
+def _agreed(answers: Iterable[tuple[dict[str, Any], Any]]) -> int:
     """Check that both build the same weights or both refuse; return how many cases were built."""
     accepted = 0
-    for case, result in zip(cases, found, strict=True):
+    for case, result in answers:
         text = f"{case['name']} {case['shape']}: {result}"
         assert isinstance(result["planner"], int) == isinstance(result["sglang"], int), text
         if isinstance(result["planner"], int):
             assert result["planner"] == pytest.approx(result["sglang"], rel=_SCALES), text
             accepted += 1
     return accepted
-
-
-def test_the_planner_accepts_exactly_what_sglang_can_build(tmp_path: Path) -> None:
-    cases = _grid()
-    accepted = _agreed(cases, _ask(cases, tmp_path))
-    assert len(cases) // 4 < accepted < len(cases), "the cases decide nothing"
 
 
 def _cases_of(texts: Iterable[str]) -> list[dict[str, Any]]:
@@ -105,30 +100,51 @@ def _cases_of(texts: Iterable[str]) -> list[dict[str, Any]]:
     return cases
 
 
-def _all_built(cases: list[dict[str, Any]], folder: Path) -> bool:
-    return _agreed(cases, _ask(cases, folder)) == len(cases)
+def _of_manifests() -> list[dict[str, Any]]:
+    return _cases_of(file.read_text() for file in sorted((REPO / "manifests").glob("*.yaml")))
 
 
-def test_the_engines_of_all_manifests_can_be_built(tmp_path: Path) -> None:
-    files = sorted((REPO / "manifests").glob("*.yaml"))
-    cases = _cases_of(file.read_text() for file in files)
-    assert len(cases) > 5 and _all_built(cases, tmp_path)
-
-
-def test_the_engines_of_all_documents_can_be_built(tmp_path: Path) -> None:
+def _of_documents() -> list[dict[str, Any]]:
     files = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
-    cases = _cases_of(text for file in files for text in _FENCED.findall(file.read_text()))
-    large = {"tensor": 16, "expert": 16, "attention_data": 16, "fp8": True}
-    assert any(case["name"] == "deepseek-v3" and large.items() <= case["shape"].items() for case in cases)
-    assert len(cases) > 5 and _all_built(cases, tmp_path)
+    return _cases_of(text for file in files for text in _FENCED.findall(file.read_text()))
 
 
-def test_a_document_whose_engine_cannot_be_built_is_found(tmp_path: Path) -> None:
+def _damaged() -> list[dict[str, Any]]:
     """SGLang cuts the shared expert of DeepSeek-V3 over all 32 GPUs, to less than a block of FP8."""
     text = (REPO / "docs" / "guides" / "multi-host-engines.md").read_text()
     (pool, *_) = _FENCED.findall(text)
     for old, new in (("nodesPerEngine: 2", "nodesPerEngine: 4"), ("Parallel: 16", "Parallel: 32")):
         assert old in pool
         pool = pool.replace(old, new)
-    cases = _cases_of([pool])
-    assert len(cases) == 1 and not _all_built(cases, tmp_path)
+    return _cases_of([pool])
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """Return cases and answers of all tests; one process imports SGLang for them."""
+    groups = {
+        "grid": _grid(), "manifests": _of_manifests(), "documents": _of_documents(), "damaged": _damaged()
+    }  # fmt: skip
+    cases = [case for group in groups.values() for case in group]
+    found = iter(_ask(cases, tmp_path_factory.mktemp("shapes")))
+    return {name: [(case, next(found)) for case in group] for name, group in groups.items()}
+
+
+def test_the_planner_accepts_exactly_what_sglang_can_build(answers: Answers) -> None:
+    accepted, cases = _agreed(answers["grid"]), len(answers["grid"])
+    assert cases // 4 < accepted < cases, "the cases decide nothing"
+
+
+def test_the_engines_of_all_manifests_can_be_built(answers: Answers) -> None:
+    assert _agreed(answers["manifests"]) == len(answers["manifests"]) > 5
+
+
+def test_the_engines_of_all_documents_can_be_built(answers: Answers) -> None:
+    large = {"tensor": 16, "expert": 16, "attention_data": 16, "fp8": True}
+    cases = [case for case, _ in answers["documents"]]
+    assert any(case["name"] == "deepseek-v3" and large.items() <= case["shape"].items() for case in cases)
+    assert _agreed(answers["documents"]) == len(cases) > 5
+
+
+def test_a_document_whose_engine_cannot_be_built_is_found(answers: Answers) -> None:
+    assert len(answers["damaged"]) == 1 and _agreed(answers["damaged"]) == 0

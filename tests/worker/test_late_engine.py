@@ -48,6 +48,7 @@ def sources(published: Path) -> Iterator[dict[int, str]]:
         yield urls
 
 
+@pytest.mark.slow  # starts an engine of 2 GB
 def test_an_agent_that_is_killed_for_its_memory_leaves_the_engine_running(
     engine: Server, sources: dict[int, str], tmp_path: Path
 ) -> None:

@@ -15,10 +15,13 @@ from support.late_engine import UNPADDED, trainers
 from support.peer_engines import PeerEngine, before_read, engines, generating
 
 # On CPUs SGLang generates nothing with expert parallelism: it refuses the ids of other ranks' experts.
-SHAPES = {"one rank": {"tensor_parallel": 1}, "two ranks": {"tensor_parallel": 2}}
+SHAPES = (
+    pytest.param({"tensor_parallel": 1}, id="one rank", marks=pytest.mark.slow),
+    pytest.param({"tensor_parallel": 2}, id="two ranks"),
+)
 
 
-@pytest.fixture(scope="module", params=SHAPES.values(), ids=list(SHAPES))
+@pytest.fixture(scope="module", params=SHAPES)
 def pool(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[PeerEngine]]:
@@ -196,6 +199,7 @@ def test_only_weights_of_the_bound_job_are_taken(serving: PeerEngine, stale: Pee
     assert stale.agent.status()["state"] == "STALE"
 
 
+@pytest.mark.slow  # starts two more engines
 def test_ranks_with_experts_of_their_own_get_only_what_they_keep(two_versions: Path, tmp_path: Path) -> None:
     with engines(tmp_path, UNPADDED, tensor_parallel=2, expert_parallel=2) as (first, second):
         first.replace_agent(JOB)

@@ -20,9 +20,13 @@ from support.engine_server import JOB, Server, free_port, serve, watch_until
 from support.late_engine import UNPADDED, limited_agent, publish_model, trainers
 
 RANKS = 2
+SHAPES = (
+    pytest.param(1, id="tensor parallel", marks=pytest.mark.slow),
+    pytest.param(RANKS, id="expert parallel"),
+)
 
 
-@pytest.fixture(scope="module", params=[1, RANKS], ids=["tensor parallel", "expert parallel"])
+@pytest.fixture(scope="module", params=SHAPES)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("engine")
     (folder / "config.json").write_text(json.dumps(UNPADDED))

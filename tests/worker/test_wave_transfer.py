@@ -20,7 +20,10 @@ def planned(seed: int, bucket: int) -> EnginePlan:
     return plan_engine(tensors, held, kept, lambda rank: rank // 2, bucket)
 
 
-@pytest.mark.parametrize(("bucket", "buffered"), [(400 << 10, False), (400 << 10, True), (8 << 20, False)])
+@pytest.mark.parametrize(
+    ("bucket", "buffered"),
+    [pytest.param(400 << 10, False, marks=pytest.mark.slow), (400 << 10, True), (8 << 20, False)],
+)
 def test_random_plans_bring_every_byte_to_every_rank(bucket: int, buffered: bool) -> None:
     """With a double buffer no parameter changes before the version is installed."""
     world = TRAINERS + ENGINE_RANKS
