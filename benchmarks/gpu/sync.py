@@ -187,9 +187,9 @@ class Link:
         found |= self.plan
         found["rejoin"] = {"join": self.open()} | self.version(ROUNDS + 3)
         found["same_after_rejoin"] = engine.checksum() == first
-        self.agent._double_buffer = True
+        self.agent._receiver.double_buffer = True
         found["buffered"] = [self.version(version) for version in range(ROUNDS + 4, 2 * ROUNDS + 4)]
-        self.agent._double_buffer = False
+        self.agent._receiver.double_buffer = False
         found["same_when_buffered"] = engine.checksum() == first
         return found
 

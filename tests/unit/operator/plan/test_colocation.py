@@ -201,10 +201,10 @@ def test_no_weights_are_written_while_trainers_hold_the_gpus(tmp_path: Path) -> 
     agent = running(server, tmp_path)
     agent.grant_gpu_memory(JOB, [])
     with pytest.raises(EngineError, match="the trainers use the GPUs now"):
-        agent._write(1, lambda: pytest.fail("it was written"))
+        agent._engine.write(1, lambda: pytest.fail("it was written"))
     agent.grant_gpu_memory(JOB, ["weights"])
     assert server.memory[1:] == ["taken weights"] and not agent.status()["waits"]
-    agent._write(1, lambda: "checksum")
+    agent._engine.write(1, lambda: "checksum")
     assert agent.status()["state"] == EngineState.SERVING
     agent.grant_gpu_memory(JOB, ALL)
     assert server.memory[2:] == ["taken kv_cache"] and agent.status()["weightVersion"] == 1
