@@ -159,13 +159,13 @@ def test_without_an_agents_reports_the_other_engine_generates_everything(rehears
 
 
 def test_faults_of_parts_that_the_job_lacks_are_refused(rehearsed: Rehearse) -> None:
-    for faults, text in (
-        ({"slow_ranks": ((8, 2.0),)}, "no rank 8: the job has 8"),
-        ({"late_agents": ((2, 1.0),)}, "no engine 2: the job has 2"),
-        ({"dead_nodes": ((1, 5.0),)}, "no node of the training pool 1: the job has 1"),
+    for scenario, text in (
+        (Scenario(slow_ranks=((8, 2.0),)), "no rank 8: the job has 8"),
+        (Scenario(late_agents=((2, 1.0),)), "no engine 2: the job has 2"),
+        (Scenario(dead_nodes=((0, 5.0), (1, 5.0))), "no node of the training pool 1: the job has 1"),
     ):
         with pytest.raises(ValueError, match=text):
-            rehearsed(Scenario(name="wrong", **faults))
+            rehearsed(scenario)
 
 
 def test_agents_memory_is_reported_as_planned_beside_the_measured_one(

@@ -27,8 +27,8 @@ def saving(two_nodes: RehearsedJob, small_manifest: Path, tmp_path: Path) -> Reh
 
 def deadline(figures: dict[str, Any], method: str) -> dict[str, Any]:
     text = f"progress in {method} (restartPolicy.hangSeconds)"
-    (entry,) = [entry for entry in figures["deadlines"] if entry["what"] == text]
-    return entry
+    entries: dict[str, dict[str, Any]] = {entry["what"]: entry for entry in figures["deadlines"]}
+    return entries[text]
 
 
 def lost_in_the_third_step(saving: Rehearse) -> Outcome:
