@@ -29,6 +29,12 @@ _FEW = ("--prompts", "16", "--mean-response", "512")  # prompts of a step where 
 
 ALL_MANIFESTS = "manifests"  # name of the short rehearsals of all manifests
 
+
+def _lost(when: int, *nodes: int) -> tuple[str, ...]:
+    """Return the options for nodes that are lost at the same time."""
+    return tuple(f"--lose-node={node}:{when}" for node in nodes)
+
+
 SCENARIOS: dict[str, tuple[str, ...]] = {
     "calm": (),
     # Two samples for each place of the engines: calm has a place for each sample.
@@ -45,6 +51,8 @@ SCENARIOS: dict[str, tuple[str, ...]] = {
     "late-agent": (*_FEW, "--late-agent", "2:4"),
     # In the first call after generation.
     "lost-node": (*_FEW, "--lose-node", "5:62"),
+    # Three nodes at once, during the update of the third step: only the first checkpoint is complete by then.
+    "store-restore": (*_FEW, "--steps", "4", "--checkpoint-every", "1", *_lost(290, 5, 6, 21)),
     "hang": (*_FEW, "--hang-rank", "77:62"),
 }
 
@@ -99,9 +107,13 @@ def figures_of(reports: dict[str, dict[str, Any]]) -> dict[str, float | None]:
     figures: dict[str, float | None] = {
         "livelocks": float(sum(report["phase"] != "Succeeded" for report in reports.values())),
         "samples_consumed_twice": float(sum(r["ledger"]["consumed_twice"] for r in reports.values())),
+        "samples_missing": float(sum(r["ledger"]["missing"] for r in reports.values())),
     }
     if "calm" in reports:
         figures |= _of_calm(reports["calm"]) | model_errors()
+        figures |= _margins([reports[name] for name in ("calm", "store-restore") if name in reports])
+    if "store-restore" in reports:
+        figures |= _of_store_restore(reports["store-restore"])
     for name, key in (
         ("engine-death", "step_seconds_engine_death"),
         ("16-engines", "step_seconds_16_engines"),
@@ -157,15 +169,32 @@ def _of_calm(report: dict[str, Any]) -> dict[str, float | None]:
         "controller_rss_gib": report["memory"]["controller_peak_rss"] / 2**30,
         "controller_egress_bytes": report["egress_ratio"] * report["batch_bytes"],
         "controller_egress_ratio": report["egress_ratio"],
-        "smallest_deadline_margin": _smallest_margin(report, upper_bound=False),
-        "smallest_deadline_margin_of_bounds": _smallest_margin(report, upper_bound=True),
     }
 
 
-def _smallest_margin(report: dict[str, Any], upper_bound: bool) -> float | None:
-    """Return the smallest margin of the waits that are known, or of those of which a longer one is known."""
-    entries = [entry for entry in report["deadlines"] if entry["upper_bound"] is upper_bound]
-    return min((entry["margin"] for entry in entries if entry["margin"] is not None), default=None)
+def _of_store_restore(report: dict[str, Any]) -> dict[str, float | None]:
+    """Return the seconds of a save and of a restore, and the smallest margin of the calls that make them."""
+    saved, loads = report["checkpoints"]["saves"][0], report["checkpoints"]["loads"]
+    margins = [entry["margin"] for entry in report["deadlines"] if "_checkpoint " in entry["what"]]
+    return {
+        "checkpoint_save_seconds_512": report["steps"][0]["save_checkpoint"],
+        "checkpoint_written_seconds_512": saved["written"],
+        "checkpoint_read_seconds_512": loads[0]["seconds"] if loads else None,
+        "checkpoint_deadline_margin_512": min(margins, default=None),
+        "store_restore_seconds_512": report["lost_node_recovery_seconds"],
+    }
+
+
+def _margins(reports: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Return the smallest margin of the waits that are known, and of those of which a longer one is known."""
+    entries = [entry for report in reports for entry in report["deadlines"] if entry["margin"] is not None]
+    exact, bounds = (
+        [entry["margin"] for entry in entries if entry["upper_bound"] is bound] for bound in (False, True)
+    )
+    return {
+        "smallest_deadline_margin": min(exact, default=None),
+        "smallest_deadline_margin_of_bounds": min(bounds, default=None),
+    }
 
 
 if __name__ == "__main__":

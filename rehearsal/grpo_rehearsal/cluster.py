@@ -16,7 +16,8 @@ from grpo_rehearsal.standins.batching import Batch
 from grpo_rehearsal.standins.engine import Answers, StandInEngine
 from grpo_rehearsal.standins.links import GangLinks, Join
 from grpo_rehearsal.standins.rank_methods import Job, RankMethods
-from grpo_rehearsal.standins.ranks import Place, PoolRecord, StandInProcesses, infos_of
+from grpo_rehearsal.standins.rank_record import PoolRecord
+from grpo_rehearsal.standins.ranks import Place, StandInProcesses, infos_of
 from grpo_rehearsal.standins.tokens import TokenTable, drawn_lengths
 from grpo_rehearsal.timed_pool import PoolWaits
 from grpo_rehearsal.virtual.scheduler import Scheduler
@@ -103,6 +104,7 @@ class Cluster:
             self.links,
             self.record.nbytes,
             dict(self.scenario.slow_ranks),
+            self.record.saves,
         )
         processes = StandInProcesses(self.scheduler, methods, infos, place, RankHost, self.record)
         self.attempts.append(processes)
@@ -121,11 +123,13 @@ class Cluster:
         if scenario.hung_rank is not None:
             rank, when = scenario.hung_rank
             later(when, partial(self._on_ranks, f"rank {rank} hangs", lambda p: p.hang(rank)))
-        if scenario.dead_node is not None:
-            node, when = scenario.dead_node
-            gpus = self.job.spec.trainer.gpus_per_node
-            lost = range(node * gpus, (node + 1) * gpus)
-            later(when, partial(self._on_ranks, f"training pod {node} is lost", lambda p: p.die(lost)))
+        for node, when in scenario.dead_nodes:
+            later(when, partial(self._lose_node, node))
+
+    def _lose_node(self, node: int) -> None:
+        gpus = self.job.spec.trainer.gpus_per_node
+        lost = range(node * gpus, (node + 1) * gpus)
+        self._on_ranks(f"training pod {node} is lost", lambda processes: processes.die(lost))
 
     def _on_ranks(self, event: str, fault: Callable[[StandInProcesses], None]) -> None:
         self.events.append((self.scheduler.now, event))

@@ -5,12 +5,12 @@ What the planner does not estimate is an assumption, named in ``Assumptions`` an
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from grpo_operator.api.catalog.gpus import GPUS
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.plan.planner import transfer_bounds
-from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.resolve import JobPlan
 from grpo_operator.plan.planner.step.job import Assumptions as PlanAssumptions
 from grpo_operator.plan.planner.step.job import step_model
@@ -18,6 +18,9 @@ from grpo_operator.plan.planner.step.workload import PACKING
 from grpo_operator.plan.planner.training.cost import Rows, call_cost, passes_of_update
 from grpo_rehearsal.standins.agent import UpdateTimes
 from grpo_rehearsal.standins.batching import Capacity, Speed
+from grpo_rehearsal.standins.pieces import Pieces, in_proportion
+from grpo_rehearsal.standins.state_bytes import STATE, WEIGHTS, StateBytes
+from grpo_rehearsal.standins.waves import Waves
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,6 @@ class Durations:
         self._bound = transfer_bounds.sync_bound(
             model.model, plan.layout, plan.engine, pool.replicas, self._network, per_node, mtp
         )
-        self._checkpoint = transfer_bounds.checkpoint_bytes(model.model, mtp)
 
     @property
     def lengths(self) -> list[float]:
@@ -108,30 +110,41 @@ class Durations:
         """Return the number of micro-batches of one replica's sequences."""
         return self._rows(lengths).count
 
-    def load(self) -> float:
-        """Return the seconds in which the ranks read the model's files, every node its share."""
-        mtp = self._spec.model.multi_token_prediction
-        return parameters.model_bytes(self.model.model, mtp=mtp) / self._all(self.assumed.store_rate)
+    @cached_property
+    def state(self) -> StateBytes:
+        """What each rank holds of the policy."""
+        hf = self._spec.model.config()
+        assert hf is not None, "the planner knows the model"
+        return StateBytes.of(hf, self._plan.layout, self._spec.trainer.gpus_per_node)
 
-    def restore(self) -> float:
-        """Return the seconds in which the ranks read a checkpoint."""
-        return self._checkpoint / self._all(self.assumed.store_rate)
+    def read(self, widths: Sequence[int]) -> Pieces:
+        """Return the reads of a state with ``widths`` bytes a value: the model's files, or a checkpoint."""
+        return self.state.read(widths).at_node_rate(self.assumed.store_rate)
 
-    def snapshot(self) -> float:
-        """Return the seconds in which the ranks wait for the copy of their state to host memory."""
-        return self.model.save_checkpoint()
+    def copy(self) -> Pieces:
+        """Return the copies to host memory of what a checkpoint saves, for which the ranks wait."""
+        return self.state.written(STATE).at_rank_rate(self.model.transfer.checkpoint_rate)
 
-    def write(self) -> float:
-        """Return the seconds in which a checkpoint is written, beside the training."""
-        return self._checkpoint / self._all(self.assumed.store_rate)
+    def write(self, widths: Sequence[int]) -> Pieces:
+        """Return the writes of a state with ``widths`` bytes a value: a checkpoint, or an export."""
+        return self.state.written(widths).at_node_rate(self.assumed.store_rate)
 
-    def stage(self) -> float:
-        """Return the seconds in which the ranks copy a version to host memory for late engines."""
-        return self.version_bytes / self._all(self.assumed.host_copy_rate)
+    def snapshot(self) -> Pieces:
+        """Return the copies of the ranks' own state, between GPUs and host memory."""
+        return in_proportion(self.state.written(STATE).pieces, self.model.save_checkpoint())
+
+    def stage(self) -> Pieces:
+        """Return the copies of a version to host memory for late engines."""
+        seconds = self.version_bytes / self._all(self.assumed.host_copy_rate)
+        return in_proportion(self.state.written(WEIGHTS).pieces, seconds)
 
     def join(self) -> float:
         """Return the seconds in which the ranks open links to engines of one kind, which share a plan."""
         return self.assumed.rendezvous + self.assumed.planning
+
+    def waves(self, nbytes: Sequence[int]) -> Waves:
+        """Return the waves of a direct transfer, whose busiest members have ``nbytes`` in each."""
+        return Waves(in_proportion(nbytes, self.model.update_weights()).ends)
 
     def updates(self) -> UpdateTimes:
         """Return the seconds of an engine's weight updates."""

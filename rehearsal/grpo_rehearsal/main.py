@@ -74,17 +74,21 @@ def _parser() -> argparse.ArgumentParser:
         "--sigma", type=float, default=Assumptions().sigma,
         help="standard deviation of the logarithm of response lengths: the larger, the longer the tail",
     )  # fmt: skip
+    parser.add_argument(
+        "--store-gigabytes-per-second", type=float, default=Assumptions().store_rate / 1e9, metavar="GB/S",
+        help="speed of one node to the checkpoint store and the model's files (default 5)",
+    )  # fmt: skip
     for option, value, text in (
         ("--kill-engine", "ENGINE:SECONDS", "an engine dies"),
         ("--slow-engine", "ENGINE:FACTOR", "an engine takes longer"),
         ("--late-engine", "ENGINE:SECONDS", "the pod of an engine comes later"),
         ("--late-agent", "ENGINE:SECONDS", "the agent of an engine answers later"),
         ("--slow-rank", "RANK:FACTOR", "a rank takes longer for its passes"),
+        ("--lose-node", "NODE:SECONDS", "a training pod is lost"),
     ):
         parser.add_argument(option, metavar=value, help=text, type=parse_pair, default=[], action="append")
     parser.add_argument("--routing-replay", action="store_true", help="replay the engines' routing")
     parser.add_argument("--hang-rank", type=parse_pair, metavar="RANK:SECONDS", help="a rank stands still")
-    parser.add_argument("--lose-node", type=parse_pair, metavar="NODE:SECONDS", help="a training pod is lost")
     return parser
 
 
@@ -105,8 +109,12 @@ def _scenario(options: argparse.Namespace) -> Scenario:
         late_agents=tuple(options.late_agent),
         slow_ranks=tuple(options.slow_rank),
         hung_rank=options.hang_rank,
-        dead_node=options.lose_node,
-        assumed=Assumptions(mean_response=options.mean_response, sigma=options.sigma),
+        dead_nodes=tuple(options.lose_node),
+        assumed=Assumptions(
+            mean_response=options.mean_response,
+            sigma=options.sigma,
+            store_rate=options.store_gigabytes_per_second * 1e9,
+        ),
     )
 
 

@@ -24,7 +24,7 @@ class RecordingBoard(ProgressBoard):
         before = self.get()
         super().update(**changes)
         after = self.get()
-        for name in ("phase", "message", "step", "weight_version", "attempt", "last_checkpoint"):
+        for name in ("phase", "message", "step", "weight_version", "attempt", "last_checkpoint", "restored"):
             value = getattr(after, name)
             if value != getattr(before, name):
                 self.history.append((self._scheduler.now, name, value))

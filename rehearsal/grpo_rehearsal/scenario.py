@@ -12,8 +12,8 @@ class Scenario:
     ``engine_deaths``: (engine, time). ``slow_engines``: (engine, factor). ``late_engines``: (engine, seconds
     after the start of the job until its pod exists). ``late_agents``: (engine, seconds by which every answer
     of its agent is late). ``hung_rank``: (rank, time). ``slow_ranks``: (rank, factor of its passes).
-    ``dead_node``: (node of the training pool, time). ``steps``: of the job. ``assumed``: figures that no plan
-    derives.
+    ``dead_nodes``: (node of the training pool, time). ``steps``: of the job. ``assumed``: figures that no
+    plan derives.
     """
 
     name: str = "calm"
@@ -24,13 +24,12 @@ class Scenario:
     late_agents: tuple[tuple[int, float], ...] = ()
     hung_rank: tuple[int, float] | None = None
     slow_ranks: tuple[tuple[int, float], ...] = ()
-    dead_node: tuple[int, float] | None = None
+    dead_nodes: tuple[tuple[int, float], ...] = ()
     assumed: Assumptions = field(default_factory=Assumptions)
 
     def check(self, engines: int, ranks: int, nodes: int) -> None:
         """Raise ValueError that names an engine, a rank or a node that the job does not have."""
         one_rank = () if self.hung_rank is None else (self.hung_rank,)
-        one_node = () if self.dead_node is None else (self.dead_node,)
         for what, count, faults in (
             (
                 "engine",
@@ -38,7 +37,7 @@ class Scenario:
                 self.engine_deaths + self.slow_engines + self.late_engines + self.late_agents,
             ),
             ("rank", ranks, one_rank + self.slow_ranks),
-            ("node of the training pool", nodes, one_node),
+            ("node of the training pool", nodes, self.dead_nodes),
         ):
             for number, _ in faults:
                 if not 0 <= number < count:

@@ -6,6 +6,7 @@ from grpo_rehearsal.run import Outcome
 from grpo_worker.controller.config import pool_timeout
 from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS
 
+_HANG = "restartPolicy.hangSeconds"
 _NO_LIMIT = 7 * 86400.0  # seconds; a longer limit means that progress ends the wait
 
 
@@ -27,7 +28,7 @@ def deadlines(outcome: Outcome) -> list[dict[str, Any]]:
 def _of_samples(outcome: Outcome) -> list[dict[str, Any]]:
     spec, cluster = outcome.job.spec, outcome.cluster
     # An engine that has a request in its queue sends nothing, and the client knows that it waits.
-    tokens = "tokens of a sample (restartPolicy.hangSeconds)"
+    tokens = f"tokens of a sample ({_HANG})"
     unserved = "an engine serves the samples' version (4 x timeoutSeconds)"
     return [
         _entry("a token (rollout.stallSeconds)", float(spec.stall_seconds), cluster.waits.tokenless),
@@ -37,26 +38,34 @@ def _of_samples(outcome: Outcome) -> list[dict[str, Any]]:
 
 
 def _of_ranks(outcome: Outcome) -> list[dict[str, Any]]:
-    limit = float(outcome.job.spec.restart_policy.hang_limit)
-    longest = max(outcome.cluster.record.gaps, default=0.0)
-    return [_entry("progress of the ranks (restartPolicy.hangSeconds)", limit, longest)]
+    """Return the deadline of each method's progress.
+
+    Upper bounds: times that are assumed as a whole, in which real ranks report more often.
+    """
+    hang = float(outcome.job.spec.restart_policy.hang_limit)
+    return [
+        _entry(f"progress in {method} ({_HANG})", hang + gap.allowance, gap.seconds, gap.assumed)
+        for method, gap in outcome.cluster.record.gaps.items()
+        if gap.seconds
+    ]
 
 
 def _of_weights(outcome: Outcome) -> list[dict[str, Any]]:
     """Return the deadlines of weight updates.
 
-    Upper bounds: a stand-in transfer is not divided into waves, so the whole one counts as one. The seconds
-    in which the members of a link assemble are assumed, and count as if none gave a sign of life in them.
+    Upper bound: the seconds in which links open are assumed. The last engine waits for the ranks while they
+    open the other links, so all seconds count as if its members gave no sign of life in them.
     """
     spec, cluster = outcome.job.spec, outcome.cluster
     timeout = pool_timeout(spec.weight_sync)
     patience = float(min(spec.weight_sync.patience, spec.restart_policy.hang_limit))
-    transfers = [end - begin for method, begin, end in cluster.record.rounds if method == "send_weights"]
-    joined = any(method == "open_links" for method, *_ in cluster.record.rounds)
-    assembly = cluster.durations.assumed.rendezvous if joined else 0.0
+    methods = {method for method, *_ in cluster.record.rounds}
+    assembly = cluster.durations.join() if "open_links" in methods else 0.0
+    waves = cluster.links.waves if cluster.links else ()
+    wave = cluster.durations.waves(waves).longest_wait if "send_weights" in methods else 0.0
     found = [
         _entry("minAvailable engines serve a version (4 x timeoutSeconds)", timeout, cluster.waits.served),
-        _entry("wave of a transfer (weightSync.timeoutSeconds)", patience, max(transfers, default=0.0), True),
+        _entry("wave of a transfer (weightSync.timeoutSeconds)", patience, wave),
         _entry("sign of life of a link's members", JOIN_SECONDS, assembly, True),
     ]
     if spec.shares_gpus:

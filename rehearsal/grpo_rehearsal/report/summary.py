@@ -5,10 +5,10 @@ from dataclasses import asdict
 from typing import Any
 
 from grpo_operator.api.names import CONTROLLER, ROLLOUT, TRAINER
-from grpo_operator.api.v1alpha1.status import Phase
 from grpo_rehearsal.report.agent_memory import AGENT_RSS_OF, agent_rss
 from grpo_rehearsal.report.deadlines import deadlines
 from grpo_rehearsal.report.intervals import Interval, idle_share, integral, sampled, total_of
+from grpo_rehearsal.report.recovery import checkpoints, hang_named_seconds, recovery_seconds
 from grpo_rehearsal.run import Outcome
 
 _POINTS = 240
@@ -37,8 +37,9 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "routed_experts_bytes": outcome.cluster.record.routed_experts,
         "routed_experts_kept_bytes": sum(e.record.routed_experts for e in outcome.cluster.engines),
         "routed_experts_reference_bytes": sum(e.record.references for e in outcome.cluster.engines),
-        "hang_named_seconds": _named_seconds(outcome),
-        "lost_node_recovery_seconds": _recovery_seconds(outcome),
+        "hang_named_seconds": hang_named_seconds(outcome),
+        "lost_node_recovery_seconds": recovery_seconds(outcome),
+        "checkpoints": checkpoints(outcome),
         "deadlines": deadlines(outcome),
         "events": [[when, what] for when, what in outcome.cluster.events],
         "status": [[when, name, str(value)] for when, name, value in outcome.board.history],
@@ -167,33 +168,17 @@ def _batch_bytes(outcome: Outcome) -> float:
     return float(sum(metrics.get("data/put_bytes", 0.0) for metrics in outcome.metrics))
 
 
-def _named_seconds(outcome: Outcome) -> float | None:
-    """Return the seconds from the limit of a hang to the message that names the rank; None without a hang."""
-    hung, since = outcome.scenario.hung_rank, outcome.cluster.record.stuck_since
-    if hung is None or since is None:
-        return None
-    limit = outcome.job.spec.restart_policy.hang_limit
-    times = [
-        t for t, name, value in outcome.board.history if name == "message" and f"rank {hung[0]} " in value
-    ]
-    return times[0] - since - limit if times else None
-
-
-def _recovery_seconds(outcome: Outcome) -> float | None:
-    """Return the seconds from the loss of a node until its job trains again; None without a loss."""
-    if outcome.scenario.dead_node is None:
-        return None
-    lost = [when for when, what in outcome.cluster.events if what.startswith("training pod")]
-    history = outcome.board.history
-    again = [t for t, name, value in history if name == "phase" and value is Phase.TRAINING and t > lost[0]]
-    return again[0] - lost[0] if again else None
-
-
 def _calls(outcome: Outcome) -> list[list[Any]]:
     return [[method, begin, end] for method, begin, end in outcome.cluster.record.rounds if end > begin]
 
 
 def _ledger(outcome: Outcome) -> dict[str, int]:
-    """Return how many samples were consumed, and how many of them more than once."""
-    uids = Counter((line["step"], line["uid"]) for line in outcome.ledger if "uid" in line)
-    return {"samples": sum(uids.values()), "consumed_twice": sum(count > 1 for count in uids.values())}
+    """Return how many samples were consumed, how many of them more than once, and how many are missing."""
+    uids = Counter(line["uid"] for line in outcome.ledger if "uid" in line)
+    spec, steps = outcome.job.spec, len(outcome.metrics)
+    wanted = steps * spec.data.train_batch_size * spec.algorithm.samples_per_prompt
+    return {
+        "samples": sum(uids.values()),
+        "consumed_twice": sum(count > 1 for count in uids.values()),
+        "missing": wanted - len(uids),
+    }

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-_GB = 1e9
+_GB, _TB = 1e9, 1e12
 
 
 def as_text(figures: dict[str, Any]) -> str:
@@ -35,9 +35,12 @@ def as_text(figures: dict[str, Any]) -> str:
     for entry in figures["deadlines"]:
         margin = "" if entry["margin"] is None else f"{entry['margin']:.1f} x"
         margin += " at least" if entry["upper_bound"] and margin else ""
-        lines.append(f"  {entry['what']:<56}{entry['limit']:>7.0f} s{entry['seconds']:>9.1f} s  {margin}")
+        lines.append(f"  {entry['what']:<62}{entry['limit']:>7.0f} s{entry['seconds']:>9.1f} s  {margin}")
     if figures["hang_named_seconds"] is not None:
         lines.append(f"hang            named {figures['hang_named_seconds']:.0f} s after the limit")
+    lines += _checkpoints(figures["checkpoints"])
+    if figures["lost_node_recovery_seconds"] is not None:
+        lines.append(f"recovery        {figures['lost_node_recovery_seconds']:.0f} s after the loss")
     lines += [f"{when:>9.0f} s     {what}" for when, what in figures["events"]]
     return "\n".join(lines)
 
@@ -48,6 +51,22 @@ def _in_flight(generation: dict[str, Any]) -> str:
     if share is None:
         return f"at most {generation['most_running']} of {places} places, one for each sample"
     return f"{share:.0%} of {places} places while more samples remain"
+
+
+def _checkpoints(checkpoints: dict[str, Any]) -> list[str]:
+    restores = [
+        f"restore         {load['bytes'] / _TB:.2f} TB read in {load['seconds']:.0f} s"
+        for load in checkpoints["loads"]
+    ]
+    return [*map(_save, checkpoints["saves"]), *restores]
+
+
+def _save(save: dict[str, Any]) -> str:
+    complete = "never" if save["complete"] is None else f"after {save['complete']:.0f} s"
+    return (
+        f"checkpoint      step {save['step']}: {save['bytes'] / _TB:.2f} TB; the step waits "
+        f"{save['waited']:.0f} s; written after {save['written']:.0f} s, complete {complete}"
+    )
 
 
 def _agents(memory: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ The bytes are those of the worker's own encoding, ``grpo_worker.weightsync.proto
 """
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,6 +15,7 @@ from grpo_worker.weightsync.planner.boxes import SCALES, held_regions
 from grpo_worker.weightsync.planner.engine_plan import plan_engine
 from grpo_worker.weightsync.planner.layouts import EngineShape, kept_by_rank
 from grpo_worker.weightsync.planner.regions import Box, Held, Tensor, scale_box
+from grpo_worker.weightsync.planner.schedule import Wave
 from grpo_worker.weightsync.protocol.link_exchange import LinkExchange, TensorRow
 from grpo_worker.weightsync.protocol.link_offer import LinkOffer
 
@@ -40,13 +42,15 @@ class Join:
 
     ``table``: tensors that each engine rank reads. ``kept``: regions that engine ranks leave for the first
     trainer rank. ``receives``, ``sends``: parts of the plan that engine ranks and the other trainer ranks
-    read. ``problem``: why there is no plan, or "". ``seconds``: of this machine, for the plan.
+    read. ``waves``: bytes of the member with the most in each wave. ``problem``: why there is no plan, or "".
+    ``seconds``: of this machine, for the plan.
     """
 
     table: int
     kept: int
     receives: int = 0
     sends: int = 0
+    waves: tuple[int, ...] = ()
     problem: str = ""
     seconds: float = 0.0
 
@@ -79,6 +83,11 @@ class GangLinks:
         """The joins so far, one for each kind of offer."""
         return list(self._joins.values())
 
+    @property
+    def waves(self) -> tuple[int, ...]:
+        """Bytes of each wave of a version, in the plan with the fewest waves."""
+        return min((join.waves for join in self.joins if join.waves), key=len, default=())
+
     def knows_layouts(self, fp8: bool) -> bool:
         """Return whether the first rank knows what the ranks hold."""
         return fp8 in self._weights
@@ -100,7 +109,7 @@ class GangLinks:
     def join(self, offer: LinkOffer) -> Join:
         """Return what an engine costs that accepts the offer, after ``exchange_layouts``.
 
-        Equal engines have the same plan here; real ones also take the load from earlier engines into account.
+        Equal engines share a plan, as real ones do.
         """
         key = replace(offer, name="", gang="", address="", port=0)
         if key not in self._joins:
@@ -117,13 +126,24 @@ class GangLinks:
         join = Join(table=store.nbytes("tensors"), kept=store.nbytes("kept-") + store.nbytes("keeps-"))
         began = time.perf_counter()
         try:
-            plan = plan_engine(weights.tensors, weights.held, kept, offer.host_of, offer.bucket_bytes)
+            limits = offer.bucket_bytes, offer.links
+            plan = plan_engine(weights.tensors, weights.held, kept, offer.host_of, *limits)
         except ValueError as error:
             return replace(join, problem=str(error))
         exchange.put_parts(plan, offer.trainers, offer.ranks)
         seconds = time.perf_counter() - began
         sends = store.nbytes("sends-") - store.nbytes("sends-0/")  # the first rank has the store itself
-        return replace(join, receives=store.nbytes("receives-"), sends=sends, seconds=seconds)
+        waves = tuple(map(_heaviest, plan.waves))
+        return replace(join, receives=store.nbytes("receives-"), sends=sends, waves=waves, seconds=seconds)
+
+
+def _heaviest(wave: Wave) -> int:
+    """Return the bytes that the busiest member of a wave sends or receives."""
+    sent, received = Counter[int](), Counter[int]()
+    for message in wave:
+        sent[message.source] += message.nbytes
+        received.update(dict.fromkeys(message.receivers, message.nbytes))
+    return max(*sent.values(), *received.values())
 
 
 def kept_regions(

@@ -19,6 +19,9 @@ from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_rehearsal.durations import Durations
 from grpo_rehearsal.standins.links import GangLinks
+from grpo_rehearsal.standins.pieces import Pieces, even
+from grpo_rehearsal.standins.rank_record import Save
+from grpo_rehearsal.standins.state_bytes import STATE, WEIGHTS
 from grpo_rehearsal.standins.tokens import log_probs
 from grpo_worker.checkpointing.store import CONTROLLER_STATE, Origin, commit, directory, model_digest
 from grpo_worker.common.ragged_batch import RaggedBatch
@@ -32,7 +35,11 @@ from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS
 
 _FORWARD = ("log_probs", "reference_log_probs", "values", "reward_scores", "router_agreement")
 _UPDATE = ("update_actor", "update_critic")
-_UNITS = 100  # pieces of progress of a call that has no micro-batches
+_AT_ONCE = (
+    "listen", "flops", "start_rendezvous", "close_links", "snapshot_written", "map_routed_experts",
+    "begin_step", "end_step",
+)  # fmt: skip
+_IMPORT_SECONDS = 300.0  # beyond hangSeconds, that the controller waits for a new process
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +55,24 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One call of all ranks. ``seconds``: until its end. ``units``: pieces of progress that it reports."""
+    """One call of all ranks.
 
-    seconds: float
-    units: float = 1.0
+    ``pieces``: progress that it reports. ``allowance``: seconds beyond hangSeconds that it may stand still.
+    ``assumed``: the longest time without progress is an assumption, which real ranks divide further.
+    """
+
+    pieces: Pieces
     allowance: float = 0.0
+    assumed: bool = False
 
 
 @dataclass(slots=True)
 class RankMethods:
     """Durations and results of the calls of one gang. ``now``: returns the time.
 
-    ``links``: of the gang. ``nbytes``: by link, to which the experts that ranks fetch are added, and what the
-    members of links tell each other. ``slow``: factors of the passes of slow ranks.
+    ``links``: of the gang. ``nbytes``: by link, to which the experts that ranks fetch are added, what the
+    members of links tell each other, and what passes between ranks and the store. ``slow``: factors of the
+    passes of slow ranks. ``saves``: to which each checkpoint is added.
     """
 
     job: Job
@@ -68,7 +80,8 @@ class RankMethods:
     links: GangLinks
     nbytes: Counter[str]
     slow: Mapping[int, float] = field(default_factory=dict)
-    _saving: tuple[int, dict[str, Any], float] | None = None  # (step, controller state, end)
+    saves: list[Save] = field(default_factory=list)
+    _saving: tuple[Save, dict[str, Any]] | None = None  # (checkpoint, controller's state)
     _problem: str = ""  # of the exchange of layouts
 
     def work(self, method: str, args: Sequence[Sequence[Any]], ranks: Sequence[int]) -> Work:
@@ -82,45 +95,34 @@ class RankMethods:
         if method in _UPDATE:
             return self._work(args, ranks, times.update)
         if method == "poll_checkpoint":
-            blocking = args[0][0]
-            return Work(max(self._saving[2] - self.now(), 0.0) if blocking and self._saving else 0.0, _UNITS)
+            return Work(self._unwritten() if args[0][0] else even(0.0))
         if method == "save_checkpoint":
-            step, state = args[0]
-            self._saving = (step, state, self.now() + times.snapshot() + times.write())
-            return Work(times.snapshot(), _UNITS)
+            return Work(self._save(*args[0]))
         if method == "open_links":
             (offers,) = args[0]
-            return Work(times.join(), len(offers), JOIN_SECONDS)
-        if method == "send_weights":
-            _, patience = args[0]
-            return Work(times.updates().take, 1, patience)
+            return Work(even(times.join(), len(offers)), JOIN_SECONDS)
+        if method == "node":
+            return Work(even(times.assumed.process_start), _IMPORT_SECONDS)
+        if method == "start":
+            return Work(self._read(WEIGHTS).after(times.assumed.rendezvous), assumed=True)
         if method == "load_routed_experts":
             parts, _, fetching = args[0]
-            return Work(times.fetch_experts(sum(self._experts(part) for part in parts)), len(fetching))
-        seconds: dict[str, Callable[[], float]] = {
-            "node": lambda: times.assumed.process_start,
-            "listen": lambda: 0.0,
-            "start": lambda: times.assumed.rendezvous + times.load(),
-            "flops": lambda: 0.0,
-            "empty_cache": lambda: 0.1,
-            "exchange_layouts": lambda: self._exchange(bool(args[0][0])),
-            "start_rendezvous": lambda: 0.0,
-            "close_links": lambda: 0.0,
+            return Work(even(times.fetch_experts(sum(map(self._experts, parts))), len(fetching)))
+        pieces: dict[str, Callable[[], Pieces]] = {
+            "empty_cache": lambda: even(0.1),
+            "exchange_layouts": lambda: even(self._exchange(bool(args[0][0]))),
+            "send_weights": lambda: times.waves(self.links.waves).pieces,
             "publish_weights": times.stage,
-            "load_checkpoint": times.restore,
-            "export_weights": times.write,
+            "load_checkpoint": lambda: self._read(STATE),
+            "export_weights": lambda: times.write(WEIGHTS),
             "take_snapshot": times.snapshot,
-            "snapshot_written": lambda: 0.0,
             "load_snapshot": times.snapshot,
             "refresh_reference": times.snapshot,
-            "map_routed_experts": lambda: 0.0,
-            "store_routed_experts": lambda: times.fetch_experts(sum(r.nbytes for r in args[0][0])),
-            "begin_step": lambda: 0.0,
-            "end_step": lambda: 0.0,
+            "store_routed_experts": lambda: even(times.fetch_experts(sum(r.nbytes for r in args[0][0]))),
         }
-        if method not in seconds:
+        if method not in pieces and method not in _AT_ONCE:
             raise AttributeError(f"stand-in ranks have no method {method}: add it to rank_methods.py")
-        return Work(seconds[method](), _UNITS)
+        return Work(pieces[method]() if method in pieces else even(0.0))
 
     def result(self, method: str, rank: RankInfo, args: Sequence[Any]) -> Any:
         """Return the result of one rank."""
@@ -206,7 +208,7 @@ class RankMethods:
             if rank in self.slow:
                 slowest = max(slowest, self.slow[rank] * seconds(lengths[key]))
         fullest = max(lengths.values(), key=sum)
-        return Work(max(seconds(fullest), slowest), self.job.durations.micro_batches(fullest))
+        return Work(even(max(seconds(fullest), slowest), self.job.durations.micro_batches(fullest)))
 
     def _of_batch(self, method: str, batch: RaggedBatch) -> Any:
         if method in ("log_probs", "reference_log_probs"):
@@ -219,11 +221,33 @@ class RankMethods:
             method, _UPDATE_METRICS
         )
 
+    def _read(self, widths: Sequence[int]) -> Pieces:
+        """Return the reads of a state with ``widths`` bytes a value from the store, and count them."""
+        self.nbytes["store>trainer"] += self.job.durations.state.read(widths).total
+        return self.job.durations.read(widths)
+
+    def _save(self, step: int, state: dict[str, Any]) -> Pieces:
+        """Begin a checkpoint; return the copies for which the ranks wait."""
+        times, now = self.job.durations, self.now()
+        copied = now + times.copy().seconds
+        nbytes = times.state.written(STATE).total
+        save = Save(step, now, copied, copied + times.write(STATE).seconds, nbytes)
+        self.saves.append(save)
+        self._saving = save, state
+        return times.copy()
+
+    def _unwritten(self) -> Pieces:
+        """Return the writes that are missing to the checkpoint in progress."""
+        if self._saving is None:
+            return even(0.0)
+        return self.job.durations.write(STATE).since(self.now() - self._saving[0].copied)
+
     def _poll(self) -> list[int]:
-        if self._saving is None or self.now() < self._saving[2]:
+        if self._saving is None or self.now() < self._saving[0].written:
             return []
-        step, state, _ = self._saving
-        self._saving = None
+        (save, state), self._saving = self._saving, None
+        step, save.committed = save.step, self.now()
+        self.nbytes["trainer>store"] += save.nbytes
         path = directory(self.job.checkpoints, step)
         if not path.is_dir():
             path.mkdir(parents=True)

@@ -4,7 +4,6 @@ The controller's own WorkerGroup runs on them: its dispatch, its watch over prog
 Calls that are made at the same moment are one round, which all ranks end together, as collectives make them.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -14,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from grpo_rehearsal.standins.object_store import StandInObjectStore, Stored, experts_in, size_of
+from grpo_rehearsal.standins.pieces import even
 from grpo_rehearsal.standins.rank_methods import RankMethods, Work
+from grpo_rehearsal.standins.rank_record import Gap, PoolRecord
 from grpo_rehearsal.virtual.scheduler import Scheduler, Timer, Waiter
 from grpo_worker.profiling.hang import Position
 from grpo_worker.profiling.progress import Progress
 from grpo_worker.roles.dispatch import RankInfo
-
-_POD_STEP = 1000  # progress that a finished round is worth, so that counts never decrease
 
 
 @dataclass(eq=False, slots=True)
@@ -42,23 +41,7 @@ class Round:
     method: str
     calls: list[Call] = field(default_factory=list)
     begin: float = 0.0
-    work: Work = field(default_factory=lambda: Work(0.0))
-
-
-@dataclass(slots=True)
-class PoolRecord:
-    """Record of the ranks.
-
-    ``rounds``: (method, begin, end). ``nbytes``: by link. ``gaps``: seconds between two pieces of progress in
-    each round, less what the round allows for waits outside of the gang. ``routed_experts``: their bytes that
-    passed the controller. ``stuck_since``: begin of the first standstill in a call.
-    """
-
-    rounds: list[tuple[str, float, float]] = field(default_factory=list)
-    nbytes: Counter[str] = field(default_factory=Counter)
-    gaps: list[float] = field(default_factory=list)
-    routed_experts: int = 0
-    stuck_since: float | None = None
+    work: Work = field(default_factory=lambda: Work(even(0.0)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +68,8 @@ class StandInProcesses:
         self._round: Round | None = None
         self._current: Round | None = None
         self._queue: list[Round] = []
-        self._free_at = 0.0
         self._finished = 0
+        self._progressed = 0  # in finished rounds
         self._dead: set[int] = set()
         self._stuck: tuple[int, float] | None = None  # (rank that hangs, since)
         self._killed = False
@@ -213,7 +196,7 @@ class StandInProcesses:
             self._begin_next()
             return
         if self._stuck is None and not self._dead:
-            self._timer = self._scheduler.call_later(round_.work.seconds, self._end_round)
+            self._timer = self._scheduler.call_later(round_.work.pieces.seconds, self._end_round)
 
     def _end_round(self) -> None:
         round_ = self._current
@@ -221,13 +204,18 @@ class StandInProcesses:
         self._timer = None
         self._finished += 1
         self._record.rounds.append((round_.method, round_.begin, self._scheduler.now))
-        work = round_.work
-        self._record.gaps.append(max(work.seconds / max(work.units, 1.0) - work.allowance, 0.0))
+        self._progressed += round_.work.pieces.count
+        self._note_gap(round_.method, round_.work)
         for call in round_.calls:
             args = tuple(_value(arg) for arg in call.args)
             call.value = partial(self._result, call.index, round_.method, args)
             self._end(call)
         self._begin_next()
+
+    def _note_gap(self, method: str, work: Work) -> None:
+        known, seconds = self._record.gaps.get(method), work.pieces.longest
+        if known is None or seconds > known.seconds:
+            self._record.gaps[method] = Gap(seconds, work.allowance, work.assumed)
 
     def _result(self, index: int, method: str, args: tuple[Any, ...]) -> Any:
         if method == "node":
@@ -260,13 +248,11 @@ class StandInProcesses:
         return self._current.work.allowance if self._current else 0.0
 
     def _progress(self) -> int:
-        count = self._finished * _POD_STEP
         round_ = self._current
-        if round_ is None or not round_.work.seconds:
-            return count
+        if round_ is None:
+            return self._progressed
         until = self._scheduler.now if self._stuck is None else self._stuck[1]
-        done = min(max(until - round_.begin, 0.0) / round_.work.seconds, 1.0)
-        return count + int(done * min(round_.work.units, _POD_STEP - 1))
+        return self._progressed + round_.work.pieces.done(until - round_.begin)
 
     def _position(self, index: int) -> Position:
         rank = self._rank_of[index]

@@ -56,6 +56,20 @@ def small_job(small_manifest: Path) -> RehearsedJob:
 
 
 @pytest.fixture
+def two_nodes(small_manifest: Path) -> RehearsedJob:
+    """The job with a pipeline over two training nodes."""
+    text = small_manifest.read_text()
+    for old, new in (
+        ("nodes: 1", "nodes: 2"), ("{tensor: 2}", "{tensor: 8, pipeline: 2}"),
+        ("miniBatchSize: 8", "miniBatchSize: 16"),
+    ):  # fmt: skip
+        assert old in text
+        text = text.replace(old, new)
+    small_manifest.write_text(text)
+    return read_job(small_manifest)
+
+
+@pytest.fixture
 def rehearsed(small_job: RehearsedJob, tmp_path: Path) -> Rehearse:
     def run(scenario: Scenario) -> Outcome:
         return rehearse(small_job, scenario, tmp_path / scenario.name)

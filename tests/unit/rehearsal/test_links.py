@@ -66,6 +66,17 @@ def test_a_join_has_the_bytes_that_the_members_read_and_leave() -> None:
     assert len(links.joins) == 2
 
 
+def test_a_join_has_the_waves_of_the_plan_for_the_offered_number_of_links() -> None:
+    links = GangLinks(HF, LAYOUT, ENGINE)
+    assert links.waves == ()
+    links.exchange_layouts(True)
+    few = links.join(OFFER).waves
+    assert links.waves == few and max(few) <= 2 * OFFER.bucket_bytes
+    many = links.join(replace(OFFER, links=8)).waves
+    assert len(many) > len(few) > 1 and max(many) < max(few), "the links share the memory for sending"
+    assert links.waves == few, "the plan with the longest waves"
+
+
 def test_engines_keep_what_they_need_whole_blocks_of_it_in_fp8() -> None:
     for fp8 in (False, True):
         tensors = tensors_of(HF, fp8)

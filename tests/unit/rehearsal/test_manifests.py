@@ -28,16 +28,43 @@ def test_a_manifest_that_does_not_fit_is_found() -> None:
 
 def test_the_smallest_margins_are_those_of_known_waits_and_of_bounds() -> None:
     waits = [(4.0, False), (2.0, True), (None, False), (9.0, True), (None, True)]
-    report = {"deadlines": [{"margin": margin, "upper_bound": bound} for margin, bound in waits]}
-    assert benchmark._smallest_margin(report, upper_bound=False) == 4.0
-    assert benchmark._smallest_margin(report, upper_bound=True) == 2.0
-    assert benchmark._smallest_margin({"deadlines": []}, upper_bound=True) is None
+    entries = [{"margin": margin, "upper_bound": bound} for margin, bound in waits]
+    margins = benchmark._margins([{"deadlines": entries[:1]}, {"deadlines": entries[1:]}])
+    assert margins == {"smallest_deadline_margin": 4.0, "smallest_deadline_margin_of_bounds": 2.0}
+    assert set(benchmark._margins([{"deadlines": []}]).values()) == {None}
+
+
+def test_the_figures_of_checkpoints_are_those_of_the_first_save_and_load() -> None:
+    deadlines = [
+        {"what": f"progress in {method} (restartPolicy.hangSeconds)", "margin": margin, "upper_bound": False}
+        for method, margin in (("load_checkpoint", 8.0), ("save_checkpoint", 9.0), ("log_probs", 2.0))
+    ]
+    report = {
+        "phase": "Succeeded",
+        "ledger": {"consumed_twice": 0, "missing": 1},
+        "steps": [{"save_checkpoint": 20.0}],
+        "checkpoints": {"saves": [{"written": 80.0}, {"written": 90.0}], "loads": [{"seconds": 70.0}]},
+        "deadlines": deadlines,
+        "lost_node_recovery_seconds": 190.0,
+    }
+    assert benchmark.figures_of({"store-restore": report}) == {
+        "livelocks": 0.0,
+        "samples_consumed_twice": 0.0,
+        "samples_missing": 1.0,
+        "checkpoint_save_seconds_512": 20.0,
+        "checkpoint_written_seconds_512": 80.0,
+        "checkpoint_read_seconds_512": 70.0,
+        "checkpoint_deadline_margin_512": 8.0,
+        "store_restore_seconds_512": 190.0,
+    }
 
 
 def test_the_share_in_flight_is_that_of_more_samples_than_places() -> None:
     report = {
-        "phase": "Succeeded", "ledger": {"consumed_twice": 0}, "generation": {"in_flight_share": 0.97}
-    }  # fmt: skip
+        "phase": "Succeeded",
+        "ledger": {"consumed_twice": 0, "missing": 0},
+        "generation": {"in_flight_share": 0.97},
+    }
     assert benchmark.SCENARIOS["over-subscribed"] == ("--running", "512")
     assert benchmark.figures_of({"over-subscribed": report})["in_flight_share_512"] == 0.97
 

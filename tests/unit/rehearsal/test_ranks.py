@@ -9,7 +9,8 @@ from grpo_rehearsal.durations import Durations
 from grpo_rehearsal.job import RehearsedJob
 from grpo_rehearsal.standins.links import GangLinks
 from grpo_rehearsal.standins.rank_methods import Job, RankMethods
-from grpo_rehearsal.standins.ranks import Place, PoolRecord, StandInProcesses, infos_of
+from grpo_rehearsal.standins.rank_record import PoolRecord
+from grpo_rehearsal.standins.ranks import Place, StandInProcesses, infos_of
 from grpo_rehearsal.standins.tokens import log_probs
 from grpo_rehearsal.virtual.scheduler import Scheduler
 from grpo_rehearsal.virtual.threads import virtual_time

@@ -32,7 +32,7 @@ def test_a_calm_step_consumes_each_sample_once_and_fills_the_engines(rehearsed: 
     outcome = rehearsed(Scenario(steps=2))
     figures = summary(outcome)
     assert figures["phase"] == "Succeeded" and len(figures["steps"]) == 2
-    assert figures["ledger"] == {"samples": 2 * SAMPLES, "consumed_twice": 0}
+    assert figures["ledger"] == {"samples": 2 * SAMPLES, "consumed_twice": 0, "missing": 0}
     assert figures["generation"]["responses"] == 2 * SAMPLES
     assert figures["generation"]["most_running"] == figures["generation"]["capacity"] == 32
     assert figures["generation"]["in_flight_share"] > 0.9
@@ -104,17 +104,9 @@ def test_links_live_on_when_an_engine_is_replaced(rehearsed: Rehearse) -> None:
 
 
 def test_ids_leave_the_controller_once_although_the_first_and_the_last_stage_read_them(
-    small_manifest: Path, tmp_path: Path
+    two_nodes: RehearsedJob, tmp_path: Path
 ) -> None:
-    text = small_manifest.read_text()
-    for old, new in (
-        ("nodes: 1", "nodes: 2"), ("{tensor: 2}", "{tensor: 8, pipeline: 2}"),
-        ("miniBatchSize: 8", "miniBatchSize: 16"),
-    ):  # fmt: skip
-        assert old in text
-        text = text.replace(old, new)
-    small_manifest.write_text(text)
-    outcome = rehearse(read_job(small_manifest), Scenario(), tmp_path / "run")
+    outcome = rehearse(two_nodes, Scenario(), tmp_path / "run")
     figures = summary(outcome)
     (join,) = figures["joins"]["engines"]
     tokens = sum(line["tokens"] for line in outcome.ledger if "uid" in line)
@@ -129,7 +121,7 @@ def test_samples_of_a_dead_engine_are_generated_by_the_other(rehearsed: Rehearse
     outcome = rehearsed(Scenario(name="death", engine_deaths=((1, middle),)))
     figures = summary(outcome)
     assert figures["phase"] == "Succeeded"
-    assert figures["ledger"] == {"samples": SAMPLES, "consumed_twice": 0}
+    assert figures["ledger"] == {"samples": SAMPLES, "consumed_twice": 0, "missing": 0}
     assert [what for _, what in figures["events"]] == ["engine 1 dies"]
     assert figures["steps"][0]["gen"] > calm["steps"][0]["gen"]
     assert {line["engine"] for line in outcome.ledger if "engine" in line} >= {"small-rollout-0"}
@@ -167,13 +159,13 @@ def test_without_an_agents_reports_the_other_engine_generates_everything(rehears
 
 
 def test_faults_of_parts_that_the_job_lacks_are_refused(rehearsed: Rehearse) -> None:
-    for faults, text in (
-        ({"slow_ranks": ((8, 2.0),)}, "no rank 8: the job has 8"),
-        ({"late_agents": ((2, 1.0),)}, "no engine 2: the job has 2"),
-        ({"dead_node": (1, 5.0)}, "no node of the training pool 1: the job has 1"),
+    for scenario, text in (
+        (Scenario(slow_ranks=((8, 2.0),)), "no rank 8: the job has 8"),
+        (Scenario(late_agents=((2, 1.0),)), "no engine 2: the job has 2"),
+        (Scenario(dead_nodes=((0, 5.0), (1, 5.0))), "no node of the training pool 1: the job has 1"),
     ):
         with pytest.raises(ValueError, match=text):
-            rehearsed(Scenario(name="wrong", **faults))
+            rehearsed(scenario)
 
 
 def test_agents_memory_is_reported_as_planned_beside_the_measured_one(
@@ -203,7 +195,7 @@ def test_a_hung_rank_is_named_within_a_minute_of_the_limit(rehearsed: Rehearse) 
 
 
 def test_a_lost_training_pod_begins_another_attempt(rehearsed: Rehearse) -> None:
-    outcome = rehearsed(Scenario(name="node", dead_node=(0, 23.0)))
+    outcome = rehearsed(Scenario(name="node", dead_nodes=((0, 23.0),)))
     assert outcome.board.get().attempt == 2 and summary(outcome)["phase"] == "Succeeded"
     assert outcome.board.get().restarts.infrastructure == 1
     assert summary(outcome)["lost_node_recovery_seconds"] > Assumptions().process_start
@@ -223,15 +215,26 @@ def test_every_deadline_comes_from_the_job(small_manifest: Path, tmp_path: Path)
     figures = summary(outcome)
     limits = {entry["what"]: entry["limit"] for entry in figures["deadlines"]}
     assert limits["tokens of a sample (restartPolicy.hangSeconds)"] == 500
-    assert limits["progress of the ranks (restartPolicy.hangSeconds)"] == 500
+    assert limits["progress in update_actor (restartPolicy.hangSeconds)"] == 500
     assert limits["a token (rollout.stallSeconds)"] == read_job(small_manifest).spec.stall_seconds
     assert limits["wave of a transfer (weightSync.timeoutSeconds)"] == 100
     assert limits["minAvailable engines serve a version (4 x timeoutSeconds)"] == 400
     assert limits["an engine serves the samples' version (4 x timeoutSeconds)"] == 400
-    (transfer,) = [entry for entry in figures["deadlines"] if entry["what"].startswith("wave")]
-    assert transfer["upper_bound"] and transfer["seconds"] > 0
     (join,) = [entry for entry in figures["deadlines"] if entry["what"].startswith("sign of life")]
-    assert join["seconds"] == Assumptions().rendezvous
+    assert join["upper_bound"] and join["seconds"] == Assumptions().rendezvous + Assumptions().planning
+
+
+def test_a_wave_of_a_transfer_is_a_part_of_it(rehearsed: Rehearse) -> None:
+    outcome = rehearsed(Scenario())
+    figures = summary(outcome)
+    entries = {entry["what"]: entry for entry in figures["deadlines"]}
+    wave = entries["wave of a transfer (weightSync.timeoutSeconds)"]
+    transfers = [end - begin for method, begin, end in figures["calls"] if method == "send_weights"]
+    (join,) = figures["joins"]["engines"]
+    assert len(join["waves"]) > 3 and not wave["upper_bound"]
+    assert 0 < wave["seconds"] < max(transfers), "three waves at most are on their way"
+    progress = entries["progress in send_weights (restartPolicy.hangSeconds)"]
+    assert 0 < progress["seconds"] <= wave["seconds"]
 
 
 def test_waits_for_engines_that_come_late_are_seen(rehearsed: Rehearse) -> None:
