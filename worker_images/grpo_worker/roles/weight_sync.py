@@ -76,10 +76,11 @@ class WeightMethods:
     @register(Dispatch.ONE_TO_ALL)
     def open_links(self, offers: Sequence[LinkOffer]) -> list[str]:
         """Join the offered links one after another; return the error of each, or an empty text."""
-        problems = []
-        for offer in offers:
-            with PROGRESS.waiting(JOIN_SECONDS):  # for the next sign of a member
-                problems.append(self._models.links.open(offer))
+        problems, links = [], self._models.links
+        for number, offer in enumerate(offers, 1):
+            later = [other.name for other in offers[number:]]
+            with PROGRESS.waiting(JOIN_SECONDS), links.beating(later):  # for the next sign of a member
+                problems.append(links.open(offer))
             PROGRESS.add("links opened")
         return problems
 

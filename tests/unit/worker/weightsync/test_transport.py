@@ -3,9 +3,11 @@
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +15,14 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore
 
 from grpo_operator.api.weight_path import Backend
+from grpo_worker.weightsync.protocol import link_exchange
 from grpo_worker.weightsync.protocol.link_offer import LinkOffer
+from grpo_worker.weightsync.trainer.links import TrainerLinks
 from grpo_worker.weightsync.transport import rendezvous
 from grpo_worker.weightsync.transport.cuda_ipc import CudaIpcGroup
 from grpo_worker.weightsync.transport.factory import join
 from grpo_worker.weightsync.transport.process_group import CollectiveGroup
-from grpo_worker.weightsync.transport.rendezvous import TransferError
+from grpo_worker.weightsync.transport.rendezvous import TransferError, TransferGroup
 
 OFFER = LinkOffer("link", "gang", "10.0.0.1", 1234, 2, 4, 2, Backend.GLOO, 64, 1, fp8=False)
 CPU = torch.device("cpu")
@@ -113,3 +117,31 @@ def test_the_first_collective_may_take_long_while_members_connect(
             assert time.monotonic() - began < 2
     finally:
         others.join()
+
+
+class _Member(TransferGroup):
+    """A member that only assembles with the others: a process cannot be two members of a process group."""
+
+    def exchange(self, sends: Any, receives: Any, deadline: float) -> Any: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("beats", [True, False])
+def test_an_engine_waits_while_the_ranks_open_earlier_links(
+    beats: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "JOIN_SECONDS", 0.5)
+    monkeypatch.setattr(link_exchange, "_BEAT_SECONDS", 0.1)
+    links = TrainerLinks(0, 1, CPU)
+    links._store = store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    connected = TCPStore("127.0.0.1", store.port, None, False)
+    with ThreadPoolExecutor(1) as engine:
+        waiting = engine.submit(_Member, connected, "second", 1, 2, 1, CPU)
+        with links.beating(["second"] if beats else []):
+            time.sleep(1.5)
+        if beats:
+            _Member(store, "second", 0, 2, 1, CPU)
+            waiting.result(10)
+        else:
+            assert "did not come" in str(waiting.exception(10))

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -37,10 +37,6 @@ class LinkExchange:
     def beat(self) -> None:
         """Tell the other members, which wait for this one, that it makes progress."""
         self._store.add(_BEATS, 1)
-
-    def beating(self) -> AbstractContextManager[None]:
-        """Beat during a block that computes for long."""
-        return repeated(self.beat, _BEAT_SECONDS, "beats of a link")
 
     def put_tensors(self, rows: Iterable[TensorRow]) -> None:
         """Leave the tensors of a version for the engine's ranks."""
@@ -120,3 +116,13 @@ class LinkExchange:
         count = int(self._store.get(key))
         data = b"".join(self._store.get(f"{key}/{number}") for number in range(count))
         return json.loads(zlib.decompress(data))
+
+
+def beating(exchanges: Sequence[LinkExchange]) -> AbstractContextManager[None]:
+    """Beat for these links during a block that takes long."""
+
+    def beat() -> None:
+        for exchange in exchanges:
+            exchange.beat()
+
+    return repeated(beat, _BEAT_SECONDS, "beats of links")

@@ -7,6 +7,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ from grpo_worker.quantization.fp8 import Part, quantised_parts
 from grpo_worker.weightsync.planner.boxes import Kept, held_regions
 from grpo_worker.weightsync.planner.engine_plan import EnginePlan, plan_engine
 from grpo_worker.weightsync.planner.regions import Held, Tensor
-from grpo_worker.weightsync.protocol.link_exchange import LinkExchange, TensorRow
+from grpo_worker.weightsync.protocol.link_exchange import LinkExchange, TensorRow, beating
 from grpo_worker.weightsync.protocol.link_offer import LinkOffer
 from grpo_worker.weightsync.protocol.manifest import Slice, slices_of
 from grpo_worker.weightsync.trainer.wave_packer import Shards
@@ -105,6 +106,12 @@ class TrainerLinks:
             LinkExchange(PrefixStore(name, self._store)).put_tensors(self._weights[fp8].rows)
         return int(self._store.port)
 
+    def beating(self, names: Sequence[str]) -> AbstractContextManager[None]:
+        """Let rank 0 beat for the links ``names`` during a block: their engines wait until it opens them."""
+        if self._store is None:
+            return nullcontext()
+        return beating([LinkExchange(PrefixStore(name, self._store)) for name in names])
+
     def open(self, offer: LinkOffer) -> str:
         """Join the offered link; return the error, or an empty text."""
         try:
@@ -132,7 +139,7 @@ class TrainerLinks:
             lambda: "the engine's ranks did not tell what they keep",
         )
         try:
-            with exchange.beating():
+            with beating([exchange]):
                 planned = self._planned(offer, exchange.kept(offer.ranks))
         except ValueError as error:
             exchange.refuse(str(error))
