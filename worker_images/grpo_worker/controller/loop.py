@@ -161,6 +161,7 @@ class GrpoLoop:
         version = Version(self._step)  # generates the samples of this step
         self._report()
         rollouts = self._generate(version, timer)
+        self._poll_checkpoint()
         self._parking.run(lambda: self._weights.before_training(timer))
         rollouts, shared = self._experts.load(rollouts, self._training.share, version)
         if step < self._spec.total_steps:
@@ -229,6 +230,12 @@ class GrpoLoop:
         for future in background:
             future.result()
 
+    def _poll_checkpoint(self) -> None:
+        """Note the checkpoint of an earlier step if it is complete, and the records that must precede it."""
+        if all(future.done() for future in self._background):
+            self._finish_background()
+            self._checkpoints.poll()
+
     def _save_now(self, with_samples: bool = True) -> None:
         """Save a checkpoint of this step, unless it exists, and wait until it is complete.
 
@@ -265,24 +272,16 @@ class GrpoLoop:
         message = message[:500]
         later = utc_time(seconds) if seconds else ""
         self._report(
-            phase=Phase.RECOVERING,
-            message=message,
-            last_failure=message,
-            next_attempt=later,
-            waiting="",
+            phase=Phase.RECOVERING, message=message, last_failure=message, next_attempt=later, waiting="",
             trainers=[],
-        )
+        )  # fmt: skip
         self._trainers.stop()
         if not self._record.failed:
             self._clock.sleep(seconds)
 
     def _state(self) -> dict[str, Any]:
         """Return the controller's state for a checkpoint."""
-        return {
-            "step": self._step,
-            "kl": self._training.kl.state_dict(),
-            "source": self._source.state_dict(),
-        }
+        return {"step": self._step, "kl": self._training.kl.state_dict(), "source": self._source.state_dict()}
 
     def _load_state(self, state: dict[str, Any]) -> None:
         self._training.kl.load_state_dict(state["kl"])

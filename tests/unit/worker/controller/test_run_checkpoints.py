@@ -103,6 +103,20 @@ def test_records_that_are_late_delay_the_checkpoint_and_no_step(store: Store) ->
     assert store.begun == [2, 8] and board.get().last_checkpoint == 2
 
 
+def test_a_checkpoint_counts_in_the_middle_of_the_next_step(store: Store) -> None:
+    board = ProgressBoard()
+    checkpoints = _checkpoints(store, board)
+    checkpoints.poll()
+    store.writing = True
+    checkpoints.after_step(2, 1)
+    _settle(checkpoints)
+    checkpoints.poll()
+    assert board.get().last_checkpoint is None
+    store.writing = False
+    checkpoints.poll()
+    assert board.get().last_checkpoint == 2 and checkpoints.stored == 2
+
+
 def test_a_checkpoint_that_is_due_begins_once_the_one_before_is_complete(store: Store) -> None:
     board = ProgressBoard()
     checkpoints = _checkpoints(store, board, every=4)

@@ -79,15 +79,19 @@ class RunCheckpoints:
         self._note_stored(newest)
         return self._memory.restore(newest)
 
+    def poll(self) -> None:
+        """Note a checkpoint that is complete. Raises OSError when its records cannot be written."""
+        if self._saving is not None and self._records.done():  # the ranks complete the checkpoint
+            self._records.result()
+            self._note_complete(self._trainers.call("poll_checkpoint", False))
+
     def after_step(self, step: int, attempt: int) -> None:
-        """Note a checkpoint that is complete, and start the next one when it is due.
+        """Start the next checkpoint when it is due.
 
         If the store needs longer than ``everySteps`` for one, the next one starts after the step in which
         that one is complete. Raises OSError when records of a checkpoint cannot be written.
         """
-        if self._saving is not None and self._records.done():  # the poll may complete the checkpoint
-            self._records.result()
-            self._note_complete(self._trainers.call("poll_checkpoint", False))
+        self.poll()
         if self._memory is not None:
             self._memory.poll()
         self._due = self._due or step % self._spec.every_steps == 0
