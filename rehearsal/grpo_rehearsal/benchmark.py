@@ -51,7 +51,7 @@ SCENARIOS: dict[str, tuple[str, ...]] = {
     "late-agent": (*_FEW, "--late-agent", "2:4"),
     # In the first call after generation.
     "lost-node": (*_FEW, "--lose-node", "5:62"),
-    # Three nodes at once, during the update of the third step: only the first checkpoint is complete by then.
+    # Three nodes at once, during the update of the third step.
     "store-restore": (*_FEW, "--steps", "4", "--checkpoint-every", "1", *_lost(290, 5, 6, 21)),
     "hang": (*_FEW, "--hang-rank", "77:62"),
 }

@@ -56,7 +56,7 @@ def test_a_gang_that_lost_its_nodes_goes_on_from_the_store(saving: Rehearse) -> 
     assert figures["phase"] == "Succeeded" and outcome.board.get().restarts.infrastructure == 1
     assert [what for _, what in figures["events"]] == ["training pod 0 is lost", "training pod 1 is lost"]
     restored = [value for _, name, value in outcome.board.history if name == "restored"]
-    assert [(each.step, each.source) for each in restored if each.step] == [(1, "store")]
+    assert [(each.step, each.source) for each in restored if each.step] == [(2, "store")]
     assert figures["ledger"] == {"samples": 4 * SAMPLES, "consumed_twice": 0, "missing": 0}
     (load,) = figures["checkpoints"]["loads"]
     assert load["seconds"] == pytest.approx(load["node_bytes"] / FAST.store_rate)
