@@ -42,6 +42,8 @@ SCENARIOS: dict[str, tuple[str, ...]] = {
     "engine-death": ("--kill-engine", "3:120"),
     "16-engines": ("--engines", "16"),
     "long-tail": ("--sigma", "1.2"),
+    # Every response as long as it may be: the most that the controller holds.
+    "full-length": ("--mean-response", "14336", "--sigma", "0.001"),
     "straggler": ("--slow-engine", "2:1.5"),
     "late-engines": ("--late-engine", "1:400", "--late-engine", "2:600"),
     # 1/64 of the prompts: at full size the engines would keep 125 GB of experts.
@@ -112,6 +114,10 @@ def figures_of(reports: dict[str, dict[str, Any]]) -> dict[str, float | None]:
     if "calm" in reports:
         figures |= _of_calm(reports["calm"]) | model_errors()
         figures |= _margins([reports[name] for name in ("calm", "store-restore") if name in reports])
+    if "full-length" in reports:
+        figures |= {
+            f"{key}_full_length": value for key, value in _of_controller(reports["full-length"]).items()
+        }
     if "store-restore" in reports:
         figures |= _of_store_restore(reports["store-restore"])
     for name, key in (
@@ -164,6 +170,13 @@ def _of_calm(report: dict[str, Any]) -> dict[str, float | None]:
         "sync_seconds_512": step["update_weights"],
         "idle_share_rollout_512": report["idle_share"]["rollout"],
         "idle_share_trainer_512": report["idle_share"]["trainer"],
+        **_of_controller(report),
+    }
+
+
+def _of_controller(report: dict[str, Any]) -> dict[str, float | None]:
+    """Return the CPU seconds, the memory and the sent bytes of the controller."""
+    return {
         "controller_seconds_per_step": report["controller_cpu"]["serial_per_step"],
         "generation_client_cpu_seconds_per_step": report["controller_cpu"]["client_per_step"],
         "controller_rss_gib": report["memory"]["controller_peak_rss"] / 2**30,
