@@ -10,7 +10,7 @@ from grpo_devcluster.paths import JOB_DATA
 ENDED = frozenset({"Succeeded", "Failed"})
 
 
-STEPS = 112
+STEPS = 144
 
 
 Start = Callable[..., JobView]
