@@ -10,7 +10,7 @@ from grpo_devcluster.paths import JOB_DATA
 ENDED = frozenset({"Succeeded", "Failed"})
 
 
-STEPS = 144
+STEPS = 160
 
 
 Start = Callable[..., JobView]
