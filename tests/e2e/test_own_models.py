@@ -19,6 +19,7 @@ from support.jobs import ENDED, Start, store_of
 from support.published_models import job as own_model
 from support.stand_in_hub import StandInHub
 
+pytestmark = pytest.mark.slow  # several jobs; benchmarks/own_models.py runs all models
 ROOT = JOB_DATA / "own"
 PROMPT = "Mara packs 6 boxes."
 
@@ -52,7 +53,6 @@ def _answers(export: Path, folder: Path) -> None:
     assert answer["usage"]["prompt_tokens"] == len(ids), "it knows the chat template"
 
 
-@pytest.mark.slow  # the next test takes the same path with other files
 def test_qwen3_8b_with_verls_gsm8k_and_a_reward_function(start: Start, tmp_path: Path) -> None:
     own_model.write_files(ROOT, "Qwen3-8B", "published")
     spec = own_model.job_spec(ROOT, "Qwen3-8B", {"tensor": 2, "expertTensor": 2})
