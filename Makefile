@@ -39,7 +39,7 @@ format: env  ## format the code and apply ruff's safe fixes
 	$(VENV)/ruff check --fix $(CODE)
 	$(VENV)/ruff format $(CODE)
 
-unit: env  ## pure logic, no network, under 2 minutes
+unit: env  ## pure logic, no network, a few minutes
 	$(PYTEST) tests/unit -n 2
 
 worker: env  ## Megatron-Core on gloo ranks, a real SGLang server
@@ -47,7 +47,7 @@ worker: env  ## Megatron-Core on gloo ranks, a real SGLang server
 
 integration:  ## API server, KubeRay and KWOK, no pods
 	$(DEV) prepare
-	$(PYTEST) tests/integration -v
+	$(PYTEST) tests/integration -v -m "not slow"
 
 e2e:  ## real pods, injected faults
 	$(DEV) prepare
@@ -55,7 +55,8 @@ e2e:  ## real pods, injected faults
 
 slow:  ## tests that take minutes and rarely break
 	$(DEV) prepare
-	$(PYTEST) tests/worker tests/e2e -v --timeout=1800 --durations=0 -m slow
+	$(PYTEST) tests/worker tests/integration -v --timeout=1800 --durations=0 -m slow
+	$(PYTEST) tests/e2e -v --timeout=1800 --durations=0 -m slow
 
 rehearse: env  ## a step of 512 GPUs on virtual time, and short ones of all manifests; writes benchmarks/results/rehearsal.json
 	PYTHONPATH=devcluster:rehearsal $(VENV)/python -m grpo_rehearsal.benchmark

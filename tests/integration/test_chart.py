@@ -161,6 +161,7 @@ def test_the_operator_requests_only_the_listed_namespaces(api: Api, proxy: Fault
     }
 
 
+@pytest.mark.slow  # builds promtool
 def test_alerts_fire_only_in_their_conditions() -> None:
     """Prometheus' own tool reads the rules and runs them against the series of a test file."""
     build_all(("promtool",))

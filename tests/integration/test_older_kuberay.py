@@ -13,6 +13,7 @@ from grpo_devcluster.gobuild import build_all
 from grpo_devcluster.paths import REPO
 from support.api_server import WHOLE, Api, lose_controller, running, until
 
+pytestmark = pytest.mark.slow  # builds a second KubeRay
 OLD = "kuberay-operator-1.5"
 CRD = "crd/rayclusters.ray.io"
 FIELDS = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties"
