@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
+import urllib3
 
 from grpo_worker.common.patient_http import UNLIMITED
 from grpo_worker.weightsync.agent.host_rendezvous import HostRendezvous
@@ -38,7 +38,9 @@ class Engine:
         self.url = url
         self._hosts = hosts
         self._admin_key = admin_key
-        self._client = httpx.Client(base_url=url, timeout=timeout)
+        # Its requests take the agent half as long as httpx's, which counts: some are made during the pause.
+        # Those of other threads than the one that updates have connections of their own.
+        self._pool = urllib3.PoolManager(maxsize=8, retries=False)
         self._timeout = timeout
         self._unresponsive_since: float | None = None
         self._has_sessions = True  # until it says otherwise
@@ -48,8 +50,8 @@ class Engine:
         if self._hosts is not None and self._hosts.problem():
             return False
         try:
-            return self._client.get("/ping", timeout=_SHORT).status_code == 200
-        except httpx.HTTPError:
+            return self._pool.request("GET", f"{self.url}/ping", timeout=_SHORT).status == 200
+        except urllib3.exceptions.HTTPError:
             return False
 
     def unresponsive_seconds(self) -> float:
@@ -206,19 +208,23 @@ class Engine:
     ) -> Any:
         started, limit = time.monotonic(), self._timeout if timeout is None else timeout
         try:
-            data = body if method == "POST" else None
-            response = self._client.request(method, path, json=data, headers=self._headers(), timeout=limit)
-        except httpx.HTTPError as error:
-            if isinstance(error, httpx.ReadTimeout):
+            response = self._pool.request(
+                method, self.url + path, json=body if method == "POST" else None, headers=self._headers(),
+                timeout=limit,
+            )  # fmt: skip
+        except urllib3.exceptions.HTTPError as error:
+            if isinstance(error, urllib3.exceptions.ReadTimeoutError):
                 self._unresponsive_since = self._unresponsive_since or started
             raise EngineError(f"{path}: {error!r}") from error
         if path not in _WITHOUT_SCHEDULER:
             self._unresponsive_since = None
-        if response.status_code == 404 and may_be_absent:
+        if response.status == 404 and may_be_absent:
             return None
-        if response.status_code != 200:
-            raise EngineError(f"{path}: HTTP {response.status_code}: {response.text[:256]}")
-        answer = response.json() if response.headers["content-type"].startswith("application/json") else {}
+        if response.status != 200:
+            text = response.data.decode(errors="replace")
+            raise EngineError(f"{path}: HTTP {response.status}: {text[:256]}")
+        is_json = response.headers.get("content-type", "").startswith("application/json")
+        answer = response.json() if is_json else {}
         if isinstance(answer, dict) and answer.get("success") is False:
             raise EngineError(f"{path}: {answer.get('message', '')[:256]}")
         return answer

@@ -128,6 +128,8 @@ def _join(
 
     into_model = receiver(None)
     into_model.prepare()
+    for recipe in recipes:
+        recipe.post_load.capture(device)
     names = tuple(row.name for row in rows)
     return EngineLink(
         group, models, recipes, into_model, lambda: receiver(SecondCopy()), device, names, frozenset(kept)

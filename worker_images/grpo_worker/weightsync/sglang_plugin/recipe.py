@@ -17,13 +17,12 @@ from grpo_worker.weightsync.planner.regions import Box
 from grpo_worker.weightsync.protocol.buffers import dtype_name
 from grpo_worker.weightsync.sglang_plugin.copy_plan import by_module, storages
 from grpo_worker.weightsync.sglang_plugin.load_tracer import Copy, trace_load
+from grpo_worker.weightsync.sglang_plugin.post_load import Call, PostLoad
 
 _SHIFT = 64  # bytes by which the patterns of consecutive tensors differ, so that mixed-up ones are noticed
 _SHIFTS = 61
 # Bytes of the pattern: as fp32, bf16 and e4m3 they are positive numbers up to about 2.
 _LOWEST, _HIGHEST = 0x31, 0x3F
-
-PostLoad = tuple[tuple[Any, ...], dict[str, Any]]  # arguments of a call of post_load_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +82,14 @@ class Recipe:
 
     ``copies``: of each tensor whose load is only copies of regions.
     ``whole``: tensors that the model's own loader loads, in the groups in which it loads them together.
-    ``post_load``: calls of the model's ``post_load_weights`` after all tensors.
+    ``post_load``: what the model computes after all tensors.
     ``storages``: addresses of the parameters' storages; the recipe is valid as long as they stay.
     """
 
     specs: Mapping[str, TensorSpec]
     copies: Mapping[str, Sequence[RegionCopy]]
     whole: Sequence[Sequence[str]]
-    post_load: Sequence[PostLoad]
+    post_load: PostLoad
     storages: frozenset[int]
 
     def valid(self, model: Any) -> bool:
@@ -118,17 +117,18 @@ def record(model: Any, specs: Sequence[TensorSpec], beat: Callable[[], None] = l
     ``beat``: called after each layer, because a large model takes a minute.
     """
     pattern = _pattern(max((spec.nbytes for spec in specs), default=0) + _SHIFT * _SHIFTS)
-    post_load: list[PostLoad] = []
+    calls: list[Call] = []
     copies: dict[str, list[RegionCopy]] = {}
     whole: list[list[str]] = []
-    with _recorded_post_load(model, post_load):
+    with _recorded_post_load(model, calls):
         for group in _layers(specs):
             of_group, left_out = _record_group(model, group, pattern)
             copies |= of_group
             whole += left_out
             beat()
     targets = (copy.target for of_tensor in copies.values() for copy in of_tensor)
-    return Recipe({spec.name: spec for spec in specs}, copies, whole, post_load, storages(targets))
+    named = {spec.name: spec for spec in specs}
+    return Recipe(named, copies, whole, PostLoad(model, calls), storages(targets))
 
 
 def _record_group(
@@ -194,7 +194,7 @@ def _layers(specs: Iterable[TensorSpec]) -> list[list[TensorSpec]]:
 
 
 @contextmanager
-def _recorded_post_load(model: Any, calls: list[PostLoad]) -> Iterator[None]:
+def _recorded_post_load(model: Any, calls: list[Call]) -> Iterator[None]:
     """Add each call of the model's ``post_load_weights`` to ``calls``, once."""
     original = getattr(model, "post_load_weights", None)
     if original is None:

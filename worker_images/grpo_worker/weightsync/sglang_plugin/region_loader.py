@@ -74,8 +74,7 @@ class RegionLoader:
             if tensors:
                 self._model.load_weights(tensors)
         self._whole = {}
-        for args, kwargs in self._recipe.post_load:
-            self._model.post_load_weights(*args, **kwargs)
+        self._recipe.post_load.run()
 
     def check(self) -> None:
         """Raise DirectLoadError if parameters have moved since the recording."""

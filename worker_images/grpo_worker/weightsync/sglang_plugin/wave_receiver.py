@@ -1,7 +1,8 @@
 """Wave receiver: receives an engine rank's messages, forwards them within its host, and has them written."""
 
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -120,15 +121,16 @@ class WaveReceiver:
         All waves are received even after one that cannot be written, because other members wait for this
         rank. Raises TransferError for missing bytes, and DirectLoadError for wrong ones.
         """
-        began, waited, size = time.monotonic(), 0.0, max(self._sizes, default=0)
-        extra = ExtraMemory(str(self._device))
-        memory = torch.empty(BUFFERS * size, dtype=torch.uint8, device=self._device)
-        buffers = [memory[number * size : (number + 1) * size] for number in range(BUFFERS)]
-        writer = _Writer(self._loaders, self._messages, self._device)
-        # Every rank starts its transfers in the same order, so none waits for one that cannot start.
-        forwarding, following = None, self._land(0, buffers, patience)
+        began, waited, extra = time.monotonic(), 0.0, ExtraMemory(str(self._device))
+        buffers: list[torch.Tensor] = []
+        # Every rank starts its transfers in the same order, so none waits for one that cannot start. The
+        # first ones start before all else: what has to be prepared takes as long as they do.
+        landings = deque(self._first_landings(buffers, patience))
+        writer, forwarding = _Writer(self._loaders, self._messages, self._device), None
         for number, wave in enumerate(self._waves):
-            landing, following = following, self._land(number + 1, buffers, patience)
+            if number:
+                landings.append(self._land(number + 1, buffers, patience))
+            landing = landings.popleft()
             waited -= time.monotonic()
             _wait(landing)
             if self._cancelled:
@@ -147,6 +149,14 @@ class WaveReceiver:
         total = writer.end()
         seconds = {"receive_and_load": time.monotonic() - began, "wait": waited}
         return Received(self._counted, total, extra.peak(), seconds)
+
+    def _first_landings(self, buffers: list[torch.Tensor], patience: float) -> Iterator[Transfer | None]:
+        """Allocate BUFFERS buffers, and start to receive the first two waves, each when it has its own."""
+        size = max(self._sizes, default=0)
+        for number in range(BUFFERS):
+            buffers.append(torch.empty(size, dtype=torch.uint8, device=self._device))
+            if number < 2:
+                yield self._land(number, buffers, patience)
 
     def _land(self, number: int, buffers: Sequence[torch.Tensor], patience: float) -> Transfer | None:
         """Start to receive a wave from trainer ranks; None if nothing comes."""
@@ -176,10 +186,9 @@ class _Writer:
 
     def __init__(self, loaders: Sequence[WaveLoader], messages: int, device: torch.device) -> None:
         self._loaders = loaders
-        for loader in loaders:
-            loader.start()
         self._checks = _Checks(messages, device)
         self._problem = ""
+        self._attempt("before the first wave", lambda loader: loader.start())
 
     def write(self, number: int, arrivals: Sequence[Arrival], buffer: torch.Tensor, landed: bool) -> None:
         """Write arrivals unless earlier ones could not be written; equal numbers stand for equal arrivals.
@@ -188,13 +197,18 @@ class _Writer:
         """
         for arrival in arrivals:
             self._checks.add(arrival[0], _bytes(buffer, arrival), landed)
-        if self._problem or not arrivals:
+        if arrivals:
+            self._attempt(f"wave {number // 2}", lambda loader: loader.write(number, arrivals, buffer))
+
+    def _attempt(self, place: str, work: Callable[[WaveLoader], object]) -> None:
+        """Do something with each loader unless an earlier attempt failed."""
+        if self._problem:
             return
         try:
             for loader in self._loaders:
-                loader.write(number, arrivals, buffer)
+                work(loader)
         except Exception as error:  # noqa: BLE001 - the remaining waves must be received all the same
-            self._problem = f"wave {number // 2}: {type(error).__name__}: {error}"
+            self._problem = f"{place}: {type(error).__name__}: {error}"
 
     def end(self) -> int:
         """Return the sum of the counted bytes. Raises DirectLoadError if bytes are wrong or not written."""

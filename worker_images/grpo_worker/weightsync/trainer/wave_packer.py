@@ -141,14 +141,14 @@ class KernelPacker:
 
     def pack(self, shards: Shards) -> None:
         """Write each region into its views. Raises ValueError for values of another dtype than planned."""
-        sources = self._sources
-        if sources is None or not sources.fit(shards):
-            sources = self._sources = _Sources(self._targets, shards)
-            self._list(sources.places)
+        bases = None if self._sources is None else self._sources.find(shards)
+        if self._sources is None or bases is None:
+            self._sources = _Sources(self._targets, shards)
+            self._list(self._sources.places)
             self._bases = _NONE
-        bases = sources.bases(shards)
+            bases = self._sources.addresses_of(shards)
         if not np.array_equal(bases, self._bases):
-            self._move(bases, sources.addresses(bases))
+            self._move(bases, self._sources.regions(bases))
         self._copies.launch()
         for quantiser, _ in self._quantised:
             quantiser.launch(FP8_BLOCK)
@@ -218,15 +218,22 @@ class _Sources:
             self.places.append(_Place(start, shard.values.stride(0), shard.values.dtype))
         self._of_target, self._before = np.array(of_target, dtype=np.int64), np.array(before, dtype=np.int64)
         self._layouts = [_layout(shards.parts[name][number]) for name, number in self._parts]
+        self._alignment = self.addresses_of(shards) % _ALIGNED
 
-    def fit(self, shards: Shards) -> bool:
-        """Return whether these shards have the same layout and alignment."""
+    def find(self, shards: Shards) -> Numbers | None:
+        """Return the addresses of the parts if these shards have the same layout and alignment, or None.
+
+        It is called for each wave, and takes as long as it is sent if it does more for each part.
+        """
         try:
-            return [_layout(shards.parts[name][number]) for name, number in self._parts] == self._layouts
+            if [_layout(shards.parts[name][number]) for name, number in self._parts] != self._layouts:
+                return None
         except (KeyError, IndexError):
-            return False
+            return None
+        found = self.addresses_of(shards)
+        return found if np.array_equal(found % _ALIGNED, self._alignment) else None
 
-    def bases(self, shards: Shards) -> Numbers:
+    def addresses_of(self, shards: Shards) -> Numbers:
         """Return the addresses of the parts: int64 [parts]."""
         found = []
         for name, number in self._parts:
@@ -236,14 +243,15 @@ class _Sources:
             found.append(tensor.data_ptr())
         return np.array(found, dtype=np.int64)
 
-    def addresses(self, bases: Numbers) -> Numbers:
-        """Return the addresses of the regions: int64 [targets]."""
-        return bases[self._of_target] + self._before
+    def regions(self, addresses: Numbers) -> Numbers:
+        """Return the addresses of the regions, int64 [targets], from those of the parts."""
+        return addresses[self._of_target] + self._before
 
 
 def _layout(part: Part) -> tuple[object, ...]:
     _, shape, dim, offset, tensor = part
-    return shape, dim, offset, tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % _ALIGNED
+    stride = None if tensor.is_contiguous() else tensor.stride()  # of contiguous ones the shape says it
+    return shape, dim, offset, tensor.shape, stride, tensor.dtype
 
 
 def _piece(values: torch.Tensor, place: _Place) -> Piece:
