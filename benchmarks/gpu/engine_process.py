@@ -8,6 +8,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
 from grpo_operator.render.sglang_command import MODEL_DIRECTORY, engine_command
 from grpo_worker.weightsync.agent.engine_client import Engine
@@ -16,6 +18,7 @@ REPO = Path(__file__).resolve().parents[2]
 _GPU = [
     *("--attention-backend", "triton", "--grammar-backend", "none"),
     "--disable-cuda-graph",
+    "--enforce-disable-flashinfer-allreduce-fusion",  # its kernels compile for four minutes
 ]
 
 
@@ -60,6 +63,15 @@ class EngineProcess:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the engine did not start: {self.log_tail()}")
             time.sleep(0.5)
+
+    def log_probabilities(self) -> list[float]:
+        """Return the log-probabilities of a few tokens that the engine generates greedily."""
+        body = {
+            "input_ids": list(range(1, 33)), "return_logprob": True,
+            "sampling_params": {"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True},
+        }  # fmt: skip
+        answer = httpx.post(f"{self.url}/generate", json=body, timeout=120).raise_for_status().json()
+        return [row[0] for row in answer["meta_info"]["output_token_logprobs"]]
 
     def log_tail(self) -> str:
         """Return the end of its log."""

@@ -46,6 +46,7 @@ from grpo_worker.weightsync.sglang_plugin.wave_receiver import WaveReceiver
 from grpo_worker.weightsync.transport.rendezvous import connect
 
 ROUNDS = 6
+_NOISE = 10  # answers with other weights differ by as many times more than those with equal ones
 PATIENCE = 120.0  # seconds that a member waits for a wave
 _SHORT = {"max_position_embeddings": 4096, "num_nextn_predict_layers": 0, "vocab_size": 32768}
 SMALL = architecture("deepseek-v3") | _SHORT | {
@@ -114,11 +115,15 @@ def measure(case: Case, server: EngineProcess, bucket: int, cpu: bool) -> dict[s
         if case.fp8:
             found["same_quantisation"] = ranks.ask(0, "same_quantisation").result()
         if case.baselines:
+            answers = link.answers(server)
             versions = list(range(ROUNDS, 2 * ROUNDS))
             plain = ranks.ask(0, "per_tensor", server.url, str(server.key), bucket, versions).result()
             found["per_tensor"] = plain
             # Its last version has the weights of our last one.
             found["same_weights"] = engine.checksum() == ours
+            # They also depend on what the model computes from its parameters after a load.
+            ours_again, other = (_apart(server.log_probabilities(), answer) for answer in answers)
+            found["same_answer"] = _NOISE * ours_again < other
             found["stall"] = link.stall(server, 8)
         check_equal(found)
         return found
@@ -193,6 +198,14 @@ class Link:
         found["same_when_buffered"] = engine.checksum() == first
         return found
 
+    def answers(self, server: EngineProcess) -> tuple[list[float], list[float]]:
+        """Return what the engine answers with its weights, and with those of the other version."""
+        mine = server.log_probabilities()
+        self.version(2 * ROUNDS + 4)
+        other = server.log_probabilities()
+        self.version(2 * ROUNDS + 5)
+        return mine, other
+
     def stall(self, server: EngineProcess, patience: float) -> dict[str, Any]:
         """Stop the engine during an update; return how long the ranks wait and the state afterwards."""
         os.killpg(server.process.pid, signal.SIGSTOP)
@@ -217,6 +230,10 @@ class Link:
             "agent": failure,
             "then": state,
         }
+
+
+def _apart(one: list[float], other: list[float]) -> float:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
 def planned(offer: LinkOffer) -> dict[str, Any]:

@@ -6,7 +6,10 @@ from typing import Any
 
 def check_equal(found: dict[str, Any]) -> None:
     """Raise AssertionError if a flag that says that weights are equal is false."""
-    flags = ("same_as_first", "same_after_rejoin", "same_when_buffered", "same_weights", "same_quantisation")
+    flags = (
+        *("same_as_first", "same_after_rejoin", "same_when_buffered"),
+        *("same_weights", "same_answer", "same_quantisation"),
+    )
     unequal = [flag for flag in flags if found.get(flag) is False]
     assert not unequal, f"the weights differ: {unequal}"
 
