@@ -70,7 +70,7 @@ class EngineProcess:
             "input_ids": list(range(1, 33)), "return_logprob": True,
             "sampling_params": {"temperature": 0.0, "max_new_tokens": 8, "ignore_eos": True},
         }  # fmt: skip
-        answer = httpx.post(f"{self.url}/generate", json=body, timeout=120).raise_for_status().json()
+        answer = httpx.post(f"{self.url}/generate", json=body, timeout=600).raise_for_status().json()
         return [row[0] for row in answer["meta_info"]["output_token_logprobs"]]
 
     def log_tail(self) -> str:

@@ -127,7 +127,7 @@ def _join_link(
     problem, link, recorded = "", None, RECIPES.recorded
     try:
         place = LinkPlace(name, address, port, first, world, Backend(backend))
-        link = join_link(models, place, updater.tp_rank, torch.device(updater.device))
+        link = join_link(models, place, updater.tp_rank, _device(updater))
     except (RuntimeError, ValueError) as error:  # the store raises RuntimeError when it is gone
         problem = str(error)
     problem = engine_ranks.first_problem(problem or not_kept(link, models))
@@ -166,7 +166,7 @@ def _serve_regions(updater: Any, address: str, port: int, name: str) -> tuple[bo
         problem = "its ranks hold no complete version, or have not recorded where it lies"
     else:
         try:
-            place = address, port, name, updater.tp_rank, torch.device(updater.device)
+            place = address, port, name, updater.tp_rank, _device(updater)
             RegionServer(CONTENTS, complete, *place)
         except (UnreadableError, OSError) as error:
             problem = str(error)
@@ -269,6 +269,12 @@ def _announce(
 def _models(updater: Any) -> list[Any]:
     """Return the served model, then those that draft for it."""
     return [updater.get_model(), *(runner.model for runner in _drafts)]
+
+
+def _device(updater: Any) -> torch.device:
+    """Return this rank's device with its number: other threads would take the first GPU without it."""
+    device = torch.device(updater.device)
+    return torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" else device
 
 
 def _dtype(dtype: Any) -> torch.dtype:
