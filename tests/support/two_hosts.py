@@ -63,7 +63,6 @@ class TwoHosts:
             self.servers.append(Server(own, str(own), free_port(), port, host, **fields))
         self.agent = self._first_agent()
         self.first_process: Process | None = None
-        self.first_limit: MemoryLimit | None = None
         serve_app(_Current(self), self._agent_ports[0])
         self.further = self.start_further()
 
@@ -89,7 +88,7 @@ class TwoHosts:
         further.await_answer()
         return further
 
-    def start_first(self) -> Process:
+    def start_first(self, limit: MemoryLimit | None = None) -> Process:
         """Start the agent of the first host in a process of its own, in place of the one in this process."""
         server = self.servers[0]
         arguments = (
@@ -97,7 +96,7 @@ class TwoHosts:
             f" --engine-ranks {RANKS} --name pod-0 --admin-key {server.key} --writer {JOB}"
             f" --bucket-megabytes {self._bucket} --timeout {self._timeout}" + " --deltas" * self._deltas
         )
-        self.first_process = Process(arguments, self._folder / "first.log", self.first_limit)
+        self.first_process = Process(arguments, self._folder / "first.log", limit)
         self.first_process.await_answer()
         return self.first_process
 
@@ -107,12 +106,17 @@ class TwoHosts:
         while self.agent.status()["state"] != state:
             words = [server.last_words()[-1500:] for server in self.servers]
             assert time.monotonic() < deadline, f"{self.agent.status()} {errors}: {words}"
-            try:
-                self.agent.watch()
-            except (UpdateError, EngineError) as error:
-                errors.append(str(error))
-            time.sleep(0.2)
+            errors += self.watch_once()
         return errors
+
+    def watch_once(self) -> list[str]:
+        """Let the first agent look at the engine; return the error of a failed update, if there was one."""
+        time.sleep(0.2)
+        try:
+            self.agent.watch()
+        except (UpdateError, EngineError) as error:
+            return [str(error)]
+        return []
 
     def sync(self, version: int, sources: dict[int, str]) -> dict[str, Any]:
         return self.agent.sync(JOB, version, sources)
