@@ -87,8 +87,8 @@ def ours(engine: Engine) -> Callable[[StagedVersion], dict[str, float]]:
     installer = Installer("engine-0", engine, 1, 600)
 
     def update(copy: StagedVersion) -> dict[str, float]:
-        with installer.updating(copy.version), installer.streaming(copy) as stream:
-            installer.install(copy, stream, record=False)
+        with installer.updating(copy.version), installer.streaming(copy) as version:
+            installer.install(version, record=False)
         return dict(installer.seconds)
 
     return update

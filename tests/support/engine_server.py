@@ -15,7 +15,6 @@ from typing import Any
 import httpx
 import psutil
 import uvicorn
-from starlette.applications import Starlette
 
 from grpo_devcluster.cpu_engine import environment
 from grpo_operator.api.names import AGENT_PORT, ENGINE_PORT
@@ -33,22 +32,27 @@ class Server:
     """The engine exactly as a rollout pod starts it, on this machine."""
 
     def __init__(
-        self, directory: Path, model: str = "preset:tiny-moe", port: int = ENGINE_PORT, **engine: Any
-    ) -> None:
-        """``engine``: fields of EngineSpec. ``port``: differs for an engine beside the session's."""
+        self, directory: Path, model: str = "preset:tiny-moe", port: int = ENGINE_PORT,
+        agent_port: int = AGENT_PORT, host: int = 0, **engine: Any,
+    ) -> None:  # fmt: skip
+        """``engine``: fields of EngineSpec. ``port``: differs for an engine beside the session's.
+
+        ``agent_port``, ``host``: of a host of an engine of several.
+        """
         spec = {"context_length": 256, "max_total_tokens": 8192, "return_routed_experts": True} | engine
         pool = RolloutTemplate(engine=EngineSpec(device="cpu", dtype="float32", **spec))
         command = (
             engine_command(model, pool)
             .replace(MODEL_DIRECTORY, str(directory / "model"))
             .replace(f"--port {ENGINE_PORT}", f"--port {port}")
+            .replace(f":{AGENT_PORT}/hostz", f":{agent_port}/hostz")
         )
         self.url = f"http://127.0.0.1:{port}"
         self.key = directory / "model" / "admin-key"
         self.experts = directory / "routed-experts"
         url = f"http://127.0.0.1:{AGENT_PORT}"
         kept = {"GRPO_ROUTED_EXPERTS": str(self.experts), "GRPO_ROUTED_EXPERTS_URL": url}
-        self._env = environment(directory) | cpu_engine_env(pool.engine) | kept
+        self._env = environment(directory) | cpu_engine_env(pool.engine) | kept | {"HOST_INDEX": str(host)}
         self._command = command.replace("python3", sys.executable)
         self._log = directory / "log"
         self.start()
@@ -81,9 +85,20 @@ class Server:
 
     def kill(self) -> None:
         """SIGKILL every process of the engine, as the end of its container does."""
+        for pid in self.processes():  # a host's server has a session of its own
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         with suppress(ProcessLookupError):  # it may have ended by itself
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+    def processes(self) -> list[int]:
+        """Return the ids of all processes, the first one first."""
+        try:
+            own = psutil.Process(self.process.pid)
+            return [process.pid for process in (own, *own.children(recursive=True))]
+        except psutil.NoSuchProcess:
+            return []
 
 
 def serve(root: Path, ranks: int = 2) -> dict[int, str]:
@@ -91,9 +106,9 @@ def serve(root: Path, ranks: int = 2) -> dict[int, str]:
     return dict.fromkeys(range(ranks), serve_app(application(root)))
 
 
-def serve_app(app: Starlette) -> str:
-    """Serve ``app`` from a daemon thread and return its base URL."""
-    port = free_port()
+def serve_app(app: Any, port: int | None = None) -> str:
+    """Serve the ASGI application ``app`` from a daemon thread and return its base URL."""
+    port = port or free_port()
     config = uvicorn.Config(app, port=port, log_level="error")
     server = uvicorn.Server(config)
     threading.Thread(target=server.run, daemon=True).start()

@@ -64,6 +64,10 @@ class Process:
         with log.open("ab") as output:
             self._process = subprocess.Popen(argv, env=environment, stdout=output, stderr=output)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def await_answer(self) -> None:
         deadline = time.monotonic() + 60
         while True:

@@ -72,12 +72,12 @@ class PeerEngine:
 
 
 @contextmanager
-def engines(folder: Path, model: dict[str, Any], **shape: Any) -> Iterator[list[PeerEngine]]:
-    """Start two engines of ``shape``, whose agents are bound to no job."""
+def engines(folder: Path, model: dict[str, Any], count: int = 2, **shape: Any) -> Iterator[list[PeerEngine]]:
+    """Start ``count`` engines of ``shape``, whose agents are bound to no job."""
     urls: list[str] = []
     servers = []
     try:
-        for name in ("a", "b"):
+        for name in ("a", "b")[:count]:
             home = folder / name
             home.mkdir()
             (home / "config.json").write_text(json.dumps(model))

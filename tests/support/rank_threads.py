@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from grpo_worker.weightsync.agent.engine_client import Engine, EngineError
+from grpo_worker.weightsync.protocol.agent_stream import place_of_rank
 from grpo_worker.weightsync.protocol.direct_load import MARK, DirectLoad
 from grpo_worker.weightsync.protocol.tiling import TensorPlan
 from grpo_worker.weightsync.sglang_plugin import engine_ranks, versions
@@ -42,7 +43,9 @@ class ThreadedEngine(Engine):
     def join_group(self, address: str, port: int, group: str, *_: Any, **__: Any) -> str:
         for stream in self._streams:
             stream.close()
-        self._streams = [_Spoiled(self, address, port, group, rank) for rank in range(len(self.models))]
+        ranks = len(self.models)
+        places = [place_of_rank(address, port, rank, ranks) for rank in range(ranks)]
+        self._streams = [_Spoiled(self, *place, group, rank) for rank, place in enumerate(places)]
         return MARK
 
     def receive_all(
@@ -59,6 +62,7 @@ class ThreadedEngine(Engine):
 
         def run(rank: int) -> tuple[bool, str]:
             self._ranks.current.rank = rank
+            self._streams[rank].wait_at_most(request.patience)
             return versions.load_version([self.models[rank]], "cpu", request, buckets, self._streams[rank])
 
         with ThreadPoolExecutor(len(self.models)) as threads:

@@ -113,12 +113,18 @@ def _whole_blobs(args: argparse.Namespace) -> "WholeBlobs | None":
 
 
 def _further_host(args: argparse.Namespace) -> Starlette:
+    from grpo_worker.weightsync.agent.fetcher import Fetcher
     from grpo_worker.weightsync.agent.further_host import FurtherHost, answers, application
+    from grpo_worker.weightsync.agent.part_routes import HostParts
+    from grpo_worker.weightsync.agent.part_source import PartSource
 
+    address = f"[{args.address}]" if ":" in args.address else args.address
     host = FurtherHost(
-        args.host_index, args.name, args.first_host, lambda: answers(args.engine), args.start_seconds
-    )
-    return application(host, args.routed_experts)
+        args.host_index, args.name, args.first_host, lambda: answers(args.engine), args.start_seconds,
+        f"http://{address}:{args.port}",
+    )  # fmt: skip
+    source = PartSource(Fetcher(args.timeout, _whole_blobs(args)), args.bucket_megabytes << 20)
+    return application(host, HostParts(source, args.timeout), args.routed_experts)
 
 
 def _watch_forever(agent: "Agent") -> None:

@@ -18,9 +18,12 @@ from grpo_operator.api.v1alpha1.status import EngineState, HostState
 from grpo_worker.weightsync.agent.agent import Agent
 from grpo_worker.weightsync.agent.engine_client import Engine
 from grpo_worker.weightsync.agent.engine_place import START_SECONDS, EnginePlace
+from grpo_worker.weightsync.agent.fetcher import Fetcher
 from grpo_worker.weightsync.agent.further_host import FurtherHost, answers, application
 from grpo_worker.weightsync.agent.host_rendezvous import HostRendezvous, HostReport
 from grpo_worker.weightsync.agent.http import rollout_application
+from grpo_worker.weightsync.agent.part_routes import HostParts
+from grpo_worker.weightsync.agent.part_source import PartSource
 from support.engine_server import serve_app
 
 NOTHING = "http://127.0.0.1:9"
@@ -52,7 +55,7 @@ class Pair:
         self.agent = Agent("pod-a", Engine(server, 1, None, hosts), 2, 1 << 20, 1, place=self.place)
         self.first = serve_app(rollout_application(self.agent, None, self.place))
         self.further = FurtherHost(1, "pod-b", self.first, lambda: answers(server))
-        self.second = serve_app(application(self.further))
+        self.second = serve_app(application(self.further, parts()))
         self.rounds = ["", ""]
 
     def report(self, processes: tuple[str, str] = ("x", "y"), **fields: str) -> list[dict[str, Any]]:
@@ -72,6 +75,10 @@ class Pair:
 @pytest.fixture
 def pair(server: str) -> Pair:
     return Pair(server)
+
+
+def parts() -> HostParts:
+    return HostParts(PartSource(Fetcher(1), 1 << 20), 1)
 
 
 def ready(url: str) -> bool:
@@ -155,7 +162,7 @@ def test_a_pod_without_its_hosts_number_names_the_remedy() -> None:
 
 
 def test_without_the_leader_a_report_is_not_answered() -> None:
-    app = application(FurtherHost(1, "pod-b", NOTHING, lambda: False))
+    app = application(FurtherHost(1, "pod-b", NOTHING, lambda: False), parts())
     url = serve_app(app)
     assert httpx.get(f"{url}/hostz", params={"process": "y"}).status_code == 503
     assert not ready(url)
@@ -164,6 +171,6 @@ def test_without_the_leader_a_report_is_not_answered() -> None:
 @pytest.mark.parametrize("further", [False, True])
 def test_only_the_pods_own_container_may_report(pair: Pair, further: bool) -> None:
     first = rollout_application(pair.agent, None, pair.place)
-    app = application(pair.further) if further else first
+    app = application(pair.further, parts()) if further else first
     with TestClient(app, client=("10.0.0.9", 4000)) as client:
         assert client.get("/hostz", params={"process": "y"}).status_code == 403

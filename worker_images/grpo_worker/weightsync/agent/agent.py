@@ -57,7 +57,7 @@ class Agent:
         self._guard = WriterGuard(writer)
         self._fetcher = fetcher or Fetcher(timeout)
         self._lease = GpuLease(engine, lease_file)
-        self._installer = Installer(name, engine, engine_ranks, timeout, self._place.address)
+        self._installer = Installer(name, engine, engine_ranks, timeout, self._place)
         self._engine = ManagedEngine(engine, self._installer, self._lease, self._place)
         self._receiver = LinkReceiver(self._engine, self._fetcher, double_buffer)
         self._loader = StagedLoader(self._engine, self._fetcher, bucket_bytes)
@@ -194,8 +194,8 @@ class Agent:
         return self._served.read(self._engine.state, name, rank, first, end)
 
     def received(self) -> int:
-        """Return the bytes that the last fetched version took over the network."""
-        return self._fetcher.received
+        """Return the bytes that the last fetched version took over the network, to all hosts."""
+        return self._fetcher.received + self._installer.received_elsewhere
 
     def watch(self) -> None:
         """Check the engine once: detect a restart, and reload the staged version."""

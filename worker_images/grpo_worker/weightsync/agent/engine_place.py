@@ -24,6 +24,10 @@ class EnginePlace:
     start_seconds: float = START_SECONDS
     peers: Peers | None = None
 
+    def further_agents(self) -> list[str]:
+        """Return the URLs of the agents of the engine's further hosts, by host."""
+        return self.hosts.further_agents() if self.hosts else []
+
     def answer(self, report: HostReport, serving: bool) -> dict[str, Any]:
         """Take a host's report; return the round that it must run, and what the host needs to know for it."""
         assert self.hosts is not None, "only the hosts of a multi-host engine report"

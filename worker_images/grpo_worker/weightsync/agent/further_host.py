@@ -1,6 +1,7 @@
 """Agent on a further host of a multi-host engine: passes the reports of its server on to the first host.
 
-The weights of the whole engine are the business of the first host's agent, so this one imports no torch.
+The first host's agent leads the updates of the whole engine; this one streams to the ranks of its own host
+what they keep (host_part.py).
 """
 
 import time
@@ -20,6 +21,7 @@ from grpo_worker.common.auth import guarded, headers
 from grpo_worker.weightsync.agent.engine_place import START_SECONDS
 from grpo_worker.weightsync.agent.expert_routes import expert_routes
 from grpo_worker.weightsync.agent.host_rendezvous import HostReport
+from grpo_worker.weightsync.agent.part_routes import HostParts, part_routes
 
 _RELAY_SECONDS, _PING_SECONDS = 3.0, 5.0
 _LOOPBACK = ("127.0.0.1", "::1")
@@ -29,15 +31,15 @@ class FurtherHost:
     """One further host.
 
     ``first``: URL of the first host's agent. ``server_answers``: pings the server. ``start_seconds``: in
-    which a started server must answer.
+    which a started server must answer. ``url``: of this agent.
     """
 
     def __init__(
         self, host: int, pod: str, first: str, server_answers: Callable[[], bool],
-        start_seconds: float = START_SECONDS,
+        start_seconds: float = START_SECONDS, url: str = "",
     ) -> None:  # fmt: skip
         self._host = host
-        self._pod = pod
+        self._pod, self._url = pod, url
         self._server_answers = server_answers
         self._start_seconds = start_seconds
         self._http = httpx.Client(base_url=first, timeout=_RELAY_SECONDS)
@@ -46,7 +48,7 @@ class FurtherHost:
 
     def report(self, fields: dict[str, str]) -> dict[str, Any]:
         """Pass a report on and return the answer. Raises httpx.HTTPError if there is none."""
-        body = asdict(report_of(self._host, self._pod, fields))
+        body = asdict(report_of(self._host, self._pod, fields, self._url))
         try:
             response = self._http.post("/v1/hosts", json=body, headers=headers())
             answer = dict(response.raise_for_status().json())
@@ -75,10 +77,13 @@ def answers(server: str) -> bool:
         return False
 
 
-def report_of(host: int, pod: str, fields: dict[str, str]) -> HostReport:
-    """Return the report of a host, from the query that its engine's container sent. Raises KeyError."""
+def report_of(host: int, pod: str, fields: dict[str, str], agent: str = "") -> HostReport:
+    """Return the report of a host, from the query that its engine's container sent. Raises KeyError.
+
+    ``agent``: URL of a further host's agent.
+    """
     rest = {name: fields.get(name, "") for name in ("round", "ended", "error")}
-    return HostReport(host, pod, fields["process"], **rest)
+    return HostReport(host, pod, fields["process"], **rest, agent=agent)
 
 
 def host_route(report: Callable[[dict[str, str]], dict[str, Any]]) -> Route:
@@ -97,10 +102,11 @@ def host_route(report: Callable[[dict[str, str]], dict[str, Any]]) -> Route:
     return Route("/hostz", answer)
 
 
-def application(host: FurtherHost, experts: Path | None = None) -> Starlette:
+def application(host: FurtherHost, parts: HostParts, experts: Path | None = None) -> Starlette:
     """Return the HTTP application. Ready means, as on the first host, that the whole engine serves.
 
-    ``experts``: folder in which this host's server keeps routed experts.
+    ``parts``: of the versions that the engine loads. ``experts``: folder in which this host's server keeps
+    routed experts.
     """
     return guarded(
         [
@@ -108,6 +114,7 @@ def application(host: FurtherHost, experts: Path | None = None) -> Starlette:
             Route("/readyz", lambda _: _verdict(host.serving, "the engine does not serve")),
             Route("/enginez", lambda _: _verdict(host.lives(), "the engine does not answer")),
             host_route(host.report),
+            *part_routes(parts),
             *expert_routes(experts),
         ]
     )

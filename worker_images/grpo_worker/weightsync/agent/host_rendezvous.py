@@ -26,6 +26,10 @@ LOST_SECONDS = 60.0
 _FIRST_PAUSE, _LONGEST_PAUSE, _LASTING_SECONDS = 5.0, 300.0, 600.0
 
 
+class UnknownHostError(RuntimeError):
+    """A host of the engine has not reported."""
+
+
 @dataclass(frozen=True, slots=True)
 class HostReport:
     """Report of one host.
@@ -33,6 +37,7 @@ class HostReport:
     ``process``: random id of the engine container's first process, so that its restart is noticed.
     ``round``: round of the server that runs now, or "" if none runs.
     ``ended``: round of the last server that ended by itself. ``error``: why it did.
+    ``agent``: URL of a further host's agent.
     """
 
     host: int
@@ -41,6 +46,7 @@ class HostReport:
     round: str = ""
     ended: str = ""
     error: str = ""
+    agent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,16 @@ class HostRendezvous:
                 starting = [h for h in self._members if self._seen[h].report.round != self._round]
                 return f"{self._names(starting)}: the server starts" if starting else ""
             return self._waits()
+
+    def further_agents(self) -> list[str]:
+        """Return the URLs of the agents of the hosts after the first, by host.
+
+        Raises UnknownHostError for one that has not reported since this agent started.
+        """
+        with self._lock:
+            if missing := [host for host in range(1, self._hosts) if host not in self._seen]:
+                raise UnknownHostError(f"host {missing[0]} of {self._hosts} has not reported yet")
+            return [self._seen[host].report.agent for host in range(1, self._hosts)]
 
     def starting_for(self) -> float:
         """Return the seconds since the round began; 0 while the hosts wait for each other."""

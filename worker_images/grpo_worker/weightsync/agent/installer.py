@@ -4,30 +4,28 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from grpo_worker.common.polling import pause_after
-from grpo_worker.common.weight_checksum import conflict
 from grpo_worker.weightsync.agent import metrics
 from grpo_worker.weightsync.agent.engine_client import Engine, EngineError
+from grpo_worker.weightsync.agent.engine_place import EnginePlace
 from grpo_worker.weightsync.agent.engine_stream import EngineStream
-from grpo_worker.weightsync.agent.http_reader import FetchError
+from grpo_worker.weightsync.agent.further_parts import FurtherParts
 from grpo_worker.weightsync.agent.link_calls import LinkCalls
-from grpo_worker.weightsync.agent.rank_parts import RankParts
-from grpo_worker.weightsync.agent.staged_version import StagedVersion, VersionStream
+from grpo_worker.weightsync.agent.staged_version import StagedVersion
+from grpo_worker.weightsync.agent.streamed_load import StreamedLoad, StreamedVersion
 from grpo_worker.weightsync.agent.update import Phase, Update
-from grpo_worker.weightsync.protocol.agent_stream import STREAM
-from grpo_worker.weightsync.protocol.direct_load import AGENT, DirectLoad, Fetch
+from grpo_worker.weightsync.protocol.agent_stream import LOOPBACK, STREAM
+from grpo_worker.weightsync.protocol.direct_load import AGENT, Fetch
 
 if TYPE_CHECKING:
     from grpo_worker.weightsync.agent.local_group import LocalGroup
 
 log = logging.getLogger(__name__)
 _FETCH_POLL_SECONDS = 0.01  # at first: the engine's ranks answer between two batches
-_UNBOUNDED = 7 * 86400.0  # seconds of a call whose progress is watched
 
 
 class UpdateError(RuntimeError):
@@ -38,15 +36,16 @@ class Installer:
     """Installs versions in one engine of ``ranks`` ranks, one at a time.
 
     ``timeout``: seconds of each call to the engine, and for each chunk of a staged version.
-    ``address``: of this host, at which the engine's ranks reach the agent.
+    ``place``: where the engine's hosts are; None: it has one.
     ``seconds``: of each part of the last update. ``load_report``: of the last direct load, from the
     engine; with ``sent``, the bytes that each rank was sent, if each got only its part.
+    ``received_elsewhere``: bytes of the last staged version that agents of further hosts have read.
     """
 
     def __init__(
-        self, name: str, engine: Engine, ranks: int, timeout: float, address: str = "127.0.0.1"
+        self, name: str, engine: Engine, ranks: int, timeout: float, place: EnginePlace | None = None
     ) -> None:
-        self._address = address
+        self._place = place or EnginePlace()
         self._name = name
         self._engine = engine
         self._ranks = ranks
@@ -54,6 +53,7 @@ class Installer:
         self._group: LocalGroup | None = None
         self.seconds: dict[str, float] = {}
         self.load_report: dict[str, Any] = {}
+        self.received_elsewhere = 0
         self.update = Update(0)
         self._sent = 0  # buckets sent; written by the sending thread
 
@@ -86,38 +86,42 @@ class Installer:
             self.seconds[part] = self.seconds.get(part, 0.0) + time.monotonic() - started
 
     @contextmanager
-    def streaming(self, staged: StagedVersion) -> Iterator[VersionStream]:
-        """Fetch a staged version; the block begins when the first chunk is there. Raises FetchError."""
-        with VersionStream(staged, self._timeout) as stream:
-            with self.timed("pull"):
-                stream.wait_for_first()
-            yield stream
+    def streaming(self, staged: StagedVersion) -> Iterator[StreamedVersion]:
+        """Fetch a staged version; the block begins when the first chunks are there. Raises FetchError."""
+        name = f"{STREAM}{uuid.uuid4().hex[:12]}"
+        further = FurtherParts(self._place.further_agents(), name, staged, self._ranks, self._timeout)
+        with StreamedVersion.opened(staged, further, self._timeout, partial(self.timed, "pull")) as version:
+            try:
+                yield version
+            finally:
+                self.received_elsewhere = version.received
 
-    def install(self, staged: StagedVersion, stream: VersionStream, record: bool) -> str:
-        """Install a staged version from its stream, and return the checksum of the engine's weights.
+    def install(self, version: StreamedVersion, record: bool) -> str:
+        """Install a staged version, and return the checksum of the engine's weights.
 
         ``record``: the engine also records what its ranks keep, as it does when it joins its first link.
         Call it, like ``receive``, inside ``updating``.
         """
         # A single rank keeps everything. A rank may wait until a chunk arrives and another rank takes it.
-        load = staged.direct_load(record, parts=self._ranks > 1, patience=2 * self._timeout)
-        self._enter(self.update.prepare(load.plan_id, len(staged.plan.buckets)))
-        with self._opened() as group:
+        staged = version.staged
+        request = staged.direct_load(record, parts=self._ranks > 1, patience=2 * self._timeout)
+        self._enter(self.update.prepare(request.plan_id, len(staged.plan.buckets)))
+        with self._opened(version.further) as group:
 
             def transfer() -> None:
                 if isinstance(group, EngineStream):
-                    self._stream(group, staged, load, stream)
+                    self._stream(StreamedLoad(self._engine, group, version, request, self._timeout))
                 else:
-                    for _ in group.send_all(staged, stream):
+                    for _ in group.send_all(staged, version.own):
                         self._sent += 1
                         self._count_sent()
 
             def checksum() -> str:
                 # In a direct load every rank of the engine compares the fingerprints of what it received.
-                return _agreed(stream, staged) if isinstance(group, EngineStream) else self._engine.checksum()
+                return version.checksum() if isinstance(group, EngineStream) else self._engine.checksum()
 
             served = self._engine.weight_version
-            return self._transact(load.plan_id, lambda: stream.nbytes, transfer, checksum, served)
+            return self._transact(request.plan_id, lambda: version.nbytes, transfer, checksum, served)
 
     def fetch(self, link: str, version: int, patience: float, calls: LinkCalls) -> None:
         """Let the engine receive a version over ``link`` while it generates; see ``receive``."""
@@ -210,85 +214,41 @@ class Installer:
                 log.info("cleaning up after an aborted update: %s", error)
 
     @contextmanager
-    def _opened(self) -> Iterator["EngineStream | LocalGroup"]:
-        """Connect to the engine's ranks for one update.
+    def _opened(self, further: FurtherParts) -> Iterator["EngineStream | LocalGroup"]:
+        """Connect to the engine's ranks for one update; those of further hosts to the agents there.
 
         An engine that cannot load directly gets a process group instead, which stays open.
         """
-        name, place = uuid.uuid4().hex[:12], (self._ranks, self._timeout, self._address)
         if self._group is not None:
             yield self._group
             return
         with self.timed("join"):
-            stream = EngineStream(self._engine, f"{STREAM}{name}", *place)
+            # The ranks of each host reach the agent of their pod.
+            stream = EngineStream(
+                self._engine, further.name, self._ranks, self._timeout, LOOPBACK, further.ports
+            )
         try:
             if stream.direct:
                 yield stream
                 return
         finally:
             stream.close()
+        further.end()
         # It imports torch, which takes 300 MiB.
         from grpo_worker.weightsync.agent.local_group import LocalGroup
 
+        name = f"{AGENT}{uuid.uuid4().hex[:12]}"
         with self.timed("join"):
-            self._group = LocalGroup(self._engine, f"{AGENT}{name}", *place)
+            self._group = LocalGroup(self._engine, name, self._ranks, self._timeout, self._place.address)
         yield self._group
 
-    def _stream(
-        self, group: EngineStream, staged: StagedVersion, load: DirectLoad, stream: VersionStream
-    ) -> None:
-        """Send all buckets for one request; the engine writes one while it receives the next."""
-        version = str(staged.version)
-        thread = ThreadPoolExecutor(1)
-        # The request lasts as long as there are bytes to send: progress is watched here.
-        arguments = group.name, staged.plan.tensors, version, load, _UNBOUNDED
-        answer = thread.submit(self._engine.receive_all, *arguments)
-        thread.shutdown(wait=False)
+    def _stream(self, load: StreamedLoad) -> None:
+        """Let the engine load a version from streams."""
         try:
-            sent = self._send(group, staged, stream, load.parts, answer.done)
-            report = answer.result(self._timeout)
-        except TimeoutError as error:
-            group.close()
-            self._end_of(answer)
-            limit = f"{self._timeout:.0f} s"
-            raise EngineError(f"ReadTimeout: no answer for {limit} after the last bucket") from error
-        except (EngineError, FetchError) as error:
-            group.close()
-            problem = self._end_of(answer)
-            if isinstance(error, EngineError) and problem is not None:
-                raise EngineError(f"{problem}; {error}") from error  # the engine's own error says more
-            raise
-        self._report(staged.version, report | {"sent": sent})
-
-    def _send(
-        self, group: EngineStream, staged: StagedVersion, stream: VersionStream, parts: bool,
-        given_up: Callable[[], bool],
-    ) -> list[int]:  # fmt: skip
-        """Send all buckets. With ``parts`` each rank tells first which regions it keeps, and gets only these.
-
-        Returns the bytes of the parts of each rank.
-        """
-        tables = []
-        if parts:
-            with self.timed("record"):
-                tables = group.receive_kept(given_up)
-            stream.restrict(tables)
-        ranks = RankParts(staged.plan, tables)
-        for ready in stream:
-            if parts:
-                group.send_parts(ranks.of_chunk(ready.chunk, ready.data), given_up)
-            else:
-                group.send(ready.data, ready.fingerprint, given_up)
-            self._sent += ready.chunk.last
-        return ranks.sent
-
-    def _end_of(self, answer: "Future[dict[str, Any]]") -> BaseException | None:
-        """Wait until the engine has given up the request, whose stream was closed; return its error."""
-        try:
-            return answer.exception(self._timeout)
-        except TimeoutError:
-            self._engine.on_silent()
-            return None
+            report = load.run(partial(self.timed, "record"))
+        finally:
+            self._sent = load.buckets
+        self._report(self.update.version, report)
 
     def _report(self, version: int, answer: dict[str, Any]) -> None:
         """Keep and log the engine's report of a direct load."""
@@ -305,11 +265,3 @@ class Installer:
     def _enter(self, update: Update) -> None:
         self.update = update
         metrics.record_phase(update)
-
-
-def _agreed(stream: VersionStream, staged: StagedVersion) -> str:
-    """Return the checksum of a streamed version. Raises FetchError if it is not the peer's."""
-    found = stream.checksum()
-    if staged.checksum and conflict((found, staged.checksum)):
-        raise FetchError(f"the peer's weights have the checksum {staged.checksum}, but {found} was read")
-    return found

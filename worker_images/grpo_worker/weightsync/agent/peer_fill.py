@@ -39,4 +39,4 @@ class PeerFill:
         manifests = self._fetcher.manifests(sources, offer.version)
         plan = make_transfer_plan(make_plan(manifests), self._bucket_bytes)
         blobs = self._fetcher.peer_blobs(sources, manifests, self._cancelled)
-        return offer, StagedVersion(offer.version, plan, [], blobs, offer.checksum)
+        return offer, StagedVersion(offer.version, plan, [], blobs, sources, offer.checksum)

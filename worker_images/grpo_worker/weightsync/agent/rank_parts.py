@@ -18,10 +18,14 @@ from grpo_worker.weightsync.protocol.transfer_plan import TransferPlan
 
 
 class _Parts:
-    """What the regions of ``tables`` are in the buckets of a plan; two buckets at a time are remembered."""
+    """What the regions of ``tables`` are in the buckets of a plan; two buckets at a time are remembered.
 
-    def __init__(self, plan: TransferPlan, tables: Sequence[Table]) -> None:
+    ``without``: regions that are left out.
+    """
+
+    def __init__(self, plan: TransferPlan, tables: Sequence[Table], without: Table | None = None) -> None:
         self._tables = tables
+        self._without = without
         self._plan = plan
         self._first = [0, *accumulate(map(len, plan.buckets))]
         self.of = lru_cache(2)(self._of)
@@ -35,19 +39,21 @@ class _Parts:
         """Return the part of a bucket, and the bytes of a row of each of the bucket's tensors."""
         tensors = [tensor_of(tensor.shape, tensor.dtype) for tensor in self._plan.buckets[index]]
         lines = [tensor.columns * item_bytes(tensor.dtype) for tensor in tensors]
-        return part_of(self._tables, self._first[index], tensors), lines
+        return part_of(self._tables, self._first[index], tensors, self._without), lines
 
 
 class KeptBytes:
-    """The bytes of a version that at least one of an engine's ranks keeps: those to read, and their sum.
+    """The bytes of a version that at least one of a host's ranks keeps: those to read, and their sum.
 
-    ``tables``: of the ranks' regions. ``nbytes``, ``total``: number and sum of the bytes counted so far.
+    ``tables``: of the ranks' regions. ``counted``: regions that another host counts; None: there are none.
+    ``nbytes``, ``total``: number and sum of the bytes counted so far.
     """
 
-    def __init__(self, plan: TransferPlan, tables: Sequence[Table]) -> None:
+    def __init__(self, plan: TransferPlan, tables: Sequence[Table], counted: Table | None = None) -> None:
         self.nbytes, self.total = 0, 0
         self._plan = plan
         self._parts = _Parts(plan, tables)
+        self._counted = self._parts if counted is None else _Parts(plan, tables, counted)
         self._scratch = np.empty(SCRATCH, dtype=np.uint8)
 
     def wanted(self, index: int, chunk: Chunk) -> Wanted:
@@ -68,7 +74,7 @@ class KeptBytes:
 
     def count(self, chunk: Chunk, data: Bytes) -> None:
         """Count the kept bytes of a chunk, whose bytes are ``data``, each once."""
-        for cut in self._parts.cuts(chunk):
+        for cut in self._counted.cuts(chunk):
             for piece in pieces(cut, data, self._scratch):
                 self.nbytes += len(piece)
                 self.total += int(piece.view(np.int8).sum(dtype=np.int64))
@@ -109,7 +115,7 @@ class RankPart:
 
 
 class RankParts:
-    """What each of an engine's ranks is sent; ``tables``: of the regions that they keep, by rank."""
+    """What each of a host's ranks is sent; ``tables``: of the regions that they keep, by position."""
 
     def __init__(self, plan: TransferPlan, tables: Sequence[Table]) -> None:
         self._parts = [RankPart(plan, table) for table in tables]

@@ -55,8 +55,8 @@ class StagedLoader:
                 return  # Agent.watch loads it when the engine is back
             engine.on_up()
         try:
-            with engine.installer.streaming(staged) as stream:
-                engine.write(staged.version, lambda: engine.installer.install(staged, stream, record=True))
+            with engine.installer.streaming(staged) as version:
+                engine.write(staged.version, lambda: engine.installer.install(version, record=True))
         finally:
             metrics.record_fetch(self._fetcher.received)
 
@@ -76,7 +76,7 @@ class StagedLoader:
         plan = make_transfer_plan(make_plan(manifests), self._bucket_bytes)
         with self._engine.installer.timed("pull"):
             blobs = self._fetcher.blobs(source.sources, manifests)
-        staged = StagedVersion(source.version, plan, source.digests, blobs)
+        staged = StagedVersion(source.version, plan, source.digests, blobs, source.sources)
         if blobs.local:
             self._engine.set_source(replace(source, copy=staged))
         return staged

@@ -1,7 +1,7 @@
 """Staged version: one that the trainers hold in host memory, streamed chunk by chunk to the engine."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -22,13 +22,15 @@ from grpo_worker.weightsync.protocol.transfer_plan import TransferPlan, bucket_b
 class StagedVersion:
     """A version and where its bytes are.
 
-    ``digests``: of the ranks' blobs; empty for a peer's ranks. ``checksum``: of a peer's weights.
+    ``digests``: of the ranks' blobs; empty for a peer's ranks. ``sources``: rank -> base URL, from which the
+    agents of an engine's further hosts read it too. ``checksum``: of a peer's weights.
     """
 
     version: int
     plan: TransferPlan
     digests: list[str]
     blobs: Blobs = field(repr=False)
+    sources: Mapping[int, str] = field(default_factory=dict)
     checksum: str = ""
 
     def direct_load(self, record: bool, parts: bool, patience: float) -> DirectLoad:
@@ -82,15 +84,16 @@ class VersionStream:
         assert self._next is not None, "used outside of its context"
         self._next.result()
 
-    def restrict(self, tables: Sequence[Table]) -> None:
+    def restrict(self, tables: Sequence[Table], counted: Table | None = None) -> None:
         """Stream only what the ranks keep whose regions are ``tables``, and what is read to verify it.
 
-        Call it before the iteration, whose first chunk is the one that is already there. Raises FetchError.
+        ``counted``: regions whose bytes another host of the engine counts. Call it before the iteration,
+        whose first chunk is the one that is already there. Raises FetchError.
         """
         assert self._next is not None, "used outside of its context"
         first = self._next.result()
         assert first is not None, "a version has bytes"
-        kept = self._kept = KeptBytes(self._plan, tables)
+        kept = self._kept = KeptBytes(self._plan, tables, counted)
         kept.count(first.chunk, first.data)
         self._chunks = self._all_chunks(lambda index: kept.wanted(index, first.chunk))
         _, again = next(self._chunks)
@@ -107,15 +110,20 @@ class VersionStream:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the version that the engine keeps, once all chunks have been fetched."""
+        """Bytes of the version that were counted, once all chunks have been fetched."""
         return self._plan.nbytes if self._kept is None else self._kept.nbytes
 
+    @property
+    def total(self) -> int:
+        """Sum of the bytes that were counted."""
+        return self._sum if self._kept is None else self._kept.total
+
     def checksum(self) -> str:
-        """Return the checksum of all bytes that the engine keeps.
+        """Return the checksum of the bytes that were counted.
 
         A direct transfer of the same bytes gives the same one.
         """
-        return checksum(self.nbytes, self._sum if self._kept is None else self._kept.total)
+        return checksum(self.nbytes, self.total)
 
     def _all_chunks(self, wanted: Callable[[int], Wanted | None]) -> Iterator[tuple[int, Chunk]]:
         """Return the numbered chunks of all buckets. ``wanted``: bytes of a bucket; None: all."""

@@ -66,39 +66,81 @@ def pack_table(table: Table) -> bytes:
     return COUNT.pack(len(table)) + table.astype("<i4").tobytes()
 
 
-def part_of(tables: Iterable[Table], first: int, tensors: Sequence[Tensor]) -> BucketPart:
+def union_of_tables(tables: Sequence[Table]) -> Table:
+    """Return the table of the regions that are in at least one table, each once."""
+    return np.unique(np.concatenate(tables), axis=0)
+
+
+def part_of(
+    tables: Iterable[Table], first: int, tensors: Sequence[Tensor], without: Table | None = None
+) -> BucketPart:
     """Return what is kept of the bucket ``tensors``, whose first tensor is number ``first`` of the version.
 
-    ``tables``: of one rank, or of several for what at least one of them keeps.
+    ``tables``: of one rank, or of several for what at least one of them keeps. ``without``: regions that are
+    left out.
     """
-    of_bucket = []
-    for table in tables:
-        low, high = np.searchsorted(table[:, 0], [first, first + len(tensors)])
-        of_bucket.append(table[low:high])
-    boxes: dict[int, list[Box]] = defaultdict(list)
-    for number, *box in np.unique(np.concatenate(of_bucket), axis=0).tolist():
-        boxes[number - first].append(Box(*box))
+    boxes = _boxes(union_of_tables([_of_bucket(table, first, tensors) for table in tables]), first)
+    omitted = {} if without is None else _boxes(_of_bucket(without, first, tensors), first)
     found, end = {}, 0
     for number, of_tensor in boxes.items():
-        found[number] = bands = _bands(of_tensor, item_bytes(tensors[number].dtype), aligned(end, _ALIGNED))
-        end = bands[-1].start + (bands[-1].bottom - bands[-1].top) * bands[-1].pitch
+        place = item_bytes(tensors[number].dtype), aligned(end, _ALIGNED)
+        if bands := _bands(of_tensor, omitted.get(number, ()), *place):
+            found[number] = bands
+            end = bands[-1].start + (bands[-1].bottom - bands[-1].top) * bands[-1].pitch
     return BucketPart(end, found)
 
 
-def _bands(boxes: Sequence[Box], item: int, start: int) -> tuple[Band, ...]:
+def _of_bucket(table: Table, first: int, tensors: Sequence[Tensor]) -> Table:
+    low, high = np.searchsorted(table[:, 0], [first, first + len(tensors)])
+    return table[low:high]
+
+
+def _boxes(table: Table, first: int) -> dict[int, list[Box]]:
+    """Return the regions of a bucket by the number of the tensor in it."""
+    boxes: dict[int, list[Box]] = defaultdict(list)
+    for number, *box in table.tolist():
+        boxes[number - first].append(Box(*box))
+    return boxes
+
+
+def _bands(boxes: Sequence[Box], omitted: Sequence[Box], item: int, start: int) -> tuple[Band, ...]:
     """Cut regions, which may overlap, at the rows where the kept columns change."""
-    if len(boxes) == 1:  # as nearly always
+    if len(boxes) == 1 and not omitted:  # as nearly always
         edges = [boxes[0].top, boxes[0].bottom]
     else:
-        edges = sorted({edge for box in boxes for edge in (box.top, box.bottom)})
+        edges = sorted({edge for box in (*boxes, *omitted) for edge in (box.top, box.bottom)})
     result: list[Band] = []
     for top, bottom in pairwise(edges):
-        columns = _columns([(b.left, b.right) for b in boxes if b.top <= top and bottom <= b.bottom], item)
+        columns = _columns_in(boxes, top, bottom, item)
+        if omitted and columns:
+            columns = _difference(columns, _columns_in(omitted, top, bottom, item))
         if not columns:
             continue
         pitch = sum(right - left for left, right in columns)
         result.append(Band(top, bottom, columns, start, pitch))
         start += (bottom - top) * pitch
+    return tuple(result)
+
+
+def _columns_in(boxes: Iterable[Box], top: int, bottom: int, item: int) -> tuple[tuple[int, int], ...]:
+    """Return the columns of ``boxes`` in all of the rows, in bytes."""
+    return _columns([(b.left, b.right) for b in boxes if b.top <= top and bottom <= b.bottom], item)
+
+
+def _difference(
+    columns: Iterable[tuple[int, int]], omitted: Iterable[tuple[int, int]]
+) -> tuple[tuple[int, int], ...]:
+    """Return ``columns`` without ``omitted``; both are in order and disjoint."""
+    result: list[tuple[int, int]] = []
+    for left, right in columns:
+        at = left
+        for begin, end in omitted:
+            if at < begin < right:
+                result.append((at, begin))
+            if begin < right:
+                at = max(at, end)
+        if at < right:
+            result.append((at, right))
     return tuple(result)
 
 

@@ -18,7 +18,7 @@ import torch
 from torch.distributed.distributed_c10d import PrefixStore
 
 from grpo_operator.api.weight_path import Backend
-from grpo_worker.weightsync.protocol.agent_stream import STREAM
+from grpo_worker.weightsync.protocol.agent_stream import STREAM, place_of_rank
 from grpo_worker.weightsync.protocol.direct_load import (
     AGENT,
     FETCH,
@@ -109,7 +109,7 @@ def _on_join(
     elif group_name.startswith(READ):
         success, message = _serve_regions(updater, master_address, master_port, group_name)
     elif group_name.startswith(STREAM):
-        success, message = _join_stream(updater, master_address, master_port, group_name)
+        success, message = _join_stream(updater, master_address, master_port, world_size, group_name)
     elif group_name.startswith(AGENT):
         success, message = _join_agent_group(updater, *place)
     else:
@@ -148,15 +148,17 @@ def _fetch(text: str) -> tuple[bool, str]:
     return fetch_version(_links[fetch.link], fetch.version, fetch.patience)
 
 
-def _join_stream(updater: Any, address: str, port: int, name: str) -> tuple[bool, str]:
-    """Connect to the agent, which sends staged versions."""
+def _join_stream(updater: Any, address: str, port: int, ranks: int, name: str) -> tuple[bool, str]:
+    """Connect to the agent of this rank's pod, which sends staged versions."""
     for old in list(_streams):  # of an agent that is gone
         _streams.pop(old).close()
+    own, problem = place_of_rank(address, port, updater.tp_rank, ranks), ""
     try:
-        _streams[name] = AgentStream(address, port, name, updater.tp_rank)
+        _streams[name] = AgentStream(*own, name, updater.tp_rank)
     except OSError as error:
-        return False, f"the agent at {address}:{port}: {error!r}"
-    return True, "joined"
+        problem = f"the agent at {own[0]}:{own[1]}: {error!r}"
+    problem = engine_ranks.first_problem(problem)
+    return not problem, problem or "joined"
 
 
 def _serve_regions(updater: Any, address: str, port: int, name: str) -> tuple[bool, str]:

@@ -1,0 +1,47 @@
+"""Source of host parts: opens the version that the first host's agent has named, and no other bytes."""
+
+from collections.abc import Callable
+
+from grpo_worker.weightsync.agent.fetcher import Fetcher
+from grpo_worker.weightsync.agent.http_reader import FetchError
+from grpo_worker.weightsync.agent.part_messages import PartRequest
+from grpo_worker.weightsync.agent.staged_version import StagedVersion
+from grpo_worker.weightsync.protocol.tiling import make_plan
+from grpo_worker.weightsync.protocol.transfer_plan import make_transfer_plan
+
+
+class PartSource:
+    """Versions for the ranks of one host, one at a time. ``bucket_bytes``: upper limit of a bucket."""
+
+    def __init__(self, fetcher: Fetcher, bucket_bytes: int) -> None:
+        self._fetcher = fetcher
+        self._bucket_bytes = bucket_bytes
+        self._copy: StagedVersion | None = None  # the last version, if its blobs are in this process's memory
+
+    @property
+    def received(self) -> int:
+        """Bytes that the last version took over the network so far."""
+        return self._fetcher.received
+
+    def open(self, request: PartRequest, cancelled: Callable[[], bool]) -> StagedVersion:
+        """Return the version, whose chunks can be streamed. Raises FetchError, or PlanError.
+
+        ``cancelled``: whether the reading from a peer must end.
+        """
+        copy, self._copy = self._copy, None
+        if copy is not None and (copy.version, copy.digests) == (request.version, request.digests):
+            self._copy = copy
+            return copy
+        manifests = self._fetcher.manifests(request.sources, request.version)
+        plan = make_transfer_plan(make_plan(manifests), self._bucket_bytes)
+        if plan.plan_id != request.plan_id:
+            raise FetchError(f"plan {plan.plan_id} instead of the first host's {request.plan_id}")
+        if request.from_peer:
+            blobs = self._fetcher.peer_blobs(request.sources, manifests, cancelled)
+        elif [manifest.digest for manifest in manifests] != request.digests:
+            raise FetchError(f"the trainers have published other bytes as version {request.version}")
+        else:
+            blobs = self._fetcher.blobs(request.sources, manifests)
+        staged = StagedVersion(request.version, plan, request.digests, blobs, request.sources)
+        self._copy = staged if blobs.local else None
+        return staged
