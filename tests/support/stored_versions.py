@@ -1,11 +1,12 @@
-"""A job's checkpoint store, filled by real trainer ranks, and engines whose agents read it."""
+"""A job's checkpoint store, filled by real trainer ranks, and agents that read it."""
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from grpo_worker.checkpointing.restart_point import CHECKPOINTS, LEDGER, RUN
-from grpo_worker.checkpointing.store import WEIGHTS, directory
+from grpo_worker.checkpointing.store import WEIGHTS, complete_steps, directory
 from grpo_worker.common.step_log import StepLog
 from grpo_worker.controller.recovery.run_record import RunRecord
 from grpo_worker.model_files.config import model_config
@@ -16,47 +17,61 @@ from support.objects import job
 from support.ranks.launcher import run as run_on_ranks
 
 RANKS = 2
+LAYOUT = {"tensor": 2, "expert": 2}
 TIMEOUT = 60
 
 
 @dataclass(frozen=True, slots=True)
 class JobStore:
-    """Folder of a job in its store. ``memory``: in which its trainers' sidecars find versions."""
+    """Folder of a job in its store."""
 
     folder: Path
-    memory: Path
 
-    def train(self, steps: int, every: int, parallelism: dict[str, int]) -> None:
-        """Let trainer ranks train, publish and save checkpoints, and end; note it like the controller."""
+    def train(self, memory: Path, last: int, every: int) -> list[list[str]]:
+        """Let trainer ranks start from the newest checkpoint, train up to step ``last``, and end.
+
+        ``memory``: of their pod. Returns the digests of each rank's versions, that of the start included.
+        """
         spec = job()["spec"]
-        spec["trainer"] |= {"nodes": 1, "gpusPerNode": RANKS, "parallelism": parallelism}
+        spec["trainer"] |= {"nodes": 1, "gpusPerNode": RANKS, "parallelism": LAYOUT}
         hf = model_config("preset:tiny-moe")
-        self.memory.mkdir(exist_ok=True)
-        found = run_on_ranks(
-            "store_cases:train_and_save", RANKS, weights=str(self.memory), store=str(self.folder),
-            spec=spec, hf=hf, steps=steps, every=every,
-        )  # fmt: skip
-        assert found[0][-1][-1] == steps // every * every, found
+        memory.mkdir()
+        first = max(complete_steps(self.checkpoints), default=0)
         self.begin_attempt()
-        self.finish_steps(1, steps)
+        digests = run_on_ranks(
+            "store_cases:train_and_save", RANKS, weights=str(memory), store=str(self.folder),
+            spec=spec, hf=hf, last=last, every=every,
+        )  # fmt: skip
+        self.finish_steps(first + 1, last)
+        return digests
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / CHECKPOINTS
 
     def begin_attempt(self) -> None:
-        """Begin an attempt of the controller."""
+        """Begin an attempt, like the controller."""
+        self.folder.mkdir(exist_ok=True)
         RunRecord.load(self.folder / RUN).begin_attempt()
 
     def finish_steps(self, first: int, last: int) -> None:
-        """Write the ledger's records of steps."""
+        """Write the ledger's records of steps, like the controller."""
         attempt, log = RunRecord.load(self.folder / RUN).attempt, StepLog(self.folder / LEDGER)
+        log.truncate(first - 1)
         for step in range(first, last + 1):
             log.append(step, [{"attempt": attempt, "uid": f"{step}/0"}])
         log.flush()
 
     def weights(self, step: int) -> Path:
         """Return the folder with the copy of a checkpoint's version."""
-        return directory(self.folder / CHECKPOINTS, step) / WEIGHTS
+        return directory(self.checkpoints, step) / WEIGHTS
 
-    def agent(self, server: Server, ranks: int = 1, **how: Any) -> Agent:
+    def copy(self, to: Path) -> "JobStore":
+        """Return a store with the same files."""
+        shutil.copytree(self.folder, to)
+        return JobStore(to)
+
+    def agent(self, server: Server, ranks: int = 1, bucket_bytes: int = 1 << 20) -> Agent:
         """Return the agent of a new pod, which knows nothing."""
-        arguments: dict[str, Any] = {"bucket_bytes": 1 << 20, "timeout": TIMEOUT, "writer": JOB} | how
         place = EnginePlace(store=self.folder)
-        return Agent("engine", server.control(TIMEOUT), ranks, place=place, **arguments)
+        return Agent("engine", server.control(TIMEOUT), ranks, bucket_bytes, TIMEOUT, JOB, place=place)

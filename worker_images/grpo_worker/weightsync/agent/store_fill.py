@@ -72,7 +72,10 @@ class StoreFill:
             return reader.run(str(file), lambda: _undamaged(file))
 
         manifests = each(manifest, files)
-        plan = make_transfer_plan(make_plan(manifests), self._bucket_bytes)
+        tiles = make_plan(manifests)
+        if tiles.version != version:
+            raise DamageError(f"{point.weights}: version {tiles.version} is there, not {version}")
+        plan = make_transfer_plan(tiles, self._bucket_bytes)
         paths = {m.rank: str(stored_blob(point.weights, m.rank)) for m in manifests}
         blobs = self._fetcher.stored_blobs(reader, paths, manifests)
         digests = [m.digest for m in sorted(manifests, key=lambda m: m.rank)]
