@@ -3,7 +3,6 @@
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from grpo_worker.checkpointing.restart_point import CHECKPOINTS, LEDGER, RUN
 from grpo_worker.checkpointing.store import WEIGHTS, complete_steps, directory

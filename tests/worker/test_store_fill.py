@@ -1,4 +1,4 @@
-"""A STALE engine gets the version of the newest checkpoint from the store, when trainers and peers are away."""
+"""A STALE engine gets the version of the newest checkpoint when trainers and peers are away."""
 
 import shutil
 import threading
@@ -146,7 +146,7 @@ def test_an_agent_that_knows_a_newer_version_of_the_attempt_waits_for_it(
     watch_until(agent, "STALE", server, 60)
     store.finish_steps(1, FIRST)
     gone = dict.fromkeys(range(RANKS), "http://127.0.0.1:9")
-    with pytest.raises(UpdateError, match="127.0.0.1:9"):
+    with pytest.raises(UpdateError, match="http://127"):
         agent.sync(JOB, FIRST + 1, gone, attempt=1)
     assert_stays_stale(agent, 5)
     store.begin_attempt()

@@ -6,6 +6,7 @@ from typing import Any
 import torch.distributed as dist
 
 from grpo_worker.checkpointing.store import complete_steps, directory
+from grpo_worker.weightsync.protocol.version import Version
 from support.ranks.policy_cases import train
 
 
@@ -28,10 +29,10 @@ def train_and_save(
     first = max(complete_steps(root), default=0)
     if first:
         worker.load_checkpoint(str(directory(root, first)))
-    digests = [worker.publish_weights(first, False, False)]
+    digests = [worker.publish_weights(Version(first), False, False)]
     for step in range(first + 1, last + 1):
         train(worker._models.policy, range(step, step + 1))
-        digests.append(worker.publish_weights(step, False, False))
+        digests.append(worker.publish_weights(Version(step), False, False))
         if step % every == 0:
             worker.save_checkpoint(step, {"step": step})
     worker.poll_checkpoint(True)

@@ -56,11 +56,13 @@ class Store:
         self.fill = StoreFill(self.folder, JOB, self.fetcher, 1 << 20, timeout, self.calls)
 
     def _parts(self, rank: int) -> list[Part]:
-        halves = [
-            (name, (64, 48), dim, (32, 24)[dim] * rank, self.tensors[name].chunk(WORLD, dim)[rank])
-            for dim, name in enumerate(("rows", "columns"))
-        ]
-        return halves if rank else [*halves, ("whole", (64, 48), 0, 0, self.tensors["whole"])]
+        parts: list[Part] = []
+        for dim, name in enumerate(("rows", "columns")):
+            half = self.tensors[name].chunk(WORLD, dim)[rank]
+            parts.append((name, (64, 48), dim, half.shape[dim] * rank, half))
+        if not rank:
+            parts.append(("whole", (64, 48), 0, 0, self.tensors["whole"]))
+        return parts
 
     def point(self) -> RestartPoint:
         found = self.fill.find(JOB)

@@ -1,4 +1,4 @@
-"""A rank copies what it has published beside the checkpoint; training neither waits for it nor fails by it."""
+"""A rank copies what it has published beside the checkpoint; training neither waits for it nor fails."""
 
 import logging
 import os
