@@ -15,7 +15,7 @@ from grpo_worker.weightsync.agent.agent import Agent
 from grpo_worker.weightsync.agent.file_reader import FileReader
 from grpo_worker.weightsync.agent.installer import UpdateError
 from grpo_worker.weightsync.protocol.stored_version import manifests_in, stored_blob
-from support.engine_server import JOB, Server, serve, watch_until
+from support.engine_server import JOB, Server, free_port, serve, watch_until
 from support.stored_versions import RANKS, JobStore
 
 FIRST, SECOND = 2, 4  # steps with a checkpoint
@@ -247,3 +247,24 @@ def test_a_sync_of_a_newer_version_ends_the_reading(
     assert len(reads) >= 4
     assert (answers[0]["state"], answers[0]["weightVersion"]) == ("SERVING", SECOND)
     assert server.control().checksum() == versions[SECOND][1]
+
+
+@pytest.mark.slow  # starts another engine
+def test_each_rank_of_an_engine_gets_what_it_keeps(store: JobStore, trained: Trained, tmp_path: Path) -> None:
+    engine = Server(tmp_path, port=free_port(), tensor_parallel=2, return_routed_experts=False)
+    try:
+        engine.await_answer()
+        agent = trained.first.agent(engine, ranks=2)
+        watch_until(agent, "STALE", engine, 60)
+        sources = serve(trained.memory[0])
+        wanted = agent.sync(JOB, FIRST, sources, attempt=1)
+        weights = engine.control().checksum()
+        assert agent.sync(JOB, FIRST + 1, sources, attempt=1)["checksum"] != wanted["checksum"]
+        late = store.agent(engine, ranks=2)
+        watch_until(late, "SERVING", engine, 60)
+        status = late.status()
+        assert (status["weightVersion"], status["checksum"]) == (FIRST, wanted["checksum"])
+        assert engine.control().checksum() == weights
+        assert len(late._installer.load_report["sent"]) == 2
+    finally:
+        engine.kill()
