@@ -124,15 +124,17 @@ def trainers(root: Path) -> Iterator[dict[int, str]]:
 @contextmanager
 def limited_agent(
     mebibytes: int, engine: str, key: Path, folder: Path, bucket_mebibytes: int = 512, ranks: int = 1,
-    peers: str = "", port: int | None = None,
+    peers: str = "", port: int | None = None, store: Path | None = None,
 ) -> Iterator[tuple[Process, MemoryLimit]]:  # fmt: skip
     """Run the agent of the engine at URL ``engine`` with a memory limit.
 
-    ``peers``: host name of the pool's agents, which listen on the port of agents in pods.
+    ``peers``: host name of the pool's agents, which listen on the port of agents in pods. ``store``: folder
+    of the job in its checkpoint store.
     """
     limit = MemoryLimit(mebibytes)
     arguments = f"rollout --engine {engine} --engine-ranks {ranks} --admin-key {key} --writer {JOB}"
     arguments += f" --bucket-megabytes {bucket_mebibytes}" + (f" --peers {peers}" if peers else "")
+    arguments += f" --store {store}" if store else ""
     agent = Process(arguments, folder / "agent.log", limit, port)
     try:
         agent.await_answer()

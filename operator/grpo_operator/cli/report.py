@@ -10,6 +10,7 @@ from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.cli.step_report import step_as_data, step_as_table
 from grpo_operator.plan.planner import transfer_bounds
 from grpo_operator.plan.planner.deadlines import completed_deadlines
+from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.resolve import JobPlan
 from grpo_operator.plan.planner.resources import completed_job, completed_template
 from grpo_operator.plan.planner.step.job import Assumptions, step_model
@@ -110,7 +111,10 @@ def _deadlines(spec: GRPOJobSpec, pool: RolloutTemplate, plan: JobPlan) -> dict[
 
 def _checkpoint(spec: GRPOJobSpec, plan: JobPlan, store_speed: float) -> dict[str, float]:
     assert plan.model is not None
-    size = transfer_bounds.checkpoint_bytes(plan.model, spec.model.multi_token_prediction)
+    mtp = spec.model.multi_token_prediction
+    size = transfer_bounds.checkpoint_bytes(plan.model, mtp)
+    if spec.fills_engines_from_store:
+        size += parameters.model_bytes(plan.model, plan.engine.fp8, mtp)
     return {"bytes": size, "seconds": size / (store_speed * spec.trainer.nodes)}
 
 

@@ -11,7 +11,7 @@ from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.plan.weight_path import job_weight_path
 from grpo_operator.render.metadata import metadata
-from grpo_operator.render.volumes import STORE_MOUNT
+from grpo_operator.render.volumes import job_store
 
 
 def job_config_map(
@@ -32,8 +32,7 @@ def job_config_map(
         fp8=pool.engine.quantization == "fp8-block128",
         weight_path=job_weight_path(spec, pool),
         writer=names.writer(job),
-        # The writer contains the uid, so a new job of the same name does not resume the old checkpoints.
-        store=Path(f"{STORE_MOUNT}/{namespace}-{names.writer(job)}"),
+        store=Path(job_store(namespace, names.writer(job))),
     )
     return {
         "apiVersion": "v1",

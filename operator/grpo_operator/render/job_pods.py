@@ -14,7 +14,7 @@ from grpo_operator.plan.weight_path import job_weight_path
 from grpo_operator.render.placement import apart_from, packed, prefer_leaves, share_host_ipc
 from grpo_operator.render.pod_template import PYTHON, PodParts, overlaid, probe, share_key
 from grpo_operator.render.rollout_pods import EnginePods
-from grpo_operator.render.volumes import STORE_MOUNT, fetch, job_files, model_files
+from grpo_operator.render.volumes import STORE_MOUNT, fetch, job_files, job_store, model_files
 
 # Ray lowers the priority of its workers by 15, but the ranks are the main processes of the pod.
 _RANK_ENV = {"GRPO_WEIGHTS_DIR": "/weights", "RAY_worker_niceness": "0"}
@@ -86,9 +86,10 @@ class JobPods:
         return overlaid(pod, trainer)
 
     def engines(self) -> EnginePods:
-        """Return the builder of the job's own engines. They mount the store, which may hold models."""
-        mounts = ((self._store(), {"name": "store", "mountPath": STORE_MOUNT}),)
+        """Return the builder of the job's own engines. They read models and weight versions in the store."""
+        mounts = ((self._store(), {"name": "store", "mountPath": STORE_MOUNT, "readOnly": True}),)
         colocated = self.spec.mode == "colocated"
+        folder = job_store(self.parts.owner.namespace, self.writer)
         return EnginePods(
             self.parts,
             self.spec.model.path,
@@ -98,6 +99,7 @@ class JobPods:
             mounts,
             colocated,
             model_files(self.spec.model),
+            folder if self.spec.fills_engines_from_store else None,
         )
 
     def _weight_path(self) -> WeightPath:

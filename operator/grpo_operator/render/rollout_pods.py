@@ -40,6 +40,7 @@ class EnginePods:
     ``mounts``: volumes of every container, each with its mount.
     ``colocated``: the engines run beside the job's training pods and share their GPUs.
     ``model``: volume from which the server reads the model's configuration.
+    ``store``: folder of the job in its store, from which agents fill engines that nobody else can fill.
     """
 
     parts: PodParts
@@ -50,6 +51,7 @@ class EnginePods:
     mounts: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = ()
     colocated: bool = False
     model: Files | None = None
+    store: str | None = None
 
     def pod(self, pool: RolloutTemplate, leaf: str | None = None) -> dict[str, Any]:
         """Return one pod of an engine: a stock SGLang server, restarted in place, and its weight agent.
@@ -131,6 +133,8 @@ class EnginePods:
             arguments += f" --turns {TURNS}"
         if not self.colocated:  # colocated engines have no weights while their trainers compute
             arguments += f" --peers {self.parts.owner.rollout_service}"
+        if self.store:
+            arguments += f" --store {self.store}"
         if pool.engine.return_routed_experts:
             arguments += f" --routed-experts {ROUTED_EXPERTS}"
         if self.writer:

@@ -18,6 +18,14 @@ _WAIT_RESOURCES = Resources(cpu="10m", memory="64Mi")
 _STORE = {"name": "store", "mountPath": STORE_MOUNT}
 
 
+def job_store(namespace: str, writer: str) -> str:
+    """Return the folder of a job in its store. ``writer``: identity of the job.
+
+    It contains the uid, so a new job of the same name does not resume the old checkpoints.
+    """
+    return f"{STORE_MOUNT}/{namespace}-{writer}"
+
+
 @dataclass(frozen=True, slots=True)
 class Files:
     """A VolumeSpec rendered into pods. ``kind``: model or data."""

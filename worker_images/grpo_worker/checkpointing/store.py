@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 MARKER = "COMMITTED"
 SET_ASIDE = "DAMAGED"  # name of the marker of a damaged checkpoint, which is removed like incomplete ones
 CONTROLLER_STATE = "controller.json"
+WEIGHTS = "weights"  # folder with a copy of the checkpoint's weight version, which engines can be filled from
 # Fields of a config.json that do not affect the function that a model computes.
 NO_SHAPE = ("transformers_version", "torch_dtype", "dtype", "quantization_config")
 FORMAT = 1  # of the marker and the checkpoint; increment it when older code could not load them
@@ -53,9 +54,12 @@ def complete_steps(root: str | Path) -> list[int]:
 
 
 def commit(root: str | Path, step: int, origin: Origin) -> None:
-    """Mark a checkpoint as complete with a file that lists its files and is renamed into place."""
+    """Mark a checkpoint as complete with a file that lists its files and is renamed into place.
+
+    ``WEIGHTS`` is not listed: training can be restored without it.
+    """
     path = directory(root, step)
-    files = {f.name: f.stat().st_size for f in sorted(path.iterdir())}
+    files = {f.name: f.stat().st_size for f in sorted(path.iterdir()) if f.is_file()}
     temporary = path / f".{MARKER}"
     with temporary.open("w") as handle:
         json.dump({"format": FORMAT, "step": step, "origin": asdict(origin), "files": files}, handle)
@@ -120,7 +124,10 @@ def verify(path: Path, model: str) -> Origin:
 
 
 def prune(root: str | Path, keep: int) -> None:
-    """Remove all but the newest ``keep`` complete checkpoints, and incomplete ones older than these."""
+    """Remove all but the newest ``keep`` complete checkpoints, and incomplete ones older than these.
+
+    Only the newest keeps its copy of the weight version: trainers restart from no other.
+    """
     kept = set(complete_steps(root)[-keep:])
     newest = max(kept, default=-1)
     for path in sorted(Path(root).glob("step-*")):
@@ -128,3 +135,5 @@ def prune(root: str | Path, keep: int) -> None:
         if step not in kept and step < newest:
             (path / MARKER).unlink(missing_ok=True)  # first, so that no partial directory has a marker
             shutil.rmtree(path, ignore_errors=True)
+        elif step < newest:
+            shutil.rmtree(path / WEIGHTS, ignore_errors=True)

@@ -84,6 +84,25 @@ class StepLog:
             index.write(_ENTRY.pack(step, start, start + len(lines)))
 
 
+def first_record_of_last_step(path: Path) -> dict[str, Any] | None:
+    """Return the first record of the last step in the log at ``path``; None: there is none.
+
+    For other processes than the one that writes. Raises OSError, or ValueError for a damaged log.
+    """
+    index = path.with_name(path.name + ".index")
+    if not index.exists():
+        return None
+    with index.open("rb") as entries, path.open("rb") as log:
+        number = os.fstat(entries.fileno()).st_size // _ENTRY.size - 1
+        if number < 0:
+            return None
+        _, start, end = _entry(entries, number)
+        log.seek(start)
+        line = log.readline(end - start)
+    record: dict[str, Any] | None = json.loads(line) if line else None
+    return record
+
+
 def _entry(index: Any, number: int) -> tuple[int, int, int]:
     index.seek(number * _ENTRY.size)
     step, start, end = _ENTRY.unpack(index.read(_ENTRY.size))

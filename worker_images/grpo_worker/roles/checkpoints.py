@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from grpo_worker.checkpointing.snapshots import file_of, remove_older, seal
+from grpo_worker.checkpointing.store import WEIGHTS as STORED_WEIGHTS
+from grpo_worker.checkpointing.store import directory
 from grpo_worker.profiling.counted_file import open_counted
 from grpo_worker.roles.dispatch import Dispatch, RankInfo, register
 from grpo_worker.roles.weight_sync import WEIGHTS
+from grpo_worker.weightsync.trainer.version_copy import VersionCopy
 
 if TYPE_CHECKING:
     from grpo_worker.roles.trainer_models import TrainerModels
@@ -23,11 +26,21 @@ class CheckpointMethods:
     rank_info: RankInfo
     _models: "TrainerModels"
     _snapshot_error = ("", "")  # name of a snapshot, and why it could not be written
+    _version_copy: VersionCopy | None = None  # the newest
 
     @register(Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, step: int, controller_state: dict[str, Any]) -> None:
-        """Start to write the checkpoint of ``step``; training continues meanwhile."""
-        self._models.checkpointer.save(step, controller_state)
+        """Start to write the checkpoint of ``step``; training continues meanwhile.
+
+        The version of the step is published.
+        """
+        checkpointer = self._models.checkpointer
+        if not self._models.spec.fills_engines_from_store:
+            checkpointer.save(step, controller_state)
+            return
+        to = directory(checkpointer.root, step) / STORED_WEIGHTS
+        copy = self._version_copy = VersionCopy(WEIGHTS, step, self.rank_info.rank, to)
+        checkpointer.save(step, controller_state, copy.run)
 
     @register(Dispatch.ONE_TO_ALL)
     def take_snapshot(self, name: str, kept: str | None) -> None:

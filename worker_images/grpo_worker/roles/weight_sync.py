@@ -14,6 +14,7 @@ from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS
 
 if TYPE_CHECKING:
     from grpo_worker.roles.trainer_models import TrainerModels
+    from grpo_worker.weightsync.trainer.version_copy import VersionCopy
 
 _GIVING_UP_SECONDS = 10.0  # that a rank has for it after its patience, before it counts as hanging
 WEIGHTS = Path(os.environ.get("GRPO_WEIGHTS_DIR", "/weights"))
@@ -29,6 +30,7 @@ class WeightMethods:
     _rank: int
     _world: int
     _models: "TrainerModels"
+    _version_copy: "VersionCopy | None"
 
     @register(Dispatch.ONE_TO_ALL)
     def publish_weights(self, version: Version, fp8: bool, deltas: bool) -> str:
@@ -40,6 +42,8 @@ class WeightMethods:
         from grpo_worker.quantization.fp8 import quantised_parts
         from grpo_worker.weightsync.trainer.publisher import publish
 
+        if self._version_copy is not None:
+            self._version_copy.before_publishing(version)
         with self._models.policy.trainable.weights.on_device():
             parts = self._owned()
             if fp8:

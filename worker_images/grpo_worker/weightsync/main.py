@@ -50,6 +50,7 @@ def main() -> None:
         "--host-index", type=_host_index, default=0, help="0: the first host, which leads the others"
     )
     parser.add_argument("--peers", help="headless service of the agents of the pool's engines")
+    parser.add_argument("--store", type=Path, help="folder of the job in its checkpoint store")
     parser.add_argument("--first-host", help="URL of the agent of the engine's first host")
     parser.add_argument("--address", default="127.0.0.1", help="at which the engine's hosts reach this pod")
     parser.add_argument("--timeout", type=float, default=120, help="seconds of a call to the engine")
@@ -92,7 +93,7 @@ def _rollout(args: argparse.Namespace) -> Starlette:
     fetcher = Fetcher(args.timeout, _whole_blobs(args))
     hosts = HostRendezvous(args.hosts) if args.hosts > 1 else None
     peers = Peers(urls_of(args.peers), args.timeout) if args.peers else None
-    place = EnginePlace(args.address, hosts, args.start_seconds, peers)
+    place = EnginePlace(args.address, hosts, args.start_seconds, peers, args.store)
     engine = Engine(args.engine, args.timeout, args.admin_key, hosts)
     agent = Agent(
         args.name, engine, args.engine_ranks, bucket, args.timeout, args.writer, fetcher, args.turns, place,

@@ -299,6 +299,14 @@ class GRPOJobSpec(Model):
         """Return whether trainer and engines share GPUs. On CPUs, colocated pods only share a node."""
         return self.mode == "colocated" and self.trainer.device is Device.CUDA
 
+    @property
+    def fills_engines_from_store(self) -> bool:
+        """Return whether engines read weights from the checkpoint store if nobody else has them.
+
+        Engines of a shared pool do not know the store. Colocated ones wait for the trainers' next version.
+        """
+        return self.rollout.template is not None and self.mode != "colocated"
+
 
 def check_context(data: DataSpec, pool: RolloutTemplate, field: str) -> None:
     """Raise ValueError if prompt and response do not fit in the context length of a pool's engines.

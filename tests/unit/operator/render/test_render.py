@@ -24,8 +24,8 @@ def cluster(suspend: bool = False, **spec: Any) -> dict[str, Any]:
     return job_cluster(manifest, parsed, pool_of(parsed), SETTINGS, suspend).wire()
 
 
-def group(name: str) -> dict[str, Any]:
-    groups = cluster()["spec"]["workerGroupSpecs"]
+def group(name: str, **spec: Any) -> dict[str, Any]:
+    groups = cluster(**spec)["spec"]["workerGroupSpecs"]
     return dict(next(g for g in groups if g["groupName"] == name))
 
 
@@ -177,3 +177,16 @@ def test_agents_find_their_peers_by_the_service_of_all_engines() -> None:
     service = rollout_service(job(), pool_of(spec_of(job())))["metadata"]["name"]
     agent = group("rollout")["template"]["spec"]["containers"][1]
     assert f"--peers {service}" in agent["args"][0]
+
+
+def test_agents_of_a_jobs_own_engines_read_the_store_and_nobody_in_their_pods_writes_there() -> None:
+    pod = group("rollout")["template"]["spec"]
+    assert "--store /store/default-tiny-moe-12345678" in pod["containers"][1]["args"][0]
+    for container in pod["containers"]:
+        (mount,) = (m for m in container["volumeMounts"] if m["name"] == "store")
+        assert mount == {"name": "store", "mountPath": "/store", "readOnly": True}
+
+
+def test_agents_of_colocated_engines_wait_for_the_next_version_of_their_trainers() -> None:
+    agent = group("rollout", mode="colocated")["template"]["spec"]["containers"][1]
+    assert "--store" not in agent["args"][0] and "--peers" not in agent["args"][0]

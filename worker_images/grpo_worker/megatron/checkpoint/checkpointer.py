@@ -4,7 +4,7 @@ import json
 import random
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,8 +177,14 @@ class Checkpointer:
         self._queue = _ThreadQueue()
         self._pending: list[int] = []
 
-    def save(self, step: int, controller_state: dict[str, Any]) -> None:
-        """Copy the state and start to write it; training may continue when this returns."""
+    def save(
+        self, step: int, controller_state: dict[str, Any], first: Callable[[], None] | None = None
+    ) -> None:
+        """Copy the state and start to write it; training may continue when this returns.
+
+        ``first``: writes other files of this rank into the checkpoint, in the same thread and before the
+        state. It must not raise.
+        """
         path = directory(self.root, step)
         if dist.get_rank() == 0:
             shutil.rmtree(path, ignore_errors=True)  # left by an attempt that died
@@ -194,7 +200,7 @@ class Checkpointer:
                 content_metadata=_CONTENT,
             )
             request.add_finalize_fn(lambda: self._commit(step))
-            self._queue.schedule_async_request(request)
+            self._queue.schedule_async_request(_after(first, request) if first else request)
         self._pending.append(step)
 
     def poll(self, blocking: bool = False) -> list[int]:
@@ -238,6 +244,17 @@ class Checkpointer:
         metadata["dp_cp_group"] = parallel_state.get_data_parallel_group(with_context_parallel=True)
         state = {part.prefix or "policy.": part.state(loading, metadata) for part in self._parts}
         return state | {"rng": _rng_object()}
+
+
+def _after(first: Callable[[], None], request: AsyncRequest) -> AsyncRequest:
+    """Return the request with other work before it."""
+
+    def run(*args: Any, **kwargs: Any) -> None:
+        first()
+        if request.async_fn is not None:  # else this rank has no state to write
+            request.async_fn(*args, **kwargs)
+
+    return request._replace(async_fn=run)
 
 
 def _rng_object() -> ShardedObject:

@@ -8,7 +8,7 @@ ranks (LinkReceiver). An engine that restarts is loaded without a call (Refiller
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ from grpo_worker.weightsync.agent.managed_engine import ManagedEngine
 from grpo_worker.weightsync.agent.peer_fill import PeerFill
 from grpo_worker.weightsync.agent.peer_offer import PeerOffer
 from grpo_worker.weightsync.agent.refiller import Refiller
-from grpo_worker.weightsync.agent.refills import UrgentCalls
+from grpo_worker.weightsync.agent.refills import WaitingCalls
 from grpo_worker.weightsync.agent.served_weights import PeerError, ServedWeights
 from grpo_worker.weightsync.agent.staged_loader import StagedLoader
+from grpo_worker.weightsync.agent.store_fill import StoreFill
 from grpo_worker.weightsync.agent.writer_guard import WriterGuard
 from grpo_worker.weightsync.protocol.link_offer import LinkOffer
 from grpo_worker.weightsync.protocol.manifest import Manifest
@@ -53,7 +54,7 @@ class Agent:
         self._unresponsive_limit = UNRESPONSIVE_SECONDS + timeout
         self._place = place or EnginePlace()
         self._lock = threading.Lock()  # held while ``_engine`` changes
-        self._urgent = UrgentCalls()
+        self._calls = WaitingCalls()
         self._guard = WriterGuard(writer)
         self._fetcher = fetcher or Fetcher(timeout)
         self._lease = GpuLease(engine, lease_file)
@@ -61,15 +62,16 @@ class Agent:
         self._engine = ManagedEngine(engine, self._installer, self._lease, self._place)
         self._receiver = LinkReceiver(self._engine, self._fetcher, double_buffer)
         self._loader = StagedLoader(self._engine, self._fetcher, bucket_bytes)
-        peer_fill = PeerFill(self._place.peers, self._fetcher, bucket_bytes, self._urgent.any)
-        self._refiller = Refiller(self._engine, self._loader, peer_fill, self._guard)
+        peer_fill = PeerFill(self._place.peers, self._fetcher, bucket_bytes, self._calls.urgent)
+        store_fill = StoreFill(self._place.store, writer, self._fetcher, bucket_bytes, timeout, self._calls)
+        self._refiller = Refiller(self._engine, self._loader, peer_fill, store_fill, self._guard)
         self._served = ServedWeights(engine, engine_ranks, timeout, self._place.address)
 
     def bind(self, writer: str) -> None:
         """Accept weights from this job only. The weights of another job are dropped."""
         if writer == self._guard.writer:
             return
-        with self._urgent.waiting(), self._lock:
+        with self._calls.waiting(), self._lock:
             if self._guard.bind(writer):
                 self._engine.drop_weights(f"bound to {writer}")
 
@@ -90,7 +92,7 @@ class Agent:
             silent=self._engine.client.unresponsive_seconds() > 0,
             history=list(state.history),
             checksum=held.checksum,
-            staged_version=held.staged.version if held.staged else None,
+            staged_version=held.staged.version if held.staged and held.staged.sources else None,
             ranks=self._ranks,
             bucket_bytes=self._bucket_bytes,
             settled=self._lease.settled,
@@ -139,6 +141,7 @@ class Agent:
         Returns status() with the seconds of each part. Raises like ``sync``.
         """
         with self._admitted(writer, attempt):
+            self._guard.note(attempt, version)
             self._receiver.receive(version, link, patience)
             return self.status() | {"seconds": self._installer.seconds}
 
@@ -161,7 +164,8 @@ class Agent:
         Returns status() with the seconds of each part. Raises UpdateError, after marking a touched engine
         STALE or RESTARTING, and WriterError for another job or an older attempt.
         """
-        with self._admitted(writer, attempt, urgent=False):
+        with self._admitted(writer, attempt, version):
+            self._guard.note(attempt, version)
             if self._engine.held.came_from(gang) and self._engine.serves(version):
                 return self.status()
             self._loader.load(version, sources)
@@ -210,12 +214,12 @@ class Agent:
             self._lock.release()
 
     @contextmanager
-    def _admitted(self, writer: str, attempt: int, urgent: bool = True) -> Iterator[None]:
+    def _admitted(self, writer: str, attempt: int, version: int | None = None) -> Iterator[None]:
         """Hold the lock for one call of the bound job. Raises WriterError before and after waiting for it.
 
-        ``urgent``: the call does not wait until the engine has been filled from a peer.
+        ``version``: the call waits until an engine that is being filled with it, or by a peer, is filled.
         """
         self._guard.check(writer, attempt)
-        with self._urgent.waiting() if urgent else nullcontext(), self._lock:
+        with self._calls.waiting(version), self._lock:
             self._guard.admit(writer, attempt)
             yield

@@ -1,8 +1,9 @@
-"""Blobs of a version: read by ranges from the trainers' sidecars, or held in this process's memory."""
+"""Blobs of a version: read by ranges from sidecars or files, or held in this process's memory."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 import xxhash
 
 from grpo_worker.weightsync.agent.chunks import Chunk, Extent
-from grpo_worker.weightsync.agent.http_reader import Body, FetchError, HttpReader
+from grpo_worker.weightsync.agent.http_reader import FetchError
 from grpo_worker.weightsync.protocol.digest import PIECE, SIZE
 from grpo_worker.weightsync.protocol.manifest import Manifest
 
@@ -56,12 +57,28 @@ class LocalBlobs:
     def close(self) -> None: ...
 
 
+class Body(Protocol):
+    """Bytes that are read in order; see HttpReader."""
+
+    def fill(self, to: memoryview, deadline: float) -> None: ...
+
+
+class RangeReader(Protocol):
+    """Opens ranges of bytes at a URL or in a file; see HttpReader and FileReader."""
+
+    def get(self, url: str, part: tuple[int, int]) -> AbstractContextManager[Body]: ...
+
+
+class DamageError(FetchError):
+    """Bytes have another digest than the manifest's."""
+
+
 class RangedBlobs:
-    """Blobs that stay at the trainers; ``urls``: of the ranks' blobs."""
+    """Blobs that stay where they are; ``urls``: of the ranks' blobs."""
 
     local = False
 
-    def __init__(self, reader: HttpReader, urls: Mapping[int, str], manifests: Sequence[Manifest]) -> None:
+    def __init__(self, reader: RangeReader, urls: Mapping[int, str], manifests: Sequence[Manifest]) -> None:
         self._reader = reader
         self._urls = urls
         self._digests = {manifest.rank: manifest.digests_of_slices() for manifest in manifests}
@@ -156,7 +173,7 @@ class _SliceCheck:
             self._seen += len(part)
             if self._seen == end:
                 if self._hasher.digest() != self._digests[piece * SIZE : (piece + 1) * SIZE]:
-                    raise FetchError(f"{self._where}: another digest than the manifest's")
+                    raise DamageError(f"{self._where}: another digest than the manifest's")
                 self._hasher.reset()
 
 

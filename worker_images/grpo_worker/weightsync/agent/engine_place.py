@@ -1,6 +1,7 @@
 """Place of an engine: the address of its first host, its peers, and the rendezvous of its hosts."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from grpo_operator.api.messages import EngineHost
@@ -16,13 +17,15 @@ class EnginePlace:
     """``address``: at which all hosts of the engine reach its first host. ``hosts``: None for one host.
 
     ``start_seconds``: in which the started servers of all hosts must answer. ``peers``: from which the engine
-    is loaded if nobody else does it; None: it waits for the trainers.
+    is loaded if nobody else does it; None: it waits for the trainers. ``store``: folder of the job in its
+    checkpoint store, from which it is loaded if no peer serves.
     """
 
     address: str = "127.0.0.1"
     hosts: HostRendezvous | None = None
     start_seconds: float = START_SECONDS
     peers: Peers | None = None
+    store: Path | None = None
 
     def further_agents(self) -> list[str]:
         """Return the URLs of the agents of the engine's further hosts, by host."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from grpo_worker.weightsync.agent.blobs import Blobs, LocalBlobs, RangedBlobs
+from grpo_worker.weightsync.agent.file_reader import FileReader
 from grpo_worker.weightsync.agent.http_reader import HttpReader
 from grpo_worker.weightsync.agent.peer_blobs import PeerBlobs
 from grpo_worker.weightsync.agent.sources import each, url_of
@@ -48,9 +49,16 @@ class Fetcher:
         self._streamed = PeerBlobs(self._reader, urls, cancelled)
         return self._streamed
 
+    def stored_blobs(
+        self, reader: FileReader, paths: Mapping[int, str], manifests: Sequence[Manifest]
+    ) -> Blobs:
+        """Return the blobs of a version in the checkpoint store. ``paths``: of the files, by rank."""
+        self._streamed = RangedBlobs(reader, paths, manifests)
+        return self._streamed
+
     @property
     def received(self) -> int:
-        """Bytes that the last version took over the network so far."""
+        """Bytes that the last version took over the network, or from the store, so far."""
         if self._streamed is not None:
             return self._streamed.received
         return self._whole.received if self._whole is not None else 0

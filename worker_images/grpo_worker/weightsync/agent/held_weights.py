@@ -9,10 +9,10 @@ from grpo_worker.weightsync.agent.staged_version import StagedVersion
 
 @dataclass(frozen=True, slots=True)
 class StagedSource:
-    """A version in the trainers' host memory.
+    """A version that the trainers have staged.
 
-    ``sources``: rank -> base URL. ``digests``: of the ranks' blobs. ``copy``: the version, if its
-    blobs are in this process's memory.
+    ``sources``: of their host memory, rank -> base URL; empty if the version came from the checkpoint store.
+    ``digests``: of the ranks' blobs. ``copy``: the version, if its blobs are in this process's memory.
     """
 
     version: int
@@ -46,8 +46,9 @@ class HeldWeights:
 
     @property
     def reloadable(self) -> StagedSource | None:
-        """Version to load into an engine that restarted or whose update failed."""
-        return None if self.awaits_next else self.staged
+        """Version in the trainers' host memory to load into an engine that restarted or failed to update."""
+        staged = self.staged
+        return staged if staged is not None and staged.sources and not self.awaits_next else None
 
     @property
     def origin(self) -> Origin:

@@ -29,24 +29,29 @@ class Refills:
         self._next = time.monotonic() + _LOOK_SECONDS
 
 
-class UrgentCalls:
-    """Calls that wait while the engine is filled from a peer, and end that. Thread-safe."""
+class WaitingCalls:
+    """Calls of the job that wait while the engine is filled without one, and may end that. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._count = 0
+        self._versions: list[int | None] = []
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Count a call while it waits and runs."""
+    def waiting(self, version: int | None = None) -> Iterator[None]:
+        """Note a call while it waits and runs. ``version``: which it only asks the engine to have."""
         with self._lock:
-            self._count += 1
+            self._versions.append(version)
         try:
             yield
         finally:
             with self._lock:
-                self._count -= 1
+                self._versions.remove(version)
 
-    def any(self) -> bool:
-        """Return whether a call waits."""
-        return self._count > 0
+    def urgent(self) -> bool:
+        """Return whether a call waits that needs the engine, whatever it serves."""
+        return None in self._versions
+
+    def other_than(self, version: int | None) -> str:
+        """Return why an engine that is being filled with ``version`` is needed now; "": it is not."""
+        waiting = [found for found in list(self._versions) if found is None or found != version]
+        return "a call of the job needs the engine" if waiting else ""

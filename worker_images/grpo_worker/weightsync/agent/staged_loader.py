@@ -37,9 +37,11 @@ class StagedLoader:
         with engine.updating(version):
             manifests = self._manifests(sources, version)
             held, source = engine.held.staged, _source(version, manifests, sources)
-            if not (engine.serves(version) and held is not None and held.digests == source.digests):
-                engine.set_source(source)
-                self.install(self._stage(source, manifests))
+            if engine.serves(version) and held is not None and held.digests == source.digests:
+                engine.set_source(replace(held, sources=sources))  # it may have come from elsewhere
+                return
+            engine.set_source(source)
+            self.install(self._stage(source, manifests))
 
     def load_again(self, source: StagedSource) -> None:
         """Load a version that was loaded before. Raises UpdateError; the caller marks the engine."""

@@ -15,18 +15,27 @@ class WriterGuard:
     def __init__(self, writer: str | None = None) -> None:
         self.writer = writer
         self.attempt = 0
+        self._newest = (0, 0)  # attempt and version of the newest weights of the job that are known to exist
 
     def bind(self, writer: str) -> bool:
         """Bind a job, and return whether it is another one than before."""
         if writer == self.writer:
             return False
-        self.writer, self.attempt = writer, 0
+        self.writer, self.attempt, self._newest = writer, 0, (0, 0)
         return True
 
     def adopt(self, writer: str | None, attempt: int) -> None:
         """Take over the job whose weights the engine got from a peer, unless a job is bound already."""
         if self.writer is None:
             self.writer, self.attempt = writer, attempt
+
+    def note(self, attempt: int, version: int) -> None:
+        """Note that an attempt of the bound job has ``version``. A newer attempt may be at an older one."""
+        self._newest = max(self._newest, (attempt, version))
+
+    def outdated(self, attempt: int, version: int) -> bool:
+        """Return whether the job is known to have newer weights than ``version`` of ``attempt``."""
+        return (attempt, version) < self._newest
 
     def check(self, writer: str, attempt: int) -> None:
         """Raise WriterError unless this attempt of the job may write."""
