@@ -28,7 +28,7 @@ from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.data.routed_experts import RoutedExperts
 from grpo_worker.megatron.families.registry import expert_layers
 from grpo_worker.metrics.flops import ModelFlops, attention_width
-from grpo_worker.roles.dispatch import Columns, RankInfo
+from grpo_worker.roles.dispatch import Columns, RankInfo, collect
 from grpo_worker.weightsync.planner.regions import RegionError
 from grpo_worker.weightsync.protocol.link_offer import LinkOffer
 from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS
@@ -127,7 +127,10 @@ class RankMethods:
     def result(self, method: str, rank: RankInfo, args: Sequence[Any]) -> Any:
         """Return the result of one rank."""
         if method in _FORWARD or method in _UPDATE:
-            return self._of_batch(method, _batch(args)) if rank.collected else None
+            if not rank.collected:
+                return None
+            batch = _batch(args)
+            return collect(rank, batch, self._of_batch(method, batch))
         if method == "poll_checkpoint":
             return self._poll()
         if method == "load_routed_experts":
