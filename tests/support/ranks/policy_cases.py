@@ -14,7 +14,7 @@ from megatron.core import parallel_state
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.trainer import OffloadSpec, OptimizerSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig
-from grpo_worker.checkpointing.store import Origin, directory
+from grpo_worker.checkpointing.store import Origin, complete_steps, directory
 from grpo_worker.common.ragged_batch import INPUT_IDS, RaggedBatch, spread_spans
 from grpo_worker.data.micro_batch import Batch
 from grpo_worker.megatron.checkpoint import snapshot
@@ -31,6 +31,7 @@ from grpo_worker.model_files.config import model_config
 from grpo_worker.roles.trainer_models import rank_info
 from grpo_worker.weightsync.trainer import publisher
 from support.padded import padded_tokens, ragged, token_weights
+from support.stuck_store import StuckStore
 
 SEED = 7
 NOTHING = OffloadSpec()
@@ -261,6 +262,38 @@ def save_and_resume(root: str, layout: dict[str, int]) -> dict[str, Any]:
     actual = whole_weights(policy)
     equal = all(torch.equal(expected[name], actual[name]) for name in expected)
     return {"undisturbed": undisturbed, "resumed": resumed, "weights_equal": equal}
+
+
+def save_on_a_stuck_store(root: str, layout: dict[str, int]) -> dict[str, Any]:
+    """Train on while the store is stuck at the beginning of a checkpoint, and then at its end.
+
+    Returns the steps, what was complete while the store was stuck and afterwards, the files that were waited
+    for, and the steps that follow when the checkpoint is loaded.
+    """
+    policy, store = make(layout), StuckStore(Path(root))
+    saver = checkpointer(root, policy)
+    history = train(policy, range(1))
+    for old in (1, 2):
+        saver.save(old, {})
+        assert saver.poll(blocking=True) == [old] * (dist.get_rank() == 0)
+    store.begin()
+    saver.save(3, {"cursor": 16})
+    history += train(policy, range(1, 2))
+    polled = [saver.poll()]
+    created = sorted(store.waited)
+    store.end()
+    saver._queue.async_calls[0].async_caller.close()  # the ranks have written their files
+    store.begin()
+    polled.append(saver.poll())  # begins to mark the checkpoint
+    history += train(policy, range(2, 3))
+    polled.append(saver.poll())
+    marked = sorted(store.waited)
+    store.end()
+    finished = saver.poll(blocking=True)
+    complete = complete_steps(root)
+    saver.load(directory(root, 3))
+    return {"history": history, "polled": polled, "created": created, "marked": marked, "finished": finished,
+            "complete": complete, "resumed": train(policy, range(1, 3))}  # fmt: skip
 
 
 def snapshot_and_resume(root: str, layout: dict[str, int]) -> dict[str, Any]:

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from grpo_worker.megatron.export.companions import write_companions
 from grpo_worker.megatron.export.config import Quantization, exported_config
 from grpo_worker.megatron.export.files import FileWriter, WriteReport, write_index
-from grpo_worker.megatron.export.store_barrier import store_barrier
 from grpo_worker.megatron.export.tensors import stored, whole_tensors
 from grpo_worker.megatron.families.base import Family
+from grpo_worker.megatron.host_sync.barrier import store_barrier
 from grpo_worker.profiling.progress import PROGRESS
 
 
