@@ -67,6 +67,10 @@ class Ranks:
     def begin(self, method: str, *args: Any) -> Callable[[], list[Any]]:
         return lambda: [f"{self._world.updates}-0", f"{self._world.updates}-1"]
 
+    def beside(self, method: str, *args: Any) -> Callable[[], list[Any]]:
+        self._world.calls.append(method)
+        return lambda: getattr(self, f"_{method}")(*args)
+
     def notify(self, method: str, *args: Any) -> None: ...
 
     def kill(self) -> None:
@@ -111,6 +115,18 @@ class Ranks:
         self, parts: list[list[RoutedExperts]], width: int, fetching: frozenset[int]
     ) -> list[list[str]]:
         return [[reference.key for reference in part if self._world.lost(reference)] for part in parts]
+
+    def _store_routed_experts(
+        self, references: list[RoutedExperts], folder: str
+    ) -> list[dict[str, tuple[str, int]]]:
+        places: list[dict[str, tuple[str, int]]] = []
+        for rank in range(2):
+            file = Path(folder) / f"rank-{rank}.bin"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("w") as target:
+                target.write(str(len(references)))
+            places.append({reference.key: (str(file), 0) for reference in references[rank::2]})
+        return places
 
     def _load_checkpoint(self, path: str) -> None:
         self._world.updates = int((Path(path) / "updates").read_text())

@@ -234,6 +234,7 @@ class TrainerWorker(WeightMethods, CheckpointMethods):
     ) -> dict[str, tuple[str, int]]:
         """Write this rank's share of the references' experts to a folder, where they outlive the engines.
 
+        Runs in a thread beside the calls, so that a slow store delays no step.
         Returns file and offset of each key, without those that are lost.
         """
         own, file = references[self._rank :: self._world], Path(folder) / f"rank-{self._rank}.bin"

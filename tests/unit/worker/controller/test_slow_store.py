@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from grpo_operator.api.v1alpha1.status import Phase
+from grpo_worker.rollout.batch_file import RolloutBatch
 from support.loop_world import World
 
 AHEAD: dict[str, Any] = {"staleness": {"maxVersionLag": 1}}
@@ -33,13 +34,19 @@ class _Blocked:
         self.begin, self.end = self._opened.clear, self._opened.set
 
 
-@pytest.mark.parametrize("changes", [{}, AHEAD], ids=["on-policy", "ahead"])
+@pytest.mark.parametrize(
+    ("changes", "replay"),
+    [({}, False), (AHEAD, False), (AHEAD, True)],
+    ids=["on-policy", "ahead", "ahead-with-experts"],
+)
 def test_a_store_that_blocks_takes_no_time_of_a_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], replay: bool
 ) -> None:
     calm = World(tmp_path / "calm", **changes)
+    calm.routing_replay = replay
     ledger = calm.run()
     world = World(tmp_path / "slow", **changes)
+    world.routing_replay = replay
     blocked = _Blocked(world.store, monkeypatch)
     update, complete = world.board.update, []
 
@@ -62,6 +69,10 @@ def test_a_store_that_blocks_takes_no_time_of_a_step(
     pending = sorted(file.name for file in (world.store / "pending").glob("*.npz"))
     assert pending == sorted(file.name for file in (calm.store / "pending").glob("*.npz"))
     assert ("step-00000004.npz" in pending) == bool(changes)
+    assert ("rank-0.bin" in blocked.waited) == replay
+    if replay:
+        saved = RolloutBatch.read(world.store / "pending" / "step-00000004.npz").samples
+        assert saved and all(sample.routed and Path(sample.routed.location).is_file() for sample in saved)
 
 
 def test_progress_after_a_failure_is_saved_beside_the_steps(
