@@ -128,6 +128,13 @@ class Ranks:
             places.append({reference.key: (str(file), 0) for reference in references[rank::2]})
         return places
 
+    def _export_weights(self, path: str, beside: bool) -> list[None]:
+        self._world.exports.append((Path(path).name, self._world.updates))
+        return [None, None]
+
+    def _poll_export(self, blocking: bool) -> list[bool]:
+        return [blocking or self._world.exported()] * 2
+
     def _load_checkpoint(self, path: str) -> None:
         self._world.updates = int((Path(path) / "updates").read_text())
 
@@ -222,6 +229,8 @@ class World:
         self.away: Callable[[], str] = lambda: ""
         self.before_generation: Callable[[int], None] = lambda _version: None
         self.routing_replay = False
+        self.exports: list[tuple[str, int]] = []  # name and updates of the weights
+        self.exported: Callable[[], bool] = lambda: True  # the export that was begun is complete
         self.lost: Callable[[RoutedExperts], bool] = lambda _reference: False  # asked when ranks fetch
         self.clock = FakeClock()
         self.board = ProgressBoard()

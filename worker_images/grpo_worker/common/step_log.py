@@ -10,8 +10,8 @@ from threading import Condition, Thread
 from typing import Any
 
 _ENTRY = struct.Struct("<qqq")  # step, first byte and end of its lines
-# Records that may wait for a slow store, dozens of steps of 8,192 samples. Then the next step waits too, because
-# memory is limited.
+# Records that may wait for a slow store, dozens of steps of 8,192 samples. Then the next step waits too,
+# because memory is limited.
 WAITING_BYTES = 64 << 20
 
 
