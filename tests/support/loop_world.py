@@ -67,6 +67,10 @@ class Ranks:
     def begin(self, method: str, *args: Any) -> Callable[[], list[Any]]:
         return lambda: [f"{self._world.updates}-0", f"{self._world.updates}-1"]
 
+    def beside(self, method: str, *args: Any) -> Callable[[], list[Any]]:
+        self._world.calls.append(method)
+        return lambda: getattr(self, f"_{method}")(*args)
+
     def notify(self, method: str, *args: Any) -> None: ...
 
     def kill(self) -> None:
@@ -111,6 +115,25 @@ class Ranks:
         self, parts: list[list[RoutedExperts]], width: int, fetching: frozenset[int]
     ) -> list[list[str]]:
         return [[reference.key for reference in part if self._world.lost(reference)] for part in parts]
+
+    def _store_routed_experts(
+        self, references: list[RoutedExperts], folder: str
+    ) -> list[dict[str, tuple[str, int]]]:
+        places: list[dict[str, tuple[str, int]]] = []
+        for rank in range(2):
+            file = Path(folder) / f"rank-{rank}.bin"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("w") as target:
+                target.write(str(len(references)))
+            places.append({reference.key: (str(file), 0) for reference in references[rank::2]})
+        return places
+
+    def _export_weights(self, path: str, beside: bool) -> list[None]:
+        self._world.exports.append((Path(path).name, self._world.updates))
+        return [None, None]
+
+    def _poll_export(self, blocking: bool) -> list[bool]:
+        return [blocking or self._world.exported()] * 2
 
     def _load_checkpoint(self, path: str) -> None:
         self._world.updates = int((Path(path) / "updates").read_text())
@@ -206,6 +229,8 @@ class World:
         self.away: Callable[[], str] = lambda: ""
         self.before_generation: Callable[[int], None] = lambda _version: None
         self.routing_replay = False
+        self.exports: list[tuple[str, int]] = []  # name and updates of the weights
+        self.exported: Callable[[], bool] = lambda: True  # the export that was begun is complete
         self.lost: Callable[[RoutedExperts], bool] = lambda _reference: False  # asked when ranks fetch
         self.clock = FakeClock()
         self.board = ProgressBoard()

@@ -77,6 +77,9 @@ class StandInProcesses:
             value = 29500
         return Call(index, method, ends, value)
 
+    def beside(self, index: int, method: str, *args: Any) -> Call:
+        return self.call(index, method, *args)
+
     def ask(self, index: int, method: str, *args: Any) -> Call:
         self.asked[method] = self.asked.get(method, 0) + 1
         value: Any = None

@@ -139,6 +139,20 @@ def test_a_slow_store_is_not_reported_as_a_hang(tmp_path: Path) -> None:
     assert len(looks) > 3 and looks == [[]] * len(looks)
 
 
+def test_an_export_to_a_stuck_store_delays_no_step_and_has_the_weights_of_its_step(tmp_path: Path) -> None:
+    layout = {"tensor": 2, "expert": 2}
+    calm = run_on_ranks("export_cases:steps_beside_nothing", 2, layout=layout)
+    found = run_on_ranks("export_cases:beside_steps", 2, root=str(tmp_path), layout=layout)
+    assert [rank["history"] for rank in found] == calm
+    assert found[0]["early"] == (False, ["step-00000001.incomplete"])
+    assert not found[1]["early"][0]
+    _is_whole(tmp_path / "step-00000001", tiny_model("deepseek_v3"))
+    tensors = _tensors(tmp_path / "step-00000001")
+    assert tensors.keys() == found[0]["weights"].keys()
+    assert all(torch.equal(tensor, found[0]["weights"][name]) for name, tensor in tensors.items())
+    assert any(not torch.equal(tensor, found[0]["after"][name]) for name, tensor in tensors.items())
+
+
 def _is_whole(folder: Path, hf: dict[str, Any]) -> None:
     """Check what SGLang and vLLM need: the architecture, a dtype, and an index that matches the files."""
     config = _json(folder / "config.json")

@@ -1,5 +1,6 @@
 """Megatron-Core on gloo ranks: steps, checkpoints, the CPU platform."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,19 @@ def test_resume_from_an_asynchronous_checkpoint_is_bitwise(tmp_path: Path) -> No
         assert rank["resumed"] == rank["undisturbed"]
         assert rank["weights_equal"]
     assert (tmp_path / "step-00000001" / "COMMITTED").is_file()
+
+
+def test_a_stuck_store_delays_checkpoints_and_no_step(tmp_path: Path) -> None:
+    calm = run_on_ranks("policy_cases:steps", 2, layout=TP2_EP2, count=3)
+    found = run_on_ranks("policy_cases:save_on_a_stuck_store", 2, root=str(tmp_path), layout=TP2_EP2)
+    for rank, expected in zip(found, calm, strict=True):
+        assert rank["history"] == expected and rank["resumed"] == expected[1:]
+        assert rank["polled"] == [[], [], []] and rank["complete"] == [2, 3], "the oldest is removed"
+    first, second = found
+    assert first["created"] == ["step-00000003"] and ".metadata" in first["marked"]
+    assert (first["finished"], second["finished"]) == ([3], [])
+    assert json.loads((tmp_path / "step-00000003" / "controller.json").read_text()) == {"cursor": 16}
+    assert not list(tmp_path.glob("step-*/.*.tmp"))
 
 
 @pytest.mark.parametrize("layout", [TP2_EP2, {"pipeline": 2, "layers_in_first_stage": 1}, {"context": 2}])

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from ray.util.placement_group import placement_group
 
 from grpo_worker.common.ragged_batch import INPUT_IDS, RaggedBatch
 from grpo_worker.controller.training.processes import RayProcesses
-from grpo_worker.controller.training.worker_group import WorkerGroup
+from grpo_worker.controller.training.worker_group import GangError, WorkerGroup
 from grpo_worker.roles.dispatch import Columns, Dispatch, RankInfo, register
 from grpo_worker.roles.host import RankHost
 from grpo_worker.roles.shared_batch import SharedBatch
@@ -32,6 +33,11 @@ class Reader(TrainerWorker):
 
     def stand_at(self, info: RankInfo) -> str:
         self.rank_info = info
+        return self.node().address
+
+    def await_file(self, file: str) -> str:
+        while not os.path.exists(file):
+            time.sleep(0.05)
         return self.node().address
 
     @register(Dispatch.MEGATRON_COMPUTE, (INPUT_IDS,))
@@ -87,3 +93,21 @@ def test_the_last_stage_fetches_the_ids_from_the_pod_of_the_first_one(group: Wor
     original, copy = _places([first, last], group.addresses[1])
     assert original == {head, group.addresses[0]}, "the controller's pod sends the ids to one pod"
     assert copy == set(group.addresses)
+
+
+def test_work_that_waits_beside_the_calls_holds_up_none(group: WorkerGroup, tmp_path: Path) -> None:
+    wait = group.beside("await_file", str(tmp_path / "store"))
+    lengths = np.full(ROWS, 4, np.int32)
+    shared = group.share(RaggedBatch(lengths // 2, lengths, 4, np.arange(16, dtype=np.int32)), ROWS)
+    assert group.call("log_probs", shared.all()).response["ids"].tolist() == [2, 3, 6, 7, 10, 11, 14, 15]
+    (tmp_path / "store").touch()
+    assert wait() == group.addresses == wait()
+
+
+def test_the_end_of_a_rank_ends_the_wait_for_work_beside_its_calls(
+    group: WorkerGroup, tmp_path: Path
+) -> None:
+    wait = group.beside("await_file", str(tmp_path / "store"))
+    group.kill()
+    with pytest.raises(GangError, match="await_file"):
+        wait()

@@ -204,7 +204,8 @@ def _limits(deadlines: dict[str, Any]) -> str:
 def _host(host: dict[str, int]) -> list[str]:
     """Return the lines about host memory, in GiB."""
     size = {name: f"{amount / 2**30:.0f} GiB" for name, amount in host.items()}
-    parts = ", ".join(f"{name} {size[name]}" for name in ("moved", "saving", "copies", "staged"))
+    names = ("moved", "saving", *(["exporting"] if host["exporting"] else []), "copies", "staged")
+    parts = ", ".join(f"{name} {size[name]}" for name in names)
     trainer, rollout = (f"{host[name] / 2**20:,.0f} MiB" for name in ("trainer_agent", "agent"))
     return [
         f"host memory     training pod {size['trainer']} ({parts}), /dev/shm {size['shared']}",

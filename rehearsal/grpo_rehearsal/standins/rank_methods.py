@@ -28,7 +28,7 @@ from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.data.routed_experts import RoutedExperts
 from grpo_worker.megatron.families.registry import expert_layers
 from grpo_worker.metrics.flops import ModelFlops, attention_width
-from grpo_worker.roles.dispatch import Columns, RankInfo
+from grpo_worker.roles.dispatch import Columns, RankInfo, collect
 from grpo_worker.weightsync.planner.regions import RegionError
 from grpo_worker.weightsync.protocol.link_offer import LinkOffer
 from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS
@@ -83,6 +83,7 @@ class RankMethods:
     saves: list[Save] = field(default_factory=list)
     _saving: tuple[Save, dict[str, Any]] | None = None  # (checkpoint, controller's state)
     _problem: str = ""  # of the exchange of layouts
+    _exported: float = 0.0  # when the export is complete
 
     def work(self, method: str, args: Sequence[Sequence[Any]], ranks: Sequence[int]) -> Work:
         """Return how long a call takes. ``args``: of each of the ``ranks``.
@@ -114,7 +115,8 @@ class RankMethods:
             "send_weights": lambda: times.waves(self.links.waves).pieces,
             "publish_weights": times.stage,
             "load_checkpoint": lambda: self._read(STATE),
-            "export_weights": lambda: times.write(WEIGHTS),
+            "export_weights": lambda: self._export(args[0][1]),
+            "poll_export": lambda: self._export_left() if args[0][0] else even(0.0),
             "take_snapshot": times.snapshot,
             "load_snapshot": times.snapshot,
             "refresh_reference": times.snapshot,
@@ -127,7 +129,10 @@ class RankMethods:
     def result(self, method: str, rank: RankInfo, args: Sequence[Any]) -> Any:
         """Return the result of one rank."""
         if method in _FORWARD or method in _UPDATE:
-            return self._of_batch(method, _batch(args)) if rank.collected else None
+            if not rank.collected:
+                return None
+            batch = _batch(args)
+            return collect(rank, batch, self._of_batch(method, batch))
         if method == "poll_checkpoint":
             return self._poll()
         if method == "load_routed_experts":
@@ -152,6 +157,7 @@ class RankMethods:
             "send_weights": lambda: [""] * len(args[0]),
             "publish_weights": lambda: f"version-{args[0]}",
             "snapshot_written": lambda: True,
+            "poll_export": lambda: self.now() >= self._exported,
             "end_step": dict,
         }
         return results[method]() if method in results else None
@@ -184,6 +190,19 @@ class RankMethods:
             self.nbytes["engine>trainer"] += join.kept
             self.nbytes["trainer>trainer"] += join.sends
         return join.problem and f"trainer rank {rank}: {join.problem}"
+
+    def _export(self, beside: bool) -> Pieces:
+        """Begin an export; return what the call waits for: with ``beside`` the copies only."""
+        times = self.job.durations
+        seen = times.copy() if beside else times.write(WEIGHTS)
+        self._exported = self.now() + seen.seconds + (times.write(WEIGHTS).seconds if beside else 0.0)
+        return seen
+
+    def _export_left(self) -> Pieces:
+        """Return the writes that are missing to the export in progress."""
+        left = max(self._exported - self.now(), 0.0)
+        whole = self.job.durations.write(WEIGHTS)
+        return whole.since(whole.seconds - left) if left else even(0.0)
 
     def _experts(self, references: Sequence[RoutedExperts]) -> int:
         """Return the bytes that all stages together read of these samples' experts."""

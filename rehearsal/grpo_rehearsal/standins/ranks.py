@@ -4,7 +4,7 @@ The controller's own WorkerGroup runs on them: its dispatch, its watch over prog
 Calls that are made at the same moment are one round, which all ranks end together, as collectives make them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -68,6 +68,7 @@ class StandInProcesses:
         self._round: Round | None = None
         self._current: Round | None = None
         self._queue: list[Round] = []
+        self._beside: list[Call] = []
         self._finished = 0
         self._progressed = 0  # in finished rounds
         self._dead: set[int] = set()
@@ -94,6 +95,20 @@ class StandInProcesses:
             self._scheduler.call_later(0, partial(self._close, self._round))
         self._round.calls.append(call)
         return call
+
+    def beside(self, index: int, method: str, *args: Any) -> Call:
+        """Start a method in the thread beside the calls; it takes its time, whatever the others do."""
+        call = Call(index, method, args)
+        values = tuple(_value(arg) for arg in args)
+        work = self._methods.work(method, [values], [self._rank_of[index]])
+        self._beside.append(call)
+        self._scheduler.call_later(work.pieces.seconds, partial(self._end_beside, call, values))
+        return call
+
+    def _end_beside(self, call: Call, args: tuple[Any, ...]) -> None:
+        if not call.ended:
+            call.value = partial(self._result, call.index, call.method, args)
+            self._end(call)
 
     def ask(self, index: int, method: str, *args: Any) -> Call:
         """Start a method in the thread that watches; the answer comes at once, unless the process is gone."""
@@ -137,6 +152,12 @@ class StandInProcesses:
         self._killed = True
         if self._timer is not None:
             self._timer.cancel()
+        self._end_all_beside(range(self.count))
+
+    def _end_all_beside(self, processes: Collection[int]) -> None:
+        for call in self._beside:
+            if call.index in processes and not call.ended:
+                self._end(call, RuntimeError("the process has ended"))
 
     def die(self, processes: Sequence[int]) -> None:
         """End some processes, as when their pod is lost. The others wait for them."""
@@ -144,6 +165,7 @@ class StandInProcesses:
             return
         self._dead |= set(processes)
         self._stop_rounds()
+        self._end_all_beside(self._dead)
         for current in (self._current, *self._queue):
             for call in current.calls if current else ():
                 if call.index in self._dead:

@@ -19,7 +19,16 @@ from grpo_worker.megatron.training.runner import MicroBatching
 from grpo_worker.megatron.training.setup import ModelSetup
 from support.padded import padded_tokens, ragged
 from support.ranks.fidelity_cases import keep_gradients
-from support.ranks.policy_cases import SEED, assembled, batch, make_model, on_every_stage, own_rows, train
+from support.ranks.policy_cases import (
+    SEED,
+    assembled,
+    batch,
+    cut,
+    make_model,
+    on_every_rank,
+    own_rows,
+    train,
+)
 from support.tiny_models import tiny_model
 
 
@@ -45,9 +54,9 @@ def _critic(model: str, layout: dict[str, int], packed: bool, initialised: bool 
 
 def _data(critic: CriticModel, step: int) -> Batch:
     data = own_rows(batch(step))
-    rows = ragged(data)
+    rows = cut(ragged(data), critic.layout)
     found = critic.values(rows).get("values")
-    data["values"] = on_every_stage(None if found is None else padded_tokens(found, rows), data)
+    data["values"] = on_every_rank(None if found is None else padded_tokens(found, rows), data)
     data["returns"] = data["response_mask"] * (data["input_ids"] % 7) / 7
     return data
 
@@ -57,7 +66,7 @@ def gradients(model: str, layout: dict[str, int], packed: bool = False) -> dict[
     critic = _critic(model, layout, packed)
     data = _data(critic, 0)
     critic.trainable.step = lambda: keep_gradients(critic)  # type: ignore[method-assign]
-    critic.update(ragged(data), 0.5)
+    critic.update(cut(ragged(data), critic.layout), 0.5)
     return assembled(hf_mapping.shards(critic.trainable.chunks, family_of(tiny_model(model))))
 
 

@@ -19,13 +19,16 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_worker.megatron.conversion import hf_mapping
 from grpo_worker.megatron.conversion.readers import SafetensorsWeights, weight_reader
 from grpo_worker.megatron.export import files as export_files
-from grpo_worker.megatron.export.exporter import ExportError, export
+from grpo_worker.megatron.export.exporter import ExportError, begin_export, export
 from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.megatron.model.build import build_chunks, initialize_parallel
 from grpo_worker.model_files.config import model_config
+from grpo_worker.profiling.background import join
 from grpo_worker.profiling.hang import Position, position, stuck_ranks
 from grpo_worker.quantization.fp8 import dequantise, is_quantised, quantise
 from support.ranks.fidelity_cases import SEED, UnevenBiases, _logits, _tokens
+from support.ranks.policy_cases import make_model, train, whole_weights
+from support.stuck_store import StuckStore
 from support.tiny_models import tiny_model
 
 
@@ -143,6 +146,29 @@ def on_a_slow_store(root: str, layout: dict[str, int]) -> list[list[int]]:
     with patch.object(export_files, "FILE_BYTES", 150_000), patch.object(export_files, "save_file", save):
         export(Path(root), hf, chunks, family_of(hf))
     return stuck
+
+
+def beside_steps(root: str, layout: dict[str, int]) -> dict[str, Any]:
+    """Export while the store is stuck and training goes on.
+
+    Returns the steps, the weights that were exported, and whether the export was complete meanwhile.
+    """
+    policy = make_model(_model("deepseek_v3"), layout)
+    target, store = Path(root) / "step-00000001", StuckStore(Path(root))
+    history, weights = train(policy, range(1)), whole_weights(policy)
+    store.begin()
+    with patch.object(export_files, "FILE_BYTES", 150_000):
+        writing = begin_export(target, tiny_model("deepseek_v3"), policy.chunks, policy.family)
+    history += train(policy, range(1, 3))
+    early = writing.done(), sorted(store.waited)
+    store.end()
+    join(writing)
+    return {"history": history, "weights": weights, "early": early, "after": whole_weights(policy)}
+
+
+def steps_beside_nothing(layout: dict[str, int]) -> list[dict[str, float]]:
+    """Return the steps of ``beside_steps`` without an export."""
+    return train(make_model(_model("deepseek_v3"), layout), range(3))
 
 
 def _ask(request: Path) -> Position:

@@ -13,6 +13,7 @@ from grpo_worker.data.micro_batch import Batch
 from grpo_worker.megatron.conversion.readers import SafetensorsWeights, SeededWeights
 from grpo_worker.megatron.export.exporter import export
 from grpo_worker.megatron.training.policy import PolicyModel
+from grpo_worker.megatron.training.reductions import over_context
 from support.padded import padded_tokens
 from support.ranks.fidelity_cases import keep_gradients
 from support.ranks.policy_cases import (
@@ -57,14 +58,15 @@ def guesses(root: str, layout: dict[str, int], packed: bool = False) -> dict[str
     mtp.broadcast_embedding()
     for chunk in policy.chunks:
         chunk.eval()
-    wanted = {"guess": lambda _output, micro, width: mtp.rows(micro, width)}
+    wanted = {"guess": lambda _output, micro, width: micro.to_rows(mtp.log_probs(micro), width)}
     rows = own_part(policy, own_rows(data))
     found = policy._runner.rows(policy.chunks, rows, wanted).get("guess")
     if found is None:
         return {"bitwise": bitwise, "difference": None}
-    log_probs = padded_tokens(found, rows)
-    expected = own_rows({"guess": _reference(Path(root), data)})["guess"]
-    seen = own_rows(data)["attention_mask"]
+    # Of each token, the guess about the one after it.
+    log_probs = padded_tokens(over_context(found), rows)[:, 1:-1]
+    expected = own_rows({"guess": _reference(Path(root), data)})["guess"][:, 2:]
+    seen = own_rows(data)["attention_mask"][:, 2:]
     return {"bitwise": bitwise, "difference": float(((log_probs - expected) * seen).abs().max())}
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
@@ -13,8 +14,8 @@ from megatron.core import parallel_state
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.trainer import OffloadSpec, OptimizerSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig
-from grpo_worker.checkpointing.store import Origin, directory
-from grpo_worker.common.ragged_batch import RaggedBatch, spread_spans, take_spans
+from grpo_worker.checkpointing.store import Origin, complete_steps, directory
+from grpo_worker.common.ragged_batch import INPUT_IDS, RaggedBatch, spread_spans
 from grpo_worker.data.micro_batch import Batch
 from grpo_worker.megatron.checkpoint import snapshot
 from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer
@@ -30,6 +31,7 @@ from grpo_worker.model_files.config import model_config
 from grpo_worker.roles.trainer_models import rank_info
 from grpo_worker.weightsync.trainer import publisher
 from support.padded import padded_tokens, ragged, token_weights
+from support.stuck_store import StuckStore
 
 SEED = 7
 NOTHING = OffloadSpec()
@@ -93,11 +95,11 @@ def own_rows(data: Batch) -> Batch:
 
 def everywhere(policy: PolicyModel, data: Batch, reference: bool = False) -> torch.Tensor:
     """Return log-probs on every pipeline stage, as the controller would distribute them."""
-    return on_every_stage(log_probs(policy, data, reference), data)
+    return on_every_rank(log_probs(policy, data, reference), data)
 
 
 def log_probs(policy: PolicyModel, data: Batch, reference: bool = False) -> torch.Tensor | None:
-    """Return log-probs [rows, tokens] of a padded batch; None outside the last stage."""
+    """Return this rank's log-probs [rows, tokens] of a padded batch; None outside the last stage."""
     rows = own_part(policy, data)
     found = policy.log_probs(rows, 1.0, reference).get("log_probs")
     return None if found is None else padded_tokens(found, rows)
@@ -111,15 +113,35 @@ def update(
 
 
 def own_part(policy: PolicyModel, data: Batch) -> RaggedBatch:
-    """Return a padded batch with the token ids and routed experts that this rank reads, and no others."""
+    """Return a padded batch with what this rank reads, and nothing else."""
     rows = ragged(data, policy.expert_layers, policy.context_spans(data["input_ids"].shape[1]))
-    models: Any = SimpleNamespace(policy=policy)
-    spans = rank_info(dist.get_rank(), models).id_spans(rows.width)
-    if not spans:
+    return cut(rows, policy.layout)
+
+
+def cut(rows: RaggedBatch, layout: Layout) -> RaggedBatch:
+    """Return rows with the token ids and response columns that this rank reads, and 0 elsewhere."""
+    models: Any = SimpleNamespace(policy=SimpleNamespace(layout=layout))
+    info, every = rank_info(dist.get_rank(), models), range(rows.rows)
+    if not info.id_spans(rows.width):
         return rows
-    assert rows.input_ids is not None
-    taken = take_spans(rows.input_ids, rows.lengths, range(rows.rows), spans)
-    return replace(rows, input_ids=spread_spans(taken, rows.lengths, spans))
+    spans = info.id_spans(rows.width)
+    taken = rows.take_column(INPUT_IDS, every, spans)
+    ids = spread_spans(taken, rows.lengths, np.zeros_like(rows.lengths), spans)
+    spans = info.loss_spans(rows.width)
+    response = {
+        name: spread_spans(
+            rows.take_column(name, every, spans), rows.response_lengths, rows.prompt_lengths, spans
+        )
+        for name in rows.response
+    }
+    return replace(rows, input_ids=ids, response=response)
+
+
+def on_every_rank(tensor: torch.Tensor | None, data: Batch) -> torch.Tensor:
+    """Return what the context-parallel ranks of the last stage have together, on every rank."""
+    moved = on_every_stage(tensor, data).to(device())
+    dist.all_reduce(moved, group=parallel_state.get_context_parallel_group())
+    return moved.cpu()
 
 
 def on_every_stage(tensor: torch.Tensor | None, data: Batch) -> torch.Tensor:
@@ -240,6 +262,38 @@ def save_and_resume(root: str, layout: dict[str, int]) -> dict[str, Any]:
     actual = whole_weights(policy)
     equal = all(torch.equal(expected[name], actual[name]) for name in expected)
     return {"undisturbed": undisturbed, "resumed": resumed, "weights_equal": equal}
+
+
+def save_on_a_stuck_store(root: str, layout: dict[str, int]) -> dict[str, Any]:
+    """Train on while the store is stuck at the beginning of a checkpoint, and then at its end.
+
+    Returns the steps, what was complete while the store was stuck and afterwards, the files that were waited
+    for, and the steps that follow when the checkpoint is loaded.
+    """
+    policy, store = make(layout), StuckStore(Path(root))
+    saver = checkpointer(root, policy)
+    history = train(policy, range(1))
+    for old in (1, 2):
+        saver.save(old, {})
+        assert saver.poll(blocking=True) == [old] * (dist.get_rank() == 0)
+    store.begin()
+    saver.save(3, {"cursor": 16})
+    history += train(policy, range(1, 2))
+    polled = [saver.poll()]
+    created = sorted(store.waited)
+    store.end()
+    saver._queue.async_calls[0].async_caller.close()  # the ranks have written their files
+    store.begin()
+    polled.append(saver.poll())  # begins to mark the checkpoint
+    history += train(policy, range(2, 3))
+    polled.append(saver.poll())
+    marked = sorted(store.waited)
+    store.end()
+    finished = saver.poll(blocking=True)
+    complete = complete_steps(root)
+    saver.load(directory(root, 3))
+    return {"history": history, "polled": polled, "created": created, "marked": marked, "finished": finished,
+            "complete": complete, "resumed": train(policy, range(1, 3))}  # fmt: skip
 
 
 def snapshot_and_resume(root: str, layout: dict[str, int]) -> dict[str, Any]:

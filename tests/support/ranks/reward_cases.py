@@ -14,7 +14,7 @@ from grpo_worker.megatron.training.reward_model import RewardModel
 from grpo_worker.megatron.training.runner import MicroBatching
 from grpo_worker.megatron.training.setup import ModelSetup
 from support.padded import ragged
-from support.ranks.policy_cases import SEED, batch, on_every_stage, own_rows
+from support.ranks.policy_cases import SEED, batch, cut, on_every_stage, own_rows
 from support.tiny_models import tiny_model
 
 
@@ -32,7 +32,7 @@ def scores(root: str, model: str, layout: dict[str, int], packed: bool) -> tuple
     theirs = AutoModelForSequenceClassification.from_pretrained(root, dtype=torch.float32).eval()
     with torch.no_grad():
         expected = theirs(**data).logits
-    found = ours.scores(ragged(data)).get("scores")
+    found = ours.scores(cut(ragged(data), parallel)).get("scores")
     column = None if found is None else torch.from_numpy(found)[:, None]
     return on_every_stage(column, {"input_ids": expected}), expected
 

@@ -1,8 +1,17 @@
 """Policy and value losses per token (torch, on the trainer). Shapes are [batch, tokens] throughout."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+
+# [rows, tokens] -> [rows, 1], over all tokens of a row, wherever they are
+RowSum = Callable[[torch.Tensor], torch.Tensor]
+
+
+def own_sum(values: torch.Tensor) -> torch.Tensor:
+    """Return the sums of rows that are whole."""
+    return values.sum(1, keepdim=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +33,14 @@ def policy_loss(
     advantages: torch.Tensor,
     mask: torch.Tensor,
     config: PolicyLossConfig,
+    row_sum: RowSum = own_sum,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (loss of each token, whether its clip was active) by the configured objective."""
+    """Return (loss of each token, whether its clip was active) by the configured objective.
+
+    ``row_sum``: for parts of rows, sums that include the other parts.
+    """
     if config.policy_loss == "gspo":
-        return sequence_policy_loss(log_prob, old_log_prob, advantages, mask, config)
+        return sequence_policy_loss(log_prob, old_log_prob, advantages, mask, config, row_sum)
     return clipped_policy_loss(log_prob, old_log_prob, advantages, config)
 
 
@@ -37,15 +50,15 @@ def sequence_policy_loss(
     advantages: torch.Tensor,
     mask: torch.Tensor,
     config: PolicyLossConfig,
+    row_sum: RowSum = own_sum,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (loss, clipped) of GSPO's token form (arXiv 2507.18071, eq. 14).
 
     The ratio of each token is the geometric mean of its sequence's ratios; the gradient goes through the
-    token's own log-probability. mask: 1 at response tokens.
+    token's own log-probability. mask: 1 at response tokens. ``row_sum``: see policy_loss.
     """
-    lengths = mask.sum(1, keepdim=True).clamp(min=1)
-    sequence = ((log_prob - old_log_prob) * mask).sum(1, keepdim=True) / lengths
-    ratio = torch.exp(torch.clamp(log_prob - log_prob.detach() + sequence.detach(), max=10.0))
+    sequence = row_sum((log_prob.detach() - old_log_prob) * mask) / row_sum(mask).clamp(min=1)
+    ratio = torch.exp(torch.clamp(log_prob - log_prob.detach() + sequence, max=10.0))
     plain = -advantages * ratio
     low, high = 1.0 - config.clip_ratio_low, 1.0 + config.clip_ratio_high
     bounded = -advantages * torch.clamp(ratio, low, high)

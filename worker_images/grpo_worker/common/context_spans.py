@@ -1,5 +1,7 @@
 """Split of padded rows over context-parallel ranks (pure Python)."""
 
+from collections.abc import Sequence
+
 Span = tuple[int, int]  # (first token, end)
 
 
@@ -26,3 +28,12 @@ def context_spans(width: int, tensor: int, context: int, rank: int) -> list[Span
     multiple = token_multiple(tensor, context)
     chunk = -(-width // multiple) * multiple // (2 * context)
     return [(c * chunk, (c + 1) * chunk) for c in zigzag_chunks(context)[2 * rank : 2 * rank + 2]]
+
+
+def next_tokens(spans: Sequence[Span]) -> tuple[Span, ...]:
+    """Return the tokens that outputs at ``spans`` predict.
+
+    The first token of a row, which no output predicts, goes to the rank of the first chunk, so that the spans
+    of all ranks together are whole rows.
+    """
+    return tuple((first + 1 if first else 0, end + 1) for first, end in spans)

@@ -26,28 +26,42 @@ def take_rows(flat: np.ndarray, lengths: np.ndarray, rows: Sequence[int] | np.nd
     return np.concatenate([flat[starts[row] : starts[row + 1]] for row in rows] or [flat[:0]])
 
 
+def entries_in(spans: Sequence[Span], lengths: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """Return the first entry and the end of each row's part in each span: int64 [rows, spans, 2].
+
+    A column has ``lengths`` entries of each row, for the tokens after the first ``before`` ones.
+    """
+    edges = np.asarray(spans, np.int64)[None] - before[:, None, None]
+    bounds: np.ndarray = np.clip(edges, 0, lengths[:, None, None])
+    return bounds
+
+
 def take_spans(
-    flat: np.ndarray, lengths: np.ndarray, rows: Sequence[int] | np.ndarray, spans: Sequence[Span]
+    flat: np.ndarray,
+    lengths: np.ndarray,
+    before: np.ndarray,
+    rows: Sequence[int] | np.ndarray,
+    spans: Sequence[Span],
 ) -> np.ndarray:
-    """Return the entries of ``rows`` inside ``spans`` of each row, in this order. flat: see take_rows."""
-    starts = offsets_of(lengths)
-    parts = [
-        flat[starts[row] + min(first, lengths[row]) : starts[row] + min(end, lengths[row])]
-        for row in rows
-        for first, end in spans
-    ]
+    """Return the entries of ``rows`` for the tokens in ``spans``, in this order.
+
+    ``flat``: a column with ``lengths`` entries of each row, see entries_in.
+    """
+    starts, bounds = offsets_of(lengths), entries_in(spans, lengths, before)
+    parts = [flat[starts[row] + first : starts[row] + end] for row in rows for first, end in bounds[row]]
     return np.concatenate(parts or [flat[:0]])
 
 
-def spread_spans(taken: np.ndarray, lengths: np.ndarray, spans: Sequence[Span]) -> np.ndarray:
-    """Return a column of rows of these ``lengths`` from what take_spans returned; other entries are 0."""
+def spread_spans(
+    taken: np.ndarray, lengths: np.ndarray, before: np.ndarray, spans: Sequence[Span]
+) -> np.ndarray:
+    """Return a whole column from what take_spans returned for all rows; other entries are 0."""
     starts, place = offsets_of(lengths), 0
     flat = np.zeros(starts[-1], taken.dtype)
-    for start, length in zip(starts, lengths, strict=False):
-        for first, end in spans:
-            count = min(end, length) - min(first, length)
-            flat[start + min(first, length) :][:count] = taken[place : place + count]
-            place += count
+    for start, parts in zip(starts, entries_in(spans, lengths, before).tolist(), strict=False):
+        for first, end in parts:
+            flat[start + first : start + end] = taken[place : place + end - first]
+            place += end - first
     return flat
 
 
@@ -57,13 +71,13 @@ class RaggedBatch:
 
     ``prompt_lengths``, ``lengths``: int32 [rows], tokens of the prompt, and of prompt and response.
     ``width``: length of the longest row of the step's whole batch, to which padded micro-batches extend.
-    ``input_ids``: int32 [tokens], all rows in succession; None on ranks that do not read it. On a
-    context-parallel rank, tokens that it does not read are 0.
+    ``input_ids``: int32 [tokens], all rows in succession; None on ranks that do not read it.
     ``response``: columns with an entry for each response token, [response tokens].
     ``row``: columns with an entry for each row, [rows].
     ``routed``: only on a rank: the experts of each row, [expert layers of the rank, tokens - 1, k] each.
 
-    The masks of padded batches follow from the lengths and are not stored.
+    On a context-parallel rank, ids and entries of response columns that it does not read are 0. The masks of
+    padded batches follow from the lengths and are not stored.
     """
 
     prompt_lengths: np.ndarray
@@ -123,13 +137,23 @@ class RaggedBatch:
         found = self.response.get(name)
         return self.row.get(name) if found is None else found
 
-    def take_column(self, name: str, rows: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Return the entries of ``rows`` of one column, in this order."""
+    def take_column(
+        self, name: str, rows: Sequence[int] | np.ndarray, spans: Sequence[Span] = ()
+    ) -> np.ndarray:
+        """Return the entries of ``rows`` of one column, in this order.
+
+        ``spans``: the tokens of each row whose entries are taken; empty: all.
+        """
         if name in self.row:
             return self.row[name][np.asarray(rows, dtype=np.int64)]
         column = self.column(name)
         assert column is not None, f"there is no column {name}"
-        return take_rows(column, self.lengths if name == INPUT_IDS else self.response_lengths, rows)
+        ids = name == INPUT_IDS
+        lengths = self.lengths if ids else self.response_lengths
+        if not spans:
+            return take_rows(column, lengths, rows)
+        before = np.zeros_like(lengths) if ids else self.prompt_lengths
+        return take_spans(column, lengths, before, rows, spans)
 
     def with_columns(self, **columns: np.ndarray) -> "RaggedBatch":
         """Return the batch with more columns of response tokens."""

@@ -6,16 +6,19 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 from queue import Queue
-from threading import Thread
+from threading import Condition, Thread
 from typing import Any
 
 _ENTRY = struct.Struct("<qqq")  # step, first byte and end of its lines
-WAITING_STEPS = 16  # steps that wait for a slow store before the next one waits too
+# Records that may wait for a slow store, dozens of steps of 8,192 samples. Then the next step waits too,
+# because memory is limited.
+WAITING_BYTES = 64 << 20
 
 
 class StepLog:
     """Log of records by step; a thread writes it, so that a slow store delays no step.
 
+    At most ``WAITING_BYTES``, or one step's records, wait in memory.
     Beside ``PATH`` lies ``PATH.index`` with an entry of 24 bytes for each step. To forget the steps after a
     checkpoint, a few entries of the index are read, whatever the size of the log. Lines without an entry
     belong to a step that was being written when the process died.
@@ -28,17 +31,21 @@ class StepLog:
         path.touch()
         if not self._index.exists():
             _write_index(self._index, path)
-        self._queue: Queue[tuple[int, bytes]] = Queue(WAITING_STEPS)
+        self._queue: Queue[tuple[int, bytes]] = Queue()
+        self._waiting, self._room = 0, Condition()  # bytes in the queue
         Thread(target=self._write_all, name=f"log {path.name}", daemon=True).start()
 
     def append(self, step: int, records: Sequence[dict[str, Any]]) -> None:
         """Append the records of one step; they are on the store after ``flush``.
 
-        Raises the error of an earlier write.
+        Waits while the memory for records is full. Raises the error of an earlier write.
         """
         self._raise()
-        lines = "".join(json.dumps({"step": step} | record) + "\n" for record in records)
-        self._queue.put((step, lines.encode()))
+        lines = "".join(json.dumps({"step": step} | record) + "\n" for record in records).encode()
+        with self._room:
+            self._room.wait_for(lambda: not self._waiting or self._waiting + len(lines) <= WAITING_BYTES)
+            self._waiting += len(lines)
+        self._queue.put((step, lines))
 
     def flush(self) -> None:
         """Wait until everything is on the store. Raises the error of a write that failed."""
@@ -72,6 +79,9 @@ class StepLog:
             except OSError as error:
                 self._problem = error
             finally:
+                with self._room:
+                    self._waiting -= len(lines)
+                    self._room.notify_all()
                 self._queue.task_done()
 
     def _write(self, step: int, lines: bytes) -> None:

@@ -1,12 +1,14 @@
 """Conversion of a batch's rows to micro-batches, and of model outputs back to rows."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
 
+from grpo_worker.common.context_spans import Span
 from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.data.balance import balanced
 
@@ -32,8 +34,10 @@ class MicroBatch:
 
     ``input_ids``, ``labels``, ``position_ids``: [b, s]; if packed, one row with all sequences in succession.
     ``bounds``: packed only, the start of each sequence and the end of the last one.
-    ``indices``: rows of the batch in this micro-batch; ``columns``: the other columns of these rows, padded.
+    ``indices``: rows of the batch in this micro-batch; ``columns``: the other columns of these rows, padded,
+    [rows, tokens], in the form of ``loss_rows``.
     ``routed``: experts of these rows, if the batch has them; see RaggedBatch.
+    ``spans``: the tokens that this context-parallel rank computes; empty: all.
     """
 
     input_ids: torch.Tensor
@@ -44,20 +48,36 @@ class MicroBatch:
     columns: Batch
     bounds: list[int] = field(default_factory=list)
     routed: list[np.ndarray] | None = None
+    spans: Sequence[Span] = ()
+    _next_weights: Callable[[], torch.Tensor] | None = field(default=None, compare=False)
 
     def to_rows(self, tokens: torch.Tensor, width: int) -> torch.Tensor:
-        """Convert outputs about each next token, [b, s], to [rows, width].
+        """Convert outputs about each next token, [b, s / cp], to [rows, width].
 
-        In the result entry t belongs to token t; column 0 and the padding are 0. Differentiable.
+        In the result entry t belongs to token t; column 0, the padding and other ranks' tokens are 0.
         """
         return self._shifted(tokens, width, 1)
 
     def own_rows(self, tokens: torch.Tensor, width: int) -> torch.Tensor:
-        """Convert outputs at each token, [b, s], to [rows, width]."""
+        """Convert outputs at each token, [b, s / cp], to [rows, width]."""
         return self._shifted(tokens, width, 0)
+
+    def loss_rows(self, tokens: torch.Tensor, width: int) -> torch.Tensor:
+        """Convert outputs about each next token, [b, s / cp], to the form of ``columns``. Differentiable.
+
+        This is the form of ``to_rows``, but with the tokens of a context-parallel rank only.
+        """
+        return tokens[: len(self.indices)] if self.spans else self.to_rows(tokens, width)
+
+    def next_weights(self) -> torch.Tensor:
+        """Return the weight of the token after that of each entry of ``columns``."""
+        assert self._next_weights is not None, "the batch has no weights"
+        return self._next_weights()
 
     def _shifted(self, tokens: torch.Tensor, width: int, shift: int) -> torch.Tensor:
         """Return the outputs of each row, moved right by ``shift`` columns, without its last ``shift``."""
+        if self.spans:
+            return self._spread(tokens, width, shift)
         if not self.bounds:
             inside = tokens[: len(self.indices), : width - shift]
             return torch.nn.functional.pad(inside, (shift, width - shift - inside.shape[1]))
@@ -66,6 +86,14 @@ class MicroBatch:
             for start, length in zip(self.bounds, self.lengths, strict=False)
         ]
         return torch.stack(rows) if rows else tokens.new_zeros((0, width))
+
+    def _spread(self, tokens: torch.Tensor, width: int, shift: int) -> torch.Tensor:
+        rows, held = len(self.indices), 0
+        whole = tokens.new_zeros((rows, max(width, *(end for _, end in self.spans)) + shift))
+        for first, end in self.spans:
+            whole[:, first + shift : end + shift] = tokens[:rows, held : held + end - first]
+            held += end - first
+        return whole[:, :width]
 
     def place(self, number: int) -> tuple[int, slice]:
         """Return where ``input_ids`` holds the tokens of the micro-batch's row ``number``."""
@@ -79,7 +107,7 @@ class MicroBatches:
 
     Each one is built, and moved to the ``device``, when the schedule asks for it.
     ``groups``: rows of each micro-batch. Groups may be empty if packed, because all data-parallel ranks run
-    the same number of micro-batches. ``size``: shape [b, s] of each one.
+    the same number of micro-batches. ``size``: shape [b, s] of each one. ``spans``: see MicroBatch.
     """
 
     batch: RaggedBatch
@@ -87,6 +115,7 @@ class MicroBatches:
     size: tuple[int, int]
     packed: bool
     device: torch.device
+    spans: Sequence[Span] = ()
 
     def __len__(self) -> int:
         """Return the number of micro-batches."""
@@ -98,19 +127,22 @@ class MicroBatches:
         return (build(group) for group in self.groups)
 
     def _padded(self, indices: list[int]) -> MicroBatch:
-        columns = {name: column.to(self.device) for name, column in padded(self.batch, indices).items()}
+        columns = self._columns(indices)
         ids = columns.pop("input_ids")
         rows, width = self.size
         ids = torch.nn.functional.pad(ids, (0, width - ids.shape[1], 0, rows - ids.shape[0]), value=PAD)
         positions = torch.arange(width, device=ids.device).expand_as(ids).contiguous()
         lengths = [int(self.batch.lengths[i]) for i in indices]
         labels, routed = torch.roll(ids, -1, 1), self._routed(indices)
-        return MicroBatch(ids, labels, positions, indices, lengths, columns, routed=routed)
+        return MicroBatch(
+            ids, labels, positions, indices, lengths, columns, [], routed, self.spans,
+            partial(self._next_weights, indices),
+        )  # fmt: skip
 
     def _packed(self, indices: list[int]) -> MicroBatch:
         lengths = [int(self.batch.lengths[i]) for i in indices]
         padding = self.size[1] - sum(lengths)
-        columns = {name: column.to(self.device) for name, column in padded(self.batch, indices).items()}
+        columns = self._columns(indices)
         ids = columns.pop("input_ids")
         parts = [ids[i, :n] for i, n in enumerate(lengths)]
         spans = [*lengths, padding] if padding else lengths
@@ -121,19 +153,41 @@ class MicroBatches:
         bounds = [0]
         for span in spans:
             bounds.append(bounds[-1] + span)
-        routed = self._routed(indices)
+        labels, routed = torch.roll(row, -1, 1), self._routed(indices)
         return MicroBatch(
-            row, torch.roll(row, -1, 1), positions, indices, lengths, columns, bounds, routed=routed
-        )
+            row, labels, positions, indices, lengths, columns, bounds, routed, (),
+            partial(self._next_weights, indices),
+        )  # fmt: skip
+
+    @property
+    def _tokens(self) -> np.ndarray:
+        """Return the token of each entry of a padded column: those that the rank's outputs predict."""
+        if not self.spans:
+            return np.arange(self.batch.width)
+        return np.concatenate([np.arange(first + 1, end + 1) for first, end in self.spans])
+
+    def _columns(self, indices: list[int]) -> Batch:
+        columns = padded(self.batch, indices, self._tokens)
+        return {name: column.to(self.device) for name, column in columns.items()}
+
+    def _next_weights(self, indices: list[int]) -> torch.Tensor:
+        return _spread_row(self.batch, indices, "weights", self._tokens + 1).to(self.device)
 
     def _routed(self, indices: list[int]) -> list[np.ndarray] | None:
         return None if self.batch.routed is None else [self.batch.routed[i] for i in indices]
 
 
 def split(
-    batch: RaggedBatch, shape: Shape, device: torch.device, groups: Sequence[Sequence[int]] | None = None
+    batch: RaggedBatch,
+    shape: Shape,
+    device: torch.device,
+    groups: Sequence[Sequence[int]] | None = None,
+    spans: Sequence[Span] = (),
 ) -> MicroBatches:
-    """Return a rank's rows as micro-batches. ``groups``: the rows of each packed micro-batch."""
+    """Return a rank's rows as micro-batches.
+
+    ``groups``: the rows of each packed micro-batch. ``spans``: see MicroBatch, not for packed ones.
+    """
     if groups is not None:
         fullest = max(1, *(sum(int(batch.lengths[i]) for i in group) for group in groups))
         size = 1, math.ceil(fullest / shape.multiple) * shape.multiple
@@ -142,7 +196,7 @@ def split(
     starts = range(0, batch.rows, shape.rows)
     rows = [list(range(start, min(start + shape.rows, batch.rows))) for start in starts]
     size = shape.rows, math.ceil(batch.width / shape.multiple) * shape.multiple
-    return MicroBatches(batch, rows, size, False, device)
+    return MicroBatches(batch, rows, size, False, device, spans)
 
 
 def groups_for(lengths: Sequence[int], count: int) -> list[list[int]]:
@@ -151,24 +205,42 @@ def groups_for(lengths: Sequence[int], count: int) -> list[list[int]]:
     return filled + [[] for _ in range(count - len(filled))]
 
 
-def padded(batch: RaggedBatch, rows: Sequence[int]) -> Batch:
-    """Return some rows, right-padded to the batch's width: [rows, width] each, 0 in the padding.
+def padded(batch: RaggedBatch, rows: Sequence[int], tokens: np.ndarray | None = None) -> Batch:
+    """Return some rows, right-padded to the batch's width, 0 in the padding.
 
-    input_ids (int64), response_mask (float32), every response column, and every numeric row column at the
-    response tokens.
+    input_ids (int64 [rows, width]), response_mask (float32), every response column, and every numeric row
+    column at the response tokens. ``tokens``: those of which columns have entries; default: all of the width.
     """
-    shape, chosen = (len(rows), batch.width), np.asarray(rows, dtype=np.int64)
-    places = np.arange(batch.width)
-    seen = places < batch.lengths[chosen, None]
-    inside = seen & (places >= batch.prompt_lengths[chosen, None])
-    ids = np.zeros(shape, dtype=np.int64)
+    chosen = np.asarray(rows, dtype=np.int64)
+    places = np.arange(batch.width) if tokens is None else tokens
+    ids = np.zeros((len(rows), batch.width), dtype=np.int64)
     if batch.input_ids is not None:
-        ids[seen] = batch.take_column("input_ids", rows)
-    columns: dict[str, np.ndarray] = {"input_ids": ids, "response_mask": inside.astype(np.float32)}
+        ids[np.arange(batch.width) < batch.lengths[chosen, None]] = batch.take_column("input_ids", rows)
+    inside = _inside(batch, chosen, places)
+    # Entry of each place in a response column; outside the response it means nothing.
+    entries = (batch.response_starts[chosen] - batch.prompt_lengths[chosen])[:, None] + places
+    columns = {"input_ids": torch.from_numpy(ids), "response_mask": torch.from_numpy(inside).float()}
     for name, column in batch.response.items():
-        columns[name] = np.zeros(shape, dtype=column.dtype)
-        columns[name][inside] = batch.take_column(name, rows)
+        values = np.zeros(inside.shape, dtype=column.dtype)
+        values[inside] = column[entries[inside]]
+        columns[name] = torch.from_numpy(values)
     for name, column in batch.row.items():
         if column.dtype.kind in "fiu":
-            columns[name] = np.where(inside, column[chosen, None], np.zeros((), column.dtype))
-    return {name: torch.from_numpy(column) for name, column in columns.items()}
+            columns[name] = _spread_row(batch, rows, name, places)
+    return columns
+
+
+def _inside(batch: RaggedBatch, chosen: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Return where ``places`` of rows are response tokens, bool [rows, places]."""
+    inside: np.ndarray = (places >= batch.prompt_lengths[chosen, None]) & (
+        places < batch.lengths[chosen, None]
+    )
+    return inside
+
+
+def _spread_row(batch: RaggedBatch, rows: Sequence[int], name: str, places: np.ndarray) -> torch.Tensor:
+    """Return a row column's values at those ``places`` of rows that are response tokens, 0 at others."""
+    chosen = np.asarray(rows, dtype=np.int64)
+    values = batch.row[name][chosen, None]
+    inside = _inside(batch, chosen, places)
+    return torch.from_numpy(np.where(inside, values, np.zeros((), values.dtype)))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_worker.common.repeated import repeated
-from grpo_worker.profiling.progress import PROGRESS, READ, WRITTEN
+from grpo_worker.profiling.progress import BACKGROUND, PROGRESS, READ, WRITTEN
 
 _LOOK_SECONDS = 1.0
 
@@ -32,14 +32,14 @@ def open_counted(path: Path) -> io.BufferedReader:
 
 @contextmanager
 def growing(path: Path) -> Iterator[None]:
-    """Count the growth of a file as progress, while one call of a library writes it."""
+    """Count the growth of a file, while one call of a library writes it in a thread beside the calls."""
     seen = 0
 
     def look() -> None:
         nonlocal seen
         size = path.stat().st_size if path.is_file() else 0
         if size > seen:
-            PROGRESS.add(WRITTEN, size - seen)
+            BACKGROUND.add(WRITTEN, size - seen)
             seen = size
 
     try:

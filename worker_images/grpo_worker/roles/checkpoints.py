@@ -1,6 +1,7 @@
 """Methods of a trainer rank that save and restore its state: checkpoints, snapshots in memory, exports."""
 
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import torch
 from grpo_worker.checkpointing.snapshots import file_of, remove_older, seal
 from grpo_worker.checkpointing.store import WEIGHTS as STORED_WEIGHTS
 from grpo_worker.checkpointing.store import directory
+from grpo_worker.profiling.background import join
 from grpo_worker.profiling.counted_file import open_counted
 from grpo_worker.roles.dispatch import Dispatch, RankInfo, register
 from grpo_worker.roles.weight_sync import WEIGHTS
@@ -25,6 +27,7 @@ class CheckpointMethods:
 
     rank_info: RankInfo
     _models: "TrainerModels"
+    _export: "Future[None]"
     _snapshot_error = ("", "")  # name of a snapshot, and why it could not be written
     _version_copy: VersionCopy | None = None  # the newest
 
@@ -87,22 +90,36 @@ class CheckpointMethods:
         return self._models.checkpointer.poll(blocking)
 
     @register(Dispatch.ONE_TO_ALL)
-    def export_weights(self, path: str) -> None:
-        """Export the policy as a Hugging Face directory."""
-        from grpo_worker.megatron.export.exporter import export
+    def export_weights(self, path: str, beside: bool) -> None:
+        """Export the policy as a Hugging Face directory.
+
+        ``beside``: the call returns as soon as the weights are copied; ``poll_export`` tells of the end.
+        """
+        from grpo_worker.megatron.export.exporter import begin_export
 
         source = (
             None if self._models.spec.model.path.startswith("preset:") else Path(self._models.spec.model.path)
         )
         with self._models.policy.trainable.weights.on_device():
-            export(
+            self._export = begin_export(
                 Path(path),
                 self._models.hf,
                 self._models.policy.chunks,
                 self._models.policy.family,
                 source,
                 self._models.spec.checkpoint.export_quantization,
+                beside,
             )
+            if not beside:
+                join(self._export)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def poll_export(self, blocking: bool) -> bool:
+        """Return whether the export is complete, or wait until it is. Raises its error."""
+        if not blocking and not self._export.done():
+            return False
+        join(self._export)
+        return True
 
     @register(Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, path: str) -> None:

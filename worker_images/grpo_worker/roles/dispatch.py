@@ -8,8 +8,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from grpo_worker.common.context_spans import Span, context_spans
-from grpo_worker.common.ragged_batch import INPUT_IDS, ROUTED_EXPERTS, RaggedBatch, joined, spread_spans
+from grpo_worker.common.context_spans import Span, context_spans, next_tokens
+from grpo_worker.common.ragged_batch import (
+    INPUT_IDS,
+    ROUTED_EXPERTS,
+    RaggedBatch,
+    joined,
+    spread_spans,
+    take_spans,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 _ATTRIBUTE = "_grpo_dispatch"
@@ -24,8 +31,8 @@ class Dispatch(Enum):
     ONE_TO_ALL = "same arguments for every rank; returns the list of results in rank order"
     RANK_ZERO = "rank 0 only; returns its result"
     MEGATRON_COMPUTE = (
-        "batch split over data-parallel ranks, the same part for all ranks of a replica; "
-        "returns the results of (tp 0, last pp, cp 0) joined"
+        "batch split over data-parallel ranks, and rows over context-parallel ones; "
+        "returns the results of (tp 0, last pp) joined"
     )
 
 
@@ -50,8 +57,8 @@ class RankInfo:
 
     @property
     def collected(self) -> bool:
-        """True if the controller takes the result of a part from this rank."""
-        return (self.tp_rank, self.cp_rank) == (0, 0) and self.last_stage
+        """True if the controller takes response columns from this rank; see ``collect``."""
+        return self.tp_rank == 0 and self.last_stage
 
     def reads(self, columns: Sequence[str]) -> list[str]:
         """Return those of a call's columns that this rank reads.
@@ -67,22 +74,28 @@ class RankInfo:
         ]
 
     def id_spans(self, width: int) -> tuple[Span, ...]:
-        """Return the tokens of each row whose ids a context-parallel rank reads; empty: whole rows.
+        """Return the tokens of each row whose ids a context-parallel rank reads; empty: whole rows."""
+        return tuple((first, end + _FOLLOWING) for first, end in self._own(width))
 
-        Columns of the loss are read whole, because every rank computes the loss of whole rows.
+    def loss_spans(self, width: int) -> tuple[Span, ...]:
+        """Return the tokens of each row whose loss a context-parallel rank computes; empty: whole rows.
+
+        It reads and returns the entries of response columns for these tokens only.
         """
+        return next_tokens(self._own(width))
+
+    def _own(self, width: int) -> list[Span]:
         if self.cp_size == 1:
-            return ()
-        own = context_spans(width, self.tp_size, self.cp_size, self.cp_rank)
-        return tuple((first, end + _FOLLOWING) for first, end in own)
+            return []
+        return context_spans(width, self.tp_size, self.cp_size, self.cp_rank)
 
 
 @dataclass(frozen=True, slots=True)
 class PieceColumns:
     """Names of the columns that a call gets, in the order of its arrays, for each piece of the rank's rows.
 
-    ``response``, ``row``: names by kind. The arrays of a piece begin with ``LENGTHS``. ``id_spans``: see
-    RankInfo.
+    ``response``, ``row``: names by kind. The arrays of a piece begin with ``LENGTHS``. ``id_spans``,
+    ``loss_spans``: see RankInfo.
     """
 
     pieces: int
@@ -91,6 +104,7 @@ class PieceColumns:
     response: tuple[str, ...]
     row: tuple[str, ...]
     id_spans: tuple[Span, ...] = ()
+    loss_spans: tuple[Span, ...] = ()
 
     def batch(self, arrays: Sequence[np.ndarray]) -> RaggedBatch:
         """Return the rank's rows as views of the arrays; several pieces, and parts of rows, are copied."""
@@ -98,36 +112,65 @@ class PieceColumns:
         return joined([self._piece(arrays[i * count : (i + 1) * count]) for i in range(self.pieces)])
 
     def _piece(self, arrays: Sequence[np.ndarray]) -> RaggedBatch:
-        lengths, rest = arrays[0], list(arrays[1:])
+        (prompts, lengths), rest = arrays[0], list(arrays[1:])
         ids = rest.pop(0) if self.ids else None
         if ids is not None and self.id_spans:
-            ids = spread_spans(ids, lengths[1], self.id_spans)
+            ids = spread_spans(ids, lengths, np.zeros_like(lengths), self.id_spans)
         response = dict(zip(self.response, rest, strict=False))
+        if self.loss_spans:
+            response = {
+                name: spread_spans(taken, lengths - prompts, prompts, self.loss_spans)
+                for name, taken in response.items()
+            }
         row = dict(zip(self.row, rest[len(self.response) :], strict=True))
-        return RaggedBatch(lengths[0], lengths[1], self.width, ids, response, row)
+        return RaggedBatch(prompts, lengths, self.width, ids, response, row)
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Results of a rank for its rows, in their order. ``response``, ``row``: see RaggedBatch."""
+    """Results of a rank for its rows, in their order. ``response``, ``row``: see RaggedBatch.
+
+    Row columns are the same on all context-parallel ranks.
+    """
 
     response: dict[str, np.ndarray] = field(default_factory=dict)
     row: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+def collect(info: RankInfo, batch: RaggedBatch, result: Any) -> Any:
+    """Return what the controller takes of a rank's result: no value that another rank sends too.
+
+    Response columns are cut to the tokens whose loss the rank computes. Everything else comes from
+    context-parallel rank 0.
+    """
+    if not info.collected:
+        return None
+    first = info.cp_rank == 0
+    if not isinstance(result, Columns):
+        return result if first else None
+    spans = info.loss_spans(batch.width)
+    if not spans:
+        return result
+    rows = range(batch.rows)
+    own = {
+        name: take_spans(column, batch.response_lengths, batch.prompt_lengths, rows, spans)
+        for name, column in result.response.items()
+    }
+    return Columns(own, result.row if first else {})
 
 
 def register(dispatch_mode: Dispatch, reads: Sequence[str] = ()) -> Callable[[F], F]:
     """Mark a worker method as callable from the controller.
 
     ``reads``: columns that a method with a split batch reads, where the batch has them. Such a method returns
-    None on ranks from which the controller takes no result. The worker must have a RankInfo as
-    ``self.rank_info``.
+    what ``collect`` leaves of its result. The worker must have a RankInfo as ``self.rank_info``.
     """
 
     def mark(function: F) -> F:
         @wraps(function)
         def on_rank(self: Any, columns: PieceColumns, args: Sequence[Any], *arrays: np.ndarray) -> Any:
-            result = function(self, columns.batch(arrays), *args)
-            return result if self.rank_info.collected else None
+            batch = columns.batch(arrays)
+            return collect(self.rank_info, batch, function(self, batch, *args))
 
         del on_rank.__wrapped__  # Ray would check arguments by its signature
         marked: Any = on_rank if dispatch_mode is Dispatch.MEGATRON_COMPUTE else function

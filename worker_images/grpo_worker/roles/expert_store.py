@@ -13,7 +13,7 @@ import numpy as np
 from grpo_worker.common.auth import headers
 from grpo_worker.data.expert_folder import MISSING
 from grpo_worker.data.routed_experts import ExpertsError, RoutedExperts, Spans, read_ranges, record_of
-from grpo_worker.profiling.progress import PROGRESS
+from grpo_worker.profiling.progress import BACKGROUND, PROGRESS
 
 _AT_ONCE = 32  # samples of one request, which has no more than _REQUEST bytes
 _REQUEST = 32 << 20
@@ -149,7 +149,7 @@ def store_whole(references: Sequence[RoutedExperts], file: Path) -> dict[str, in
         layers = range(max((reference.layers for reference in references), default=0))
         everything = [(0, max((reference.tokens for reference in references), default=0))]
         for reference, experts in fetch(references, layers, everything):
-            PROGRESS.add("routed experts")
+            BACKGROUND.add("routed experts")
             if experts is not None:
                 offsets[reference.key] = target.tell()
                 target.write(record_of(experts)[0])

@@ -1,13 +1,13 @@
 """A step's batch, shared by all calls of the step: each part of a column is stored once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from grpo_worker.common.context_spans import Span
-from grpo_worker.common.ragged_batch import INPUT_IDS, RaggedBatch, offsets_of, take_spans
+from grpo_worker.common.ragged_batch import INPUT_IDS, RaggedBatch, entries_in, offsets_of
 from grpo_worker.data.balance import balanced
 from grpo_worker.roles.dispatch import LENGTHS, Columns, PieceColumns, RankInfo
 
@@ -104,22 +104,23 @@ class SharedBatch:
 
     def stored(self, step: int, info: RankInfo, name: str) -> Any:
         """Return the reference of a rank's part of a column, which is stored if this is its first use."""
-        spans = info.id_spans(self.batch.width) if name == INPUT_IDS else ()
-        key = step, info.dp_rank, name, spans
+        key = step, info.dp_rank, name, self._spans(info, name)
         if key not in self._stored:
             array = self._array(*key)
             self.put_bytes += array.nbytes
             self._stored[key] = self._store.store(array, info.rank)
         return self._stored[key].for_rank(info.rank)
 
+    def _spans(self, info: RankInfo, name: str) -> tuple[Span, ...]:
+        if name == INPUT_IDS:
+            return info.id_spans(self.batch.width)
+        return info.loss_spans(self.batch.width) if name in self.batch.response else ()
+
     def _array(self, step: int, part: int, name: str, spans: Sequence[Span]) -> np.ndarray:
         rows, batch = self.partition.pieces[step][part], self.batch
         if name == LENGTHS:
             return np.stack([batch.prompt_lengths[rows], batch.lengths[rows]])
-        if spans:
-            assert batch.input_ids is not None
-            return take_spans(batch.input_ids, batch.lengths, rows, spans)
-        column = batch.take_column(name, rows)
+        column = batch.take_column(name, rows, spans)
         return column * self.partition.real[step][part] if name == WEIGHTS else column
 
 
@@ -136,43 +137,59 @@ class SharedRows:
         response = tuple(name for name in names if name in batch.response)
         row = tuple(name for name in names if name in batch.row)
         ids = [name for name in names if name == INPUT_IDS]
-        spans = info.id_spans(batch.width)
-        columns = PieceColumns(len(self._steps), batch.width, bool(ids), response, row, spans)
+        spans = info.id_spans(batch.width), info.loss_spans(batch.width)
+        columns = PieceColumns(len(self._steps), batch.width, bool(ids), response, row, *spans)
         order = [LENGTHS, *ids, *response, *row]
         return columns, [self._shared.stored(s, info, name) for s in self._steps for name in order]
 
     def join(self, results: Sequence[Any]) -> Any:
         """Join the results of the ranks in the rows' order; results that are no columns: return the first.
 
-        results: in rank order, None where ``RankInfo.collected`` is False.
+        results: in rank order, as ``dispatch.collect`` leaves them.
         """
         collected = {
-            info.dp_rank: result
+            (info.dp_rank, info.cp_rank): (info, result)
             for info, result in zip(self._shared.ranks, results, strict=True)
             if info.collected
         }
-        if not isinstance(collected[0], Columns):
-            return collected[0]
-        wanted = np.unique(np.concatenate([self._rows(part)[0] for part in collected]))
+        first = collected[0, 0][1]
+        if not isinstance(first, Columns):
+            return first
+        parts = {info.dp_rank: self._rows(info.dp_rank) for info, _ in collected.values()}
+        wanted = np.unique(np.concatenate([rows for rows, _ in parts.values()]))
         lengths = self._shared.batch.response_lengths
         places = np.full(len(lengths), -1)
         places[wanted] = np.arange(len(wanted))
         starts = offsets_of(lengths[wanted])
         joined = Columns(
-            {name: np.empty(starts[-1], c.dtype) for name, c in collected[0].response.items()},
-            {name: np.empty(len(wanted), c.dtype) for name, c in collected[0].row.items()},
+            {name: np.empty(starts[-1], c.dtype) for name, c in first.response.items()},
+            {name: np.empty(len(wanted), c.dtype) for name, c in first.row.items()},
         )
-        for part, result in collected.items():
-            rows_of_part, real = self._rows(part)
-            own = offsets_of(lengths[rows_of_part])
-            for number in np.flatnonzero(real):
-                place = places[rows_of_part[number]]
+        for info, result in collected.values():
+            rows, real = parts[info.dp_rank]
+            for name, column in result.row.items():
+                joined.row[name][places[rows[real]]] = column[real]
+            for theirs, ours in self._entries(info, rows, real, starts[places[rows]]):
                 for name, column in result.response.items():
-                    values = column[own[number] : own[number + 1]]
-                    joined.response[name][starts[place] : starts[place + 1]] = values
-                for name, column in result.row.items():
-                    joined.row[name][place] = column[number]
+                    joined.response[name][ours] = column[theirs]
         return joined
+
+    def _entries(
+        self, info: RankInfo, rows: np.ndarray, real: np.ndarray, starts: np.ndarray
+    ) -> Iterator[tuple[slice, slice]]:
+        """Yield the parts of a rank's response column, and their places in the joined one.
+
+        ``starts``: of each row in the joined column.
+        """
+        batch = self._shared.batch
+        spans = info.loss_spans(batch.width) or ((0, batch.width),)
+        bounds = entries_in(spans, batch.response_lengths[rows], batch.prompt_lengths[rows])
+        taken = 0
+        for start, kept, parts in zip(starts.tolist(), real.tolist(), bounds.tolist(), strict=True):
+            for first, end in parts:
+                if kept:
+                    yield slice(taken, taken + end - first), slice(start + first, start + end)
+                taken += end - first
 
     def _rows(self, part: int) -> tuple[np.ndarray, np.ndarray]:
         partition = self._shared.partition

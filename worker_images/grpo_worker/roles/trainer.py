@@ -155,11 +155,13 @@ class TrainerWorker(WeightMethods, CheckpointMethods):
     @register(Dispatch.MEGATRON_COMPUTE, (INPUT_IDS, ROUTED_EXPERTS))
     def log_probs(self, batch: RaggedBatch) -> Columns:
         """Return the policy's ``log_probs`` of response tokens, and of rows the sums of their ``entropy``."""
+        from grpo_worker.megatron.training.reductions import over_context
+
         temperature = self._models.spec.algorithm.temperature
         found = self._models.policy.log_probs(self._routed(batch), temperature, with_entropy=True)
         if not found:
             return Columns()
-        entropy = batch.row_sums(batch.response_of(found["entropy"]))
+        entropy = over_context(batch.row_sums(batch.response_of(found["entropy"])))
         return Columns({"log_probs": batch.response_of(found["log_probs"])}, {"entropy": entropy})
 
     @register(Dispatch.MEGATRON_COMPUTE, (INPUT_IDS,))
@@ -232,6 +234,7 @@ class TrainerWorker(WeightMethods, CheckpointMethods):
     ) -> dict[str, tuple[str, int]]:
         """Write this rank's share of the references' experts to a folder, where they outlive the engines.
 
+        Runs in a thread beside the calls, so that a slow store delays no step.
         Returns file and offset of each key, without those that are lost.
         """
         own, file = references[self._rank :: self._world], Path(folder) / f"rank-{self._rank}.bin"

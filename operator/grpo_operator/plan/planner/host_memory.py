@@ -22,7 +22,7 @@ _CONTROLLER, _TOKEN = 4 * _GIB, 64  # the process, and bytes of one padded token
 _HEAD, _ACTOR = 2 * _GIB, 8 * 2**20  # Ray's head, and what it keeps of one rank (assumed)
 _NCCL, _BATCH_TOKEN = 1 * _GIB, 40  # /dev/shm: of one rank, and of one padded token of a batch (assumed)
 _CHOICES = 512  # routed experts of a token of a model that only the pods can read
-_FP32 = 4
+_FP32, _BF16 = 4, 2
 _SAVED = 3 * _FP32  # main weight and two moments of a parameter
 
 
@@ -31,7 +31,8 @@ class HostMemory:
     """Bytes of one container each.
 
     ``trainer``: the ranks of a training pod, of which ``moved`` is offloaded state, ``saving`` a checkpoint
-    that is written, ``copies`` the memory tier's snapshots of its own ranks, ``staged`` weight versions.
+    that is written, ``exporting`` the weights of an export that is written beside steps, ``copies`` the
+    memory tier's snapshots of its own ranks, ``staged`` weight versions.
     ``trainer_agent``: that pod's agent, with the snapshots of other ranks. ``engine``: an engine's server in
     one pod, of which ``experts`` are a step's routed experts. ``agent``: a rollout agent, with a whole
     version if it is to apply deltas or read over NIXL. ``shared``: /dev/shm of a training pod, of which
@@ -41,6 +42,7 @@ class HostMemory:
     trainer: int
     moved: int
     saving: int
+    exporting: int
     copies: int
     staged: int
     trainer_agent: int
@@ -64,6 +66,7 @@ def host_memory(
     shard = max(stage.optimizer_shard for stage in stages) * 7 // 6  # with the weights in bf16
     # A checkpoint that loads in any layout is gathered on every rank in fp32; each rank then copies its part.
     saving = ranks * (_SAVED * parameters_of_rank + shard)
+    exporting = ranks * _BF16 * parameters_of_rank if spec.checkpoint.export_every_steps else 0
     tier = spec.checkpoint.memory
     snapshots = agent_memory.snapshots_of_pod(spec, stages)
     copies = agent_memory.written_by_ranks(snapshots)
@@ -72,9 +75,10 @@ def host_memory(
     tokens = batch_tokens(spec)
     experts = routed_experts(spec, pool, model) if engine.return_routed_experts else 0
     return HostMemory(
-        trainer=ranks * PROCESS + moved + saving + copies + staged,
+        trainer=ranks * PROCESS + moved + saving + exporting + copies + staged,
         moved=moved,
         saving=saving,
+        exporting=exporting,
         copies=copies,
         staged=staged,
         trainer_agent=agent_memory.trainer_agent(snapshots, tier.replicas if tier else 0, trainer.nodes),
@@ -119,7 +123,7 @@ def shortages(spec: GRPOJobSpec, pool: RolloutTemplate, need: HostMemory, given:
 
     Only what is computed refuses a job: sizes of processes are assumed.
     """
-    state = need.moved + need.saving + need.copies + need.staged
+    state = need.moved + need.saving + need.exporting + need.copies + need.staged
     experts = need.experts
     if pool.engine.routed_experts_gibibytes is not None:  # the volume's size
         experts = min(experts, pool.engine.routed_experts_gibibytes * _GIB)

@@ -60,6 +60,14 @@ def test_versions_in_host_memory_have_the_multi_token_prediction_layer() -> None
     assert trained.staged / plain.staged == pytest.approx(1.0174, abs=0.0001)
 
 
+def test_exports_beside_steps_have_a_copy_of_the_weights_in_host_memory() -> None:
+    plain, exporting = _resolve().host, _resolve(checkpoint__exportEverySteps=50).host
+    assert plain is not None and exporting is not None and plain.exporting == 0
+    # The pod of the largest stage has more than its share of the model.
+    assert 1.0 <= exporting.exporting / (2 * 671e9 * 8 / 256) < 10
+    assert exporting.trainer == plain.trainer + exporting.exporting
+
+
 def test_auto_chooses_and_explains() -> None:
     plan = _resolve(trainer__parallelism={"auto": True})
     assert plan.layout == _resolve().layout, "the manifest has the planner's fastest layout"

@@ -68,7 +68,9 @@ def test_a_log_without_an_index_gets_one(tmp_path: Path) -> None:
     assert _steps(path) == [1, 2, 2]
 
 
-def test_a_slow_store_delays_no_step_until_many_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_store_delays_no_step_until_the_memory_for_records_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened, write = threading.Event(), StepLog._write
 
     def slow(log: StepLog, step: int, lines: bytes) -> None:
@@ -77,12 +79,29 @@ def test_a_slow_store_delays_no_step_until_many_wait(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(StepLog, "_write", slow)
     log = StepLog(tmp_path / "ledger.jsonl")
-    for step in range(1, step_log.WAITING_STEPS + 1):
+    for step in range(1, 101):
         log.append(step, [{}])
     assert _steps(tmp_path / "ledger.jsonl") == []
+    monkeypatch.setattr(step_log, "WAITING_BYTES", log._waiting + 4)
+    last = threading.Thread(target=log.append, args=(101, [{}]))
+    last.start()
+    last.join(0.2)
+    assert last.is_alive(), "there is no room for its record"
     opened.set()
+    last.join(60)
     log.flush()
-    assert len(_steps(tmp_path / "ledger.jsonl")) == step_log.WAITING_STEPS
+    assert _steps(tmp_path / "ledger.jsonl") == list(range(1, 102)) and log._waiting == 0
+
+
+def test_records_of_one_step_may_be_larger_than_the_memory_for_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_log, "WAITING_BYTES", 4)
+    log = StepLog(tmp_path / "ledger.jsonl")
+    for step in range(1, 4):
+        log.append(step, [{}])
+    log.flush()
+    assert _steps(tmp_path / "ledger.jsonl") == [1, 2, 3]
 
 
 def test_no_step_is_missing_after_a_failed_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,12 +50,14 @@ class Trainers:
         if method == "map_routed_experts":
             self.mapped += 1
             return []
-        if method == "store_routed_experts":
-            references, folder = args
-            return [{r.key: (f"{folder}/rank-0.bin", i) for i, r in enumerate(references) if self._has(r)}]
         assert method == "load_routed_experts"
         self.parts = args[0]
         return [[r.key for r in part if not self._has(r)] for part in self.parts]
+
+    def beside(self, method: str, references: list[RoutedExperts], folder: str) -> Callable[[], Any]:
+        assert method == "store_routed_experts"
+        places = {r.key: (f"{folder}/rank-0.bin", i) for i, r in enumerate(references) if self._has(r)}
+        return lambda: [places]
 
     def _has(self, reference: RoutedExperts) -> bool:
         return reference.location.removeprefix("http://") not in self.gone
@@ -185,7 +187,7 @@ def test_generation_that_outlives_its_gang_is_cancelled() -> None:
 
 def test_saved_samples_refer_to_the_store(tmp_path: Path) -> None:
     samples = _rollouts().samples
-    found = _loader(Trainers("e1"), None).durable(samples, tmp_path)
+    found = _loader(Trainers("e1"), None).durable(samples, tmp_path)()
     references = [sample.routed for sample in found]
     assert all(r is not None for r in references)
     assert [r.in_file for r in references if r] == [True] * 4 + [False] * 4, "those of e1 are lost"
@@ -194,6 +196,40 @@ def test_saved_samples_refer_to_the_store(tmp_path: Path) -> None:
     batch.write(tmp_path / "step.npz")
     again = RolloutBatch.read(tmp_path / "step.npz")
     assert [sample.routed for sample in again.samples] == references and again == batch
+
+
+def test_agents_keep_experts_until_both_the_trainers_and_the_store_have_them(tmp_path: Path) -> None:
+    trainers = Trainers()
+    loader = _loader(trainers, None)
+    del loader._drop
+    dropped: list[int] = []
+    loader._drop_all = lambda samples: dropped.append(len(samples))  # type: ignore[method-assign]
+    wait = loader.durable(_rollouts().samples, tmp_path)
+    loader.load(_rollouts(), _share, 3)
+    assert trainers.mapped == 1 and dropped == [], "the copy still reads them"
+    assert wait() == wait() and dropped == [8]
+    loader.load(_rollouts(), _share, 3)
+    assert dropped == [8, 8]
+
+
+def test_a_copy_that_ends_with_its_gang_is_reported_and_its_experts_are_dropped(tmp_path: Path) -> None:
+    def ends(*_args: Any) -> Callable[[], Any]:
+        def wait() -> None:
+            raise GangError("rank 1 has ended", [1])
+
+        return wait
+
+    trainers: Any = Trainers()
+    trainers.beside = ends
+    loader = _loader(trainers, None)
+    del loader._drop
+    dropped: list[int] = []
+    loader._drop_all = lambda samples: dropped.append(len(samples))  # type: ignore[method-assign]
+    wait = loader.durable(_rollouts().samples, tmp_path)
+    loader.load(_rollouts(), _share, 3)
+    with pytest.raises(GangError, match="rank 1"):
+        wait()
+    assert dropped == [8]
 
 
 def test_a_job_without_replay_moves_nothing() -> None:

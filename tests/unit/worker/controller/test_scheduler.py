@@ -192,9 +192,9 @@ def test_copies_of_experts_are_not_copied_onto_themselves(tmp_path: Path) -> Non
     """A snapshot in memory and a checkpoint in the store may be of the same step, also after a restore."""
     copied: list[str] = []
 
-    def durable(samples: list[Sample], folder: Path) -> list[Sample]:
+    def durable(samples: list[Sample], folder: Path) -> Callable[[], list[Sample]]:
         copied.append(folder.name)
-        return samples
+        return lambda: samples
 
     run = Run(tmp_path, Engines())
     run.scheduler._durable = durable

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from grpo_operator.api.v1alpha1.status import Phase
+from grpo_worker.controller.training.worker_group import GangError
+from grpo_worker.rollout.batch_file import RolloutBatch
 from support.loop_world import World
 
 AHEAD: dict[str, Any] = {"staleness": {"maxVersionLag": 1}}
@@ -33,13 +35,19 @@ class _Blocked:
         self.begin, self.end = self._opened.clear, self._opened.set
 
 
-@pytest.mark.parametrize("changes", [{}, AHEAD], ids=["on-policy", "ahead"])
+@pytest.mark.parametrize(
+    ("changes", "replay"),
+    [({}, False), (AHEAD, False), (AHEAD, True)],
+    ids=["on-policy", "ahead", "ahead-with-experts"],
+)
 def test_a_store_that_blocks_takes_no_time_of_a_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], replay: bool
 ) -> None:
     calm = World(tmp_path / "calm", **changes)
+    calm.routing_replay = replay
     ledger = calm.run()
     world = World(tmp_path / "slow", **changes)
+    world.routing_replay = replay
     blocked = _Blocked(world.store, monkeypatch)
     update, complete = world.board.update, []
 
@@ -62,6 +70,48 @@ def test_a_store_that_blocks_takes_no_time_of_a_step(
     pending = sorted(file.name for file in (world.store / "pending").glob("*.npz"))
     assert pending == sorted(file.name for file in (calm.store / "pending").glob("*.npz"))
     assert ("step-00000004.npz" in pending) == bool(changes)
+    assert ("rank-0.bin" in blocked.waited) == replay
+    if replay:
+        saved = RolloutBatch.read(world.store / "pending" / "step-00000004.npz").samples
+        assert saved and all(sample.routed and Path(sample.routed.location).is_file() for sample in saved)
+
+
+def test_an_export_takes_no_time_of_a_step_and_precedes_the_checkpoints_after_it(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"checkpoint": {"store": {"path": "/data"}, "exportEverySteps": 3}}
+    world = World(tmp_path, steps=10, **changes)
+    seen: list[tuple[int, int | None]] = []
+    world.exported = lambda: world.updates >= 7
+    update = world.board.update
+
+    def at_step(**values: Any) -> None:
+        update(**values)
+        if "reward_mean" in values:
+            seen.append((world.board.get().step, world.board.get().last_checkpoint))
+
+    world.board.update = at_step  # type: ignore[method-assign]
+    world.run()
+    assert world.exports == [("step-00000003", 3), ("step-00000007", 7), ("step-00000009", 9)], "6 was due"
+    counted = dict(seen)
+    assert [counted[step] for step in (4, 5, 6)] == [None] * 3, "the export of step 3 is not complete"
+    assert counted[8] == 4 and world.board.get().last_checkpoint == 10
+
+
+def test_an_export_that_fails_ends_the_attempt_and_is_repeated(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"checkpoint": {"store": {"path": "/data"}, "exportEverySteps": 3}}
+    world = World(tmp_path, steps=6, **changes)
+    failed: list[int] = []
+
+    def exported() -> bool:
+        if not failed:
+            failed.append(world.updates)
+            raise GangError("poll_export: checkpoint.store: /data was not exported: No space left", [])
+        return True
+
+    world.exported = exported
+    world.run()
+    status = world.board.get()
+    assert failed and (status.step, status.attempt) == (6, 2) and "No space left" in status.last_failure
+    assert world.exports == [("step-00000003", 3), ("step-00000003", 3), ("step-00000006", 6)]
 
 
 def test_progress_after_a_failure_is_saved_beside_the_steps(

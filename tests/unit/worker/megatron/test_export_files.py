@@ -1,6 +1,7 @@
 """Files of an export: shards of limited size, config.json, and companion files."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def test_files_stay_below_the_limit_and_keep_scales_with_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export_files, "FILE_BYTES", 1000)
-    writer = FileWriter(tmp_path, 3)
+    writer = FileWriter(tmp_path, 3, ThreadPoolExecutor(1), beside=False)
     added = [{f"{n}": torch.full((100,), n), f"{n}_scale_inv": torch.ones(10)} for n in range(5)]
     added.insert(2, {"large": torch.arange(500)})
     for tensors in added:
@@ -75,7 +76,7 @@ def test_files_stay_below_the_limit_and_keep_scales_with_weights(
 
 
 def test_a_failed_writer_keeps_its_error_and_stops(tmp_path: Path) -> None:
-    writer = FileWriter(tmp_path / "gone", 1)
+    writer = FileWriter(tmp_path / "gone", 1, ThreadPoolExecutor(1), beside=False)
     writer.add({"a": torch.ones(1)})
     writer.flush()
     assert writer.failed

@@ -9,7 +9,7 @@ import pytest
 from grpo_worker.controller.training.progress_watch import ProgressWatch, Standstill
 from grpo_worker.profiling import counted_file
 from grpo_worker.profiling.counted_file import growing, open_counted
-from grpo_worker.profiling.progress import PROGRESS, READ, WRITTEN, Progress, ProgressRecord
+from grpo_worker.profiling.progress import BACKGROUND, PROGRESS, READ, WRITTEN, Progress, ProgressRecord
 
 
 def test_every_piece_of_work_makes_the_count_grow() -> None:
@@ -57,16 +57,16 @@ def test_the_growth_of_a_file_counts_while_one_call_writes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(counted_file, "_LOOK_SECONDS", 0.01)
-    path, before = tmp_path / "model.safetensors", PROGRESS.amounts().get(WRITTEN, 0)
+    path, before = tmp_path / "model.safetensors", BACKGROUND.amounts().get(WRITTEN, 0)
     with growing(path), path.open("wb") as file:
         file.write(bytes(1000))
         file.flush()
         deadline = time.monotonic() + 10
-        while PROGRESS.amounts().get(WRITTEN, 0) - before < 1000:
+        while BACKGROUND.amounts().get(WRITTEN, 0) - before < 1000:
             assert time.monotonic() < deadline, "no growth was counted during the write"
             time.sleep(0.01)
         file.write(bytes(500))
-    assert PROGRESS.amounts()[WRITTEN] - before == 1500
+    assert BACKGROUND.amounts()[WRITTEN] - before == 1500
 
 
 def test_a_rank_that_nobody_asked_is_not_silent() -> None:

@@ -1,4 +1,4 @@
-"""Bytes of a batch's way to the pods: each part leaves the controller's pod once, whatever the layout."""
+"""Bytes of a batch between controller and pods: each part is sent once, to those who keep it."""
 
 from collections import Counter
 
@@ -7,6 +7,7 @@ import pytest
 
 from grpo_rehearsal.standins.ranks import infos_of
 from grpo_worker.common.ragged_batch import INPUT_IDS, RaggedBatch
+from grpo_worker.roles.dispatch import Columns, collect
 from grpo_worker.roles.shared_batch import SharedBatch
 from support.batch_stores import CONTROLLER, TRAINERS, CountedStore
 
@@ -59,3 +60,50 @@ def test_later_calls_of_a_step_fetch_nothing() -> None:
 
 def test_stages_in_one_pod_share_the_ids() -> None:
     assert _fetched(2, 1, data=1, pipeline=4)[TRAINERS] == 0
+
+
+LOSS = ("old_log_probs", "ref_log_prob", "rollout_is_weights", "advantages", "values", "returns")
+
+
+def _of_each_node(context: int, prompts: np.ndarray, lengths: np.ndarray) -> tuple[list[int], list[int]]:
+    """Return the bytes of columns that each node fetches and returns; a node has the ranks of one chunk."""
+    ids = np.arange(lengths.sum(), dtype=np.int32)
+    loss = {name: np.ones(int((lengths - prompts).sum()), np.float32) for name in LOSS}
+    ranks = infos_of(GPUS, context, 1, 1)
+    counted = CountedStore(len(ranks), GPUS)
+    shared = SharedBatch(RaggedBatch(prompts, lengths, LENGTH, ids, loss), ROWS, ranks, counted.store)
+    fetched, returned = [0] * context, [0] * context
+    for info in ranks:
+        columns, _ = shared.all().arguments(info, (INPUT_IDS, *LOSS))
+        before = sum(counted.nbytes.values())
+        arrays = counted.arrays(shared.all(), info, (INPUT_IDS, *LOSS))
+        fetched[info.cp_rank] += sum(counted.nbytes.values()) - before
+        rows = columns.batch(arrays)
+        found = collect(info, rows, Columns({"log_probs": rows.response["advantages"]}))
+        if found is not None:
+            returned[info.cp_rank] += found.response["log_probs"].nbytes
+    return fetched, returned
+
+
+@pytest.mark.parametrize("context", [2, 4])
+def test_a_context_parallel_node_fetches_and_returns_its_part_of_each_column(context: int) -> None:
+    lengths, prompts = np.full(ROWS, LENGTH, np.int32), np.ones(ROWS, np.int32)
+    (whole,), (answer,) = _of_each_node(1, prompts, lengths)
+    fetched, returned = _of_each_node(context, prompts, lengths)
+    assert sum(returned) == answer, "each log-probability once"
+    # The tokens after each of two chunks, the lengths, and the first token, which no output predicts.
+    beside = 4 * ROWS * (2 * 2 + 2 + len(LOSS))
+    assert max(abs(theirs - whole / context) for theirs in fetched) <= beside < whole / 1000
+    assert max(abs(theirs - answer / context) for theirs in returned) <= beside
+
+
+@pytest.mark.parametrize("context", [2, 4])
+def test_context_parallel_nodes_fetch_and_return_each_entry_once(context: int) -> None:
+    generator = np.random.default_rng(0)
+    lengths = generator.integers(LENGTH // 2, LENGTH + 1, ROWS).astype(np.int32)
+    prompts = (lengths // generator.integers(2, 9, ROWS)).astype(np.int32)
+    (whole,), (answer,) = _of_each_node(1, prompts, lengths)
+    fetched, returned = _of_each_node(context, prompts, lengths)
+    labels, counts = 4 * ROWS * 2 * 2 * context, 4 * ROWS * 2 * context
+    assert whole <= sum(fetched) <= whole + labels + counts
+    assert sum(returned) == answer

@@ -96,12 +96,13 @@ class OneStepAhead:
         sampler: StepSampler,
         folder: Path,
         continues: bool = False,
-        durable: Callable[[list[Sample], Path], list[Sample]] | None = None,
+        durable: Callable[[list[Sample], Path], Callable[[], list[Sample]]] | None = None,
     ) -> None:
         """``folder``: keeps the samples of each checkpoint.
 
         ``continues``: requests that run when the weights change continue with the new weights. ``durable``:
-        copies to a folder what samples refer to, and returns samples that refer to the copy.
+        starts to copy to a folder what samples refer to, and returns a function that waits for the copy and
+        returns samples that refer to it.
         """
         self._durable = durable
         self._sampler = sampler
@@ -110,7 +111,8 @@ class OneStepAhead:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
         self._running: Future[RolloutBatch] | None = None
         self._ready: RolloutBatch | None = None
-        self._copied: int | None = None  # step whose folder has the copies that ``_ready`` refers to
+        # Step whose folder gets the copies of what ``_ready`` refers to, and what waits for them.
+        self._copies: tuple[int, Callable[[], list[Sample]]] | None = None
         self._prompts_in_training = 0
         self._version = Version(0)  # of the samples that are generated ahead
         self._cancelled = threading.Event()
@@ -155,11 +157,13 @@ class OneStepAhead:
     def save(self, step: int) -> Callable[[], None]:
         if self._ready is None:
             return lambda: None
-        if self._durable is not None and self._copied != step:  # else it would overwrite what it reads
-            copies = self._file(step).with_suffix(".experts")
-            self._ready = replace(self._ready, samples=self._durable(self._ready.samples, copies))
-            self._copied = step
-        return partial(self._ready.write, self._file(step))
+        ready, file = self._ready, self._file(step)
+        if self._durable is None:
+            return partial(ready.write, file)
+        if self._copies is None or self._copies[0] != step:  # else it would overwrite what it reads
+            self._copies = step, self._durable(ready.samples, file.with_suffix(".experts"))
+        copied = self._copies[1]
+        return lambda: replace(ready, samples=copied()).write(file)
 
     def prune(self, kept: Collection[int]) -> None:
         for file in self._folder.glob("step-*.npz"):
@@ -175,8 +179,8 @@ class OneStepAhead:
         self._sampler.forget()
         self._cancelled = threading.Event()
         file = self._file(step)
-        self._ready = RolloutBatch.read(file) if file.is_file() else None
-        self._copied = step if self._ready is not None else None
+        self._ready = ready = RolloutBatch.read(file) if file.is_file() else None
+        self._copies = (step, lambda: ready.samples) if ready is not None else None
 
     def _file(self, step: int) -> Path:
         return directory(self._folder, step).with_suffix(".npz")

@@ -47,6 +47,9 @@ class RunCheckpoints:
         self._stored = 0  # step of the newest complete checkpoint in the store
         self._saving: int | None = None  # step of the checkpoint that is being written
         self._due = False  # a checkpoint should have begun, but the one before was being written
+        self._exporting: int | None = None  # step of the export that is being written
+        self._export_due = False  # like ``_due``
+        self._exported: set[int] = set()
         self._snapshots: list[int] = []  # steps of the last two in memory; the newest may be incomplete
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="bookkeeping")
         self._records = self._thread.submit(lambda: None)  # done when those of ``_saving`` are on the store
@@ -63,12 +66,15 @@ class RunCheckpoints:
 
     def restore(self) -> Restored:
         """Restore the gang from the pods' memory if that is newer than the store, else from the store."""
-        self._saving, self._due = None, False
+        self._saving, self._due, self._exporting, self._export_due = None, False, None, False
         self._newest.exception()  # wait for the thread; an error belongs to a checkpoint that does not count
         restored = self._restore_from_memory() or self._trainers.restore()
         if restored.source == "store":
             self._note_stored(restored.step)
         self._snapshots = [restored.step]
+        names = [path.name for path in self._exports.glob("step-*") if not path.suffix]
+        self._exported = {int(name.removeprefix("step-")) for name in names}
+        self._export_if_due(restored.step)  # the attempt before may have ended while it was written
         return restored
 
     def _restore_from_memory(self) -> Restored | None:
@@ -80,9 +86,16 @@ class RunCheckpoints:
         return self._memory.restore(newest)
 
     def poll(self) -> None:
-        """Note a checkpoint that is complete. Raises OSError when its records cannot be written."""
-        if self._saving is not None and self._records.done():  # the ranks complete the checkpoint
-            self._records.result()
+        """Note an export and a checkpoint that are complete.
+
+        Raises OSError when a checkpoint's records cannot be written. A checkpoint counts after the exports of
+        the steps before it: a restart would not repeat these.
+        """
+        self._poll_export(blocking=False)
+        if self._saving is None or not self._records.done():
+            return
+        self._records.result()
+        if self._exporting is None or self._exporting >= self._saving:  # the ranks complete the checkpoint
             self._note_complete(self._trainers.call("poll_checkpoint", False))
 
     def after_step(self, step: int, attempt: int) -> None:
@@ -97,12 +110,10 @@ class RunCheckpoints:
         self._due = self._due or step % self._spec.every_steps == 0
         if self._due and self._saving is None:
             self._save(step)
-        elif self._memory is not None and self._memory.due(step):
+        elif self._memory is not None and self._memory.due(step) and self._exporting is None:
             self._snapshots = [*self._snapshots[-1:], step]
             self._memory.snapshot(step, attempt, self._state(), self._keep_records(step))
-        every = self._spec.export_every_steps
-        if every and step % every == 0:
-            self.export(step)
+        self._export_if_due(step)
 
     def save_now(self, step: int, with_samples: bool = True) -> None:
         """Save a checkpoint of this step in the store, unless it exists, and wait until it is complete.
@@ -110,6 +121,7 @@ class RunCheckpoints:
         ``with_samples``: with those that were generated ahead, for which it waits.
         """
         self._flush()
+        self._poll_export(blocking=True)
         if self._stored != step:
             self._complete()
         if self._stored != step:
@@ -117,12 +129,27 @@ class RunCheckpoints:
             self._complete()
 
     def export(self, step: int) -> None:
-        """Write the weights of this step as a Hugging Face directory, unless it exists."""
-        path = directory(self._exports, step)
-        if not path.is_dir():
+        """Write the weights of this step as a Hugging Face directory, unless it exists, and wait for it."""
+        self._poll_export(blocking=True)
+        if step not in self._exported:
             self._board.update(message=f"exporting step {step}")
-            self._trainers.call("export_weights", str(path))
+            self._trainers.call("export_weights", str(directory(self._exports, step)), False)
+            self._exported.add(step)
             self._board.update(message="")
+
+    def _export_if_due(self, step: int) -> None:
+        """Start an export beside the steps. One at a time: each holds a copy of the weights."""
+        every = self._spec.export_every_steps
+        if every and step and step % every == 0:
+            self._export_due = step not in self._exported
+        if self._export_due and self._exporting is None:
+            self._trainers.call("export_weights", str(directory(self._exports, step)), True)
+            self._exporting, self._export_due = step, False
+
+    def _poll_export(self, blocking: bool) -> None:
+        if self._exporting is not None and self._trainers.call("poll_export", blocking)[0]:
+            self._exported.add(self._exporting)
+            self._exporting = None
 
     def _save(self, step: int, with_samples: bool = True) -> None:
         """Start a checkpoint. One at a time: two would compete for the store."""

@@ -4,8 +4,8 @@ import itertools
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,6 +58,8 @@ class RoutedExpertsLoader:
         self._parking = parking
         self._http = httpx.Client(timeout=_DROP_TIMEOUT)
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="drop experts")
+        self._copying: Future[list[Sample]] = Future()  # the newest copy of experts to the store
+        self._copying.set_result([])
 
     def load(
         self, rollouts: RolloutBatch, share: Callable[[RolloutBatch], SharedBatch], version: int
@@ -77,28 +79,28 @@ class RoutedExpertsLoader:
         self._drop([*rollouts.samples, *rollouts.left_out])
         return rollouts, shared
 
-    def durable(self, samples: list[Sample], folder: Path) -> list[Sample]:
-        """Have the trainers copy the samples' experts to a folder of the store; return samples of the copy.
+    def durable(self, samples: list[Sample], folder: Path) -> Callable[[], list[Sample]]:
+        """Have the trainers copy the samples' experts to a folder of the store, beside the steps.
 
-        Samples whose experts are lost stay as they are; they are generated again when they are used.
+        Returns a function that waits for the copy, in one thread at a time, and returns samples that refer to
+        it. Samples whose experts are lost stay as they are; they are generated again when they are used.
         """
         references = _references(samples)
         if not references:
-            return samples
-        places: dict[str, tuple[str, int]] = {}
-        for stored in self._trainers.call("store_routed_experts", references, str(folder)):
-            places |= stored
+            return lambda: samples
+        stored = self._trainers.beside("store_routed_experts", references, str(folder))
+        copied: Future[list[Sample]] = Future()
+        self._copying = copied
 
-        def moved(sample: Sample) -> Sample:
-            reference = sample.routed
-            if reference is None or reference.key not in places:
-                return sample
-            location, offset = places[reference.key]
-            return replace(sample, routed=replace(reference, location=location, offset=offset))
+        def wait() -> list[Sample]:
+            if not copied.done():
+                try:
+                    copied.set_result(_moved(samples, stored()))
+                except Exception as error:  # noqa: BLE001 - of the gang; it is raised below, also again
+                    copied.set_exception(error)
+            return copied.result()
 
-        copied = [moved(sample) for sample in samples]
-        self._drop(samples)
-        return copied
+        return wait
 
     def _fetch(self, rollouts: RolloutBatch, shared: SharedBatch) -> set[str]:
         """Return the keys of lost experts."""
@@ -156,8 +158,14 @@ class RoutedExpertsLoader:
         finally:
             cancelled.set()  # it may have outlived its gang
 
-    def _drop(self, samples: Iterable[Sample]) -> None:
-        """Tell the agents to forget experts, in the background: a full volume forgets the oldest anyway."""
+    def _drop(self, samples: Sequence[Sample]) -> None:
+        """Tell the agents to forget experts, when no copy reads them any more.
+
+        That happens in the background: a full volume forgets the oldest anyway.
+        """
+        self._copying.add_done_callback(lambda _: self._drop_all(samples))
+
+    def _drop_all(self, samples: Sequence[Sample]) -> None:
         by_location: dict[str, list[str]] = defaultdict(list)
         for reference in _references(samples):
             if not reference.in_file:
@@ -171,6 +179,20 @@ class RoutedExpertsLoader:
             self._http.post(url, json={"keys": keys}, headers=headers()).raise_for_status()
         except httpx.HTTPError as error:
             log.info("%s keeps the routed experts of %d samples: %r", location, len(keys), error)
+
+
+def _moved(samples: Sequence[Sample], stored: Iterable[dict[str, tuple[str, int]]]) -> list[Sample]:
+    """Return samples that refer to copies. ``stored``: file and offset of each key, by rank."""
+    places = {key: place for of_rank in stored for key, place in of_rank.items()}
+
+    def moved(sample: Sample) -> Sample:
+        reference = sample.routed
+        if reference is None or reference.key not in places:
+            return sample
+        location, offset = places[reference.key]
+        return replace(sample, routed=replace(reference, location=location, offset=offset))
+
+    return [moved(sample) for sample in samples]
 
 
 def _references(samples: Iterable[Sample]) -> list[RoutedExperts]:

@@ -61,6 +61,8 @@ class RankGroup(Protocol):
 
     def begin(self, method: str, *args: Any) -> Callable[[], list[Any]]: ...
 
+    def beside(self, method: str, *args: Any) -> Callable[[], list[Any]]: ...
+
     def share(self, batch: RaggedBatch, per_step: int) -> SharedBatch: ...
 
     def notify(self, method: str, *args: Any) -> None: ...
@@ -186,6 +188,11 @@ class TrainerGang:
         """Start a call of all ranks; return a function that waits for the results."""
         assert self._group is not None, "the gang is not started"
         return self._group.begin(method, *args)
+
+    def beside(self, method: str, *args: Any) -> Callable[[], list[Any]]:
+        """Start a method of all ranks beside their calls; see WorkerGroup.beside."""
+        assert self._group is not None, "the gang is not started"
+        return self._group.beside(method, *args)
 
     def notify(self, method: str, *args: Any) -> None:
         """Call a method of rank 0 during another call, without waiting. The rank may be gone."""

@@ -12,7 +12,8 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 log = logging.getLogger(__name__)
-_WATCH, _LIVE = "watch", "live"  # concurrency groups: threads of an actor that answer while a call runs
+# Concurrency groups: threads of an actor that work while a call runs.
+_WATCH, _LIVE, _BESIDE = "watch", "live", "beside"
 _LIVE_SECONDS = 60.0  # of one call whose only purpose is to fail when its process dies
 _WATCH_SECONDS = 1.0  # between two looks at whether the watch has ended
 _DEATH_SECONDS = 5.0  # Ray needs a moment to notice a death that has already broken a call of another rank
@@ -45,6 +46,9 @@ class RankProcesses(Protocol):
     def ask(self, index: int, method: str, *args: Any) -> Any:
         """Start a method in the thread that watches, which answers while a call runs."""
 
+    def beside(self, index: int, method: str, *args: Any) -> Any:
+        """Start a method in the thread that works beside the calls, such as one that waits for a store."""
+
     def wait(self, calls: Sequence[Any], count: int, seconds: float) -> tuple[list[Any], list[Any]]:
         """Wait until ``count`` calls have ended, at most ``seconds``; return those ended, and the others."""
 
@@ -68,7 +72,8 @@ class RayProcesses:
         self, cls: type, pool: PlacementGroup, gpus: int = 0, runtime_env: dict[str, Any] | None = None
     ) -> None:
         """``gpus``: GPUs of each process; it sees no others."""
-        remote = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups={_WATCH: 1, _LIVE: 1})(cls)
+        groups = {_WATCH: 1, _LIVE: 1, _BESIDE: 1}
+        remote = ray.remote(num_cpus=0, max_restarts=0, concurrency_groups=groups)(cls)
         self._actors = [
             remote.options(
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
@@ -99,6 +104,9 @@ class RayProcesses:
 
     def ask(self, index: int, method: str, *args: Any) -> Any:
         return self._in_group(_WATCH, index, method, *args)
+
+    def beside(self, index: int, method: str, *args: Any) -> Any:
+        return self._in_group(_BESIDE, index, method, *args)
 
     def _in_group(self, group: str, index: int, method: str, *args: Any) -> Any:
         return getattr(self._actors[index], method).options(concurrency_group=group).remote(*args)

@@ -18,6 +18,7 @@ from grpo_worker.roles.shared_batch import ObjectStore, SharedBatch
 
 log = logging.getLogger(__name__)
 _ANSWER_SECONDS = 10.0  # for an answer of the threads that watch
+_BESIDE_SECONDS = 60.0  # of one wait for work beside the calls, which is repeated
 _IMPORT_SECONDS = 300.0  # until a new process can answer: it imports torch from a cold disk
 
 
@@ -132,6 +133,26 @@ class WorkerGroup:
         shared = [self._processes.put(arg) for arg in args]  # once, however many ranks get it
         calls = [self._remote(rank, method, *shared) for rank in range(len(self._order))]
         return partial(self._wait, calls, method)
+
+    def beside(self, method: str, *args: Any) -> Callable[[], list[Any]]:
+        """Start a method of every rank beside its calls; return a function that waits for the results.
+
+        The wait, in any thread, has no limit: it ends with the gang. The function raises GangError when a
+        rank fails or ends.
+        """
+        shared = [self._processes.put(arg) for arg in args]
+        calls = [self._processes.beside(index, method, *shared) for index in self._order]
+
+        def results() -> list[Any]:
+            pending = list(calls)
+            while pending:
+                done, pending = self._processes.wait(pending, 1, _BESIDE_SECONDS)
+                failure = next((error for error in map(self._processes.error, done) if error), None)
+                if failure is not None:
+                    raise GangError(f"{method}: {one_line(failure)}", self._lost()) from failure
+            return [self._processes.result(call) for call in calls]
+
+        return results
 
     def notify(self, method: str, *args: Any) -> None:
         """Call a method of rank 0 in its watching thread, without waiting for it."""

@@ -2,9 +2,9 @@
 
 import json
 import random
-import shutil
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +17,10 @@ from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy
 from megatron.core.dist_checkpointing.strategies import cached_metadata_filesystem_reader, filesystem_async
-from megatron.core.dist_checkpointing.strategies.async_utils import (
-    AsyncCaller,
-    AsyncCallsQueue,
-    AsyncRequest,
-)
 from megatron.core.optimizer import distrib_optimizer
 
 from grpo_worker.checkpointing.store import CONTROLLER_STATE, Origin, commit, directory, prune, verify
+from grpo_worker.megatron.checkpoint.draft import Draft
 from grpo_worker.megatron.checkpoint.patches import (
     count_reads,
     count_writes,
@@ -32,68 +28,22 @@ from grpo_worker.megatron.checkpoint.patches import (
     write_in_threads,
 )
 from grpo_worker.megatron.checkpoint.reshard import adapted
+from grpo_worker.megatron.checkpoint.writer import WriterQueue
+from grpo_worker.megatron.host_sync.barrier import store_barrier
 from grpo_worker.megatron.optim.offload import Offloadable
 from grpo_worker.megatron.optim.optimizer import Trainable, inner_optimizers
-from grpo_worker.profiling.progress import BACKGROUND, PROGRESS, WRITTEN
+from grpo_worker.profiling.background import join
 
 keep_step_of_torchs_adam(distrib_optimizer)
 write_in_threads(filesystem_async)
 count_writes(filesystem_async)
 count_reads(cached_metadata_filesystem_reader.CachedMetadataFileSystemReader)
 
-_JOIN_SECONDS = 1.0
 _CONTENT = {
     "distrib_optim_sharding_type": "fully_reshardable",
     "singleton_local_shards": False,
     "chained_optim_avoid_prefix": True,
 }
-
-
-class _ThreadCaller(AsyncCaller):  # type: ignore[misc]
-    """Writer of checkpoints in a thread of this process; forking a Ray actor is not safe."""
-
-    def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-
-    def schedule_async_call(self, async_req: AsyncRequest) -> None:
-        if async_req.async_fn is None:
-            return
-        args = list(async_req.async_fn_args)
-        if async_req.preload_fn:
-            args[1] = async_req.preload_fn()
-        self._thread = threading.Thread(
-            target=async_req.async_fn, args=args, kwargs=async_req.async_fn_kwargs
-        )
-        self._thread.start()
-
-    def is_current_async_call_done(self, blocking: bool = False, no_dist: bool = False) -> bool:
-        if blocking and self._thread:
-            _join(self._thread)
-        alive = int(self._thread is not None and self._thread.is_alive())
-        return bool(not alive if no_dist else self.sync_all_async_calls(alive))
-
-    def close(self, abort: bool = False) -> None:
-        if self._thread and not abort:
-            self._thread.join()
-
-    def __del__(self) -> None:
-        pass
-
-
-def _join(writer: threading.Thread) -> None:
-    """Wait for a writer; what it writes meanwhile is progress of the call that waits."""
-    before = BACKGROUND.get().count
-    while writer.is_alive():
-        writer.join(_JOIN_SECONDS)
-        written = BACKGROUND.get().count
-        if written > before:
-            PROGRESS.add(WRITTEN, written - before)
-            before = written
-
-
-class _ThreadQueue(AsyncCallsQueue):  # type: ignore[misc]
-    def _get_async_caller(self) -> AsyncCaller:
-        return _ThreadCaller()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,47 +124,58 @@ class Checkpointer:
         self._parts = parts
         self._origin = origin
         self._keep = keep
-        self._queue = _ThreadQueue()
-        self._pending: list[int] = []
+        self._queue = WriterQueue()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
+        self._commits: deque[Future[int]] = deque()  # on rank 0
 
     def save(
         self, step: int, controller_state: dict[str, Any], first: Callable[[], None] | None = None
     ) -> None:
         """Copy the state and start to write it; training may continue when this returns.
 
-        ``first``: writes other files of this rank into the checkpoint, in the same thread and before the
-        state. It must not raise.
+        Nothing is read from the store or written to it before that. ``first``: writes other files of this
+        rank into the checkpoint's folder, in the writer's thread and before the state. It must not raise.
         """
-        path = directory(self.root, step)
-        if dist.get_rank() == 0:
-            shutil.rmtree(path, ignore_errors=True)  # left by an attempt that died
-            path.mkdir(parents=True)
-            (path / CONTROLLER_STATE).write_text(json.dumps(controller_state))
-        dist.barrier()
+        draft = Draft()
         with all_on_device(self._parts):
             request = dist_checkpointing.save(
                 self._state(loading=False),
-                str(path),
+                str(draft.path),
                 get_default_save_sharded_strategy("torch_dist"),
                 async_sharded_save=True,
                 content_metadata=_CONTENT,
             )
-            request.add_finalize_fn(lambda: self._commit(step))
-            self._queue.schedule_async_request(_after(first, request) if first else request)
-        self._pending.append(step)
+            request.add_finalize_fn(lambda: self._written(step, draft))
+            if dist.get_rank() == 0:
+                (draft.path / CONTROLLER_STATE).write_text(json.dumps(controller_state))
+            self._queue.write(request, directory(self.root, step), first)
 
     def poll(self, blocking: bool = False) -> list[int]:
-        """Commit the checkpoints that all ranks have written; return their steps."""
-        done = self._queue.maybe_finalize_async_calls(blocking=blocking)
-        finished, self._pending = self._pending[: len(done)], self._pending[len(done) :]
+        """Start to commit the checkpoints that all ranks have written.
+
+        Returns the steps of those that became complete, on rank 0; other ranks return none. ``blocking``:
+        wait until all are complete.
+        """
+        self._queue.maybe_finalize_async_calls(blocking=blocking)
+        finished = []
+        while self._commits and (blocking or self._commits[0].done()):
+            finished.append(join(self._commits.popleft()))
+        if blocking:
+            store_barrier(range(dist.get_world_size())).wait()
         return finished
 
-    def _commit(self, step: int) -> None:
-        dist.barrier()
-        if dist.get_rank() != 0:
-            return
+    def _written(self, step: int, draft: Draft) -> None:
+        if dist.get_rank() == 0:
+            self._commits.append(self._thread.submit(self._commit, step, draft))
+        else:
+            draft.remove()
+
+    def _commit(self, step: int, draft: Draft) -> int:
+        """Complete the checkpoint and remove old ones, in a thread of rank 0."""
+        draft.publish(directory(self.root, step))
         commit(self.root, step, self._origin)
         prune(self.root, self._keep)
+        return step
 
     def load(self, path: Path) -> None:
         """Restore models, optimizers and schedules; in the same layout also the random generators.
@@ -244,17 +205,6 @@ class Checkpointer:
         metadata["dp_cp_group"] = parallel_state.get_data_parallel_group(with_context_parallel=True)
         state = {part.prefix or "policy.": part.state(loading, metadata) for part in self._parts}
         return state | {"rng": _rng_object()}
-
-
-def _after(first: Callable[[], None], request: AsyncRequest) -> AsyncRequest:
-    """Return the request with other work before it."""
-
-    def run(*args: Any, **kwargs: Any) -> None:
-        first()
-        if request.async_fn is not None:  # else this rank has no state to write
-            request.async_fn(*args, **kwargs)
-
-    return request._replace(async_fn=run)
 
 
 def _rng_object() -> ShardedObject:

@@ -1,8 +1,10 @@
 """Export of all ranks' weights as a Hugging Face directory; no rank ever holds the whole model."""
 
+import itertools
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,13 @@ import torch.distributed as dist
 from grpo_worker.megatron.export.companions import write_companions
 from grpo_worker.megatron.export.config import Quantization, exported_config
 from grpo_worker.megatron.export.files import FileWriter, WriteReport, write_index
-from grpo_worker.megatron.export.store_barrier import store_barrier
 from grpo_worker.megatron.export.tensors import stored, whole_tensors
 from grpo_worker.megatron.families.base import Family
+from grpo_worker.megatron.host_sync.notes import leave, read, take
+from grpo_worker.profiling.background import join
 from grpo_worker.profiling.progress import PROGRESS
+
+_NUMBERS = itertools.count()  # of the exports of this process; all ranks take part in each
 
 
 class ExportError(RuntimeError):
@@ -29,7 +34,7 @@ def export(
     source: Path | None = None,
     quantization: Quantization = "none",
 ) -> None:
-    """Write ``target`` with config.json, safetensors files and their index. Collective.
+    """Write ``target`` with config.json, safetensors files and their index, and wait for it. Collective.
 
     Each tensor-parallel group gathers its tensors on its first rank, which writes them and keeps at most one
     file in memory. ``source``: the Hugging Face directory that the job started from, whose tokenizer and
@@ -37,32 +42,95 @@ def export(
 
     Raises ExportError on every rank when any of them cannot write.
     """
-    building = target.with_name(target.name + ".incomplete")
-    _on_first_rank(target, lambda: _begin(building, hf, source))
-    writer = FileWriter(building, dist.get_rank())
+    join(begin_export(target, hf, chunks, family, source, quantization, beside=False))
+
+
+def begin_export(
+    target: Path,
+    hf: dict[str, Any],
+    chunks: Sequence[Any],
+    family: Family,
+    source: Path | None = None,
+    quantization: Quantization = "none",
+    beside: bool = True,
+) -> "Future[None]":
+    """Start an export; see ``export``. Collective until it returns.
+
+    ``beside``: threads write a copy of the weights after this has returned, so the weights may change. The
+    future ends on all ranks when the export is complete.
+    """
+    place = _Place(target, f"export/{next(_NUMBERS)}")
+    thread = ThreadPoolExecutor(1, thread_name_prefix="export")
+    prepared = thread.submit(place.prepare, hf, source)
+    if not beside:
+        join(prepared)  # so that a missing file is reported early
+    writer = FileWriter(place.building, dist.get_rank(), thread, beside)
     for name, tensor in whole_tensors(chunks, family):
         if not writer.failed:  # a failed rank must still take part in gathering
             writer.add(stored(name, tensor, quantization))
         PROGRESS.add("tensors exported")
     writer.flush()
-    reports = _gathered_reports(writer.report)
     dtype = str(next(chunks[0].parameters()).dtype).removeprefix("torch.")
 
-    def finish() -> None:
-        _raise_failure(reports)
-        tensors = {name: entry for report in reports for name, entry in report.tensors.items()}
-        write_index(building, tensors)
-        config = exported_config(hf, tensors, dtype, quantization)
-        (building / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True))
-        shutil.rmtree(target, ignore_errors=True)
-        building.rename(target)
+    def config(tensors: Collection[str]) -> dict[str, Any]:
+        return exported_config(hf, tensors, dtype, quantization)
 
-    try:
-        _on_first_rank(target, finish)
-    except ExportError:
-        if dist.get_rank() == 0:  # incomplete files would fill the store
-            shutil.rmtree(building, ignore_errors=True)
-        raise
+    def finish() -> None:
+        prepared.result()
+        place.finish(writer.report, config)
+
+    ended = thread.submit(finish)
+    thread.shutdown(wait=False)
+    return ended
+
+
+class _Place:
+    """Directory of one export, which the ranks' threads write. ``key``: names it, the same on all ranks."""
+
+    def __init__(self, target: Path, key: str) -> None:
+        self._target, self._key = target, key
+        self.building = target.with_name(target.name + ".incomplete")
+
+    def prepare(self, hf: dict[str, Any], source: Path | None) -> None:
+        """Create the directory on rank 0, with the small files; the other ranks wait until it exists."""
+        self._on_first_rank("folder", lambda: _begin(self.building, hf, source))
+
+    def finish(self, report: WriteReport, config: Callable[[Collection[str]], dict[str, Any]]) -> None:
+        """Complete the directory on rank 0 when all ranks have written; the others wait for that."""
+        rank = dist.get_rank()
+        if rank:
+            leave(f"{self._key}/report/{rank}", report.to_json())
+
+        def complete() -> None:
+            others = range(1, dist.get_world_size())
+            notes = [take(f"{self._key}/report/{other}") for other in others]
+            reports = [report, *map(WriteReport.from_json, notes)]
+            try:
+                _raise_failure(reports)
+                tensors = {name: entry for each in reports for name, entry in each.tensors.items()}
+                write_index(self.building, tensors)
+                text = json.dumps(config(tensors), indent=1, sort_keys=True)
+                (self.building / "config.json").write_text(text)
+                shutil.rmtree(self._target, ignore_errors=True)
+                self.building.rename(self._target)
+            except OSError:
+                shutil.rmtree(self.building, ignore_errors=True)  # incomplete files would fill the store
+                raise
+
+        self._on_first_rank("result", complete)
+
+    def _on_first_rank(self, stage: str, action: Callable[[], None]) -> None:
+        """Run an action on rank 0; the others wait for it, and all raise ExportError when it fails."""
+        key = f"{self._key}/{stage}"
+        if dist.get_rank() == 0:
+            try:
+                action()
+            except Exception as error:  # noqa: BLE001 - otherwise the other ranks would wait for this one
+                leave(key, f"checkpoint.store: {self._target} was not exported: {error}")
+            else:
+                leave(key, "")
+        if problem := read(key):
+            raise ExportError(problem)
 
 
 def _begin(folder: Path, hf: dict[str, Any], source: Path | None) -> None:
@@ -76,30 +144,3 @@ def _raise_failure(reports: Sequence[WriteReport]) -> None:
     failures = [report.failure for report in reports if report.failure is not None]
     if failures:
         raise OSError(f"{failures[0]} ({len(failures)} of {len(reports)} ranks failed)")
-
-
-def _gathered_reports(report: WriteReport) -> list[WriteReport]:
-    """Gather the reports of all ranks, in rank order, on rank 0; return an empty list elsewhere."""
-    _await_all()
-    first = dist.get_rank() == 0
-    reports: list[Any] = [None] * dist.get_world_size()
-    dist.gather_object(report, reports if first else None, dst=0)
-    return reports if first else []
-
-
-def _on_first_rank(target: Path, action: Callable[[], None]) -> None:
-    """Run an action on rank 0; all ranks wait for it, and all raise ExportError when it fails."""
-    failure: list[str | None] = [None]
-    if dist.get_rank() == 0:
-        try:
-            action()
-        except Exception as error:  # noqa: BLE001 - otherwise the other ranks would wait for this one
-            failure = [f"checkpoint.store: {target} was not exported: {error}"]
-    _await_all()
-    dist.broadcast_object_list(failure, src=0)
-    if failure[0] is not None:
-        raise ExportError(failure[0])
-
-
-def _await_all() -> None:
-    store_barrier(range(dist.get_world_size())).wait()

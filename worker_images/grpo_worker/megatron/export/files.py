@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from grpo_worker.model_files.names import INDEX
+from grpo_worker.profiling.background import join
 from grpo_worker.profiling.counted_file import growing
 
 FILE_BYTES = 2 * 2**30
@@ -21,16 +23,28 @@ class WriteReport:
     tensors: dict[str, tuple[str, int]] = field(default_factory=dict)
     failure: str | None = None
 
+    def to_json(self) -> str:
+        """Return the report as a note for another rank."""
+        return json.dumps([self.tensors, self.failure])
+
+    @classmethod
+    def from_json(cls, text: str) -> "WriteReport":
+        """Return the report of another rank."""
+        tensors, failure = json.loads(text)
+        return cls({name: (file, size) for name, (file, size) in tensors.items()}, failure)
+
 
 class FileWriter:
-    """Writer of one rank's files; at most one file is in memory, and it is written when it is full.
+    """Writer of one rank's files in a thread; a file is written when it is full.
 
     A failure is recorded in ``report``, not raised, because other ranks still gather tensors with this one.
     """
 
-    def __init__(self, folder: Path, rank: int) -> None:
+    def __init__(self, folder: Path, rank: int, thread: Executor, beside: bool) -> None:
+        """``beside``: all files may wait in memory; else one is written before the next one is filled."""
         self.report = WriteReport()
         self._folder, self._rank = folder, rank
+        self._thread, self._beside = thread, beside
         self._pending: dict[str, torch.Tensor] = {}
         self._files = 0
 
@@ -47,22 +61,29 @@ class FileWriter:
             self._pending |= tensors
 
     def flush(self) -> None:
-        """Write the pending tensors to a file."""
+        """Hand the pending tensors over to the thread, which writes them to a file."""
         if not self._pending or self.failed:
             return
         name = f"model-{self._rank:05d}-{self._files:05d}.safetensors"
+        self._files += 1
+        written = self._thread.submit(self._write, name, self._pending)
+        self._pending = {}
+        if not self._beside:
+            join(written)
+
+    def _write(self, name: str, tensors: dict[str, torch.Tensor]) -> None:
+        if self.failed:
+            return
         try:
             with growing(self._folder / name):
-                save_file(self._pending, self._folder / name, metadata={"format": "pt"})
+                save_file(tensors, self._folder / name, metadata={"format": "pt"})
         except Exception as error:  # noqa: BLE001 - safetensors has its own type for a full disk
             self.report.failure = (
                 f"rank {self._rank} cannot write {self._folder / name} ({error}): "
                 "free or add space, and check that the pods may write there"
             )
         else:
-            self._files += 1
-            self.report.tensors |= {key: (name, value.nbytes) for key, value in self._pending.items()}
-        self._pending.clear()
+            self.report.tensors |= {key: (name, value.nbytes) for key, value in tensors.items()}
 
 
 def write_index(folder: Path, tensors: dict[str, tuple[str, int]]) -> None:

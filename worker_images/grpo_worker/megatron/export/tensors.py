@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from grpo_worker.megatron.conversion.hf_mapping import axis, shards
 from grpo_worker.megatron.export.config import Quantization
-from grpo_worker.megatron.export.store_barrier import store_barrier
 from grpo_worker.megatron.families.base import Family
+from grpo_worker.megatron.host_sync.barrier import store_barrier
 from grpo_worker.quantization.fp8 import is_quantised, quantise
 
 

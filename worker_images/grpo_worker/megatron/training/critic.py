@@ -12,7 +12,7 @@ from grpo_worker.megatron.conversion.readers import WeightReader
 from grpo_worker.megatron.model.build import build_chunks
 from grpo_worker.megatron.model.value_head import NAME, with_value_heads
 from grpo_worker.megatron.optim.optimizer import Trainable
-from grpo_worker.megatron.training.runner import Runner, context_whole
+from grpo_worker.megatron.training.runner import Runner
 from grpo_worker.megatron.training.setup import ModelSetup
 
 
@@ -59,13 +59,13 @@ class CriticModel:
     def values(self, batch: RaggedBatch) -> dict[str, np.ndarray]:
         """Return the expected return before each token.
 
-        Returns values [tokens] fp32, 0 at the first token of each row; an empty dict outside the last
-        pipeline stage.
+        Returns values [tokens] fp32, 0 at the first token of each row and where another context-parallel
+        rank has them; an empty dict outside the last pipeline stage.
         """
         for chunk in self.trainable.chunks:
             chunk.eval()
         with self.trainable.weights.on_device():
-            return self._runner.rows(self.trainable.chunks, batch, {"values": value_rows})
+            return self._runner.rows(self.trainable.chunks, batch, {"values": _value_rows})
 
     def update(self, batch: RaggedBatch, cliprange: float) -> dict[str, float]:
         """Take one optimizer step on this data-parallel rank's share of a mini-batch.
@@ -75,7 +75,7 @@ class CriticModel:
         """
 
         def losses(output: torch.Tensor, part: MicroBatch, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-            rows, values = part.columns, value_rows(output, part, width)
+            rows, values = part.columns, part.loss_rows(output[..., 0], width)
             tokens, clipped = value_loss(values, rows["values"], rows["returns"], cliprange)
             weight = rows["weights"]
             loss = (weight * tokens).sum()
@@ -87,6 +87,6 @@ class CriticModel:
         return {f"critic/{name}": value for name, value in figures.items()}
 
 
-def value_rows(output: torch.Tensor, micro: MicroBatch, width: int) -> torch.Tensor:
+def _value_rows(output: torch.Tensor, micro: MicroBatch, width: int) -> torch.Tensor:
     """Return a value head's output before each token as [rows, width]."""
-    return micro.to_rows(context_whole(output[..., 0]), width)
+    return micro.to_rows(output[..., 0], width)

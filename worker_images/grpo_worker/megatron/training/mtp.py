@@ -15,7 +15,7 @@ from megatron.core.models.common.embeddings.language_model_embedding import Lang
 from grpo_worker.data.micro_batch import MicroBatch
 from grpo_worker.megatron.model import vocab_parallel
 from grpo_worker.megatron.model.mtp_layer import NAME
-from grpo_worker.megatron.training.runner import context_slice, context_whole, packed_params
+from grpo_worker.megatron.training.runner import context_slice, packed_params
 
 FACTOR = 0.1  # weight of this loss beside the policy's; DeepSeek-V3's value at the end of its training
 
@@ -47,23 +47,16 @@ class MultiTokenPrediction:
         dist.broadcast(holder.word_embeddings.weight, source, group=parallel_state.get_embedding_group())
 
     def loss(self, micro: MicroBatch, width: int) -> torch.Tensor:
-        """Return the weighted mean of -log p over response tokens, each predicted two tokens ahead.
+        """Return the weighted sum of -log p over this rank's tokens, each predicted two tokens ahead.
 
         Call it on the last stage after the forward pass of ``micro``, whose hidden states it uses.
         """
-        rows = self.rows(micro, width)
-        return -(micro.columns["weights"] * rows).sum()
+        return -(micro.next_weights() * micro.loss_rows(self.log_probs(micro), width)).sum()
 
-    def rows(self, micro: MicroBatch, width: int) -> torch.Tensor:
-        """Return the log-probability of each token, predicted two tokens ahead.
-
-        The shape is [rows, width], with 0 in the first two columns.
-        """
-        logits = self.logits(micro)
+    def log_probs(self, micro: MicroBatch) -> torch.Tensor:
+        """Return the log-probability of the token after the next, [b, s / cp]."""
         after_next = context_slice(micro.labels.roll(-1, 1))
-        log_probs = context_whole(vocab_parallel.log_probs(logits, after_next, 1.0))
-        rows = micro.to_rows(log_probs.roll(1, 1), width)
-        return torch.nn.functional.pad(rows[:, 2:], (2, 0))
+        return vocab_parallel.log_probs(self.logits(micro), after_next, 1.0)
 
     def logits(self, micro: MicroBatch) -> torch.Tensor:
         """Return the logits of the token after the next, [b, s / cp, vocab / tp]."""

@@ -17,12 +17,12 @@ from grpo_worker.megatron.model.build import build_chunks
 from grpo_worker.megatron.optim.optimizer import Trainable, frozen_weights
 from grpo_worker.megatron.training.expert_load import ExpertLoad
 from grpo_worker.megatron.training.mtp import FACTOR, MultiTokenPrediction
+from grpo_worker.megatron.training.reductions import row_sum
 from grpo_worker.megatron.training.router_replay import RoutingReplay
 from grpo_worker.megatron.training.runner import (
     ForwardContext,
     Runner,
     context_slice,
-    context_whole,
     no_context,
 )
 from grpo_worker.megatron.training.setup import ModelSetup
@@ -112,18 +112,19 @@ class PolicyModel:
     ) -> dict[str, np.ndarray]:
         """Return the log-probability of each token given the tokens before it.
 
-        Returns log_probs [tokens] fp32, 0 at the first token of each row, and ``with_entropy`` also entropy
-        of the same shape; an empty dict outside the last pipeline stage.
+        Returns log_probs [tokens] fp32, and ``with_entropy`` also entropy of the same shape; an empty dict
+        outside the last pipeline stage. Entries are 0 at the first token of each row, and where another
+        context-parallel rank has them.
         """
         models = self.reference if reference else self.chunks
         for model in models:
             model.eval()
 
         def log_probs(logits: torch.Tensor, micro: MicroBatch, width: int) -> torch.Tensor:
-            return _log_prob_rows(logits, micro, temperature, width)
+            return micro.to_rows(_log_probs(logits, micro, temperature), width)
 
         def entropy(logits: torch.Tensor, micro: MicroBatch, width: int) -> torch.Tensor:
-            return _entropy_rows(logits, micro, temperature, width)
+            return micro.to_rows(vocab_parallel.entropy(logits, temperature), width)
 
         functions = {"log_probs": log_probs} | ({"entropy": entropy} if with_entropy else {})
         weights = self.reference_weights if reference else self.trainable.weights
@@ -162,8 +163,10 @@ class PolicyModel:
         """
 
         def losses(logits: torch.Tensor, part: MicroBatch, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-            log_prob = _log_prob_rows(logits, part, temperature, width)
-            entropy = _entropy_rows(logits, part, temperature, width) if loss.entropy_coef else None
+            log_prob = part.loss_rows(_log_probs(logits, part, temperature), width)
+            entropy = None
+            if loss.entropy_coef:
+                entropy = part.loss_rows(vocab_parallel.entropy(logits, temperature), width)
             total, figures = _loss(log_prob, entropy, part.columns, loss, kl_coef)
             if self._mtp is None:
                 return total, figures
@@ -180,13 +183,9 @@ class PolicyModel:
         return {f"actor/{name}": value for name, value in metrics.items()} | self._expert_load.collect()
 
 
-def _log_prob_rows(logits: torch.Tensor, micro: MicroBatch, temperature: float, width: int) -> torch.Tensor:
-    tokens = vocab_parallel.log_probs(logits, context_slice(micro.labels), temperature)
-    return micro.to_rows(context_whole(tokens), width)
-
-
-def _entropy_rows(logits: torch.Tensor, micro: MicroBatch, temperature: float, width: int) -> torch.Tensor:
-    return micro.to_rows(context_whole(vocab_parallel.entropy(logits, temperature)), width)
+def _log_probs(logits: torch.Tensor, micro: MicroBatch, temperature: float) -> torch.Tensor:
+    """Return the log-probability of each next token, [b, s / cp]."""
+    return vocab_parallel.log_probs(logits, context_slice(micro.labels), temperature)
 
 
 def _loss(
@@ -196,9 +195,9 @@ def _loss(
     config: PolicyLossConfig,
     kl_coef: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss of a micro-batch, and its figures in the order of ``_NAMES``."""
+    """Return the loss of this rank's tokens of a micro-batch, and its figures in the order of ``_NAMES``."""
     weight, old, mask = batch["weights"], batch["old_log_probs"], batch["response_mask"]
-    policy, clipped = policy_loss(log_prob, old, batch["advantages"], mask, config)
+    policy, clipped = policy_loss(log_prob, old, batch["advantages"], mask, config, row_sum)
     if "rollout_is_weights" in batch:
         policy = policy * batch["rollout_is_weights"]
     loss = surrogate = (weight * policy).sum()

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
@@ -13,12 +14,36 @@ from grpo_worker.megatron.model.build import device
 
 
 def summed(parts: Sequence[torch.Tensor], names: Sequence[str]) -> dict[str, float]:
-    """Sum [names] figures over micro-batches and data-parallel ranks; same result on every rank."""
+    """Sum [names] figures over micro-batches and over data- and context-parallel ranks.
+
+    Returns the same on every rank.
+    """
     total = torch.stack(list(parts)).sum(0) if parts else torch.zeros(len(names), device=device())
-    dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
+    dist.all_reduce(total, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
     # Only the last stage computed a loss; the others contribute zeros.
     dist.all_reduce(total, group=parallel_state.get_pipeline_model_parallel_group())
     return dict(zip(names, total.tolist(), strict=True))
+
+
+def row_sum(values: torch.Tensor) -> torch.Tensor:
+    """Return the sums [rows, 1] over all tokens of rows, of which this rank has a part [rows, tokens].
+
+    Collective over context-parallel ranks. The values must not require a gradient.
+    """
+    sums = values.sum(1, keepdim=True)
+    if parallel_state.get_context_parallel_world_size() > 1:
+        dist.all_reduce(sums, group=parallel_state.get_context_parallel_group())
+    return sums
+
+
+def over_context(values: np.ndarray) -> np.ndarray:
+    """Return the sums of the context-parallel ranks' values. Collective over these ranks."""
+    if parallel_state.get_context_parallel_world_size() == 1:
+        return values
+    total = torch.from_numpy(values).to(device())
+    dist.all_reduce(total, group=parallel_state.get_context_parallel_group())
+    sums: np.ndarray = total.cpu().numpy()
+    return sums
 
 
 def largest_memory() -> dict[str, float]:

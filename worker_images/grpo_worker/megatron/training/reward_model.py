@@ -13,7 +13,8 @@ from grpo_worker.megatron.conversion.readers import SafetensorsWeights
 from grpo_worker.megatron.model.build import build_chunks
 from grpo_worker.megatron.model.value_head import NAME, with_value_heads
 from grpo_worker.megatron.optim.optimizer import frozen_weights
-from grpo_worker.megatron.training.runner import Runner, context_whole
+from grpo_worker.megatron.training.reductions import over_context
+from grpo_worker.megatron.training.runner import Runner
 from grpo_worker.megatron.training.setup import ModelSetup
 from grpo_worker.model_files.config import model_config
 
@@ -56,9 +57,10 @@ class RewardModel:
         """
         with self._weights.on_device():
             columns = self._runner.rows(self._chunks, batch, {"scores": _value_rows})
-        return {name: column[batch.starts[1:] - 1] for name, column in columns.items()}
+        # Of the context-parallel ranks one has the last token of a row, the others have 0.
+        return {name: over_context(column[batch.starts[1:] - 1]) for name, column in columns.items()}
 
 
 def _value_rows(output: torch.Tensor, micro: MicroBatch, width: int) -> torch.Tensor:
     """Return a value head's output at each token as [rows, width]."""
-    return micro.own_rows(context_whole(output[..., 0]), width)
+    return micro.own_rows(output[..., 0], width)

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_worker.common.context_spans import context_spans, token_multiple, zigzag_chunks
@@ -63,7 +62,8 @@ class Runner:
     def micro_batches(self, batch: RaggedBatch) -> MicroBatches:
         """Split the rank's rows into micro-batches, equally many on every data-parallel rank. Collective."""
         if self._batching.max_tokens is None:
-            return split(batch, self._shape, device())
+            spans = self.context_spans(batch.width) if self.layout.context > 1 else ()
+            return split(batch, self._shape, device(), spans=spans)
         lengths = batch.lengths.tolist()
         groups = within_budget(lengths, self._batching.max_tokens)
         count = self._agreed_count(len(groups))
@@ -93,7 +93,7 @@ class Runner:
         """Apply ``functions`` to the outputs of forward passes without gradients.
 
         Returns a column with an entry for each token, in the batch's order, of each; an empty dict outside
-        the last pipeline stage.
+        the last pipeline stage. Tokens whose outputs another context-parallel rank computes are 0.
         """
         columns: dict[str, list[torch.Tensor]] = {name: [] for name in functions}
         order: list[int] = []
@@ -123,8 +123,8 @@ class Runner:
         """Take one optimizer step on this data-parallel rank's rows. Collective.
 
         ``function`` returns the loss of a micro-batch and, detached, its figures ``names``; both are sums
-        over its tokens, weighted as in the global mini-batch. Returns the figures of the global mini-batch,
-        grad_norm and lr.
+        over this rank's tokens, weighted as in the global mini-batch. Returns the figures of the global
+        mini-batch, grad_norm and lr.
         """
         trainable.begin()
         micro = self.micro_batches(batch)
@@ -218,20 +218,3 @@ def context_slice(tokens: torch.Tensor) -> torch.Tensor:
     chunks = tokens.chunk(2 * size, dim=1)
     own = zigzag_chunks(size)[2 * rank : 2 * rank + 2]
     return torch.cat([chunks[number] for number in own], dim=1)
-
-
-def context_whole(tokens: torch.Tensor) -> torch.Tensor:
-    """Gather [b, s / cp] of all ranks to [b, s], the inverse of ``context_slice``.
-
-    Each rank receives the gradient of its own part only.
-    """
-    size = parallel_state.get_context_parallel_world_size()
-    if size == 1:
-        return tokens
-    group = parallel_state.get_context_parallel_group()
-    gathered = gather_from_sequence_parallel_region(
-        tokens.transpose(0, 1).contiguous(), tensor_parallel_output_grad=False, group=group
-    )
-    chunks = gathered.transpose(0, 1).chunk(2 * size, dim=1)
-    held = zigzag_chunks(size)
-    return torch.cat([chunks[held.index(number)] for number in range(2 * size)], dim=1)
