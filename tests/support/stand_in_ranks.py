@@ -48,6 +48,8 @@ class StandInProcesses:
     frozen: set[int] = field(default_factory=set)
     work: str = "forward passes"
     allowance: float = 0.0
+    reads: bool = False  # a store is being read
+    errors: dict[int, Exception] = field(default_factory=dict)  # that calls of ``work`` raise, by process
     died: "Future[None]" = field(default_factory=Future)
     asked: dict[str, int] = field(default_factory=dict)
     stored: int = 0
@@ -75,7 +77,7 @@ class StandInProcesses:
             value = RankInfo(index, 0, 0, 0, index, 1, self.count)
         elif method == "listen":
             value = 29500
-        return Call(index, method, ends, value)
+        return Call(index, method, ends, value, self.errors.get(index) if method == "work" else None)
 
     def beside(self, index: int, method: str, *args: Any) -> Call:
         return self.call(index, method, *args)
@@ -88,7 +90,7 @@ class StandInProcesses:
         elif method == "position":
             count = self.count_at(index, self.clock.now())
             where = ("runner.py:200 run",) if count else ("loader.py:7 wait_for_something",)
-            value = Position(index, {"0 all": count}, where, self.work, {self.work: count})
+            value = Position(index, {"0 all": count}, where, self.work, {self.work: count}, self.reads)
         return Call(index, method, math.inf if index in self.frozen else self.clock.now(), value)
 
     def wait(self, calls: Sequence[Call], count: int, seconds: float) -> tuple[list[Call], list[Call]]:

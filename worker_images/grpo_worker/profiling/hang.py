@@ -26,7 +26,7 @@ class Position:
 
     ``begun``: number of collectives begun in each process group, by the group's name, which is the same on
     all its ranks; ``where``: innermost calls of the computing thread; ``work``: kind of the last progress;
-    ``amounts``: progress by kind of work.
+    ``amounts``: progress by kind of work; ``reads``: a store is being read.
     """
 
     rank: int
@@ -34,6 +34,12 @@ class Position:
     where: tuple[str, ...]
     work: str = ""
     amounts: dict[str, int] = field(default_factory=dict)
+    reads: bool = False
+
+    @property
+    def at_store(self) -> bool:
+        """Whether the rank waits for a store, if it stands still."""
+        return self.reads or self.work in STORAGE_WORK
 
 
 def progress() -> Progress:
@@ -53,7 +59,7 @@ def position(rank: int, thread: int) -> Position:
     frame = sys._current_frames().get(thread)
     stack = traceback.extract_stack(frame)[-_FRAMES:] if frame else []
     where = tuple(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in reversed(stack))
-    return Position(rank, begun, where, PROGRESS.get().work, PROGRESS.amounts())
+    return Position(rank, begun, where, PROGRESS.get().work, PROGRESS.amounts(), PROGRESS.reads)
 
 
 def _groups() -> list[tuple[Any, str]]:
@@ -93,7 +99,7 @@ def caused_outside(positions: Sequence[Position | None]) -> bool:
     """Return whether the stuck ranks' processes are frozen, or wait for a store."""
     blamed = stuck_ranks(positions) or range(len(positions))
     found = [positions[rank] for rank in blamed]
-    return all(position is None or position.work in STORAGE_WORK for position in found)
+    return all(position is None or position.at_store for position in found)
 
 
 def report(positions: Sequence[Position | None], hosts: Sequence[str] = ()) -> str:
@@ -135,7 +141,8 @@ def _place(stuck: Position | None, most: dict[str, int]) -> str:
     ]
     if stuck.work:
         gaps.append(f"last progress: {stuck.amounts.get(stuck.work, 0)} {stuck.work}")
-    return f"is stuck in {' < '.join(stuck.where)}" + (f" ({'; '.join(gaps)})" if gaps else "")
+    verb = "waits for a store in" if stuck.reads else "is stuck in"
+    return f"{verb} {' < '.join(stuck.where)}" + (f" ({'; '.join(gaps)})" if gaps else "")
 
 
 def _names(ranks: Sequence[int], hosts: Sequence[str]) -> str:

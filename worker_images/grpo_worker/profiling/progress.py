@@ -33,6 +33,7 @@ class ProgressRecord:
         self._amounts: dict[str, int] = {}
         self._work = ""
         self._allowance = 0.0
+        self._reading = 0  # nested scopes of ``reading``
 
     def add(self, work: str, amount: int = 1) -> None:
         """Count a finished piece of work, such as one micro-batch or a number of bytes read."""
@@ -49,6 +50,20 @@ class ProgressRecord:
         finally:
             self._allowance = 0.0
             self.add("waits")
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Announce that a store is read: whoever stands still meanwhile waits for it."""
+        self._reading += 1
+        try:
+            yield
+        finally:
+            self._reading -= 1
+
+    @property
+    def reads(self) -> bool:
+        """Whether a store is being read."""
+        return self._reading > 0
 
     def get(self) -> Progress:
         """Return the progress until now."""

@@ -12,6 +12,7 @@ from grpo_worker.checkpointing.store import WEIGHTS as STORED_WEIGHTS
 from grpo_worker.checkpointing.store import directory
 from grpo_worker.profiling.background import join
 from grpo_worker.profiling.counted_file import open_counted
+from grpo_worker.profiling.progress import PROGRESS
 from grpo_worker.roles.dispatch import Dispatch, RankInfo, register
 from grpo_worker.roles.weight_sync import WEIGHTS
 from grpo_worker.weightsync.trainer.version_copy import VersionCopy
@@ -124,4 +125,5 @@ class CheckpointMethods:
     @register(Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, path: str) -> None:
         """Restore this rank from a complete checkpoint of any layout."""
-        self._models.checkpointer.load(Path(path))
+        with PROGRESS.reading():
+            self._models.checkpointer.load(Path(path))

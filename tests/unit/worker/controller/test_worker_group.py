@@ -1,9 +1,14 @@
 """Calls of a gang of 256 stand-in ranks: progress has no limit, a hang is named soon, and by its rank."""
 
+import errno
+from traceback import StackSummary
 from typing import Any
 
 import pytest
+from ray.exceptions import RayTaskError
+from torch.distributed.checkpoint.api import CheckpointException
 
+from grpo_worker.controller.recovery.attempt_end import failure_of
 from grpo_worker.controller.training.progress_watch import LONGEST_POLL
 from grpo_worker.controller.training.worker_group import GangError, WorkerGroup
 from support.clocks import FakeClock
@@ -73,6 +78,49 @@ def test_ranks_that_all_wait_for_the_store_are_reported_together_and_are_not_the
     assert "and 252 more ranks is stuck" in str(caught.value)
     assert "last progress: 7 bytes read" in str(caught.value)
     assert caught.value.outside and len(str(caught.value)) < 500
+
+
+def test_a_rank_that_hangs_before_the_first_byte_of_a_store_is_not_the_jobs_fault() -> None:
+    for reads in (True, False):
+        gang, processes, _ = _gang(seconds=_work(HOURS), count_at=lambda index, _time: int(index != 37))
+        processes.reads = reads
+        with pytest.raises(GangError) as caught:
+            gang.call("work")
+        assert caught.value.outside is reads
+        found = "waits for a store in loader.py:7" in str(caught.value)
+        assert found is reads and "rank 37 on trainer-4" in str(caught.value)
+        assert failure_of(caught.value).cause == ("infrastructure" if reads else "job")
+
+
+def _of_reads(error: Exception) -> CheckpointException:
+    """Return torch's error of a checkpoint that two ranks cannot read."""
+    return CheckpointException("load", {rank: (error, StackSummary()) for rank in range(2)})
+
+
+STALE, MISSING = OSError(errno.ESTALE, "Stale file handle"), FileNotFoundError(errno.ENOENT, "no such file")
+
+
+@pytest.mark.parametrize(
+    ("error", "outside"),
+    [
+        (RayTaskError("work", "Traceback", STALE), True),
+        (RayTaskError("work", "Traceback", _of_reads(OSError(errno.EIO, "Input/output error"))), True),
+        (RayTaskError("work", "Traceback", MISSING), False),
+        (RayTaskError("work", "Traceback", OSError(errno.ENOSPC, "No space left on device")), False),
+        (RayTaskError("work", "Traceback", ValueError("shape (3,), expected (4,)")), False),
+    ],
+    ids=["stale", "of torch's reads", "missing", "full", "wrong"],
+)
+def test_a_store_that_fails_a_rank_is_named_and_is_not_the_jobs_fault(
+    error: Exception, outside: bool
+) -> None:
+    gang, processes, _ = _gang()
+    processes.errors = {5: error}
+    with pytest.raises(GangError) as caught:
+        gang.call("work")
+    failure = failure_of(caught.value)
+    assert failure.cause == ("infrastructure" if outside else "job") and not failure.final
+    assert ("a store does not answer" in failure.message) is outside
 
 
 def test_a_wait_for_others_than_the_gang_has_its_own_deadline() -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
-from grpo_worker.common.errors import one_line
+from grpo_worker.common.errors import one_line, store_fails
 from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.controller.training.processes import RankProcesses
 from grpo_worker.controller.training.progress_watch import ProgressWatch, Standstill, poll_seconds
@@ -175,7 +175,7 @@ class WorkerGroup:
             done, pending = self._processes.wait(pending, 1, poll_seconds(self._hang))
             failure = next((error for error in map(self._processes.error, done) if error), None)
             if failure is not None:
-                raise GangError(f"{method}: {one_line(failure)}", self._lost()) from failure
+                raise self._failed(method, failure) from failure
             if done:
                 watch.moved(self._clock.now())
                 continue
@@ -183,6 +183,12 @@ class WorkerGroup:
             if stands is not None:
                 raise self._hanging(method, stands)
         return [self._processes.result(call) for call in calls]
+
+    def _failed(self, method: str, failure: Exception) -> GangError:
+        """Return the error that names what a rank raised."""
+        outside = store_fails(failure)
+        text = f"{method}: {one_line(failure)}" + (" (a store does not answer)" if outside else "")
+        return GangError(text, self._lost(), outside)
 
     def _hanging(self, method: str, stands: Standstill) -> GangError:
         """Return the error that names the stuck ranks; only now are stacks asked for."""

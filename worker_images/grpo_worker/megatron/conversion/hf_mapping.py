@@ -140,9 +140,10 @@ def load(chunks: Sequence[Any], family: Family, reader: WeightReader) -> None:
     Raises ValueError when a tensor's shape differs from the model's.
     """
     for shard in shards(chunks, family):
-        shape = reader.shape(shard.name)
-        if shape != shard.shape:
-            raise ValueError(f"{shard.name}: shape {shape}, expected {shard.shape}")
-        length = shard.tensor.shape[shard.dim]
-        shard.tensor.copy_(reader.read(shard.name, shard.dim, shard.offset, length))
+        with PROGRESS.reading():
+            shape = reader.shape(shard.name)
+            if shape != shard.shape:
+                raise ValueError(f"{shard.name}: shape {shape}, expected {shard.shape}")
+            length = shard.tensor.shape[shard.dim]
+            shard.tensor.copy_(reader.read(shard.name, shard.dim, shard.offset, length))
         PROGRESS.add(READ, shard.tensor.nbytes)
