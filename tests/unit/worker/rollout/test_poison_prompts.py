@@ -100,6 +100,41 @@ def test_a_prompt_that_is_left_alone_with_one_engine_is_dropped(world: Worlds) -
     assert agents.deaths == {"engine-0": 5}, "two until it is suspected, three alone"
 
 
+def _restarted(world: Worlds) -> tuple[World, list[str]]:
+    """Return a pool whose engine has just started again; the list gets the reasons of suspicions."""
+    one, reasons = world(1, n=1, tokens=200), list[str]()
+    others([*one.submit(prompts(1)), Future()])  # the life before has served prompts
+    one.table.update(one.entry("engine-0", restarts=1))
+    suspect = one.table.suspect
+
+    def noted(name: str, reason: str) -> None:
+        reasons.append(reason)
+        suspect(name, reason)
+
+    one.table.suspect = noted  # type: ignore[method-assign]
+    _poll(one)
+    return one, reasons
+
+
+def test_an_engine_that_has_answered_nothing_yet_is_not_blamed_for_a_bad_prompt(world: Worlds) -> None:
+    """The first failure has two suspects; then the engine serves another prompt before it is tried again."""
+    one, reasons = _restarted(world)
+    poison(one, "status")
+    with pytest.raises(PromptRefusedError, match=r"500.* \(3 times, on engines that serve other"):
+        one.submit(prompts(2))[1].result(120)
+    assert len(reasons) == 1 and len(one.table.serving(1)) == 1
+
+
+def test_a_prompt_is_not_blamed_for_an_engine_that_has_answered_nothing_yet(world: Worlds) -> None:
+    one, reasons = _restarted(world)
+    one.engines["engine-0"].poison = lambda _: "status"
+    one.at(one.loop.time() + 1800.0, lambda: poison(one, ""))
+    began, asked = one.loop.time(), prompts(2)[1:]
+    assert_undisturbed(_until_served(one, asked), asked, 1, 200)
+    assert one.loop.time() - began >= 1800 and one.client.counts.refused == 0
+    assert reasons, "the fault fired"
+
+
 def test_evidence_survives_the_parking_of_the_job(world: Worlds) -> None:
     """Each death leaves no engine for longer than samples wait, and the prompt is submitted again."""
     one = world(1, n=2, tokens=1000)
@@ -138,14 +173,16 @@ def test_a_prompt_that_silences_its_engine_is_dropped(world: Worlds) -> None:
 
 def _kept(pool: World, asked: list[Prompt], tokens: int) -> None:
     """Generate as a controller that parks and submits again; no prompt is dropped."""
-    samples = None
-    while samples is None:
+    assert_undisturbed(_until_served(pool, asked), asked, 2, tokens)
+    assert pool.client.counts.refused == 0
+
+
+def _until_served(pool: World, asked: list[Prompt]) -> list[Sample]:
+    while True:
         try:
-            samples = pool.generate(asked)
+            return pool.generate(asked)
         except TimeoutError:
             assert pool.loop.time() < 10_000
-    assert_undisturbed(samples, asked, 2, tokens)
-    assert pool.client.counts.refused == 0
 
 
 def test_no_prompt_is_dropped_when_all_engines_die_again_and_again(world: Worlds) -> None:
