@@ -3,15 +3,20 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint import FileSystemReader, TensorStorageMetadata
 
 from grpo_operator.api.catalog.architectures import architecture
+from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.shape import ModelShape
+from grpo_operator.plan.planner.training.activations import Workload
+from grpo_operator.plan.planner.training.memory import FP32, stage_memory
 from support.ranks.launcher import run as run_on_ranks
 
 TP2_EP2 = {"tensor": 2, "expert": 2, "expert_tensor": 1}
@@ -60,6 +65,27 @@ def test_a_stuck_store_delays_checkpoints_and_no_step(tmp_path: Path) -> None:
     assert (first["finished"], second["finished"]) == ([3], [])
     assert json.loads((tmp_path / "step-00000003" / "controller.json").read_text()) == {"cursor": 16}
     assert not list(tmp_path.glob("step-*/.*.tmp"))
+
+
+@pytest.mark.parametrize("layout", [TP2_EP2, {"pipeline": 2, "layers_in_first_stage": 1}, {}], ids=str)
+def test_ranks_write_the_bytes_that_the_planner_expects(layout: dict[str, int], tmp_path: Path) -> None:
+    run_on_ranks("policy_cases:save", 2, root=str(tmp_path), layout=layout)
+    written = _written_values(tmp_path / "step-00000001")
+    model, shape = ModelShape.from_hf(architecture("tiny-moe")), Layout(world=2, **layout)
+    planned = max(stage.saved for stage in stage_memory(model, shape, Workload(1, 32), precision=FP32))
+    assert 0 <= max(written.values()) - planned <= 4 * 2 * 8, "but for the routers' biases"
+
+
+def _written_values(checkpoint: Path) -> Counter[str]:
+    """Return the bytes of tensors in a checkpoint by the rank that wrote them."""
+    found: Counter[str] = Counter()
+    metadata = FileSystemReader(checkpoint).read_metadata()
+    for index, place in metadata.storage_data.items():
+        tensor = metadata.state_dict_metadata[index.fqn]
+        if isinstance(tensor, TensorStorageMetadata):
+            chunk = next(c for c in tensor.chunks if index.offset is None or c.offsets == index.offset)
+            found[place.relative_path.split("_")[2]] += chunk.sizes.numel() * tensor.properties.dtype.itemsize
+    return found
 
 
 @pytest.mark.parametrize("layout", [TP2_EP2, {"pipeline": 2, "layers_in_first_stage": 1}, {"context": 2}])

@@ -8,6 +8,8 @@ from grpo_operator.api.catalog.architectures import architecture
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.shape import ModelShape
+from grpo_operator.plan.planner.training.activations import Workload
+from grpo_operator.plan.planner.training.memory import stage_memory
 from grpo_operator.plan.planner.transfer_bounds import checkpoint_bytes
 from grpo_rehearsal.standins.state_bytes import STATE, WEIGHTS, StateBytes
 
@@ -24,6 +26,12 @@ def test_a_checkpoint_has_the_planners_bytes_each_value_once() -> None:
     assert 0 <= written.total - checkpoint_bytes(SHAPE) <= BIAS * sum(STATE)
     assert written.node == pytest.approx(written.total / 2, rel=0.01), "the first node of a stage saves all"
     assert written.node / 4 < written.rank < written.node
+
+
+def test_the_fullest_rank_writes_what_the_planner_expects() -> None:
+    written = StateBytes.of(HF, LAYOUT, per_node=4).written(STATE)
+    stages = stage_memory(SHAPE, LAYOUT, Workload(1, 128))
+    assert max(stage.saved for stage in stages) == pytest.approx(written.rank, rel=0.001)
 
 
 def test_every_rank_reads_what_it_holds() -> None:

@@ -46,7 +46,7 @@ class RolloutHardware:
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """``update_bytes``: of a weight version, into all nodes with engines. ``update_rate``: bytes/s, as the
-    busiest interfaces allow. ``tensors``: of the model. ``checkpoint_bytes``: that one node copies to host
+    busiest interfaces allow. ``tensors``: of the model. ``checkpoint_bytes``: that one rank copies to host
     memory at a save, at ``checkpoint_rate`` bytes/s, every ``checkpoint_steps`` steps.
     """
 

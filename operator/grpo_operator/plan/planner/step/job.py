@@ -91,12 +91,11 @@ def _transfer(spec: GRPOJobSpec, pool: RolloutTemplate, plan: JobPlan) -> Transf
     # Plans of transfers reach the bound of the interfaces.
     ends = plan.model, plan.layout, plan.engine, pool.replicas
     bound = sync_bound(*ends, link, pool.engine.gpus_per_node, spec.model.multi_token_prediction)
-    shard = max(stage.optimizer_shard for stage in plan.stages)
     return Transfer(
         update_bytes=bound.received_bytes,
         update_rate=bound.received_bytes / bound.seconds,
         tensors=hf_tensors(plan.model, fp8=plan.engine.fp8, mtp=plan.engine.drafts),
-        checkpoint_bytes=shard,
+        checkpoint_bytes=max(stage.saved for stage in plan.stages),
         checkpoint_rate=_COPY_RATE,
         checkpoint_steps=spec.checkpoint.every_steps,
     )

@@ -28,6 +28,9 @@ class Precision:
 BF16 = Precision()
 _STEP = 4  # bytes per parameter of the shard: an fp32 copy during the optimizer step
 FP32 = Precision(weights=4, gradients=4, optimizer=8)  # no separate main weights
+# Bytes that a checkpoint has of a value beside the model's weights: main weights and two moments in fp32. The
+# first data-parallel rank writes those of all others, because a checkpoint loads in any layout.
+_SAVED = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,8 @@ class StageMemory:
 
     ``activations``: kept for the backward pass. ``working``: added to them at the peak. ``frozen``: weights
     of models without gradients. ``sync``: buffers of the weight sync. ``host``: host memory of the process.
-    ``optimizer_shard``: main weights and moments of the rank's checkpoint, wherever they are.
+    ``optimizer_shard``: main weights and moments that the rank keeps, wherever they are. ``saved``: bytes
+    that the rank with the most writes to a checkpoint.
     """
 
     stage: int
@@ -50,6 +54,7 @@ class StageMemory:
     sync: int
     host: int
     optimizer_shard: int
+    saved: int
 
     @property
     def state(self) -> int:
@@ -118,6 +123,7 @@ def stage_memory(
                 sync=sync_buffers,
                 host=moved + snapshots * checkpoint,
                 optimizer_shard=state,
+                saved=(local + others) * (precision.weights + _SAVED),
             )
         )
     return tuple(result)
