@@ -33,7 +33,7 @@ from support.faults import (
 from support.jobs import ENDED, Start, store_of
 
 pytestmark = pytest.mark.slow  # two engines of two servers start and start again: many minutes
-STEPS = 32
+STEPS = 40
 BACK_SECONDS = 400  # for two SGLang servers to start on two busy cores
 
 
@@ -85,15 +85,18 @@ def test_a_killed_container_restarts_the_engine_with_the_same_weights_on_every_r
     assert len(ended) == 1 and ended[0] in (_name(leader), _name(worker)), "the error does not name a pod"
 
 
-def test_a_killed_pod_takes_the_other_with_it_and_the_engine_comes_back(job: JobView) -> None:
-    _, worker = _hosts(job)
+@pytest.mark.parametrize("host", [0, 1], ids=["leader", "worker"])
+def test_a_killed_pod_takes_the_other_with_it_and_the_engine_comes_back(job: JobView, host: int) -> None:
+    """The first pod has the engine's HTTP server and the agent that answers for the engine."""
+    killed = _hosts(job)[host]
     with _no_further_version(job):
         weights = _checksums(job)
     before, restarts = uids(job, "trainer", "controller", "head"), report(job)["restarts"]
     old = uids(job, "rollout")
-    job.kubectl("delete", "pod", _name(worker), "--wait=false")
+    job.kubectl("delete", "pod", _name(killed), "--wait=false")
     until("both pods are replaced", lambda: len(_new_pods(job, old)) == 2, 60)
     assert _states_until_back(job) == ["RESTARTING", "STALE", "SERVING"]
+    until("the status shows the new hosts", lambda: _pods_in_status(job) == set(map(_name, _hosts(job))), 30)
     wait_step(job, step_of(job) + 1, 60)
     with _no_further_version(job):
         _assert_newer_on_both_ranks(_checksums(job), weights)
@@ -120,7 +123,7 @@ def test_weights_reach_both_hosts_through_memory_while_the_link_is_cut(job: JobV
 
 
 def test_the_job_ends_well(job: JobView) -> None:
-    status = job.wait(ENDED, 240)
+    status = job.wait(ENDED, 300)
     assert status["phase"] == "Succeeded" and status["restarts"] == {"job": 0, "infrastructure": 0}
     (engine,) = job.pool()["engines"]
     assert engine["weightVersion"] == STEPS
@@ -151,6 +154,10 @@ def _restarts(pod: dict[str, Any]) -> int:
 
 def _engines_with_hosts(job: JobView) -> list[dict[str, Any]]:
     return [engine for engine in job.pool().get("engines", []) if len(engine.get("hosts", [])) == 2]
+
+
+def _pods_in_status(job: JobView) -> set[str]:
+    return {entry["pod"] for engine in _engines_with_hosts(job) for entry in engine["hosts"]}
 
 
 @contextlib.contextmanager
