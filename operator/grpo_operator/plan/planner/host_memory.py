@@ -127,13 +127,16 @@ def shortages(spec: GRPOJobSpec, pool: RolloutTemplate, need: HostMemory, given:
     experts = need.experts
     if pool.engine.routed_experts_gibibytes is not None:  # the volume's size
         experts = min(experts, pool.engine.routed_experts_gibibytes * _GIB)
-    wanted = {
-        "spec.trainer.resources.memory": (state, need.trainer),
+    shm = need.batch, need.shared
+    wanted = {field: shm for field in given if field.startswith("spec.trainer.podTemplate.")}
+    wanted |= {
+        # What is in /dev/shm counts as memory of the container that wrote it.
+        "spec.trainer.resources.memory": (state + need.batch, need.trainer + need.shared),
         "spec.trainer.agentResources.memory": (need.trainer_agent - AGENT_MEMORY, need.trainer_agent),
         "spec.rollout.template.resources.memory": (experts, need.engine - need.experts + experts),
         "spec.rollout.template.agentResources.memory": (need.agent - AGENT_MEMORY, need.agent),
         "spec.controller.resources.memory": (need.controller - _CONTROLLER, need.controller),
-        "spec.scheduling.sharedMemory": (need.batch, need.shared),
+        "spec.scheduling.sharedMemory": shm,
     }
     if pool.engine.device is not Device.CUDA or spec.trainer.device is not Device.CUDA:
         return []

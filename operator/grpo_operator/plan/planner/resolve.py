@@ -25,6 +25,7 @@ from grpo_operator.plan.planner.engines.shape import EngineShape
 from grpo_operator.plan.planner.host_memory import HostMemory, host_memory, shortages
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.resources import completed_job, completed_template, job_resources
+from grpo_operator.plan.planner.shared_memory import overlaid_sizes
 from grpo_operator.plan.planner.training.memory import BF16, FP32, StageMemory
 from grpo_operator.plan.planner.training.search import TrainingPool, feasible, nearest, worst
 from grpo_operator.plan.weight_path import (
@@ -144,6 +145,7 @@ def _host(
         "spec.trainer.agentResources.memory": spec.trainer.agent_resources.memory,
         "spec.controller.resources.memory": spec.controller.resources.memory,
         "spec.scheduling.sharedMemory": spec.scheduling.shared_memory,
+        **overlaid_sizes(spec.trainer.pod_template),
     }
     if spec.rollout.template is not None:  # a shared pool has been checked without this job
         fields["spec.rollout.template.resources.memory"] = pool.resources.memory

@@ -156,12 +156,36 @@ def test_a_pool_that_drafts_is_checked_with_its_jobs() -> None:
         check_reference(job, pool)
 
 
+def _shm(name: str, size: str, mounted: bool = False) -> dict[str, Any]:
+    """Return changes to a pod whose /dev/shm has a size; not ``mounted``: the operator's volume."""
+    volume = {"name": name, "emptyDir": {"medium": "Memory", "sizeLimit": size}}
+    mount = {"name": name, "mountPath": "/dev/shm"}
+    containers = [{"name": "ray-worker", "volumeMounts": [mount]}] if mounted else []
+    return {"spec": {"volumes": [volume], "containers": containers}}
+
+
+def test_shared_memory_of_a_pod_template_that_holds_a_step_is_accepted() -> None:
+    plan = _resolve()
+    assert plan.host is not None
+    enough = f"{-(-plan.host.shared // 2**30)}Gi"
+    for template in (_shm("shm", enough), _shm("large", enough, mounted=True), _shm("other", "1Mi")):
+        assert _resolve(trainer__podTemplate=template).host == plan.host
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
         ({"trainer__resources__memory": "500Gi"}, "spec.trainer.resources.memory=500Gi: data alone take"),
         ({"controller__resources__memory": "6Gi"}, "spec.controller.resources.memory=6Gi"),
         ({"scheduling__sharedMemory": "1Gi"}, "spec.scheduling.sharedMemory=1Gi"),
+        (
+            {"trainer__podTemplate": _shm("shm", "2Gi")},
+            "spec.trainer.podTemplate.spec.volumes[shm].emptyDir.sizeLimit=2Gi: data alone take",
+        ),
+        (
+            {"trainer__podTemplate": _shm("large", "2Gi", mounted=True)},
+            "spec.trainer.podTemplate.spec.volumes[large].emptyDir.sizeLimit=2Gi: data alone take",
+        ),
         (
             {"checkpoint__memory": {"everySteps": 1}, "trainer__resources__memory": "900Gi"},
             "spec.trainer.resources.memory",
