@@ -7,7 +7,7 @@ lasts, time passes only by waiting.
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +26,7 @@ from grpo_worker.controller.recovery.run_record import RunRecord
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.training.gang import TrainerGang
 from grpo_worker.controller.training.worker_group import GangError
+from grpo_worker.controller.weight_sync.colocated import ColocatedSynchronizer
 from grpo_worker.controller.weight_sync.dedicated import DedicatedSynchronizer
 from grpo_worker.data.prompts import Prompt, PromptSource
 from grpo_worker.data.routed_experts import RoutedExperts
@@ -103,7 +104,9 @@ class Ranks:
         done, self._world.writing = self._world.writing, []
         return [done, done]
 
-    def _save_checkpoint(self, step: int, state: dict[str, Any]) -> None:
+    def _save_checkpoint(self, step: int, state: dict[str, Any], from_host: bool) -> None:
+        assert from_host or not self._world.engines_hold, "engines hold the GPUs"
+        self._world.saved_from_host.append(from_host)
         path = directory(self._world.store / "checkpoints", step)
         path.mkdir(parents=True, exist_ok=True)
         (path / CONTROLLER_STATE).write_text(json.dumps(state))
@@ -135,6 +138,9 @@ class Ranks:
     def _poll_export(self, blocking: bool) -> list[bool]:
         return [blocking or self._world.exported()] * 2
 
+    def _empty_cache(self) -> list[tuple[int, int]]:
+        return [(0, 0), (0, 0)]
+
     def _load_checkpoint(self, path: str) -> None:
         self._world.updates = int((Path(path) / "updates").read_text())
 
@@ -161,6 +167,12 @@ class Engines(Scorer):
         self.generated: list[tuple[int, int]] = []  # (prompt, version), also of answers that were not used
 
     def hold(self) -> None: ...
+
+    def turn(self, parts: Sequence[str], timeout: float) -> None:
+        """Hold parts of the GPUs' memory; engines that are away keep what they held."""
+        if reason := self._world.away() or (not parts and self._world.keeps_gpus()):
+            raise SyncError(f"engines did not change their GPU memory in {timeout:.0f} s: {reason}")
+        self._world.engines_hold = tuple(parts)
 
     def serves(self, version: int) -> bool:
         return not self._world.away()
@@ -226,6 +238,9 @@ class World:
         self.writing: list[int] = []
         self.snapshots: dict[str, int] = {}  # updates by name, in the memory of the pods
         self.calls: list[str] = []
+        self.saved_from_host: list[bool] = []
+        self.engines_hold: tuple[str, ...] = ()  # parts of the GPUs' memory, in mode colocated
+        self.keeps_gpus: Callable[[], str] = lambda: ""  # why engines do not release them, or ""
         self.away: Callable[[], str] = lambda: ""
         self.before_generation: Callable[[int], None] = lambda _version: None
         self.routing_replay = False
@@ -256,9 +271,8 @@ class World:
         source = PromptSource(open_gym("reasoning-gym:gcd", seed=3), model.tokenizer, 4096)
         gang = TrainerGang(self.spec, model.config, store / "checkpoints", self, self._group, self.clock)
         pool = cast(RolloutPool, self.engines)
-        weights = DedicatedSynchronizer(
-            gang, self.engines_protocol(), WeightPath(), self.spec.weight_sync, 240.0
-        )
+        kind = ColocatedSynchronizer if self.spec.shares_gpus else DedicatedSynchronizer
+        weights = kind(gang, self.engines_protocol(), WeightPath(), self.spec.weight_sync, 240.0, self.clock)
         failures = FailureHandler(RunRecord.load(store / "run.json"), self.spec.restart_policy)
         inputs = Inputs(model, source, cast(Any, self.engines))
         client = cast(RolloutClient, self.engines)

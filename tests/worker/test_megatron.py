@@ -48,6 +48,19 @@ def test_offloading_is_bitwise_and_leaves_nothing_on_the_device(
         assert all(torch.equal(found["weights"][name], t) for name, t in expected["weights"].items())
 
 
+@pytest.mark.parametrize("layout", [TP2_EP2, {"pipeline": 2, "layers_in_first_stage": 1}, {}], ids=str)
+def test_a_checkpoint_from_host_memory_needs_no_device_and_is_bitwise(
+    layout: dict[str, int], tmp_path: Path
+) -> None:
+    plain = run_on_ranks("policy_cases:steps_and_weights", 2, layout=layout, count=3)
+    saved = run_on_ranks("policy_cases:steps_saved_from_host", 2, root=str(tmp_path), layout=layout, count=2)
+    for found, expected in zip(saved, plain, strict=True):
+        assert (found["moved"], found["resident"]) == (0, 0)
+        assert found["history"] == expected["history"], "the steps beside the checkpoint"
+        assert found["again"] == expected["history"][2:], "the step after a restore"
+        assert all(torch.equal(found["weights"][name], t) for name, t in expected["weights"].items())
+
+
 def test_resume_from_an_asynchronous_checkpoint_is_bitwise(tmp_path: Path) -> None:
     for rank in run_on_ranks("policy_cases:save_and_resume", 2, root=str(tmp_path), layout=TP2_EP2):
         assert rank["resumed"] == rank["undisturbed"]

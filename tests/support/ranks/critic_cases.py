@@ -9,7 +9,8 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
 from grpo_worker.checkpointing.store import Origin, directory
 from grpo_worker.data.micro_batch import Batch
-from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer, CheckpointPart
+from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer
+from grpo_worker.megatron.checkpoint.part import CheckpointPart
 from grpo_worker.megatron.conversion import hf_mapping
 from grpo_worker.megatron.conversion.readers import SeededWeights
 from grpo_worker.megatron.families.registry import family_of

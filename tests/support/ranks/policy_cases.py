@@ -28,6 +28,7 @@ from grpo_worker.megatron.training.reductions import active_parameters
 from grpo_worker.megatron.training.runner import MicroBatching
 from grpo_worker.megatron.training.setup import ModelSetup
 from grpo_worker.model_files.config import model_config
+from grpo_worker.profiling.progress import PROGRESS
 from grpo_worker.roles.trainer_models import rank_info
 from grpo_worker.weightsync.trainer import publisher
 from support.padded import padded_tokens, ragged, token_weights
@@ -204,6 +205,25 @@ def steps_offloaded(root: str, layout: dict[str, int], count: int) -> dict[str, 
     snapshot.restore(policy.parts(False), copy)
     again.append(train(policy, range(count, count + 1)))
     return {"history": history, "again": again, "held": held, "weights": after}
+
+
+def steps_saved_from_host(root: str, layout: dict[str, int], count: int) -> dict[str, Any]:
+    """Run ``steps`` with a checkpoint of offloaded state, which stays in host memory meanwhile.
+
+    Also returns the tensors moved and the bytes on the device meanwhile, and the step after a restore.
+    """
+    policy = make_model(model_config("preset:tiny-moe"), layout, offload=EVERYTHING)
+    history = train(policy, range(count))
+    saving = Checkpointer(root, policy.parts(True), 2, Origin("tiny", str(policy.layout)))
+    moved = PROGRESS.amounts()["tensors moved"]
+    saving.save(count, {}, from_host=True)
+    moved, resident = PROGRESS.amounts()["tensors moved"] - moved, _resident(policy)
+    history += train(policy, range(count, count + 1))  # while the checkpoint is being written
+    saving.poll(blocking=True)
+    weights = _known(policy)
+    saving.load(directory(Path(root), count))
+    again = train(policy, range(count, count + 1))
+    return {"history": history, "again": again, "moved": moved, "resident": resident, "weights": weights}
 
 
 def _known(policy: PolicyModel) -> dict[str, torch.Tensor]:

@@ -8,31 +8,28 @@ from typing import Any
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.status import Phase
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock, utc_time
-from grpo_worker.common.errors import one_line
 from grpo_worker.controller.generation.sample_ledger import SampleLedger
-from grpo_worker.controller.generation.scheduler import OneStepAhead, OnPolicy, RolloutScheduler
+from grpo_worker.controller.generation.scheduler import scheduler_of
 from grpo_worker.controller.generation.step_sampler import StepSampler
 from grpo_worker.controller.inputs import Inputs
+from grpo_worker.controller.recovery.attempt_end import Failure, failure_of
 from grpo_worker.controller.recovery.checkpoints import RunCheckpoints
-from grpo_worker.controller.recovery.failures import FailureHandler, comes_from_outside
+from grpo_worker.controller.recovery.failures import FailureHandler
 from grpo_worker.controller.recovery.parking import Parking
 from grpo_worker.controller.recovery.routed_experts import RoutedExpertsLoader
-from grpo_worker.controller.recovery.run_record import Cause, SupersededError
+from grpo_worker.controller.recovery.run_record import SupersededError
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.step_records import StepRecords
 from grpo_worker.controller.training.batch_trainer import BatchTrainer
 from grpo_worker.controller.training.gang import Restored, TrainerGang
-from grpo_worker.controller.training.parity import ParityError, check_configs
-from grpo_worker.controller.training.worker_group import GangError
+from grpo_worker.controller.training.parity import check_configs
 from grpo_worker.controller.weight_sync.synchronizer import PushResult, WeightSynchronizer
 from grpo_worker.metrics.generation import refused_message
 from grpo_worker.metrics.step import step_metrics
 from grpo_worker.metrics.timing import StepTimer
-from grpo_worker.rewards.verifiers import RewardError
 from grpo_worker.rollout.batch_file import RolloutBatch
 from grpo_worker.rollout.client import RolloutClient
-from grpo_worker.rollout.engine_pool import RolloutPool, SyncError
-from grpo_worker.rollout.sampling import UnfitEngineError
+from grpo_worker.rollout.engine_pool import RolloutPool
 from grpo_worker.weightsync.protocol.version import Version
 
 log = logging.getLogger(__name__)
@@ -59,13 +56,10 @@ class GrpoLoop:
         self._source = inputs.source
         self._reward = inputs.reward
         sampler = StepSampler(spec, inputs.source, client, inputs.reward)
-        # Engines cannot generate while trainers use the same GPUs.
-        generate = None if spec.shares_gpus else client.generate
+        generate = None if spec.shares_gpus else client.generate  # not while trainers use the engines' GPUs
         self._parking = Parking(trainers, board, failures, clock, lambda: self._background)
         self._experts = RoutedExpertsLoader(trainers, generate, weights, inputs.reward, self._parking)
-        continues, durable = spec.staleness.partial_rollouts, self._experts.durable
-        ahead = OneStepAhead(sampler, store / "pending", continues, durable)
-        self._scheduler: RolloutScheduler = ahead if spec.staleness.max_version_lag else OnPolicy(sampler)
+        self._scheduler = scheduler_of(spec, sampler, store / "pending", self._experts.durable)
         self._training = BatchTrainer(spec, trainers)
         self._weights = weights
         self._failures = failures
@@ -73,10 +67,10 @@ class GrpoLoop:
         self._ledger = SampleLedger(store / "ledger.jsonl")
         self._records = StepRecords(store, spec.observability, client)
         self._checkpoints = RunCheckpoints(
-            spec, store, trainers, self._scheduler, board, self._state, self._ledger.flush, self._parking
+            spec, store, trainers, self._scheduler, board, self._state, self._flush, self._parking
         )
         self._step = 0
-        self._background: list[Future[Any]] = []  # work of the last step that continues beside the next one
+        self._background: list[Future[Any]] = []  # work of the last step, beside the next one
         self._initial_state = self._state()
 
     def run(self) -> None:
@@ -100,17 +94,8 @@ class GrpoLoop:
                 return
             except SupersededError:
                 raise
-            except (ParityError, RewardError, UnfitEngineError) as error:
-                if comes_from_outside(error):
-                    self._restart(str(error), "infrastructure")
-                else:
-                    self._failures.end(str(error))
-                    self._trainers.stop()
-            except GangError as error:
-                self._restart(str(error), "infrastructure" if error.outside else "job")
-            except Exception as error:  # any other failure is counted and retried too, within maxRestarts
-                log.exception("the attempt failed")
-                self._restart(one_line(error), "infrastructure" if comes_from_outside(error) else "job")
+            except Exception as error:  # noqa: BLE001 - any failure is counted and retried, within limits
+                self._end_attempt(failure_of(error))
         self._board.update(phase=Phase.FAILED, message=self._record.failed)
 
     def _begin(self) -> None:
@@ -162,18 +147,18 @@ class GrpoLoop:
         self._report()
         rollouts = self._generate(version, timer)
         self._poll_checkpoint()
-        self._parking.run(lambda: self._weights.before_training(timer))
-        rollouts, shared = self._experts.load(rollouts, self._training.share, version)
+        self._parking.run(lambda: self._weights.before_training(timer), lambda: self._save_parked(rollouts))
+        rollouts, shared = self._experts.load(rollouts, self._training.share, version, self._save_parked)
         if step < self._spec.total_steps:
             self._scheduler.start_next(version)
         on_policy = all(sample.version == version and not sample.spans for sample in rollouts.samples)
         scores = self._training.add_model_scores(shared, rollouts.scores, timer)
         metrics = self._training.train(step, shared, scores, timer, on_policy)
-        self._parking.run(lambda: self._scheduler.before_push(timer))
+        self._ledger.append(step, self._record.attempt, rollouts.samples, rollouts.left_out, rollouts.refused)
+        self._wait_for_samples_ahead(step, rollouts, metrics, timer)
         self._step = step
         pushed = self._push(timer)
         self._source.consumed(rollouts.taken)
-        self._ledger.append(step, self._record.attempt, rollouts.samples, rollouts.left_out, rollouts.refused)
         with timer.phase("save_checkpoint"):
             self._checkpoints.after_step(step, self._record.attempt)
         seconds = timer.total()
@@ -200,20 +185,32 @@ class GrpoLoop:
 
         rollouts, own = self._parking.run(generate, self._save_parked, key=self._step)
         timer.seconds.update(own.seconds)
+        self._checkpoints.add_samples(self._step, rollouts)
         return rollouts
 
-    def _save_parked(self) -> None:
+    def _wait_for_samples_ahead(
+        self, step: int, rollouts: RolloutBatch, metrics: dict[str, float], timer: StepTimer
+    ) -> None:
+        """Wait until generation allows new weights. ``metrics``: of the trained step."""
+
+        def park() -> None:  # its weights are not pushed, but a checkpoint needs nothing of that
+            self._step = step
+            self._source.trained(rollouts.taken)
+            self._background.append(self._records.write(step, dict(metrics), timer))
+            self._save_parked()
+
+        self._parking.run(lambda: self._scheduler.before_push(timer), park)
+
+    def _save_parked(self, rollouts: RolloutBatch | None = None) -> None:
         """Save a checkpoint, so that no step is lost if the trainers go too while they wait for engines.
 
-        Samples that are still generated ahead are not in it; after a restore newer weights generate them.
+        ``rollouts``: samples of the next step, if it has begun. Samples that are still generated ahead are
+        not in it; after a restore newer weights generate them.
         """
         self._weights.forget_engines()
-        if self._step == self._checkpoints.stored:
-            return
-        try:
-            self._save_now(with_samples=not self._scheduler.generates_ahead)
-        except SyncError as error:  # mode colocated: engines hold the GPUs
-            log.warning("no checkpoint while the trainers are parked: %s", error)
+        if self._step != self._checkpoints.stored:
+            self._finish_background()
+            self._checkpoints.save_parked(self._step, rollouts, self._spec.shares_gpus)
 
     def _push(self, timer: StepTimer) -> "Future[PushResult]":
         """Make the trainers' weights the version of the finished steps."""
@@ -236,15 +233,16 @@ class GrpoLoop:
             self._finish_background()
             self._checkpoints.poll()
 
-    def _save_now(self, with_samples: bool = True) -> None:
-        """Save a checkpoint of this step, unless it exists, and wait until it is complete.
-
-        ``with_samples``: wait for the samples that are generated ahead, and save them too.
-        """
+    def _save_now(self) -> None:
+        """Save a checkpoint of this step, unless it exists, and wait until it is complete."""
         self._weights.before_training(StepTimer(self._clock))
-        self._finish_background()  # a step's record must be written before its checkpoint counts
+        self._finish_background()
+        self._checkpoints.save_now(self._step)
+
+    def _flush(self) -> None:
+        """Wait until ledger and metrics, as far as they are written, are on the store; any thread."""
+        self._ledger.flush()
         self._records.flush()
-        self._checkpoints.save_now(self._step, with_samples)
 
     def _suspend_if_requested(self) -> None:
         if not self._board.get().suspend_requested:
@@ -265,16 +263,19 @@ class GrpoLoop:
         self._failures.finished()
         self._report(phase=Phase.SUCCEEDED, message=f"{self._step} steps done", trainers=[])
 
-    def _restart(self, message: str, cause: Cause) -> None:
+    def _end_attempt(self, failure: Failure) -> None:
         """Count the failure, stop the whole gang, and wait for the back-off before the next attempt."""
-        log.warning("attempt %d failed (%s): %s", self._record.attempt, cause, message)
-        seconds = self._failures.count(message, cause, self._step + 1)
-        message = message[:500]
-        later = utc_time(seconds) if seconds else ""
-        self._report(
-            phase=Phase.RECOVERING, message=message, last_failure=message, next_attempt=later, waiting="",
-            trainers=[],
-        )  # fmt: skip
+        message, seconds = failure.message[:500], 0.0
+        if failure.final:
+            self._failures.end(failure.message)
+        else:
+            log.warning("attempt %d failed (%s): %s", self._record.attempt, failure.cause, failure.message)
+            seconds = self._failures.count(failure.message, failure.cause, self._step + 1)
+            later = utc_time(seconds) if seconds else ""
+            self._report(
+                phase=Phase.RECOVERING, message=message, last_failure=message, next_attempt=later,
+                waiting="", trainers=[],
+            )  # fmt: skip
         self._trainers.stop()
         if not self._record.failed:
             self._clock.sleep(seconds)

@@ -23,11 +23,13 @@ class StepRecords:
         """``store``: folder of the job. ``client``: generates the samples."""
         sinks = sinks_of(observability, store.name, store)
         self._writer = MetricsWriter(store, sinks, observability.thresholds)
+        self._preliminary: int | None = None  # step whose record is to be replaced
         self._generation = GenerationMetrics(client)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="record")
 
     def truncate(self, step: int) -> None:
         """Remove the records of steps after ``step``, which will be repeated."""
+        self._preliminary = None
         self._writer.truncate(step)
 
     def generated(self, rollouts: RolloutBatch, seconds: float) -> dict[str, float]:
@@ -38,9 +40,16 @@ class StepRecords:
         }
 
     def write(
-        self, step: int, metrics: dict[str, float], timer: StepTimer, pushed: "Future[PushResult]"
+        self,
+        step: int,
+        metrics: dict[str, float],
+        timer: StepTimer,
+        pushed: "Future[PushResult] | None" = None,
     ) -> "Future[None]":
-        """Start to write a step's record, to which the seconds of its phases are added."""
+        """Start to write a step's record, to which the seconds of its phases are added.
+
+        Without ``pushed`` the record is preliminary, and the next one of the step replaces it.
+        """
         times = timer.seconds | {"timing_s/controller_cpu": timer.cpu()}
         return self._thread.submit(self._write, step, metrics | times, pushed, time.time())
 
@@ -53,7 +62,10 @@ class StepRecords:
         self._writer.end()
 
     def _write(
-        self, step: int, metrics: dict[str, float], pushed: "Future[PushResult]", wall_time: float
+        self, step: int, metrics: dict[str, float], pushed: "Future[PushResult] | None", wall_time: float
     ) -> None:
-        result = pushed.result()
+        result = pushed.result() if pushed is not None else PushResult([], {})
+        if step == self._preliminary:
+            self._writer.truncate(step - 1)
+        self._preliminary = step if pushed is None else None
         self._writer.write(step, metrics | result.metrics, weights=result.digests, wall_time=wall_time)

@@ -31,6 +31,7 @@ class PromptSource:
         self._prompt_length = prompt_length
         self._cursor = 0
         self._in_flight: list[int] = []
+        self._trained: frozenset[int] = frozenset()  # in flight, but of a step that is trained
         self._too_long = 0
         self._lock = threading.Lock()  # a step may take prompts while the one before is trained on
 
@@ -57,9 +58,9 @@ class PromptSource:
             prompt = self._next_that_fits(cursor)
             fresh.append(prompt)
             cursor = prompt.index + 1
-        self._too_long += cursor - self._cursor - len(fresh)
-        self._cursor = cursor
         with self._lock:
+            self._too_long += cursor - self._cursor - len(fresh)
+            self._cursor = cursor
             self._in_flight.extend(prompt.index for prompt in fresh)
         return again + fresh
 
@@ -69,20 +70,31 @@ class PromptSource:
         with self._lock:
             self._in_flight = [i for i in self._in_flight if i not in back] + [p.index for p in prompts]
 
+    def trained(self, prompts: list[Prompt]) -> None:
+        """Leave these prompts out of checkpoints: their step is trained, and ``consumed`` follows.
+
+        Until then they stay in flight, because ``take`` counts them for the step after it.
+        """
+        self._trained = frozenset(prompt.index for prompt in prompts)
+
     def consumed(self, prompts: list[Prompt]) -> None:
         """Record that these prompts were used in an optimizer step."""
         used = {prompt.index for prompt in prompts}
         with self._lock:
             self._in_flight = [index for index in self._in_flight if index not in used]
+            self._trained = frozenset()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
-        return {"cursor": self._cursor, "in_flight": list(self._in_flight), "too_long": self._too_long}
+        with self._lock:
+            in_flight = [index for index in self._in_flight if index not in self._trained]
+            return {"cursor": self._cursor, "in_flight": in_flight, "too_long": self._too_long}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state of a checkpoint."""
         self._cursor = int(state["cursor"])
         self._in_flight = [int(index) for index in state["in_flight"]]
+        self._trained = frozenset()
         self._too_long = int(state.get("too_long", 0))  # older checkpoints have none
 
     def _next_that_fits(self, cursor: int) -> Prompt:

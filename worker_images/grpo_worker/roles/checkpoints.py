@@ -33,18 +33,19 @@ class CheckpointMethods:
     _version_copy: VersionCopy | None = None  # the newest
 
     @register(Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, step: int, controller_state: dict[str, Any]) -> None:
+    def save_checkpoint(self, step: int, controller_state: dict[str, Any], from_host: bool = False) -> None:
         """Start to write the checkpoint of ``step``; training continues meanwhile.
 
-        The version of the step is published.
+        With it goes a copy of the version of the step, if that is published. ``from_host``: without GPU
+        memory, because engines may hold the GPUs.
         """
         checkpointer = self._models.checkpointer
         if not self._models.spec.fills_engines_from_store:
-            checkpointer.save(step, controller_state)
+            checkpointer.save(step, controller_state, from_host)
             return
         to = directory(checkpointer.root, step) / STORED_WEIGHTS
         copy = self._version_copy = VersionCopy(WEIGHTS, step, self.rank_info.rank, to)
-        checkpointer.save(step, controller_state, copy.run)
+        checkpointer.save(step, controller_state, from_host, copy.run)
 
     @register(Dispatch.ONE_TO_ALL)
     def take_snapshot(self, name: str, kept: str | None) -> None:

@@ -14,7 +14,8 @@ from grpo_operator.api.base import Device
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.checkpointing.store import Origin, model_digest
 from grpo_worker.data.routed_experts import ExpertLayers
-from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer, CheckpointPart
+from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer
+from grpo_worker.megatron.checkpoint.part import CheckpointPart
 from grpo_worker.megatron.conversion.readers import weight_reader
 from grpo_worker.megatron.families.registry import expert_layers
 from grpo_worker.megatron.model.build import device, initialize_parallel

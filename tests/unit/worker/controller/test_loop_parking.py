@@ -1,6 +1,7 @@
 """The loop while engines are away: the trainers are parked, nothing restarts, and the ledger is the same."""
 
 import itertools
+import json
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -249,10 +250,11 @@ def test_samples_generated_ahead_are_saved_when_the_trainers_are_parked(tmp_path
     assert {entry["version"] for entry in undisturbed if entry["step"] == 4} == {2}, "one step ahead"
 
 
-@pytest.mark.parametrize("dies", [False, True])
-def test_no_step_is_lost_while_samples_are_generated_ahead(tmp_path: Path, dies: bool) -> None:
+@pytest.mark.parametrize("dies", [False, True], ids=["alive", "dead"])
+@pytest.mark.parametrize("partial", [False, True], ids=["whole", "partial"])
+def test_no_step_is_lost_while_samples_are_generated_ahead(tmp_path: Path, partial: bool, dies: bool) -> None:
     """Engines go away in the middle of the samples of step 4, while step 3 is trained."""
-    ahead: dict[str, Any] = {"staleness": {"maxVersionLag": 1, "partialRollouts": True}}
+    ahead: dict[str, Any] = {"staleness": {"maxVersionLag": 1, "partialRollouts": partial}}
     undisturbed = World(tmp_path / "calm", **ahead).run()
     world = World(tmp_path / "parked", **ahead)
     _away_during_generation(world, version=2)
@@ -263,13 +265,39 @@ def test_no_step_is_lost_while_samples_are_generated_ahead(tmp_path: Path, dies:
     assert status.phase == Phase.SUCCEEDED and status.attempt == world.starts == 1 + dies
     assert status.times_parked == 1 + dies
     assert (tmp_path / "parked" / "checkpoints" / "step-00000003" / "COMMITTED").is_file()
+    records = [json.loads(line) for line in (tmp_path / "parked" / "metrics.jsonl").open()]
+    assert [record["step"] for record in records] == [1, 2, 3, 4, 5, 6]
     if not dies:
         assert ledger == undisturbed
+        assert (tmp_path / "parked" / "pending" / "step-00000003.npz").is_file(), "added when it was there"
+        assert all(record["weights"] for record in records), "no record is preliminary"
         return
-    assert status.restored is not None
+    assert status.restored is not None and status.restored.step == 3
     versions = {entry["version"] for entry in ledger if entry["step"] == status.restored.step + 1}
     assert versions == {status.restored.step}, "by the newest weights"
     assert [entry["uid"] for entry in ledger] == [entry["uid"] for entry in undisturbed]
+
+
+@pytest.mark.parametrize("partial", [False, True], ids=["whole", "partial"])
+def test_a_death_after_engines_came_back_replays_the_same_samples(tmp_path: Path, partial: bool) -> None:
+    """The checkpoint of step 3 was saved without the samples of step 4, which were added later."""
+    ahead: dict[str, Any] = {"staleness": {"maxVersionLag": 1, "partialRollouts": partial}}
+    undisturbed = World(tmp_path / "calm", **ahead).run()
+    world = World(tmp_path / "parked", **ahead)
+    _away_during_generation(world, version=2)
+    leave, died = world.before_generation, threading.Event()
+
+    def leave_or_die(version: int) -> None:
+        leave(version)
+        if version == 3 and not died.is_set():  # step 4 trains, whose checkpoint is not complete
+            died.set()
+            world.groups[0].died.set_result(None)
+
+    world.before_generation = leave_or_die
+    assert _without_attempts(world.run()) == _without_attempts(undisturbed)
+    status = world.board.get()
+    assert status.restored is not None and status.restored.step == 3
+    assert (status.times_parked, status.attempt) == (1, 2)
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["alive", "dead"])
@@ -372,18 +400,23 @@ def test_engines_that_end_before_their_experts_are_loaded_park_the_trainers(
     waiting = [seen.waiting for seen in world.seen if seen.waiting]
     assert any("engines serve" in text or "no engine serves" in text for text in waiting)
     assert any("engine.routedExpertsGibibytes is too small" in text for text in waiting) == (rounds > 2)
-    saved = [call for call in world.calls if call == "save_checkpoint"]
-    assert len(saved) == 2, "steps 4 and 6: one of the parked step would lack its batch"
+    assert world.calls.count("save_checkpoint") == 3, "steps 4 and 6, and step 2 while parked"
+    assert (tmp_path / "checkpoints" / "step-00000002" / "COMMITTED").is_file()
 
 
-def test_trainers_that_die_while_engines_generate_lost_groups_restart_once(
-    tmp_path: Path, calm: list[dict[str, Any]]
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("first", [3, 5])
+def test_trainers_that_die_while_engines_generate_lost_groups_lose_no_step(
+    tmp_path: Path, first: int, lag: int
 ) -> None:
-    world = World(tmp_path)
-    _engines_end_before_the_experts_are_loaded(world, first=5)  # the checkpoint of step 4 is complete
+    """Step 2 is saved while the trainers are parked, step 4 before; with a lag the batch is saved too."""
+    changes: dict[str, Any] = {"staleness": {"maxVersionLag": lag}}
+    undisturbed = World(tmp_path / "calm", **changes).run()
+    world = World(tmp_path / "lost", **changes)
+    _engines_end_before_the_experts_are_loaded(world, first=first)
     _die_while_waiting(world)
-    assert _without_attempts(world.run()) == _without_attempts(calm)
+    assert _without_attempts(world.run()) == _without_attempts(undisturbed)
     status = world.board.get()
     assert (status.phase, status.attempt, world.starts) == (Phase.SUCCEEDED, 2, 2)
-    assert status.restored is not None and status.restored.step == 4
+    assert status.restored is not None and status.restored.step == first - 1
     assert status.restarts.infrastructure == 1 and "rank 1 on trainer-0" in status.last_failure

@@ -57,7 +57,7 @@ class Store:
 
     def wait(self) -> None: ...
 
-    def save(self, step: int) -> Callable[[], None]:
+    def save(self, step: int, batch: Any = None) -> Callable[[], None]:
         def write() -> None:
             assert threading.current_thread() is not threading.main_thread()
             assert self.opened.wait(60)

@@ -9,12 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.checkpointing.store import directory
 from grpo_worker.controller.generation.step_sampler import StepSampler
 from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.rollout.batch_file import RolloutBatch
 from grpo_worker.rollout.sampling import Sample
 from grpo_worker.weightsync.protocol.version import Version
+
+# (samples, folder) -> starts to copy to the folder what the samples refer to, and returns what waits for the
+# copy and returns samples that refer to it
+Durable = Callable[[list[Sample], Path], Callable[[], list[Sample]]]
 
 
 class RolloutScheduler(Protocol):
@@ -39,10 +44,10 @@ class RolloutScheduler(Protocol):
     def wait(self) -> None:
         """Wait for the samples of the next step; call it again after TimeoutError and ConnectionError."""
 
-    def save(self, step: int) -> Callable[[], None]:
+    def save(self, step: int, batch: RolloutBatch | None = None) -> Callable[[], None]:
         """Return a function that writes the samples of the step after ``step`` to the store, in any thread.
 
-        ``wait`` must have returned.
+        ``wait`` must have returned. ``batch``: these samples if ``next_batch`` has returned them.
         """
 
     def prune(self, kept: Collection[int]) -> None:
@@ -73,7 +78,7 @@ class OnPolicy:
 
     def wait(self) -> None: ...
 
-    def save(self, step: int) -> Callable[[], None]:
+    def save(self, step: int, batch: RolloutBatch | None = None) -> Callable[[], None]:
         return lambda: None
 
     def prune(self, kept: Collection[int]) -> None: ...
@@ -96,13 +101,12 @@ class OneStepAhead:
         sampler: StepSampler,
         folder: Path,
         continues: bool = False,
-        durable: Callable[[list[Sample], Path], Callable[[], list[Sample]]] | None = None,
+        durable: Durable | None = None,
     ) -> None:
         """``folder``: keeps the samples of each checkpoint.
 
         ``continues``: requests that run when the weights change continue with the new weights. ``durable``:
-        starts to copy to a folder what samples refer to, and returns a function that waits for the copy and
-        returns samples that refer to it.
+        starts to copy what samples refer to.
         """
         self._durable = durable
         self._sampler = sampler
@@ -154,16 +158,17 @@ class OneStepAhead:
     def wait(self) -> None:
         self._wait(StepTimer())
 
-    def save(self, step: int) -> Callable[[], None]:
-        if self._ready is None:
+    def save(self, step: int, batch: RolloutBatch | None = None) -> Callable[[], None]:
+        saved = self._ready if batch is None else batch
+        if saved is None:
             return lambda: None
-        ready, file = self._ready, self._file(step)
+        file = self._file(step)
         if self._durable is None:
-            return partial(ready.write, file)
+            return partial(saved.write, file)
         if self._copies is None or self._copies[0] != step:  # else it would overwrite what it reads
-            self._copies = step, self._durable(ready.samples, file.with_suffix(".experts"))
+            self._copies = step, self._durable(saved.samples, file.with_suffix(".experts"))
         copied = self._copies[1]
-        return lambda: replace(ready, samples=copied()).write(file)
+        return lambda: replace(saved, samples=copied()).write(file)
 
     def prune(self, kept: Collection[int]) -> None:
         for file in self._folder.glob("step-*.npz"):
@@ -184,3 +189,10 @@ class OneStepAhead:
 
     def _file(self, step: int) -> Path:
         return directory(self._folder, step).with_suffix(".npz")
+
+
+def scheduler_of(spec: GRPOJobSpec, sampler: StepSampler, folder: Path, durable: Durable) -> RolloutScheduler:
+    """Return the scheduler of a job; see OneStepAhead."""
+    if spec.staleness.max_version_lag == 0:
+        return OnPolicy(sampler)
+    return OneStepAhead(sampler, folder, spec.staleness.partial_rollouts, durable)

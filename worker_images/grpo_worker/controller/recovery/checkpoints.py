@@ -12,6 +12,7 @@ from grpo_worker.controller.recovery.memory_tier import MemoryTier
 from grpo_worker.controller.recovery.parking import Parking
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.training.gang import Restored, TrainerGang
+from grpo_worker.rollout.batch_file import RolloutBatch
 
 
 class RunCheckpoints:
@@ -50,6 +51,7 @@ class RunCheckpoints:
         self._exporting: int | None = None  # step of the export that is being written
         self._export_due = False  # like ``_due``
         self._exported: set[int] = set()
+        self._lacks_samples: int | None = None  # step of a checkpoint without the samples of the next step
         self._snapshots: list[int] = []  # steps of the last two in memory; the newest may be incomplete
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="bookkeeping")
         self._records = self._thread.submit(lambda: None)  # done when those of ``_saving`` are on the store
@@ -66,7 +68,8 @@ class RunCheckpoints:
 
     def restore(self) -> Restored:
         """Restore the gang from the pods' memory if that is newer than the store, else from the store."""
-        self._saving, self._due, self._exporting, self._export_due = None, False, None, False
+        self._saving, self._due, self._lacks_samples = None, False, None
+        self._exporting, self._export_due = None, False
         self._newest.exception()  # wait for the thread; an error belongs to a checkpoint that does not count
         restored = self._restore_from_memory() or self._trainers.restore()
         if restored.source == "store":
@@ -108,25 +111,37 @@ class RunCheckpoints:
         if self._memory is not None:
             self._memory.poll()
         self._due = self._due or step % self._spec.every_steps == 0
-        if self._due and self._saving is None:
+        if self._stored == step:  # saved while the trainers were parked
+            self._due = False
+            self.add_samples(step)
+        elif self._due and self._saving is None:
             self._save(step)
         elif self._memory is not None and self._memory.due(step) and self._exporting is None:
             self._snapshots = [*self._snapshots[-1:], step]
             self._memory.snapshot(step, attempt, self._state(), self._keep_records(step))
         self._export_if_due(step)
 
-    def save_now(self, step: int, with_samples: bool = True) -> None:
-        """Save a checkpoint of this step in the store, unless it exists, and wait until it is complete.
+    def save_now(self, step: int) -> None:
+        """Save a checkpoint of this step in the store, unless it exists, and wait until it is complete."""
+        self._save_and_wait(step)
 
-        ``with_samples``: with those that were generated ahead, for which it waits.
+    def save_parked(self, step: int, batch: RolloutBatch | None = None, from_host: bool = False) -> None:
+        """Do the same while engines are away, without samples that are still generated ahead.
+
+        ``batch``: samples of the next step, if it has begun. ``from_host``: engines may hold the GPUs.
         """
-        self._flush()
-        self._poll_export(blocking=True)
-        if self._stored != step:
-            self._complete()
-        if self._stored != step:
-            self._save(step, with_samples)
-            self._complete()
+        with_samples = batch is not None or not self._scheduler.generates_ahead
+        self._save_and_wait(step, with_samples, batch, from_host)
+        if not with_samples:
+            self._lacks_samples = step
+
+    def add_samples(self, step: int, batch: RolloutBatch | None = None) -> None:
+        """Bring the samples of the next step to the checkpoint of ``step`` if it was saved without them.
+
+        Only then does a replay train on the same samples. ``batch``: as in ``save_parked``.
+        """
+        if self._lacks_samples == step:
+            self._records = self._keep_records(step, batch=batch)
 
     def export(self, step: int) -> None:
         """Write the weights of this step as a Hugging Face directory, unless it exists, and wait for it."""
@@ -151,25 +166,40 @@ class RunCheckpoints:
             self._exported.add(self._exporting)
             self._exporting = None
 
-    def _save(self, step: int, with_samples: bool = True) -> None:
+    def _save_and_wait(
+        self, step: int, with_samples: bool = True, batch: RolloutBatch | None = None, from_host: bool = False
+    ) -> None:
+        self._flush()
+        self._poll_export(blocking=True)
+        if self._stored != step:
+            self._complete()
+        if self._stored != step:
+            self._save(step, with_samples, batch, from_host)
+            self._complete()
+
+    def _save(
+        self, step: int, with_samples: bool = True, batch: RolloutBatch | None = None, from_host: bool = False
+    ) -> None:
         """Start a checkpoint. One at a time: two would compete for the store."""
         self._saving, self._due = step, False
-        self._records = self._keep_records(step, with_samples)
+        self._records = self._keep_records(step, with_samples, batch)
         if self._stored != step:  # else it was saved while the trainers were parked
-            self._trainers.call("save_checkpoint", step, self._state())
+            self._trainers.call("save_checkpoint", step, self._state(), from_host)
 
     def _complete(self) -> None:
         """Wait until the checkpoint in progress, if there is one, is complete."""
         self._records.result()
         self._note_complete(self._trainers.call("poll_checkpoint", True))
 
-    def _keep_records(self, step: int, with_samples: bool = True) -> "Future[None]":
+    def _keep_records(
+        self, step: int, with_samples: bool = True, batch: RolloutBatch | None = None
+    ) -> "Future[None]":
         """Start to bring what belongs to the checkpoint of ``step`` to the store."""
         write: Callable[[], None] | None = None
         if with_samples:
             # While engines are away, no step may be lost either; the samples are added when they are there.
-            self._parking.run(self._scheduler.wait, lambda: self.save_now(step, with_samples=False))
-            write = self._scheduler.save(step)
+            self._parking.run(self._scheduler.wait, lambda: self.save_parked(step))
+            write, self._lacks_samples = self._scheduler.save(step, batch), None
         kept = {step, *self._snapshots}
         if self._saving is not None:
             kept.add(self._saving)

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -62,11 +63,16 @@ class RoutedExpertsLoader:
         self._copying.set_result([])
 
     def load(
-        self, rollouts: RolloutBatch, share: Callable[[RolloutBatch], SharedBatch], version: int
+        self,
+        rollouts: RolloutBatch,
+        share: Callable[[RolloutBatch], SharedBatch],
+        version: int,
+        park: Callable[[RolloutBatch], None] = lambda _batch: None,
     ) -> tuple[RolloutBatch, SharedBatch]:
         """Return the batch, whose experts the trainers hold, with lost groups generated again at ``version``.
 
-        The trainers are parked while engines are away, and when samples are lost repeatedly. Raises
+        The trainers are parked while engines are away, and when samples are lost repeatedly. ``park``: called
+        with the batch when they are; a copy of it loses and draws the same groups again. Raises
         GangError, and ExpertsLostError when samples are lost that cannot be generated now.
         """
         for losses in itertools.count(1):
@@ -75,7 +81,7 @@ class RoutedExpertsLoader:
             if not lost:
                 break
             log.warning("the routed experts of %d samples are lost, and generated again", len(lost))
-            rollouts = self._again(rollouts, lost, version, losses >= _TRIES)
+            rollouts = self._again(rollouts, lost, version, losses >= _TRIES, partial(park, rollouts))
         self._drop([*rollouts.samples, *rollouts.left_out])
         return rollouts, shared
 
@@ -117,7 +123,14 @@ class RoutedExpertsLoader:
             self._trainers.call("map_routed_experts")
         return lost
 
-    def _again(self, rollouts: RolloutBatch, lost: set[str], version: int, repeatedly: bool) -> RolloutBatch:
+    def _again(
+        self,
+        rollouts: RolloutBatch,
+        lost: set[str],
+        version: int,
+        repeatedly: bool,
+        park: Callable[[], None],
+    ) -> RolloutBatch:
         """Return the batch with new samples for the groups of lost ones, in the same places.
 
         ``repeatedly``: the trainers count as parked, even if engines serve.
@@ -130,8 +143,8 @@ class RoutedExpertsLoader:
             raise problem
         indices = {s.prompt_index for s in rollouts.samples if s.routed is not None and s.routed.key in lost}
         prompts = [prompt for prompt in rollouts.prompts if prompt.index in indices]
-        samples = self._draw(prompts, version, [problem] if repeatedly else [])
-        scores = self._parking.run(lambda: self._reward.score(samples))
+        samples = self._draw(prompts, version, [problem] if repeatedly else [], park)
+        scores = self._parking.run(lambda: self._reward.score(samples), park)
         new = dict(zip((s.uid for s in samples), zip(samples, scores, strict=True), strict=True))
         pairs = [
             new.get(sample.uid, (sample, score))
@@ -139,11 +152,14 @@ class RoutedExpertsLoader:
         ]
         return replace(rollouts, samples=[s for s, _ in pairs], scores=[score for _, score in pairs])
 
-    def _draw(self, prompts: list[Prompt], version: int, problems: list[ExpertsLostError]) -> list[Sample]:
-        """Return new samples of prompts; ``problems``: the trainers are parked for each of them first.
-
-        No checkpoint is saved meanwhile: it would lack the batch.
-        """
+    def _draw(
+        self,
+        prompts: list[Prompt],
+        version: int,
+        problems: list[ExpertsLostError],
+        park: Callable[[], None],
+    ) -> list[Sample]:
+        """Return new samples of prompts; ``problems``: the trainers are parked for each of them first."""
         cancelled = threading.Event()
 
         def draw() -> list[Sample]:
@@ -154,7 +170,7 @@ class RoutedExpertsLoader:
             return self._generate(prompts, version, cancelled)
 
         try:
-            return self._parking.run(draw, self._weights.forget_engines)
+            return self._parking.run(draw, park)
         finally:
             cancelled.set()  # it may have outlived its gang
 

@@ -3,10 +3,8 @@
 import json
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +19,16 @@ from megatron.core.optimizer import distrib_optimizer
 
 from grpo_worker.checkpointing.store import CONTROLLER_STATE, Origin, commit, directory, prune, verify
 from grpo_worker.megatron.checkpoint.draft import Draft
+from grpo_worker.megatron.checkpoint.part import CheckpointPart, all_on_device
 from grpo_worker.megatron.checkpoint.patches import (
     count_reads,
     count_writes,
     keep_step_of_torchs_adam,
     write_in_threads,
 )
-from grpo_worker.megatron.checkpoint.reshard import adapted
 from grpo_worker.megatron.checkpoint.writer import WriterQueue
 from grpo_worker.megatron.host_sync.barrier import store_barrier
-from grpo_worker.megatron.optim.offload import Offloadable
-from grpo_worker.megatron.optim.optimizer import Trainable, inner_optimizers
+from grpo_worker.megatron.optim.optimizer import inner_optimizers
 from grpo_worker.profiling.background import join
 
 keep_step_of_torchs_adam(distrib_optimizer)
@@ -44,76 +41,6 @@ _CONTENT = {
     "singleton_local_shards": False,
     "chained_optim_avoid_prefix": True,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointPart:
-    """State of one model in a checkpoint.
-
-    ``prefix``: of its tensors' names, "" for the policy. ``trainable``: optimizer and schedule of a model
-    that is trained. ``frozen``: offload of the weights of a model that is not trained.
-    """
-
-    prefix: str
-    chunks: Sequence[Any]
-    trainable: Trainable | None = None
-    frozen: Offloadable | None = None
-
-    @contextmanager
-    def on_device(self) -> Iterator[None]:
-        """Keep the whole state on the device while the context is open."""
-        with ExitStack() as stack:
-            if self.trainable is not None:
-                stack.enter_context(self.trainable.on_device())
-            if self.frozen is not None:
-                stack.enter_context(self.frozen.on_device())
-            yield
-
-    def named_chunks(self) -> list[tuple[str, Any]]:
-        """Return the chunks under the names that Megatron-Core's optimizer expects.
-
-        These are model for a single chunk, otherwise model0, model1, ...
-        """
-        if len(self.chunks) == 1:
-            return [("model", self.chunks[0])]
-        return [(f"model{number}", chunk) for number, chunk in enumerate(self.chunks)]
-
-    def state(self, loading: bool, metadata: dict[str, Any]) -> dict[str, Any]:
-        """Return the state to save, or with ``loading`` the template of the state to load."""
-        state: dict[str, Any] = {
-            name: chunk.sharded_state_dict(prefix=self.prefix, metadata=metadata)
-            for name, chunk in self.named_chunks()
-        }
-        if self.trainable is not None:
-            _step_without_parameters(inner_optimizers(self.trainable.optimizer))
-            state["optimizer"] = self.trainable.optimizer.sharded_state_dict(
-                dict(state), is_loading=loading, metadata=metadata
-            )
-            state["schedule"] = self.trainable.schedule.state_dict()
-        return state
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore the model from a loaded template."""
-        for name, chunk in self.named_chunks():
-            weights = {key.removeprefix(self.prefix): value for key, value in state[name].items()}
-            chunk.load_state_dict(weights, strict=True)
-        if self.trainable is None:
-            return
-        with torch.no_grad():
-            optimizer = self.trainable.optimizer
-            optimizer.load_state_dict(adapted(state["optimizer"], optimizer))
-        for inner in inner_optimizers(self.trainable.optimizer):
-            _unshare_adam_step(inner)
-        self.trainable.schedule.load_state_dict(state["schedule"])
-
-
-@contextmanager
-def all_on_device(parts: Sequence[CheckpointPart]) -> Iterator[None]:
-    """Keep all parts on the device while the context is open."""
-    with ExitStack() as stack:
-        for part in parts:
-            stack.enter_context(part.on_device())
-        yield
 
 
 class Checkpointer:
@@ -129,17 +56,19 @@ class Checkpointer:
         self._commits: deque[Future[int]] = deque()  # on rank 0
 
     def save(
-        self, step: int, controller_state: dict[str, Any], first: Callable[[], None] | None = None
-    ) -> None:
+        self, step: int, controller_state: dict[str, Any], from_host: bool = False,
+        first: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
         """Copy the state and start to write it; training may continue when this returns.
 
-        Nothing is read from the store or written to it before that. ``first``: writes other files of this
-        rank into the checkpoint's folder, in the writer's thread and before the state. It must not raise.
+        Nothing is read from the store or written to it before that. ``from_host``: offloaded state is read in
+        host memory, because engines may hold the GPUs. ``first``: writes other files of this rank into the
+        checkpoint's folder, in the writer's thread and before the state. It must not raise.
         """
         draft = Draft()
-        with all_on_device(self._parts):
+        with all_on_device(() if from_host else self._parts):
             request = dist_checkpointing.save(
-                self._state(loading=False),
+                self._state_in_host_memory() if from_host else self._state(loading=False),
                 str(draft.path),
                 get_default_save_sharded_strategy("torch_dist"),
                 async_sharded_save=True,
@@ -201,10 +130,19 @@ class Checkpointer:
             restore_rng(state["rng"][0])
 
     def _state(self, loading: bool) -> dict[str, Any]:
-        metadata: dict[str, Any] = dict(_CONTENT)
-        metadata["dp_cp_group"] = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        metadata = _metadata()
         state = {part.prefix or "policy.": part.state(loading, metadata) for part in self._parts}
         return state | {"rng": _rng_object()}
+
+    def _state_in_host_memory(self) -> dict[str, Any]:
+        metadata = _metadata()
+        state = {part.prefix or "policy.": part.state_in_host_memory(metadata) for part in self._parts}
+        return state | {"rng": _rng_object()}
+
+
+def _metadata() -> dict[str, Any]:
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    return _CONTENT | {"dp_cp_group": group}
 
 
 def _rng_object() -> ShardedObject:
@@ -240,25 +178,3 @@ def _init_adam_state(optimizer: torch.optim.Optimizer) -> None:
                     exp_avg=torch.zeros_like(param),
                     exp_avg_sq=torch.zeros_like(param),
                 )
-
-
-def _step_without_parameters(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Give optimizers without parameters the step of a sibling optimizer.
-
-    Megatron-Core reads Adam's step from the parameters' state, but on a stage without experts their
-    optimizer has no parameters. The step that rank 0 saves is used for all ranks.
-    """
-    steps = [state["step"] for inner in optimizers for state in inner.state.values()]
-    for inner in optimizers:
-        if not any(group["params"] for group in inner.param_groups) and steps:
-            inner.state["no parameters"] = {"step": steps[0].detach().clone()}  # type: ignore[index]
-
-
-def _unshare_adam_step(optimizer: torch.optim.Optimizer) -> None:
-    """Give each parameter its own step tensor.
-
-    Megatron-Core assigns all parameters the same one, to which Adam would add 1 for each parameter.
-    """
-    for state in optimizer.state.values():
-        if "step" in state:
-            state["step"] = state["step"].detach().clone()

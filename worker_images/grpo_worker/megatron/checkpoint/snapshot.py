@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from grpo_worker.megatron.checkpoint.checkpointer import CheckpointPart, all_on_device, restore_rng, rng_state
+from grpo_worker.megatron.checkpoint.checkpointer import restore_rng, rng_state
+from grpo_worker.megatron.checkpoint.part import CheckpointPart, all_on_device
 from grpo_worker.megatron.optim.optimizer import inner_optimizers
 from grpo_worker.profiling.progress import PROGRESS
 

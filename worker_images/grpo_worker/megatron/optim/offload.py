@@ -1,6 +1,6 @@
 """Offload of tensors to host memory while they are not used."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -57,6 +57,13 @@ class Offloadable:
         finally:
             self.release()
 
+    def host_copies(self) -> "HostCopies":
+        """Return the copies in host memory of what is offloaded now; they are valid until it returns."""
+        if not self._kept:
+            return HostCopies({})
+        pairs = zip(self._offloaded, self._hosts, strict=False)  # more have been offloaded before
+        return HostCopies({_identity(storage): host for (storage, _), host in pairs})
+
     def _host(self, number: int, storage: torch.Tensor) -> torch.Tensor:
         if number == len(self._hosts):
             self._hosts.append(torch.empty(0, dtype=torch.uint8))
@@ -64,6 +71,31 @@ class Offloadable:
             pinned = storage.is_cuda
             self._hosts[number] = torch.empty(len(storage), dtype=torch.uint8, pin_memory=pinned)
         return self._hosts[number]
+
+
+class HostCopies:
+    """Copies of offloaded storages, to read tensors without device memory."""
+
+    def __init__(self, by_storage: Mapping[int, torch.Tensor]) -> None:
+        """``by_storage``: copies as uint8 [bytes] by the identity of the offloaded storage."""
+        self._by_storage = dict(by_storage)
+
+    def __or__(self, other: "HostCopies") -> "HostCopies":
+        return HostCopies(self._by_storage | other._by_storage)
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a view with the tensor's values: of the copy if it is offloaded, else of itself."""
+        tensor = tensor.detach()
+        host = self._by_storage.get(_identity(tensor))
+        if host is None:
+            return tensor
+        view = torch.empty(0, dtype=tensor.dtype)
+        return view.set_(host.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def _identity(tensor: torch.Tensor) -> int:
+    """Return the identity of a tensor's storage; an offloaded one has no address."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:

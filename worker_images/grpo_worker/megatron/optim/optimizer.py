@@ -14,7 +14,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from grpo_operator.api.v1alpha1.trainer import OffloadSpec, OptimizerSpec
-from grpo_worker.megatron.optim.offload import Offloadable
+from grpo_worker.megatron.optim.offload import HostCopies, Offloadable
 from grpo_worker.profiling.progress import PROGRESS
 
 
@@ -52,6 +52,10 @@ class Trainable:
                 stack.enter_context(part.on_device())
             yield
 
+    def host_copies(self) -> HostCopies:
+        """Return the copies in host memory of the weights and the optimizer state, where offloaded."""
+        return self.weights.host_copies() | self._state.host_copies()
+
     def begin(self) -> None:
         """Prepare the backward passes of an optimizer step: zero the gradients."""
         self.weights.acquire()
@@ -81,7 +85,7 @@ class Trainable:
 
     def _optimizer_state(self) -> Iterator[torch.Tensor]:
         """Return the moments, and the fp32 main weights where they are separate tensors."""
-        for optimizer in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
+        for optimizer in chained_optimizers(self.optimizer):
             for group in getattr(optimizer, "shard_fp32_from_float16_groups", []):
                 yield from (shard for shard in group if shard is not None)
         for inner in inner_optimizers(self.optimizer):
@@ -91,8 +95,13 @@ class Trainable:
 
 def inner_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
     """Return torch's optimizers inside Megatron-Core's."""
-    chained = getattr(optimizer, "chained_optimizers", [optimizer])
-    return [o.optimizer for o in chained if getattr(o, "optimizer", None) is not None]
+    return [o.optimizer for o in chained_optimizers(optimizer) if getattr(o, "optimizer", None) is not None]
+
+
+def chained_optimizers(optimizer: Any) -> Sequence[Any]:
+    """Return Megatron-Core's optimizers of the parts of a model."""
+    parts: Sequence[Any] = getattr(optimizer, "chained_optimizers", [optimizer])
+    return parts
 
 
 def frozen_weights(chunks: Sequence[Any], offload: OffloadSpec) -> Offloadable:

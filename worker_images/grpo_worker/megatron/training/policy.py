@@ -10,7 +10,7 @@ from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig, kl_estimate, policy_loss
 from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.data.micro_batch import Batch, MicroBatch
-from grpo_worker.megatron.checkpoint.checkpointer import CheckpointPart
+from grpo_worker.megatron.checkpoint.part import CheckpointPart
 from grpo_worker.megatron.conversion import hf_mapping
 from grpo_worker.megatron.model import vocab_parallel
 from grpo_worker.megatron.model.build import build_chunks

@@ -1,0 +1,34 @@
+"""End of an attempt: what an error says, who caused it, and whether another attempt can help."""
+
+import logging
+from dataclasses import dataclass
+
+from grpo_worker.common.errors import one_line
+from grpo_worker.controller.recovery.failures import comes_from_outside
+from grpo_worker.controller.recovery.run_record import Cause
+from grpo_worker.controller.training.parity import ParityError
+from grpo_worker.controller.training.worker_group import GangError
+from grpo_worker.rewards.verifiers import RewardError
+from grpo_worker.rollout.sampling import UnfitEngineError
+
+log = logging.getLogger(__name__)
+_FINAL = (ParityError, RewardError, UnfitEngineError)  # unless a server or an engine caused them
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Failure of an attempt. ``final``: every other attempt would fail in the same way."""
+
+    message: str
+    cause: Cause
+    final: bool
+
+
+def failure_of(error: Exception) -> Failure:
+    """Return the failure that an error is; one that nobody expected is logged with its stack."""
+    outside = error.outside if isinstance(error, GangError) else comes_from_outside(error)
+    cause: Cause = "infrastructure" if outside else "job"
+    if isinstance(error, (GangError, *_FINAL)):
+        return Failure(str(error), cause, isinstance(error, _FINAL) and not outside)
+    log.error("the attempt failed", exc_info=error)
+    return Failure(one_line(error), cause, False)

@@ -1,0 +1,118 @@
+"""Part of a checkpoint: the state of one model, read from the device or from host memory."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from grpo_worker.megatron.checkpoint import host_state
+from grpo_worker.megatron.checkpoint.reshard import adapted
+from grpo_worker.megatron.optim.offload import HostCopies, Offloadable
+from grpo_worker.megatron.optim.optimizer import Trainable, chained_optimizers, inner_optimizers
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPart:
+    """State of one model in a checkpoint.
+
+    ``prefix``: of its tensors' names, "" for the policy. ``trainable``: optimizer and schedule of a model
+    that is trained. ``frozen``: offload of the weights of a model that is not trained.
+    """
+
+    prefix: str
+    chunks: Sequence[Any]
+    trainable: Trainable | None = None
+    frozen: Offloadable | None = None
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """Keep the whole state on the device while the context is open."""
+        with ExitStack() as stack:
+            if self.trainable is not None:
+                stack.enter_context(self.trainable.on_device())
+            if self.frozen is not None:
+                stack.enter_context(self.frozen.on_device())
+            yield
+
+    def named_chunks(self) -> list[tuple[str, Any]]:
+        """Return the chunks under the names that Megatron-Core's optimizer expects.
+
+        These are model for a single chunk, otherwise model0, model1, ...
+        """
+        if len(self.chunks) == 1:
+            return [("model", self.chunks[0])]
+        return [(f"model{number}", chunk) for number, chunk in enumerate(self.chunks)]
+
+    def state(self, loading: bool, metadata: dict[str, Any]) -> dict[str, Any]:
+        """Return the state to save, or with ``loading`` the template of the state to load."""
+        state: dict[str, Any] = {
+            name: chunk.sharded_state_dict(prefix=self.prefix, metadata=metadata)
+            for name, chunk in self.named_chunks()
+        }
+        if self.trainable is not None:
+            _step_without_parameters(inner_optimizers(self.trainable.optimizer))
+            state["optimizer"] = self.trainable.optimizer.sharded_state_dict(
+                dict(state), is_loading=loading, metadata=metadata
+            )
+            state["schedule"] = self.trainable.schedule.state_dict()
+        return state
+
+    def state_in_host_memory(self, metadata: dict[str, Any]) -> dict[str, Any]:
+        """Return the state to save like ``state``, with the host's copies of what is offloaded."""
+        copies = HostCopies({})
+        optimizers: Sequence[Any] = ()
+        if self.trainable is not None:
+            copies, optimizers = self.trainable.host_copies(), chained_optimizers(self.trainable.optimizer)
+        if self.frozen is not None:
+            copies |= self.frozen.host_copies()
+        with host_state.reading(optimizers, copies):
+            state = self.state(False, metadata | host_state.OVER_GLOO)
+        host_state.replace_tensors(state, copies)
+        return state
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore the model from a loaded template."""
+        for name, chunk in self.named_chunks():
+            weights = {key.removeprefix(self.prefix): value for key, value in state[name].items()}
+            chunk.load_state_dict(weights, strict=True)
+        if self.trainable is None:
+            return
+        with torch.no_grad():
+            optimizer = self.trainable.optimizer
+            optimizer.load_state_dict(adapted(state["optimizer"], optimizer))
+        for inner in inner_optimizers(self.trainable.optimizer):
+            _unshare_adam_step(inner)
+        self.trainable.schedule.load_state_dict(state["schedule"])
+
+
+@contextmanager
+def all_on_device(parts: Sequence[CheckpointPart]) -> Iterator[None]:
+    """Keep all parts on the device while the context is open."""
+    with ExitStack() as stack:
+        for part in parts:
+            stack.enter_context(part.on_device())
+        yield
+
+
+def _step_without_parameters(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Give optimizers without parameters the step of a sibling optimizer.
+
+    Megatron-Core reads Adam's step from the parameters' state, but on a stage without experts their
+    optimizer has no parameters. The step that rank 0 saves is used for all ranks.
+    """
+    steps = [state["step"] for inner in optimizers for state in inner.state.values()]
+    for inner in optimizers:
+        if not any(group["params"] for group in inner.param_groups) and steps:
+            inner.state["no parameters"] = {"step": steps[0].detach().clone()}  # type: ignore[index]
+
+
+def _unshare_adam_step(optimizer: torch.optim.Optimizer) -> None:
+    """Give each parameter its own step tensor.
+
+    Megatron-Core assigns all parameters the same one, to which Adam would add 1 for each parameter.
+    """
+    for state in optimizer.state.values():
+        if "step" in state:
+            state["step"] = state["step"].detach().clone()
