@@ -245,7 +245,7 @@ class RankMethods:
         self.nbytes["store>trainer"] += self.job.durations.state.read(widths).total
         return self.job.durations.read(widths)
 
-    def _save(self, step: int, state: dict[str, Any]) -> Pieces:
+    def _save(self, step: int, state: dict[str, Any], _from_host: bool = False) -> Pieces:
         """Begin a checkpoint; return the copies for which the ranks wait."""
         times, now = self.job.durations, self.now()
         copied = now + times.copy().seconds
