@@ -93,7 +93,8 @@ def test_an_export_takes_no_time_of_a_step_and_precedes_the_checkpoints_after_it
     assert world.exports == [("step-00000003", 3), ("step-00000007", 7), ("step-00000009", 9)], "6 was due"
     counted = dict(seen)
     assert [counted[step] for step in (4, 5, 6)] == [None] * 3, "the export of step 3 is not complete"
-    assert counted[8] == 4 and world.board.get().last_checkpoint == 10
+    assert counted[8] in (None, 4), "its records may still be written"
+    assert world.board.get().last_checkpoint == 10
 
 
 def test_an_export_that_fails_ends_the_attempt_and_is_repeated(tmp_path: Path) -> None:
