@@ -124,6 +124,9 @@ class Processes:
         self._answers += 1  # a machine with few cores may take long; no call here hangs
         return ray.put(Progress(self._answers))
 
+    def beside(self, index: int, method: str, *args: Any) -> Any:
+        raise NotImplementedError(method)  # nothing is copied to a store
+
     def wait(self, calls: Sequence[Any], count: int, seconds: float) -> tuple[list[Any], list[Any]]:
         done, pending = ray.wait(list(calls), num_returns=count, timeout=seconds)
         return list(done), list(pending)

@@ -1,5 +1,6 @@
 """Agents of an engine of several hosts whose ranks are threads; the first host's agent leads."""
 
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -21,9 +22,9 @@ FIRST = "http://127.0.0.1:9"  # no stand-in rank reports through its agent
 class FurtherAgent:
     """Agent of a further host. ``received``: bytes that it has read for the last version."""
 
-    def __init__(self, host: int, bucket: int, timeout: float) -> None:
+    def __init__(self, host: int, bucket: int, timeout: float, store: Path | None) -> None:
         self._fetcher = Fetcher(timeout)
-        self.parts = HostParts(PartSource(self._fetcher, bucket), timeout)
+        self.parts = HostParts(PartSource(self._fetcher, bucket, store, timeout), timeout)
         self.url = serve_app(self.application(host))
 
     def application(self, host: int) -> Starlette:
@@ -35,17 +36,18 @@ class FurtherAgent:
 
 
 class HostAgents:
-    """Agents of the ``hosts`` hosts of ``engine``."""
+    """Agents of the ``hosts`` hosts of ``engine``. ``store``: of the job's checkpoints."""
 
     def __init__(
-        self, engine: ThreadedEngine, hosts: int, bucket: int, timeout: float = 10, peers: Peers | None = None
-    ) -> None:
-        self.further = [FurtherAgent(host, bucket, timeout) for host in range(1, hosts)]
+        self, engine: ThreadedEngine, hosts: int, bucket: int, timeout: float = 10,
+        peers: Peers | None = None, store: Path | None = None,
+    ) -> None:  # fmt: skip
+        self.further = [FurtherAgent(host, bucket, timeout, store) for host in range(1, hosts)]
         self.rendezvous = HostRendezvous(hosts)
         self.rendezvous.report(HostReport(0, "pod-0", "process"))
         for host, further in enumerate(self.further, 1):
             self.report(host, further.url)
-        place = EnginePlace(hosts=self.rendezvous, peers=peers)
+        place = EnginePlace(hosts=self.rendezvous, peers=peers, store=store)
         ranks = len(engine.models)
         self.first = Agent("engine-0", engine, ranks, bucket, timeout, writer=JOB, place=place)
         self.first.watch()

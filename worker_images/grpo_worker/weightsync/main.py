@@ -124,7 +124,8 @@ def _further_host(args: argparse.Namespace) -> Starlette:
         args.host_index, args.name, args.first_host, lambda: answers(args.engine), args.start_seconds,
         f"http://{address}:{args.port}",
     )  # fmt: skip
-    source = PartSource(Fetcher(args.timeout, _whole_blobs(args)), args.bucket_megabytes << 20)
+    fetcher = Fetcher(args.timeout, _whole_blobs(args))
+    source = PartSource(fetcher, args.bucket_megabytes << 20, args.store, args.timeout)
     return application(host, HostParts(source, args.timeout), args.routed_experts)
 
 

@@ -12,6 +12,10 @@ import numpy as np
 import pytest
 
 from grpo_operator.api.v1alpha1.status import EngineState
+from grpo_worker.checkpointing.restart_point import CHECKPOINTS, LEDGER, RUN
+from grpo_worker.checkpointing.store import WEIGHTS, Origin, commit, directory
+from grpo_worker.common.step_log import StepLog
+from grpo_worker.controller.recovery.run_record import RunRecord
 from grpo_worker.weightsync.agent import further_parts
 from grpo_worker.weightsync.agent.host_part import HostPart
 from grpo_worker.weightsync.agent.http_reader import HttpReader
@@ -29,6 +33,8 @@ from grpo_worker.weightsync.planner.rank_parts import part_of, table_of
 from grpo_worker.weightsync.planner.regions import Box, Tensor
 from grpo_worker.weightsync.protocol.agent_stream import place_of_rank, places_of_hosts
 from grpo_worker.weightsync.trainer.publisher import publish
+from grpo_worker.weightsync.trainer.version_copy import VersionCopy
+from support import host_agents
 from support.engine_server import serve
 from support.host_agents import HostAgents
 from support.random_plans import Case
@@ -127,6 +133,40 @@ def test_each_agent_reads_what_the_ranks_of_its_own_pod_keep(
     own = 5 * tensor
     for received in made.agents.received:
         assert own <= received <= own + 9000, "and the chunk read before the engine pauses"
+
+
+def stored(root: Path, case: Case, version: int) -> Path:
+    """Return the folder of a job whose newest checkpoint is that of the step of ``version``."""
+    publish_case(root, case, version)
+    folder = root / "store"
+    weights = directory(folder / CHECKPOINTS, version) / WEIGHTS
+    weights.mkdir(parents=True)
+    for rank in range(TRAINERS):
+        VersionCopy(root, version, rank, weights).run()
+    commit(folder / CHECKPOINTS, version, Origin("model", "layout"))
+    RunRecord(folder / RUN).begin_attempt()
+    ledger = StepLog(folder / LEDGER)
+    ledger.append(version, [{"attempt": 1}])
+    ledger.flush()
+    return folder
+
+
+def test_the_agents_of_all_hosts_read_their_parts_in_the_checkpoint_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = covering(LARGE)
+    made = World(case, tmp_path, monkeypatch, store=stored(tmp_path, case, 3))
+    made.assert_serves(3)
+    assert all(made.agents.received)
+
+
+def test_a_further_host_reads_only_the_store_of_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, other = covering(LARGE), tmp_path / "other"
+    monkeypatch.setattr(host_agents, "PartSource", lambda f, n, _, seconds: PartSource(f, n, other, seconds))
+    with pytest.raises(UpdateError, match=r"host 1.*this agent may read .*/other"):
+        World(case, tmp_path, monkeypatch, store=stored(tmp_path, case, 3))
 
 
 def test_bits_that_flip_on_the_way_to_a_rank_of_a_further_host_leave_the_engine_stale(

@@ -47,7 +47,7 @@ class FurtherParts:
         for host, url in enumerate(urls, 1):
             request = PartRequest(
                 name, staged.version, staged.plan.plan_id, staged.sources, staged.digests, host * own,
-                (host + 1) * own,
+                (host + 1) * own, staged.stored,
             )  # fmt: skip
             self._parts.append(_Part(host, url, request, timeout))
 

@@ -35,6 +35,7 @@ class PartRequest:
     """Request of the first host's agent to stream a version to the ranks ``first`` to ``end`` - 1.
 
     ``name``: of the streams, which only the engine's ranks know besides. ``sources``: rank -> base URL.
+    ``stored``: folder of the version in the checkpoint store instead; "" if it is not read there.
     ``plan_id``, ``digests``: of the version as the first host's agent has found it.
     """
 
@@ -45,6 +46,7 @@ class PartRequest:
     digests: list[str]
     first: int
     end: int
+    stored: str = ""
 
     @property
     def from_peer(self) -> bool:

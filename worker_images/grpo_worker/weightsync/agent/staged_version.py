@@ -23,7 +23,8 @@ class StagedVersion:
     """A version and where its bytes are.
 
     ``digests``: of the ranks' blobs; empty for a peer's ranks. ``sources``: rank -> base URL, from which the
-    agents of an engine's further hosts read it too. ``checksum``: of a peer's weights.
+    agents of an engine's further hosts read it too. ``checksum``: of a peer's weights. ``stored``: folder in
+    the checkpoint store instead, which all pods of an engine mount at the same place.
     """
 
     version: int
@@ -32,6 +33,7 @@ class StagedVersion:
     blobs: Blobs = field(repr=False)
     sources: Mapping[int, str] = field(default_factory=dict)
     checksum: str = ""
+    stored: str = ""
 
     def direct_load(self, record: bool, parts: bool, patience: float) -> DirectLoad:
         """Return the request that announces the buckets; see DirectLoad."""

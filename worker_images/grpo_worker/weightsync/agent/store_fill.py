@@ -5,21 +5,12 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from grpo_worker.checkpointing.restart_point import RestartPoint, restart_point
-from grpo_worker.weightsync.agent.blobs import DamageError
 from grpo_worker.weightsync.agent.fetcher import Fetcher
 from grpo_worker.weightsync.agent.file_reader import FileReader
 from grpo_worker.weightsync.agent.refills import WaitingCalls
-from grpo_worker.weightsync.agent.sources import each
 from grpo_worker.weightsync.agent.staged_version import StagedVersion
-from grpo_worker.weightsync.protocol.manifest import Manifest
-from grpo_worker.weightsync.protocol.stored_version import (
-    StoredVersionError,
-    manifests_in,
-    read_manifest,
-    stored_blob,
-)
-from grpo_worker.weightsync.protocol.tiling import make_plan
-from grpo_worker.weightsync.protocol.transfer_plan import make_transfer_plan
+from grpo_worker.weightsync.agent.stored_source import open_stored
+from grpo_worker.weightsync.protocol.stored_version import manifests_in
 
 log = logging.getLogger(__name__)
 _LOOK_SECONDS = 3.0  # in which the store must answer
@@ -66,20 +57,7 @@ class StoreFill:
         """Return the version, whose chunks can be streamed. Raises FetchError, or PlanError."""
         version = point.version
         reader = FileReader(self._threads, self._timeout, lambda: self._calls.other_than(version))
-        files = reader.run(str(point.weights), lambda: manifests_in(point.weights))
-
-        def manifest(file: Path) -> Manifest:
-            return reader.run(str(file), lambda: _undamaged(file))
-
-        manifests = each(manifest, files)
-        tiles = make_plan(manifests)
-        if tiles.version != version:
-            raise DamageError(f"{point.weights}: version {tiles.version} is there, not {version}")
-        plan = make_transfer_plan(tiles, self._bucket_bytes)
-        paths = {m.rank: str(stored_blob(point.weights, m.rank)) for m in manifests}
-        blobs = self._fetcher.stored_blobs(reader, paths, manifests)
-        digests = [m.digest for m in sorted(manifests, key=lambda m: m.rank)]
-        return StagedVersion(version, plan, digests, blobs)
+        return open_stored(point.weights, version, reader, self._fetcher, self._bucket_bytes)
 
     def _newest(self, folder: Path) -> RestartPoint | None:
         """Look into the store in a thread: it may hang, and the agent must not."""
@@ -100,10 +78,3 @@ def _look_into(folder: Path) -> RestartPoint | None:
     """Return the restart point if its weights are there."""
     point = restart_point(folder)
     return point if point is not None and manifests_in(point.weights) else None
-
-
-def _undamaged(file: Path) -> Manifest:
-    try:
-        return read_manifest(file)
-    except StoredVersionError as error:
-        raise DamageError(str(error)) from error
