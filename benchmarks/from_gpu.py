@@ -72,6 +72,8 @@ def sync(measured: dict[str, Any]) -> None:
     for figure, case in split.items():
         if case in cases:
             figures[figure] = cases[case]["figures"]["bytes_ratio_vs_nccl"]
+    if split["bytes_ratio_2_to_2_shared_gpus"] in cases:
+        figures["ratio_2_to_2_shared"] = figures["bytes_ratio_2_to_2_shared_gpus"]
     _record("sync", figures, origin)
 
 
