@@ -32,7 +32,7 @@ class Template:
         self._calls = 0
         self._process = subprocess.Popen(
             [sys.executable, __file__, self._folder.name],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
             stdin=subprocess.PIPE,
             text=True,
             start_new_session=True,
