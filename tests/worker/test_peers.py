@@ -86,6 +86,7 @@ def test_a_sync_of_the_same_version_does_not_touch_an_engine_that_a_peer_has_fil
     assert after["since"] == before["since"] and "send" not in after["seconds"]
 
 
+@pytest.mark.slow  # the engine's server starts again
 def test_an_engine_that_restarts_while_the_trainers_are_away_is_filled_again(
     serving: PeerEngine, stale: PeerEngine
 ) -> None:
