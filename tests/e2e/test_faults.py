@@ -139,7 +139,10 @@ def test_an_engine_cut_off_from_the_trainers_holds_them_up_no_longer_than_the_de
         # A version may first wait for the transfer group to form, then for the transfer and for the engines.
         links = [r["timing_s/update_weights_link"] for r in load(store_of(job)) if r["step"] > step]
         assert max(links, default=0) < JOIN_SECONDS + 3 * DEADLINE, links
-        assert _behind(job, pod), "it has a new version without a connection to the trainers"
+        log = job.kubectl("logs", pod["metadata"]["name"], "-c", "agent", "--tail=200")
+        assert "aborted version" in log, "the trainers were still reached"
+        # The other engine may have given it a version that it could not get from the trainers.
+        assert _behind(job, pod) or "from one of http" in log
     until("both engines serve", lambda: _serving(job) == 2, 120)
     wait_step(job, step_of(job) + 2, 120)
     assert uids(job) == before and report(job)["restarts"] == restarts
