@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 from engine_process import EngineProcess
-from sync_figures import check_equal, figures
+from sync_figures import check_equal, figures, same_answer
 from sync_ranks import Processes
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore
@@ -47,7 +47,6 @@ from grpo_worker.weightsync.sglang_plugin.wave_receiver import WaveReceiver
 from grpo_worker.weightsync.transport.rendezvous import connect
 
 ROUNDS = 12  # an even number
-_NOISE = 10  # answers with other weights differ by as many times more than those with equal ones
 PATIENCE = 120.0  # seconds that a member waits for a wave
 _SHORT = {"max_position_embeddings": 4096, "num_nextn_predict_layers": 0, "vocab_size": 32768}
 SMALL = architecture("deepseek-v3") | _SHORT | {
@@ -124,8 +123,7 @@ def measure(case: Case, server: EngineProcess, bucket: int, cpu: bool, compared:
             found["same_weights"] = engine.checksum() == ours
             if answers is not None:
                 # They also depend on what the model computes from its parameters after a load.
-                ours_again, other = (_apart(server.log_probabilities(), answer) for answer in answers)
-                found["same_answer"] = _NOISE * ours_again < other
+                found["same_answer"] = same_answer(server.log_probabilities(), *answers)
             found["stall"] = link.stall(server, 8)
         check_equal(found)
         return found
@@ -232,10 +230,6 @@ class Link:
             "agent": failure,
             "then": state,
         }
-
-
-def _apart(one: list[float], other: list[float]) -> float:
-    return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
 def planned(offer: LinkOffer) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 import statistics
 from typing import Any
 
+_NOISE = 10  # answers with other weights differ by as many times more than those with equal ones
+
 
 def check_equal(found: dict[str, Any]) -> None:
     """Raise AssertionError if a flag that says that weights are equal is false."""
@@ -12,6 +14,15 @@ def check_equal(found: dict[str, Any]) -> None:
     )
     unequal = [flag for flag in flags if found.get(flag) is False]
     assert not unequal, f"the weights differ: {unequal}"
+
+
+def same_answer(found: list[float], equal: list[float], other: list[float]) -> bool:
+    """Return whether log-probabilities are those of equal weights, beside those of other weights."""
+
+    def apart(answer: list[float]) -> float:
+        return max(abs(a - b) for a, b in zip(found, answer, strict=True))
+
+    return _NOISE * apart(equal) < apart(other)
 
 
 def figures(found: dict[str, Any], bucket: int) -> dict[str, float]:

@@ -37,12 +37,13 @@ from grpo_worker.algorithms.losses import PolicyLossConfig, row_weights
 from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.data.micro_batch import padded
 from grpo_worker.megatron.conversion import hf_mapping
-from grpo_worker.megatron.export.exporter import export
+from grpo_worker.megatron.export.exporter import begin_export
 from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.megatron.model.build import build_chunks, device, initialize_parallel
 from grpo_worker.megatron.training.policy import PolicyModel
 from grpo_worker.megatron.training.runner import MicroBatching
 from grpo_worker.megatron.training.setup import ModelSetup
+from grpo_worker.profiling.background import join
 
 MODEL = WITH_MTP | {"num_nextn_predict_layers": 0}
 ROWS = 8  # of one data-parallel rank
@@ -197,7 +198,7 @@ def rounding() -> dict[str, Any]:
     ours = policy(layout, MicroBatching(4), hf)
     found = {"ours_bf16": torch.from_numpy(ours.log_probs(batch, 1.0)["log_probs"]).reshape(4, 512)}
     with tempfile.TemporaryDirectory() as folder:
-        export(Path(folder) / "hf", hf, ours.chunks, family_of(hf))
+        join(begin_export(Path(folder) / "hf", hf, ours.chunks, family_of(hf), beside=False))
         for name, dtype in (("fp32", torch.float32), ("transformers_bf16", torch.bfloat16)):
             model = AutoModelForCausalLM.from_pretrained(Path(folder) / "hf", dtype=dtype).cuda().eval()
             with torch.no_grad():

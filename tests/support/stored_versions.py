@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_worker.checkpointing.restart_point import CHECKPOINTS, LEDGER, RUN
-from grpo_worker.checkpointing.store import WEIGHTS, complete_steps, directory
+from grpo_worker.checkpointing.store import WEIGHTS, Origin, commit, complete_steps, directory
 from grpo_worker.common.step_log import StepLog
 from grpo_worker.controller.recovery.run_record import RunRecord
 from grpo_worker.model_files.config import model_config
 from grpo_worker.weightsync.agent.agent import Agent
 from grpo_worker.weightsync.agent.engine_place import EnginePlace
+from grpo_worker.weightsync.trainer.version_copy import VersionCopy
 from support.engine_server import JOB, Server
 from support.objects import job
 from support.ranks.launcher import run as run_on_ranks
@@ -43,6 +44,16 @@ class JobStore:
         )  # fmt: skip
         self.finish_steps(first + 1, last)
         return digests
+
+    def keep(self, memory: Path, version: int, world: int) -> None:
+        """Save a checkpoint with what ``world`` ranks have published in ``memory``, in a new attempt."""
+        weights = self.weights(version)
+        weights.mkdir(parents=True)
+        for rank in range(world):
+            VersionCopy(memory, version, rank, weights).run()
+        commit(self.checkpoints, version, Origin("model", "layout"))
+        self.begin_attempt()
+        self.finish_steps(version, version)
 
     @property
     def checkpoints(self) -> Path:

@@ -19,13 +19,14 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_worker.megatron.conversion import hf_mapping
 from grpo_worker.megatron.conversion.readers import SafetensorsWeights, weight_reader
 from grpo_worker.megatron.export import files as export_files
-from grpo_worker.megatron.export.exporter import ExportError, begin_export, export
+from grpo_worker.megatron.export.exporter import ExportError, begin_export
 from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.megatron.model.build import build_chunks, initialize_parallel
 from grpo_worker.model_files.config import model_config
 from grpo_worker.profiling.background import join
 from grpo_worker.profiling.hang import Position, position, stuck_ranks
 from grpo_worker.quantization.fp8 import dequantise, is_quantised, quantise
+from support.ranks.exports import export
 from support.ranks.fidelity_cases import SEED, UnevenBiases, _logits, _tokens
 from support.ranks.policy_cases import make_model, train, whole_weights
 from support.stuck_store import StuckStore

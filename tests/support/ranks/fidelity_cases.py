@@ -17,11 +17,11 @@ from grpo_worker.common.context_spans import zigzag_chunks
 from grpo_worker.data.micro_batch import Batch, MicroBatch
 from grpo_worker.megatron.conversion import hf_mapping
 from grpo_worker.megatron.conversion.readers import SafetensorsWeights, SeededWeights
-from grpo_worker.megatron.export.exporter import export
 from grpo_worker.megatron.families.registry import expert_layers, family_of
 from grpo_worker.megatron.model.build import build_chunks, device, initialize_parallel
 from grpo_worker.megatron.training.runner import MicroBatching, Runner
 from support.padded import ragged
+from support.ranks.exports import export
 from support.ranks.policy_cases import (
     batch,
     everywhere,

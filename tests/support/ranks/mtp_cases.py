@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM
 from grpo_worker.checkpointing.store import directory
 from grpo_worker.data.micro_batch import Batch
 from grpo_worker.megatron.conversion.readers import SafetensorsWeights, SeededWeights
-from grpo_worker.megatron.export.exporter import export
 from grpo_worker.megatron.training.policy import PolicyModel
 from grpo_worker.megatron.training.reductions import over_context
 from support.padded import padded_tokens
+from support.ranks.exports import export
 from support.ranks.fidelity_cases import keep_gradients
 from support.ranks.policy_cases import (
     batch,

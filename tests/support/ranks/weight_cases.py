@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 
 from grpo_operator.api.weight_path import Backend
-from grpo_worker.megatron.export.exporter import export
 from grpo_worker.model_files.config import model_config
 from grpo_worker.weightsync.protocol.direct_load import LINK
 from grpo_worker.weightsync.protocol.link_offer import LinkOffer
 from grpo_worker.weightsync.trainer.links import TrainerLinks
 from grpo_worker.weightsync.trainer.publisher import publish
+from support.ranks.exports import export
 from support.ranks.policy_cases import make, train
 
 

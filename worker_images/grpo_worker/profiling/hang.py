@@ -38,7 +38,7 @@ class Position:
 
     @property
     def at_store(self) -> bool:
-        """Whether the rank waits for a store, if it stands still."""
+        """True if a rank that stands still waits for a store."""
         return self.reads or self.work in STORAGE_WORK
 
 

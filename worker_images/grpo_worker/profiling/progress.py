@@ -62,7 +62,7 @@ class ProgressRecord:
 
     @property
     def reads(self) -> bool:
-        """Whether a store is being read."""
+        """True while a store is read."""
         return self._reading > 0
 
     def get(self) -> Progress:

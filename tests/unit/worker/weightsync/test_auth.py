@@ -40,7 +40,7 @@ def _first_host(_: Path) -> Starlette:
 
 
 def _further_host(_: Path) -> Starlette:
-    parts = HostParts(PartSource(Fetcher(1), 1 << 20), 1)
+    parts = HostParts(PartSource(Fetcher(1), 1 << 20, None, 1), 1)
     return further_host(FurtherHost(1, "engine-0", "http://127.0.0.1:9", lambda: True), parts)
 
 

@@ -12,10 +12,6 @@ import numpy as np
 import pytest
 
 from grpo_operator.api.v1alpha1.status import EngineState
-from grpo_worker.checkpointing.restart_point import CHECKPOINTS, LEDGER, RUN
-from grpo_worker.checkpointing.store import WEIGHTS, Origin, commit, directory
-from grpo_worker.common.step_log import StepLog
-from grpo_worker.controller.recovery.run_record import RunRecord
 from grpo_worker.weightsync.agent import further_parts
 from grpo_worker.weightsync.agent.host_part import HostPart
 from grpo_worker.weightsync.agent.http_reader import HttpReader
@@ -33,7 +29,6 @@ from grpo_worker.weightsync.planner.rank_parts import part_of, table_of
 from grpo_worker.weightsync.planner.regions import Box, Tensor
 from grpo_worker.weightsync.protocol.agent_stream import place_of_rank, places_of_hosts
 from grpo_worker.weightsync.trainer.publisher import publish
-from grpo_worker.weightsync.trainer.version_copy import VersionCopy
 from support import host_agents
 from support.engine_server import serve
 from support.host_agents import HostAgents
@@ -52,6 +47,7 @@ from support.staged_cases import (
     shrink,
     wrong,
 )
+from support.stored_versions import JobStore
 
 HOSTS = 2
 LAST = RANKS - 1  # a rank of the last host
@@ -138,17 +134,9 @@ def test_each_agent_reads_what_the_ranks_of_its_own_pod_keep(
 def stored(root: Path, case: Case, version: int) -> Path:
     """Return the folder of a job whose newest checkpoint is that of the step of ``version``."""
     publish_case(root, case, version)
-    folder = root / "store"
-    weights = directory(folder / CHECKPOINTS, version) / WEIGHTS
-    weights.mkdir(parents=True)
-    for rank in range(TRAINERS):
-        VersionCopy(root, version, rank, weights).run()
-    commit(folder / CHECKPOINTS, version, Origin("model", "layout"))
-    RunRecord(folder / RUN).begin_attempt()
-    ledger = StepLog(folder / LEDGER)
-    ledger.append(version, [{"attempt": 1}])
-    ledger.flush()
-    return folder
+    store = JobStore(root / "store")
+    store.keep(root, version, TRAINERS)
+    return store.folder
 
 
 def test_the_agents_of_all_hosts_read_their_parts_in_the_checkpoint_store(

@@ -78,7 +78,7 @@ def pair(server: str) -> Pair:
 
 
 def parts() -> HostParts:
-    return HostParts(PartSource(Fetcher(1), 1 << 20), 1)
+    return HostParts(PartSource(Fetcher(1), 1 << 20, None, 1), 1)
 
 
 def ready(url: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a model computes after a load is repeated by a graph only if that writes the same bytes."""
+"""A graph repeats what a model computes after a load only if it writes the same bytes."""
 
 import torch
 

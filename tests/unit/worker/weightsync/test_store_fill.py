@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from grpo_worker.checkpointing.restart_point import CHECKPOINTS, LEDGER, RUN, RestartPoint
-from grpo_worker.checkpointing.store import WEIGHTS, Origin, commit, directory
-from grpo_worker.common.step_log import StepLog
-from grpo_worker.controller.recovery.run_record import RunRecord
+from grpo_worker.checkpointing.restart_point import CHECKPOINTS, RUN, RestartPoint
+from grpo_worker.checkpointing.store import directory
 from grpo_worker.quantization.fp8 import Part
 from grpo_worker.weightsync.agent import file_reader, store_fill
 from grpo_worker.weightsync.agent.blobs import DamageError
@@ -27,7 +25,7 @@ from grpo_worker.weightsync.agent.writer_guard import WriterGuard
 from grpo_worker.weightsync.protocol.stored_version import manifests_in, stored_blob
 from grpo_worker.weightsync.protocol.tiling import PlanError
 from grpo_worker.weightsync.trainer.publisher import publish
-from grpo_worker.weightsync.trainer.version_copy import VersionCopy
+from support.stored_versions import JobStore
 
 JOB, WORLD, STEP = "job-1", 2, 4
 
@@ -36,22 +34,15 @@ class Store:
     """A job's folder with the checkpoint of step 4, and the agent's reader of it."""
 
     def __init__(self, root: Path, timeout: float = 5) -> None:
-        self.folder = root / "store"
-        self.weights = directory(self.folder / CHECKPOINTS, STEP) / WEIGHTS
-        self.weights.mkdir(parents=True)
+        store = JobStore(root / "store")
+        self.folder, self.weights = store.folder, store.weights(STEP)
         generator = torch.Generator().manual_seed(1)
         self.tensors = {
             name: torch.randn(64, 48, generator=generator) for name in ("rows", "columns", "whole")
         }
         for rank in range(WORLD):
             publish(root / "memory", STEP, rank, WORLD, self._parts(rank))
-            VersionCopy(root / "memory", STEP, rank, self.weights).run()
-        commit(self.folder / CHECKPOINTS, STEP, Origin("model", "layout"))
-        record = RunRecord(self.folder / RUN)
-        record.begin_attempt()
-        ledger = StepLog(self.folder / LEDGER)
-        ledger.append(STEP, [{"attempt": 1}])
-        ledger.flush()
+        store.keep(root / "memory", STEP, WORLD)
         self.calls, self.fetcher = WaitingCalls(), Fetcher(timeout)
         self.fill = StoreFill(self.folder, JOB, self.fetcher, 1 << 20, timeout, self.calls)
 

@@ -26,25 +26,6 @@ class ExportError(RuntimeError):
     """The directory was not written; every rank raises the same error."""
 
 
-def export(
-    target: Path,
-    hf: dict[str, Any],
-    chunks: Sequence[Any],
-    family: Family,
-    source: Path | None = None,
-    quantization: Quantization = "none",
-) -> None:
-    """Write ``target`` with config.json, safetensors files and their index, and wait for it. Collective.
-
-    Each tensor-parallel group gathers its tensors on its first rank, which writes them and keeps at most one
-    file in memory. ``source``: the Hugging Face directory that the job started from, whose tokenizer and
-    other small files are copied; None for a preset. ``target`` appears, or is replaced, when it is complete.
-
-    Raises ExportError on every rank when any of them cannot write.
-    """
-    join(begin_export(target, hf, chunks, family, source, quantization, beside=False))
-
-
 def begin_export(
     target: Path,
     hf: dict[str, Any],
@@ -54,10 +35,15 @@ def begin_export(
     quantization: Quantization = "none",
     beside: bool = True,
 ) -> "Future[None]":
-    """Start an export; see ``export``. Collective until it returns.
+    """Start to write ``target`` with config.json, safetensors files and their index. Collective.
 
-    ``beside``: threads write a copy of the weights after this has returned, so the weights may change. The
-    future ends on all ranks when the export is complete.
+    Each tensor-parallel group gathers its tensors on its first rank, which writes them. ``source``: the
+    Hugging Face directory that the job started from, whose tokenizer and other small files are copied; None
+    for a preset. ``target`` appears, or is replaced, when it is complete.
+
+    ``beside``: threads write a copy of the weights after this has returned, so the weights may change; else
+    the first ranks keep at most one file in memory. The future ends on all ranks when the export is complete,
+    with ExportError on every rank when any of them cannot write.
     """
     place = _Place(target, f"export/{next(_NUMBERS)}")
     thread = ThreadPoolExecutor(1, thread_name_prefix="export")

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-_SHORTEST, _LONGEST = 0.01, 0.5  # seconds between polls
+from grpo_worker.common.polling import pause_after
+
+_POLL_SECONDS = 0.01  # at first
 
 
 def leave(key: str, text: str) -> None:
@@ -18,10 +20,9 @@ def leave(key: str, text: str) -> None:
 
 def read(key: str) -> str:
     """Return a note as soon as it is there. The wait has no limit: it ends with the gang."""
-    store, pause = _store(), _SHORTEST
+    store, began = _store(), time.monotonic()
     while not store.check([key]):  # a blocking read would lock the store for the other threads
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST)
+        time.sleep(pause_after(time.monotonic() - began, _POLL_SECONDS))
     return str(store.get(key).decode())
 
 

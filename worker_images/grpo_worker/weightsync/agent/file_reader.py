@@ -12,7 +12,13 @@ from grpo_worker.weightsync.agent.http_reader import FetchError
 
 T = TypeVar("T")
 _STEP = 1 << 20  # bytes of one read
+_THREADS = 8
 _LOOK_SECONDS = 1.0  # between looks whether a read that takes long should go on
+
+
+def reading_threads() -> ThreadPoolExecutor:
+    """Return threads for FileReader. Reads that hang keep theirs, and no others are started."""
+    return ThreadPoolExecutor(_THREADS, thread_name_prefix="store")
 
 
 class FileReader:

@@ -50,7 +50,7 @@ class PartRequest:
 
     @property
     def from_peer(self) -> bool:
-        """Whether the version lies in the ranks of a serving engine, which have no digests of their blobs."""
+        """True if the version lies in the ranks of a serving engine, which have no digests of their blobs."""
         return not self.digests
 
     def to_json(self) -> dict[str, Any]:

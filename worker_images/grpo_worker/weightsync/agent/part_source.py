@@ -1,19 +1,16 @@
 """Source of host parts: opens the version that the first host's agent has named, and no other bytes."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from grpo_worker.weightsync.agent.fetcher import Fetcher
-from grpo_worker.weightsync.agent.file_reader import FileReader
+from grpo_worker.weightsync.agent.file_reader import FileReader, reading_threads
 from grpo_worker.weightsync.agent.http_reader import FetchError
 from grpo_worker.weightsync.agent.part_messages import PartRequest
 from grpo_worker.weightsync.agent.staged_version import StagedVersion
 from grpo_worker.weightsync.agent.stored_source import open_stored
 from grpo_worker.weightsync.protocol.tiling import make_plan
 from grpo_worker.weightsync.protocol.transfer_plan import make_transfer_plan
-
-_THREADS = 8  # that read the checkpoint store
 
 
 class PartSource:
@@ -23,14 +20,12 @@ class PartSource:
     cannot be read. ``timeout``: seconds of each read there.
     """
 
-    def __init__(
-        self, fetcher: Fetcher, bucket_bytes: int, store: Path | None = None, timeout: float = 60.0
-    ) -> None:
+    def __init__(self, fetcher: Fetcher, bucket_bytes: int, store: Path | None, timeout: float) -> None:
         self._fetcher = fetcher
         self._bucket_bytes = bucket_bytes
         self._store = store
         self._timeout = timeout
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="store")
+        self._threads = reading_threads()
         self._copy: StagedVersion | None = None  # the last version, if its blobs are in this process's memory
 
     @property
@@ -41,7 +36,7 @@ class PartSource:
     def open(self, request: PartRequest, cancelled: Callable[[], bool]) -> StagedVersion:
         """Return the version, whose chunks can be streamed. Raises FetchError, or PlanError.
 
-        ``cancelled``: whether the reading from a peer must end.
+        ``cancelled``: returns whether the reading from a peer or the store must end.
         """
         copy, self._copy = self._copy, None
         if copy is not None and (copy.version, copy.digests) == (request.version, request.digests):

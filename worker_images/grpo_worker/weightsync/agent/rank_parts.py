@@ -18,7 +18,7 @@ from grpo_worker.weightsync.protocol.transfer_plan import TransferPlan
 
 
 class _Parts:
-    """What the regions of ``tables`` are in the buckets of a plan; two buckets at a time are remembered.
+    """Parts of a plan's buckets that the regions of ``tables`` cover; those of two buckets are kept.
 
     ``without``: regions that are left out.
     """
@@ -81,7 +81,7 @@ class KeptBytes:
 
 
 class RankPart:
-    """What one rank is sent of each chunk of a version; chunks come in order. Not thread-safe.
+    """Part of each chunk of a version that one rank is sent; chunks come in order. Not thread-safe.
 
     ``table``: of the regions that the rank keeps. ``sent``: bytes of them so far.
     """
@@ -115,7 +115,7 @@ class RankPart:
 
 
 class RankParts:
-    """What each of a host's ranks is sent; ``tables``: of the regions that they keep, by position."""
+    """Parts that a host's ranks are sent; ``tables``: of the regions that they keep, by position."""
 
     def __init__(self, plan: TransferPlan, tables: Sequence[Table]) -> None:
         self._parts = [RankPart(plan, table) for table in tables]

@@ -1,12 +1,12 @@
 """Fill from the checkpoint store: presents the version of a checkpoint as a staged version."""
 
 import logging
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 from grpo_worker.checkpointing.restart_point import RestartPoint, restart_point
 from grpo_worker.weightsync.agent.fetcher import Fetcher
-from grpo_worker.weightsync.agent.file_reader import FileReader
+from grpo_worker.weightsync.agent.file_reader import FileReader, reading_threads
 from grpo_worker.weightsync.agent.refills import WaitingCalls
 from grpo_worker.weightsync.agent.staged_version import StagedVersion
 from grpo_worker.weightsync.agent.stored_source import open_stored
@@ -14,7 +14,6 @@ from grpo_worker.weightsync.protocol.stored_version import manifests_in
 
 log = logging.getLogger(__name__)
 _LOOK_SECONDS = 3.0  # in which the store must answer
-_THREADS = 8  # that read
 
 
 class StoreFill:
@@ -34,8 +33,7 @@ class StoreFill:
         self._bucket_bytes = bucket_bytes
         self._timeout = timeout
         self._calls = calls
-        # Reads that hang keep their threads, and no others are started.
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="store")
+        self._threads = reading_threads()
         self._look: Future[RestartPoint | None] | None = None  # one without a timely answer
         self._damaged: RestartPoint | None = None
 

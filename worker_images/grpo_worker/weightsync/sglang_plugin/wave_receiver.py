@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -122,10 +122,9 @@ class WaveReceiver:
         rank. Raises TransferError for missing bytes, and DirectLoadError for wrong ones.
         """
         began, waited, extra = time.monotonic(), 0.0, ExtraMemory(str(self._device))
-        buffers: list[torch.Tensor] = []
         # Every rank starts its transfers in the same order, so none waits for one that cannot start. The
         # first ones start before all else: what has to be prepared takes as long as they do.
-        landings = deque(self._first_landings(buffers, patience))
+        buffers, landings = self._begin(patience)
         writer, forwarding = _Writer(self._loaders, self._messages, self._device), None
         for number, wave in enumerate(self._waves):
             if number:
@@ -150,13 +149,16 @@ class WaveReceiver:
         seconds = {"receive_and_load": time.monotonic() - began, "wait": waited}
         return Received(self._counted, total, extra.peak(), seconds)
 
-    def _first_landings(self, buffers: list[torch.Tensor], patience: float) -> Iterator[Transfer | None]:
+    def _begin(self, patience: float) -> tuple[list[torch.Tensor], deque[Transfer | None]]:
         """Allocate BUFFERS buffers, and start to receive the first two waves, each when it has its own."""
         size = max(self._sizes, default=0)
+        buffers: list[torch.Tensor] = []
+        landings: deque[Transfer | None] = deque()
         for number in range(BUFFERS):
             buffers.append(torch.empty(size, dtype=torch.uint8, device=self._device))
             if number < 2:
-                yield self._land(number, buffers, patience)
+                landings.append(self._land(number, buffers, patience))
+        return buffers, landings
 
     def _land(self, number: int, buffers: Sequence[torch.Tensor], patience: float) -> Transfer | None:
         """Start to receive a wave from trainer ranks; None if nothing comes."""
