@@ -73,6 +73,7 @@ class RolloutPool:
         self._looks = ThreadPoolExecutor(32, thread_name_prefix="pool-look")
         self._threads = ThreadPoolExecutor(512, thread_name_prefix="pool")
         self._syncing: set[str] = set()
+        self._silent: list[str] = []  # addresses of engines whose agents did not answer the last look
         self._retries: SyncRetries[Target] = SyncRetries()
         self._responses = 0  # of agents to POST requests
         self._lock = threading.Lock()
@@ -85,20 +86,21 @@ class RolloutPool:
     def turn(self, parts: Sequence[str], timeout: float) -> None:
         """Make colocated engines hold exactly these ``parts`` of their GPU memory.
 
-        Returns once ``minAvailable`` engines hold the parts, or, if ``parts`` is empty, once all engines
-        have released their GPU memory. Raises SyncError after ``timeout`` seconds.
+        Returns once ``minAvailable`` engines hold the parts, or, if ``parts`` is empty, once the engines of
+        all pods have released their GPU memory. The server of an agent that does not answer may hold it, so
+        that agent is waited for until its pod is gone. Raises SyncError after ``timeout`` seconds.
         """
         self.hold()
         deadline = self._clock.now() + timeout
         while True:
             entries = self.table.entries()
             settled = list(self._threads.map(lambda e: self._set_memory(e, parts, timeout), entries))
-            count = sum(settled)
-            enough = count >= self._min_available if parts else count == len(entries)
+            late = [entry.name for entry, done in zip(entries, settled, strict=True) if not done]
+            late += [f"the agent at {address}" for address in self._silent]
+            enough = sum(settled) >= self._min_available if parts else not late
             if enough and entries:
                 return
             if self._clock.now() > deadline:
-                late = [entry.name for entry, done in zip(entries, settled, strict=True) if not done]
                 action = "resume" if parts else "release"
                 raise SyncError(
                     f"engines did not {action} their GPU memory in {timeout:.0f} s: "
@@ -277,6 +279,7 @@ class RolloutPool:
         before, target = self._responses, self._target
         addresses = self._addresses()
         entries = [entry for entry in self._looks.map(self._status_of, addresses) if entry]
+        self._silent = sorted(set(addresses) - {entry.address for entry in entries})
         if self._responses != before:
             return  # the response to a POST is newer than these entries
         self.table.replace(entries)

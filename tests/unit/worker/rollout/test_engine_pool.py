@@ -91,3 +91,63 @@ def test_engines_with_different_weights_are_no_shortage() -> None:
     pool = _pool(_engine("a", SERVING, 7, checksum="1"), _engine("b", SERVING, 7, checksum="2"))
     with pytest.raises(MixedWeightsError, match="different weights at version 7"):
         pool.serve(Target(7, {}), 480)
+
+
+class TurnedPool(QuietPool):
+    """A pool whose looks and turns are answered by the agents of ``alive`` addresses."""
+
+    alive = ("10.0.0.1", "10.0.0.2")
+    pods = ("10.0.0.1", "10.0.0.2")
+
+    def _addresses(self) -> list[str]:
+        return list(self.pods)
+
+    def _status_of(self, address: str) -> EngineEntry | None:
+        return EngineEntry(f"engine-{address[-1]}", address, STALE, None) if address in self.alive else None
+
+    def _post(self, engine: EngineEntry, route: str, timeout: float, body: dict[str, Any]) -> dict[str, Any]:
+        if engine.address not in self.alive:
+            raise SyncError(f"{engine.name} does not answer")
+        return {"attempt": 0, "settled": True}
+
+
+def _turned(clock: FakeClock, **more: Any) -> TurnedPool:
+    pool, sleep = TurnedPool("service", 1, 2, "job-1", fp8=False, clock=clock), clock.sleep
+    for name, value in more.items():
+        setattr(pool, name, value)
+
+    def look(seconds: float) -> None:
+        sleep(seconds)
+        pool._poll()
+
+    clock.sleep = look  # type: ignore[method-assign]
+    pool._poll()
+    return pool
+
+
+def test_trainers_wait_for_an_engine_whose_agent_does_not_answer() -> None:
+    clock = FakeClock()
+    pool, began = _turned(clock, alive=("10.0.0.1",)), clock.now()
+    pool.turn(("weights",), 30)
+    with pytest.raises(SyncError, match=r"did not release .* in 30 s: .*the agent at 10\.0\.0\.2"):
+        pool.turn((), 30)
+    assert clock.now() - began > 30
+
+
+def test_trainers_do_not_wait_for_an_engine_whose_pod_is_gone() -> None:
+    _turned(FakeClock(), alive=("10.0.0.1",), pods=("10.0.0.1",)).turn((), 30)
+
+
+def test_trainers_go_on_when_a_silent_agent_is_back() -> None:
+    clock = FakeClock()
+    pool = _turned(clock, alive=("10.0.0.1",))
+    look = clock.sleep
+
+    def back(seconds: float) -> None:
+        if clock.now() > 1010:
+            pool.alive = pool.pods
+        look(seconds)
+
+    clock.sleep = back  # type: ignore[method-assign]
+    pool.turn((), 30)
+    assert 1010 < clock.now() < 1012
