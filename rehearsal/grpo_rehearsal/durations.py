@@ -19,7 +19,7 @@ from grpo_operator.plan.planner.training.cost import Rows, call_cost, passes_of_
 from grpo_rehearsal.standins.agent import UpdateTimes
 from grpo_rehearsal.standins.batching import Capacity, Speed
 from grpo_rehearsal.standins.pieces import Pieces, in_proportion
-from grpo_rehearsal.standins.state_bytes import STATE, WEIGHTS, StateBytes
+from grpo_rehearsal.standins.state_bytes import STATE, WEIGHTS, Share, StateBytes
 from grpo_rehearsal.standins.waves import Waves
 
 
@@ -125,9 +125,21 @@ class Durations:
         """Return the copies to host memory of what a checkpoint saves, for which the ranks wait."""
         return self.state.written(STATE).at_rank_rate(self.model.transfer.checkpoint_rate)
 
-    def write(self, widths: Sequence[int]) -> Pieces:
-        """Return the writes of a state with ``widths`` bytes a value: a checkpoint, or an export."""
-        return self.state.written(widths).at_node_rate(self.assumed.store_rate)
+    @cached_property
+    def checkpoint(self) -> Share:
+        """What ranks write of a checkpoint: the weight version, if engines may read it, then the state."""
+        state, weights = self.state.written(STATE), self.state.written(WEIGHTS)
+        if not self._spec.fills_engines_from_store:
+            return state
+        return weights.scaled(self.version_bytes / weights.total).then(state)
+
+    def write_checkpoint(self) -> Pieces:
+        """Return the writes of a checkpoint."""
+        return self.checkpoint.at_node_rate(self.assumed.store_rate)
+
+    def export(self) -> Pieces:
+        """Return the writes of an export."""
+        return self.state.written(WEIGHTS).at_node_rate(self.assumed.store_rate)
 
     def snapshot(self) -> Pieces:
         """Return the copies of the ranks' own state, between GPUs and host memory."""

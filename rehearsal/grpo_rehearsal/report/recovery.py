@@ -13,13 +13,14 @@ def checkpoints(outcome: Outcome) -> dict[str, Any]:
     Seconds of a save, from its begin: ``waited``: for the copy, by the step; ``written``: until all bytes are
     in the store; ``complete``: until it counts, None if it never did. ``node_bytes``: of the fullest node.
     """
-    record, state = outcome.cluster.record, outcome.cluster.durations.state
+    record, durations = outcome.cluster.record, outcome.cluster.durations
+    read = durations.state.read(STATE)
     return {
         "saves": [
             {
                 "step": save.step,
                 "bytes": save.nbytes,
-                "node_bytes": state.written(STATE).node,
+                "node_bytes": durations.checkpoint.node,
                 "waited": save.copied - save.begin,
                 "written": save.written - save.begin,
                 "complete": None if save.committed is None else save.committed - save.begin,
@@ -27,7 +28,7 @@ def checkpoints(outcome: Outcome) -> dict[str, Any]:
             for save in record.saves
         ],
         "loads": [
-            {"seconds": end - begin, "bytes": state.read(STATE).total, "node_bytes": state.read(STATE).node}
+            {"seconds": end - begin, "bytes": read.total, "node_bytes": read.node}
             for method, begin, end in record.rounds
             if method == "load_checkpoint"
         ],

@@ -194,14 +194,14 @@ class RankMethods:
     def _export(self, beside: bool) -> Pieces:
         """Begin an export; return what the call waits for: with ``beside`` the copies only."""
         times = self.job.durations
-        seen = times.copy() if beside else times.write(WEIGHTS)
-        self._exported = self.now() + seen.seconds + (times.write(WEIGHTS).seconds if beside else 0.0)
+        seen = times.copy() if beside else times.export()
+        self._exported = self.now() + seen.seconds + (times.export().seconds if beside else 0.0)
         return seen
 
     def _export_left(self) -> Pieces:
         """Return the writes that are missing to the export in progress."""
         left = max(self._exported - self.now(), 0.0)
-        whole = self.job.durations.write(WEIGHTS)
+        whole = self.job.durations.export()
         return whole.since(whole.seconds - left) if left else even(0.0)
 
     def _experts(self, references: Sequence[RoutedExperts]) -> int:
@@ -249,8 +249,8 @@ class RankMethods:
         """Begin a checkpoint; return the copies for which the ranks wait."""
         times, now = self.job.durations, self.now()
         copied = now + times.copy().seconds
-        nbytes = times.state.written(STATE).total
-        save = Save(step, now, copied, copied + times.write(STATE).seconds, nbytes)
+        written = copied + times.write_checkpoint().seconds
+        save = Save(step, now, copied, written, times.checkpoint.total)
         self.saves.append(save)
         self._saving = save, state
         return times.copy()
@@ -259,7 +259,7 @@ class RankMethods:
         """Return the writes that are missing to the checkpoint in progress."""
         if self._saving is None:
             return even(0.0)
-        return self.job.durations.write(STATE).since(self.now() - self._saving[0].copied)
+        return self.job.durations.write_checkpoint().since(self.now() - self._saving[0].copied)
 
     def _poll(self) -> list[int]:
         if self._saving is None or self.now() < self._saving[0].written:

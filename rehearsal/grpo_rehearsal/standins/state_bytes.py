@@ -35,6 +35,15 @@ class Share:
         """Bytes of the rank with the most."""
         return sum(self.pieces)
 
+    def scaled(self, factor: float) -> "Share":
+        """Return the same values with ``factor`` times their bytes."""
+        pieces = tuple(round(factor * piece) for piece in self.pieces)
+        return Share(round(factor * self.total), round(factor * self.node), pieces)
+
+    def then(self, other: "Share") -> "Share":
+        """Return both, one after the other."""
+        return Share(self.total + other.total, self.node + other.node, self.pieces + other.pieces)
+
     def at_node_rate(self, rate: float) -> Pieces:
         """Return the progress at ``rate`` bytes/s of a node, which its ranks share; the fullest ends last."""
         return in_proportion(self.pieces, self.node / rate)

@@ -48,3 +48,11 @@ def test_seconds_are_bytes_by_the_speed_of_what_is_full() -> None:
     assert share.at_node_rate(5e9).seconds == share.node / 5e9
     assert share.at_rank_rate(2e9).seconds == share.rank / 2e9
     assert share.at_node_rate(5e9).count == share.rank
+
+
+def test_a_version_in_fp8_before_the_state_has_half_the_bytes_of_bf16() -> None:
+    written = StateBytes.of(HF, LAYOUT, per_node=4).written
+    both = written(WEIGHTS).scaled(0.5).then(written(STATE))
+    assert both.total == written(WEIGHTS).total // 2 + written(STATE).total
+    assert both.node == written(WEIGHTS).node // 2 + written(STATE).node
+    assert both.pieces[0] == written(WEIGHTS).pieces[0] // 2 and both.pieces[-1] == written(STATE).pieces[-1]

@@ -11,6 +11,7 @@ from grpo_rehearsal.job import RehearsedJob, read_job
 from grpo_rehearsal.report.summary import summary
 from grpo_rehearsal.run import Outcome, rehearse
 from grpo_rehearsal.scenario import Scenario
+from grpo_rehearsal.standins.state_bytes import STATE
 
 SAMPLES = 64
 HANG = 60
@@ -44,6 +45,8 @@ def test_a_step_waits_for_the_copy_and_the_store_takes_the_bytes_meanwhile(savin
     for save in saves:
         assert save["written"] - save["waited"] == pytest.approx(save["node_bytes"] / FAST.store_rate)
         assert save["written"] <= save["complete"] + 1e-6
+    state_bytes = state.written(STATE).total
+    assert saves[0]["bytes"] == state_bytes + outcome.cluster.durations.version_bytes, "a copy for engines"
     staged = sum(end - begin for method, begin, end in figures["calls"] if method == "publish_weights")
     assert saves[0]["waited"] <= steps[0]["save_checkpoint"] <= saves[0]["waited"] + staged
     assert figures["links"]["trainer>store"] == sum(save["bytes"] for save in saves)
