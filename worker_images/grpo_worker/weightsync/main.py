@@ -88,12 +88,13 @@ def _rollout(args: argparse.Namespace) -> Starlette:
     from grpo_worker.weightsync.agent.host_rendezvous import HostRendezvous
     from grpo_worker.weightsync.agent.http import rollout_application
     from grpo_worker.weightsync.agent.peers import Peers, urls_of
+    from grpo_worker.weightsync.agent.relay import Relay
 
     bucket = args.bucket_megabytes << 20
     fetcher = Fetcher(args.timeout, _whole_blobs(args))
     hosts = HostRendezvous(args.hosts) if args.hosts > 1 else None
     peers = Peers(urls_of(args.peers), args.timeout) if args.peers else None
-    place = EnginePlace(args.address, hosts, args.start_seconds, peers, args.store)
+    place = EnginePlace(args.address, hosts, args.start_seconds, peers, args.store, Relay(args.timeout))
     engine = Engine(args.engine, args.timeout, args.admin_key, hosts)
     agent = Agent(
         args.name, engine, args.engine_ranks, bucket, args.timeout, args.writer, fetcher, args.turns, place,
@@ -114,6 +115,7 @@ def _whole_blobs(args: argparse.Namespace) -> "WholeBlobs | None":
 
 
 def _further_host(args: argparse.Namespace) -> Starlette:
+    from grpo_worker.weightsync.agent.detours import Detours
     from grpo_worker.weightsync.agent.fetcher import Fetcher
     from grpo_worker.weightsync.agent.further_host import FurtherHost, answers, application
     from grpo_worker.weightsync.agent.part_routes import HostParts
@@ -125,7 +127,8 @@ def _further_host(args: argparse.Namespace) -> Starlette:
         f"http://{address}:{args.port}",
     )  # fmt: skip
     fetcher = Fetcher(args.timeout, _whole_blobs(args))
-    source = PartSource(fetcher, args.bucket_megabytes << 20, args.store, args.timeout)
+    detours = Detours(args.first_host)
+    source = PartSource(fetcher, args.bucket_megabytes << 20, args.store, args.timeout, detours)
     return application(host, HostParts(source, args.timeout), args.routed_experts)
 
 

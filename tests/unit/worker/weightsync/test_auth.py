@@ -13,6 +13,7 @@ from grpo_worker.common.auth import FILE, OPEN, headers
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.status.server import application as controller
 from grpo_worker.weightsync.agent.agent import Agent
+from grpo_worker.weightsync.agent.detours import Detours
 from grpo_worker.weightsync.agent.engine_client import Engine
 from grpo_worker.weightsync.agent.engine_place import EnginePlace
 from grpo_worker.weightsync.agent.fetcher import Fetcher
@@ -40,7 +41,7 @@ def _first_host(_: Path) -> Starlette:
 
 
 def _further_host(_: Path) -> Starlette:
-    parts = HostParts(PartSource(Fetcher(1), 1 << 20, None, 1), 1)
+    parts = HostParts(PartSource(Fetcher(1), 1 << 20, None, 1, Detours("http://127.0.0.1:9")), 1)
     return further_host(FurtherHost(1, "engine-0", "http://127.0.0.1:9", lambda: True), parts)
 
 
@@ -68,7 +69,12 @@ def _answers(app: Starlette, sent: dict[str, str] | httpx.Headers) -> dict[str, 
                 assert isinstance(route, Route) and route.methods
                 method = "POST" if "POST" in route.methods else "GET"
                 path = route.path
-                for part, value in (("{version:int}", "1"), ("{rank:int}", "0"), ("{name:str}", "1.0")):
+                for part, value in (
+                    ("{version:int}", "1"),
+                    ("{rank:int}", "0"),
+                    ("{name:str}", "1.0"),
+                    ("{suffix:str}", "bin"),
+                ):
                     path = path.replace(part, value)
                 found[path] = (await client.request(method, path, headers=sent)).status_code
             return found

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.weightsync.agent import further_parts
 from grpo_worker.weightsync.agent.host_part import HostPart
 from grpo_worker.weightsync.agent.http_reader import HttpReader
@@ -31,61 +30,25 @@ from grpo_worker.weightsync.protocol.agent_stream import place_of_rank, places_o
 from grpo_worker.weightsync.trainer.publisher import publish
 from support import host_agents
 from support.engine_server import serve
-from support.host_agents import HostAgents
+from support.host_world import World
 from support.random_plans import Case
-from support.rank_threads import ThreadedEngine
 from support.staged_cases import (
-    BUCKET,
     LARGE,
     RANKS,
     TRAINERS,
-    checksum_of_union,
     covering,
     cut,
-    engine_of,
     publish_case,
     shrink,
-    wrong,
 )
 from support.stored_versions import JobStore
 
-HOSTS = 2
 LAST = RANKS - 1  # a rank of the last host
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     shrink(monkeypatch)
-
-
-class World:
-    """Trainers that have published two versions, and an engine of several hosts."""
-
-    def __init__(
-        self, case: Case, root: Path, patch: pytest.MonkeyPatch, hosts: int = HOSTS, **more: Any
-    ) -> None:
-        self.case, self.root = case, root
-        self.engine: ThreadedEngine = engine_of(case, patch)
-        self.agents = HostAgents(self.engine, hosts, BUCKET, **more)
-        self.sources = serve(root, TRAINERS)
-        for version in (1, 2):
-            publish_case(root, case, version)
-
-    def sync(self, version: int) -> dict[str, Any]:
-        return self.agents.sync(version, self.sources)
-
-    def state(self) -> tuple[str, int | None]:
-        status = self.agents.first.status()
-        return status["state"], status["weightVersion"]
-
-    def assert_serves(self, version: int) -> None:
-        assert self.state() == (EngineState.SERVING, version)
-        assert not wrong(self.case, self.engine, version)
-        found = self.agents.first.status()["checksum"]
-        assert found == checksum_of_union(self.case, self.engine, version)
-
-    def assert_stale(self) -> None:
-        assert self.state() == (EngineState.STALE, None) and "resume" not in self.engine.calls
 
 
 @pytest.fixture
@@ -152,7 +115,7 @@ def test_a_further_host_reads_only_the_store_of_its_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case, other = covering(LARGE), tmp_path / "other"
-    monkeypatch.setattr(host_agents, "PartSource", lambda f, n, _, seconds: PartSource(f, n, other, seconds))
+    monkeypatch.setattr(host_agents, "PartSource", lambda f, n, _, *more: PartSource(f, n, other, *more))
     with pytest.raises(UpdateError, match=r"host 1.*this agent may read .*/other"):
         World(case, tmp_path, monkeypatch, store=stored(tmp_path, case, 3))
 

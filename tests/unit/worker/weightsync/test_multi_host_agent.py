@@ -16,6 +16,7 @@ from grpo_operator.api.messages import AgentStatus
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec
 from grpo_operator.api.v1alpha1.status import EngineState, HostState
 from grpo_worker.weightsync.agent.agent import Agent
+from grpo_worker.weightsync.agent.detours import Detours
 from grpo_worker.weightsync.agent.engine_client import Engine
 from grpo_worker.weightsync.agent.engine_place import START_SECONDS, EnginePlace
 from grpo_worker.weightsync.agent.fetcher import Fetcher
@@ -78,7 +79,7 @@ def pair(server: str) -> Pair:
 
 
 def parts() -> HostParts:
-    return HostParts(PartSource(Fetcher(1), 1 << 20, None, 1), 1)
+    return HostParts(PartSource(Fetcher(1), 1 << 20, None, 1, Detours("http://127.0.0.1:9")), 1)
 
 
 def ready(url: str) -> bool:

@@ -1,6 +1,6 @@
 """Place of an engine: the address of its first host, its peers, and the rendezvous of its hosts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ from grpo_operator.api.messages import EngineHost
 from grpo_operator.api.names import RENDEZVOUS_PORT
 from grpo_worker.weightsync.agent.host_rendezvous import HostRendezvous, HostReport
 from grpo_worker.weightsync.agent.peers import Peers
+from grpo_worker.weightsync.agent.relay import Relay
 
 START_SECONDS = 1800.0  # the default of engine.startSeconds
 
@@ -18,7 +19,7 @@ class EnginePlace:
 
     ``start_seconds``: in which the started servers of all hosts must answer. ``peers``: from which the engine
     is loaded if nobody else does it; None: it waits for the trainers. ``store``: folder of the job in its
-    checkpoint store, from which it is loaded if no peer serves.
+    checkpoint store, from which it is loaded if no peer serves. ``relay``: for its further hosts.
     """
 
     address: str = "127.0.0.1"
@@ -26,6 +27,7 @@ class EnginePlace:
     start_seconds: float = START_SECONDS
     peers: Peers | None = None
     store: Path | None = None
+    relay: Relay = field(default_factory=Relay)
 
     def further_agents(self) -> list[str]:
         """Return the URLs of the agents of the engine's further hosts, by host."""

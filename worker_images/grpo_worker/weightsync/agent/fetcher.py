@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from grpo_worker.weightsync.agent.blobs import Blobs, LocalBlobs, RangedBlobs
 from grpo_worker.weightsync.agent.file_reader import FileReader
-from grpo_worker.weightsync.agent.http_reader import HttpReader
+from grpo_worker.weightsync.agent.http_reader import HttpReader, UnreachableError
 from grpo_worker.weightsync.agent.peer_blobs import PeerBlobs
 from grpo_worker.weightsync.agent.sources import each, url_of
 from grpo_worker.weightsync.agent.whole_blobs import WholeBlobs
@@ -24,13 +24,32 @@ class Fetcher:
         self._streamed: RangedBlobs | PeerBlobs | None = None
 
     def manifests(self, sources: Mapping[int, str], version: int) -> list[Manifest]:
-        """Return all ranks' manifests. ``sources``: rank -> base URL. Raises FetchError if one is missing."""
+        """Return all ranks' manifests. ``sources``: rank -> base URL.
 
-        def fetch(rank: int) -> Manifest:
-            with self._reader.get(url_of(sources, version, rank, "json")) as body:
-                return Manifest.from_json(body.read())
+        Raises FetchError if one is missing, and UnreachableError with all sources that cannot be reached.
+        """
+        ranks: dict[str, list[int]] = {}
+        for rank, url in sources.items():
+            ranks.setdefault(url, []).append(rank)
 
-        return each(fetch, sorted(sources))
+        def fetch(source: str) -> list[Manifest] | UnreachableError:
+            found = []
+            for rank in ranks[source]:
+                try:
+                    with self._reader.get(url_of(sources, version, rank, "json")) as body:
+                        found.append(Manifest.from_json(body.read()))
+                except UnreachableError as error:
+                    return error
+            return found
+
+        answers = dict(zip(ranks, each(fetch, ranks), strict=True))
+        lost = {source: error for source, error in answers.items() if isinstance(error, UnreachableError)}
+        if lost:
+            first = next(iter(lost.values()))
+            more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+            raise UnreachableError(f"{first}{more}", lost.keys())
+        found = [m for answer in answers.values() if isinstance(answer, list) for m in answer]
+        return sorted(found, key=lambda manifest: manifest.rank)
 
     def blobs(self, sources: Mapping[int, str], manifests: Sequence[Manifest]) -> Blobs:
         """Return the ranks' blobs. The next call invalidates them. Raises FetchError."""

@@ -19,6 +19,7 @@ from grpo_worker.weightsync.agent.expert_routes import expert_routes
 from grpo_worker.weightsync.agent.further_host import host_route, report_of
 from grpo_worker.weightsync.agent.host_rendezvous import HostReport
 from grpo_worker.weightsync.agent.peer_routes import peer_routes
+from grpo_worker.weightsync.agent.relay import relay_route
 from grpo_worker.weightsync.agent.writer_guard import WriterError
 from grpo_worker.weightsync.protocol.link_offer import LinkOffer
 
@@ -80,7 +81,11 @@ def _host_routes(agent: Agent, place: EnginePlace) -> list[Route]:
     def own(fields: dict[str, str]) -> dict[str, Any]:
         return place.answer(report_of(0, agent.name, fields), serving())
 
-    return [host_route(own), Route("/v1/hosts", other, methods=["POST"])]
+    return [
+        host_route(own),
+        Route("/v1/hosts", other, methods=["POST"]),
+        relay_route(place.relay),
+    ]
 
 
 class _AgentRoutes:

@@ -4,7 +4,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
@@ -16,6 +16,14 @@ _MOST_OF_REASON = 4096  # bytes
 
 class FetchError(RuntimeError):
     """A source did not deliver; the message names its URL."""
+
+
+class UnreachableError(FetchError):
+    """No connection to a source. ``sources``: base URLs of all those to which there is none."""
+
+    def __init__(self, text: str, sources: Set[str] = frozenset()) -> None:
+        super().__init__(text)
+        self.sources = sources
 
 
 class HttpReader:
@@ -30,7 +38,10 @@ class HttpReader:
 
     @contextmanager
     def get(self, url: str, part: tuple[int, int] | None = None) -> Iterator["Body"]:
-        """Open a GET request. ``part``: first byte wanted, and the byte after the last. Raises FetchError."""
+        """Open a GET request. ``part``: first byte wanted, and the byte after the last.
+
+        Raises FetchError, and UnreachableError if there is no connection.
+        """
         target = urlsplit(url)
         path = f"{target.path}?{target.query}" if target.query else target.path
         fields = headers() | ({"Range": f"bytes={part[0]}-{part[1] - 1}"} if part else {})
@@ -56,19 +67,23 @@ class HttpReader:
     def _open(self, url: str, host: str, path: str, fields: dict[str, str]) -> http.client.HTTPResponse:
         reused = host in self._connections
         try:
-            return self._request(host, path, fields)
+            return self._request(url, host, path, fields)
         except (OSError, http.client.HTTPException) as error:
             self._connections.pop(host).close()
             if not reused:
                 raise FetchError(f"{url}: {error!r}") from error
         return self._open(url, host, path, fields)  # the host had closed the idle connection
 
-    def _request(self, host: str, path: str, fields: dict[str, str]) -> http.client.HTTPResponse:
+    def _request(self, url: str, host: str, path: str, fields: dict[str, str]) -> http.client.HTTPResponse:
         connection = self._connections.get(host)
         if connection is None:
-            connection = self._connections[host] = http.client.HTTPConnection(host, timeout=_CONNECT_SECONDS)
-            connection.connect()
+            connection = http.client.HTTPConnection(host, timeout=_CONNECT_SECONDS)
+            try:
+                connection.connect()
+            except OSError as error:
+                raise UnreachableError(f"{url}: {error!r}") from error
             connection.sock.settimeout(self._timeout)
+            self._connections[host] = connection
         connection.request("GET", path, headers=fields)
         return connection.getresponse()
 

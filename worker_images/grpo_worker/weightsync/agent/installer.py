@@ -90,7 +90,8 @@ class Installer:
         """Fetch a staged version; the block begins when the first chunks are there. Raises FetchError."""
         name = f"{STREAM}{uuid.uuid4().hex[:12]}"
         further = FurtherParts(self._place.further_agents(), name, staged, self._ranks, self._timeout)
-        with StreamedVersion.opened(staged, further, self._timeout, partial(self.timed, "pull")) as version:
+        opened = StreamedVersion.opened(staged, further, self._timeout, partial(self.timed, "pull"))
+        with self._place.relay.of(staged.version, staged.sources), opened as version:
             try:
                 yield version
             finally:

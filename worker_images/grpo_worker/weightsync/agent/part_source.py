@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from grpo_worker.weightsync.agent.detours import Detours
 from grpo_worker.weightsync.agent.fetcher import Fetcher
 from grpo_worker.weightsync.agent.file_reader import FileReader, reading_threads
 from grpo_worker.weightsync.agent.http_reader import FetchError
@@ -17,11 +18,14 @@ class PartSource:
     """Versions for the ranks of one host, one at a time.
 
     ``bucket_bytes``: upper limit of a bucket. ``store``: folder of the job in its checkpoint store; None: it
-    cannot be read. ``timeout``: seconds of each read there.
+    cannot be read. ``timeout``: seconds of each read there. ``detours``: to sources that are cut off.
     """
 
-    def __init__(self, fetcher: Fetcher, bucket_bytes: int, store: Path | None, timeout: float) -> None:
+    def __init__(
+        self, fetcher: Fetcher, bucket_bytes: int, store: Path | None, timeout: float, detours: Detours
+    ) -> None:
         self._fetcher = fetcher
+        self._detours = detours
         self._bucket_bytes = bucket_bytes
         self._store = store
         self._timeout = timeout
@@ -44,17 +48,19 @@ class PartSource:
             return copy
         if request.stored:
             return self._stored(request, cancelled)
-        manifests = self._fetcher.manifests(request.sources, request.version)
+        sources, manifests = self._detours.read(
+            request.sources, lambda reached: self._fetcher.manifests(reached, request.version)
+        )
         plan = make_transfer_plan(make_plan(manifests), self._bucket_bytes)
         if plan.plan_id != request.plan_id:
             raise FetchError(f"plan {plan.plan_id} instead of the first host's {request.plan_id}")
         if request.from_peer:
-            blobs = self._fetcher.peer_blobs(request.sources, manifests, cancelled)
+            blobs = self._fetcher.peer_blobs(sources, manifests, cancelled)
         elif [manifest.digest for manifest in manifests] != request.digests:
             raise FetchError(f"the trainers have published other bytes as version {request.version}")
         else:
-            blobs = self._fetcher.blobs(request.sources, manifests)
-        staged = StagedVersion(request.version, plan, request.digests, blobs, request.sources)
+            blobs = self._fetcher.blobs(sources, manifests)
+        staged = StagedVersion(request.version, plan, request.digests, blobs, sources)
         self._copy = staged if blobs.local else None
         return staged
 
