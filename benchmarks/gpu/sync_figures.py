@@ -35,7 +35,7 @@ def figures(found: dict[str, Any], bucket: int) -> dict[str, float]:
     first, rounds, rejoin = found["rounds"][0], found["rounds"][2:], found["rejoin"]
     middle = {part: statistics.median(r[part] for r in rounds) for part in rounds[0]}
     result = {
-        f"{part}_seconds": middle[part] for part in ("pause", "send", "engine_receive_and_load", "whole")
+        f"{part}_seconds": middle[part] for part in ("pause", "trainer", "engine_receive_and_load", "whole")
     }
     result |= {"gigabytes": found["bytes"] / 1e9, "tensors": found["tensors"]}
     result["gigabytes_per_second"] = result["gigabytes"] / middle["engine_receive_and_load"]

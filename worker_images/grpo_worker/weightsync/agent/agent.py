@@ -58,7 +58,8 @@ class Agent:
         self._guard = WriterGuard(writer)
         self._fetcher = fetcher or Fetcher(timeout)
         self._lease = GpuLease(engine, lease_file)
-        self._installer = Installer(name, engine, engine_ranks, timeout, self._place)
+        shares_gpus = lease_file is not None
+        self._installer = Installer(name, engine, engine_ranks, timeout, self._place, shares_gpus)
         self._engine = ManagedEngine(engine, self._installer, self._lease, self._place)
         self._receiver = LinkReceiver(self._engine, self._fetcher, double_buffer)
         self._loader = StagedLoader(self._engine, self._fetcher, bucket_bytes)

@@ -172,26 +172,30 @@ class Engine:
         }  # fmt: skip
         return _report(self._call("POST", "/update_weights_from_distributed", timeout=timeout, **body))
 
-    def receive_over(self, link: str, version: str, patience: float) -> dict[str, Any]:
+    def receive_over(self, link: str, version: str, patience: float, keep_buffers: bool) -> dict[str, Any]:
         """Receive a whole version over a link, which ends when a rank waits ``patience`` seconds for a wave.
 
-        Returns the engine's report: seconds, received, checksum, weightVersion.
+        The engine pauses for it, and resumes when it has it. ``keep_buffers``: it keeps the memory of its
+        buffers for the next version. Returns its report: seconds, received, checksum, weightVersion.
         """
-        body = self._tensors(link, ()) | {
-            "load_format": f"{LINK_LOAD}{patience}", "flush_cache": True, "weight_version": version
-        }  # fmt: skip
-        return _report(self._call("POST", "/update_weights_from_distributed", timeout=UNLIMITED, **body))
+        return self._whole_update(link, f"{LINK_LOAD}{patience}", version, keep_buffers, UNLIMITED)
 
     def fetched(self, fetch: Fetch) -> bool:
         """Begin to receive a version beside generation, or ask again; return whether all ranks have it."""
         return FETCHED in self.join_group("", 0, fetch.to_group_name(), 0)
 
-    def install(self, link: str, version: str) -> dict[str, Any]:
-        """Install a version that was fetched over a link. Returns the report like ``receive_over``."""
+    def install(self, link: str, version: str, keep_buffers: bool) -> dict[str, Any]:
+        """Install a version that was fetched over a link; otherwise as ``receive_over``."""
+        return self._whole_update(link, f"{LINK_INSTALL}{version}", version, keep_buffers, None)
+
+    def _whole_update(
+        self, link: str, load_format: str, version: str, keep_buffers: bool, timeout: float | None
+    ) -> dict[str, Any]:
         body = self._tensors(link, ()) | {
-            "load_format": f"{LINK_INSTALL}{version}", "flush_cache": True, "weight_version": version
+            "load_format": load_format, "flush_cache": True, "weight_version": version,
+            "torch_empty_cache": not keep_buffers,
         }  # fmt: skip
-        return _report(self._call("POST", "/update_weights_from_distributed", **body))
+        return _report(self._call("POST", "/update_weights_from_distributed", timeout=timeout, **body))
 
     def checksum(self) -> str:
         """Return the digest of the checksums of all weights in the engine, rank by rank."""

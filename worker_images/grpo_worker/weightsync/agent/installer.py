@@ -36,20 +36,24 @@ class Installer:
     """Installs versions in one engine of ``ranks`` ranks, one at a time.
 
     ``timeout``: seconds of each call to the engine, and for each chunk of a staged version.
-    ``place``: where the engine's hosts are; None: it has one.
+    ``place``: where the engine's hosts are; None: it has one. ``shares_gpus``: with trainers, which need the
+    memory that the engine does not use.
     ``seconds``: of each part of the last update. ``load_report``: of the last direct load, from the
     engine; with ``sent``, the bytes that each rank was sent, if each got only its part.
     ``received_elsewhere``: bytes of the last staged version that agents of further hosts have read.
     """
 
     def __init__(
-        self, name: str, engine: Engine, ranks: int, timeout: float, place: EnginePlace | None = None
-    ) -> None:
+        self, name: str, engine: Engine, ranks: int, timeout: float, place: EnginePlace | None = None,
+        shares_gpus: bool = False,
+    ) -> None:  # fmt: skip
         self._place = place or EnginePlace()
         self._name = name
         self._engine = engine
         self._ranks = ranks
         self._timeout = timeout
+        self._shares_gpus = shares_gpus
+        self._settled_link = ""  # over which the engine has received a version
         self._group: LocalGroup | None = None
         self.seconds: dict[str, float] = {}
         self.load_report: dict[str, Any] = {}
@@ -121,8 +125,7 @@ class Installer:
                 # In a direct load every rank of the engine compares the fingerprints of what it received.
                 return version.checksum() if isinstance(group, EngineStream) else self._engine.checksum()
 
-            served = self._engine.weight_version
-            return self._transact(request.plan_id, lambda: version.nbytes, transfer, checksum, served)
+            return self._transact(request.plan_id, lambda: version.nbytes, transfer, checksum)
 
     def fetch(self, link: str, version: int, patience: float, calls: LinkCalls) -> None:
         """Let the engine receive a version over ``link`` while it generates; see ``receive``."""
@@ -141,26 +144,28 @@ class Installer:
     ) -> str:
         """Let the engine receive a version over the link ``link``; return its checksum.
 
-        ``patience``: seconds that a rank waits for a wave. ``calls``: runs the call to the engine.
-        ``fetched``: the engine has the version since ``fetch``, and only installs it.
+        ``patience``: seconds that a rank waits for a wave. ``calls``: runs the call to the engine, which
+        pauses and resumes it too. ``fetched``: the engine has the version since ``fetch``, and only installs
+        it.
         """
         self._enter(self.update.prepare(link, 1))
-        report: dict[str, Any] = {}
-
-        def transfer() -> None:
-            load = partial(self._engine.receive_over, link, str(version), patience)
-            if fetched:
-                load = partial(self._engine.install, link, str(version))
-            report.update(calls.run(link, load))
+        self._sent = 0
+        # Joining leaves memory behind, which the engine returns after the first version over the link.
+        keep_buffers = link == self._settled_link and not self._shares_gpus
+        load = partial(self._engine.receive_over, link, str(version), patience, keep_buffers)
+        if fetched:
+            load = partial(self._engine.install, link, str(version), keep_buffers)
+        with self.timed("pause"):
+            self._enter(self.update.transfer(link))
+            report = calls.run(link, load)
             self._sent = 1
-            self._report(version, report)
-
-        def served() -> str:
-            return str(report.get("weightVersion") or self._engine.weight_version())
-
-        return self._transact(
-            link, lambda: int(report["received"]), transfer, lambda: str(report["checksum"]), served
-        )
+            self._count_sent()
+        self._report(version, report)
+        self._enter(self.update.commit())
+        self._enter(self.update.committed(str(report.get("weightVersion") or self._engine.weight_version())))
+        self._settled_link = link
+        metrics.record_commit(self.seconds, int(report["received"]))
+        return str(report["checksum"])
 
     def _transact(
         self,
@@ -168,12 +173,8 @@ class Installer:
         nbytes: Callable[[], int],
         transfer: Callable[[], None],
         checksum: Callable[[], str],
-        served: Callable[[], str],
     ) -> str:
-        """Pause the engine, transfer, commit, resume; return the result of ``checksum``.
-
-        ``served``: returns the version that the engine serves after the transfer.
-        """
+        """Pause the engine, transfer, commit, resume; return the result of ``checksum``."""
         self._sent = 0
         with self.timed("pause"):
             with self.timed("stop"):
@@ -187,7 +188,7 @@ class Installer:
                 self._engine.end_update()
             with self.timed("verify"):
                 result = checksum()
-                self._enter(self.update.committed(served()))
+                self._enter(self.update.committed(self._engine.weight_version()))
             with self.timed("resume"):
                 self._engine.resume()
         metrics.record_commit(self.seconds, nbytes())

@@ -32,7 +32,7 @@ from grpo_worker.weightsync.protocol.direct_load import (
     Fetch,
 )
 from grpo_worker.weightsync.protocol.region_stream import READ
-from grpo_worker.weightsync.sglang_plugin import engine_ranks
+from grpo_worker.weightsync.sglang_plugin import engine_ranks, whole_update
 from grpo_worker.weightsync.sglang_plugin.agent_stream import AgentStream
 from grpo_worker.weightsync.sglang_plugin.contents import CONTENTS
 from grpo_worker.weightsync.sglang_plugin.engine_link import EngineLink, LinkPlace, join_link
@@ -76,6 +76,7 @@ def register() -> None:
     for name, hook in hooks.items():
         HookRegistry.register(_UPDATER + name, hook, HookType.AROUND)
     HookRegistry.register(_LOAD_MODEL, _on_load_model, HookType.AROUND)
+    HookRegistry.register(whole_update.TARGET, whole_update.on_update, HookType.AROUND)
 
 
 @dataclass(slots=True)
