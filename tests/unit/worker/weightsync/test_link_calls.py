@@ -1,6 +1,7 @@
 """Calls about a link last as long as its members, and end for an engine that is silent afterwards."""
 
 import threading
+import time
 from collections.abc import Callable
 from typing import cast
 
@@ -11,10 +12,20 @@ from grpo_worker.weightsync.agent.link_calls import LinkCalls
 
 
 class SilentEngine:
-    """Engine that answers when it is released. ``noted``: it was found to be silent."""
+    """Engine that answers when it is released. ``noted``: it was found to be silent.
 
-    def __init__(self) -> None:
+    ``lives``: its server answers; ``asked``: how often it was asked.
+    """
+
+    timeout = 0.05
+
+    def __init__(self, lives: bool = True) -> None:
         self.called, self.released, self.noted = threading.Event(), threading.Event(), False
+        self.lives, self.asked = lives, 0
+
+    def alive(self) -> bool:
+        self.asked += 1
+        return self.lives
 
     def on_silent(self) -> None:
         self.noted = True
@@ -58,6 +69,23 @@ def test_a_silent_engine_is_given_up_and_noted() -> None:
     engine = SilentEngine()
     found = run(engine, lambda calls: calls.give_up("l"))
     assert found == ("", "l: the transfer has ended, and the engine does not answer") and engine.noted
+
+
+def test_a_call_of_a_server_that_answers_has_no_limit() -> None:
+    engine = SilentEngine()
+
+    def long(_: LinkCalls) -> None:
+        while engine.asked < 5:
+            time.sleep(0.01)
+        engine.released.set()
+
+    assert run(engine, long) == ("loaded", "") and not engine.noted
+
+
+def test_a_server_that_does_not_answer_ends_the_call() -> None:
+    engine = SilentEngine(lives=False)
+    assert run(engine, lambda _: None) == ("", "l: Timeout: the engine's server does not answer")
+    assert engine.noted
 
 
 def test_errors_of_the_engine_pass_through() -> None:

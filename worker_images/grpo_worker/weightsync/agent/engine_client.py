@@ -41,7 +41,7 @@ class Engine:
         # Its requests take the agent half as long as httpx's, which counts: some are made during the pause.
         # Those of other threads than the one that updates have connections of their own.
         self._pool = urllib3.PoolManager(maxsize=8, retries=False)
-        self._timeout = timeout
+        self.timeout = timeout
         self._unresponsive_since: float | None = None
         self._has_sessions = True  # until it says otherwise
 
@@ -210,7 +210,7 @@ class Engine:
     def _call(
         self, method: str, path: str, may_be_absent: bool = False, timeout: float | None = None, **body: Any
     ) -> Any:
-        started, limit = time.monotonic(), self._timeout if timeout is None else timeout
+        started, limit = time.monotonic(), self.timeout if timeout is None else timeout
         try:
             response = self._pool.request(
                 method, self.url + path, json=body if method == "POST" else None, headers=self._headers(),

@@ -1,4 +1,7 @@
-"""Calls to the engine about its link: they take as long as its members make progress, or until given up."""
+"""Calls to the engine about its link: they take as long as its members make progress, or until given up.
+
+The engine's ranks limit their waits themselves. Here only a server that does not answer ends a call.
+"""
 
 import threading
 from collections.abc import Callable
@@ -19,9 +22,10 @@ class LinkCalls:
         self._current: tuple[str, Future[None]] = "", Future()  # link, and the end of the wait
 
     def run(self, link: str, call: Callable[[], T]) -> T:
-        """Return the result of ``call``, which waits for the engine without a limit.
+        """Return the result of ``call``, which waits for the engine's ranks without a limit.
 
-        Raises its error, or EngineError after ``give_up``: the engine is silent from then on.
+        Raises its error, or EngineError after ``give_up``, or when the server does not answer for the timeout
+        of every call: the engine is silent from then on.
         """
         given_up: Future[None] = Future()
         with self._lock:
@@ -30,7 +34,10 @@ class LinkCalls:
         answer = thread.submit(call)
         thread.shutdown(wait=False)  # a call that is given up ends with the engine's process
         ends: tuple[Future[Any], ...] = (answer, given_up)
-        wait(ends, return_when=FIRST_COMPLETED)
+        while not wait(ends, self._engine.timeout, FIRST_COMPLETED).done:
+            if not self._engine.alive():
+                self._engine.on_silent()
+                raise EngineError(f"{link}: Timeout: the engine's server does not answer")
         if not answer.done():
             self._engine.on_silent()
             raise EngineError(f"{link}: the transfer has ended, and the engine does not answer")
