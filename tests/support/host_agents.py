@@ -40,12 +40,12 @@ class FurtherAgent:
 class HostAgents:
     """Agents of the ``hosts`` hosts of ``engine``; the first has the URL ``url``.
 
-    ``store``: of the job's checkpoints.
+    ``store``: of the job's checkpoints. ``relays``: the first one answers those of further hosts.
     """
 
     def __init__(
         self, engine: ThreadedEngine, hosts: int, bucket: int, timeout: float = 10,
-        peers: Peers | None = None, store: Path | None = None,
+        peers: Peers | None = None, store: Path | None = None, relays: bool = False,
     ) -> None:  # fmt: skip
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
@@ -57,7 +57,8 @@ class HostAgents:
         place = EnginePlace(hosts=self.rendezvous, peers=peers, store=store)
         ranks = len(engine.models)
         self.first = Agent("engine-0", engine, ranks, bucket, timeout, writer=JOB, place=place)
-        serve_app(rollout_application(self.first, None, place), port)
+        if relays:
+            serve_app(rollout_application(self.first, None, place), port)
         self.first.watch()
 
     def report(self, host: int, url: str) -> None:

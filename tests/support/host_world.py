@@ -10,7 +10,16 @@ from support.engine_server import serve
 from support.host_agents import HostAgents
 from support.random_plans import Case
 from support.rank_threads import ThreadedEngine
-from support.staged_cases import BUCKET, TRAINERS, checksum_of_union, engine_of, publish_case, wrong
+from support.staged_cases import (
+    BUCKET,
+    LARGE,
+    TRAINERS,
+    checksum_of_union,
+    covering,
+    engine_of,
+    publish_case,
+    wrong,
+)
 
 HOSTS = 2
 
@@ -27,6 +36,15 @@ class World:
         self.sources = serve(root, TRAINERS)
         for version in (1, 2):
             publish_case(root, case, version)
+
+    @classmethod
+    def serving(cls, root: Path, patch: pytest.MonkeyPatch) -> "World":
+        """Return one whose engine serves version 1."""
+        made = cls(covering(LARGE), root, patch)
+        made.sync(1)
+        made.assert_serves(1)
+        made.engine.calls = []
+        return made
 
     def sync(self, version: int) -> dict[str, Any]:
         return self.agents.sync(version, self.sources)

@@ -51,7 +51,7 @@ def cut_off(world: World, after: int = 0) -> CutOff:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    return World(covering(LARGE), tmp_path, monkeypatch)
+    return World(covering(LARGE), tmp_path, monkeypatch, relays=True)
 
 
 def test_a_host_without_a_way_to_the_trainers_reads_its_part_through_the_first_host(world: World) -> None:
