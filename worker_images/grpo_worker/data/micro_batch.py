@@ -85,7 +85,8 @@ class MicroBatch:
             torch.nn.functional.pad(tokens[0, start : start + length - shift], (shift, width - length))
             for start, length in zip(self.bounds, self.lengths, strict=False)
         ]
-        return torch.stack(rows) if rows else tokens.new_zeros((0, width))
+        # Without rows the result still depends on the outputs: a pipeline stage waits for their gradient.
+        return torch.stack(rows) if rows else tokens[0, :0, None].expand(0, width)
 
     def _spread(self, tokens: torch.Tensor, width: int, shift: int) -> torch.Tensor:
         rows, held = len(self.indices), 0
