@@ -96,6 +96,17 @@ class MicroBatch:
             held += end - first
         return whole[:, :width]
 
+    def padding(self, ahead: int = 0) -> torch.Tensor:
+        """Return which tokens of ``input_ids`` belong to no row, bool [b, s].
+
+        ``ahead``: also mark the last tokens of each row, those without a token that far ahead of them.
+        """
+        mask = torch.ones(self.input_ids.shape, dtype=torch.bool)
+        for number in range(len(self.indices)):
+            row, tokens = self.place(number)
+            mask[row, tokens.start : max(tokens.start, tokens.stop - ahead)] = False
+        return mask.to(self.input_ids.device)
+
     def place(self, number: int) -> tuple[int, slice]:
         """Return where ``input_ids`` holds the tokens of the micro-batch's row ``number``."""
         start = self.bounds[number] if self.bounds else 0
