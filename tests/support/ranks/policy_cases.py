@@ -66,10 +66,9 @@ def make_model(
 
 
 def figures(layout: dict[str, int]) -> tuple[int, dict[str, float]]:
-    """Return the active parameters, and the router metrics of one step (padding would be routed too)."""
+    """Return the active parameters, and the router metrics of one step."""
     policy = make(layout)
     data = own_rows(batch(0))
-    data["attention_mask"] = torch.ones_like(data["attention_mask"])
     data["old_log_probs"] = data["ref_log_prob"] = everywhere(policy, data)
     metrics = update(policy, data)
     active = active_parameters(policy.chunks, policy.family)

@@ -85,7 +85,8 @@ class MicroBatch:
             torch.nn.functional.pad(tokens[0, start : start + length - shift], (shift, width - length))
             for start, length in zip(self.bounds, self.lengths, strict=False)
         ]
-        return torch.stack(rows) if rows else tokens.new_zeros((0, width))
+        # Without rows the result still depends on the outputs: a pipeline stage waits for their gradient.
+        return torch.stack(rows) if rows else tokens[0, :0, None].expand(0, width)
 
     def _spread(self, tokens: torch.Tensor, width: int, shift: int) -> torch.Tensor:
         rows, held = len(self.indices), 0
@@ -94,6 +95,17 @@ class MicroBatch:
             whole[:, first + shift : end + shift] = tokens[:rows, held : held + end - first]
             held += end - first
         return whole[:, :width]
+
+    def padding(self, ahead: int = 0) -> torch.Tensor:
+        """Return which tokens of ``input_ids`` belong to no row, bool [b, s].
+
+        ``ahead``: also mark the last tokens of each row, those without a token that far ahead of them.
+        """
+        mask = torch.ones(self.input_ids.shape, dtype=torch.bool)
+        for number in range(len(self.indices)):
+            row, tokens = self.place(number)
+            mask[row, tokens.start : max(tokens.start, tokens.stop - ahead)] = False
+        return mask.to(self.input_ids.device)
 
     def place(self, number: int) -> tuple[int, slice]:
         """Return where ``input_ids`` holds the tokens of the micro-batch's row ``number``."""

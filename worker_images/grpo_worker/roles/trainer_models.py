@@ -115,6 +115,7 @@ def _model_setup(spec: GRPOJobSpec, hf: dict[str, Any], world: int) -> ModelSetu
         recompute=trainer.recompute == "full",
         offload=trainer.offload,
         mtp=spec.model.multi_token_prediction,
+        moe=trainer.moe,
     )
 
 

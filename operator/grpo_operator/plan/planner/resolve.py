@@ -100,6 +100,8 @@ def resolve(spec: GRPOJobSpec, pool: RolloutTemplate) -> JobPlan:
         deadlines = planned_deadlines(None)
         return JobPlan(layout, None, None, (), engine, None, reason, path, resources, deadlines)
     model = ModelShape.from_hf(config)
+    if unsuited := spec.trainer.moe.problem(model.model_type):
+        raise RefusedError(unsuited)
     training = training_pool(spec, pool, model)
     if spec.shares_gpus and (problem := shared_problem(pool.engine, _ENGINE)):
         raise RefusedError(problem, "Infeasible")

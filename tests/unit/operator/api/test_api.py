@@ -29,6 +29,8 @@ def test_the_manifest_is_valid_and_survives_the_wire() -> None:
         (("trainer", "nodes"), 3, "multiple of tensor x pipeline x context"),
         (("trainer", "nodes"), -1, "greater than or equal to 1"),
         (("trainer", "frobnicate"), 1, "Extra inputs are not permitted"),
+        (("trainer", "moe"), {"biasUpdateRate": -0.001}, "greater than or equal to 0"),
+        (("trainer", "moe"), {"auxLossCoefficient": 2}, "less than or equal to 1"),
         (("trainer", "miniBatchSize"), 3, "must be a multiple of"),
         (("model", "path"), "relative/path", "should match pattern"),
         (("data", "promptLength"), 1000, "must fit in rollout.template.engine.contextLength"),

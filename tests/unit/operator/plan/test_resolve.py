@@ -108,6 +108,10 @@ def test_auto_chooses_and_explains() -> None:
          "InvalidSpec",
          ["spec.rollout.template.engine.speculative=mtp: this qwen3_moe model has "
           "num_nextn_predict_layers=0", "set speculative to none"]),
+        ({"trainer__moe": {"auxLossCoefficient": 0.001}, "model__architecture": "qwen3-8b"}, "InvalidSpec",
+         ["spec.trainer.moe.auxLossCoefficient=0.001: a qwen3 model has no experts: remove"]),
+        ({"trainer__moe": {"biasUpdateRate": 0}, "model__architecture": "qwen3-235b-a22b"}, "InvalidSpec",
+         ["spec.trainer.moe.biasUpdateRate=0: the routers of a qwen3_moe model have no expert bias: remove"]),
     ],
     ids=lambda value: "" if not isinstance(value, dict) else next(iter(value)),
 )  # fmt: skip

@@ -74,7 +74,6 @@ def _experts(hf: dict[str, Any]) -> dict[str, Any]:
         "moe_router_score_function": "sigmoid",
         "moe_router_topk_scaling_factor": hf["routed_scaling_factor"],
         "moe_router_enable_expert_bias": True,
-        "moe_router_bias_update_rate": 1e-3,
     }
 
 

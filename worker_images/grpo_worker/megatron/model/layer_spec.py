@@ -28,6 +28,7 @@ from megatron.core.transformer.transformer_layer import (
 )
 
 from grpo_worker.megatron.model.core_attention import CoreAttention
+from grpo_worker.megatron.model.router import Router
 
 # Without Transformer Engine, which these parts do not use, Megatron-Core silently imports mocks, on
 # which isinstance() fails, and leaves a name unbound that it reads later.
@@ -63,12 +64,20 @@ def layer_spec(config: Any, moe: bool) -> ModuleSpec:
             self_attention=attention,
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=RMSNorm,
-            mlp=get_mlp_module_spec_for_backend(
-                LocalSpecProvider(), num_experts=experts, moe_grouped_gemm=False
-            ),
+            mlp=_mlp(experts),
             mlp_bda=get_bias_dropout_add,
         ),
     )
+
+
+def _mlp(experts: int | None) -> ModuleSpec:
+    """Return the specification of a dense MLP, or of ``experts`` with their router."""
+    spec: ModuleSpec = get_mlp_module_spec_for_backend(
+        LocalSpecProvider(), num_experts=experts, moe_grouped_gemm=False
+    )
+    if experts is not None:
+        spec.submodules.router = Router
+    return spec
 
 
 def _latent_attention() -> ModuleSpec:

@@ -21,13 +21,26 @@ class MtpLayer(MultiTokenPredictionLayer):  # type: ignore[misc]
     """Megatron-Core's MTP layer, called with embeddings that are already looked up."""
 
     def forward(
-        self, hidden: torch.Tensor, embedded: torch.Tensor, packed: PackedSeqParams | None
+        self,
+        hidden: torch.Tensor,
+        embedded: torch.Tensor,
+        packed: PackedSeqParams | None,
+        padding: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return hidden states for the token after the next, [s / (tp x cp), b, h].
 
         ``hidden``: states of the last layer; ``embedded``: embedding of each next token; both of that shape.
+        ``padding``: bool [b, s / (tp x cp)], True at the tokens that the router must ignore.
         """
-        output: torch.Tensor = self._proj_and_transformer_layer(hidden, embedded, packed_seq_params=packed)
+
+        def masked(_layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            return args, kwargs | {"padding_mask": padding}
+
+        # Megatron-Core 0.16.1 hands no mask to the layer inside.
+        with self.transformer_layer.register_forward_pre_hook(masked, with_kwargs=True):
+            output: torch.Tensor = self._proj_and_transformer_layer(
+                hidden, embedded, packed_seq_params=packed
+            )
         return output
 
 

@@ -12,14 +12,17 @@ from grpo_worker.megatron.model.build import device
 
 
 class ExpertLoad:
-    """Token counts of each expert during training forward passes; empty for dense models."""
+    """Token counts of each expert during training forward passes, without the padding.
+
+    Empty for dense models.
+    """
 
     def __init__(self, chunks: Sequence[Any]) -> None:
         config = chunks[0].config
         self._topk = config.moe_router_topk
         self._counts: dict[int, torch.Tensor] = {}
         self._shares: dict[int, torch.Tensor] = {}
-        self._tokens: dict[int, int] = {}
+        self._tokens: dict[int, torch.Tensor] = {}
         self._biases: dict[int, torch.Tensor] = {}
         self._shape = (config.num_layers, config.num_moe_experts or 0)
         for chunk in chunks:
@@ -31,17 +34,18 @@ class ExpertLoad:
     def _watch(self, layer: int, router: Any) -> None:
         self._counts[layer] = torch.zeros(self._shape[1], dtype=torch.float64, device=device())
         self._shares[layer] = torch.zeros_like(self._counts[layer])
-        self._tokens[layer] = 0
+        self._tokens[layer] = torch.zeros((), dtype=torch.float64, device=device())
         bias = getattr(router, "expert_bias", None)
         if bias is not None:
             self._biases[layer] = bias
 
-        def count(module: Any, _inputs: Any, outputs: Any) -> None:
+        def count(module: Any, inputs: Any, outputs: Any) -> None:
             if module.training and torch.is_grad_enabled():
                 weights, chosen = outputs[0].detach(), outputs[1]
-                self._counts[layer] += chosen.sum(0)
-                self._shares[layer] += (weights / weights.sum(1, keepdim=True)).sum(0)
-                self._tokens[layer] += len(chosen)
+                real = ~inputs[1].reshape(-1, 1)
+                self._counts[layer] += (chosen & real).sum(0)
+                self._shares[layer] += (weights / weights.sum(1, keepdim=True) * real).sum(0)
+                self._tokens[layer] += real.sum()
 
         router.register_forward_hook(count)
 
@@ -79,7 +83,7 @@ class ExpertLoad:
             table[layer, -2] = self._tokens[layer]
             counts.zero_()
             self._shares[layer].zero_()
-            self._tokens[layer] = 0
+            self._tokens[layer].zero_()
         dist.all_reduce(
             table, group=parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
         )

@@ -15,7 +15,7 @@ from megatron.core.models.common.embeddings.language_model_embedding import Lang
 from grpo_worker.data.micro_batch import MicroBatch
 from grpo_worker.megatron.model import vocab_parallel
 from grpo_worker.megatron.model.mtp_layer import NAME
-from grpo_worker.megatron.training.runner import context_slice, packed_params
+from grpo_worker.megatron.training.runner import context_slice, packed_params, router_slice
 
 FACTOR = 0.1  # weight of this loss beside the policy's; DeepSeek-V3's value at the end of its training
 
@@ -63,7 +63,9 @@ class MultiTokenPrediction:
         model: Any = self._last
         with torch.no_grad():
             embedded = self._embedding(context_slice(micro.labels), context_slice(micro.position_ids))
-        hidden = getattr(model, NAME)(self._hidden, embedded, packed_params(micro))
+        # The last token of a row has no next one, which the layer would take from another row.
+        padding = router_slice(micro.padding(ahead=1))
+        hidden = getattr(model, NAME)(self._hidden, embedded, packed_params(micro), padding)
         logits, _ = model.output_layer(hidden, weight=model.output_layer.weight.detach())
         batch_first: torch.Tensor = logits.transpose(0, 1).contiguous()
         return batch_first

@@ -47,10 +47,10 @@ class PolicyModel:
     ) -> None:
         self.layout = setup.layout
         self.family = setup.family
-        replay = {"moe_enable_routing_replay": True} if replay_routing else {}
+        fields = setup.balance_fields() | ({"moe_enable_routing_replay": True} if replay_routing else {})
         if setup.mtp:
             self.family.mtp_shapes(setup.hf)  # raises for models without one
-        chunks = build_chunks(setup.hf, setup.layout, setup.dtype, setup.recompute, setup.mtp, **replay)
+        chunks = build_chunks(setup.hf, setup.layout, setup.dtype, setup.recompute, setup.mtp, **fields)
         hf_mapping.load(chunks, self.family, setup.reader)
         self.trainable = Trainable(chunks, optimizer, total_steps, setup.offload)
         self.reference: list[Any] = []

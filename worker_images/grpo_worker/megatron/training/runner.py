@@ -11,6 +11,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.utils import get_attr_wrapped_model
 
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_worker.common.context_spans import context_spans, token_multiple, zigzag_chunks
@@ -195,8 +196,22 @@ def _in_order(parts: list[torch.Tensor], order: list[int], batch: RaggedBatch) -
 
 def _forward(model: Any, micro: MicroBatch) -> torch.Tensor:
     ids, positions = context_slice(micro.input_ids), context_slice(micro.position_ids)
-    output: torch.Tensor = model(ids, positions, None, packed_seq_params=packed_params(micro))
+    output: torch.Tensor = model(
+        ids, positions, None, packed_seq_params=packed_params(micro), padding_mask=_padding_mask(model, micro)
+    )
     return output
+
+
+def _padding_mask(model: Any, micro: MicroBatch) -> torch.Tensor | None:
+    """Return the padding that the routers of a model chunk must ignore, bool; None for dense models.
+
+    The first chunk takes [b, s / cp] and splits it over TP ranks together with the embeddings. A later one
+    hands the mask on to its layers as it is, so that it must already be split like its hidden states.
+    """
+    chunk = get_attr_wrapped_model(model, "pre_process", return_model_obj=True)
+    if chunk.config.num_moe_experts is None:
+        return None
+    return context_slice(micro.padding()) if chunk.pre_process else router_slice(micro.padding())
 
 
 def packed_params(micro: MicroBatch) -> PackedSeqParams | None:
@@ -218,3 +233,12 @@ def context_slice(tokens: torch.Tensor) -> torch.Tensor:
     chunks = tokens.chunk(2 * size, dim=1)
     own = zigzag_chunks(size)[2 * rank : 2 * rank + 2]
     return torch.cat([chunks[number] for number in own], dim=1)
+
+
+def router_slice(tokens: torch.Tensor) -> torch.Tensor:
+    """Return the part of [b, s] whose tokens this rank's routers see: [b, s / (tp x cp)]."""
+    size = parallel_state.get_tensor_model_parallel_world_size()
+    rank = parallel_state.get_tensor_model_parallel_rank()
+    # Sequence parallelism is on if TP is.
+    own: torch.Tensor = context_slice(tokens).chunk(size, dim=1)[rank]
+    return own

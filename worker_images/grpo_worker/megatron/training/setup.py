@@ -6,10 +6,12 @@ from typing import Any
 import torch
 
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.moe import MoeSpec
 from grpo_operator.api.v1alpha1.trainer import OffloadSpec
 from grpo_worker.megatron.conversion.readers import WeightReader
 from grpo_worker.megatron.families.base import Family
 from grpo_worker.megatron.families.registry import family_of
+from grpo_worker.megatron.model.router import balance_fields
 from grpo_worker.megatron.training.runner import MicroBatching
 
 
@@ -20,7 +22,7 @@ class ModelSetup:
     ``hf``: contents of config.json. ``reader``: source of the initial weights. ``dtype``: of weights and
     activations; gradients and optimizer state are fp32. ``recompute``: keep only each layer's input for the
     backward pass. ``offload``: state that waits in host memory while another role computes. ``mtp``: also
-    train the layer of multi-token prediction.
+    train the layer of multi-token prediction. ``moe``: balance of the experts of the trained models.
     """
 
     hf: dict[str, Any]
@@ -31,8 +33,13 @@ class ModelSetup:
     recompute: bool = False
     offload: OffloadSpec = OffloadSpec()
     mtp: bool = False
+    moe: MoeSpec = MoeSpec()
 
     @property
     def family(self) -> Family:
         """The model's family. Raises ValueError when it is not supported."""
         return family_of(self.hf)
+
+    def balance_fields(self) -> dict[str, Any]:
+        """Return Megatron-Core's fields for ``moe``. Raises ValueError when the model has no use for it."""
+        return balance_fields(self.moe, self.hf["model_type"])

@@ -1,0 +1,41 @@
+"""Balance of the experts in models with a mixture of experts (MoE)."""
+
+from pydantic import Field
+
+from grpo_operator.api.base import Model
+
+_DENSE = ("qwen3",)
+_WITH_EXPERT_BIAS = ("deepseek_v3",)
+
+
+class MoeSpec(Model):
+    """How training balances the experts of an MoE model. Only tokens count, never the padding."""
+
+    bias_update_rate: float = Field(
+        0.001,
+        ge=0,
+        le=1,
+        description="change of each expert's bias after an optimizer step: up for experts that got fewer "
+        "tokens than the mean, down for others. 0 freezes the bias. Models with an expert bias only: "
+        "DeepSeek-V3 (Megatron-Core: moe_router_bias_update_rate)",
+    )
+    aux_loss_coefficient: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="weight of the load-balancing loss of each MoE layer, computed for each micro-batch; "
+        "0: none (Megatron-Core: moe_aux_loss_coeff of the type aux_loss)",
+    )
+
+    def problem(self, model_type: str) -> str | None:
+        """Return why a model cannot be trained with these values, or None. ``model_type``: of config.json."""
+        changed = [name for name, value in MoeSpec() if getattr(self, name) != value]
+        if model_type in _DENSE and changed:
+            return f"{self._given(changed[0])}: a {model_type} model has no experts: remove spec.trainer.moe"
+        if model_type not in _WITH_EXPERT_BIAS and "bias_update_rate" in changed:
+            given = self._given("bias_update_rate")
+            return f"{given}: the routers of a {model_type} model have no expert bias: remove the field"
+        return None
+
+    def _given(self, name: str) -> str:
+        return f"spec.trainer.moe.{type(self).model_fields[name].alias}={getattr(self, name):g}"

@@ -1,0 +1,29 @@
+"""Balance of the experts: which models have a use for which field."""
+
+import pytest
+
+from grpo_operator.api.v1alpha1.moe import MoeSpec
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "qwen3_moe", "qwen3"])
+def test_defaults_suit_every_model(model_type: str) -> None:
+    assert MoeSpec().problem(model_type) is None
+    assert MoeSpec(bias_update_rate=0.001, aux_loss_coefficient=0).problem(model_type) is None
+
+
+def test_only_models_with_experts_have_an_auxiliary_loss() -> None:
+    moe = MoeSpec(aux_loss_coefficient=0.01)
+    assert moe.problem("deepseek_v3") is None and moe.problem("qwen3_moe") is None
+    assert moe.problem("qwen3") == (
+        "spec.trainer.moe.auxLossCoefficient=0.01: a qwen3 model has no experts: remove spec.trainer.moe"
+    )
+
+
+def test_only_models_with_an_expert_bias_have_its_rate() -> None:
+    frozen = MoeSpec(bias_update_rate=0)
+    assert frozen.problem("deepseek_v3") is None
+    assert frozen.problem("qwen3_moe") == (
+        "spec.trainer.moe.biasUpdateRate=0: the routers of a qwen3_moe model have no expert bias: "
+        "remove the field"
+    )
+    assert "biasUpdateRate=0: a qwen3 model has no experts" in str(frozen.problem("qwen3"))
