@@ -104,8 +104,17 @@ def test_the_auxiliary_loss_is_that_of_the_tokens_in_every_layout(
         assert largest_gap(found, balanced) < (1e-5,)
 
 
-@pytest.mark.parametrize(("case", "idle"), [("uneven_shares", [0, 2]), ("uneven_rounds", [1, 1])])
-def test_micro_batches_without_tokens_leave_gradients_finite(case: str, idle: list[int]) -> None:
-    found = run_on_ranks(f"router_cases:gradients_of_{case}", 2)
+@pytest.mark.parametrize(
+    ("case", "layout", "idle"),
+    [
+        ("uneven_shares", {}, [0, 2]),
+        ("uneven_shares", {"pipeline": 2}, [0, 2, 0, 2]),
+        ("uneven_rounds", {"pipeline": 2, "virtual_pipeline": 2}, [1, 1]),
+    ],
+)
+def test_micro_batches_without_tokens_leave_gradients_finite_and_hold_up_no_stage(
+    case: str, layout: dict[str, int], idle: list[int]
+) -> None:
+    found = run_on_ranks(f"router_cases:gradients_of_{case}", len(idle), layout=layout)
     assert [count for count, _ in found] == idle
     assert all(torch.isfinite(tensor).all() for _, gradient in found for tensor in gradient.values())

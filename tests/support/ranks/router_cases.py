@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 from megatron.core.transformer.moe.router import TopKRouter
 
 from grpo_operator.api.v1alpha1.layout import Layout
@@ -151,20 +152,19 @@ def gradients(
     return _gradients(policy, own_rows(data_of(rows, width)))
 
 
-def gradients_of_uneven_rounds() -> tuple[int, Counts]:
+def gradients_of_uneven_rounds(layout: dict[str, int]) -> tuple[int, Counts]:
     """Return the same of three rows on an interleaved pipeline, which takes two micro-batches in a round."""
-    layout = {"pipeline": 2, "virtual_pipeline": 2}
     policy = policy_of(layout, MicroBatching(1, max_tokens=32), MoeSpec(aux_loss_coefficient=0.1))
     return _idle(policy, data_of(3, 32))
 
 
-def gradients_of_uneven_shares() -> tuple[int, Counts]:
+def gradients_of_uneven_shares(layout: dict[str, int]) -> tuple[int, Counts]:
     """Return the micro-batches of this rank without a row, and the gradient.
 
     Of two data-parallel ranks one has three rows, of which no two fit into a micro-batch, the other one row.
     """
-    policy = policy_of({}, MicroBatching(1, max_tokens=32), MoeSpec(aux_loss_coefficient=0.1))
-    share = slice(3, 4) if dist.get_rank() else slice(0, 3)
+    policy = policy_of(layout, MicroBatching(1, max_tokens=32), MoeSpec(aux_loss_coefficient=0.1))
+    share = slice(3, 4) if parallel_state.get_data_parallel_rank() else slice(0, 3)
     data = {name: column[share] for name, column in data_of(4, 32).items()}
     return _idle(policy, data)
 
