@@ -63,8 +63,9 @@ def host_memory(
     ranks = trainer.gpus_per_node
     parameters_of_rank = max(agent_memory.local_parameters(stage, spec) for stage in stages)
     moved = ranks * max(stage.host for stage in stages)
-    # A checkpoint that loads in any layout is gathered on every rank in fp32; the first replica copies it.
-    saving = ranks * (_SAVED * parameters_of_rank + max(stage.saved for stage in stages))
+    shard = max(stage.optimizer_shard for stage in stages) * 7 // 6  # with the weights in bf16
+    # A checkpoint that loads in any layout is gathered on every rank in fp32; each rank then copies its part.
+    saving = ranks * (_SAVED * parameters_of_rank + shard)
     exporting = ranks * _BF16 * parameters_of_rank if spec.checkpoint.export_every_steps else 0
     tier = spec.checkpoint.memory
     snapshots = agent_memory.snapshots_of_pod(spec, stages)
