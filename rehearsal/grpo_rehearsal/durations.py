@@ -127,7 +127,7 @@ class Durations:
 
     @cached_property
     def checkpoint(self) -> Share:
-        """What ranks write of a checkpoint: the weight version, if engines may read it, then the state."""
+        """Writes of a checkpoint: the weight version, if engines may read it, then the state."""
         state, weights = self.state.written(STATE), self.state.written(WEIGHTS)
         if not self._spec.fills_engines_from_store:
             return state

@@ -9,7 +9,7 @@ _WITH_EXPERT_BIAS = ("deepseek_v3",)
 
 
 class MoeSpec(Model):
-    """How training balances the experts of an MoE model. Only tokens count, never the padding."""
+    """Balance of an MoE model's experts in training. Padding does not count."""
 
     bias_update_rate: float = Field(
         0.001,

@@ -1,4 +1,4 @@
-"""What the agents of an engine's hosts tell each other, and what each of them counts."""
+"""Messages between the agents of an engine's hosts, and the bytes that each of them counts."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""What an agent asks of its engine for a version that comes over a link."""
+"""Requests of an agent to its engine for a version that comes over a link."""
 
 from typing import Any
 

@@ -24,8 +24,8 @@ class LinkCalls:
     def run(self, link: str, call: Callable[[], T]) -> T:
         """Return the result of ``call``, which waits for the engine's ranks without a limit.
 
-        Raises its error, or EngineError after ``give_up``, or when the server does not answer for the timeout
-        of every call: the engine is silent from then on.
+        Raises its error. Raises EngineError after ``give_up``, and when the server does not answer a ping,
+        which it gets after each timeout of a call: the engine is silent from then on.
         """
         given_up: Future[None] = Future()
         with self._lock:
@@ -34,13 +34,14 @@ class LinkCalls:
         answer = thread.submit(call)
         thread.shutdown(wait=False)  # a call that is given up ends with the engine's process
         ends: tuple[Future[Any], ...] = (answer, given_up)
+        problem = "the transfer has ended, and the engine does not answer"
         while not wait(ends, self._engine.timeout, FIRST_COMPLETED).done:
             if not self._engine.alive():
-                self._engine.on_silent()
-                raise EngineError(f"{link}: Timeout: the engine's server does not answer")
+                problem = "Timeout: the engine's server does not answer"
+                break
         if not answer.done():
             self._engine.on_silent()
-            raise EngineError(f"{link}: the transfer has ended, and the engine does not answer")
+            raise EngineError(f"{link}: {problem}")
         return answer.result()
 
     def give_up(self, link: str) -> None:

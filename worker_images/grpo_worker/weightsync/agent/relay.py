@@ -21,7 +21,7 @@ _HOP_BY_HOP = ("connection", "date", "keep-alive", "server", "transfer-encoding"
 
 
 class Relay:
-    """What may be passed on: files of one version. ``timeout``: seconds that a source may send no byte."""
+    """Access to the files of one version. ``timeout``: seconds that a source may send no byte."""
 
     def __init__(self, timeout: float = 60.0) -> None:
         self.timeout = timeout
