@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from grpo_worker.common.device_numbers import DeviceNumbers
 from grpo_worker.weightsync.planner.boxes import held_regions
 from grpo_worker.weightsync.planner.engine_plan import Part, plan_engine
 from grpo_worker.weightsync.planner.schedule import Wave
@@ -33,7 +34,8 @@ def pack() -> Iterator[str]:
         for rank, part in enumerate(_parts(case)):
             for number, wave in enumerate(part.waves):
                 data, targets = _targets(wave, part)
-                packers = KernelPacker(targets, _CPU), TensorPacker(targets)
+                numbers = DeviceNumbers.zeros(len(targets), _CPU)
+                packers = KernelPacker(targets, numbers), TensorPacker(targets)
                 for version, moved in enumerate(
                     (case.parts(rank, 1), case.parts(rank, 2), _wide(case, rank))
                 ):

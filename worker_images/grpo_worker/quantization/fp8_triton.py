@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from grpo_worker.common.device_numbers import Numbers, replace
+from grpo_worker.common.device_numbers import Numbers
 
 _LARGEST = 448.0  # of e4m3
 _SMALLEST = 2.0**-100  # scale that is multiplied by its inverse
@@ -18,21 +18,22 @@ _TYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.float16:
 
 
 # Without a variant for each kind of number (1, multiples of 16): a compilation delays the first version.
-@triton.jit(do_not_specialize=["count", "rows", "columns", "stride"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["sources", "rows", "columns", "stride"])  # type: ignore[untyped-decorator]
 def _quantise(  # type: ignore[no-untyped-def]  # Triton evaluates annotations
-    pointers, count, rows, columns, stride,
+    sources, ends, rows, columns, stride,
     kind: tl.constexpr, block: tl.constexpr, largest_value: tl.constexpr, smallest: tl.constexpr,
     aligned: tl.constexpr,
 ):  # fmt: skip
-    """Quantise one block per program. pointers: int64 [3, count] to values, quotients and scales.
+    """Quantise one block per program.
 
+    sources: int64 [matrices], addresses of values. ends: int64 [2, matrices], of quotients and of scales.
     ``aligned``: all rows of values and quotients begin at multiples of 16 bytes, so that a thread can move as
     many at once.
     """
-    matrix = tl.program_id(2)
-    values = tl.load(pointers + matrix).to(tl.pointer_type(kind))
-    out = tl.load(pointers + count + matrix).to(tl.pointer_type(tl.float8e4nv))
-    scales = tl.load(pointers + 2 * count + matrix).to(tl.pointer_type(tl.float32))
+    matrix, count = tl.program_id(2), tl.num_programs(2)
+    values = tl.load(sources + matrix).to(tl.pointer_type(kind))
+    out = tl.load(ends + matrix).to(tl.pointer_type(tl.float8e4nv))
+    scales = tl.load(ends + count + matrix).to(tl.pointer_type(tl.float32))
     if aligned:
         values, out = tl.multiple_of(values, 16), tl.multiple_of(out, 16)
         # Triton derives what a thread can move at once from the product, but from no hint at an argument.
@@ -84,25 +85,22 @@ class MatrixKind:
 class BlockQuantiser:
     """Quantises matrices of one kind to the same places at each launch.
 
-    outs, scales: int64 [matrices], addresses of e4m3 [rows, columns] and of fp32 [ceil(rows / block),
-    ceil(columns / block)].
+    sources: int64 [matrices] on the GPU, addresses of the values at the time of a launch. outs, scales: int64
+    [matrices], addresses of e4m3 [rows, columns] and of fp32 [ceil(rows / block), ceil(columns / block)].
     """
 
-    def __init__(self, kind: MatrixKind, outs: Numbers, scales: Numbers, device: torch.device) -> None:
+    def __init__(self, kind: MatrixKind, sources: torch.Tensor, outs: Numbers, scales: Numbers) -> None:
         self._kind = kind
-        self._pointers = torch.from_numpy(np.stack([np.zeros_like(outs), outs, scales])).to(device)
-
-    def move_values(self, values: Numbers) -> None:
-        """Read other values from now on: int64 [matrices], their addresses."""
-        replace(self._pointers[0], values)
+        self._sources = sources
+        self._ends = torch.from_numpy(np.stack([outs, scales])).to(sources.device)
 
     def launch(self, block: int) -> None:
         """Quantise in blocks of ``block`` x ``block`` on the current stream."""
-        kind, count = self._kind, self._pointers.shape[1]
+        kind, count = self._kind, len(self._sources)
         down, across = -(-kind.rows // block), -(-kind.columns // block)
         _quantise[(down, across, count)](
-            self._pointers, count, kind.rows, kind.columns, kind.stride, _TYPES[kind.dtype], block, _LARGEST,
-            _SMALLEST, kind.aligned, num_warps=_WARPS,
+            self._sources, self._ends, kind.rows, kind.columns, kind.stride, _TYPES[kind.dtype], block,
+            _LARGEST, _SMALLEST, kind.aligned, num_warps=_WARPS,
         )  # fmt: skip
 
 
@@ -119,7 +117,6 @@ def quantise_all(matrices: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tens
         kind = MatrixKind.of(values.dtype, shape, values.stride(0), *addresses[:2])
         groups.setdefault(kind, []).append(addresses)
     for kind, rows in groups.items():
-        of_values, outs, of_scales = np.array(rows, dtype=np.int64).T
-        quantiser = BlockQuantiser(kind, outs, of_scales, matrices[0][0].device)
-        quantiser.move_values(of_values)
-        quantiser.launch(block)
+        of_values, outs, of_scales = np.ascontiguousarray(np.array(rows, dtype=np.int64).T)
+        sources = torch.from_numpy(of_values).to(matrices[0][0].device)
+        BlockQuantiser(kind, sources, outs, of_scales).launch(block)

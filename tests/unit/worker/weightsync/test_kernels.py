@@ -36,6 +36,7 @@ def test_a_thread_moves_as_many_bytes_as_all_rows_allow() -> None:
 
 def test_every_tile_belongs_to_the_piece_whose_words_it_copies() -> None:
     pieces = [Piece(0, 0, 1, 8 * 5, 0, 0), Piece(64, 64, 3, 8 * 4, 80, 80)]
-    tiles, places = tables(pieces, 8, 4)
+    tiles, sources, places = tables(pieces, 8, 4)
     assert tiles.tolist() == [0, 0, 1, 1, 1]
-    assert places.T.tolist() == [[0, 0, 5, 0, 0, 0, 5], [8, 8, 4, 10, 10, 2, 12]]
+    assert sources.tolist() == [0, 8]
+    assert places.T.tolist() == [[0, 5, 0, 0, 0, 5], [8, 4, 10, 10, 2, 12]]

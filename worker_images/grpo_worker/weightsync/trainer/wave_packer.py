@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
-from grpo_worker.common.device_numbers import Numbers
+from grpo_worker.common.device_numbers import DeviceNumbers, Numbers
 from grpo_worker.quantization.fp8 import FP8_BLOCK, Part, quantise, quantise_into
 from grpo_worker.weightsync.planner.boxes import tensor_of
 from grpo_worker.weightsync.planner.regions import Box
@@ -105,9 +105,14 @@ class WavePacker(Protocol):
         ...
 
 
-def packer(targets: Sequence[Target], device: torch.device) -> WavePacker:
-    """Return what packs ``targets``, which are in the memory of ``device``."""
-    return KernelPacker(targets, device) if device.type == "cuda" else TensorPacker(targets)
+def packer(targets: Sequence[Target], numbers: DeviceNumbers) -> WavePacker:
+    """Return what packs ``targets``, which are in the memory of the device of ``numbers``.
+
+    ``numbers``: [targets], for the addresses of the regions.
+    """
+    if numbers.on_device.is_cuda:
+        return KernelPacker(targets, numbers)
+    return TensorPacker(targets)
 
 
 class TensorPacker:
@@ -131,12 +136,12 @@ class KernelPacker:
     with some calls of torch for each region, packing would take longer than sending.
     """
 
-    def __init__(self, targets: Sequence[Target], device: torch.device) -> None:
+    def __init__(self, targets: Sequence[Target], numbers: DeviceNumbers) -> None:
         self._targets = targets
-        self._device = device
+        self._numbers = numbers
         self._sources: _Sources | None = None  # of the first version on
         self._bases = _NONE
-        self._copies, self._copied = ByteCopies((), device), _NONE
+        self._copies, self._copied = ByteCopies((), numbers.on_device.device), _NONE
         self._quantised: list[tuple[BlockQuantiser, Numbers]] = []  # each with the numbers of its targets
 
     def pack(self, shards: Shards) -> None:
@@ -171,11 +176,15 @@ class KernelPacker:
                 pieces.append(_piece(values, place))
             else:
                 raise ValueError(f"{target.name}: it is {place.dtype}, but {values.dtype} is planned")
-        self._copies, self._copied = ByteCopies(pieces, self._device), np.array(copied, dtype=np.int64)
-        self._quantised = [
-            (BlockQuantiser(kind, *self._ends(numbers), self._device), np.array(numbers, dtype=np.int64))
-            for kind, numbers in quantised.items()
-        ]
+        on_device = self._numbers.on_device
+        self._copies, self._copied = ByteCopies(pieces, on_device.device), np.array(copied, dtype=np.int64)
+        start, self._quantised = self._copies.count, []
+        self._copies.read_sources(on_device[:start])
+        for kind, chosen in quantised.items():
+            sources = on_device[start : start + len(chosen)]
+            start += len(chosen)
+            quantiser = BlockQuantiser(kind, sources, *self._ends(chosen))
+            self._quantised.append((quantiser, np.array(chosen, dtype=np.int64)))
 
     def _ends(self, numbers: Sequence[int]) -> tuple[Numbers, Numbers]:
         """Return the addresses of quotients and scales."""
@@ -186,9 +195,8 @@ class KernelPacker:
 
     def _move(self, bases: Numbers, addresses: Numbers) -> None:
         self._bases = bases
-        self._copies.move_sources(addresses[self._copied])
-        for quantiser, numbers in self._quantised:
-            quantiser.move_values(addresses[numbers])
+        of_copies = self._copies.sources_of(addresses[self._copied])
+        self._numbers.replace(np.concatenate([of_copies, *(addresses[n] for _, n in self._quantised)]))
 
 
 @dataclass(frozen=True, slots=True)

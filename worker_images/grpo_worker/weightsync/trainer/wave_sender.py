@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from grpo_worker.common.device_numbers import DeviceNumbers
 from grpo_worker.profiling.progress import PROGRESS
 from grpo_worker.weightsync.planner.engine_plan import SEND_BUFFERS, Part
 from grpo_worker.weightsync.planner.regions import Box, scale_box
@@ -44,8 +45,10 @@ class WaveSender:
         waves = [wave for wave in part.waves if wave]
         size = max((sum(aligned(m.nbytes) for m in wave) for wave in waves), default=0)
         buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(SEND_BUFFERS)]
+        sizes = [sum(len(message.regions) for message in wave) for wave in waves]
+        numbers = DeviceNumbers.zeros(sum(sizes), device).split(sizes)
         self._waves = [
-            _wave(buffers[number % SEND_BUFFERS], wave, part, first, device)
+            _wave(buffers[number % SEND_BUFFERS], wave, part, first, numbers[number])
             for number, wave in enumerate(waves)
         ]
         fingerprint.compile_for(device)
@@ -64,7 +67,7 @@ class WaveSender:
             transfer.wait()
 
 
-def _wave(buffer: torch.Tensor, wave: Wave, part: Part, first: int, device: torch.device) -> _Wave:
+def _wave(buffer: torch.Tensor, wave: Wave, part: Part, first: int, numbers: DeviceNumbers) -> _Wave:
     messages: list[tuple[torch.Tensor, int]] = []
     targets: list[Target] = []
     gaps: list[torch.Tensor] = []
@@ -75,7 +78,7 @@ def _wave(buffer: torch.Tensor, wave: Wave, part: Part, first: int, device: torc
         targets += _targets(data, message, part)
         gaps += _gaps(data, message, part)
         start += aligned(message.nbytes)
-    return _Wave(tuple(messages), wave_packer.packer(targets, device), tuple(gaps))
+    return _Wave(tuple(messages), wave_packer.packer(targets, numbers), tuple(gaps))
 
 
 def _gaps(data: torch.Tensor, message: Message, part: Part) -> list[torch.Tensor]:
