@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from grpo_worker.common.garbage import collector_paused
 from grpo_worker.common.weight_checksum import checksum
 from grpo_worker.weightsync.protocol.buffers import dtype_name
 from grpo_worker.weightsync.protocol.direct_load import FETCHED, DirectLoad
@@ -68,7 +69,8 @@ def _reported(link: EngineLink, load: Callable[[], Received]) -> tuple[bool, str
     """Run ``load`` on every rank; return whether it succeeded, and the report as JSON or the error."""
     problem, report = "", None
     try:
-        report = load()
+        with collector_paused():
+            report = load()
     except (DirectLoadError, TransferError) as error:
         problem = str(error)
     if problem := engine_ranks.first_problem(problem):

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore
 
+from grpo_worker.common.garbage import collector_paused
 from grpo_worker.quantization.fp8 import Part, quantised_parts
 from grpo_worker.weightsync.planner.boxes import Kept, held_regions
 from grpo_worker.weightsync.planner.engine_plan import EnginePlan, plan_engine
@@ -178,7 +179,7 @@ class TrainerLinks:
                 return f"trainer rank {self.rank}: {error}"
             return ""
 
-        with ThreadPoolExecutor(max(len(names), 1)) as threads:
+        with collector_paused(), ThreadPoolExecutor(max(len(names), 1)) as threads:
             return list(threads.map(send, names))
 
     def give_up(self, name: str) -> None:
