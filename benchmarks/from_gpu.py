@@ -56,6 +56,7 @@ def sync(measured: dict[str, Any]) -> None:
         "speedup_vs_per_tensor": small["speedup_vs_per_tensor"],
         "speedup_vs_per_tensor_wide": wide["speedup_vs_per_tensor"],
         "pause_seconds": small["pause_seconds"],
+        "pause_seconds_longest": max(r["pause"] for case in cases.values() for r in case["rounds"][1:]),
         "raw_copy_seconds": small["raw_seconds"],
         "extra_memory_buckets": _most(cases, "extra_memory_buckets"),
         "trainer_extra_memory_buckets": _most(cases, "trainer_extra_memory_buckets"),

@@ -7,6 +7,7 @@ part of the plugin runs in the process of SGLang's HTTP server.
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from grpo_worker.common.garbage import collector_paused
 from grpo_worker.weightsync.protocol.direct_load import LINK_INSTALL, LINK_LOAD
 
 TARGET = "sglang.srt.managers.tokenizer_control_mixin.TokenizerControlMixin.update_weights_from_distributed"
@@ -23,10 +24,12 @@ async def on_update(original: Update, manager: Any, obj: Any, request: Any = Non
         return await original(manager, obj, request)
     from sglang.srt.managers.io_struct import ContinueGenerationReqInput, PauseGenerationReqInput
 
-    await manager.pause_generation(PauseGenerationReqInput(mode="retract"))
-    success, message = await _in_session(original, manager, obj, request)
-    if success:
-        await manager.continue_generation(ContinueGenerationReqInput(torch_empty_cache=obj.torch_empty_cache))
+    with collector_paused():
+        await manager.pause_generation(PauseGenerationReqInput(mode="retract"))
+        success, message = await _in_session(original, manager, obj, request)
+        if success:
+            resumed = ContinueGenerationReqInput(torch_empty_cache=obj.torch_empty_cache)
+            await manager.continue_generation(resumed)
     return success, message
 
 
