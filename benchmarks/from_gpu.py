@@ -4,8 +4,8 @@ FOLDER holds any of these files, with the origin of each in the file itself:
 sync.json (benchmarks/gpu/sync.py); ours.json with trl.json, on_policy.json (``ours --only on_policy``),
 colocated.json and traced.json (benchmarks/gpu/job.py); update.json, packing.json and rounding.json
 (benchmarks/gpu/trainer_speed.py); draft.json (benchmarks/gpu/draft.py); engine.json
-(benchmarks/gpu/engine_speed.py); wave_work.json (benchmarks/gpu/wave_work.py); memory-*.json and
-held-out-*.json (benchmarks/gpu/planner_memory.py).
+(benchmarks/gpu/engine_speed.py); wave_work.json (benchmarks/gpu/wave_work.py); kernels.json
+(benchmarks/gpu/kernels.py); memory-*.json and held-out-*.json (benchmarks/gpu/planner_memory.py).
 Raw data go to the files with ``_gpu`` in their name, planner_memory.json and planner_memory_held_out.json,
 figures to sync.json and trainer.json.
 """
@@ -200,6 +200,7 @@ def main() -> None:
         "traced": lambda content: _keep("traced_gpu", content),
         "engine": lambda content: _keep("engine_speed_gpu", content),
         "wave_work": lambda content: _keep("wave_work_gpu", content),
+        "kernels": lambda content: _keep("kernels_gpu", content),
     }  # fmt: skip
     for name, content in measured.items():
         if name in single:

@@ -70,7 +70,7 @@ class DeviceWeights:
         return (torch.randn(shape, device=device(), generator=generator) * 0.02).narrow(dim, offset, length)
 
 
-def rows_of(lengths: list[int], seed: int) -> RaggedBatch:
+def rows_of(lengths: list[int], seed: int, vocabulary: int = MODEL["vocab_size"]) -> RaggedBatch:
     """Return a batch of rows of these lengths, half prompt and half response."""
     generator = np.random.default_rng(seed)
     tokens = np.array(lengths, dtype=np.int32)
@@ -81,7 +81,7 @@ def rows_of(lengths: list[int], seed: int) -> RaggedBatch:
         prompts,
         tokens,
         max(lengths),
-        generator.integers(0, MODEL["vocab_size"], int(tokens.sum()), dtype=np.int32),
+        generator.integers(0, vocabulary, int(tokens.sum()), dtype=np.int32),
         {"old_log_probs": log_probs, "ref_log_prob": log_probs},
         {
             "advantages": generator.standard_normal(len(lengths), dtype=np.float32),
@@ -153,7 +153,7 @@ def update() -> dict[str, Any]:
             }
         )
         del ours, step
-        _clean()
+        clean()
     return {"runner_overhead_ratio": min(row["ratio"] for row in rows), "rows": rows}
 
 
@@ -206,7 +206,7 @@ def rounding() -> dict[str, Any]:
             picked = logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None].cuda())[..., 0]
             found[name] = torch.nn.functional.pad(picked, (1, 0)).cpu()
             del model, logits
-            _clean(groups=False)
+            clean(groups=False)
     gaps = {name: (found[name] - found["fp32"]).abs() for name in ("ours_bf16", "transformers_bf16")}
     return {
         name: {"mean": float(gap.mean()), "max": float(gap.max()), "p99": float(gap.quantile(0.99))}
@@ -214,7 +214,7 @@ def rounding() -> dict[str, Any]:
     }
 
 
-def _clean(groups: bool = True) -> None:
+def clean(groups: bool = True) -> None:
     import gc
 
     gc.collect()

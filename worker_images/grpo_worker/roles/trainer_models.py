@@ -116,6 +116,7 @@ def _model_setup(spec: GRPOJobSpec, hf: dict[str, Any], world: int) -> ModelSetu
         offload=trainer.offload,
         mtp=spec.model.multi_token_prediction,
         moe=trainer.moe,
+        kernels=trainer.kernels,
     )
 
 

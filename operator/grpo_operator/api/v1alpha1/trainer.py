@@ -1,5 +1,6 @@
 """Training pool of a job: size, parallelism, optimizer, offloading."""
 
+from enum import StrEnum
 from typing import Literal
 
 from pydantic import Field
@@ -10,6 +11,14 @@ from grpo_operator.api.rules import Rule
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.moe import MoeSpec
 from grpo_operator.api.v1alpha1.scheduling import WithOverlay
+
+
+class KernelChoice(StrEnum):
+    """Kernels of the layers."""
+
+    AUTO = "auto"
+    TRANSFORMER_ENGINE = "transformer-engine"
+    LOCAL = "local"
 
 
 class OptimizerSpec(Model):
@@ -145,6 +154,12 @@ class TrainerSpec(WithOverlay):
     gpus_per_node: int = Field(8, ge=1, le=16, description="trainer ranks per pod; on cuda each has one GPU")
     device: Device = Field(Device.CUDA, description="device of the ranks: cuda or cpu")
     gpu_type: GpuType = Field(GpuType.H100, description="GPU model that the planner assumes (cuda only)")
+    kernels: KernelChoice = Field(
+        KernelChoice.LOCAL,
+        description="kernels of the layers. local: Megatron-Core's own and PyTorch's. transformer-engine: "
+        "Transformer Engine's, with the experts of a layer in one product; not measured yet. auto: "
+        "transformer-engine on GPUs where the image has it, otherwise local",
+    )
     recompute: Literal["none", "full"] = Field(
         "full",
         description="activation recomputation. full: keep only each layer's input for the backward pass. "

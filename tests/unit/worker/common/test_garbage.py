@@ -15,9 +15,9 @@ def test_nothing_is_collected_within_the_block() -> None:
     gc.callbacks.append(note)
     try:
         with collector_paused():
-            inside = [[] for _ in range(100_000)]
+            inside: list[list[int]] = [[] for _ in range(100_000)]
             assert begun == []
-        outside = [[] for _ in range(100_000)]
+        outside: list[list[int]] = [[] for _ in range(100_000)]
         assert begun, f"{len(inside) + len(outside)} lists cause a collection"
     finally:
         gc.callbacks.remove(note)

@@ -12,6 +12,8 @@ from grpo_worker.megatron.checkpoint.reshard import adapted
 from grpo_worker.megatron.optim.offload import HostCopies, Offloadable
 from grpo_worker.megatron.optim.optimizer import Trainable, chained_optimizers, inner_optimizers
 
+_EXTRA = "_extra_state"  # of a module's state that is not a tensor
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPart:
@@ -48,7 +50,7 @@ class CheckpointPart:
     def state(self, loading: bool, metadata: dict[str, Any]) -> dict[str, Any]:
         """Return the state to save, or with ``loading`` the template of the state to load."""
         state: dict[str, Any] = {
-            name: chunk.sharded_state_dict(prefix=self.prefix, metadata=metadata)
+            name: _weights(chunk.sharded_state_dict(prefix=self.prefix, metadata=metadata))
             for name, chunk in self.named_chunks()
         }
         if self.trainable is not None:
@@ -76,7 +78,10 @@ class CheckpointPart:
         """Restore the model from a loaded template."""
         for name, chunk in self.named_chunks():
             weights = {key.removeprefix(self.prefix): value for key, value in state[name].items()}
-            chunk.load_state_dict(weights, strict=True)
+            found = chunk.load_state_dict(weights, strict=False)
+            missing = [key for key in found.missing_keys if not key.endswith(_EXTRA)]
+            if missing or found.unexpected_keys:
+                raise ValueError(f"the checkpoint lacks {missing}, or has {found.unexpected_keys} besides")
         if self.trainable is None:
             return
         with torch.no_grad():
@@ -85,6 +90,14 @@ class CheckpointPart:
         for inner in inner_optimizers(self.trainable.optimizer):
             _unshare_adam_step(inner)
         self.trainable.schedule.load_state_dict(state["schedule"])
+
+
+def _weights(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a model's state without that of Transformer Engine's modules, which is empty without FP8.
+
+    So a checkpoint does not depend on the kernels that wrote it.
+    """
+    return {key: value for key, value in state.items() if not key.rstrip("0123456789").endswith(_EXTRA)}
 
 
 @contextmanager

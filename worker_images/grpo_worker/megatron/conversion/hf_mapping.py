@@ -4,6 +4,7 @@ Loading, publishing and exporting use the same map from a local Megatron tensor 
 occupies in Hugging Face tensors; nothing is gathered over ranks.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,9 @@ _GLOBAL = {
     "output_layer.weight": "lm_head.weight",
 }
 _QKV = "self_attention.linear_qkv.weight"
-_EXPERT = "mlp.experts.local_experts."
+_EXPERT = re.compile(  # those of the kernels: each in modules of its own, or all in one
+    r"mlp\.experts\.(?:local_experts\.(?P<own>\d+)\.)?(?P<linear>linear_fc[12])\.weight(?P<shared>\d*)"
+)
 _EXPERT_PARTS = {
     "linear_fc1": ("gate_proj.weight", "up_proj.weight"),
     "linear_fc2": ("down_proj.weight",),
@@ -76,11 +79,11 @@ def hf_names(model: Any, family: Family, name: str) -> tuple[str, ...]:
         _, _, index, rest = name.split(".", 3)
         layer = model.decoder.layers[int(index)]
     prefix = f"model.layers.{layer.layer_number - 1}."
-    if not rest.startswith(_EXPERT):
+    match = _EXPERT.fullmatch(rest)
+    if match is None:
         return tuple(prefix + part for part in family.layer_names[rest])
-    local, linear, _ = rest.removeprefix(_EXPERT).split(".")
-    expert = layer.mlp.local_expert_indices[int(local)]
-    return tuple(f"{prefix}mlp.experts.{expert}.{part}" for part in _EXPERT_PARTS[linear])
+    expert = layer.mlp.local_expert_indices[int(match["own"] or match["shared"])]
+    return tuple(f"{prefix}mlp.experts.{expert}.{part}" for part in _EXPERT_PARTS[match["linear"]])
 
 
 def shards(chunks: Sequence[Any], family: Family) -> Iterator[Shard]:
@@ -95,15 +98,24 @@ def shards(chunks: Sequence[Any], family: Family) -> Iterator[Shard]:
             if name.endswith(_QKV):
                 yield from _groups(model.config, names, data, rank, owner)
                 continue
-            sharded = getattr(tensor, "tensor_model_parallel", False) and size > 1
+            cut = _partition_dim(name, tensor)
+            sharded = cut is not None and size > 1
             for hf_name, part in zip(names, data.chunk(len(names)), strict=True):
-                dim = int(getattr(tensor, "partition_dim", 0)) if sharded else 0
+                dim = cut if cut is not None and sharded else 0
                 shape = list(part.shape)
                 offset = rank * shape[dim] if sharded else 0
                 if sharded:
                     shape[dim] *= size
                 owned = owner and (sharded or rank == 0)
                 yield Shard(hf_name, tuple(shape), dim, offset, part, owned)
+
+
+def _partition_dim(name: str, tensor: torch.Tensor) -> int | None:
+    """Return the dimension along which tensor-parallel ranks share a tensor, or None."""
+    match = _EXPERT.search(name)
+    if match is not None:  # Transformer Engine does not mark experts
+        return 0 if match["linear"] == "linear_fc1" else 1
+    return int(tensor.partition_dim) if getattr(tensor, "tensor_model_parallel", False) else None  # type: ignore[attr-defined]
 
 
 def _groups(

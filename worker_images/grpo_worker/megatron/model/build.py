@@ -10,7 +10,9 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.trainer import KernelChoice
 from grpo_worker.megatron.model.hf_config import mcore_config
+from grpo_worker.megatron.model.kernels import Kernels, kernels
 from grpo_worker.megatron.model.layer_spec import block_spec
 from grpo_worker.megatron.model.mtp_layer import add_layer
 
@@ -48,26 +50,30 @@ def build_chunks(
     dtype: torch.dtype = torch.float32,
     recompute: bool = False,
     mtp: bool = False,
+    choice: KernelChoice = KernelChoice.LOCAL,
     **overrides: Any,
 ) -> list[GPTModel]:
     """Build the model chunks of this rank's pipeline stage; the weights are not loaded.
 
     Returns one chunk, or ``layout.virtual_pipeline`` chunks. ``recompute``: keep only each layer's input
     and recompute the layer in the backward pass. ``mtp``: add the layer of multi-token prediction to the
-    last stage.
+    last stage. ``choice``: of the kernels of the layers. Raises ValueError for kernels that are not there.
     """
-    fields = (_RECOMPUTE if recompute else {}) | overrides
+    chosen = kernels(choice)
+    fields = chosen.fields | (_RECOMPUTE if recompute else {}) | overrides
     config = mcore_config(hf, layout, dtype, **fields)
     virtual = layout.virtual_pipeline
     stages = range(virtual) if virtual > 1 else [None]
-    return [_chunk(hf, config, stage, mtp) for stage in stages]
+    return [_chunk(hf, config, chosen, stage, mtp) for stage in stages]
 
 
-def _chunk(hf: dict[str, Any], config: Any, vp_stage: int | None, mtp: bool) -> GPTModel:
+def _chunk(
+    hf: dict[str, Any], config: Any, chosen: Kernels, vp_stage: int | None, mtp: bool
+) -> GPTModel:  # fmt: skip
     ends: dict[str, Any] = {"ignore_virtual": vp_stage is None, "vp_stage": vp_stage}
     model = GPTModel(
         config,
-        block_spec(config, vp_stage),
+        block_spec(config, chosen, vp_stage),
         vocab_size=hf["vocab_size"],
         max_sequence_length=hf["max_position_embeddings"],
         position_embedding_type="rope",
@@ -78,7 +84,7 @@ def _chunk(hf: dict[str, Any], config: Any, vp_stage: int | None, mtp: bool) -> 
         vp_stage=vp_stage,
     )
     if mtp and model.post_process:
-        add_layer(model, vp_stage)
+        add_layer(model, vp_stage, chosen)
     if torch.cuda.is_available():
         model.cuda()  # a few modules of Megatron-Core are created on the host
     return model

@@ -12,7 +12,8 @@ from megatron.core.transformer.multi_token_prediction import (
 )
 from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 
-from grpo_worker.megatron.model.layer_spec import RMSNorm, layer_spec
+from grpo_worker.megatron.model.kernels import Kernels
+from grpo_worker.megatron.model.layer_spec import layer_spec
 
 NAME = "next_tokens"  # of the layer in a model chunk, and so in the keys of checkpoints
 
@@ -44,14 +45,16 @@ class MtpLayer(MultiTokenPredictionLayer):  # type: ignore[misc]
         return output
 
 
-def add_layer(model: Any, vp_stage: int | None) -> None:
+def add_layer(model: Any, vp_stage: int | None, kernels: Kernels) -> None:
     """Add the MTP layer to a model chunk that has an output projection."""
     submodules = MultiTokenPredictionLayerSubmodules(
-        enorm=RMSNorm,
-        hnorm=RMSNorm,
+        enorm=kernels.norm,
+        hnorm=kernels.norm,
         eh_proj=ColumnParallelLinear,
-        transformer_layer=layer_spec(model.config, moe=model.config.num_moe_experts is not None),
-        layer_norm=RMSNorm,
+        transformer_layer=layer_spec(
+            model.config, moe=model.config.num_moe_experts is not None, kernels=kernels
+        ),
+        layer_norm=kernels.norm,
     )
     groups = ProcessGroupCollection.use_mpu_process_groups(required_pgs=["cp"])
     spec = ModuleSpec(MtpLayer, submodules=submodules)

@@ -47,7 +47,9 @@ class PolicyModel:
     ) -> None:
         self.layout = setup.layout
         self.family = setup.family
-        fields = setup.balance_fields() | ({"moe_enable_routing_replay": True} if replay_routing else {})
+        fields: dict[str, Any] = {"choice": setup.kernels} | setup.balance_fields()
+        if replay_routing:
+            fields["moe_enable_routing_replay"] = True
         if setup.mtp:
             self.family.mtp_shapes(setup.hf)  # raises for models without one
         chunks = build_chunks(setup.hf, setup.layout, setup.dtype, setup.recompute, setup.mtp, **fields)
@@ -55,7 +57,7 @@ class PolicyModel:
         self.trainable = Trainable(chunks, optimizer, total_steps, setup.offload)
         self.reference: list[Any] = []
         if with_reference:
-            frozen = build_chunks(setup.hf, setup.layout, setup.dtype)
+            frozen = build_chunks(setup.hf, setup.layout, setup.dtype, choice=setup.kernels)
             self.reference = [chunk.eval().requires_grad_(False) for chunk in frozen]
             hf_mapping.load(self.reference, self.family, setup.reader)
         self.reference_weights = frozen_weights(self.reference, setup.offload)

@@ -7,7 +7,7 @@ import torch
 
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.moe import MoeSpec
-from grpo_operator.api.v1alpha1.trainer import OffloadSpec
+from grpo_operator.api.v1alpha1.trainer import KernelChoice, OffloadSpec
 from grpo_worker.megatron.conversion.readers import WeightReader
 from grpo_worker.megatron.families.base import Family
 from grpo_worker.megatron.families.registry import family_of
@@ -23,6 +23,7 @@ class ModelSetup:
     activations; gradients and optimizer state are fp32. ``recompute``: keep only each layer's input for the
     backward pass. ``offload``: state that waits in host memory while another role computes. ``mtp``: also
     train the layer of multi-token prediction. ``moe``: balance of the experts of the trained models.
+    ``kernels``: of all models' layers.
     """
 
     hf: dict[str, Any]
@@ -34,6 +35,7 @@ class ModelSetup:
     offload: OffloadSpec = OffloadSpec()
     mtp: bool = False
     moe: MoeSpec = MoeSpec()
+    kernels: KernelChoice = KernelChoice.LOCAL
 
     @property
     def family(self) -> Family:

@@ -1,0 +1,72 @@
+"""Functions that run on ranks: experts that are one module, as Transformer Engine keeps them."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.trainer import KernelChoice
+from grpo_worker.megatron.conversion import hf_mapping
+from grpo_worker.megatron.conversion.readers import SeededWeights
+from grpo_worker.megatron.families.registry import family_of
+from grpo_worker.megatron.model.build import build_chunks, initialize_parallel
+from grpo_worker.megatron.model.kernels import kernels
+from support.tiny_models import tiny_model
+
+Held = tuple[str, tuple[int, ...], int, int, bool, torch.Tensor]
+
+
+class _GroupedLinear(torch.nn.Module):
+    """Stand-in for Transformer Engine's grouped linear layer: it has the parameters and computes nothing.
+
+    Theirs are not marked as parts of matrices that ranks share, so these are not either.
+    """
+
+    def __init__(self, weights: list[torch.Tensor]) -> None:
+        super().__init__()
+        for number, weight in enumerate(weights):
+            self.register_parameter(f"weight{number}", torch.nn.Parameter(weight.detach().clone()))
+
+
+def same_tensors(model: str, layout: dict[str, int]) -> tuple[list[Held], list[Held]]:
+    """Return what this rank holds with an expert in a module, and with all of a layer in one."""
+    hf, parallel = tiny_model(model), Layout(world=dist.get_world_size(), **layout)
+    family = family_of(hf)
+    initialize_parallel(parallel, 0)
+    chunks = build_chunks(hf, parallel)
+    hf_mapping.load(chunks, family, SeededWeights(hf, 3))
+    apart = _held(chunks, family)
+    for chunk in chunks:
+        for layer in chunk.decoder.layers:
+            experts = getattr(layer.mlp, "experts", None)
+            if experts is not None:
+                layer.mlp.experts = _grouped(experts)
+    together = _held(chunks, family)
+    return apart, together
+
+
+def _grouped(experts: Any) -> torch.nn.Module:
+    module = torch.nn.Module()
+    for linear in ("linear_fc1", "linear_fc2"):
+        weights = [getattr(expert, linear).weight for expert in experts.local_experts]
+        module.add_module(linear, _GroupedLinear(weights))
+    return module
+
+
+def _held(chunks: list[Any], family: Any) -> list[Held]:
+    found = [
+        (s.name, s.shape, s.dim, s.offset, s.owner, s.tensor.clone())
+        for s in hf_mapping.shards(chunks, family)
+    ]
+    return sorted(found, key=lambda part: (part[0], part[3]))
+
+
+def build(choice: str) -> str:
+    """Build a model; return the kernels of its layers, or the error."""
+    initialize_parallel(Layout(world=1), 0)
+    try:
+        build_chunks(tiny_model("qwen3"), Layout(world=1), choice=KernelChoice(choice))
+    except ValueError as error:
+        return str(error)
+    return str(kernels(KernelChoice(choice)).name)
