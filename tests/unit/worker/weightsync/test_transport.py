@@ -18,7 +18,7 @@ from grpo_operator.api.weight_path import Backend
 from grpo_worker.weightsync.protocol import link_exchange
 from grpo_worker.weightsync.protocol.link_offer import LinkOffer
 from grpo_worker.weightsync.trainer.links import TrainerLinks
-from grpo_worker.weightsync.transport import rendezvous
+from grpo_worker.weightsync.transport import process_group, rendezvous
 from grpo_worker.weightsync.transport.cuda_ipc import CudaIpcGroup
 from grpo_worker.weightsync.transport.factory import join
 from grpo_worker.weightsync.transport.process_group import CollectiveGroup
@@ -145,3 +145,23 @@ def test_an_engine_waits_while_the_ranks_open_earlier_links(
             waiting.result(10)
         else:
             assert "did not come" in str(waiting.exception(10))
+
+
+def test_members_with_another_nccl_are_refused_before_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    engine = Backend.NCCL, store, "link", 1, 2, 1, torch.device("cuda")
+    PrefixStore("link", store).compare_set("nccl", "", "2.28.9")
+    monkeypatch.setattr(process_group, "nccl_version", lambda: "2.27.5")
+    with pytest.raises(
+        TransferError, match=r"has NCCL 2\.27\.5, another member of the group 2\.28\.9: build"
+    ):
+        CollectiveGroup(*engine)
+
+
+def test_the_first_member_tells_its_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    monkeypatch.setattr(process_group, "nccl_version", lambda: "2.28.9")
+    monkeypatch.setattr(rendezvous, "JOIN_SECONDS", 0.2)
+    with pytest.raises(TransferError, match=r"ranks \[1\] did not come"):
+        CollectiveGroup(Backend.NCCL, store, "link", 0, 2, 1, torch.device("cuda"))
+    assert PrefixStore("link", store).get("nccl") == b"2.28.9"

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _abort_process_group
+from torch.distributed.distributed_c10d import PrefixStore, _abort_process_group
 
 from grpo_operator.api.weight_path import Backend
 from grpo_worker.weightsync.transport import torch_group
@@ -74,6 +74,8 @@ class CollectiveGroup(TransferGroup):
         """Join; returns when all members have joined. Raises TransferError."""
         if device.type != _DEVICE_TYPE[backend]:
             raise TransferError(f"{name}: {backend} cannot transfer weights on {device.type}")
+        if backend is Backend.NCCL:
+            _check_version(PrefixStore(name, store))
         super().__init__(store, name, rank, world, trainers, device)
         self._backend = backend
         try:
@@ -107,3 +109,23 @@ class CollectiveGroup(TransferGroup):
             _abort_process_group(self.group)
         else:
             dist.destroy_process_group(self.group)
+
+
+def _check_version(store: Any) -> None:
+    """Compare this process's NCCL with that of the first member that came to the group's ``store``.
+
+    Members with different versions would wait for each other without an end. Raises TransferError.
+    """
+    ours = nccl_version()
+    with transfer_errors():
+        first = store.compare_set("nccl", "", ours).decode()
+    if first != ours:
+        raise TransferError(
+            f"this process has NCCL {ours}, another member of the group {first}: build the images of "
+            "trainers and engines with the same version"
+        )
+
+
+def nccl_version() -> str:
+    """Return the version of the NCCL that torch uses."""
+    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
