@@ -21,6 +21,14 @@ def test_loading_needs_memory_for_the_shard_and_two_tensors(
         assert rank["taken"] <= rank["own"] + 2 * rank["largest"] + 8 * MIB, rank
 
 
+@pytest.mark.parametrize(
+    ("world", "layout"), [(1, {}), (2, {"tensor": 2, "expert": 2}), (2, {"pipeline": 2})]
+)
+def test_the_reference_is_copied_from_the_policy(world: int, layout: dict[str, int]) -> None:
+    for rank in run_on_ranks("loading_cases:reads_with_reference", world, layout=layout):
+        assert rank == {"reads": 1, "equal": True, "apart": True}
+
+
 def _fp8_file(folder: Path, shape: tuple[int, int]) -> torch.Tensor:
     """Write a block-quantised tensor to a file; return its dequantised value."""
     generator = torch.Generator().manual_seed(2)

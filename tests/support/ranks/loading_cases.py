@@ -1,8 +1,9 @@
-"""Function that runs on ranks: peak memory of loading a shard."""
+"""Functions that run on ranks: peak memory of loading a shard, and what is read."""
 
 import ctypes
 import gc
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
 from grpo_worker.megatron.conversion import hf_mapping
-from grpo_worker.megatron.conversion.readers import SafetensorsWeights
+from grpo_worker.megatron.conversion.readers import SafetensorsWeights, SeededWeights
 from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.megatron.model.build import build_chunks, initialize_parallel
+from grpo_worker.megatron.training.policy import PolicyModel
+from grpo_worker.megatron.training.setup import ModelSetup
 from support.tiny_models import tiny_model
 
 
@@ -47,6 +51,34 @@ def _anonymous() -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     (line,) = (line for line in lines if line.startswith("RssAnon"))
     return int(line.split()[1]) * 1024
+
+
+class _Counting(SeededWeights):
+    """Seeded weights that count how often each box is read."""
+
+    def __init__(self, hf: dict[str, Any], seed: int) -> None:
+        super().__init__(hf, seed)
+        self.read_boxes: Counter[tuple[str, int, int]] = Counter()
+
+    def read(self, name: str, dim: int, offset: int, length: int) -> torch.Tensor:
+        self.read_boxes[name, dim, offset] += 1
+        return super().read(name, dim, offset, length)
+
+
+def reads_with_reference(layout: dict[str, int]) -> dict[str, Any]:
+    """Build a policy with its reference; return the most reads of a box, and whether their bits are equal."""
+    hf, parallel = tiny_model("deepseek_v3"), Layout(world=dist.get_world_size(), **layout)
+    initialize_parallel(parallel, 0)
+    reader = _Counting(hf, 3)
+    policy = PolicyModel(ModelSetup(hf, parallel, reader), OptimizerSpec(), 10)
+    pairs = zip(policy.held_shards(), hf_mapping.shards(policy.reference, policy.family), strict=True)
+    equal = all(a.name == b.name and torch.equal(a.tensor, b.tensor) for a, b in pairs)
+    ours, theirs = (
+        {p.untyped_storage().data_ptr() for chunk in chunks for p in chunk.parameters()}
+        for chunks in (policy.chunks, policy.reference)
+    )
+    apart = not ours & theirs
+    return {"reads": max(reader.read_boxes.values()), "equal": equal, "apart": apart}
 
 
 class _Watch:

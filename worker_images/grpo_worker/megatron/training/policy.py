@@ -1,6 +1,6 @@
 """The policy on one rank: log-probabilities and optimizer steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -54,12 +54,12 @@ class PolicyModel:
             self.family.mtp_shapes(setup.hf)  # raises for models without one
         chunks = build_chunks(setup.hf, setup.layout, setup.dtype, setup.recompute, setup.mtp, **fields)
         hf_mapping.load(chunks, self.family, setup.reader)
-        self.trainable = Trainable(chunks, optimizer, total_steps, setup.offload)
         self.reference: list[Any] = []
         if with_reference:
             frozen = build_chunks(setup.hf, setup.layout, setup.dtype, choice=setup.kernels)
             self.reference = [chunk.eval().requires_grad_(False) for chunk in frozen]
-            hf_mapping.load(self.reference, self.family, setup.reader)
+            _copy(chunks, self.reference)  # the store of the weights is read once
+        self.trainable = Trainable(chunks, optimizer, total_steps, setup.offload)
         self.reference_weights = frozen_weights(self.reference, setup.offload)
         self._mtp = MultiTokenPrediction(chunks, setup.hf) if setup.mtp else None
         self._runner = Runner(setup.layout, setup.batching)
@@ -100,14 +100,10 @@ class PolicyModel:
         )
         return [CheckpointPart("", self.chunks, self.trainable), *changing]
 
-    @torch.no_grad()
     def refresh_reference(self) -> None:
         """Copy the policy's current weights into the reference."""
         with self.trainable.weights.on_device(), self.reference_weights.on_device():
-            for new, old in zip(self.chunks, self.reference, strict=True):
-                current = dict(hf_mapping.named_tensors(new))
-                for name, target in hf_mapping.named_tensors(old):
-                    target.copy_(current[name])
+            _copy(self.chunks, self.reference)
 
     def log_probs(
         self, batch: RaggedBatch, temperature: float, reference: bool = False, with_entropy: bool = False
@@ -183,6 +179,15 @@ class PolicyModel:
                 lambda context: self._runner.update(self.trainable, batch, losses, names, context)
             )
         return {f"actor/{name}": value for name, value in metrics.items()} | self._expert_load.collect()
+
+
+@torch.no_grad()
+def _copy(chunks: Sequence[Any], reference: Sequence[Any]) -> None:
+    """Copy weights into the reference, which has no layer of multi-token prediction."""
+    for new, old in zip(chunks, reference, strict=True):
+        current = dict(hf_mapping.named_tensors(new))
+        for name, target in hf_mapping.named_tensors(old):
+            target.copy_(current[name])
 
 
 def _log_probs(logits: torch.Tensor, micro: MicroBatch, temperature: float) -> torch.Tensor:
