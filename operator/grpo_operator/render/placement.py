@@ -95,7 +95,9 @@ def add_devices(container: dict[str, Any], scheduling: SchedulingSpec) -> None:
         container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
     have = {variable["name"] for variable in container["env"]}
     container["env"] += [
-        {"name": name, "value": value} for name, value in scheduling.nccl_env.items() if name not in have
+        {"name": name, "value": value}
+        for name, value in scheduling.gpu_environment.items()
+        if name not in have
     ]
     container["volumeMounts"].append({"name": "shm", "mountPath": "/dev/shm"})
 

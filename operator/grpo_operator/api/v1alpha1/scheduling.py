@@ -106,9 +106,10 @@ class SchedulingSpec(Model):
         " their containers; default: what the plan needs",
     )
     nccl_env: dict[str, EnvValue] = Field(
-        default_factory=lambda: dict(NCCL_DEFAULTS),
+        default_factory=dict,
         max_length=64,
-        description="environment variables of GPU pods",
+        description="environment variables of GPU pods, besides the operator's own or in their place: "
+        + ", ".join(f"{name}={value}" for name, value in NCCL_DEFAULTS.items()),
     )
     eviction_seconds: int = Field(
         30, ge=0, le=86400, description="seconds after which a pod on an unreachable node is replaced"
@@ -117,6 +118,11 @@ class SchedulingSpec(Model):
     network_policy: bool = Field(
         True, description="allow connections to the pods only from the job and the operator"
     )
+
+    @property
+    def gpu_environment(self) -> dict[str, str]:
+        """Environment variables of GPU pods."""
+        return NCCL_DEFAULTS | self.nccl_env
 
 
 class WithOverlay(Model):
