@@ -191,7 +191,8 @@ class Durations:
         if trainer.max_tokens_per_gpu is None:
             micro, width = trainer.micro_batch_size_per_gpu, max(lengths)
             return Rows(len(lengths) / micro, width * micro, width / 2)
-        filled = min(trainer.max_tokens_per_gpu * PACKING, tokens)
+        budget = trainer.max_tokens_per_gpu * self.model.trainer.layout.context
+        filled = min(budget * PACKING, tokens)
         count = max(tokens / filled, 1.0)
         attended = sum(n * n for n in lengths) / tokens / 2
         return Rows(count, tokens / count, attended, len(lengths) / count)

@@ -39,10 +39,14 @@ def test_the_cases_differ(one_rank: dict[str, dict[str, Any]]) -> None:
     assert one_rank["gspo"]["metrics"]["actor/pg_clipfrac"] > 0
 
 
+@pytest.mark.parametrize("max_tokens", [None, 40], ids=["padded", "packed"])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_steps_equal_those_of_one_rank(name: str, one_rank: dict[str, dict[str, Any]]) -> None:
+def test_steps_equal_those_of_one_rank(
+    name: str, max_tokens: int | None, one_rank: dict[str, dict[str, Any]]
+) -> None:
     world, layout = LAYOUTS[name]
-    for rank in run_on_ranks("context_cases:steps", world, layout=layout, cases=CASES):
+    chosen: dict[str, Any] = {"layout": layout, "cases": CASES, "max_tokens": max_tokens}
+    for rank in run_on_ranks("context_cases:steps", world, **chosen):
         for case, expected in one_rank.items():
             for column, values in expected["columns"].items():
                 np.testing.assert_allclose(rank[case]["columns"][column], values, rtol=1e-5, atol=1e-5)

@@ -13,6 +13,7 @@ LAYOUTS = {
     "cp2": ("deepseek_v3", 2, {"context": 2}, False),
     "pp2-vpp2": ("deepseek_v3", 2, {"pipeline": 2, "virtual_pipeline": 2}, False),
     "dp2-packed": ("deepseek_v3", 2, {}, True),
+    "cp2-packed": ("deepseek_v3", 2, {"context": 2}, True),
     "qwen3-tied-tp2-pp2": ("qwen3-tied", 4, {"tensor": 2, "pipeline": 2, "expert_tensor": 2}, True),
 }
 

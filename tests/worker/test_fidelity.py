@@ -10,8 +10,11 @@ from support.ranks.launcher import run as run_on_ranks
 from support.ranks.layouts import LAYOUTS
 
 EVERY = pytest.mark.parametrize("name", LAYOUTS)
-# Sequences packed without padding, on every axis but context.
-PACKED = ["deepseek-1", "deepseek-tp2-pp2-ep2", "deepseek-pp2-vpp2", "qwen3-tp2-pp2", "qwen3-moe-tp2-ep2"]
+# Sequences packed without padding, on every axis.
+PACKED = [
+    "deepseek-1", "deepseek-tp2-pp2-ep2", "deepseek-pp2-vpp2", "qwen3-tp2-pp2", "qwen3-moe-tp2-ep2",
+    "deepseek-cp2", "deepseek-cp2-pp2", "deepseek-cp2-ep2", "deepseek-tp2-cp2-ep4", "qwen3-moe-cp2-pp2",
+]  # fmt: skip
 
 
 @EVERY

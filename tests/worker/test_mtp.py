@@ -17,6 +17,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, int], bool]] = {
     "pp2-vpp2": (2, {"pipeline": 2, "virtual_pipeline": 2}, False),
     "cp2": (2, {"context": 2}, False),
     "dp2-packed": (2, {}, True),
+    "cp2-packed": (2, {"context": 2}, True),
     "tp2-pp2-ep2": (4, {"tensor": 2, "pipeline": 2, "expert": 2}, False),
 }
 

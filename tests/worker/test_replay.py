@@ -9,6 +9,7 @@ from support.ranks.launcher import run as run_on_ranks
 LAYOUTS = {
     "tp2-ep2": (2, {"tensor": 2, "expert": 2}, {}),
     "cp2": (2, {"context": 2}, {}),
+    "cp2-packed": (2, {"context": 2}, {"packed": True}),
     "pp2-recompute": (2, {"pipeline": 2}, {"recompute": True}),
     "pp2-vpp2": (2, {"pipeline": 2, "virtual_pipeline": 2}, {}),
     "tp2-pp2-ep2-packed-recompute": (

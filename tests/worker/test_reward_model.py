@@ -14,6 +14,7 @@ CASES = {
     "deepseek-1-packed": ("deepseek_v3", 1, {}, True),
     "deepseek-tp2-pp2-ep2": ("deepseek_v3", 4, {"tensor": 2, "pipeline": 2, "expert": 2}, False),
     "qwen3-cp2": ("qwen3", 2, {"context": 2}, False),
+    "qwen3-cp2-packed": ("qwen3", 2, {"context": 2}, True),
     "qwen3-dp2-packed": ("qwen3-tied", 2, {}, True),
 }
 

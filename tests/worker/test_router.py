@@ -17,7 +17,7 @@ PADDED: dict[str, tuple[int, dict[str, int]]] = {
     "pp2": (2, {"pipeline": 2}),
     "tp2-pp2-ep2": (4, {"tensor": 2, "pipeline": 2, "expert": 2}),
 }
-PACKED = {name: PADDED[name] for name in ("one", "tp2", "ep2", "tp2-pp2-ep2")}
+PACKED = {name: PADDED[name] for name in ("one", "tp2", "ep2", "cp2", "tp2-pp2-ep2")}
 # Six rows, so that the second micro-batch of four has rows of nothing but padding.
 LITTLE, MUCH = {"width": 32, "micro_rows": 2}, {"width": 80, "micro_rows": 4}
 # Micro-batches of about the rows' length and much longer ones, which rows of unequal length do not fill.

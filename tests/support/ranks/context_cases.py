@@ -47,14 +47,24 @@ def _of_all(own: Any) -> list[Any]:
     return gathered
 
 
-def steps(layout: dict[str, int], cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return log-probs and entropy, and metrics and gradients of a step, for each case's algorithm."""
-    return {name: _step(layout, fields, number > 0) for number, (name, fields) in enumerate(cases.items())}
+def steps(
+    layout: dict[str, int], cases: dict[str, dict[str, Any]], max_tokens: int | None = None
+) -> dict[str, dict[str, Any]]:
+    """Return log-probs and entropy, and metrics and gradients of a step, for each case's algorithm.
+
+    ``max_tokens``: pack sequences up to this number of tokens on each rank.
+    """
+    return {
+        name: _step(layout, fields, number > 0, max_tokens)
+        for number, (name, fields) in enumerate(cases.items())
+    }
 
 
-def _step(layout: dict[str, int], fields: dict[str, Any], initialised: bool) -> dict[str, Any]:
+def _step(
+    layout: dict[str, int], fields: dict[str, Any], initialised: bool, max_tokens: int | None
+) -> dict[str, Any]:
     algorithm = AlgorithmSpec.model_validate({"samplesPerPrompt": 2} | fields)
-    policy = make_model(tiny_model("deepseek_v3"), layout, initialised=initialised)
+    policy = make_model(tiny_model("deepseek_v3"), layout, max_tokens=max_tokens, initialised=initialised)
     trainer = Trainer(policy, algorithm)
     shared = SharedBatch(_batch(algorithm), 8, trainer.ranks, plain_store())
     found = trainer.call("log_probs", shared.all())

@@ -55,7 +55,7 @@ def _critic(model: str, layout: dict[str, int], packed: bool, initialised: bool 
 
 def _data(critic: CriticModel, step: int) -> Batch:
     data = own_rows(batch(step))
-    rows = cut(ragged(data), critic.layout)
+    rows = cut(ragged(data), critic.layout, critic._runner.packs)
     found = critic.values(rows).get("values")
     data["values"] = on_every_rank(None if found is None else padded_tokens(found, rows), data)
     data["returns"] = data["response_mask"] * (data["input_ids"] % 7) / 7
@@ -67,7 +67,7 @@ def gradients(model: str, layout: dict[str, int], packed: bool = False) -> dict[
     critic = _critic(model, layout, packed)
     data = _data(critic, 0)
     critic.trainable.step = lambda: keep_gradients(critic)  # type: ignore[method-assign]
-    critic.update(cut(ragged(data), critic.layout), 0.5)
+    critic.update(cut(ragged(data), critic.layout, critic._runner.packs), 0.5)
     return assembled(hf_mapping.shards(critic.trainable.chunks, family_of(tiny_model(model))))
 
 

@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM
 
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_worker.algorithms.losses import PolicyLossConfig
-from grpo_worker.common.context_spans import zigzag_chunks
 from grpo_worker.data.micro_batch import Batch, MicroBatch
 from grpo_worker.megatron.conversion import hf_mapping
 from grpo_worker.megatron.conversion.readers import SafetensorsWeights, SeededWeights
@@ -60,7 +59,7 @@ def _logits(chunks: list[Any], layout: Layout, batch: Batch, packed: bool) -> to
 
     def collect(logits: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
         nonlocal collected
-        whole = _whole_rows(gather_from_tensor_model_parallel_region(logits)).float().cpu()
+        whole = _whole_rows(gather_from_tensor_model_parallel_region(logits), micro).float().cpu()
         if not collected.numel():
             collected = torch.zeros(rows, length, whole.shape[-1])
         for place, row in enumerate(micro.indices):
@@ -73,15 +72,11 @@ def _logits(chunks: list[Any], layout: Layout, batch: Batch, packed: bool) -> to
     return collected if collected.numel() else None
 
 
-def _whole_rows(tokens: torch.Tensor) -> torch.Tensor:
-    """Gather the chunks [b, s / cp, vocab] of all context-parallel ranks: [b, s, vocab]."""
-    size = parallel_state.get_context_parallel_world_size()
-    gathered = [torch.empty_like(tokens) for _ in range(size)]
-    dist.all_gather(gathered, tokens.contiguous(), group=parallel_state.get_context_parallel_group())
-    if size == 1:
-        return tokens
-    held = [chunk for part in gathered for chunk in part.chunk(2, dim=1)]
-    return torch.cat([held[zigzag_chunks(size).index(number)] for number in range(2 * size)], dim=1)
+def _whole_rows(tokens: torch.Tensor, micro: MicroBatch) -> torch.Tensor:
+    """Join the tokens [b, s / cp, vocab] of all context-parallel ranks: [b, s, vocab]."""
+    whole = micro.whole(tokens).clone()
+    dist.all_reduce(whole, group=parallel_state.get_context_parallel_group())
+    return whole
 
 
 def against_transformers(

@@ -9,6 +9,8 @@ LAYOUTS: dict[str, tuple[str, int, dict[str, int]]] = {
     "deepseek-pp2-vpp2": ("deepseek_v3", 2, {"pipeline": 2, "virtual_pipeline": 2}),
     "deepseek-ep2": ("deepseek_v3", 2, {"expert": 2}),
     "deepseek-cp2": ("deepseek_v3", 2, {"context": 2}),
+    "deepseek-cp2-pp2": ("deepseek_v3", 4, {"context": 2, "pipeline": 2}),
+    "deepseek-cp2-ep2": ("deepseek_v3", 2, {"context": 2, "expert": 2}),
     "deepseek-dp2": ("deepseek_v3", 2, {}),
     "deepseek-tp2-pp2-ep2": ("deepseek_v3", 4, {"tensor": 2, "pipeline": 2, "expert": 2}),
     "deepseek-tp2-cp2-ep4": ("deepseek_v3", 4, {"tensor": 2, "context": 2, "expert": 4}),

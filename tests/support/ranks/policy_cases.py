@@ -115,19 +115,20 @@ def update(
 def own_part(policy: PolicyModel, data: Batch) -> RaggedBatch:
     """Return a padded batch with what this rank reads, and nothing else."""
     rows = ragged(data, policy.expert_layers, policy.context_spans(data["input_ids"].shape[1]))
-    return cut(rows, policy.layout)
+    return cut(rows, policy.layout, policy.packs)
 
 
-def cut(rows: RaggedBatch, layout: Layout) -> RaggedBatch:
+def cut(rows: RaggedBatch, layout: Layout, packs: bool) -> RaggedBatch:
     """Return rows with the token ids and response columns that this rank reads, and 0 elsewhere."""
-    models: Any = SimpleNamespace(policy=SimpleNamespace(layout=layout))
+    models: Any = SimpleNamespace(policy=SimpleNamespace(layout=layout, packs=packs))
     info, every = rank_info(dist.get_rank(), models), range(rows.rows)
-    if not info.id_spans(rows.width):
+    split = info.split(rows.width)
+    if split is None:
         return rows
-    spans = info.id_spans(rows.width)
+    spans = split.read(rows.lengths)
     taken = rows.take_column(INPUT_IDS, every, spans)
     ids = spread_spans(taken, rows.lengths, np.zeros_like(rows.lengths), spans)
-    spans = info.loss_spans(rows.width)
+    spans = split.predicted(rows.lengths)
     response = {
         name: spread_spans(
             rows.take_column(name, every, spans), rows.response_lengths, rows.prompt_lengths, spans

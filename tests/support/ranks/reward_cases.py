@@ -32,7 +32,7 @@ def scores(root: str, model: str, layout: dict[str, int], packed: bool) -> tuple
     theirs = AutoModelForSequenceClassification.from_pretrained(root, dtype=torch.float32).eval()
     with torch.no_grad():
         expected = theirs(**data).logits
-    found = ours.scores(cut(ragged(data), parallel)).get("scores")
+    found = ours.scores(cut(ragged(data), parallel, packed)).get("scores")
     column = None if found is None else torch.from_numpy(found)[:, None]
     return on_every_stage(column, {"input_ids": expected}), expected
 

@@ -1,8 +1,12 @@
-"""Split of padded rows over context-parallel ranks (pure Python)."""
+"""Split of rows over context-parallel ranks."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 Span = tuple[int, int]  # (first token, end)
+FOLLOWING = 2  # tokens after a rank's own that it reads: the labels of its last token and of the MTP layer's
 
 
 def zigzag_chunks(size: int) -> list[int]:
@@ -21,19 +25,51 @@ def token_multiple(tensor: int, context: int) -> int:
     return tensor * (2 * context if context > 1 else 1)
 
 
-def context_spans(width: int, tensor: int, context: int, rank: int) -> list[Span]:
-    """Return the tokens of each row that a context-parallel rank computes. ``width``: of the batch."""
-    if context == 1:
-        return [(0, width)]
-    multiple = token_multiple(tensor, context)
-    chunk = -(-width // multiple) * multiple // (2 * context)
-    return [(c * chunk, (c + 1) * chunk) for c in zigzag_chunks(context)[2 * rank : 2 * rank + 2]]
+def padded_size(length: int, multiple: int) -> int:
+    """Return the next multiple of ``multiple``."""
+    return -(-length // multiple) * multiple
 
 
-def next_tokens(spans: Sequence[Span]) -> tuple[Span, ...]:
-    """Return the tokens that outputs at ``spans`` predict.
+@dataclass(frozen=True, slots=True)
+class ContextSplit:
+    """Rows as one context-parallel rank sees them. ``tensor``, ``context``: parallel sizes.
 
-    The first token of a row, which no output predicts, goes to the rank of the first chunk, so that the spans
-    of all ranks together are whole rows.
+    ``width``: of padded rows, which are all cut at the same tokens. None: rows are packed, and each is cut by
+    its own length.
     """
-    return tuple((first + 1 if first else 0, end + 1) for first, end in spans)
+
+    tensor: int
+    context: int
+    rank: int
+    width: int | None
+
+    @property
+    def multiple(self) -> int:
+        """What the number of tokens of each row, with its padding, is a multiple of."""
+        return token_multiple(self.tensor, self.context)
+
+    def spans(self, lengths: np.ndarray | Sequence[int]) -> np.ndarray:
+        """Return the tokens (first, end) of rows of these lengths that the rank computes: [rows, 2, 2]."""
+        sizes = np.array(lengths, np.int64)
+        if self.width is not None:
+            sizes[:] = self.width
+        chunk = (-(-sizes // self.multiple) * self.multiple // (2 * self.context))[:, None]
+        numbers = zigzag_chunks(self.context)[2 * self.rank : 2 * self.rank + 2]
+        first = chunk * np.array(numbers)
+        return np.stack([first, first + chunk], axis=-1)
+
+    def read(self, lengths: np.ndarray | Sequence[int]) -> np.ndarray:
+        """Return the tokens whose ids the rank reads: [rows, 2, 2]."""
+        spans = self.spans(lengths)
+        spans[..., 1] += FOLLOWING
+        return spans
+
+    def predicted(self, lengths: np.ndarray | Sequence[int]) -> np.ndarray:
+        """Return the tokens that the rank's outputs predict: [rows, 2, 2].
+
+        The first token of a row, which no output predicts, goes to the rank of the first chunk, so that the
+        spans of all ranks together are whole rows.
+        """
+        spans = self.spans(lengths) + 1
+        spans[..., 0] -= spans[..., 0] == 1
+        return spans

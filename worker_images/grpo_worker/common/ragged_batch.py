@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from grpo_worker.common.context_spans import Span
-
 INPUT_IDS = "input_ids"
 ROUTED_EXPERTS = "routed_experts"  # row column of references, see data/routed_experts.py
 
@@ -26,12 +24,13 @@ def take_rows(flat: np.ndarray, lengths: np.ndarray, rows: Sequence[int] | np.nd
     return np.concatenate([flat[starts[row] : starts[row + 1]] for row in rows] or [flat[:0]])
 
 
-def entries_in(spans: Sequence[Span], lengths: np.ndarray, before: np.ndarray) -> np.ndarray:
+def entries_in(spans: np.ndarray, lengths: np.ndarray, before: np.ndarray) -> np.ndarray:
     """Return the first entry and the end of each row's part in each span: int64 [rows, spans, 2].
 
-    A column has ``lengths`` entries of each row, for the tokens after the first ``before`` ones.
+    ``spans``: tokens (first, end) of each row, [rows, spans, 2]. A column has ``lengths`` entries of each
+    row, for the tokens after the first ``before`` ones.
     """
-    edges = np.asarray(spans, np.int64)[None] - before[:, None, None]
+    edges = spans - before[:, None, None]
     bounds: np.ndarray = np.clip(edges, 0, lengths[:, None, None])
     return bounds
 
@@ -41,20 +40,18 @@ def take_spans(
     lengths: np.ndarray,
     before: np.ndarray,
     rows: Sequence[int] | np.ndarray,
-    spans: Sequence[Span],
+    spans: np.ndarray,
 ) -> np.ndarray:
     """Return the entries of ``rows`` for the tokens in ``spans``, in this order.
 
-    ``flat``: a column with ``lengths`` entries of each row, see entries_in.
+    ``flat``: a column with ``lengths`` entries of each row; it and ``spans`` are of all rows, see entries_in.
     """
     starts, bounds = offsets_of(lengths), entries_in(spans, lengths, before)
     parts = [flat[starts[row] + first : starts[row] + end] for row in rows for first, end in bounds[row]]
     return np.concatenate(parts or [flat[:0]])
 
 
-def spread_spans(
-    taken: np.ndarray, lengths: np.ndarray, before: np.ndarray, spans: Sequence[Span]
-) -> np.ndarray:
+def spread_spans(taken: np.ndarray, lengths: np.ndarray, before: np.ndarray, spans: np.ndarray) -> np.ndarray:
     """Return a whole column from what take_spans returned for all rows; other entries are 0."""
     starts, place = offsets_of(lengths), 0
     flat = np.zeros(starts[-1], taken.dtype)
@@ -138,11 +135,11 @@ class RaggedBatch:
         return self.row.get(name) if found is None else found
 
     def take_column(
-        self, name: str, rows: Sequence[int] | np.ndarray, spans: Sequence[Span] = ()
+        self, name: str, rows: Sequence[int] | np.ndarray, spans: np.ndarray | None = None
     ) -> np.ndarray:
         """Return the entries of ``rows`` of one column, in this order.
 
-        ``spans``: the tokens of each row whose entries are taken; empty: all.
+        ``spans``: the tokens of each row of the batch whose entries are taken, see entries_in; None: all.
         """
         if name in self.row:
             return self.row[name][np.asarray(rows, dtype=np.int64)]
@@ -150,7 +147,7 @@ class RaggedBatch:
         assert column is not None, f"there is no column {name}"
         ids = name == INPUT_IDS
         lengths = self.lengths if ids else self.response_lengths
-        if not spans:
+        if spans is None:
             return take_rows(column, lengths, rows)
         before = np.zeros_like(lengths) if ids else self.prompt_lengths
         return take_spans(column, lengths, before, rows, spans)

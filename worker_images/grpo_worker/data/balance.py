@@ -49,15 +49,16 @@ def _equal_size(lengths: Sequence[int], parts: int) -> list[list[int]]:
     return groups
 
 
-def within_budget(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Return balanced groups of at most ``budget`` tokens each, as few as balancing allows.
+def within_budget(lengths: Sequence[int], each: int, gpus: int = 1) -> list[list[int]]:
+    """Return balanced groups of at most ``each`` x ``gpus`` tokens, as few as balancing allows.
 
-    Raises ValueError for a sequence that is longer than the budget.
+    ``gpus``: context-parallel ranks, which share a group. Raises ValueError for a longer sequence.
     """
+    budget, shared = each * gpus, f" on each of {gpus} context-parallel GPUs" if gpus > 1 else ""
     if lengths and max(lengths) > budget:
         raise ValueError(
-            f"a sequence has {max(lengths)} tokens, trainer.maxTokensPerGpu is {budget}: raise it to at "
-            "least data.promptLength + data.responseLength"
+            f"a sequence has {max(lengths)} tokens, trainer.maxTokensPerGpu is {each}{shared}: raise it, so "
+            "that data.promptLength + data.responseLength fit"
         )
     parts = max(1, -(-sum(lengths) // budget))
     while True:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from grpo_worker.common.context_spans import Span, context_spans, next_tokens
+from grpo_worker.common.context_spans import ContextSplit
 from grpo_worker.common.ragged_batch import (
     INPUT_IDS,
     ROUTED_EXPERTS,
@@ -21,7 +21,6 @@ from grpo_worker.common.ragged_batch import (
 F = TypeVar("F", bound=Callable[..., Any])
 _ATTRIBUTE = "_grpo_dispatch"
 _READS = "_grpo_reads"
-_FOLLOWING = 2  # tokens after a rank's own that it reads: the labels of its last token and of the MTP layer's
 LENGTHS = "lengths"  # int32 [2, rows]: prompt tokens, and prompt and response tokens
 
 
@@ -38,7 +37,7 @@ class Dispatch(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """Coordinates of one rank in Megatron-Core's process groups."""
+    """Coordinates of one rank in Megatron-Core's process groups. ``packed``: it packs its sequences."""
 
     rank: int
     tp_rank: int
@@ -49,6 +48,7 @@ class RankInfo:
     dp_size: int
     tp_size: int = 1
     cp_size: int = 1
+    packed: bool = False
 
     @property
     def last_stage(self) -> bool:
@@ -73,29 +73,23 @@ class RankInfo:
             if name == ROUTED_EXPERTS or (ends if name == INPUT_IDS else self.last_stage)
         ]
 
-    def id_spans(self, width: int) -> tuple[Span, ...]:
-        """Return the tokens of each row whose ids a context-parallel rank reads; empty: whole rows."""
-        return tuple((first, end + _FOLLOWING) for first, end in self._own(width))
+    def split(self, width: int) -> ContextSplit | None:
+        """Return the part of each row that a context-parallel rank reads; None: whole rows.
 
-    def loss_spans(self, width: int) -> tuple[Span, ...]:
-        """Return the tokens of each row whose loss a context-parallel rank computes; empty: whole rows.
-
-        It reads and returns the entries of response columns for these tokens only.
+        It reads the ids of some tokens, and reads and returns the entries of response columns for those that
+        its outputs predict. ``width``: of the batch.
         """
-        return next_tokens(self._own(width))
-
-    def _own(self, width: int) -> list[Span]:
         if self.cp_size == 1:
-            return []
-        return context_spans(width, self.tp_size, self.cp_size, self.cp_rank)
+            return None
+        return ContextSplit(self.tp_size, self.cp_size, self.cp_rank, None if self.packed else width)
 
 
 @dataclass(frozen=True, slots=True)
 class PieceColumns:
     """Names of the columns that a call gets, in the order of its arrays, for each piece of the rank's rows.
 
-    ``response``, ``row``: names by kind. The arrays of a piece begin with ``LENGTHS``. ``id_spans``,
-    ``loss_spans``: see RankInfo.
+    ``response``, ``row``: names by kind. The arrays of a piece begin with ``LENGTHS``. ``split``: see
+    RankInfo.
     """
 
     pieces: int
@@ -103,8 +97,7 @@ class PieceColumns:
     ids: bool
     response: tuple[str, ...]
     row: tuple[str, ...]
-    id_spans: tuple[Span, ...] = ()
-    loss_spans: tuple[Span, ...] = ()
+    split: ContextSplit | None = None
 
     def batch(self, arrays: Sequence[np.ndarray]) -> RaggedBatch:
         """Return the rank's rows as views of the arrays; several pieces, and parts of rows, are copied."""
@@ -114,13 +107,13 @@ class PieceColumns:
     def _piece(self, arrays: Sequence[np.ndarray]) -> RaggedBatch:
         (prompts, lengths), rest = arrays[0], list(arrays[1:])
         ids = rest.pop(0) if self.ids else None
-        if ids is not None and self.id_spans:
-            ids = spread_spans(ids, lengths, np.zeros_like(lengths), self.id_spans)
+        if ids is not None and self.split is not None:
+            ids = spread_spans(ids, lengths, np.zeros_like(lengths), self.split.read(lengths))
         response = dict(zip(self.response, rest, strict=False))
-        if self.loss_spans:
+        if self.split is not None:
+            own = self.split.predicted(lengths)
             response = {
-                name: spread_spans(taken, lengths - prompts, prompts, self.loss_spans)
-                for name, taken in response.items()
+                name: spread_spans(taken, lengths - prompts, prompts, own) for name, taken in response.items()
             }
         row = dict(zip(self.row, rest[len(self.response) :], strict=True))
         return RaggedBatch(prompts, lengths, self.width, ids, response, row)
@@ -148,10 +141,10 @@ def collect(info: RankInfo, batch: RaggedBatch, result: Any) -> Any:
     first = info.cp_rank == 0
     if not isinstance(result, Columns):
         return result if first else None
-    spans = info.loss_spans(batch.width)
-    if not spans:
+    split = info.split(batch.width)
+    if split is None:
         return result
-    rows = range(batch.rows)
+    rows, spans = range(batch.rows), split.predicted(batch.lengths)
     own = {
         name: take_spans(column, batch.response_lengths, batch.prompt_lengths, rows, spans)
         for name, column in result.response.items()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_worker.common.context_spans import Span
+from grpo_worker.common.context_spans import ContextSplit
 from grpo_worker.common.ragged_batch import INPUT_IDS, RaggedBatch, entries_in, offsets_of
 from grpo_worker.data.balance import balanced
 from grpo_worker.roles.dispatch import LENGTHS, Columns, PieceColumns, RankInfo
@@ -91,7 +91,7 @@ class SharedBatch:
         self.batch, self.per_step = batch, per_step
         self.partition = Partition(batch.lengths, per_step, ranks[0].dp_size)
         self.ranks, self._store = ranks, store
-        self._stored: dict[tuple[int, int, str, tuple[Span, ...]], StoredArray] = {}
+        self._stored: dict[tuple[int, int, str, ContextSplit | None], StoredArray] = {}
         self.put_bytes = 0
 
     def all(self) -> "SharedRows":
@@ -104,22 +104,24 @@ class SharedBatch:
 
     def stored(self, step: int, info: RankInfo, name: str) -> Any:
         """Return the reference of a rank's part of a column, which is stored if this is its first use."""
-        key = step, info.dp_rank, name, self._spans(info, name)
+        key = step, info.dp_rank, name, self._split(info, name)
         if key not in self._stored:
             array = self._array(*key)
             self.put_bytes += array.nbytes
             self._stored[key] = self._store.store(array, info.rank)
         return self._stored[key].for_rank(info.rank)
 
-    def _spans(self, info: RankInfo, name: str) -> tuple[Span, ...]:
-        if name == INPUT_IDS:
-            return info.id_spans(self.batch.width)
-        return info.loss_spans(self.batch.width) if name in self.batch.response else ()
+    def _split(self, info: RankInfo, name: str) -> ContextSplit | None:
+        whole = name != INPUT_IDS and name not in self.batch.response
+        return None if whole else info.split(self.batch.width)
 
-    def _array(self, step: int, part: int, name: str, spans: Sequence[Span]) -> np.ndarray:
+    def _array(self, step: int, part: int, name: str, split: ContextSplit | None) -> np.ndarray:
         rows, batch = self.partition.pieces[step][part], self.batch
         if name == LENGTHS:
             return np.stack([batch.prompt_lengths[rows], batch.lengths[rows]])
+        spans = None
+        if split is not None:
+            spans = (split.read if name == INPUT_IDS else split.predicted)(batch.lengths)
         column = batch.take_column(name, rows, spans)
         return column * self.partition.real[step][part] if name == WEIGHTS else column
 
@@ -137,8 +139,8 @@ class SharedRows:
         response = tuple(name for name in names if name in batch.response)
         row = tuple(name for name in names if name in batch.row)
         ids = [name for name in names if name == INPUT_IDS]
-        spans = info.id_spans(batch.width), info.loss_spans(batch.width)
-        columns = PieceColumns(len(self._steps), batch.width, bool(ids), response, row, *spans)
+        split = info.split(batch.width)
+        columns = PieceColumns(len(self._steps), batch.width, bool(ids), response, row, split)
         order = [LENGTHS, *ids, *response, *row]
         return columns, [self._shared.stored(s, info, name) for s in self._steps for name in order]
 
@@ -182,7 +184,9 @@ class SharedRows:
         ``starts``: of each row in the joined column.
         """
         batch = self._shared.batch
-        spans = info.loss_spans(batch.width) or ((0, batch.width),)
+        split, lengths = info.split(batch.width), batch.lengths[rows]
+        whole = np.array([[[0, batch.width]]])
+        spans = whole if split is None else split.predicted(lengths)
         bounds = entries_in(spans, batch.response_lengths[rows], batch.prompt_lengths[rows])
         taken = 0
         for start, kept, parts in zip(starts.tolist(), real.tolist(), bounds.tolist(), strict=True):

@@ -101,6 +101,7 @@ def rank_info(rank: int, models: TrainerModels) -> RankInfo:
         layout.data,
         layout.tensor,
         layout.context,
+        models.policy.packs,
     )
 
 

@@ -36,10 +36,12 @@ _RULES: tuple[Rule["GRPOJobSpec"], ...] = (
     ),
     Rule(
         "!has(self.trainer.maxTokensPerGpu)"
-        " || self.data.promptLength + self.data.responseLength <= self.trainer.maxTokensPerGpu",
-        "data.promptLength + data.responseLength must fit in trainer.maxTokensPerGpu",
+        " || self.data.promptLength + self.data.responseLength"
+        " <= self.trainer.maxTokensPerGpu * self.trainer.parallelism.context",
+        "data.promptLength + data.responseLength must fit in trainer.maxTokensPerGpu x parallelism.context",
         lambda job: (
-            job.trainer.max_tokens_per_gpu is None or job.data.total_length <= job.trainer.max_tokens_per_gpu
+            job.trainer.max_tokens_per_gpu is None
+            or job.data.total_length <= job.trainer.max_tokens_per_gpu * job.trainer.parallelism.context
         ),
     ),
     Rule(

@@ -137,12 +137,6 @@ _TRAINER_RULES: tuple[Rule["TrainerSpec"], ...] = (
             == 0
         ),
     ),
-    Rule(
-        "!has(self.maxTokensPerGpu) || self.parallelism.context == 1",
-        "maxTokensPerGpu packs sequences, which context parallelism cannot split: remove maxTokensPerGpu, or"
-        " set parallelism.context to 1",
-        lambda trainer: trainer.max_tokens_per_gpu is None or trainer.parallelism.context == 1,
-    ),
 )
 
 
@@ -177,8 +171,9 @@ class TrainerSpec(WithOverlay):
         None,
         ge=1,
         le=2**24,
-        description="pack sequences without padding, up to this number of tokens per forward pass, instead "
-        "of using microBatchSizePerGpu (verl: ppo_max_token_len_per_gpu)",
+        description="pack sequences without padding, up to this number of tokens of a forward pass on each "
+        "GPU, instead of using microBatchSizePerGpu (verl: ppo_max_token_len_per_gpu). Context-parallel GPUs "
+        "share a forward pass",
     )
     resources: Resources = Field(default_factory=Resources)
     agent_resources: Resources = Field(

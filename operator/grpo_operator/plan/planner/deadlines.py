@@ -82,7 +82,7 @@ def completed_deadlines(spec: GRPOJobSpec, planned: PlannedDeadlines) -> GRPOJob
 def _rank_seconds(training: TrainingPool, layout: Layout) -> float:
     """Return the seconds of all passes of the largest micro-batch, and of the reduction of gradients."""
     full = training.sequence * training.micro_batch
-    tokens = full if training.max_tokens is None else training.max_tokens
+    tokens = full if training.max_tokens is None else training.max_tokens * layout.context
     packed = 0.0 if training.max_tokens is None else max(tokens / training.sequence, 1.0)
     cost = call_cost(
         training.model,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_worker.common.context_spans import context_spans
+from grpo_worker.common.context_spans import ContextSplit
 from grpo_worker.common.ragged_batch import INPUT_IDS, ROUTED_EXPERTS, RaggedBatch
 from grpo_worker.data.balance import balanced, within_budget
 from grpo_worker.roles.dispatch import Columns, Dispatch, RankInfo, dispatch_mode, reads_of, register
@@ -20,10 +20,10 @@ layouts = st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(1, 4), st.
 LOSS = ("advantages", "weights")
 
 
-def ranks_of(tp: int, cp: int, dp: int, pp: int) -> list[RankInfo]:
+def ranks_of(tp: int, cp: int, dp: int, pp: int, packed: bool = False) -> list[RankInfo]:
     """Megatron's order: tensor innermost, then context, data, pipeline."""
     places = [(t, p, c, d) for p in range(pp) for d in range(dp) for c in range(cp) for t in range(tp)]
-    return [RankInfo(rank, *place, pp, dp, tp, cp) for rank, place in enumerate(places)]
+    return [RankInfo(rank, *place, pp, dp, tp, cp, packed) for rank, place in enumerate(places)]
 
 
 def batch_of(lengths: list[tuple[int, int]]) -> RaggedBatch:
@@ -90,11 +90,11 @@ def test_rows_come_back_in_order(
         assert call(workers, "weigh", rows) == 3.0
 
 
-@given(sizes=layouts, lengths=lengths_strategy, per_step=st.integers(1, 30))
+@given(sizes=layouts, lengths=lengths_strategy, per_step=st.integers(1, 30), packed=st.booleans())
 def test_context_ranks_get_the_tokens_that_they_read(
-    sizes: tuple[int, int, int, int], lengths: list[tuple[int, int]], per_step: int
+    sizes: tuple[int, int, int, int], lengths: list[tuple[int, int]], per_step: int, packed: bool
 ) -> None:
-    ranks, batch = ranks_of(*sizes), batch_of(lengths)
+    ranks, batch = ranks_of(*sizes, packed=packed), batch_of(lengths)
     shared = SharedBatch(batch, per_step, ranks, plain_store())
     workers = [Worker(place) for place in ranks]
     call(workers, "echo", shared.all(), 1)
@@ -104,7 +104,9 @@ def test_context_ranks_get_the_tokens_that_they_read(
         for number, row in enumerate(np.concatenate([p[info.dp_rank] for p in shared.partition.pieces])):
             ids = got.input_ids[got.starts[number] : got.starts[number + 1]]
             whole = batch.take_column(INPUT_IDS, [row])
-            spans = context_spans(batch.width, info.tp_size, info.cp_size, info.cp_rank)
+            width = None if packed else batch.width
+            split = ContextSplit(info.tp_size, info.cp_size, info.cp_rank, width)
+            spans = split.spans([len(whole)])[0].tolist() if info.cp_size > 1 else [(0, len(whole))]
             read = {t for first, end in spans for t in range(first, end + 2) if t < len(whole)}
             expected = [whole[t] if t in read or info.cp_size == 1 else 0 for t in range(len(whole))]
             assert ids.tolist() == expected

@@ -4,12 +4,14 @@ It supports what Megatron-Core's own attention lacks without Transformer Engine:
 differs from the keys' (MLA), grouped keys (Qwen3), context parallelism and packed sequences.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from grpo_worker.common.context_spans import zigzag_chunks
@@ -18,7 +20,8 @@ from grpo_worker.common.context_spans import zigzag_chunks
 class CoreAttention(MegatronModule):  # type: ignore[misc]
     """query: [s, b, heads, d_qk], key: [s, b, groups, d_qk], value: [s, b, groups, d_v].
 
-    Returns [s, b, heads * d_v]. With packed sequences the axes s and b are one axis t of tokens.
+    Returns [s, b, heads * d_v]. With packed sequences the axes s and b are one axis t of tokens. Of each
+    sequence a context-parallel rank has two chunks; see ``zigzag_chunks``.
     """
 
     def __init__(
@@ -38,46 +41,59 @@ class CoreAttention(MegatronModule):  # type: ignore[misc]
         packed_seq_params: Any = None,
         **__: Any,
     ) -> torch.Tensor:
-        if packed_seq_params is not None:
-            return self._packed(query, key, value, packed_seq_params.cu_seqlens_q.tolist())
-        visible = None
-        if self.cp is not None and self.cp.size() > 1:
-            length = query.shape[0]
-            key = gather_from_sequence_parallel_region(key, group=self.cp)
-            value = gather_from_sequence_parallel_region(value, group=self.cp)
-            key_at = _zigzag(length, self.cp.size()).to(query.device)
-            start = self.cp.rank() * length
-            visible = key_at[start : start + length, None] >= key_at[None, :]
-        q, k, v = (t.permute(1, 2, 0, 3) for t in (query, key, value))  # b, heads, s, d
-        out = self._attend(q, k, v, visible).permute(2, 0, 1, 3)
-        return out.reshape(*out.shape[:2], -1)
+        if packed_seq_params is None:
+            return self._attended(query, key, value, [len(query)]).flatten(2)
+        bounds = packed_seq_params.cu_seqlens_q.tolist()
+        lengths = [(end - start) // self._ranks for start, end in pairwise(bounds)]
+        return self._attended(query[:, None], key[:, None], value[:, None], lengths).flatten(1)
 
-    def _packed(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bounds: list[int]
+    @property
+    def _ranks(self) -> int:
+        return 1 if self.cp is None else int(self.cp.size())
+
+    def _attended(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths: Sequence[int]
     ) -> torch.Tensor:
         """Attend within each sequence separately, which avoids a mask of all tokens by all tokens."""
-        lengths = [end - start for start, end in pairwise(bounds)]
-        heads_first = (t.transpose(0, 1) for t in (query, key, value))
-        parts = zip(*(torch.split(t, lengths, dim=1) for t in heads_first), strict=True)
-        out = [self._attend(q[None], k[None], v[None], None)[0] for q, k, v in parts]
-        return torch.cat(out, dim=1).transpose(0, 1).flatten(1)
+        queries = torch.split(query, list(lengths))
+        parts = zip(queries, self._whole(key, lengths), self._whole(value, lengths), strict=True)
+        return torch.cat([self._sequence(*part) for part in parts])
 
-    def _attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _whole(self, tokens: torch.Tensor, lengths: Sequence[int]) -> Sequence[torch.Tensor]:
+        """Return all tokens of each sequence, of which this rank has ``lengths``."""
+        if self._ranks == 1:
+            return torch.split(tokens, list(lengths))
+        gathered = gather_from_sequence_parallel_region(tokens, group=self.cp)
+        by_rank = gathered.view(self._ranks, *tokens.shape)
+        return [_in_order(part) for part in torch.split(by_rank, list(lengths), dim=1)]
+
+    def _sequence(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Attend within one sequence: each chunk of this rank sees the keys up to its end."""
+        if self._ranks == 1:
+            return self._attend(query, key, value)
+        rank, size = self.cp.rank(), len(query) // 2
+        ends = [(number + 1) * size for number in zigzag_chunks(self._ranks)[2 * rank : 2 * rank + 2]]
+        chunks = zip(torch.split(query, size), ends, strict=True)
+        return torch.cat([self._attend(chunk, key[:end], value[:end]) for chunk, end in chunks])
+
+    def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Attend to the keys before each query; the last query has the last key."""
+        square = len(query) == len(key)
+        q, k, v = (t.permute(1, 2, 0, 3) for t in (query, key, value))  # b, heads, s, d
         # PyTorch chooses the kernel; none of those on a GPU stores the matrix of scores.
-        return scaled_dot_product_attention(
+        out: torch.Tensor = scaled_dot_product_attention(
             q,
             k,
             v,
-            attn_mask=visible,
-            is_causal=visible is None,
+            attn_mask=None if square else causal_lower_right(len(query), len(key)),
+            is_causal=square,
             scale=self.scale,
             enable_gqa=k.shape[1] != q.shape[1],
         )
+        return out.permute(2, 0, 1, 3)
 
 
-def _zigzag(length: int, size: int) -> torch.Tensor:
-    """Return the global positions of the tokens of all CP ranks, in rank order."""
-    half = length // 2
-    return torch.cat([torch.arange(c * half, (c + 1) * half) for c in zigzag_chunks(size)])
+def _in_order(by_rank: torch.Tensor) -> torch.Tensor:
+    """Return the tokens of a sequence in order, from the two chunks of each rank: [ranks, tokens, ...]."""
+    first, second = by_rank.chunk(2, dim=1)  # chunks 0 to cp - 1, and 2 x cp - 1 down to cp
+    return torch.cat([first, second.flip(0)]).flatten(0, 1)

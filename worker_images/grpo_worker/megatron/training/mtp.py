@@ -55,16 +55,17 @@ class MultiTokenPrediction:
 
     def log_probs(self, micro: MicroBatch) -> torch.Tensor:
         """Return the log-probability of the token after the next, [b, s / cp]."""
-        after_next = context_slice(micro.labels.roll(-1, 1))
+        after_next = context_slice(micro, micro.labels.roll(-1, 1))
         return vocab_parallel.log_probs(self.logits(micro), after_next, 1.0)
 
     def logits(self, micro: MicroBatch) -> torch.Tensor:
         """Return the logits of the token after the next, [b, s / cp, vocab / tp]."""
         model: Any = self._last
         with torch.no_grad():
-            embedded = self._embedding(context_slice(micro.labels), context_slice(micro.position_ids))
+            labels, positions = context_slice(micro, micro.labels), context_slice(micro, micro.position_ids)
+            embedded = self._embedding(labels, positions)
         # The last token of a row has no next one, which the layer would take from another row.
-        padding = router_slice(micro.padding(ahead=1))
+        padding = router_slice(micro, micro.padding(ahead=1))
         hidden = getattr(model, NAME)(self._hidden, embedded, packed_params(micro), padding)
         logits, _ = model.output_layer(hidden, weight=model.output_layer.weight.detach())
         batch_first: torch.Tensor = logits.transpose(0, 1).contiguous()

@@ -76,6 +76,11 @@ class PolicyModel:
         """Indices, among the model's expert layers, of those on this rank: the layers of ``routed``."""
         return [] if self._replay is None else self._replay.layers
 
+    @property
+    def packs(self) -> bool:
+        """Whether the ranks pack their sequences."""
+        return self._runner.packs
+
     def context_spans(self, width: int) -> list[tuple[int, int]]:
         """Return the tokens (first, end) of each row that this rank computes. ``width``: of the batch."""
         return self._runner.context_spans(width)
@@ -192,7 +197,7 @@ def _copy(chunks: Sequence[Any], reference: Sequence[Any]) -> None:
 
 def _log_probs(logits: torch.Tensor, micro: MicroBatch, temperature: float) -> torch.Tensor:
     """Return the log-probability of each next token, [b, s / cp]."""
-    return vocab_parallel.log_probs(logits, context_slice(micro.labels), temperature)
+    return vocab_parallel.log_probs(logits, context_slice(micro, micro.labels), temperature)
 
 
 def _loss(

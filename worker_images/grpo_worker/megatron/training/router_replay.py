@@ -109,7 +109,7 @@ class RoutingReplay:
             ran = slice(tokens.start, tokens.stop - 1)
             chosen = torch.from_numpy(experts.astype(np.int16)).to(where)
             whole[row, ran] = chosen.transpose(0, 1).long()
-        tokens_first = context_slice(whole).transpose(0, 1)  # [s, b, layers, k]
+        tokens_first = context_slice(micro, whole).transpose(0, 1)  # [s, b, layers, k]
         if self._sequence_parallel:
             size = parallel_state.get_tensor_model_parallel_world_size()
             tokens_first = tokens_first.chunk(size)[parallel_state.get_tensor_model_parallel_rank()]

@@ -14,7 +14,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_attr_wrapped_model
 
 from grpo_operator.api.v1alpha1.layout import Layout
-from grpo_worker.common.context_spans import context_spans, token_multiple, zigzag_chunks
+from grpo_worker.common.context_spans import ContextSplit, token_multiple
 from grpo_worker.common.ragged_batch import RaggedBatch, offsets_of
 from grpo_worker.data.balance import within_budget
 from grpo_worker.data.micro_batch import MicroBatch, MicroBatches, Shape, groups_for, split
@@ -50,11 +50,6 @@ class Runner:
     """Runs the model chunks of one rank over the micro-batches of its rows."""
 
     def __init__(self, layout: Layout, batching: MicroBatching) -> None:
-        if batching.max_tokens and layout.context > 1:
-            raise ValueError(
-                f"trainer.maxTokensPerGpu with context={layout.context}: packed sequences cannot be split "
-                "over context-parallel ranks: remove maxTokensPerGpu or set context to 1"
-            )
         self.layout = layout
         self._batching = batching
         rows = None if batching.max_tokens else batching.rows
@@ -62,18 +57,30 @@ class Runner:
 
     def micro_batches(self, batch: RaggedBatch) -> MicroBatches:
         """Split the rank's rows into micro-batches, equally many on every data-parallel rank. Collective."""
+        context = self._context_split(batch.width)
         if self._batching.max_tokens is None:
-            spans = self.context_spans(batch.width) if self.layout.context > 1 else ()
-            return split(batch, self._shape, device(), spans=spans)
-        lengths = batch.lengths.tolist()
-        groups = within_budget(lengths, self._batching.max_tokens)
+            return split(batch, self._shape, device(), context=context)
+        groups = within_budget(batch.lengths.tolist(), self._batching.max_tokens, self.layout.context)
         count = self._agreed_count(len(groups))
-        return split(batch, self._shape, device(), groups_for(lengths, count))
+        return split(batch, self._shape, device(), groups_for(batch.lengths.tolist(), count), context)
+
+    @property
+    def packs(self) -> bool:
+        """Whether micro-batches are packed."""
+        return self._batching.max_tokens is not None
 
     def context_spans(self, width: int) -> list[tuple[int, int]]:
-        """Return the tokens (first, end) of each row that this context-parallel rank computes."""
+        """Return the tokens (first, end) of each row that this context-parallel rank may compute."""
+        split = self._context_split(width)
+        if split is None or self.packs:
+            return [(0, width)]
+        return [(first, end) for first, end in split.spans([width])[0].tolist()]
+
+    def _context_split(self, width: int) -> ContextSplit | None:
+        if self.layout.context == 1:
+            return None
         rank = parallel_state.get_context_parallel_rank()
-        return context_spans(width, self.layout.tensor, self.layout.context, rank)
+        return ContextSplit(self.layout.tensor, self.layout.context, rank, None if self.packs else width)
 
     def _agreed_count(self, count: int) -> int:
         """Return the largest count of all data-parallel ranks, as a multiple of the pipeline's rounds."""
@@ -195,7 +202,7 @@ def _in_order(parts: list[torch.Tensor], order: list[int], batch: RaggedBatch) -
 
 
 def _forward(model: Any, micro: MicroBatch) -> torch.Tensor:
-    ids, positions = context_slice(micro.input_ids), context_slice(micro.position_ids)
+    ids, positions = context_slice(micro, micro.input_ids), context_slice(micro, micro.position_ids)
     output: torch.Tensor = model(
         ids, positions, None, packed_seq_params=packed_params(micro), padding_mask=_padding_mask(model, micro)
     )
@@ -211,7 +218,7 @@ def _padding_mask(model: Any, micro: MicroBatch) -> torch.Tensor | None:
     chunk = get_attr_wrapped_model(model, "pre_process", return_model_obj=True)
     if chunk.config.num_moe_experts is None:
         return None
-    return context_slice(micro.padding()) if chunk.pre_process else router_slice(micro.padding())
+    return (context_slice if chunk.pre_process else router_slice)(micro, micro.padding())
 
 
 def packed_params(micro: MicroBatch) -> PackedSeqParams | None:
@@ -224,21 +231,15 @@ def packed_params(micro: MicroBatch) -> PackedSeqParams | None:
     return PackedSeqParams("thd", bounds, bounds, max_seqlen_q=longest, max_seqlen_kv=longest)
 
 
-def context_slice(tokens: torch.Tensor) -> torch.Tensor:
-    """Return this context-parallel rank's part of [b, s]: [b, s / cp]."""
-    size = parallel_state.get_context_parallel_world_size()
-    if size == 1:
-        return tokens
-    rank = parallel_state.get_context_parallel_rank()
-    chunks = tokens.chunk(2 * size, dim=1)
-    own = zigzag_chunks(size)[2 * rank : 2 * rank + 2]
-    return torch.cat([chunks[number] for number in own], dim=1)
+def context_slice(micro: MicroBatch, tokens: torch.Tensor) -> torch.Tensor:
+    """Return this context-parallel rank's part of [b, s, ...]: [b, s / cp, ...]."""
+    return tokens if micro.own is None else tokens.index_select(1, micro.own)
 
 
-def router_slice(tokens: torch.Tensor) -> torch.Tensor:
+def router_slice(micro: MicroBatch, tokens: torch.Tensor) -> torch.Tensor:
     """Return the part of [b, s] whose tokens this rank's routers see: [b, s / (tp x cp)]."""
     size = parallel_state.get_tensor_model_parallel_world_size()
     rank = parallel_state.get_tensor_model_parallel_rank()
     # Sequence parallelism is on if TP is.
-    own: torch.Tensor = context_slice(tokens).chunk(size, dim=1)[rank]
+    own: torch.Tensor = context_slice(micro, tokens).chunk(size, dim=1)[rank]
     return own

@@ -14,7 +14,8 @@ class StepWorkload:
 
     ``prompts``: of the step. ``group``: responses to each prompt. ``mini_batch``: prompts of one optimizer
     step. ``prompt``: mean tokens of a prompt. ``micro_batch``:
-    sequences of a padded micro-batch; ``max_tokens``: tokens of a packed one. ``reference``, ``critic``,
+    sequences of a padded micro-batch; ``max_tokens``: tokens of a packed one on each of ``context``
+    context-parallel GPUs. ``reference``, ``critic``,
     ``reward_model``: models that compute beside the policy. ``ahead``: the next step's responses are
     generated while this step trains.
     """
@@ -26,6 +27,7 @@ class StepWorkload:
     lengths: ResponseLengths
     micro_batch: int = 1
     max_tokens: int | None = None
+    context: int = 1
     recompute: bool = True
     reference: bool = True
     critic: bool = False
@@ -54,6 +56,6 @@ class StepWorkload:
         if self.max_tokens is None:
             width = max(lengths)  # every row is as wide as the batch's longest
             return Rows(each / self.micro_batch, width * self.micro_batch, width / 2)
-        filled = min(self.max_tokens * PACKING, each * mean)
+        filled = min(self.max_tokens * self.context * PACKING, each * mean)
         attended = sum(length**2 for length in lengths) / sum(lengths) / 2
         return Rows(max(each * mean / filled, 1.0), filled, attended, filled / mean)

@@ -130,7 +130,7 @@ def call_work(
     times = layers * passes
     tokens = rows.tokens * rows.count / layout.context
     stream = tokens * model.hidden * _BF16 / layout.tensor
-    flops = 2 * _active_per_layer(model) + _attention_flops(model, layout, rows)
+    flops = 2 * _active_per_layer(model) + _attention_flops(model, rows)
     local = model.experts.count / layout.expert if model.experts else 0.0
     return Work(
         flops=flops * tokens * times / layout.tensor / gpu.flops,
@@ -152,17 +152,14 @@ def _active_per_layer(model: ModelShape) -> float:
     return used / model.layers
 
 
-def _attention_flops(model: ModelShape, layout: Layout, rows: Rows) -> float:
-    """Return the operations of one token's attention in one layer.
-
-    With context parallelism the whole square is computed, of which causal attention needs a half.
-    """
+def _attention_flops(model: ModelShape, rows: Rows) -> float:
+    """Return the operations of one token's attention in one layer."""
     shape = model.attention
     if isinstance(shape, GqaShape):
         width = 2 * shape.head * model.heads
     else:
         width = (shape.nope + shape.rope + shape.value) * model.heads
-    return 2 * width * rows.attended * (2 if layout.context > 1 else 1)
+    return 2 * width * rows.attended
 
 
 def _tensor(layout: Layout, gpu: Gpu, gpus_per_node: int) -> float:

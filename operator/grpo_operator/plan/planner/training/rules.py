@@ -77,11 +77,6 @@ def batch_problems(layout: Layout, sequences: int, micro_batch: int) -> list[str
 
 def packing_problems(layout: Layout, sequences: int) -> list[str]:
     """Return why ``sequences`` of one optimizer step cannot be packed."""
-    if layout.context > 1:
-        return [
-            f"parallelism.context={layout.context}: packed sequences cannot be split over context-parallel "
-            "ranks: remove maxTokensPerGpu or set context to 1"
-        ]
     return batch_problems(replace(layout, virtual_pipeline=1), sequences, 1)
 
 

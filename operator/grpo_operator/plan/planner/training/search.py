@@ -24,8 +24,8 @@ class TrainingPool:
     ``sequences``: of one optimizer step, over all replicas. ``sequence``: tokens of prompt and response.
     ``sync_buffers``: bytes held for weight sync. ``frozen``: models without gradients beside the policy.
     ``critic``: a critic is trained too. ``max_tokens``: a forward pass packs sequences up to this number of
-    tokens, instead of ``micro_batch`` padded sequences. ``mtp``: the policy trains its multi-token-prediction
-    layer.
+    tokens on each GPU, instead of ``micro_batch`` padded sequences. ``mtp``: the policy trains its
+    multi-token-prediction layer.
     """
 
     model: ModelShape
@@ -47,8 +47,9 @@ class TrainingPool:
 
     def workload(self, layout: Layout) -> Workload:
         if self.max_tokens:
-            count = max(self.sequences * self.sequence // (layout.data * self.max_tokens), 1)
-            return Workload(self.max_tokens, 1, count, self.recompute)
+            tokens = self.max_tokens * layout.context
+            count = max(self.sequences * self.sequence // (layout.data * tokens), 1)
+            return Workload(tokens, 1, count, self.recompute)
         count = max(self.sequences // (layout.data * self.micro_batch), 1)
         return Workload(self.sequence, self.micro_batch, count, self.recompute)
 
