@@ -94,7 +94,8 @@ class Cluster:
             [f"10.2.{rank // gpus // 250}.{rank // gpus % 250 + 1}" for rank in range(layout.world)],
             [names[rank // gpus] for rank in range(layout.world)],
         )
-        infos = infos_of(layout.tensor, layout.context, layout.data, layout.pipeline)
+        packed = job.spec.trainer.max_tokens_per_gpu is not None
+        infos = infos_of(layout.tensor, layout.context, layout.data, layout.pipeline, packed)
         engine = job.plan.engine
         shape = EngineShape(engine.tensor, engine.expert, engine.attention_tensor)
         self.links = GangLinks(self.hf, layout, shape)

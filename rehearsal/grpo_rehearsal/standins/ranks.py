@@ -283,12 +283,15 @@ class StandInProcesses:
         return Position(rank, {"default": self._finished + (not behind)}, where)
 
 
-def infos_of(tensor: int, context: int, data: int, pipeline: int) -> list[RankInfo]:
-    """Return the coordinates of all ranks in Megatron-Core's order: tensor, context, data, pipeline."""
+def infos_of(tensor: int, context: int, data: int, pipeline: int, packed: bool = False) -> list[RankInfo]:
+    """Return the coordinates of all ranks in Megatron-Core's order: tensor, context, data, pipeline.
+
+    ``packed``: the job packs sequences.
+    """
     sizes = (pipeline, data, context, tensor)
     places = [tuple(int(i) for i in place) for place in np.ndindex(*sizes)]
     return [
-        RankInfo(rank, t, p, c, d, pipeline, data, tensor, context)
+        RankInfo(rank, t, p, c, d, pipeline, data, tensor, context, packed)
         for rank, (p, d, c, t) in enumerate(places)
     ]
 

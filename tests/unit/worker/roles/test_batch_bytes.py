@@ -65,11 +65,13 @@ def test_stages_in_one_pod_share_the_ids() -> None:
 LOSS = ("old_log_probs", "ref_log_prob", "rollout_is_weights", "advantages", "values", "returns")
 
 
-def _of_each_node(context: int, prompts: np.ndarray, lengths: np.ndarray) -> tuple[list[int], list[int]]:
+def _of_each_node(
+    context: int, prompts: np.ndarray, lengths: np.ndarray, packed: bool = False
+) -> tuple[list[int], list[int]]:
     """Return the bytes of columns that each node fetches and returns; a node has the ranks of one chunk."""
     ids = np.arange(lengths.sum(), dtype=np.int32)
     loss = {name: np.ones(int((lengths - prompts).sum()), np.float32) for name in LOSS}
-    ranks = infos_of(GPUS, context, 1, 1)
+    ranks = infos_of(GPUS, context, 1, 1, packed)
     counted = CountedStore(len(ranks), GPUS)
     shared = SharedBatch(RaggedBatch(prompts, lengths, LENGTH, ids, loss), ROWS, ranks, counted.store)
     fetched, returned = [0] * context, [0] * context
@@ -107,3 +109,16 @@ def test_context_parallel_nodes_fetch_and_return_each_entry_once(context: int) -
     labels, counts = 4 * ROWS * 2 * 2 * context, 4 * ROWS * 2 * context
     assert whole <= sum(fetched) <= whole + labels + counts
     assert sum(returned) == answer
+
+
+@pytest.mark.parametrize("context", [2, 4])
+def test_packed_rows_of_any_length_give_each_node_the_same(context: int) -> None:
+    """Padded rows of these lengths would leave the nodes of the last chunks nothing."""
+    generator = np.random.default_rng(1)
+    lengths = generator.integers(LENGTH // 16, LENGTH + 1, ROWS).astype(np.int32)
+    prompts = np.ones(ROWS, np.int32)
+    (whole,), (answer,) = _of_each_node(1, prompts, lengths)
+    fetched, returned = _of_each_node(context, prompts, lengths, packed=True)
+    assert sum(returned) == answer
+    apart = 4 * ROWS * (2 * GPUS * context + 2 * 2 + 2) * (1 + len(LOSS))  # chunks are cut at multiples
+    assert max(abs(theirs - whole / context) for theirs in fetched) <= apart < whole / 100
