@@ -1,6 +1,6 @@
 """Padded batches [rows, tokens], as tests write them down, and ragged ones of the product."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -12,12 +12,16 @@ from grpo_worker.data.micro_batch import Batch
 _MASKS = ("input_ids", "attention_mask", "response_mask")
 
 
-def ragged(data: Batch, layers: Sequence[int] = (), spans: Sequence[tuple[int, int]] = ()) -> RaggedBatch:
+def ragged(
+    data: Batch,
+    layers: Sequence[int] = (),
+    spans: Callable[[int], Sequence[tuple[int, int]]] | None = None,
+) -> RaggedBatch:
     """Convert a padded batch.
 
     A response is the end of a row. ``weights`` and other columns with one value per row become row columns.
     ``routed_experts`` [rows, tokens, expert layers, k]; ``layers``: those that the rank reads.
-    ``spans``: the tokens that it reads; the experts of others are 0. Default: all.
+    ``spans``: length of a row -> the tokens that it reads; the experts of others are 0. Default: all.
     """
     lengths = data["attention_mask"].sum(1).numpy().astype(np.int32)
     mask = data.get("response_mask", data["attention_mask"])
@@ -29,10 +33,11 @@ def ragged(data: Batch, layers: Sequence[int] = (), spans: Sequence[tuple[int, i
     response, row, routed = {}, {}, None
     for name, column in data.items():
         if name == "routed_experts":
-            mine = np.zeros(width, bool)
-            for start, end in spans or [(0, width)]:
-                mine[start:end] = True
-            chosen = (column.numpy() * mine[:, None, None])[:, :, list(layers)].transpose(0, 2, 1, 3)
+            mine = np.zeros((len(lengths), width), bool)
+            for number, length in enumerate(lengths):
+                for start, end in [(0, width)] if spans is None else spans(int(length)):
+                    mine[number, start:end] = True
+            chosen = (column.numpy() * mine[:, :, None, None])[:, :, list(layers)].transpose(0, 2, 1, 3)
             routed = [experts[:, : max(n - 1, 0)] for experts, n in zip(chosen, lengths, strict=True)]
         elif name == "weights":
             row[name] = (column * mask).amax(1).numpy()

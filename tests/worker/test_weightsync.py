@@ -97,7 +97,7 @@ def test_router_replay_of_the_engines_experts_keeps_log_probs(
         ran = tokens + len(answer["output_ids"]) - 1  # the last token is sampled, not computed with
         reference = replace(layers.reference(answer["meta_info"], ran), location=url)
         assert len(answer["meta_info"]["routed_experts"]) < 400, "the response has no experts"
-        ((_, found),) = fetch([reference], layers.moe, [(0, tokens - 1)])
+        ((_, found),) = fetch([reference], layers.moe, lambda tokens: [(0, tokens)])
         assert found is not None and found.dtype == np.uint8
         experts[row, : tokens - 1] = found.transpose(1, 0, 2)[: tokens - 1]
     assert len(np.unique(experts[:, : tokens - 1])) == 8, "all experts take part"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -114,7 +115,7 @@ def update(
 
 def own_part(policy: PolicyModel, data: Batch) -> RaggedBatch:
     """Return a padded batch with what this rank reads, and nothing else."""
-    rows = ragged(data, policy.expert_layers, policy.context_spans(data["input_ids"].shape[1]))
+    rows = ragged(data, policy.expert_layers, partial(policy.context_spans, data["input_ids"].shape[1]))
     return cut(rows, policy.layout, policy.packs)
 
 

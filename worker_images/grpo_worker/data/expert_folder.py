@@ -50,16 +50,16 @@ class ExpertFolder:
             return [Path(entry.path) for entry in sorted(entries, key=_age)]
 
     def read(
-        self, references: Sequence[RoutedExperts], layers: Sequence[int], spans: Spans
+        self, references: Sequence[RoutedExperts], layers: Sequence[int], spans: Sequence[Spans]
     ) -> Iterator[bytes]:
         """Yield sizes, int64 [references], and then the bytes that ``RoutedExperts.parse`` takes, in pieces.
 
-        The size of a record that does not exist is ``MISSING``. Memory is bounded: pieces are small, and
-        records that are dropped meanwhile are read to their end.
+        ``spans``: of each reference. The size of a record that does not exist is ``MISSING``. Memory is
+        bounded: pieces are small, and records that are dropped meanwhile are read to their end.
         """
         with ExitStack() as stack:
             files = [self._open(reference.key, stack) for reference in references]
-            ranges = [reference.ranges(layers, spans) for reference in references]
+            ranges = [r.ranges(layers, own) for r, own in zip(references, spans, strict=True)]
             sizes = [
                 MISSING if file is None else sum(length for _, length in own)
                 for file, own in zip(files, ranges, strict=True)

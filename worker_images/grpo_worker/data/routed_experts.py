@@ -10,7 +10,7 @@ or uint16 if the model has more than 256 experts.
 import base64
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 Spans = Sequence[tuple[int, int]]  # (first token, end) of consecutive tokens
+SpansOf = Callable[[int], Spans]  # tokens of a sample -> those that a rank needs
 PROBLEM = "problem"  # key of a response whose experts could not be kept
 _CRC = 4  # bytes
 

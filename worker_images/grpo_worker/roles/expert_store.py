@@ -12,7 +12,7 @@ import numpy as np
 
 from grpo_worker.common.auth import headers
 from grpo_worker.data.expert_folder import MISSING
-from grpo_worker.data.routed_experts import ExpertsError, RoutedExperts, Spans, read_ranges, record_of
+from grpo_worker.data.routed_experts import ExpertsError, RoutedExperts, SpansOf, read_ranges, record_of
 from grpo_worker.profiling.progress import BACKGROUND, PROGRESS
 
 _AT_ONCE = 32  # samples of one request, which has no more than _REQUEST bytes
@@ -22,7 +22,7 @@ _STALLED = 60.0  # seconds without a byte, after which an engine's pod is given 
 Found = tuple[RoutedExperts, np.ndarray | None]  # None: the experts are lost
 
 
-def fetch(references: Sequence[RoutedExperts], layers: Sequence[int], spans: Spans) -> Iterator[Found]:
+def fetch(references: Sequence[RoutedExperts], layers: Sequence[int], spans: SpansOf) -> Iterator[Found]:
     """Yield each reference with its experts [layers, tokens, k], or None if they do not exist any more.
 
     ``layers``, ``spans``: what the rank needs; other tokens are 0. Damaged experts count as lost.
@@ -44,7 +44,7 @@ def fetch(references: Sequence[RoutedExperts], layers: Sequence[int], spans: Spa
 
 
 def _requests(
-    references: Sequence[RoutedExperts], layers: Sequence[int], spans: Spans
+    references: Sequence[RoutedExperts], layers: Sequence[int], spans: SpansOf
 ) -> Iterator[list[RoutedExperts]]:
     """Yield the references of one request after the other, each to one location, in turn to all of them."""
     by_location: dict[str, list[list[RoutedExperts]]] = {}
@@ -52,7 +52,7 @@ def _requests(
     for reference in references:
         location = "" if reference.in_file else reference.location
         parts, size = by_location.setdefault(location, [[]]), sizes.get(location, 0)
-        own = sum(length for _, length in reference.ranges(layers, spans))
+        own = sum(length for _, length in reference.ranges(layers, spans(reference.tokens)))
         if len(parts[-1]) == _AT_ONCE or (parts[-1] and size + own > _REQUEST):
             parts.append([])
             size = 0
@@ -63,29 +63,30 @@ def _requests(
 
 
 def _parsed(
-    reference: RoutedExperts, data: bytes | None, layers: Sequence[int], spans: Spans
+    reference: RoutedExperts, data: bytes | None, layers: Sequence[int], spans: SpansOf
 ) -> np.ndarray | None:
     try:
-        return None if data is None else reference.parse(data, layers, spans)
+        return None if data is None else reference.parse(data, layers, spans(reference.tokens))
     except ExpertsError:
         return None
 
 
-def _from_file(part: list[RoutedExperts], layers: Sequence[int], spans: Spans) -> list[bytes | None]:
+def _from_file(part: list[RoutedExperts], layers: Sequence[int], spans: SpansOf) -> list[bytes | None]:
     try:
-        return [read_ranges(Path(r.location), r.offset, r.ranges(layers, spans)) for r in part]
+        return [read_ranges(Path(r.location), r.offset, r.ranges(layers, spans(r.tokens))) for r in part]
     except OSError:
         return [None] * len(part)
 
 
 def _over(
-    http: httpx.Client, part: list[RoutedExperts], layers: Sequence[int], spans: Spans
+    http: httpx.Client, part: list[RoutedExperts], layers: Sequence[int], spans: SpansOf
 ) -> list[bytes | None]:
     """Read from an agent; a pod that does not answer has lost all of them.
 
     Raises ExpertsError when the agent refuses the request: another try would be refused too.
     """
-    body = {"references": [r.to_json() for r in part], "layers": list(layers), "spans": list(spans)}
+    body = {"references": [r.to_json() for r in part], "layers": list(layers)}
+    body["spans"] = [list(spans(r.tokens)) for r in part]
     try:
         answer = http.post(f"{part[0].location}/v1/routed-experts/read", json=body, headers=headers())
     except httpx.HTTPError:
@@ -114,7 +115,7 @@ class ExpertStore:
         self._file, self._index = file, file.with_suffix(".json")
         self.rows: dict[str, np.ndarray] = {}
 
-    def fetch(self, references: Sequence[RoutedExperts], layers: Sequence[int], spans: Spans) -> list[str]:
+    def fetch(self, references: Sequence[RoutedExperts], layers: Sequence[int], spans: SpansOf) -> list[str]:
         """Replace the file by the experts of these references; return the keys of those that are lost."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._file.unlink(missing_ok=True)  # ranks may still map the old one
@@ -147,8 +148,7 @@ def store_whole(references: Sequence[RoutedExperts], file: Path) -> dict[str, in
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("wb") as target:
         layers = range(max((reference.layers for reference in references), default=0))
-        everything = [(0, max((reference.tokens for reference in references), default=0))]
-        for reference, experts in fetch(references, layers, everything):
+        for reference, experts in fetch(references, layers, lambda tokens: [(0, tokens)]):
             BACKGROUND.add("routed experts")
             if experts is not None:
                 offsets[reference.key] = target.tell()

@@ -221,7 +221,11 @@ class TrainerWorker(WeightMethods, CheckpointMethods):
             return []
         moe = models.expert_layers.moe if models.expert_layers else ()
         layers = [moe[i] for i in models.policy.expert_layers]
-        return self._experts.fetch(parts[info.dp_rank], layers, models.policy.context_spans(width))
+
+        def spans(tokens: int) -> list[tuple[int, int]]:
+            return models.policy.context_spans(width, tokens + 1)  # the last token of a row has no experts
+
+        return self._experts.fetch(parts[info.dp_rank], layers, spans)
 
     @register(Dispatch.ONE_TO_ALL)
     def map_routed_experts(self) -> None:

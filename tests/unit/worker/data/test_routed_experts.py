@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,10 @@ from grpo_worker.weightsync.agent.expert_routes import expert_routes
 from support.engine_server import serve_app
 
 LAYERS, TOPK = 5, 3
-WHOLE = [(0, 1 << 20)]
+
+
+def whole_record(tokens: int) -> list[tuple[int, int]]:
+    return [(0, tokens)]
 
 
 @pytest.fixture
@@ -52,7 +56,7 @@ def test_experts_travel_as_small_integers_layer_by_layer(folder: Path, count: in
     assert all(len(json.dumps(r.to_json())) < 250 for r in references), "all that the controller gets"
     sizes = [(folder / r.key).stat().st_size for r in references]
     assert sizes == [r.nbytes for r in references] == [LAYERS * (4 + n * TOPK * width) for n in (1, 7, 40)]
-    for reference, found in fetch(references, [4, 1], WHOLE):
+    for reference, found in fetch(references, [4, 1], whole_record):
         expected = _experts(reference.tokens, count).transpose(1, 0, 2)[[4, 1]]
         assert found is not None and found.dtype.itemsize == width and np.array_equal(found, expected)
 
@@ -79,6 +83,20 @@ def test_a_rank_reads_its_layers_and_tokens_alone(tokens: int, layers: list[int]
     assert np.array_equal(found, np.where(mine[:, None], experts[layers], 0))
 
 
+def test_a_rank_reads_other_tokens_of_each_sample(folder: Path, tmp_path: Path) -> None:
+    """As with packed sequences, which context parallelism cuts by their lengths."""
+    references = [_generated(tokens) for tokens in (3, 40)]
+    for in_file in (False, True):
+        if in_file:
+            file = tmp_path / "store" / "experts.bin"
+            offsets = store_whole(references, file)
+            references = [replace(r, location=str(file), offset=offsets[r.key]) for r in references]
+        for reference, found in fetch(references, [2], lambda tokens: [(tokens // 2, tokens)]):
+            expected = _experts(reference.tokens).transpose(1, 0, 2)[[2]]
+            expected[:, : reference.tokens // 2] = 0
+            assert found is not None and np.array_equal(found, expected)
+
+
 def test_what_is_damaged_or_gone_is_lost(folder: Path, tmp_path: Path) -> None:
     whole, gone, damaged = (_generated(20) for _ in range(3))
     (folder / gone.key).unlink()
@@ -87,7 +105,7 @@ def test_what_is_damaged_or_gone_is_lost(folder: Path, tmp_path: Path) -> None:
     (folder / damaged.key).write_bytes(content)
     dead = RoutedExperts("http://127.0.0.1:9", "0" * 32, 20, LAYERS, TOPK, 1)
     store = ExpertStore(tmp_path / "pod" / "dp0.bin")
-    lost = store.fetch([whole, gone, damaged, dead], [0, 4], WHOLE)
+    lost = store.fetch([whole, gone, damaged, dead], [0, 4], whole_record)
     assert sorted(lost) == sorted([gone.key, damaged.key, dead.key])
     store.map()
     assert set(store.rows) == {whole.key}
@@ -96,7 +114,7 @@ def test_what_is_damaged_or_gone_is_lost(folder: Path, tmp_path: Path) -> None:
 def test_ranks_of_a_pod_map_what_one_of_them_fetched(folder: Path, tmp_path: Path) -> None:
     references = [_generated(tokens) for tokens in (3, 9)]
     file = tmp_path / "pod" / "dp0-pp0-cp0.bin"
-    assert ExpertStore(file).fetch(references, [1, 3], WHOLE) == []
+    assert ExpertStore(file).fetch(references, [1, 3], whole_record) == []
     ExpertFolder(folder).drop([r.key for r in references])  # the engine's pod may go now
     other = ExpertStore(file)
     other.map()
@@ -105,7 +123,7 @@ def test_ranks_of_a_pod_map_what_one_of_them_fetched(folder: Path, tmp_path: Pat
         assert np.array_equal(other.rows[reference.key], expected)
         assert not other.rows[reference.key].flags.owndata
     before = other.rows[references[0].key]
-    ExpertStore(file).fetch([], [1, 3], WHOLE)  # the next step
+    ExpertStore(file).fetch([], [1, 3], whole_record)  # the next step
     assert np.array_equal(before, _experts(3).transpose(1, 0, 2)[[1, 3]]), "what is mapped stays"
 
 
@@ -121,7 +139,7 @@ def test_stored_experts_outlive_the_engine(folder: Path, tmp_path: Path) -> None
         )
         for r in (references[2], references[0])
     ]
-    for reference, found in fetch(stored, [0, 2], WHOLE):
+    for reference, found in fetch(stored, [0, 2], whole_record):
         assert reference.in_file and found is not None
         assert np.array_equal(found, _experts(reference.tokens).transpose(1, 0, 2)[[0, 2]])
 
@@ -178,7 +196,7 @@ def test_an_agent_that_refuses_is_named_and_nothing_counts_as_lost(
     key = tmp_path / "key"
     key.write_text("of the namespace")
     monkeypatch.setenv(FILE, str(key))
-    assert next(fetch([reference], [1], WHOLE))[1] is not None, "with the key"
+    assert next(fetch([reference], [1], whole_record))[1] is not None, "with the key"
     monkeypatch.setattr("grpo_worker.roles.expert_store.headers", dict)
     with pytest.raises(ExpertsError, match="refuses to send routed experts: HTTP 401"):
-        list(fetch([reference], [1], WHOLE))
+        list(fetch([reference], [1], whole_record))

@@ -81,9 +81,12 @@ class PolicyModel:
         """Whether the ranks pack their sequences."""
         return self._runner.packs
 
-    def context_spans(self, width: int) -> list[tuple[int, int]]:
-        """Return the tokens (first, end) of each row that this rank computes. ``width``: of the batch."""
-        return self._runner.context_spans(width)
+    def context_spans(self, width: int, length: int) -> list[tuple[int, int]]:
+        """Return the tokens (first, end) of a row that this rank computes.
+
+        ``width``: of the batch; ``length``: of the row.
+        """
+        return self._runner.context_spans(width, length)
 
     def shards(self) -> list[hf_mapping.Shard]:
         """Return the boxes of the policy's weights that this rank owns.

@@ -69,12 +69,15 @@ class Runner:
         """Whether micro-batches are packed."""
         return self._batching.max_tokens is not None
 
-    def context_spans(self, width: int) -> list[tuple[int, int]]:
-        """Return the tokens (first, end) of each row that this context-parallel rank may compute."""
+    def context_spans(self, width: int, length: int) -> list[tuple[int, int]]:
+        """Return the tokens (first, end) of a row that this context-parallel rank computes.
+
+        ``width``: of the batch; ``length``: of the row.
+        """
         split = self._context_split(width)
-        if split is None or self.packs:
+        if split is None:
             return [(0, width)]
-        return [(first, end) for first, end in split.spans([width])[0].tolist()]
+        return [(first, end) for first, end in split.spans([length])[0].tolist()]
 
     def _context_split(self, width: int) -> ContextSplit | None:
         if self.layout.context == 1:
