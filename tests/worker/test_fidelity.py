@@ -11,7 +11,10 @@ from support.ranks.layouts import LAYOUTS
 
 EVERY = pytest.mark.parametrize("name", LAYOUTS)
 # Sequences packed without padding, on every axis but context.
-PACKED = ["deepseek-1", "deepseek-tp2-pp2-ep2", "deepseek-pp2-vpp2", "qwen3-tp2-pp2", "qwen3-moe-tp2-ep2"]
+PACKED = [
+    "deepseek-1", "deepseek-tp2-pp2-ep2", "deepseek-pp2-vpp2", "qwen3-tp2-pp2", "qwen3-moe-tp2-ep2",
+    "llama-1", "qwen2-tp2", "glm-1", "kimi-1",
+]  # fmt: skip
 
 
 @EVERY
@@ -43,7 +46,7 @@ def test_packed_sequences_do_not_attend_to_each_other(name: str, tmp_path: Path)
     assert max(rank["difference"] for rank in found if rank["difference"] is not None) < 1e-5
 
 
-@pytest.mark.parametrize("model", ["deepseek_v3", "qwen3_moe"])
+@pytest.mark.parametrize("model", ["deepseek_v3", "qwen3_moe", "glm4_moe", "kimi_k2"])
 def test_routers_choose_the_same_experts_for_1024_tokens(model: str, tmp_path: Path) -> None:
     (found,) = run_on_ranks("fidelity_cases:routing", 1, root=str(tmp_path / "hf"), model=model)
     assert found["equal"] == [True] * 3
@@ -54,7 +57,7 @@ def test_routers_choose_the_same_experts_for_1024_tokens(model: str, tmp_path: P
 def one_rank() -> dict[str, dict[str, torch.Tensor]]:
     return {
         model: run_on_ranks("fidelity_cases:gradients", 1, model=model, layout={})[0]
-        for model in ("deepseek_v3", "qwen3", "qwen3-tied", "qwen3_moe")
+        for model in sorted({model for model, world, _ in LAYOUTS.values() if world > 1})
     }
 
 

@@ -10,6 +10,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.megatron.model.hf_config import mcore_config
 from grpo_worker.megatron.model.layer_spec import block_spec
 from grpo_worker.megatron.model.mtp_layer import add_layer
@@ -72,6 +73,7 @@ def _chunk(hf: dict[str, Any], config: Any, vp_stage: int | None, mtp: bool) -> 
         max_sequence_length=hf["max_position_embeddings"],
         position_embedding_type="rope",
         rotary_base=hf.get("rope_theta") or (hf.get("rope_parameters") or {})["rope_theta"],
+        **family_of(hf).rotary(hf),
         share_embeddings_and_output_weights=bool(hf.get("tie_word_embeddings")),
         pre_process=parallel_state.is_pipeline_first_stage(**ends),
         post_process=parallel_state.is_pipeline_last_stage(**ends),

@@ -56,7 +56,7 @@ class RMSNorm(torch.nn.Module):
 def layer_spec(config: Any, moe: bool) -> ModuleSpec:
     """Return the specification of one transformer layer: attention, then a dense MLP or experts."""
     experts = config.num_moe_experts if moe else None
-    attention = _latent_attention() if config.multi_latent_attention else _grouped_attention()
+    attention = _latent_attention() if config.multi_latent_attention else _grouped_attention(config)
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
@@ -100,14 +100,15 @@ def _latent_attention() -> ModuleSpec:
     return ModuleSpec(MLASelfAttention, {"attn_mask_type": AttnMaskType.causal}, submodules)
 
 
-def _grouped_attention() -> ModuleSpec:
-    """Return the specification of grouped-query attention with query and key norms (Qwen3)."""
+def _grouped_attention(config: Any) -> ModuleSpec:
+    """Return the specification of grouped-query attention, with query and key norms if the model has them."""
+    norm = RMSNorm if config.qk_layernorm else None
     submodules = SelfAttentionSubmodules(
         linear_qkv=ColumnParallelLinear,
         core_attention=CoreAttention,
         linear_proj=RowParallelLinear,
-        q_layernorm=RMSNorm,
-        k_layernorm=RMSNorm,
+        q_layernorm=norm,
+        k_layernorm=norm,
     )
     return ModuleSpec(SelfAttention, {"attn_mask_type": AttnMaskType.causal}, submodules)
 

@@ -110,7 +110,7 @@ def _attention(model: ModelShape, engine: EngineShape) -> int:
     count, shape, size = parameters.attention(model).split, model.attention, engine.attention_tensor
     if not isinstance(shape, GqaShape):
         return count // size
-    keys = 2 * model.hidden * shape.head * shape.kv_heads
+    keys = 2 * (model.hidden + shape.biases) * shape.head * shape.kv_heads
     return (count - keys) // size + keys // min(size, shape.kv_heads)
 
 

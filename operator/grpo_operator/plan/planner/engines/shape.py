@@ -137,3 +137,8 @@ def _drafts(model: ModelShape, engine: EngineShape) -> Iterator[str]:
             f"speculative=mtp: this {model.model_type} model has num_nextn_predict_layers="
             f"{model.mtp_layers}, and SGLang drafts with exactly one such layer: set speculative to none"
         )
+    elif engine.drafts and isinstance(model.attention, GqaShape):
+        yield (
+            f"speculative=mtp: the trainer has no multi-token-prediction layer of a {model.model_type} model: "
+            "set speculative to none"
+        )
