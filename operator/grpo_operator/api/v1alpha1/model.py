@@ -9,6 +9,8 @@ from grpo_operator.api.catalog.architectures import ARCHITECTURES, PRESETS, arch
 from grpo_operator.api.rules import Rule
 from grpo_operator.api.v1alpha1.volumes import VolumeSpec, within
 
+_PUBLISHED = sorted({*ARCHITECTURES} - {*PRESETS})
+
 _MODEL_RULES: tuple[Rule["ModelSpec"], ...] = (
     Rule(
         "!has(self.volume) || self.path == self.volume.mountPath"
@@ -34,8 +36,8 @@ class ModelSpec(Model):
     architecture: ShortString | None = Field(
         None,
         pattern=r"^[a-z0-9][a-z0-9.-]*$",
-        description=f"architecture of the model in path ({', '.join(sorted({*ARCHITECTURES} - {*PRESETS}))}): "
-        "with it the operator can plan memory before any pod exists",
+        description=f"architecture of the model in path ({', '.join(_PUBLISHED)}): with it the operator can "
+        "plan memory before any pod exists",
     )
     multi_token_prediction: bool = Field(
         False,

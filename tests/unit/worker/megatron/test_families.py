@@ -74,11 +74,11 @@ def test_what_megatron_core_cannot_express_is_refused(name: str, changes: dict[s
 def test_a_missing_field_is_named() -> None:
     hf = tiny_model("glm4_moe")
     del hf["partial_rotary_factor"]
-    with pytest.raises(ValueError, match="config.json lacks partial_rotary_factor"):
+    with pytest.raises(ValueError, match=r"config\.json lacks partial_rotary_factor"):
         family_of(hf).check(hf)
 
 
 def test_the_mtp_layer_of_glm_is_refused_with_a_remedy() -> None:
     hf = tiny_model("glm4_moe") | {"num_nextn_predict_layers": 1}
-    with pytest.raises(ValueError, match="multiTokenPrediction: needs a deepseek_v3 .* glm4_moe with 1: set"):
+    with pytest.raises(ValueError, match=r"multiTokenPrediction: needs a deepseek_v3 .* glm4_moe with 1: "):
         family_of(hf).mtp_shapes(hf)

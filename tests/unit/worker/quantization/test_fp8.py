@@ -103,7 +103,7 @@ def test_projections_are_quantised_and_biases_are_not(name: str) -> None:
     names = family_of(hf).shapes(hf)
     eight = {name for name in names if is_quantised(name)}
     assert sum(math.prod(names[name]) for name in eight) == fp8_parameters(ModelShape.from_hf(hf))
-    assert all(name.endswith("_proj.weight") or name.endswith("_with_mqa.weight") for name in eight)
+    assert all(name.endswith(("_proj.weight", "_with_mqa.weight")) for name in eight)
 
 
 def test_unquantised_tensors_pass_through_unchanged() -> None:

@@ -63,8 +63,8 @@ def refuse_scaling(hf: dict[str, Any]) -> None:
     kind, _ = rope_scaling(hf)
     if kind != "default":
         raise ValueError(
-            f"config.json: rope_scaling type {kind!r} of a {hf['model_type']} model is not supported: use the "
-            "model without it"
+            f"config.json: rope_scaling type {kind!r} of a {hf['model_type']} model is not supported: use "
+            "the model without it"
         )
 
 

@@ -29,8 +29,8 @@ def _rotary(hf: dict[str, Any]) -> dict[str, Any]:
         return {}
     if kind != "llama3":
         raise ValueError(
-            f"config.json: rope_scaling type {kind!r} of a llama model is not supported: use the type llama3, "
-            "or the model without it"
+            f"config.json: rope_scaling type {kind!r} of a llama model is not supported: use the type "
+            "llama3, or the model without it"
         )
     for field, constant in _CONSTANTS.items():
         if scaling[field] != constant:

@@ -47,8 +47,8 @@ def _refuse_inexpressible(hf: dict[str, Any]) -> None:
         )
     if not hf.get("norm_topk_prob", True):
         raise ValueError(
-            f"config.json: norm_topk_prob=false of a {kind} model cannot be expressed in Megatron-Core: use a "
-            "model with norm_topk_prob=true"
+            f"config.json: norm_topk_prob=false of a {kind} model cannot be expressed in Megatron-Core: use "
+            "a model with norm_topk_prob=true"
         )
     if topk == 1:
         raise ValueError(
@@ -57,8 +57,8 @@ def _refuse_inexpressible(hf: dict[str, Any]) -> None:
         )
     if hf.get("scoring_func", "sigmoid") != "sigmoid":
         raise ValueError(
-            f"config.json: scoring_func={hf['scoring_func']!r}: the routers of a {kind} model score experts by "
-            "sigmoid: use a model with scoring_func='sigmoid'"
+            f"config.json: scoring_func={hf['scoring_func']!r}: the routers of a {kind} model score experts "
+            "by sigmoid: use a model with scoring_func='sigmoid'"
         )
 
 

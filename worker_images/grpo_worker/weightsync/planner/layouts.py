@@ -6,6 +6,7 @@ runs. A test compares the trainer's regions with those of real ranks.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from grpo_operator.api.v1alpha1.layout import Layout
@@ -90,7 +91,7 @@ def engine_side(hf: Mapping[str, Any], engine: EngineShape, engines: int) -> Ite
 def _with_copied_heads(own: list[list[int]], heads: int) -> list[list[int]]:
     """Return the GPUs of each part: where there are too few key heads, consecutive GPUs have the same one."""
     copies = max(len(own) // heads, 1)
-    return [sum(own[first : first + copies], []) for first in range(0, len(own), copies)]
+    return [[*chain(*own[first : first + copies])] for first in range(0, len(own), copies)]
 
 
 def kept_by_rank(hf: Mapping[str, Any], engine: EngineShape) -> dict[int, dict[str, list[Box]]]:

@@ -94,7 +94,12 @@ def _heads(model: ModelShape, engine: EngineShape) -> Iterator[str]:
             f"divisor of {size}: use a divisor of {shape.kv_heads}"
         )
     block = engine.block
-    if model.dense_layers and model.ffn % (engine.dense_tensor * block):
+    if model.dense_layers and model.ffn % block:
+        yield (
+            f"quantization=fp8-block128: the dense feed-forward width ({model.ffn}) is not a multiple of "
+            f"{block}: set quantization to none"
+        )
+    elif model.dense_layers and model.ffn % (engine.dense_tensor * block):
         yield (
             f"tensorParallel={engine.tensor}: the dense feed-forward width ({model.ffn}) per GPU is not a "
             f"multiple of {block}: use a divisor of {model.ffn // block}, or attentionDataParallel above 1"
@@ -139,6 +144,6 @@ def _drafts(model: ModelShape, engine: EngineShape) -> Iterator[str]:
         )
     elif engine.drafts and isinstance(model.attention, GqaShape):
         yield (
-            f"speculative=mtp: the trainer has no multi-token-prediction layer of a {model.model_type} model: "
-            "set speculative to none"
+            f"speculative=mtp: the trainer has no multi-token-prediction layer of a {model.model_type} "
+            "model: set speculative to none"
         )

@@ -122,7 +122,8 @@ def fp8_parameters(model: ModelShape, mtp: bool = False) -> int:
     """Return the number of parameters that DeepSeek's FP8 format stores in 8 bits.
 
     These are the matrices of the layers, without embedding, output projection, router, norms and biases.
-    ``mtp``: with those of the multi-token-prediction layer, whose projection of two hidden states is not among them.
+    ``mtp``: with those of the multi-token-prediction layer, whose projection of two hidden states is not
+    among them.
     """
     experts = model.experts
     count = 0

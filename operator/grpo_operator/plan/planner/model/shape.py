@@ -35,8 +35,8 @@ class GqaShape:
 class ExpertShape:
     """Mixture of experts.
 
-    ``ffn``: width of one expert. ``shared_ffn``: width of all shared experts. ``biases``: routers choose experts
-    with a bias for each, which is not a parameter.
+    ``ffn``: width of one expert. ``shared_ffn``: width of all shared experts. ``biases``: routers choose
+    experts with a bias for each, which is not a parameter.
     """
 
     count: int
