@@ -18,7 +18,10 @@ from grpo_operator.api.catalog.architectures import architecture
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec
 from grpo_operator.plan.planner.resolve import engine_shape
 
-_LAYERS = {"deepseek-v3": 4, "qwen3-30b-a3b": 2, "qwen3-235b-a22b": 2, "qwen3-8b": 2}
+_LAYERS = {
+    "deepseek-v3": 4, "qwen3-30b-a3b": 2, "qwen3-235b-a22b": 2, "qwen3-8b": 2, "llama-3.1-8b": 2,
+    "qwen2.5-7b": 2, "glm-4.5-air": 2, "glm-4.7": 4, "kimi-k2": 2,
+}  # fmt: skip
 _FENCED = re.compile(r"^```yaml\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 Answers = dict[str, list[tuple[dict[str, Any], Any]]]  # by the test: cases, and what both say
 _SCALES = 0.002  # of the bytes: FP8 scales and the router's bias, which the planner leaves out
@@ -71,6 +74,19 @@ def _grid() -> list[dict[str, Any]]:
         _case("deepseek-v3", tensor=32, expert=32, attention_data=32, fp8=True, drafts=True),
     ]  # fmt: skip
     cases += [_case("qwen3-8b", tensor=size) for size in (1, 4, 8, 16, 32, 64)]
+    cases += [_case("llama-3.1-8b", tensor=size) for size in (1, 16)]
+    cases += [_case("qwen2.5-7b", tensor=size) for size in (1, 4, 7, 14)]
+    cases += [
+        _case(name, tensor=tensor, expert=expert, fp8=fp8)
+        for name in ("glm-4.5-air", "glm-4.7", "kimi-k2")
+        for tensor, expert in ((8, 1), (8, 8), (16, 16))
+        for fp8 in (False, True)
+    ]
+    cases += [_case("glm-4.7", tensor=16, expert=16, attention_data=4)]
+    cases += [
+        _case(name, tensor=8, expert=8, attention_data=8, fp8=True, all_to_all=True)
+        for name in ("glm-4.5-air", "glm-4.7")
+    ]
     return cases
 
 

@@ -25,6 +25,9 @@ LAYOUTS: dict[str, tuple[str, dict[str, int]]] = {
     "qwen3-moe-tp2-ep2": ("qwen3_moe", {"tensor": 2, "expert": 2}),
     "qwen3-moe-ep2": ("qwen3_moe", {"expert": 2}),
     "qwen3-moe-pp2": ("qwen3_moe", {"pipeline": 2}),
+    "llama-tied-pp2": ("llama-tied", {"pipeline": 2}),
+    "qwen2-tp2": ("qwen2", {"tensor": 2, "expert_tensor": 2}),
+    "glm-tp2-ep2": ("glm4_moe", {"tensor": 2, "expert": 2}),
 }
 
 
@@ -105,6 +108,8 @@ def test_a_preset_is_exported_with_its_tokenizer(tmp_path: Path) -> None:
         ("deepseek_v3", {"pipeline": 2}),
         ("qwen3", {"tensor": 2, "expert_tensor": 2}),
         ("qwen3_moe", {"tensor": 2, "expert": 2}),
+        ("qwen2", {"tensor": 2, "expert_tensor": 2}),
+        ("glm4_moe", {"tensor": 2, "expert": 2}),
     ],
 )
 def test_fp8_files_hold_the_blocks_of_whole_matrices(

@@ -14,6 +14,7 @@ EVERY = pytest.mark.parametrize("name", LAYOUTS)
 PACKED = [
     "deepseek-1", "deepseek-tp2-pp2-ep2", "deepseek-pp2-vpp2", "qwen3-tp2-pp2", "qwen3-moe-tp2-ep2",
     "deepseek-cp2", "deepseek-cp2-pp2", "deepseek-cp2-ep2", "deepseek-tp2-cp2-ep4", "qwen3-moe-cp2-pp2",
+    "llama-1", "qwen2-tp2", "glm-1", "kimi-1",
 ]  # fmt: skip
 
 
@@ -46,7 +47,7 @@ def test_packed_sequences_do_not_attend_to_each_other(name: str, tmp_path: Path)
     assert max(rank["difference"] for rank in found if rank["difference"] is not None) < 1e-5
 
 
-@pytest.mark.parametrize("model", ["deepseek_v3", "qwen3_moe"])
+@pytest.mark.parametrize("model", ["deepseek_v3", "qwen3_moe", "glm4_moe", "kimi_k2"])
 def test_routers_choose_the_same_experts_for_1024_tokens(model: str, tmp_path: Path) -> None:
     (found,) = run_on_ranks("fidelity_cases:routing", 1, root=str(tmp_path / "hf"), model=model)
     assert found["equal"] == [True] * 3
@@ -57,7 +58,7 @@ def test_routers_choose_the_same_experts_for_1024_tokens(model: str, tmp_path: P
 def one_rank() -> dict[str, dict[str, torch.Tensor]]:
     return {
         model: run_on_ranks("fidelity_cases:gradients", 1, model=model, layout={})[0]
-        for model in ("deepseek_v3", "qwen3", "qwen3-tied", "qwen3_moe")
+        for model in sorted({model for model, world, _ in LAYOUTS.values() if world > 1})
     }
 
 

@@ -66,9 +66,9 @@ def test_missing_files_and_tensors_are_named(tmp_path: Path) -> None:
 
 def test_unknown_architectures_are_refused_with_the_known_ones() -> None:
     with pytest.raises(
-        ValueError, match="'llama' is not supported: use one of deepseek_v3, qwen3, qwen3_moe"
+        ValueError, match="'gpt2' is not supported: use one of deepseek_v3, glm4_moe, kimi_k2"
     ):
-        family_of({"model_type": "llama"})
+        family_of({"model_type": "gpt2"})
 
 
 def test_router_replay_needs_a_model_with_experts() -> None:

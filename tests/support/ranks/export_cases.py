@@ -13,7 +13,6 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
 
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_worker.megatron.conversion import hf_mapping
@@ -26,7 +25,7 @@ from grpo_worker.model_files.config import model_config
 from grpo_worker.profiling.background import join
 from grpo_worker.profiling.hang import Position, position, stuck_ranks
 from grpo_worker.quantization.fp8 import dequantise, is_quantised, quantise
-from support.ranks.exports import export
+from support.ranks.exports import export, reference
 from support.ranks.fidelity_cases import SEED, UnevenBiases, _logits, _tokens
 from support.ranks.policy_cases import make_model, train, whole_weights
 from support.stuck_store import StuckStore
@@ -67,7 +66,7 @@ def round_trip(
     batch, difference = _tokens(hf, 4, 64), None
     ours = _logits([chunk.eval() for chunk in chunks], parallel, batch, packed=False)
     if ours is not None:
-        theirs = AutoModelForCausalLM.from_pretrained(first, dtype=torch.float32).eval()
+        theirs = reference(first)
         with torch.no_grad():
             difference = float((ours - theirs(batch["input_ids"]).logits).abs().max())
     return {"reloaded": reloaded, "difference": difference}

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel.mappings import gather_from_tensor_model_parallel_region
 from megatron.core.transformer.moe.router import TopKRouter
-from transformers import AutoModelForCausalLM
 
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_worker.algorithms.losses import PolicyLossConfig
@@ -20,7 +19,7 @@ from grpo_worker.megatron.families.registry import expert_layers, family_of
 from grpo_worker.megatron.model.build import build_chunks, device, initialize_parallel
 from grpo_worker.megatron.training.runner import MicroBatching, Runner
 from support.padded import ragged
-from support.ranks.exports import export
+from support.ranks.exports import export, reference
 from support.ranks.policy_cases import (
     batch,
     everywhere,
@@ -104,7 +103,7 @@ def against_transformers(
     ours = _logits([chunk.eval() for chunk in chunks], parallel, batch, packed)
     result["difference"] = None
     if ours is not None:
-        theirs = AutoModelForCausalLM.from_pretrained(root, dtype=torch.float32).eval()
+        theirs = reference(root)
         with torch.no_grad():
             result["difference"] = float((ours - theirs(batch["input_ids"]).logits).abs().max())
     return result
@@ -133,7 +132,7 @@ def routing(root: str, model: str) -> dict[str, Any]:
     positions = torch.arange(128, device=device()).expand(8, -1).contiguous()
     with torch.no_grad():
         ours.eval()(ids, positions, None)
-    theirs = AutoModelForCausalLM.from_pretrained(root, dtype=torch.float32).eval()
+    theirs = reference(root)
     expected = _transformers_routing(theirs.to(device()), ids, hf)
     # Megatron's order is [tokens, rows], transformers' [rows, tokens].
     ordered = [c.reshape(128, 8, -1).transpose(0, 1).reshape(1024, -1) for c in chosen]

@@ -11,9 +11,9 @@ from support.tiny_models import tiny_model
 Part = tuple[str, int, int, int, int]
 
 
-def held(layout: dict[str, int]) -> list[Part]:
+def held(model: str, layout: dict[str, int]) -> list[Part]:
     """Return (tensor, top, bottom, left, right) of each part on this rank."""
-    hf, parallel = tiny_model("deepseek_v3"), Layout(world=dist.get_world_size(), **layout)
+    hf, parallel = tiny_model(model), Layout(world=dist.get_world_size(), **layout)
     initialize_parallel(parallel, 0)
     parts = []
     for shard in hf_mapping.shards(build_chunks(hf, parallel), family_of(hf)):

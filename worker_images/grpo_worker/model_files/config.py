@@ -69,7 +69,7 @@ def canonical(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_rope(config: dict[str, Any]) -> dict[str, Any]:
-    """Split ``rope_parameters`` of transformers 5 into ``rope_theta`` and ``rope_scaling``."""
+    """Split ``rope_parameters`` of transformers 5 into the fields of published files."""
     merged = config.pop("rope_parameters", None)
     if merged is None:
         return config
@@ -77,4 +77,6 @@ def _with_rope(config: dict[str, Any]) -> dict[str, Any]:
     # Some readers look for the kind of scaling under ``type``, others under ``rope_type``.
     scaling = None if kind == "default" else merged | {"type": kind, "rope_type": kind}
     own = {"rope_theta": merged.get("rope_theta", config.get("rope_theta")), "rope_scaling": scaling}
+    if "partial_rotary_factor" in merged:
+        own["partial_rotary_factor"] = merged["partial_rotary_factor"]
     return config | own

@@ -5,9 +5,11 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from grpo_operator.api.base import Model, Path, ShortString
-from grpo_operator.api.catalog.architectures import PRESETS, architecture
+from grpo_operator.api.catalog.architectures import ARCHITECTURES, PRESETS, architecture
 from grpo_operator.api.rules import Rule
 from grpo_operator.api.v1alpha1.volumes import VolumeSpec, within
+
+_PUBLISHED = sorted({*ARCHITECTURES} - {*PRESETS})
 
 _MODEL_RULES: tuple[Rule["ModelSpec"], ...] = (
     Rule(
@@ -34,8 +36,8 @@ class ModelSpec(Model):
     architecture: ShortString | None = Field(
         None,
         pattern=r"^[a-z0-9][a-z0-9.-]*$",
-        description="architecture of the model in path (deepseek-v3, qwen3-235b-a22b, qwen3-30b-a3b, "
-        "qwen3-8b): with it the operator can plan memory before any pod exists",
+        description=f"architecture of the model in path ({', '.join(_PUBLISHED)}): with it the operator can "
+        "plan memory before any pod exists",
     )
     multi_token_prediction: bool = Field(
         False,

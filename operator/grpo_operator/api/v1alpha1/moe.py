@@ -4,8 +4,9 @@ from pydantic import Field
 
 from grpo_operator.api.base import Model
 
-_DENSE = ("qwen3",)
-_WITH_EXPERT_BIAS = ("deepseek_v3",)
+_DENSE = ("llama", "qwen2", "qwen3")
+# Their routers score experts by sigmoid and choose them with a bias.
+WITH_EXPERT_BIAS = ("deepseek_v3", "glm4_moe", "kimi_k2")
 
 
 class MoeSpec(Model):
@@ -17,7 +18,7 @@ class MoeSpec(Model):
         le=1,
         description="change of each expert's bias after an optimizer step: up for experts that got fewer "
         "tokens than the mean, down for others. 0 freezes the bias. Models with an expert bias only: "
-        "DeepSeek-V3 (Megatron-Core: moe_router_bias_update_rate)",
+        "DeepSeek-V3, Kimi-K2 and GLM-4.5 to 4.7 (Megatron-Core: moe_router_bias_update_rate)",
     )
     aux_loss_coefficient: float = Field(
         0.0,
@@ -32,7 +33,7 @@ class MoeSpec(Model):
         changed = [name for name, value in MoeSpec() if getattr(self, name) != value]
         if model_type in _DENSE and changed:
             return f"{self._given(changed[0])}: a {model_type} model has no experts: remove spec.trainer.moe"
-        if model_type not in _WITH_EXPERT_BIAS and "bias_update_rate" in changed:
+        if model_type not in WITH_EXPERT_BIAS and "bias_update_rate" in changed:
             given = self._given("bias_update_rate")
             return f"{given}: the routers of a {model_type} model have no expert bias: remove the field"
         return None

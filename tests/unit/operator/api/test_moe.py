@@ -3,9 +3,11 @@
 import pytest
 
 from grpo_operator.api.v1alpha1.moe import MoeSpec
+from grpo_operator.plan.planner.model.shape import KNOWN, ModelShape
+from support.tiny_models import tiny_model
 
 
-@pytest.mark.parametrize("model_type", ["deepseek_v3", "qwen3_moe", "qwen3"])
+@pytest.mark.parametrize("model_type", KNOWN)
 def test_defaults_suit_every_model(model_type: str) -> None:
     assert MoeSpec().problem(model_type) is None
     assert MoeSpec(bias_update_rate=0.001, aux_loss_coefficient=0).problem(model_type) is None
@@ -27,3 +29,10 @@ def test_only_models_with_an_expert_bias_have_its_rate() -> None:
         "remove the field"
     )
     assert "biasUpdateRate=0: a qwen3 model has no experts" in str(frozen.problem("qwen3"))
+
+
+@pytest.mark.parametrize("model_type", KNOWN)
+def test_the_fields_suit_what_the_model_has(model_type: str) -> None:
+    experts = ModelShape.from_hf(tiny_model(model_type) | {"mlp_only_layers": []}).experts
+    assert (MoeSpec(aux_loss_coefficient=0.01).problem(model_type) is None) == (experts is not None)
+    assert (MoeSpec(bias_update_rate=0).problem(model_type) is None) == bool(experts and experts.biases)

@@ -1,11 +1,13 @@
 """FP8 on trainer ranks: a shard has the blocks of the whole matrix, or is refused."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_operator.api.catalog.architectures import architecture
+from grpo_operator.api.catalog.architectures import ARCHITECTURES, architecture
 from grpo_operator.plan.planner.model.parameters import fp8_parameters
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_worker.megatron.families.registry import family_of
@@ -93,6 +95,15 @@ def test_the_names_are_those_of_deepseeks_checkpoint() -> None:
         "self_attn.kv_a_layernorm.weight", "mlp.gate.weight", "mlp.gate.e_score_correction_bias",
     }  # fmt: skip
     assert not is_quantised("model.layers.61.eh_proj.weight") and not is_quantised("lm_head.weight")
+
+
+@pytest.mark.parametrize("name", sorted({*ARCHITECTURES} - {"deepseek-v3"}))
+def test_projections_are_quantised_and_biases_are_not(name: str) -> None:
+    hf = architecture(name) | {"num_hidden_layers": 4}
+    names = family_of(hf).shapes(hf)
+    eight = {name for name in names if is_quantised(name)}
+    assert sum(math.prod(names[name]) for name in eight) == fp8_parameters(ModelShape.from_hf(hf))
+    assert all(name.endswith(("_proj.weight", "_with_mqa.weight")) for name in eight)
 
 
 def test_unquantised_tensors_pass_through_unchanged() -> None:

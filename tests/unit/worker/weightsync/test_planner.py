@@ -160,3 +160,14 @@ def test_qwen3_experts_are_held_by_the_ranks_that_own_them() -> None:
     assert ranks["model.layers.0.mlp.experts.0.gate_proj.weight"] == (0, 4)
     assert ranks["model.layers.0.mlp.experts.127.gate_proj.weight"] == (3, 7)
     assert len(ranks) == 128
+
+
+def test_engines_with_more_gpus_than_key_heads_have_copies_of_them() -> None:
+    hf = architecture("qwen2.5-7b") | {"num_hidden_layers": 1}
+    needed = [n for n in engine_side(hf, EngineShape(8, 1, 8), 1) if "self_attn.k_proj" in n.tensor]
+    prefix = "model.layers.0.self_attn.k_proj"
+    for name, columns in ((f"{prefix}.weight", 3584), (f"{prefix}.bias", 1)):
+        places = {(n.box.top, n.box.bottom, n.box.right): n.gpus for n in needed if n.tensor == name}
+        assert places == {
+            (128 * head, 128 * (head + 1), columns): (2 * head, 2 * head + 1) for head in range(4)
+        }

@@ -24,7 +24,7 @@ _GLOBAL = {
     "decoder.final_layernorm.weight": "model.norm.weight",
     "output_layer.weight": "lm_head.weight",
 }
-_QKV = "self_attention.linear_qkv.weight"
+_QKV = "self_attention.linear_qkv."
 _EXPERT = re.compile(  # those of the kernels: each in modules of its own, or all in one
     r"mlp\.experts\.(?:local_experts\.(?P<own>\d+)\.)?(?P<linear>linear_fc[12])\.weight(?P<shared>\d*)"
 )
@@ -95,7 +95,7 @@ def shards(chunks: Sequence[Any], family: Family) -> Iterator[Shard]:
             size, rank = group.size(), group.rank()
             if name == "output_layer.weight" and names[0] == "model.embed_tokens.weight":
                 owner = False  # the last stage's copy of tied embeddings
-            if name.endswith(_QKV):
+            if _QKV in name:
                 yield from _groups(model.config, names, data, rank, owner)
                 continue
             cut = _partition_dim(name, tensor)
@@ -121,7 +121,10 @@ def _partition_dim(name: str, tensor: torch.Tensor) -> int | None:
 def _groups(
     config: Any, names: tuple[str, ...], data: torch.Tensor, rank: int, owner: bool
 ) -> Iterator[Shard]:
-    """Return the boxes of a fused [groups x (queries + key + value) x head, hidden], group by group."""
+    """Return the boxes of a fused weight or bias, group by group.
+
+    ``data``: [groups x (queries + key + value) x head, hidden], or without the last dimension.
+    """
     head, groups = config.kv_channels, config.num_query_groups
     widths = (config.num_attention_heads // groups * head, head, head)
     local = data.shape[0] // sum(widths)
@@ -129,7 +132,7 @@ def _groups(
         for group in range(local):
             first = group * sum(widths) + start
             offset = (rank * local + group) * width
-            shape = (groups * width, data.shape[1])
+            shape = (groups * width, *data.shape[1:])
             yield Shard(name, shape, 0, offset, data[first : first + width], owner)
 
 

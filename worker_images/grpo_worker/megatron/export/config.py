@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from typing import Any, Literal
 
+from grpo_operator.api.v1alpha1.moe import WITH_EXPERT_BIAS
 from grpo_worker.model_files.names import FP8_CONFIG
 
 Quantization = Literal["none", "fp8-block128"]
@@ -32,9 +33,9 @@ def _quantization(hf: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
     """Return the quantization config as in published files.
 
     Engines would load Qwen3's routers as quantised projections unless the config excludes them; they know
-    the routers of DeepSeek-V3.
+    routers with an expert bias.
     """
     routers = sorted(name.removesuffix(".weight") for name in names if name.endswith(_ROUTER))
-    if not routers or hf["model_type"] == "deepseek_v3":
+    if not routers or hf["model_type"] in WITH_EXPERT_BIAS:
         return dict(FP8_CONFIG)
     return FP8_CONFIG | {"modules_to_not_convert": ["lm_head", *routers]}

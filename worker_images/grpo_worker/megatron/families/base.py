@@ -19,6 +19,7 @@ class Family:
     ``fields``: config.json -> fields of Megatron-Core's configuration.
     ``layer_shapes``: (config.json, layer) -> names below ``model.layers.N.`` and their shapes.
     ``layer_names``: local Megatron tensor of a layer -> the Hugging Face tensors that it holds, in order.
+    ``rotary``: config.json -> arguments of GPTModel for rotary embeddings, beside their base.
     ``mtp_layer_shapes``: names below ``model.layers.N.`` of the multi-token-prediction layer, where N is the
     number of layers, and their shapes. Experts and ``linear_qkv`` are mapped in conversion/hf_mapping.py.
     """
@@ -27,6 +28,7 @@ class Family:
     fields: Callable[[dict[str, Any]], dict[str, Any]]
     layer_shapes: Callable[[dict[str, Any], int], Shapes]
     layer_names: Mapping[str, tuple[str, ...]]
+    rotary: Callable[[dict[str, Any]], dict[str, Any]] = lambda _hf: {}
     mtp_layer_shapes: Callable[[dict[str, Any]], Shapes] | None = None
 
     def check(self, hf: dict[str, Any]) -> None:
@@ -35,6 +37,7 @@ class Family:
             for field in _COMMON_FIELDS:
                 hf[field]
             self.fields(hf)
+            self.rotary(hf)
             self.shapes(hf)
         except KeyError as error:
             raise ValueError(f"config.json lacks {error.args[0]}") from error

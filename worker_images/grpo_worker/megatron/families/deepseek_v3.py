@@ -1,32 +1,18 @@
-"""DeepSeek-V3: fields of ``MLATransformerConfig`` from ``config.json``, tensors and names.
+"""DeepSeek-V3 and Kimi-K2: fields of ``MLATransformerConfig`` from ``config.json``, tensors and names.
 
 A test compares the logits with those of transformers (tests/worker/test_fidelity.py). Comments name the
 places where Megatron-Core's default differs from DeepSeek-V3.
 """
 
+from dataclasses import replace
 from typing import Any
 
-from grpo_worker.megatron.families.base import COMMON_NAMES, Family, Shapes, gated
+from grpo_worker.megatron.families.base import COMMON_NAMES, Family, Shapes
+from grpo_worker.megatron.families.sigmoid_experts import EXPERT_NAMES, expert_fields, expert_shapes
 
 
 def _fields(hf: dict[str, Any]) -> dict[str, Any]:
-    _refuse_inexpressible(hf)
-    return _attention(hf) | _rope(hf) | _experts(hf)
-
-
-def _refuse_inexpressible(hf: dict[str, Any]) -> None:
-    groups, limit, topk = hf["n_group"], hf["topk_group"], hf["num_experts_per_tok"]
-    # transformers and SGLang score a group by its best 2 experts, Megatron-Core by its best
-    # topk // topk_group.
-    if groups > 1 and topk // limit != 2:
-        raise ValueError(
-            f"config.json: num_experts_per_tok ({topk}) must be 2 x topk_group ({limit}), or Megatron-Core "
-            "would score the expert groups differently: use another model"
-        )
-    if not hf.get("norm_topk_prob", True):
-        raise ValueError("norm_topk_prob=false cannot be expressed in Megatron-Core")
-    if hf.get("scoring_func", "sigmoid") != "sigmoid":
-        raise ValueError(f"scoring_func {hf['scoring_func']!r}: DeepSeek-V3 scores experts by sigmoid")
+    return _attention(hf) | _rope(hf) | expert_fields(hf)
 
 
 def _attention(hf: dict[str, Any]) -> dict[str, Any]:
@@ -61,24 +47,8 @@ def _rope(hf: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _experts(hf: dict[str, Any]) -> dict[str, Any]:
-    dense = hf["first_k_dense_replace"]
-    return {
-        "num_moe_experts": hf["n_routed_experts"],
-        "moe_ffn_hidden_size": hf["moe_intermediate_size"],
-        "moe_shared_expert_intermediate_size": hf["moe_intermediate_size"] * hf["n_shared_experts"],
-        "moe_layer_freq": [0] * dense + [1] * (hf["num_hidden_layers"] - dense),
-        "moe_router_topk": hf["num_experts_per_tok"],
-        "moe_router_num_groups": hf["n_group"],
-        "moe_router_group_topk": hf["topk_group"],
-        "moe_router_score_function": "sigmoid",
-        "moe_router_topk_scaling_factor": hf["routed_scaling_factor"],
-        "moe_router_enable_expert_bias": True,
-    }
-
-
 def _layer_shapes(hf: dict[str, Any], layer: int) -> Shapes:
-    return _attention_shapes(hf) | _mlp_shapes(hf, layer)
+    return _attention_shapes(hf) | expert_shapes(hf, layer)
 
 
 def _attention_shapes(hf: dict[str, Any]) -> Shapes:
@@ -102,19 +72,6 @@ def _attention_shapes(hf: dict[str, Any]) -> Shapes:
     }
 
 
-def _mlp_shapes(hf: dict[str, Any], layer: int) -> Shapes:
-    hidden, experts = hf["hidden_size"], hf["n_routed_experts"]
-    if layer < hf["first_k_dense_replace"]:
-        return gated("mlp.", hidden, hf["intermediate_size"])
-    width = hf["moe_intermediate_size"]
-    shapes = gated("mlp.shared_experts.", hidden, width * hf["n_shared_experts"])
-    shapes["mlp.gate.weight"] = (experts, hidden)
-    shapes["mlp.gate.e_score_correction_bias"] = (experts,)
-    for expert in range(experts):
-        shapes |= gated(f"mlp.experts.{expert}.", hidden, width)
-    return shapes
-
-
 def _mtp_layer_shapes(hf: dict[str, Any]) -> Shapes:
     hidden = hf["hidden_size"]
     own: Shapes = {"enorm.weight": (hidden,), "hnorm.weight": (hidden,), "shared_head.norm.weight": (hidden,)}
@@ -127,6 +84,7 @@ DEEPSEEK_V3 = Family(
     _fields,
     _layer_shapes,
     COMMON_NAMES
+    | EXPERT_NAMES
     | {
         "self_attention.linear_q_proj.weight": ("self_attn.q_proj.weight",),
         "self_attention.linear_q_down_proj.weight": ("self_attn.q_a_proj.weight",),
@@ -135,12 +93,8 @@ DEEPSEEK_V3 = Family(
         "self_attention.linear_kv_down_proj.weight": ("self_attn.kv_a_proj_with_mqa.weight",),
         "self_attention.kv_layernorm.weight": ("self_attn.kv_a_layernorm.weight",),
         "self_attention.linear_kv_up_proj.weight": ("self_attn.kv_b_proj.weight",),
-        "mlp.router.expert_bias": ("mlp.gate.e_score_correction_bias",),
-        "mlp.shared_experts.linear_fc1.weight": (
-            "mlp.shared_experts.gate_proj.weight",
-            "mlp.shared_experts.up_proj.weight",
-        ),
-        "mlp.shared_experts.linear_fc2.weight": ("mlp.shared_experts.down_proj.weight",),
     },
     mtp_layer_shapes=_mtp_layer_shapes,
 )
+# Kimi-K2 has layers of DeepSeek-V3 in other numbers.
+KIMI_K2 = replace(DEEPSEEK_V3, model_type="kimi_k2")

@@ -3,25 +3,20 @@
 from typing import Any
 
 from grpo_worker.megatron.families.base import COMMON_NAMES, Family, Shapes, gated
+from grpo_worker.megatron.families.grouped_attention import (
+    GROUPED_NAMES,
+    grouped_fields,
+    grouped_shapes,
+    refuse,
+    refuse_scaling,
+)
 
 
 def _attention(hf: dict[str, Any]) -> dict[str, Any]:
-    scaling = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
-    rope = scaling.get("rope_type", scaling.get("type", "default"))
-    if rope != "default":
-        raise ValueError(f"rope_scaling type {rope!r} of Qwen3 is not supported: use the model without it")
-    if hf.get("use_sliding_window"):
-        raise ValueError("use_sliding_window=true of Qwen3 is not supported")
-    if hf.get("attention_bias"):
-        raise ValueError("attention_bias=true of Qwen3 is not supported")
-    return {
-        "num_query_groups": hf["num_key_value_heads"],
-        "kv_channels": _head_dim(hf),
-    }
-
-
-def _head_dim(hf: dict[str, Any]) -> int:
-    return int(hf.get("head_dim") or hf["hidden_size"] // hf["num_attention_heads"])
+    refuse_scaling(hf)
+    refuse(hf, "use_sliding_window", False)
+    refuse(hf, "attention_bias", False)
+    return grouped_fields(hf, norms=True, biases=False)
 
 
 def _moe_fields(hf: dict[str, Any]) -> dict[str, Any]:
@@ -43,18 +38,7 @@ def _is_moe(hf: dict[str, Any], layer: int) -> bool:
 
 
 def _attention_shapes(hf: dict[str, Any]) -> Shapes:
-    hidden, head = hf["hidden_size"], _head_dim(hf)
-    queries, keys = hf["num_attention_heads"] * head, hf["num_key_value_heads"] * head
-    return {
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
-        "self_attn.q_proj.weight": (queries, hidden),
-        "self_attn.k_proj.weight": (keys, hidden),
-        "self_attn.v_proj.weight": (keys, hidden),
-        "self_attn.o_proj.weight": (hidden, queries),
-        "self_attn.q_norm.weight": (head,),
-        "self_attn.k_norm.weight": (head,),
-    }
+    return grouped_shapes(hf, norms=True, biases=False)
 
 
 def _dense_shapes(hf: dict[str, Any], _layer: int) -> Shapes:
@@ -70,14 +54,6 @@ def _moe_shapes(hf: dict[str, Any], layer: int) -> Shapes:
     return shapes
 
 
-_NAMES = COMMON_NAMES | {
-    "self_attention.linear_qkv.weight": (
-        "self_attn.q_proj.weight",
-        "self_attn.k_proj.weight",
-        "self_attn.v_proj.weight",
-    ),
-    "self_attention.q_layernorm.weight": ("self_attn.q_norm.weight",),
-    "self_attention.k_layernorm.weight": ("self_attn.k_norm.weight",),
-}
+_NAMES = COMMON_NAMES | GROUPED_NAMES
 QWEN3 = Family("qwen3", _attention, _dense_shapes, _NAMES)
 QWEN3_MOE = Family("qwen3_moe", _moe_fields, _moe_shapes, _NAMES)

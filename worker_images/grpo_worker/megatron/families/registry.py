@@ -4,10 +4,14 @@ from typing import Any
 
 from grpo_worker.data.routed_experts import ExpertLayers
 from grpo_worker.megatron.families.base import Family
-from grpo_worker.megatron.families.deepseek_v3 import DEEPSEEK_V3
+from grpo_worker.megatron.families.deepseek_v3 import DEEPSEEK_V3, KIMI_K2
+from grpo_worker.megatron.families.glm4_moe import GLM4_MOE
+from grpo_worker.megatron.families.llama import LLAMA
+from grpo_worker.megatron.families.qwen2 import QWEN2
 from grpo_worker.megatron.families.qwen3 import QWEN3, QWEN3_MOE
 
-_FAMILIES = {family.model_type: family for family in (DEEPSEEK_V3, QWEN3, QWEN3_MOE)}
+_ALL = (DEEPSEEK_V3, GLM4_MOE, KIMI_K2, LLAMA, QWEN2, QWEN3, QWEN3_MOE)
+_FAMILIES = {family.model_type: family for family in _ALL}
 
 
 def family_of(hf: dict[str, Any]) -> Family:

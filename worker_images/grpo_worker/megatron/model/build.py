@@ -11,6 +11,7 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.trainer import KernelChoice
+from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.megatron.model.hf_config import mcore_config
 from grpo_worker.megatron.model.kernels import Kernels, kernels
 from grpo_worker.megatron.model.layer_spec import block_spec
@@ -78,6 +79,7 @@ def _chunk(
         max_sequence_length=hf["max_position_embeddings"],
         position_embedding_type="rope",
         rotary_base=hf.get("rope_theta") or (hf.get("rope_parameters") or {})["rope_theta"],
+        **family_of(hf).rotary(hf),
         share_embeddings_and_output_weights=bool(hf.get("tie_word_embeddings")),
         pre_process=parallel_state.is_pipeline_first_stage(**ends),
         post_process=parallel_state.is_pipeline_last_stage(**ends),

@@ -1,7 +1,7 @@
 """Causal softmax attention through PyTorch's scaled_dot_product_attention.
 
 It supports what Megatron-Core's own attention lacks without Transformer Engine: value heads whose width
-differs from the keys' (MLA), grouped keys (Qwen3), context parallelism and packed sequences.
+differs from the keys' (MLA), grouped keys, context parallelism and packed sequences.
 """
 
 from collections.abc import Sequence

@@ -47,15 +47,14 @@ def _architecture(hf: dict[str, Any]) -> dict[str, Any]:
         "num_attention_heads": hf["num_attention_heads"],
         "normalization": "RMSNorm",
         "layernorm_epsilon": hf["rms_norm_eps"],
-        "qk_layernorm": True,
+        "qk_layernorm": True,  # MLA's of the compressed queries and keys
         "add_bias_linear": False,
-        "add_qkv_bias": False,
         "gated_linear_unit": True,
         "activation_func": torch.nn.functional.silu,
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         "attention_softmax_in_fp32": True,
-        # MLA de-interleaves by itself (True raises an error); Qwen3 rotates halves.
+        # MLA de-interleaves by itself (True raises an error); the other families rotate halves.
         "rotary_interleaved": False,
     }
 

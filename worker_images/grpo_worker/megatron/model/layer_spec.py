@@ -28,7 +28,8 @@ from grpo_worker.megatron.model.router import Router
 def layer_spec(config: Any, moe: bool, kernels: Kernels) -> ModuleSpec:
     """Return the specification of one transformer layer: attention, then a dense MLP or experts."""
     experts = config.num_moe_experts if moe else None
-    attention = (_latent_attention if config.multi_latent_attention else _grouped_attention)(kernels)
+    latent = config.multi_latent_attention
+    attention = _latent_attention(kernels) if latent else _grouped_attention(kernels, config.qk_layernorm)
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
@@ -72,14 +73,15 @@ def _latent_attention(kernels: Kernels) -> ModuleSpec:
     return ModuleSpec(MLASelfAttention, {"attn_mask_type": AttnMaskType.causal}, submodules)
 
 
-def _grouped_attention(kernels: Kernels) -> ModuleSpec:
-    """Return the specification of grouped-query attention with query and key norms (Qwen3)."""
+def _grouped_attention(kernels: Kernels, norms: bool) -> ModuleSpec:
+    """Return the specification of grouped-query attention. ``norms``: of queries and keys."""
+    norm = kernels.norm if norms else None
     submodules = SelfAttentionSubmodules(
         linear_qkv=kernels.column,
         core_attention=kernels.attention,
         linear_proj=kernels.row,
-        q_layernorm=kernels.norm,
-        k_layernorm=kernels.norm,
+        q_layernorm=norm,
+        k_layernorm=norm,
     )
     return ModuleSpec(SelfAttention, {"attn_mask_type": AttnMaskType.causal}, submodules)
 

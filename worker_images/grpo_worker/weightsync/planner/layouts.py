@@ -1,11 +1,12 @@
 """Regions that a trainer of a given layout holds and that engines of a given shape need. Pure.
 
-It follows the sharding rules of Megatron-Core and SGLang for the tensors of DeepSeek-V3, so that an update
-can be planned before any rank runs. A test compares the trainer's regions with those of real ranks.
+It follows the sharding rules of Megatron-Core and SGLang, so that an update can be planned before any rank
+runs. A test compares the trainer's regions with those of real ranks.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from grpo_operator.api.v1alpha1.layout import Layout
@@ -13,8 +14,9 @@ from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.weightsync.planner.regions import FP8, Box, Held, Needed, Tensor
 
 # Dimension that tensor parallelism shards; other tensors are whole on every rank.
-_ROWS = ("embed_tokens.weight", "lm_head.weight", "q_proj.weight", "q_b_proj.weight", "kv_b_proj.weight",
-         "gate_proj.weight", "up_proj.weight")  # fmt: skip
+_KEYS = ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")
+_ROWS = ("embed_tokens.weight", "lm_head.weight", "q_proj.weight", "q_proj.bias", "q_b_proj.weight",
+         "kv_b_proj.weight", "gate_proj.weight", "up_proj.weight", *_KEYS)  # fmt: skip
 _COLUMNS = ("o_proj.weight", "down_proj.weight")
 _NOT_FP8 = ("embed_tokens.weight", "lm_head.weight", "mlp.gate.weight", "norm.weight")
 
@@ -77,11 +79,19 @@ def engine_side(hf: Mapping[str, Any], engine: EngineShape, engines: int) -> Ite
         if expert is None:
             cut = engine.attention
             own = [[i + copy * cut for copy in range(engine.tensor // cut)] for i in range(cut)]
+            if name.endswith(_KEYS):
+                own = _with_copied_heads(own, int(hf["num_key_value_heads"]))
         else:
             owner = expert * engine.expert // _experts(hf)
             own = [[owner * sharing + i] for i in range(sharing)]
         ranks = [[start + i for start in starts for i in who] for who in own]
         yield from (Needed(name, box, tuple(who)) for box, who in _cut(name, tensor, ranks))
+
+
+def _with_copied_heads(own: list[list[int]], heads: int) -> list[list[int]]:
+    """Return the GPUs of each part: where there are too few key heads, consecutive GPUs have the same one."""
+    copies = max(len(own) // heads, 1)
+    return [[*chain(*own[first : first + copies])] for first in range(0, len(own), copies)]
 
 
 def kept_by_rank(hf: Mapping[str, Any], engine: EngineShape) -> dict[int, dict[str, list[Box]]]:
@@ -115,7 +125,7 @@ def _stage(name: str, layout: Layout, stage_of: Callable[[int], int]) -> int:
 
 
 def _experts(hf: Mapping[str, Any]) -> int:
-    """Return the number of routed experts of a layer, which DeepSeek-V3 and Qwen3-MoE name differently."""
+    """Return the number of routed experts of a layer, for which the families have two names."""
     return int(hf["n_routed_experts"] if "n_routed_experts" in hf else hf["num_experts"])
 
 

@@ -6,7 +6,8 @@ from grpo_operator.plan.planner.engines.shape import EngineShape
 from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.shape import GqaShape, ModelShape
 
-_BF16 = 2
+_BF16, _FP32 = 2, 4
+_FP32_ROUTERS = ("glm4_moe",)  # model types whose routers SGLang keeps in fp32
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def engine_weights(model: ModelShape, engine: EngineShape) -> EngineWeights:
     draft = _draft_weights(model, engine) if engine.drafts else EngineWeights(0, 0)
     return EngineWeights(
         total.expert // engine.tensor * each + draft.experts,
-        matrices * each + (ends + total.whole - down) * _BF16 + draft.rest,
+        matrices * each + (ends + total.whole - down) * _BF16 + _fp32_routers(model) + draft.rest,
     )
 
 
@@ -110,7 +111,7 @@ def _attention(model: ModelShape, engine: EngineShape) -> int:
     count, shape, size = parameters.attention(model).split, model.attention, engine.attention_tensor
     if not isinstance(shape, GqaShape):
         return count // size
-    keys = 2 * model.hidden * shape.head * shape.kv_heads
+    keys = 2 * (model.hidden + shape.biases) * shape.head * shape.kv_heads
     return (count - keys) // size + keys // min(size, shape.kv_heads)
 
 
@@ -126,3 +127,11 @@ def _shared_experts(model: ModelShape) -> int:
     if model.experts is None:
         return 0
     return 3 * model.hidden * model.experts.shared_ffn * (model.layers - model.experts.first_dense)
+
+
+def _fp32_routers(model: ModelShape) -> int:
+    """Return the bytes of the routers that they have beyond bf16."""
+    if model.experts is None or model.model_type not in _FP32_ROUTERS:
+        return 0
+    routers = (model.layers - model.experts.first_dense) * model.hidden * model.experts.count
+    return routers * (_FP32 - _BF16)

@@ -94,7 +94,12 @@ def _heads(model: ModelShape, engine: EngineShape) -> Iterator[str]:
             f"divisor of {size}: use a divisor of {shape.kv_heads}"
         )
     block = engine.block
-    if model.dense_layers and model.ffn % (engine.dense_tensor * block):
+    if model.dense_layers and model.ffn % block:
+        yield (
+            f"quantization=fp8-block128: the dense feed-forward width ({model.ffn}) is not a multiple of "
+            f"{block}: set quantization to none"
+        )
+    elif model.dense_layers and model.ffn % (engine.dense_tensor * block):
         yield (
             f"tensorParallel={engine.tensor}: the dense feed-forward width ({model.ffn}) per GPU is not a "
             f"multiple of {block}: use a divisor of {model.ffn // block}, or attentionDataParallel above 1"
@@ -136,4 +141,9 @@ def _drafts(model: ModelShape, engine: EngineShape) -> Iterator[str]:
         yield (
             f"speculative=mtp: this {model.model_type} model has num_nextn_predict_layers="
             f"{model.mtp_layers}, and SGLang drafts with exactly one such layer: set speculative to none"
+        )
+    elif engine.drafts and isinstance(model.attention, GqaShape):
+        yield (
+            f"speculative=mtp: the trainer has no multi-token-prediction layer of a {model.model_type} "
+            "model: set speculative to none"
         )

@@ -45,8 +45,8 @@ def _mla(model: ModelShape, shape: MlaShape) -> Count:
 
 
 def _gqa(model: ModelShape, shape: GqaShape) -> Count:
-    projections = model.hidden * shape.head * (model.heads + 2 * shape.kv_heads)
-    return Count(projections + model.heads * shape.head * model.hidden, 2 * shape.head)
+    projections = model.hidden * shape.head * (model.heads + 2 * shape.kv_heads) + _biases(model)
+    return Count(projections + model.heads * shape.head * model.hidden, _inner_norms(model))
 
 
 def feed_forward(model: ModelShape, layer: int) -> Count:
@@ -107,11 +107,13 @@ def hf_tensors(model: ModelShape, fp8: bool = False, mtp: bool = False) -> int:
     ``fp8``: matrices have scales. ``mtp``: with the multi-token-prediction layer.
     """
     mla, layers = isinstance(model.attention, MlaShape), model.layers + mtp
-    matrices, others = (5, 4) if mla else (4, 4)  # of attention, and the norms of the layer and inside it
+    matrices, others = (5, 4) if mla else (4, 2)  # of attention, and the norms of the layer and inside it
+    if isinstance(model.attention, GqaShape):
+        others += 2 * model.attention.norms + 3 * model.attention.biases
     experts = 0 if model.experts is None else layers - model.experts.first_dense
     each = 0 if model.experts is None else 3 * (model.experts.count + bool(model.experts.shared_ffn))
     projections = layers * matrices + experts * each + 3 * (layers - experts)
-    routers = experts * (2 if mla else 1)
+    routers = 0 if model.experts is None else experts * (1 + model.experts.biases)
     ends = 2 + (not model.tied) + 4 * mtp  # a projection in bf16 and three norms around the layer
     return projections * (2 if fp8 else 1) + layers * others + routers + ends
 
@@ -119,14 +121,15 @@ def hf_tensors(model: ModelShape, fp8: bool = False, mtp: bool = False) -> int:
 def fp8_parameters(model: ModelShape, mtp: bool = False) -> int:
     """Return the number of parameters that DeepSeek's FP8 format stores in 8 bits.
 
-    These are the matrices of the layers, without embedding, output projection, router and norms. ``mtp``:
-    with those of the multi-token-prediction layer, whose projection of two hidden states is not among them.
+    These are the matrices of the layers, without embedding, output projection, router, norms and biases.
+    ``mtp``: with those of the multi-token-prediction layer, whose projection of two hidden states is not
+    among them.
     """
     experts = model.experts
     count = 0
     for index in range(model.layers + mtp):
         part = layer(model, index)
-        count += part.total - 2 * model.hidden - _inner_norms(model)
+        count += part.total - 2 * model.hidden - _inner_norms(model) - _biases(model)
         if experts is not None and index >= experts.first_dense:
             count -= model.hidden * experts.count
     return count
@@ -135,8 +138,16 @@ def fp8_parameters(model: ModelShape, mtp: bool = False) -> int:
 def _inner_norms(model: ModelShape) -> int:
     shape = model.attention
     if isinstance(shape, GqaShape):
-        return 2 * shape.head
+        return 2 * shape.head * shape.norms
     return (shape.q_rank or 0) + shape.kv_rank
+
+
+def _biases(model: ModelShape) -> int:
+    """Return the biases of one layer's queries, keys and values."""
+    shape = model.attention
+    if isinstance(shape, GqaShape) and shape.biases:
+        return shape.head * (model.heads + 2 * shape.kv_heads)
+    return 0
 
 
 def model_bytes(model: ModelShape, fp8: bool = False, mtp: bool = False) -> int:

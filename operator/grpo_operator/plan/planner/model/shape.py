@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-KNOWN = ("deepseek_v3", "qwen3_moe", "qwen3")
+KNOWN = ("deepseek_v3", "glm4_moe", "kimi_k2", "llama", "qwen2", "qwen3", "qwen3_moe")
+_MLA = ("deepseek_v3", "kimi_k2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,21 +20,31 @@ class MlaShape:
 
 @dataclass(frozen=True, slots=True)
 class GqaShape:
-    """Grouped-query attention with per-head query and key norms (Qwen3)."""
+    """Grouped-query attention.
+
+    ``norms``: each query and key head is normalised. ``biases``: queries, keys and values have one.
+    """
 
     kv_heads: int
     head: int
+    norms: bool = True
+    biases: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
-    """Mixture of experts. ``ffn``: width of one expert. ``shared_ffn``: width of all shared experts."""
+    """Mixture of experts.
+
+    ``ffn``: width of one expert. ``shared_ffn``: width of all shared experts. ``biases``: routers choose
+    experts with a bias for each, which is not a parameter.
+    """
 
     count: int
     top_k: int
     ffn: int
     shared_ffn: int
     first_dense: int
+    biases: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +89,7 @@ class ModelShape:
                 heads=config["num_attention_heads"],
                 ffn=config["intermediate_size"],
                 tied=bool(config.get("tie_word_embeddings", False)),
-                attention=_mla(config) if kind == "deepseek_v3" else _gqa(config),
+                attention=_mla(config) if kind in _MLA else _gqa(kind, config),
                 experts=_experts(kind, config),
                 mtp_layers=config.get("num_nextn_predict_layers") or 0,
             )
@@ -96,13 +107,20 @@ def _mla(config: dict[str, Any]) -> MlaShape:
     )
 
 
-def _gqa(config: dict[str, Any]) -> GqaShape:
-    heads = config["num_attention_heads"]
-    return GqaShape(config["num_key_value_heads"], config.get("head_dim") or config["hidden_size"] // heads)
+def _gqa(kind: str, config: dict[str, Any]) -> GqaShape:
+    norms, biases = kind in ("qwen3", "qwen3_moe"), kind == "qwen2"
+    if kind == "glm4_moe":
+        norms, biases = bool(config.get("use_qk_norm")), bool(config.get("attention_bias"))
+    return GqaShape(
+        kv_heads=config["num_key_value_heads"],
+        head=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
+        norms=norms,
+        biases=biases,
+    )
 
 
 def _experts(kind: str, config: dict[str, Any]) -> ExpertShape | None:
-    if kind == "qwen3":
+    if kind in ("llama", "qwen2", "qwen3"):
         return None
     ffn = config["moe_intermediate_size"]
     if kind == "qwen3_moe":
@@ -115,4 +133,5 @@ def _experts(kind: str, config: dict[str, Any]) -> ExpertShape | None:
         ffn=ffn,
         shared_ffn=ffn * config["n_shared_experts"],
         first_dense=config["first_k_dense_replace"],
+        biases=True,
     )
