@@ -48,6 +48,19 @@ def test_parameters_of_deepseek_v3_on_each_stage_equal_megatrons(sizes: dict[str
     assert found == [stage.weights // 2 for stage in stages]
 
 
+def test_parameters_of_other_families_on_each_stage_equal_megatrons() -> None:
+    layouts: dict[str, dict[str, int]] = {
+        "llama-3.1-8b": {"world": 8, "tensor": 4, "pipeline": 2, "expert_tensor": 4},
+        "qwen2.5-7b": {"world": 8, "tensor": 2, "pipeline": 4, "expert_tensor": 2},
+        "glm-4.7": {"world": 64, "tensor": 2, "pipeline": 4, "expert": 16},
+    }
+    cases = [{"hf": architecture(name), "sizes": sizes} for name, sizes in layouts.items()]
+    found = dict(zip(layouts, _ask("all_built", cases=cases), strict=True))
+    for name, sizes in layouts.items():
+        stages = stage_memory(ModelShape.from_hf(architecture(name)), Layout(**sizes), Workload(8192))
+        assert found[name] == [stage.weights // 2 for stage in stages], name
+
+
 def test_the_planner_accepts_exactly_what_megatron_can_build() -> None:
     result = _ask("disagreements", count=CASES)
     assert result["disagreements"] == []

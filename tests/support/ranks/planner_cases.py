@@ -153,6 +153,11 @@ def built(hf: dict[str, Any], sizes: dict[str, Any], mtp: bool = False) -> list[
         return str(error)
 
 
+def all_built(cases: list[dict[str, Any]]) -> list[list[int] | str]:
+    """Return the result of ``built`` for the arguments of each case."""
+    return [built(**case) for case in cases]
+
+
 def group_sizes(layouts: list[dict[str, int]]) -> list[list[int]]:
     """Return the sizes of this rank's real groups for each layout: tp, pp, cp, dp, ep, etp, expert-dp."""
     state, sizes = parallel_state, []
@@ -176,7 +181,9 @@ def group_sizes(layouts: list[dict[str, int]]) -> list[list[int]]:
 def main() -> None:
     """``planner_cases.py FUNCTION JSON``: print the function's result as JSON."""
     name, arguments = sys.argv[1:]
-    functions: dict[str, Callable[..., Any]] = {"disagreements": disagreements, "built": built}
+    functions: dict[str, Callable[..., Any]] = {
+        "disagreements": disagreements, "built": built, "all_built": all_built
+    }  # fmt: skip
     print(json.dumps(functions[name](**json.loads(arguments))))
 
 
