@@ -201,14 +201,14 @@ def main() -> None:
     dist.init_process_group("nccl")
     initialize_parallel(ONE, 1)
     origin, results, failed = stamp(f"1 x {torch.cuda.get_device_name()}"), {}, []
-    for case in (fidelity, packed, speed, checkpoint):
+    for case in (fidelity, packed, checkpoint, speed):
         try:
             results[case.__name__] = case()
             print(case.__name__, results[case.__name__], flush=True)
         except Exception:  # noqa: BLE001 - the other cases run all the same
             failed.append(case.__name__)
             traceback.print_exc()
-            clean(groups=False)
+        clean(groups=False)
         write_raw(args.result, origin, cases=results, failed=failed)
     dist.destroy_process_group()
     if failed:

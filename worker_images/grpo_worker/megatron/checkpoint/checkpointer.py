@@ -28,6 +28,7 @@ from grpo_worker.megatron.checkpoint.patches import (
 )
 from grpo_worker.megatron.checkpoint.writer import WriterQueue
 from grpo_worker.megatron.host_sync.barrier import store_barrier
+from grpo_worker.megatron.optim import adam
 from grpo_worker.megatron.optim.optimizer import inner_optimizers
 from grpo_worker.profiling.background import join
 
@@ -119,7 +120,7 @@ class Checkpointer:
         for part in self._parts:
             if part.trainable is not None:
                 for inner in inner_optimizers(part.trainable.optimizer):
-                    _init_adam_state(inner)
+                    adam.initialize(inner)
         template = self._state(loading=True)
         if not same_layout:
             template.pop("rng")  # one state per rank of the old layout; training draws nothing from it
@@ -166,15 +167,3 @@ def restore_rng(state: dict[str, Any]) -> None:
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
     tensor_parallel.get_cuda_rng_tracker().set_states(state["tracker"])
-
-
-def _init_adam_state(optimizer: torch.optim.Optimizer) -> None:
-    """Create Adam's state, from which Megatron-Core builds the template; it is empty before a step."""
-    for group in optimizer.param_groups:
-        for param in group["params"]:
-            if not optimizer.state[param]:
-                optimizer.state[param].update(
-                    step=torch.tensor(0.0),
-                    exp_avg=torch.zeros_like(param),
-                    exp_avg_sq=torch.zeros_like(param),
-                )

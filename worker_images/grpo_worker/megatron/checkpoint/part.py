@@ -9,6 +9,7 @@ import torch
 
 from grpo_worker.megatron.checkpoint import host_state
 from grpo_worker.megatron.checkpoint.reshard import adapted
+from grpo_worker.megatron.optim import adam
 from grpo_worker.megatron.optim.offload import HostCopies, Offloadable
 from grpo_worker.megatron.optim.optimizer import Trainable, chained_optimizers, inner_optimizers
 
@@ -54,7 +55,7 @@ class CheckpointPart:
             for name, chunk in self.named_chunks()
         }
         if self.trainable is not None:
-            _step_without_parameters(inner_optimizers(self.trainable.optimizer))
+            adam.share_step(inner_optimizers(self.trainable.optimizer))
             state["optimizer"] = self.trainable.optimizer.sharded_state_dict(
                 dict(state), is_loading=loading, metadata=metadata
             )
@@ -88,7 +89,7 @@ class CheckpointPart:
             optimizer = self.trainable.optimizer
             optimizer.load_state_dict(adapted(state["optimizer"], optimizer))
         for inner in inner_optimizers(self.trainable.optimizer):
-            _unshare_adam_step(inner)
+            adam.unshare_step(inner)
         self.trainable.schedule.load_state_dict(state["schedule"])
 
 
@@ -107,25 +108,3 @@ def all_on_device(parts: Sequence[CheckpointPart]) -> Iterator[None]:
         for part in parts:
             stack.enter_context(part.on_device())
         yield
-
-
-def _step_without_parameters(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Give optimizers without parameters the step of a sibling optimizer.
-
-    Megatron-Core reads Adam's step from the parameters' state, but on a stage without experts their
-    optimizer has no parameters. The step that rank 0 saves is used for all ranks.
-    """
-    steps = [state["step"] for inner in optimizers for state in inner.state.values()]
-    for inner in optimizers:
-        if not any(group["params"] for group in inner.param_groups) and steps:
-            inner.state["no parameters"] = {"step": steps[0].detach().clone()}  # type: ignore[index]
-
-
-def _unshare_adam_step(optimizer: torch.optim.Optimizer) -> None:
-    """Give each parameter its own step tensor.
-
-    Megatron-Core assigns all parameters the same one, to which Adam would add 1 for each parameter.
-    """
-    for state in optimizer.state.values():
-        if "step" in state:
-            state["step"] = state["step"].detach().clone()

@@ -1,26 +1,27 @@
-"""Conversion of a checkpoint's optimizer state between layouts."""
+"""Conversion of a checkpoint's optimizer state between layouts and between kinds of Adam."""
 
 from typing import Any
 
+from grpo_worker.megatron.optim.adam import saved_fields
+from grpo_worker.megatron.optim.optimizer import chained_optimizers
+
 
 def adapted(loaded: dict[Any, Any], optimizer: Any) -> dict[Any, Any]:
-    """Return optimizer state of another layout in the structure that ``optimizer`` expects.
+    """Return loaded optimizer state in the structure that ``optimizer`` expects.
 
     With expert parallelism Megatron-Core chains two optimizers (dense weights and experts), otherwise it has
-    one. The tensors of a ``fully_reshardable`` checkpoint fit both cases. The parameter groups do not: they
-    are taken from ``optimizer``, with the saved step and learning rate.
+    one. The tensors of a ``fully_reshardable`` checkpoint fit both cases. The parameter groups do not, and
+    torch's Adam and Transformer Engine's have different fields in them: they are taken from ``optimizer``,
+    with the saved step and learning rate.
     """
-    targets = getattr(optimizer, "chained_optimizers", [optimizer])
+    targets = chained_optimizers(optimizer)
     sources = [loaded] if "optimizer" in loaded else _numbered(loaded)
-    if len(sources) == len(targets):
-        return loaded
-    saved = sources[0]["optimizer"]["param_groups"][0]
+    fields = saved_fields(group for source in sources for group in source["optimizer"]["param_groups"])
     kind = sources[0]["param_state_sharding_type"]
     parts = []
     for number, target in enumerate(targets):
         groups = [
-            {key: value for key, value in group.items() if key != "params"}
-            | {"step": saved["step"], "lr": saved["lr"]}
+            {key: value for key, value in group.items() if key != "params"} | fields
             for group in target.optimizer.param_groups
         ]
         # A pipeline stage without experts has no tensors for them.
