@@ -1,5 +1,7 @@
 """Kernels of the layers: which are chosen, and that those of one kind hold the other's tensors."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -30,3 +32,27 @@ def test_kernels_that_are_not_there_are_refused() -> None:
 @pytest.mark.parametrize("choice", ["auto", "local"])
 def test_a_cpu_computes_without_transformer_engine(choice: str) -> None:
     assert run_on_ranks("kernel_cases:build", 1, choice=choice) == ["local"]
+
+
+def test_a_rank_without_transformer_engine_refuses_fp8() -> None:
+    (problem,) = run_on_ranks("kernel_cases:refused_precision", 1)
+    assert problem == (
+        "spec.trainer.precision=fp8-block128 needs Transformer Engine: use an image that has it, or set it to "
+        "bf16"
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "rope", "router"),
+    [
+        ("qwen3_moe", {}, True, True),
+        ("qwen3_moe", {"moe_enable_routing_replay": True}, True, False),
+        ("deepseek_v3", {"rope_type": "yarn"}, True, True),
+        ("deepseek_v3", {"rope_type": "rope"}, False, True),
+    ],
+)
+def test_fusions_that_would_compute_something_else_are_off(
+    model: str, fields: dict[str, Any], rope: bool, router: bool
+) -> None:
+    (found,) = run_on_ranks("kernel_cases:fused_fields", 1, model=model, fields=fields)
+    assert found == {"apply_rope_fusion": rope, "moe_router_fusion": router}

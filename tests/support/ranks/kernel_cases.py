@@ -6,11 +6,12 @@ import torch
 import torch.distributed as dist
 
 from grpo_operator.api.v1alpha1.layout import Layout
-from grpo_operator.api.v1alpha1.trainer import KernelChoice
+from grpo_operator.api.v1alpha1.trainer import KernelChoice, Precision
 from grpo_worker.megatron.conversion import hf_mapping
 from grpo_worker.megatron.conversion.readers import SeededWeights
 from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.megatron.model.build import build_chunks, initialize_parallel
+from grpo_worker.megatron.model.hf_config import with_fitting_fusions
 from grpo_worker.megatron.model.kernels import kernels
 from support.tiny_models import tiny_model
 
@@ -60,6 +61,25 @@ def _held(chunks: list[Any], family: Any) -> list[Held]:
         for s in hf_mapping.shards(chunks, family)
     ]
     return sorted(found, key=lambda part: (part[0], part[3]))
+
+
+def fused_fields(model: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fusions that a configuration keeps of those that Transformer Engine's kernels ask for."""
+    fusions = {"apply_rope_fusion": True, "moe_router_fusion": True}
+    found = with_fitting_fusions(family_of(tiny_model(model)).fields(tiny_model(model)) | fusions | fields)
+    return {name: found[name] for name in fusions}
+
+
+def refused_precision() -> str:
+    """Return the error of FP8 where there is no Transformer Engine."""
+    initialize_parallel(Layout(world=1), 0)
+    try:
+        build_chunks(
+            tiny_model("qwen3"), Layout(world=1), choice=KernelChoice.AUTO, precision=Precision.FP8_BLOCK128
+        )
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def build(choice: str) -> str:

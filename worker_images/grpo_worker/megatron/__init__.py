@@ -1,5 +1,5 @@
 """Megatron-Core models of the supported families."""
 
-from grpo_worker.megatron import cudnn
+from grpo_worker.megatron import environment
 
-cudnn.prefer_torchs()
+environment.prepare()

@@ -12,6 +12,7 @@ from megatron.core import parallel_state
 
 from grpo_operator.api.base import Device
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.trainer import Precision
 from grpo_worker.checkpointing.store import Origin, model_digest
 from grpo_worker.data.routed_experts import ExpertLayers
 from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer
@@ -23,7 +24,7 @@ from grpo_worker.megatron.training.critic import CriticModel
 from grpo_worker.megatron.training.policy import PolicyModel
 from grpo_worker.megatron.training.reductions import active_parameters
 from grpo_worker.megatron.training.reward_model import RewardModel
-from grpo_worker.megatron.training.runner import MicroBatching
+from grpo_worker.megatron.training.runner import FP8_TOKENS, MicroBatching
 from grpo_worker.megatron.training.setup import ModelSetup
 from grpo_worker.metrics.flops import ModelFlops, attention_width
 from grpo_worker.profiling.trace import StepTrace
@@ -107,17 +108,19 @@ def rank_info(rank: int, models: TrainerModels) -> RankInfo:
 
 def _model_setup(spec: GRPOJobSpec, hf: dict[str, Any], world: int) -> ModelSetup:
     trainer = spec.trainer
+    multiple = 1 if trainer.precision is Precision.BF16 else FP8_TOKENS
     return ModelSetup(
         hf,
         trainer.parallelism.layout(world),
         weight_reader(spec.model.path, hf, spec.seed),
-        MicroBatching(trainer.micro_batch_size_per_gpu, trainer.max_tokens_per_gpu),
+        MicroBatching(trainer.micro_batch_size_per_gpu, trainer.max_tokens_per_gpu, multiple),
         torch.bfloat16 if torch.cuda.is_available() else torch.float32,
         recompute=trainer.recompute == "full",
         offload=trainer.offload,
         mtp=spec.model.multi_token_prediction,
         moe=trainer.moe,
         kernels=trainer.kernels,
+        precision=trainer.precision,
     )
 
 

@@ -21,6 +21,13 @@ class KernelChoice(StrEnum):
     LOCAL = "local"
 
 
+class Precision(StrEnum):
+    """Precision of the layers' matrix products."""
+
+    BF16 = "bf16"
+    FP8_BLOCK128 = "fp8-block128"
+
+
 class OptimizerSpec(Model):
     """Settings of AdamW, run by Megatron-Core's distributed optimizer."""
 
@@ -137,6 +144,15 @@ _TRAINER_RULES: tuple[Rule["TrainerSpec"], ...] = (
             == 0
         ),
     ),
+    Rule(
+        "self.precision == 'bf16' || (self.device == 'cuda' && self.kernels != 'local')",
+        "precision fp8-block128 needs device cuda and Transformer Engine's kernels: set kernels to auto or "
+        "transformer-engine, or precision to bf16",
+        lambda trainer: (
+            trainer.precision is Precision.BF16
+            or (trainer.device is Device.CUDA and trainer.kernels is not KernelChoice.LOCAL)
+        ),
+    ),
 )
 
 
@@ -149,10 +165,16 @@ class TrainerSpec(WithOverlay):
     device: Device = Field(Device.CUDA, description="device of the ranks: cuda or cpu")
     gpu_type: GpuType = Field(GpuType.H100, description="GPU model that the planner assumes (cuda only)")
     kernels: KernelChoice = Field(
-        KernelChoice.LOCAL,
+        KernelChoice.AUTO,
         description="kernels of the layers. local: Megatron-Core's own and PyTorch's. transformer-engine: "
-        "Transformer Engine's, with the experts of a layer in one product; not measured yet. auto: "
-        "transformer-engine on GPUs where the image has it, otherwise local",
+        "Transformer Engine's, with the experts of a layer in one product. auto: transformer-engine on GPUs "
+        "where the image has it, otherwise local",
+    )
+    precision: Precision = Field(
+        Precision.BF16,
+        description="precision of the layers' matrix products. bf16: as the weights (on cpu both are fp32). "
+        "fp8-block128: e4m3, with an fp32 scale for each 128 x 128 block of a weight and for each 128 values "
+        "of an activation; weights and gradients stay as they are. It needs Transformer Engine",
     )
     recompute: Literal["none", "full"] = Field(
         "full",

@@ -140,6 +140,13 @@ CASES: dict[str, Changes] = {
     "stage without pipeline": {"trainer.parallelism": {"layersInFirstStage": 1}},
     "stage of a pipeline": {"trainer.parallelism": {"pipeline": 2, "layersInFirstStage": 1}},
     "chunks without pipeline": {"trainer.parallelism": {"virtualPipeline": 2}},
+    "fp8": {"trainer.device": "cuda", "trainer.precision": "fp8-block128"},
+    "fp8 on CPUs": {"trainer.device": "cpu", "trainer.precision": "fp8-block128"},
+    "fp8 of local kernels": {
+        "trainer.device": "cuda",
+        "trainer.kernels": "local",
+        "trainer.precision": "fp8-block128",
+    },
     "two pools": {"rollout.poolRef": {"name": "x"}},
     "no pool": {"rollout": {}},
     "too few engines": {"rollout.template.minAvailable": 9},

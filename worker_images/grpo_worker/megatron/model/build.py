@@ -10,10 +10,10 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from grpo_operator.api.v1alpha1.layout import Layout
-from grpo_operator.api.v1alpha1.trainer import KernelChoice
+from grpo_operator.api.v1alpha1.trainer import KernelChoice, Precision
 from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.megatron.model.hf_config import mcore_config
-from grpo_worker.megatron.model.kernels import Kernels, kernels
+from grpo_worker.megatron.model.kernels import Kernels, kernels, precision_fields
 from grpo_worker.megatron.model.layer_spec import block_spec
 from grpo_worker.megatron.model.mtp_layer import add_layer
 
@@ -52,16 +52,20 @@ def build_chunks(
     recompute: bool = False,
     mtp: bool = False,
     choice: KernelChoice = KernelChoice.LOCAL,
+    precision: Precision = Precision.BF16,
     **overrides: Any,
 ) -> list[GPTModel]:
     """Build the model chunks of this rank's pipeline stage; the weights are not loaded.
 
     Returns one chunk, or ``layout.virtual_pipeline`` chunks. ``recompute``: keep only each layer's input
     and recompute the layer in the backward pass. ``mtp``: add the layer of multi-token prediction to the
-    last stage. ``choice``: of the kernels of the layers. Raises ValueError for kernels that are not there.
+    last stage. ``choice``, ``precision``: of the kernels of the layers. Raises ValueError for kernels that
+    are not there.
     """
     chosen = kernels(choice)
-    fields = chosen.fields | (_RECOMPUTE if recompute else {}) | overrides
+    fields = (
+        chosen.fields | precision_fields(chosen, precision) | (_RECOMPUTE if recompute else {}) | overrides
+    )
     config = mcore_config(hf, layout, dtype, **fields)
     virtual = layout.virtual_pipeline
     stages = range(virtual) if virtual > 1 else [None]

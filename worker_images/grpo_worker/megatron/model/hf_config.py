@@ -27,7 +27,17 @@ def mcore_config(
         )
     fields = _architecture(hf) | (_MOE if "num_moe_experts" in own else {}) | own
     kind = MLATransformerConfig if own.get("multi_latent_attention") else TransformerConfig
-    return kind(**(fields | _runtime(layout, dtype) | overrides))
+    return kind(**with_fitting_fusions(fields | _runtime(layout, dtype) | overrides))
+
+
+def with_fitting_fusions(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields without fusions that lack what they ask for."""
+    unfit = {}
+    if fields.get("multi_latent_attention") and fields.get("rope_type") != "yarn":
+        unfit["apply_rope_fusion"] = False
+    if fields.get("moe_enable_routing_replay"):
+        unfit["moe_router_fusion"] = False  # it would ignore the replayed experts
+    return fields | unfit
 
 
 def _refuse_unreduced_experts(own: dict[str, Any], layout: Layout) -> None:

@@ -16,7 +16,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.moe import moe_utils
 
-from grpo_operator.api.v1alpha1.trainer import KernelChoice
+from grpo_operator.api.v1alpha1.trainer import KernelChoice, Precision
 from grpo_worker.megatron.model.core_attention import CoreAttention
 
 log = logging.getLogger(__name__)
@@ -84,6 +84,18 @@ def kernels(choice: KernelChoice) -> Kernels:
     from grpo_worker.megatron.model.transformer_engine import TRANSFORMER_ENGINE
 
     return TRANSFORMER_ENGINE
+
+
+def precision_fields(chosen: Kernels, precision: Precision) -> dict[str, Any]:
+    """Return Megatron-Core's fields for the precision. Raises ValueError for kernels that do not have it."""
+    if precision is Precision.BF16:
+        return {}
+    if chosen.name is KernelChoice.LOCAL:
+        raise ValueError(
+            f"spec.trainer.precision={precision} needs Transformer Engine: use an image that has it, or "
+            "set it to bf16"
+        )
+    return {"fp8": "e4m3", "fp8_recipe": "blockwise"}
 
 
 def _problem() -> str:

@@ -22,11 +22,11 @@ from grpo_worker.megatron.model.kernels import Kernels
 class Attention(TEDotProductAttention):  # type: ignore[misc]
     """Transformer Engine's attention, which needs the bounds of packed sequences on the GPU.
 
-    The other modules read them on the host, where they do not stall the GPU.
+    Without fused rotary embeddings the other modules read them on the host, where they do not stall the GPU.
     """
 
     def forward(self, *args: Any, packed_seq_params: PackedSeqParams | None = None, **more: Any) -> Any:
-        if packed_seq_params is not None:
+        if packed_seq_params is not None and not packed_seq_params.cu_seqlens_q.is_cuda:
             packed_seq_params = _on_gpu(packed_seq_params)
         return super().forward(*args, packed_seq_params=packed_seq_params, **more)
 
@@ -54,6 +54,8 @@ def _fields() -> dict[str, Any]:
     return {
         "moe_grouped_gemm": True,
         "moe_permute_fusion": True,
+        "moe_router_fusion": True,
+        "apply_rope_fusion": True,
         "bias_activation_fusion": True,  # gate and activation in one kernel
         "gradient_accumulation_fusion": fused_gradients,
     }

@@ -117,6 +117,10 @@ def _wrap(chunk: Any) -> DistributedDataParallel:
     )
     ddp = DistributedDataParallel(chunk.config, config, chunk)
     ddp.broadcast_params()
+    for module in chunk.modules():
+        if hasattr(module, "fuse_wgrad_accumulation"):
+            # Transformer Engine's products then add to DDP's gradients, which exist from here on.
+            module.fuse_wgrad_accumulation = True
     return ddp
 
 

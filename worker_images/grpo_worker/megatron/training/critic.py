@@ -1,5 +1,7 @@
 """PPO's critic on one rank: values of tokens, and optimizer steps."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -9,7 +11,6 @@ from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.data.micro_batch import MicroBatch
 from grpo_worker.megatron.conversion import hf_mapping
 from grpo_worker.megatron.conversion.readers import WeightReader
-from grpo_worker.megatron.model.build import build_chunks
 from grpo_worker.megatron.model.value_head import NAME, with_value_heads
 from grpo_worker.megatron.optim.optimizer import Trainable
 from grpo_worker.megatron.training.runner import Runner
@@ -50,9 +51,8 @@ class CriticModel:
 
     def __init__(self, setup: ModelSetup, optimizer: OptimizerSpec, total_steps: int) -> None:
         self.layout = setup.layout
-        untied = setup.hf | {"tie_word_embeddings": False}
-        fields = {"choice": setup.kernels} | setup.balance_fields()
-        chunks = with_value_heads(build_chunks(untied, setup.layout, setup.dtype, setup.recompute, **fields))
+        untied = replace(setup, hf=setup.hf | {"tie_word_embeddings": False})
+        chunks = with_value_heads(untied.build_trained())
         hf_mapping.load(chunks, setup.family, ValueHeadWeights(setup.reader, setup.hf["hidden_size"]))
         self.trainable = Trainable(chunks, optimizer, total_steps, setup.offload)
         self._runner = Runner(setup.layout, setup.batching)

@@ -13,7 +13,6 @@ from grpo_worker.data.micro_batch import Batch, MicroBatch
 from grpo_worker.megatron.checkpoint.part import CheckpointPart
 from grpo_worker.megatron.conversion import hf_mapping
 from grpo_worker.megatron.model import vocab_parallel
-from grpo_worker.megatron.model.build import build_chunks
 from grpo_worker.megatron.optim.optimizer import Trainable, frozen_weights
 from grpo_worker.megatron.training.expert_load import ExpertLoad
 from grpo_worker.megatron.training.mtp import FACTOR, MultiTokenPrediction
@@ -47,17 +46,14 @@ class PolicyModel:
     ) -> None:
         self.layout = setup.layout
         self.family = setup.family
-        fields: dict[str, Any] = {"choice": setup.kernels} | setup.balance_fields()
-        if replay_routing:
-            fields["moe_enable_routing_replay"] = True
+        fields: dict[str, Any] = {"moe_enable_routing_replay": True} if replay_routing else {}
         if setup.mtp:
             self.family.mtp_shapes(setup.hf)  # raises for models without one
-        chunks = build_chunks(setup.hf, setup.layout, setup.dtype, setup.recompute, setup.mtp, **fields)
+        chunks = setup.build_trained(mtp=setup.mtp, **fields)
         hf_mapping.load(chunks, self.family, setup.reader)
         self.reference: list[Any] = []
         if with_reference:
-            frozen = build_chunks(setup.hf, setup.layout, setup.dtype, choice=setup.kernels)
-            self.reference = [chunk.eval().requires_grad_(False) for chunk in frozen]
+            self.reference = [chunk.eval().requires_grad_(False) for chunk in setup.build()]
             _copy(chunks, self.reference)  # the store of the weights is read once
         self.trainable = Trainable(chunks, optimizer, total_steps, setup.offload)
         self.reference_weights = frozen_weights(self.reference, setup.offload)

@@ -10,7 +10,6 @@ from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.data.micro_batch import MicroBatch
 from grpo_worker.megatron.conversion import hf_mapping
 from grpo_worker.megatron.conversion.readers import SafetensorsWeights
-from grpo_worker.megatron.model.build import build_chunks
 from grpo_worker.megatron.model.value_head import NAME, with_value_heads
 from grpo_worker.megatron.optim.optimizer import frozen_weights
 from grpo_worker.megatron.training.reductions import over_context
@@ -44,7 +43,7 @@ class RewardModel:
                 f"spec.reward.model.path={path}: the classifier has {head[0]} labels: use one with one label"
             )
         own = replace(setup, hf=hf | {"tie_word_embeddings": False}, reader=reader, recompute=False)
-        chunks = with_value_heads(build_chunks(own.hf, own.layout, own.dtype, choice=own.kernels))
+        chunks = with_value_heads(own.build())
         hf_mapping.load(chunks, own.family, reader)
         self._chunks = [chunk.eval().requires_grad_(False) for chunk in chunks]
         self._weights = frozen_weights(self._chunks, own.offload)

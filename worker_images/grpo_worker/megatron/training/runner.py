@@ -14,7 +14,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_attr_wrapped_model
 
 from grpo_operator.api.v1alpha1.layout import Layout
-from grpo_worker.common.context_spans import ContextSplit, token_multiple
+from grpo_worker.common.context_spans import ContextSplit, padded_size, token_multiple
 from grpo_worker.common.ragged_batch import RaggedBatch, offsets_of
 from grpo_worker.data.balance import within_budget
 from grpo_worker.data.micro_batch import MicroBatch, MicroBatches, Shape, groups_for, split
@@ -38,12 +38,19 @@ def no_context(_model: Any, _micro: MicroBatch) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+FP8_TOKENS = 16  # products in FP8 take a multiple of these tokens
+
+
 @dataclass(frozen=True, slots=True)
 class MicroBatching:
-    """Size of a micro-batch: ``rows`` padded to the batch's width, or packed up to ``max_tokens``."""
+    """Size of a micro-batch: ``rows`` padded to the batch's width, or packed up to ``max_tokens``.
+
+    ``multiple``: what the number of tokens on each rank is a multiple of.
+    """
 
     rows: int = 1
     max_tokens: int | None = None
+    multiple: int = 1
 
 
 class Runner:
@@ -53,7 +60,8 @@ class Runner:
         self.layout = layout
         self._batching = batching
         rows = None if batching.max_tokens else batching.rows
-        self._shape = Shape(rows, token_multiple(layout.tensor, layout.context))
+        multiple = token_multiple(layout.tensor, layout.context) * batching.multiple
+        self._shape = Shape(rows, multiple)
 
     def micro_batches(self, batch: RaggedBatch) -> MicroBatches:
         """Split the rank's rows into micro-batches, equally many on every data-parallel rank. Collective."""
@@ -83,7 +91,8 @@ class Runner:
         if self.layout.context == 1:
             return None
         rank = parallel_state.get_context_parallel_rank()
-        return ContextSplit(self.layout.tensor, self.layout.context, rank, None if self.packs else width)
+        whole = None if self.packs else padded_size(width, self._shape.multiple)
+        return ContextSplit(self.layout.tensor, self.layout.context, rank, whole)
 
     def _agreed_count(self, count: int) -> int:
         """Return the largest count of all data-parallel ranks, as a multiple of the pipeline's rounds."""
@@ -205,32 +214,41 @@ def _in_order(parts: list[torch.Tensor], order: list[int], batch: RaggedBatch) -
 
 
 def _forward(model: Any, micro: MicroBatch) -> torch.Tensor:
+    chunk = get_attr_wrapped_model(model, "pre_process", return_model_obj=True)
     ids, positions = context_slice(micro, micro.input_ids), context_slice(micro, micro.position_ids)
     output: torch.Tensor = model(
-        ids, positions, None, packed_seq_params=packed_params(micro), padding_mask=_padding_mask(model, micro)
+        ids,
+        positions,
+        None,
+        packed_seq_params=packed_params(micro, chunk.config.apply_rope_fusion),
+        padding_mask=_padding_mask(chunk, micro),
     )
     return output
 
 
-def _padding_mask(model: Any, micro: MicroBatch) -> torch.Tensor | None:
+def _padding_mask(chunk: Any, micro: MicroBatch) -> torch.Tensor | None:
     """Return the padding that the routers of a model chunk must ignore, bool; None for dense models.
 
     The first chunk takes [b, s / cp] and splits it over TP ranks together with the embeddings. A later one
     hands the mask on to its layers as it is, so that it must already be split like its hidden states.
     """
-    chunk = get_attr_wrapped_model(model, "pre_process", return_model_obj=True)
     if chunk.config.num_moe_experts is None:
         return None
     return (context_slice if chunk.pre_process else router_slice)(micro, micro.padding())
 
 
-def packed_params(micro: MicroBatch) -> PackedSeqParams | None:
-    """Return the bounds of the sequences in a packed micro-batch, or None when it is padded."""
+def packed_params(micro: MicroBatch, on_device: bool = False) -> PackedSeqParams | None:
+    """Return the bounds of the sequences in a packed micro-batch, or None when it is padded.
+
+    ``on_device``: fused kernels read the bounds there. Otherwise Megatron-Core reads them on the host in
+    every layer, and each read of a GPU would stall it.
+    """
     if not micro.bounds:
         return None
-    # On the host: Megatron-Core reads the bounds in every layer, and each read would stall a GPU.
     bounds = torch.tensor(micro.bounds, dtype=torch.int32)
     longest = int((bounds[1:] - bounds[:-1]).max())
+    if on_device:
+        bounds = bounds.to(device(), non_blocking=True)
     return PackedSeqParams("thd", bounds, bounds, max_seqlen_q=longest, max_seqlen_kv=longest)
 
 

@@ -7,10 +7,11 @@ import torch
 
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.moe import MoeSpec
-from grpo_operator.api.v1alpha1.trainer import KernelChoice, OffloadSpec
+from grpo_operator.api.v1alpha1.trainer import KernelChoice, OffloadSpec, Precision
 from grpo_worker.megatron.conversion.readers import WeightReader
 from grpo_worker.megatron.families.base import Family
 from grpo_worker.megatron.families.registry import family_of
+from grpo_worker.megatron.model.build import build_chunks
 from grpo_worker.megatron.model.router import balance_fields
 from grpo_worker.megatron.training.runner import MicroBatching
 
@@ -23,7 +24,7 @@ class ModelSetup:
     activations; gradients and optimizer state are fp32. ``recompute``: keep only each layer's input for the
     backward pass. ``offload``: state that waits in host memory while another role computes. ``mtp``: also
     train the layer of multi-token prediction. ``moe``: balance of the experts of the trained models.
-    ``kernels``: of all models' layers.
+    ``kernels``, ``precision``: of all models' layers.
     """
 
     hf: dict[str, Any]
@@ -36,12 +37,22 @@ class ModelSetup:
     mtp: bool = False
     moe: MoeSpec = MoeSpec()
     kernels: KernelChoice = KernelChoice.LOCAL
+    precision: Precision = Precision.BF16
 
     @property
     def family(self) -> Family:
         """The model's family. Raises ValueError when it is not supported."""
         return family_of(self.hf)
 
-    def balance_fields(self) -> dict[str, Any]:
+    def build(self, **fields: Any) -> list[Any]:
+        """Build the chunks of a model without its weights. ``fields``: further ones of build_chunks."""
+        common: dict[str, Any] = {"choice": self.kernels, "precision": self.precision}
+        return build_chunks(self.hf, self.layout, self.dtype, **common, **fields)
+
+    def build_trained(self, **fields: Any) -> list[Any]:
+        """Build the chunks of a model that is trained, like ``build``."""
+        return self.build(recompute=self.recompute, **self._balance(), **fields)
+
+    def _balance(self) -> dict[str, Any]:
         """Return Megatron-Core's fields for ``moe``. Raises ValueError when the model has no use for it."""
         return balance_fields(self.moe, self.hf["model_type"])

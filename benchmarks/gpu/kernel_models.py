@@ -1,0 +1,50 @@
+"""Models of kernels.py and how it builds them."""
+
+import gc
+from typing import Any
+
+import torch
+from models import MODEL as WITH_MTP
+from trainer_speed import DeviceWeights
+
+from grpo_operator.api.catalog.architectures import architecture
+from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.trainer import KernelChoice, OptimizerSpec, Precision
+from grpo_worker.megatron.training.policy import PolicyModel
+from grpo_worker.megatron.training.runner import FP8_TOKENS, MicroBatching
+from grpo_worker.megatron.training.setup import ModelSetup
+
+LOCAL, ENGINE = KernelChoice.LOCAL, KernelChoice.TRANSFORMER_ENGINE
+BF16, FP8 = Precision.BF16, Precision.FP8_BLOCK128
+ONE = Layout(world=1)
+SMALL: dict[str, Any] = WITH_MTP | {"num_nextn_predict_layers": 0, "num_hidden_layers": 3}
+# Four layers of DeepSeek-V3. Eight experts get all tokens, as those of one of 32 expert-parallel ranks do.
+SLICE: dict[str, Any] = architecture("deepseek-v3") | {
+    "num_hidden_layers": 4, "first_k_dense_replace": 0, "n_routed_experts": 8, "num_experts_per_tok": 8,
+    "n_group": 1, "topk_group": 1, "vocab_size": 4096, "num_nextn_predict_layers": 0,
+}  # fmt: skip
+Kind = tuple[KernelChoice, Precision]
+
+
+def setup(
+    hf: dict[str, Any],
+    kind: Kind,
+    dtype: torch.dtype = torch.bfloat16,
+    max_tokens: int | None = None,
+    layout: Layout = ONE,
+) -> ModelSetup:
+    choice, precision = kind
+    batching = MicroBatching(1, max_tokens, 1 if precision is BF16 else FP8_TOKENS)
+    return ModelSetup(hf, layout, DeviceWeights(hf), batching, dtype, kernels=choice, precision=precision)
+
+
+def policy(hf: dict[str, Any], kind: Kind, *args: Any, **fields: Any) -> PolicyModel:
+    """Build a policy without a reference. Other arguments are those of ``setup``."""
+    return PolicyModel(
+        setup(hf, kind, *args, **fields), OptimizerSpec(lr=1e-5), 100, with_reference=False
+    )  # fmt: skip
+
+
+def free() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()

@@ -1,0 +1,153 @@
+"""Checkpoint of one rank of DeepSeek-V3's size, on one GPU.
+
+    python benchmarks/gpu/rank_checkpoint.py rank_checkpoint.json FOLDER
+
+The state of kernel_models.SLICE (2.4 B parameters: weights in bf16, fp32 weights and Adam's two moments) is
+about that of a rank of DeepSeek-V3 on 256 GPUs. Measured: how long training stands still, GPU and host memory
+beyond the state, the rate of the write beside a copy to pinned memory and a plain file of as many bytes, and
+that a reload has the same bits.
+Needs transformer_engine and megatron-core on PYTHONPATH beside operator, worker_images and devcluster.
+"""
+
+import argparse
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from kernel_models import BF16, ENGINE, ONE, SLICE, free, policy
+from trainer_speed import rows_of
+
+from grpo_devcluster.results import stamp, write_raw
+from grpo_worker.algorithms.losses import PolicyLossConfig
+from grpo_worker.checkpointing.store import Origin, directory
+from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer
+from grpo_worker.megatron.model.build import initialize_parallel
+from grpo_worker.megatron.optim.optimizer import inner_optimizers
+from grpo_worker.megatron.training.policy import PolicyModel
+
+GB = 1e9
+PROBE = 2 * 10**9  # bytes of the plain copies
+
+
+class HostPeak:
+    """Largest memory of this process, in bytes, while the context is open."""
+
+    def __enter__(self) -> "HostPeak":
+        self._process = psutil.Process()
+        self.before = self.peak = self._process.memory_info().rss
+        self._open = True
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open = False
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while self._open:
+            self.peak = max(self.peak, self._process.memory_info().rss)
+            time.sleep(0.01)
+
+
+def state(model: PolicyModel) -> Iterator[torch.Tensor]:
+    """Return what a checkpoint keeps: the weights, and the fp32 weights and moments of the optimizer."""
+    yield from (shard.tensor.detach() for shard in model.held_shards())
+    for optimizer in inner_optimizers(model.trainable.optimizer):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                yield parameter
+                yield from (optimizer.state[parameter][name] for name in ("exp_avg", "exp_avg_sq"))
+
+
+def digest(model: PolicyModel) -> list[int]:
+    """Return a sum of each tensor's bits, weighted by their places."""
+    sums = []
+    for tensor in state(model):
+        total = 0
+        for part in tensor.contiguous().view(-1).view(torch.int16).split(2**26):
+            places = torch.arange(1, 2 * len(part), 2, device=part.device)
+            total += int((part.long() * places).sum())
+        sums.append(total)
+    return sums
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def limits(folder: Path) -> dict[str, float]:
+    """Return the rates, in GB/s, of a copy from the GPU to pinned memory and of a plain synchronized file."""
+    values = torch.ones(PROBE, dtype=torch.uint8, device="cuda")
+    host = torch.empty(PROBE, dtype=torch.uint8, pin_memory=True)
+    host.copy_(values)
+    copied = seconds(lambda: host.copy_(values))
+
+    def write() -> None:
+        with (folder / "plain").open("wb") as file:
+            file.write(memoryview(host.numpy()))
+            file.flush()
+            os.fdatasync(file.fileno())
+
+    written = seconds(write)
+    (folder / "plain").unlink()
+    return {"pinned_copy": PROBE / copied / GB, "plain_file": PROBE / written / GB}
+
+
+def measured(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {"limits_gb_per_second": limits(folder)}
+    model = policy(SLICE, (ENGINE, BF16))
+    model.update(rows_of([1024] * 2, 1, SLICE["vocab_size"]), PolicyLossConfig(), 0.001, 1.0)
+    size = sum(tensor.nbytes for tensor in state(model))
+    before = digest(model)
+    checkpoints = Checkpointer(str(folder), model.parts(False), 1, Origin("model", str(ONE)))
+    for step in (1, 2):  # the second one has what the first one prepared
+        free()
+        torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated()
+        with HostPeak() as host:
+            stall = seconds(lambda step=step: checkpoints.save(step, {}))  # type: ignore[misc]
+            whole = stall + seconds(lambda: checkpoints.poll(blocking=True))
+        found[f"save {step}"] = {
+            "stall_seconds": stall, "whole_seconds": whole, "gb_per_second": size / whole / GB,
+            "host_peak_ratio": (host.peak - host.before) / size,
+            "gpu_extra_ratio": (torch.cuda.max_memory_allocated() - held) / size,
+        }  # fmt: skip
+        print(found[f"save {step}"], flush=True)
+        if step == 1:
+            shutil.rmtree(directory(folder, step))  # both together do not fit on a small disk
+    path = directory(folder, 2)
+    for tensor in state(model):
+        tensor.zero_()
+    load = seconds(lambda: checkpoints.load(path))
+    found |= {"state_gb": size / GB, "load_seconds": load, "same_bits": digest(model) == before}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("result", type=Path)
+    parser.add_argument("folder", type=Path)
+    args = parser.parse_args()
+    torch.cuda.set_device(0)
+    dist.init_process_group("nccl", init_method="tcp://127.0.0.1:29572", rank=0, world_size=1)
+    initialize_parallel(ONE, 1)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    found = measured(args.folder)
+    print(found)
+    write_raw(args.result, stamp(f"1 x {torch.cuda.get_device_name()}"), cases=found)
+
+
+if __name__ == "__main__":
+    main()
