@@ -25,8 +25,8 @@ from torch.distributed.distributed_c10d import PrefixStore
 from grpo_devcluster.results import record
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.stages import stage_layers
 from grpo_operator.api.weight_path import Backend
-from grpo_operator.plan.planner.training.stages import stage_layers
 from grpo_worker.quantization.fp8 import Part
 from grpo_worker.weightsync.planner.bound import lower_bound
 from grpo_worker.weightsync.planner.engine_plan import EnginePlan, plan_engine

@@ -18,7 +18,7 @@ from grpo_devcluster.results import record
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.layout import Layout
-from grpo_operator.plan.planner.training.stages import stage_layers
+from grpo_operator.api.v1alpha1.stages import stage_layers
 from grpo_worker.weightsync.planner.bound import lower_bound
 from grpo_worker.weightsync.planner.engine_plan import EnginePlan, plan_engine
 from grpo_worker.weightsync.planner.layouts import (

@@ -30,6 +30,7 @@ _DIVIDED = {field: value for field, value in _GROUPED.items() if field != "head_
 # Name -> (architecture, changes of it).
 _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("tiny-moe", {"num_hidden_layers": 4}),
+    "deepseek_v3-7-layers": ("tiny-moe", {"num_hidden_layers": 7}),
     "qwen3": ("qwen3-8b", _GROUPED | {"tie_word_embeddings": False}),
     "qwen3-tied": ("qwen3-8b", _GROUPED | {"tie_word_embeddings": True}),
     "qwen3_moe": (
@@ -46,7 +47,7 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def tiny_model(name: str) -> dict[str, Any]:
-    """Return the config.json of a small model of 4 layers: the ``model_type``, or that and a variant."""
+    """Return the config.json of a small model: the ``model_type``, or that and a variant."""
     if name == "kimi_k2":
         own = ("model_type", "n_group", "topk_group", "routed_scaling_factor", "rope_theta", "rope_scaling")
         kimi = architecture("kimi-k2")

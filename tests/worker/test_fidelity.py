@@ -12,7 +12,8 @@ from support.ranks.layouts import LAYOUTS
 EVERY = pytest.mark.parametrize("name", LAYOUTS)
 # Sequences packed without padding, on every axis.
 PACKED = [
-    "deepseek-1", "deepseek-tp2-pp2-ep2", "deepseek-pp2-vpp2", "qwen3-tp2-pp2", "qwen3-moe-tp2-ep2",
+    "deepseek-1", "deepseek-tp2-pp2-ep2", "deepseek-pp2-vpp2", "deepseek-pp2-vpp2-uneven", "qwen3-tp2-pp2",
+    "qwen3-moe-tp2-ep2",
     "deepseek-cp2", "deepseek-cp2-pp2", "deepseek-cp2-ep2", "deepseek-tp2-cp2-ep4", "qwen3-moe-cp2-pp2",
     "llama-1", "qwen2-tp2", "glm-1", "kimi-1",
 ]  # fmt: skip

@@ -37,8 +37,8 @@ def test_a_cpu_computes_without_transformer_engine(choice: str) -> None:
 def test_a_rank_without_transformer_engine_refuses_fp8() -> None:
     (problem,) = run_on_ranks("kernel_cases:refused_precision", 1)
     assert problem == (
-        "spec.trainer.precision=fp8-block128 needs Transformer Engine: use an image that has it, or set it to "
-        "bf16"
+        "spec.trainer.precision=fp8-block128 needs Transformer Engine: use an image that has it, or set it "
+        "to bf16"
     )
 
 

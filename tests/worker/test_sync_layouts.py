@@ -6,7 +6,7 @@ from itertools import groupby, pairwise
 import pytest
 
 from grpo_operator.api.v1alpha1.layout import Layout
-from grpo_operator.plan.planner.training.stages import stage_layers
+from grpo_operator.api.v1alpha1.stages import stage_layers
 from grpo_worker.weightsync.planner.layouts import trainer_side
 from support.ranks.launcher import run as run_on_ranks
 from support.tiny_models import tiny_model

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from grpo_operator.api.v1alpha1.layout import Layout
-from grpo_operator.plan.planner.training.stages import stage_layers
+from grpo_operator.api.v1alpha1.stages import stage_layers
 from grpo_worker.weightsync.planner.boxes import SCALES
 from grpo_worker.weightsync.planner.layouts import tensors_of, trainer_side
 from grpo_worker.weightsync.planner.regions import BLOCK, Box, Tensor, scale_box

@@ -7,6 +7,7 @@ LAYOUTS: dict[str, tuple[str, int, dict[str, int]]] = {
     "deepseek-pp2": ("deepseek_v3", 2, {"pipeline": 2}),
     "deepseek-pp2-uneven": ("deepseek_v3", 2, {"pipeline": 2, "layers_in_first_stage": 3}),
     "deepseek-pp2-vpp2": ("deepseek_v3", 2, {"pipeline": 2, "virtual_pipeline": 2}),
+    "deepseek-pp2-vpp2-uneven": ("deepseek_v3-7-layers", 2, {"pipeline": 2, "virtual_pipeline": 2}),
     "deepseek-ep2": ("deepseek_v3", 2, {"expert": 2}),
     "deepseek-cp2": ("deepseek_v3", 2, {"context": 2}),
     "deepseek-cp2-pp2": ("deepseek_v3", 4, {"context": 2, "pipeline": 2}),

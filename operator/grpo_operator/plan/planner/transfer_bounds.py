@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.stages import stage_layers
 from grpo_operator.plan.planner.engines.shape import EngineShape
 from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.shape import ModelShape
-from grpo_operator.plan.planner.training.stages import stage_layers
 
 
 @dataclass(frozen=True, slots=True)

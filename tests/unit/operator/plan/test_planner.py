@@ -9,6 +9,7 @@ import pytest
 from grpo_operator.api.catalog.architectures import ARCHITECTURES, architecture
 from grpo_operator.api.catalog.gpus import GPUS, GpuType
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.stages import chunk_counts, stage_counts, stage_layers
 from grpo_operator.api.v1alpha1.trainer import OffloadSpec
 from grpo_operator.plan.planner import transfer_bounds
 from grpo_operator.plan.planner.engines import shape as engine_rules
@@ -20,7 +21,6 @@ from grpo_operator.plan.planner.training.activations import Workload
 from grpo_operator.plan.planner.training.memory import StageMemory, stage_memory
 from grpo_operator.plan.planner.training.rules import batch_problems, fp8_problems, problems
 from grpo_operator.plan.planner.training.search import TrainingPool, feasible, fits, nearest, worst
-from grpo_operator.plan.planner.training.stages import stage_counts, stage_layers
 from grpo_worker.megatron.families.deepseek_v3 import DEEPSEEK_V3
 from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.quantization.fp8 import blocks, is_quantised
@@ -134,13 +134,42 @@ def test_layers_of_stages_follow_megatron_core() -> None:
     assert stage_layers(8, Layout(2, 1, 2, virtual_pipeline=2)) == ((0, 1, 4, 5), (2, 3, 6, 7))
 
 
+def test_chunks_may_differ_by_a_layer() -> None:
+    layout = Layout(8, pipeline=8, virtual_pipeline=4)
+    counts = chunk_counts(61, layout)
+    assert sum(counts) == 61 and set(counts) == {1, 2} and counts[0] == counts[-1] == 1
+    assert stage_counts(61, layout) == (7, 8, 8, 8, 8, 8, 7, 7)
+    assert stage_layers(5, Layout(2, pipeline=2, virtual_pipeline=2)) == ((0, 2, 3), (1, 4))
+
+
+@pytest.mark.parametrize("layers", range(4, 70, 5))
+def test_chunks_are_as_equal_as_they_can_be(layers: int) -> None:
+    for pipeline, virtual in ((2, 2), (3, 1), (4, 3), (8, 4)):
+        if virtual == 1 or layers < pipeline * virtual:
+            continue
+        layout = Layout(pipeline, pipeline=pipeline, virtual_pipeline=virtual)
+        counts, stages = chunk_counts(layers, layout), stage_counts(layers, layout)
+        assert sum(counts) == layers and max(counts) - min(counts) <= 1
+        assert max(stages) - min(stages) <= 1 and stages[-1] == min(stages)
+        assert sorted(n for stage in stage_layers(layers, layout) for n in stage) == list(range(layers))
+
+
 @pytest.mark.parametrize(
     ("layers", "sizes", "text"),
     [
         (61, {"pipeline": 8}, "layersInFirstStage=7 and layersInLastStage=6"),
         (61, {"pipeline": 2, "layers_in_first_stage": 31, "layers_in_last_stage": 29}, "61 layers"),
         (8, {"layers_in_first_stage": 2}, "need pipeline > 1"),
-        (8, {"pipeline": 2, "virtual_pipeline": 3}, "virtualPipeline=3"),
+        (
+            8,
+            {"pipeline": 4, "virtual_pipeline": 3},
+            "8 layers are fewer than the 12 chunks",
+        ),
+        (
+            8,
+            {"pipeline": 2, "virtual_pipeline": 2, "layers_in_first_stage": 3},
+            "virtualPipeline=2: a stage of 3 layers",
+        ),
         (8, {"virtual_pipeline": 2}, "needs pipeline > 1"),
     ],
 )

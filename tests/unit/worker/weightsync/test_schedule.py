@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_operator.api.v1alpha1.layout import Layout
-from grpo_operator.plan.planner.training.stages import stage_layers
+from grpo_operator.api.v1alpha1.stages import stage_layers
 from grpo_worker.weightsync.planner.boxes import disjoint, held_regions, needed_regions
 from grpo_worker.weightsync.planner.engine_plan import Part, plan_engine
 from grpo_worker.weightsync.planner.layouts import EngineShape, engine_side, tensors_of, trainer_side

@@ -6,6 +6,7 @@ import torch
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.stages import chunk_counts, evenly_split
 from grpo_worker.megatron.families.registry import family_of
 
 
@@ -27,7 +28,18 @@ def mcore_config(
         )
     fields = _architecture(hf) | (_MOE if "num_moe_experts" in own else {}) | own
     kind = MLATransformerConfig if own.get("multi_latent_attention") else TransformerConfig
-    return kind(**with_fitting_fusions(fields | _runtime(layout, dtype) | overrides))
+    fields |= _runtime(layout, dtype) | _chunks(hf["num_hidden_layers"], layout) | overrides
+    return kind(**with_fitting_fusions(fields))
+
+
+def _chunks(layers: int, layout: Layout) -> dict[str, Any]:
+    """Return the layers of each model chunk, where Megatron-Core cannot split them by itself."""
+    if evenly_split(layers, layout):
+        return {}
+    chunks = [["decoder"] * count for count in chunk_counts(layers, layout)]
+    chunks[0].insert(0, "embedding")
+    chunks[-1].append("loss")
+    return {"pipeline_model_parallel_layout": chunks}
 
 
 def with_fitting_fusions(fields: dict[str, Any]) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from grpo_operator.api.catalog.gpus import Gpu
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.stages import stage_counts
 from grpo_operator.plan.planner.efficiency import MEASURED, Efficiency
 from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.shape import GqaShape, ModelShape
 from grpo_operator.plan.planner.training.activations import Workload
-from grpo_operator.plan.planner.training.stages import stage_counts
 
 _BF16, _FP32 = 2, 4
 

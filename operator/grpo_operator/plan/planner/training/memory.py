@@ -8,12 +8,12 @@ Activations are those that a fused implementation keeps for the backward pass.
 from dataclasses import dataclass
 
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.stages import stage_layers
 from grpo_operator.api.v1alpha1.trainer import OffloadSpec
 from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.parameters import Count
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.training.activations import Workload, layer_activations, logits_bytes
-from grpo_operator.plan.planner.training.stages import stage_layers
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.stages import stage_counts
 from grpo_operator.plan.planner.model.shape import GqaShape, ModelShape
-from grpo_operator.plan.planner.training.stages import stage_counts
 
 FP8_BLOCK = 128  # rows and columns that share one scale in DeepSeek's FP8 format
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 
 from grpo_operator.api.catalog.gpus import Gpu
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.stages import uneven
 from grpo_operator.api.v1alpha1.trainer import OffloadSpec
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.training.activations import Workload
 from grpo_operator.plan.planner.training.cost import LayoutCost, update_cost
 from grpo_operator.plan.planner.training.memory import BF16, Precision, StageMemory, stage_memory
 from grpo_operator.plan.planner.training.rules import batch_problems, fp8_problems, packing_problems, problems
-from grpo_operator.plan.planner.training.stages import uneven
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
