@@ -118,6 +118,7 @@ def _model_setup(spec: GRPOJobSpec, hf: dict[str, Any], world: int) -> ModelSetu
         mtp=spec.model.multi_token_prediction,
         moe=trainer.moe,
         kernels=trainer.kernels,
+        megatron=trainer.megatron,
     )
 
 

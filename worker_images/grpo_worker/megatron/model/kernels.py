@@ -5,6 +5,7 @@ a layer in one module. Checkpoints and Hugging Face tensors are the same.
 """
 
 import importlib
+import importlib.util
 import logging
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,6 +85,18 @@ def kernels(choice: KernelChoice) -> Kernels:
     from grpo_worker.megatron.model.transformer_engine import TRANSFORMER_ENGINE
 
     return TRANSFORMER_ENGINE
+
+
+def transformer_engine_fields() -> dict[str, Any]:
+    """Return the fields of Megatron-Core's configuration for Transformer Engine's kernels."""
+    # Megatron-Core's output projection needs Apex to add to gradients within the product.
+    fused_gradients = importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None
+    return {
+        "moe_grouped_gemm": True,
+        "moe_permute_fusion": True,
+        "bias_activation_fusion": True,  # gate and activation in one kernel
+        "gradient_accumulation_fusion": fused_gradients,
+    }
 
 
 def _problem() -> str:

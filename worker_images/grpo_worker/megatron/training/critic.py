@@ -51,7 +51,7 @@ class CriticModel:
     def __init__(self, setup: ModelSetup, optimizer: OptimizerSpec, total_steps: int) -> None:
         self.layout = setup.layout
         untied = setup.hf | {"tie_word_embeddings": False}
-        fields = {"choice": setup.kernels} | setup.balance_fields()
+        fields = setup.layer_options() | setup.balance_fields()
         chunks = with_value_heads(build_chunks(untied, setup.layout, setup.dtype, setup.recompute, **fields))
         hf_mapping.load(chunks, setup.family, ValueHeadWeights(setup.reader, setup.hf["hidden_size"]))
         self.trainable = Trainable(chunks, optimizer, total_steps, setup.offload)

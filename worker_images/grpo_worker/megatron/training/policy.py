@@ -47,7 +47,7 @@ class PolicyModel:
     ) -> None:
         self.layout = setup.layout
         self.family = setup.family
-        fields: dict[str, Any] = {"choice": setup.kernels} | setup.balance_fields()
+        fields: dict[str, Any] = setup.layer_options() | setup.balance_fields()
         if replay_routing:
             fields["moe_enable_routing_replay"] = True
         if setup.mtp:
@@ -56,7 +56,7 @@ class PolicyModel:
         hf_mapping.load(chunks, self.family, setup.reader)
         self.reference: list[Any] = []
         if with_reference:
-            frozen = build_chunks(setup.hf, setup.layout, setup.dtype, choice=setup.kernels)
+            frozen = build_chunks(setup.hf, setup.layout, setup.dtype, **setup.layer_options())
             self.reference = [chunk.eval().requires_grad_(False) for chunk in frozen]
             _copy(chunks, self.reference)  # the store of the weights is read once
         self.trainable = Trainable(chunks, optimizer, total_steps, setup.offload)

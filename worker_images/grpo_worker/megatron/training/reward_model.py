@@ -44,7 +44,7 @@ class RewardModel:
                 f"spec.reward.model.path={path}: the classifier has {head[0]} labels: use one with one label"
             )
         own = replace(setup, hf=hf | {"tie_word_embeddings": False}, reader=reader, recompute=False)
-        chunks = with_value_heads(build_chunks(own.hf, own.layout, own.dtype, choice=own.kernels))
+        chunks = with_value_heads(build_chunks(own.hf, own.layout, own.dtype, **own.layer_options()))
         hf_mapping.load(chunks, own.family, reader)
         self._chunks = [chunk.eval().requires_grad_(False) for chunk in chunks]
         self._weights = frozen_weights(self._chunks, own.offload)

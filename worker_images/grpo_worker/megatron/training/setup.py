@@ -1,6 +1,7 @@
 """Settings shared by all models of a rank."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,7 +24,8 @@ class ModelSetup:
     activations; gradients and optimizer state are fp32. ``recompute``: keep only each layer's input for the
     backward pass. ``offload``: state that waits in host memory while another role computes. ``mtp``: also
     train the layer of multi-token prediction. ``moe``: balance of the experts of the trained models.
-    ``kernels``: of all models' layers.
+    ``kernels``: of all models' layers. ``megatron``: fields of all models' configurations that the job
+    passes through.
     """
 
     hf: dict[str, Any]
@@ -36,11 +38,16 @@ class ModelSetup:
     mtp: bool = False
     moe: MoeSpec = MoeSpec()
     kernels: KernelChoice = KernelChoice.LOCAL
+    megatron: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def family(self) -> Family:
         """The model's family. Raises ValueError when it is not supported."""
         return family_of(self.hf)
+
+    def layer_options(self) -> dict[str, Any]:
+        """Return the arguments of ``build_chunks`` that all models share."""
+        return {"choice": self.kernels, "passed": self.megatron}
 
     def balance_fields(self) -> dict[str, Any]:
         """Return Megatron-Core's fields for ``moe``. Raises ValueError when the model has no use for it."""
