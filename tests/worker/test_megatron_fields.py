@@ -8,7 +8,7 @@ import yaml
 
 from grpo_operator.api.catalog.architectures import ARCHITECTURES
 from grpo_operator.api.catalog.megatron import fields
-from grpo_operator.api.catalog.megatron.fields import FIELDS, OPEN
+from grpo_operator.api.catalog.megatron.fields import FIELDS, OPEN, problem
 from grpo_operator.plan.planner.model.shape import KNOWN
 from support.ranks.launcher import run as run_on_ranks
 
@@ -65,9 +65,9 @@ def test_a_field_changes_the_gradient_as_it_should() -> None:
     ("megatron", "text"),
     [
         (
-            {"delay_wgrad_compute": True},
-            "spec.trainer.megatron={delay_wgrad_compute: True}: Megatron-Core refuses it with this model and "
-            "layout: overlap_moe_expert_parallel_comm must be enabled",
+            {"moe_pad_expert_input_to_capacity": True},
+            "spec.trainer.megatron={moe_pad_expert_input_to_capacity: True}: Megatron-Core refuses it with "
+            "this model and layout: moe_expert_capacity_factor must be set",
         ),
         (
             {"deterministic_mode": True, "fine_grained_activation_offloading": True},
@@ -76,6 +76,7 @@ def test_a_field_changes_the_gradient_as_it_should() -> None:
     ],
 )
 def test_what_only_megatron_core_refuses_is_named(megatron: dict[str, object], text: str) -> None:
+    assert all(problem(name, value) is None for name, value in megatron.items()), "the operator accepts it"
     (error,) = run_on_ranks("megatron_cases:refusal", 1, megatron=megatron)
     assert text in error and error.endswith(": change or remove the field")
 

@@ -11,6 +11,10 @@ _KERNELS = "the kernels of the layers determine it: set spec.trainer.kernels ins
 _DISPATCHER = "tokens reach their experts through the alltoall dispatcher: remove it"
 _LOSS = "grpo-operator computes and scales the loss: remove it"
 _INFERENCE = "it is for inference, and the engines generate: remove it"
+# What needs more than a field: Megatron-Core's own training script prepares it, ours does not.
+_PLAN = "the trainer's forward pass has no schedule plan that Megatron-Core could interleave: remove it"
+_BUFFERS = "the trainer creates no communication buffers of Transformer Engine: remove it"
+_UNUSED = "nothing in the trainer reads it: remove it"
 _MTP = "set spec.model.multiTokenPrediction instead"
 _RECOMPUTE = "set spec.trainer.recompute instead"
 _OFFLOAD = "set spec.trainer.offload instead"
@@ -65,6 +69,13 @@ _GROUPS: dict[str, str] = {
     "embedding_init_method_std perform_initialization use_cpu_initialization init_model_with_meta_device",
     _INFERENCE: "flash_decode cache_mla_latents inference_rng_tracker inference_sampling_seed "
     "inference_fuse_tp_communication use_inference_optimized_layers mlp_chunks_for_prefill symmetric_ar_type",
+    _PLAN: "overlap_moe_expert_parallel_comm delay_wgrad_compute ep_overlap_early_attn_memory_release",
+    _BUFFERS: "tp_comm_overlap tp_comm_bulk_wgrad tp_comm_bulk_dgrad tp_comm_overlap_ag tp_comm_overlap_rs "
+    "tp_comm_overlap_rs_dgrad tp_comm_split_ag tp_comm_atomic_ag tp_comm_split_rs tp_comm_atomic_rs "
+    "tp_comm_overlap_disable_qkv tp_comm_overlap_disable_fc1 tp_comm_bootstrap_backend",
+    _UNUSED: "async_tensor_model_parallel_allreduce barrier_with_L1_time log_max_attention_logit "
+    "moe_per_layer_logging moe_token_dropping pipeline_model_parallel_comm_backend qk_clip qk_clip_alpha "
+    "qk_clip_threshold",
     "RL computes the same log-probability twice, so there is no dropout: remove it": "hidden_dropout "
     "attention_dropout",
     # What the files of the weights were trained with, or what would need tensors that they do not have.
