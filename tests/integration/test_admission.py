@@ -55,6 +55,11 @@ def test_an_invalid_job_is_refused_at_apply(
     [
         ("model.path", "preset:huge-moe", ["spec.model.path", "'preset:huge-moe'", "use preset:tiny-moe"]),
         ("rollout.template.replicas", 400, ["replicas=400: only", "add nodes or lower"]),
+        (
+            "trainer.megatron",
+            {"moe_shared_expert_overlpa": True},
+            ["spec.trainer.megatron.moe_shared_expert_overlpa", "did you mean moe_shared_expert_overlap?"],
+        ),
     ],
 )
 def test_an_infeasible_job_is_stalled_and_has_no_pod(

@@ -22,7 +22,7 @@ def scores(root: str, model: str, layout: dict[str, int], packed: bool) -> tuple
     """Return our scores and transformers' of this data-parallel rank's rows."""
     hf, parallel = tiny_model(model), Layout(world=dist.get_world_size(), **layout)
     if dist.get_rank() == 0:
-        _save(Path(root), model)
+        save_classifier(Path(root), model)
     dist.barrier()
     initialize_parallel(parallel, SEED)
     batching = MicroBatching(4, 80 if packed else None)
@@ -47,7 +47,8 @@ def refusal(root: str, model: str) -> str:
     return "accepted"
 
 
-def _save(root: Path, model: str) -> None:
+def save_classifier(root: Path, model: str) -> None:
+    """Save a random classifier of transformers with one label."""
     root.mkdir()
     (root / "config.json").write_text(json.dumps(tiny_model(model)))
     torch.manual_seed(SEED)

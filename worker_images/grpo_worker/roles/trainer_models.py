@@ -121,6 +121,7 @@ def _model_setup(spec: GRPOJobSpec, hf: dict[str, Any], world: int) -> ModelSetu
         moe=trainer.moe,
         kernels=trainer.kernels,
         precision=trainer.precision,
+        megatron=trainer.megatron,
     )
 
 

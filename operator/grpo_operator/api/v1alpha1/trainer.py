@@ -9,6 +9,7 @@ from grpo_operator.api.base import Device, Model, Resources
 from grpo_operator.api.catalog.gpus import GpuType
 from grpo_operator.api.rules import Rule
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.megatron import MegatronFields
 from grpo_operator.api.v1alpha1.moe import MoeSpec
 from grpo_operator.api.v1alpha1.scheduling import WithOverlay
 
@@ -185,6 +186,7 @@ class TrainerSpec(WithOverlay):
     parallelism: ParallelismSpec = Field(default_factory=ParallelismSpec)
     optimizer: OptimizerSpec = Field(default_factory=OptimizerSpec)
     moe: MoeSpec = Field(default_factory=MoeSpec)
+    megatron: MegatronFields = Field(default_factory=dict)
     mini_batch_size: int = Field(128, ge=1, le=65536, description="prompts per optimizer step")
     micro_batch_size_per_gpu: int = Field(
         1, ge=1, le=65536, description="sequences per forward pass on each GPU"

@@ -1,5 +1,7 @@
 """State of torch's Adam and of one that keeps its step in the groups, as Transformer Engine's does."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -38,7 +40,7 @@ def test_existing_moments_stay() -> None:
 
 @pytest.mark.parametrize("step", [7, 7.0])
 def test_the_step_is_read_from_whichever_group_has_it(step: float) -> None:
-    groups = [{"lr": 1.0, "params": []}, {"lr": 2.0, "step": step}]
+    groups: list[dict[str, Any]] = [{"lr": 1.0, "params": []}, {"lr": 2.0, "step": step}]
     found = adam.saved_fields(groups)
     assert found == {"step": 7, "lr": 2.0} and type(found["step"]) is int
 

@@ -1,6 +1,7 @@
 """Creation of the process groups and model chunks of one rank."""
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -53,20 +54,21 @@ def build_chunks(
     mtp: bool = False,
     choice: KernelChoice = KernelChoice.LOCAL,
     precision: Precision = Precision.BF16,
+    passed: Mapping[str, Any] | None = None,
     **overrides: Any,
 ) -> list[GPTModel]:
     """Build the model chunks of this rank's pipeline stage; the weights are not loaded.
 
     Returns one chunk, or ``layout.virtual_pipeline`` chunks. ``recompute``: keep only each layer's input
     and recompute the layer in the backward pass. ``mtp``: add the layer of multi-token prediction to the
-    last stage. ``choice``, ``precision``: of the kernels of the layers. Raises ValueError for kernels that
-    are not there.
+    last stage. ``choice``, ``precision``: of the kernels of the layers. ``passed``: the fields of
+    spec.trainer.megatron. Raises ValueError for kernels that are not there and for fields that Megatron-Core
+    refuses.
     """
     chosen = kernels(choice)
-    fields = (
-        chosen.fields | precision_fields(chosen, precision) | (_RECOMPUTE if recompute else {}) | overrides
-    )
-    config = mcore_config(hf, layout, dtype, **fields)
+    fields = chosen.fields | precision_fields(chosen, precision)
+    fields |= (_RECOMPUTE if recompute else {}) | overrides
+    config = mcore_config(hf, layout, dtype, passed, **fields)
     virtual = layout.virtual_pipeline
     stages = range(virtual) if virtual > 1 else [None]
     return [_chunk(hf, config, chosen, stage, mtp) for stage in stages]

@@ -1,5 +1,6 @@
 """Conversion of a Hugging Face ``config.json`` and a layout to Megatron-Core's configuration."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,12 +12,17 @@ from grpo_worker.megatron.families.registry import family_of
 
 
 def mcore_config(
-    hf: dict[str, Any], layout: Layout, dtype: torch.dtype = torch.float32, **overrides: Any
+    hf: dict[str, Any],
+    layout: Layout,
+    dtype: torch.dtype = torch.float32,
+    passed: Mapping[str, Any] | None = None,
+    **overrides: Any,
 ) -> TransformerConfig:
     """Return the Megatron-Core configuration of one rank.
 
-    ``dtype``: of weights and activations. ``overrides``: further fields of the configuration.
-    Raises ValueError for architectures that Megatron-Core cannot express.
+    ``dtype``: of weights and activations. ``passed``: the fields of spec.trainer.megatron. ``overrides``:
+    further fields of the configuration. Raises ValueError for architectures that Megatron-Core cannot
+    express, and for passed fields that it refuses.
     """
     own = family_of(hf).fields(hf)
     _refuse_unreduced_experts(own, layout)
@@ -29,7 +35,20 @@ def mcore_config(
     fields = _architecture(hf) | (_MOE if "num_moe_experts" in own else {}) | own
     kind = MLATransformerConfig if own.get("multi_latent_attention") else TransformerConfig
     fields |= _runtime(layout, dtype) | _chunks(hf["num_hidden_layers"], layout) | overrides
-    return kind(**with_fitting_fusions(fields))
+    fitting = with_fitting_fusions(fields)
+    config = kind(**fitting)  # first without the passed fields, so that they get no blame of others
+    return _with_passed(kind, fitting, passed) if passed else config
+
+
+def _with_passed(kind: type, own: dict[str, Any], passed: Mapping[str, Any]) -> TransformerConfig:
+    try:
+        return kind(**own, **passed)
+    except Exception as error:
+        given = ", ".join(f"{name}: {value}" for name, value in passed.items())
+        raise ValueError(
+            f"spec.trainer.megatron={{{given}}}: Megatron-Core refuses it with this model and layout: "
+            f"{' '.join(str(error).split()) or type(error).__name__}: change or remove the field"
+        ) from error
 
 
 def _chunks(layers: int, layout: Layout) -> dict[str, Any]:

@@ -5,6 +5,7 @@ a layer in one module. Checkpoints and Hugging Face tensors are the same.
 """
 
 import importlib
+import importlib.util
 import logging
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,6 +97,20 @@ def precision_fields(chosen: Kernels, precision: Precision) -> dict[str, Any]:
             "set it to bf16"
         )
     return {"fp8": "e4m3", "fp8_recipe": "blockwise"}
+
+
+def transformer_engine_fields() -> dict[str, Any]:
+    """Return the fields of Megatron-Core's configuration for Transformer Engine's kernels."""
+    # Megatron-Core's output projection needs Apex to add to gradients within the product.
+    fused_gradients = importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None
+    return {
+        "moe_grouped_gemm": True,
+        "moe_permute_fusion": True,
+        "moe_router_fusion": True,
+        "apply_rope_fusion": True,
+        "bias_activation_fusion": True,  # gate and activation in one kernel
+        "gradient_accumulation_fusion": fused_gradients,
+    }
 
 
 def _problem() -> str:

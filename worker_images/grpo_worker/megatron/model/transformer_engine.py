@@ -1,6 +1,5 @@
 """Kernels of Transformer Engine. Import this module only where Transformer Engine can be imported."""
 
-import importlib.util
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,7 @@ from megatron.core.extensions.transformer_engine_spec_provider import TESpecProv
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from grpo_operator.api.v1alpha1.trainer import KernelChoice
-from grpo_worker.megatron.model.kernels import Kernels
+from grpo_worker.megatron.model.kernels import Kernels, transformer_engine_fields
 
 
 class Attention(TEDotProductAttention):  # type: ignore[misc]
@@ -48,20 +47,7 @@ class _Provider(TESpecProvider):  # type: ignore[misc]
         return False
 
 
-def _fields() -> dict[str, Any]:
-    # Megatron-Core's output projection needs Apex to add to gradients within the product.
-    fused_gradients = importlib.util.find_spec("fused_weight_gradient_mlp_cuda") is not None
-    return {
-        "moe_grouped_gemm": True,
-        "moe_permute_fusion": True,
-        "moe_router_fusion": True,
-        "apply_rope_fusion": True,
-        "bias_activation_fusion": True,  # gate and activation in one kernel
-        "gradient_accumulation_fusion": fused_gradients,
-    }
-
-
 TRANSFORMER_ENGINE = Kernels(
     KernelChoice.TRANSFORMER_ENGINE, TENorm, TELinear, TEColumnParallelLinear, TERowParallelLinear, Attention,
-    _Provider(), grouped=True, fields=_fields(),
+    _Provider(), grouped=True, fields=transformer_engine_fields(),
 )  # fmt: skip

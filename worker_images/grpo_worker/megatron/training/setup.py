@@ -1,6 +1,7 @@
 """Settings shared by all models of a rank."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,7 +25,8 @@ class ModelSetup:
     activations; gradients and optimizer state are fp32. ``recompute``: keep only each layer's input for the
     backward pass. ``offload``: state that waits in host memory while another role computes. ``mtp``: also
     train the layer of multi-token prediction. ``moe``: balance of the experts of the trained models.
-    ``kernels``, ``precision``: of all models' layers.
+    ``kernels``, ``precision``: of all models' layers. ``megatron``: fields of all models' configurations that
+    the job passes through.
     """
 
     hf: dict[str, Any]
@@ -38,6 +40,7 @@ class ModelSetup:
     moe: MoeSpec = MoeSpec()
     kernels: KernelChoice = KernelChoice.LOCAL
     precision: Precision = Precision.BF16
+    megatron: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def family(self) -> Family:
@@ -46,13 +49,15 @@ class ModelSetup:
 
     def build(self, **fields: Any) -> list[Any]:
         """Build the chunks of a model without its weights. ``fields``: further ones of build_chunks."""
-        common: dict[str, Any] = {"choice": self.kernels, "precision": self.precision}
+        common: dict[str, Any] = {
+            "choice": self.kernels, "precision": self.precision, "passed": self.megatron,
+        }  # fmt: skip
         return build_chunks(self.hf, self.layout, self.dtype, **common, **fields)
 
     def build_trained(self, **fields: Any) -> list[Any]:
         """Build the chunks of a model that is trained, like ``build``."""
-        return self.build(recompute=self.recompute, **self._balance(), **fields)
+        return self.build(recompute=self.recompute, **self.balance_fields(), **fields)
 
-    def _balance(self) -> dict[str, Any]:
+    def balance_fields(self) -> dict[str, Any]:
         """Return Megatron-Core's fields for ``moe``. Raises ValueError when the model has no use for it."""
         return balance_fields(self.moe, self.hf["model_type"])

@@ -1,0 +1,1 @@
+"""Fields of Megatron-Core's configuration: which exist, and which grpo-operator sets by itself."""
