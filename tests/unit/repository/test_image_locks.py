@@ -124,6 +124,15 @@ def test_a_dockerfile_builds_on_the_named_base_and_installs_only_its_list(name: 
 
 
 @pytest.mark.parametrize("name", WORKERS)
+def test_a_build_checks_its_packages_unless_an_environment_is_mounted(name: str) -> None:
+    text = (REPO / f"Dockerfile.{name}").read_text()
+    assert f"ARG REQUIREMENTS=/tmp/images/{name}.txt" in text and '[ ! -s "${REQUIREMENTS}" ]' in text
+    assert re.search(r"\|\| python3 -m grpo_worker\.common\.requirements worker[a-z,]* /opt/", text)
+    assert 'PIP_CONSTRAINT="" python3 -m pip' in text, "the base's constraints would refuse our versions"
+    assert "/opt/grpo-packages/bin" in text, "KubeRay starts pods with `ray`"
+
+
+@pytest.mark.parametrize("name", WORKERS)
 def test_the_published_versions_of_the_base_fit_the_packages(name: str) -> None:
     base = BASES[name]
     published = {n: found["version"] for n, found in base.packages.items() if found["version"]}
