@@ -6,7 +6,7 @@ PYTEST := PYTHONPATH=devcluster $(VENV)/python -m pytest
 CODE := operator worker_images devcluster rehearsal tests benchmarks
 TEXT := $(CODE) docs helm manifests Makefile README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md
 
-.PHONY: help demo down up test check lint format unit worker integration e2e slow rehearse bench-operator bench-planner bench-trainer bench-controller bench-data-path bench-sync-planner bench-sync bench-late-engine bench-delta bench-job bench-learning bench-own-models bench-pod-steps bench-faults bench-test crds megatron-fields docs env clean
+.PHONY: help demo down up test check lint format unit worker integration e2e slow rehearse bench-operator bench-planner bench-trainer bench-controller bench-data-path bench-sync-planner bench-sync bench-late-engine bench-delta bench-job bench-learning bench-own-models bench-pod-steps bench-faults bench-test crds megatron-fields docs image-locks env clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -122,6 +122,9 @@ megatron-fields: env  ## generate the table of Megatron-Core's fields from the i
 
 docs: env  ## generate docs/reference/ from the CRDs, metrics, conditions and Helm values
 	PYTHONPATH=devcluster $(VENV)/python -m grpo_devcluster.reference docs/reference
+
+image-locks: env  ## generate images/*.txt, the images' packages, from uv.lock and images/bases.yaml
+	PYTHONPATH=devcluster $(VENV)/python -m grpo_devcluster.image_locks
 
 env:
 	@$(DEV) env

@@ -57,8 +57,8 @@ def build_wheel() -> Path:
 def _key(name: str, wheel: Path, base_key: str) -> str:
     key = (wheel.parent / ".key").read_bytes()
     dockerfile = (REPO / f"Dockerfile.{name}").read_bytes()
-    lock = (REPO / "uv.lock").read_bytes() if name == "operator" else b""
-    return content_key(key, dockerfile, base_key.encode(), lock)
+    packages = (REPO / "images" / f"{name}.txt").read_bytes()
+    return content_key(key, dockerfile, base_key.encode(), packages)
 
 
 def _buildah(*arguments: str | Path, step: str) -> str:
@@ -102,7 +102,7 @@ def _build(name: str, base: str, reference: str) -> None:
         _download_operator_wheels()
         arguments += ["--build-arg", "PIP_ARGS=--no-index --find-links=/tmp/dist --break-system-packages"]
     else:  # dependencies come from the host's environment, mounted read-only
-        arguments += ["--build-arg", "PIP_ARGS=--no-index --no-deps"]
+        arguments += ["--build-arg", "PIP_ARGS=--no-index", "--build-arg", "REQUIREMENTS=/dev/null"]
     _buildah(
         "bud", "--isolation", "chroot", "--quiet", *arguments,
         "-f", REPO / f"Dockerfile.{name}", "-t", reference, REPO,
@@ -112,11 +112,9 @@ def _build(name: str, base: str, reference: str) -> None:
 
 def _download_operator_wheels() -> None:
     """Download the operator's dependencies as wheels, next to the project's own."""
-    requirements = REPO / "dist" / "operator-requirements.txt"
-    command = [uv(), "export", "--frozen", "--no-dev", "--no-emit-project", "--no-hashes", "-o", requirements]
-    run(command, step="exporting the lock file", remedy=_REMEDY, env=uv_environment(), cwd=REPO)
     pip = uv().parent / "pip"
-    command = [pip, "download", "-q", "--no-deps", "-d", REPO / "dist", "-r", requirements]
+    packages = REPO / "images" / "operator.txt"
+    command = [pip, "download", "-q", "--no-deps", "--require-hashes", "-d", REPO / "dist", "-r", packages]
     run(command, step="downloading the operator's dependencies", remedy=_REMEDY)
 
 

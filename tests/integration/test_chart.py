@@ -121,6 +121,23 @@ def test_a_wrong_value_is_refused_by_the_schema(setting: str, text: str) -> None
     assert any(part in done.stderr for part in text.split("|")), done.stderr
 
 
+@pytest.mark.parametrize("rollout", ["r/x:0.2.0", "r/x:v0.2.0-cu13", "r:5000/x:0.2.0@sha256:0a"])
+def test_images_of_two_releases_are_refused_with_both_named(rollout: str) -> None:
+    done = _helm("--set", f"images.trainer=host:5000/t:0.1.0,images.rollout={rollout}")
+    assert done.returncode != 0
+    assert f"images.trainer is host:5000/t:0.1.0, images.rollout is {rollout}" in done.stderr
+    assert "versions 0.1.0 and 0.2.0 differ" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "rollout", ["r/x:v0.1.0-cu13", "r/x:3f9ac2", "r/x@sha256:0a", "host:5000/x", "r/x:nightly-0.2.0"]
+)
+def test_tags_of_one_version_and_tags_without_one_are_accepted(rollout: str) -> None:
+    assert _of(
+        _render("--set", f"images.trainer=t:0.1.0,images.rollout={rollout}"), "ConfigMap", "ops-settings"
+    )
+
+
 def test_a_real_api_server_accepts_the_chart(api: Api) -> None:
     """Stricter than schemas: defaulting, validation and admission of the API server itself."""
     api.run("create", "namespace", "grpo-system")

@@ -34,9 +34,11 @@ from grpo_worker.data.tasks import open_gym
 from grpo_worker.metrics.flops import ModelFlops
 from grpo_worker.metrics.generation import Counts
 from grpo_worker.roles.dispatch import Columns, RankInfo
+from grpo_worker.roles.host import RankHost
 from grpo_worker.roles.shared_batch import SharedBatch, SharedRows
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.engine_pool import RolloutPool, SyncError, Target
+from grpo_worker.rollout.routing import EngineTable
 from grpo_worker.rollout.sampling import Sample
 from support.batch_stores import plain_store
 from support.clocks import FakeClock
@@ -52,6 +54,7 @@ class Ranks:
         self.died: Future[None] = Future()
         self.addresses = ["10.0.0.1", "10.0.0.2"]
         self.pids = [100 + world.starts, 200 + world.starts]
+        self.hosts = [RankHost(*pair) for pair in zip(self.addresses, self.pids, strict=True)]
         self.ranks = [RankInfo(rank, 0, 0, 0, rank, 1, 2) for rank in range(2)]
         self.killed = False
 
@@ -162,6 +165,7 @@ class Engines(Scorer):
     def __init__(self, world: "World") -> None:
         self._world = world
         self.attempt = 0
+        self.table = EngineTable()
         self.failures = 0
         self.counts, self.in_flight, self.queued = Counts(), 0, 0
         self.generated: list[tuple[int, int]] = []  # (prompt, version), also of answers that were not used

@@ -128,6 +128,7 @@ class AgentStatus(Message):
     ``settled``: the engine holds exactly the GPU memory that it was granted.
     ``waits``: mode colocated, and the trainers use the GPUs.
     ``hosts``: of an engine of several hosts, those that have reported.
+    ``versions``: of libraries in the agent's image, which is the engine's too.
     """
 
     name: str
@@ -148,3 +149,4 @@ class AgentStatus(Message):
     settled: bool = False
     waits: bool = False
     hosts: list[EngineHost] = Field(default_factory=list)
+    versions: dict[str, str] = Field(default_factory=dict)

@@ -22,7 +22,7 @@ from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.step_records import StepRecords
 from grpo_worker.controller.training.batch_trainer import BatchTrainer
 from grpo_worker.controller.training.gang import Restored, TrainerGang
-from grpo_worker.controller.training.parity import check_configs
+from grpo_worker.controller.training.image_versions import check_pool
 from grpo_worker.controller.weight_sync.synchronizer import PushResult, WeightSynchronizer
 from grpo_worker.metrics.generation import refused_message
 from grpo_worker.metrics.step import step_metrics
@@ -120,8 +120,8 @@ class GrpoLoop:
         self._weights.after_trainers_start()
         self._report(message="sending the first weights", trainers=self._trainers.processes())
         self._push(StepTimer(self._clock))
-        self._parking.run(self._check_engines, self._save_parked)
-        self._report(phase=Phase.TRAINING, message="")
+        warning = self._parking.run(self._check_engines, self._save_parked)
+        self._report(phase=Phase.TRAINING, message=warning)
 
     def _resume(self, restored: Restored) -> None:
         """Continue after the restored step."""
@@ -135,10 +135,10 @@ class GrpoLoop:
         self._ledger.truncate(self._step)
         self._records.truncate(self._step)
 
-    def _check_engines(self) -> None:
-        """Check that enough engines serve the first weights of the attempt, with the trainers' config."""
+    def _check_engines(self) -> str:
+        """Check that enough engines serve the attempt's first weights and fit; return a warning or ""."""
         self._weights.before_generation(StepTimer(self._clock))
-        check_configs(self._trainers.hf, self._pool.model_configs(self._step))
+        return check_pool(self._trainers, self._pool, self._step, self._weights.over_nccl)
 
     def _one_step(self) -> None:
         self._failures.watch.check()

@@ -2,14 +2,20 @@
 
 from dataclasses import dataclass
 
+from grpo_worker.common.versions import Versions
+
 
 @dataclass(frozen=True, slots=True)
 class RankHost:
-    """Process of one rank. ``address``: IP address of its pod; ``pod``: the pod's name."""
+    """Process of one rank. ``address``: IP address of its pod; ``pod``: the pod's name.
+
+    ``versions``: of its image.
+    """
 
     address: str
     pid: int
     pod: str = ""
+    versions: Versions = Versions()
 
     def __str__(self) -> str:
         return f"{self.pod or 'pod'} ({self.address})"

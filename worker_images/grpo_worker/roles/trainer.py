@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from grpo_worker.algorithms.losses import PolicyLossConfig
 from grpo_worker.common.ragged_batch import INPUT_IDS, ROUTED_EXPERTS, RaggedBatch
+from grpo_worker.common.versions import installed
 from grpo_worker.data.routed_experts import RoutedExperts
 from grpo_worker.metrics.flops import ModelFlops
 from grpo_worker.profiling.hang import Position, position, progress, write_flight_record
@@ -50,10 +51,10 @@ class TrainerWorker(WeightMethods, CheckpointMethods):
     _store: TCPStore | None = None  # of rank 0, for the rendezvous
 
     def node(self) -> RankHost:
-        """Return where this process runs, which orders the ranks and lets errors name the pod."""
+        """Return where this process runs, which orders ranks and lets errors name pods, and its image."""
         import ray
 
-        return RankHost(ray.util.get_node_ip_address(), os.getpid(), socket.gethostname())
+        return RankHost(ray.util.get_node_ip_address(), os.getpid(), socket.gethostname(), installed())
 
     def live(self, seconds: float) -> None:
         """Return after ``seconds``: the caller learns at once when this process ends before."""

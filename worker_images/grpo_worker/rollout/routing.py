@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from grpo_operator.api.messages import AgentStatus
 from grpo_operator.api.v1alpha1.status import EngineState
+from grpo_worker.common.versions import Versions
 
 
 class Life(NamedTuple):
@@ -34,6 +35,7 @@ class EngineEntry:
     bucket_bytes: int = 0
     instance: str = ""  # identity of the agent process
     unresponsive: bool = False  # the engine's scheduler does not answer calls
+    versions: Versions = Versions()  # of its image
 
     @property
     def life(self) -> Life:
@@ -64,6 +66,7 @@ def entry_of(answer: dict[str, Any], address: str, writer: str) -> EngineEntry:
         bucket_bytes=status.bucket_bytes,
         instance=status.instance,
         unresponsive=status.silent,
+        versions=Versions.of(status.versions),
     )
 
 

@@ -15,11 +15,14 @@ from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.checkpointing.store import CONTROLLER_STATE, directory, model_digest, newest_sound
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
 from grpo_worker.common.ragged_batch import RaggedBatch
+from grpo_worker.common.versions import Versions
+from grpo_worker.controller.training.image_versions import versions_of
 from grpo_worker.controller.training.processes import RayProcesses
 from grpo_worker.controller.training.resource_pools import ResourcePoolManager
 from grpo_worker.controller.training.worker_group import GangError, WorkerGroup
 from grpo_worker.profiling.trace import runtime_env
 from grpo_worker.roles.dispatch import RankInfo
+from grpo_worker.roles.host import RankHost
 from grpo_worker.roles.shared_batch import SharedBatch
 from grpo_worker.roles.trainer import TrainerWorker
 
@@ -46,6 +49,7 @@ class RankGroup(Protocol):
     """All ranks of one gang, called like one worker; see WorkerGroup."""
 
     ranks: list[RankInfo]
+    hosts: list[RankHost]
 
     @property
     def addresses(self) -> list[str]:
@@ -118,6 +122,7 @@ class TrainerGang:
         self._make_group = make_group or self._ray_group
         self._group: RankGroup | None = None
         self._pool: Any = None
+        self.versions = Versions()  # of the ranks' image
         self.world = spec.trainer.nodes * spec.trainer.gpus_per_node
 
     def acquire(self, report: Callable[[str], None]) -> None:
@@ -128,9 +133,10 @@ class TrainerGang:
         self._pool = self._pools.acquire(RESOURCE, self.world, self._gpus, report)
 
     def start(self) -> None:
-        """Start every rank."""
+        """Start every rank. Raises ParityError if their images differ."""
         assert self._pool is not None, "the pool is not acquired"
         self._group = self._make_group(self._pool)
+        self.versions = versions_of(self._group.hosts)
         self._group.start(self._config)
 
     def _ray_group(self, pool: PlacementGroup) -> RankGroup:

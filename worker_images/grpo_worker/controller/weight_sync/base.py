@@ -1,7 +1,7 @@
 """Construction and direct transfer, which both weight synchronizers share."""
 
 from grpo_operator.api.v1alpha1.model import WeightSyncSpec
-from grpo_operator.api.weight_path import WeightPath
+from grpo_operator.api.weight_path import Backend, WeightPath
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
 from grpo_worker.controller.config import pool_timeout
 from grpo_worker.controller.weight_sync.direct_transfer import Delivery, coordinator_for
@@ -28,6 +28,7 @@ class BaseSynchronizer:
         self._trainers = trainers
         self._engines = engines
         self._deltas = path.delta
+        self.over_nccl = path.direct is Backend.NCCL
         self._clock = clock
         patience = min(float(settings.patience), hang_seconds)
         self._direct = coordinator_for(path, trainers, engines, patience, clock)

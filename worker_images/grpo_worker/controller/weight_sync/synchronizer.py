@@ -31,6 +31,8 @@ class WeightSynchronizer(Protocol):
     shared GPUs, when ``before_generation`` returns.
     """
 
+    over_nccl: bool  # whether weights travel over NCCL
+
     @property
     def served(self) -> Version | None:
         """The version that at least ``minAvailable`` engines were last brought to; None before the first."""

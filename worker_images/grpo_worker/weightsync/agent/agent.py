@@ -14,6 +14,7 @@ from typing import Any
 
 from grpo_operator.api.messages import AgentStatus
 from grpo_operator.api.v1alpha1.status import EngineState
+from grpo_worker.common.versions import installed
 from grpo_worker.weightsync.agent.engine_client import Engine
 from grpo_worker.weightsync.agent.engine_place import EnginePlace
 from grpo_worker.weightsync.agent.fetcher import Fetcher
@@ -99,6 +100,7 @@ class Agent:
             settled=self._lease.settled,
             waits=self._lease.waits,
             hosts=self._place.hosts_status(),
+            versions=installed().wire(),
         ).wire()
 
     def may_start(self) -> bool:

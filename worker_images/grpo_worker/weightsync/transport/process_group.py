@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _abort_process_group
 
 from grpo_operator.api.weight_path import Backend
+from grpo_worker.common.versions import nccl_version
 from grpo_worker.weightsync.transport import torch_group
 from grpo_worker.weightsync.transport.rendezvous import (
     Pairs,
@@ -124,8 +125,3 @@ def _check_version(store: Any) -> None:
             f"this process has NCCL {ours}, another member of the group {first}: build the images of "
             "trainers and engines with the same version"
         )
-
-
-def nccl_version() -> str:
-    """Return the version of the NCCL that torch uses."""
-    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]

@@ -60,8 +60,8 @@ _GROUPS: dict[str, str] = {
     "moe_deepep_num_sms moe_hybridep_num_sms",
     _KERNELS: "transformer_impl attention_backend moe_grouped_gemm moe_use_legacy_grouped_gemm "
     "moe_permute_fusion moe_router_fusion bias_activation_fusion bias_dropout_fusion masked_softmax_fusion "
-    "apply_rope_fusion fused_single_qkv_rope use_fused_weighted_squared_relu gradient_accumulation_fusion persist_layer_norm "
-    "memory_efficient_layer_norm use_te_activation_func use_kitchen use_kitchen_attention "
+    "apply_rope_fusion fused_single_qkv_rope use_fused_weighted_squared_relu gradient_accumulation_fusion "
+    "persist_layer_norm memory_efficient_layer_norm use_te_activation_func use_kitchen use_kitchen_attention "
     "kitchen_attention_backend",
     _LOSS: "calculate_per_token_loss cross_entropy_loss_fusion cross_entropy_fusion_impl grad_scale_func "
     "finalize_model_grads_func",
