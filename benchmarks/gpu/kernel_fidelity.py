@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from kernel_models import BF16, ENGINE, FP8, LOCAL, ONE, SMALL, Kind, free, policy, setup
+from kernel_models import BF16, ENGINE, FP8, LOCAL, ONE, SMALL, Kind, discard, free, policy, setup
 from megatron.core import dist_checkpointing
 from trainer_speed import DeviceWeights, rows_of
 
@@ -43,8 +43,7 @@ def fidelity() -> dict[str, Any]:
 def _computed(kind: Kind, dtype: torch.dtype, batch: Any) -> tuple[np.ndarray, dict[str, torch.Tensor]]:
     model = policy(SMALL, kind, dtype)
     log_probs = model.log_probs(batch, 1.0)["log_probs"]
-    del model
-    free()
+    discard(model)
     gradients = _gradients(kind, dtype)
     free()
     return log_probs, gradients
@@ -79,12 +78,13 @@ def packed() -> dict[str, Any]:
     """Return the difference of log-probabilities between packed and padded sequences."""
     batch, found = rows_of([100, 512, 37, 300, 411, 64], 3), {}
     for name, kind in KINDS.items():
-        answers = [
-            policy(SMALL, kind, max_tokens=most).log_probs(batch, 1.0)["log_probs"] for most in (None, 2048)
-        ]
+        answers = []
+        for most in (None, 2048):
+            model = policy(SMALL, kind, max_tokens=most)
+            answers.append(model.log_probs(batch, 1.0)["log_probs"])
+            discard(model)
         gap = np.abs(answers[0] - answers[1])
         found[name] = {"mean": float(gap.mean()), "max": float(gap.max())}
-        free()
     return found
 
 
@@ -100,8 +100,8 @@ def checkpoint() -> dict[str, bool]:
             Checkpointer(str(saved.parent), other.parts(False), 1, _ORIGIN).load(saved)
             found[f"{first} to {second}"] = _same(saved, _saved(Path(folder) / "second", other))
             other.update(rows_of([256] * 4, 2), PolicyLossConfig(), 0.001, 1.0)
-            del model, other
-            free()
+            discard(model)
+            discard(other)
     return found
 
 

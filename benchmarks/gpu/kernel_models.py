@@ -10,6 +10,7 @@ from trainer_speed import DeviceWeights
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.trainer import KernelChoice, OptimizerSpec, Precision
+from grpo_worker.megatron.optim.optimizer import inner_optimizers
 from grpo_worker.megatron.training.policy import PolicyModel
 from grpo_worker.megatron.training.runner import FP8_TOKENS, MicroBatching
 from grpo_worker.megatron.training.setup import ModelSetup
@@ -43,6 +44,20 @@ def policy(hf: dict[str, Any], kind: Kind, *args: Any, **fields: Any) -> PolicyM
     return PolicyModel(
         setup(hf, kind, *args, **fields), OptimizerSpec(lr=1e-5), 100, with_reference=False
     )  # fmt: skip
+
+
+def discard(model: PolicyModel) -> None:
+    """Free the model's memory: hooks in C++ keep its objects alive after the last reference is gone."""
+    for ddp in model.trainable.ddp:
+        for buffer in (*ddp.buffers, *ddp.expert_parallel_buffers):
+            for tensor in (buffer.grad_data, buffer.param_data):
+                tensor.untyped_storage().resize_(0)
+    for optimizer in inner_optimizers(model.trainable.optimizer):
+        optimizer.state.clear()
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.untyped_storage().resize_(0)
+    free()
 
 
 def free() -> None:

@@ -21,7 +21,7 @@ TOKENS = (4096, 256)  # of a micro-batch; each expert gets all of them
 MICRO_BATCHES = 8
 ROUNDS, WARM_UP = 5, 2
 # What Megatron-Core's own users turn on for a mixture of experts with Transformer Engine.
-FUSIONS = {
+FUSIONS: dict[str, Any] = {
     "moe_grouped_gemm": True, "moe_permute_fusion": True, "moe_router_fusion": True,
     "apply_rope_fusion": True, "bias_activation_fusion": True, "bias_dropout_fusion": True,
     "cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te",

@@ -72,7 +72,7 @@ def digest(model: PolicyModel) -> list[int]:
     sums = []
     for tensor in state(model):
         total = 0
-        for part in tensor.contiguous().view(-1).view(torch.int16).split(2**26):
+        for part in torch.split(tensor.contiguous().view(-1).view(torch.int16), 2**26):
             places = torch.arange(1, 2 * len(part), 2, device=part.device)
             total += int((part.long() * places).sum())
         sums.append(total)
@@ -96,7 +96,7 @@ def limits(folder: Path) -> dict[str, float]:
 
     def write() -> None:
         with (folder / "plain").open("wb") as file:
-            file.write(memoryview(host.numpy()))
+            host.numpy().tofile(file)
             file.flush()
             os.fdatasync(file.fileno())
 

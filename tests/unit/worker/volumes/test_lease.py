@@ -127,13 +127,14 @@ def test_a_pod_that_replaces_another_continues_its_partial_files(hub: StandInHub
 
 
 def test_a_fetch_that_loses_its_lease_stops(hub: StandInHub, tmp_path: Path) -> None:
-    hub.pause = 0.05
+    hub.pause = 0.5
     job = Job(hub, tmp_path, "job-0")
     until(lambda: hub.reads("model.safetensors"))
     lease = write_lease(tmp_path, "other", "pod")
     until(lambda: any("interrupted: another job has taken over" in text for text in job.reports))
     assert job.is_alive() and not (tmp_path / "files" / "model.safetensors").exists()
     assert json.loads(lease.read_text())["writer"] == "other"
+    hub.pause = 0.0
     lease.unlink()
     job.join()
     assert not job.failure and contents(tmp_path) == FILES
