@@ -5,7 +5,8 @@ sync.json (benchmarks/gpu/sync.py); ours.json with trl.json, on_policy.json (``o
 colocated.json and traced.json (benchmarks/gpu/job.py); update.json, packing.json and rounding.json
 (benchmarks/gpu/trainer_speed.py); draft.json (benchmarks/gpu/draft.py); engine.json
 (benchmarks/gpu/engine_speed.py); wave_work.json (benchmarks/gpu/wave_work.py); kernels.json
-(benchmarks/gpu/kernels.py); memory-*.json and held-out-*.json (benchmarks/gpu/planner_memory.py).
+(benchmarks/gpu/kernels.py); context.json (benchmarks/gpu/context_speed.py); rank_checkpoint.json
+(benchmarks/gpu/rank_checkpoint.py); memory-*.json and held-out-*.json (benchmarks/gpu/planner_memory.py).
 Raw data go to the files with ``_gpu`` in their name, planner_memory.json and planner_memory_held_out.json,
 figures to sync.json and trainer.json.
 """
@@ -168,6 +169,13 @@ def trainer_figures(name: str, case: dict[str, Any], machine: str) -> dict[str, 
     }
 
 
+def kernels(measured: dict[str, Any]) -> None:
+    """Record cases of the kernels, and the figures that all speeds together give."""
+    record_cases("kernels_gpu", measured["cases"], measured["of"])
+    if measured["figures"]:
+        _record("trainer", measured["figures"], measured["of"])
+
+
 def drafts(measured: dict[str, Any]) -> None:
     """Record how often drafts are accepted after an update, beside an engine started with the new weights."""
     versions = {name: measured[name] for name in ("version 1", "version 2")}
@@ -200,7 +208,8 @@ def main() -> None:
         "traced": lambda content: _keep("traced_gpu", content),
         "engine": lambda content: _keep("engine_speed_gpu", content),
         "wave_work": lambda content: _keep("wave_work_gpu", content),
-        "kernels": lambda content: _keep("kernels_gpu", content),
+        "kernels": kernels, "rank_checkpoint": lambda content: _keep("rank_checkpoint_gpu", content),
+        "context": lambda content: _keep("context_gpu", content),
     }  # fmt: skip
     for name, content in measured.items():
         if name in single:

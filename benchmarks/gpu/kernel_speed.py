@@ -107,8 +107,8 @@ def ratios(found: dict[str, Any]) -> dict[str, float]:
         "speedup_over_local_4096": rate("transformer_engine", many) / rate("local", many),
         "speedup_over_local_256": rate("transformer_engine", few) / rate("local", few),
         "fp8_speedup": rate("fp8", many) / rate("transformer_engine", many),
-        "mfu_slice_bf16": found["transformer_engine"][str(many)]["mfu_pct"],
-        "mfu_slice_fp8": found["fp8"][str(many)]["mfu_pct"],
+        "mfu_slice_bf16": found["transformer_engine"][str(many)]["mfu_pct"] / 100,
+        "mfu_slice_fp8": found["fp8"][str(many)]["mfu_pct"] / 100,
     }
 
 
