@@ -30,7 +30,12 @@ from grpo_operator.plan.planner.training.rules import problems  # noqa: E402
 from grpo_worker.megatron.model.build import build_chunks, initialize_parallel  # noqa: E402
 
 # Files whose errors are refusals of a layout.
-CHECKS = ("megatron/core/", "grpo_worker/megatron/model/hf_config.py", "grpo_operator/api/v1alpha1/layout.py")
+CHECKS = (
+    "megatron/core/",
+    "grpo_worker/megatron/model/hf_config.py",
+    "grpo_operator/api/v1alpha1/layout.py",
+    "grpo_operator/api/v1alpha1/stages.py",
+)
 
 
 class WrongLayersError(Exception):
