@@ -24,7 +24,7 @@ ROUNDS, WARM_UP = 5, 2
 FUSIONS: dict[str, Any] = {
     "moe_grouped_gemm": True, "moe_permute_fusion": True, "moe_router_fusion": True,
     "apply_rope_fusion": True, "bias_activation_fusion": True, "bias_dropout_fusion": True,
-    "cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te",
+    "cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te",  # codespell:ignore te
 }  # fmt: skip
 
 
