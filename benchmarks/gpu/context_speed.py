@@ -50,7 +50,7 @@ def computed(kind: Kind, layout: Layout, lengths: list[int]) -> tuple[np.ndarray
     place = dist.get_rank() * (log_probs.shape[1] - len(values)) if layout is BY_DATA else 0
     log_probs[0, place : place + len(values)] = values
     dist.all_reduce(log_probs)  # each token's value is on one rank
-    norm = model.update(own, PolicyLossConfig(), 0.001, 1.0)["grad_norm"]
+    norm = model.update(own, PolicyLossConfig(), 0.001, 1.0)["actor/grad_norm"]
     discard(model)
     parallel_state.destroy_model_parallel()
     return log_probs[0].cpu().numpy(), norm
@@ -107,8 +107,8 @@ def main() -> None:
                     parallel_state.destroy_model_parallel()
             if dist.get_rank() == 0:
                 print(case.__name__, name, found.get(f"{case.__name__} {name}"), flush=True)
-    if dist.get_rank() == 0:
-        write_raw(args.result, stamp(f"2 x {torch.cuda.get_device_name()}"), cases=found, failed=failed)
+                origin = stamp(f"2 x {torch.cuda.get_device_name()}")
+                write_raw(args.result, origin, cases=found, failed=failed)
     dist.destroy_process_group()
 
 
