@@ -11,7 +11,6 @@ Needs transformer_engine and megatron-core on PYTHONPATH beside operator, worker
 import argparse
 import os
 import statistics
-import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from kernel_models import BF16, ENGINE, FP8, LOCAL, SMALL, Kind, discard, policy
+from kernel_models import BF16, ENGINE, FP8, LOCAL, SMALL, Kind, discard, policy, seconds
 from megatron.core import parallel_state
 from trainer_speed import rows_of
 
@@ -81,11 +80,7 @@ def packing(kind: Kind) -> dict[str, Any]:
 
 def _seconds(model: Any, batch: RaggedBatch) -> float:
     dist.barrier()
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    model.update(batch, PolicyLossConfig(), 0.001, 1.0)
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return seconds(lambda: model.update(batch, PolicyLossConfig(), 0.001, 1.0))
 
 
 def main() -> None:

@@ -1,6 +1,8 @@
 """Models of kernels.py and how it builds them."""
 
 import gc
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -58,6 +60,15 @@ def discard(model: PolicyModel) -> None:
             for parameter in group["params"]:
                 parameter.untyped_storage().resize_(0)
     free()
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    """Return the seconds of a call until the GPU has done its work."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
 
 
 def free() -> None:

@@ -1,13 +1,12 @@
 """Cases of kernels.py about speed: the update of four layers with DeepSeek-V3's widths."""
 
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
-from kernel_models import BF16, ENGINE, FP8, LOCAL, ONE, SLICE, policy
+from kernel_models import BF16, ENGINE, FP8, LOCAL, ONE, SLICE, policy, seconds
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron_loop import train_step, trainable
@@ -34,10 +33,10 @@ def speed(kind: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for tokens in TOKENS:
         torch.cuda.reset_peak_memory_stats()
-        seconds = timed(partial(step, tokens))
-        per_second = tokens * MICRO_BATCHES / statistics.median(seconds)
+        taken = timed(partial(step, tokens))
+        per_second = tokens * MICRO_BATCHES / statistics.median(taken)
         found[str(tokens)] = {
-            "seconds": seconds, "tokens_per_second": per_second,
+            "seconds": taken, "tokens_per_second": per_second,
             "mfu_pct": training_mfu_pct(SLICE, tokens, per_second, torch.cuda.get_device_name()),
             "memory_gb": torch.cuda.max_memory_allocated() / 1e9,
         }  # fmt: skip
@@ -84,15 +83,7 @@ def bare_loop() -> Callable[[int], Any]:
 
 
 def timed(call: Callable[[], Any]) -> list[float]:
-    seconds = []
-    for number in range(WARM_UP + ROUNDS):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        if number >= WARM_UP:
-            seconds.append(time.perf_counter() - start)
-    return seconds
+    return [seconds(call) for _ in range(WARM_UP + ROUNDS)][WARM_UP:]
 
 
 def ratios(found: dict[str, Any]) -> dict[str, float]:

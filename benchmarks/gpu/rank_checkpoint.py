@@ -14,14 +14,14 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 import torch.distributed as dist
-from kernel_models import BF16, ENGINE, ONE, SLICE, free, policy
+from kernel_models import BF16, ENGINE, ONE, SLICE, free, policy, seconds
 from trainer_speed import rows_of
 
 from grpo_devcluster.results import stamp, write_raw
@@ -77,14 +77,6 @@ def digest(model: PolicyModel) -> list[int]:
             total += int((part.long() * places).sum())
         sums.append(total)
     return sums
-
-
-def seconds(call: Callable[[], Any]) -> float:
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    call()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def limits(folder: Path) -> dict[str, float]:
