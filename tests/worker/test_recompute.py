@@ -63,6 +63,20 @@ def test_recomputing_norms_changes_rounding_only(model: str, layout: str) -> Non
         assert largest_gap(found, _gradients(model, layout, "none")) < (1e-6,)
 
 
+def test_the_layer_of_multi_token_prediction_is_recomputed_with_all_others_only() -> None:
+    once, kept = _with_mtp("none")
+    assert any("eh_proj" in name and tensor.abs().max() > 0 for name, tensor in kept.items())
+    for recompute, times in (("full", 2), ("full:1", 1)):
+        passes, found = _with_mtp(recompute)
+        assert passes == times * once, recompute
+        assert [name for name in kept if not torch.equal(found[name], kept[name])] == [], recompute
+
+
+def _with_mtp(recompute: str) -> tuple[int, dict[str, torch.Tensor]]:
+    ranks = run_on_ranks("recompute_cases:with_mtp", 2, layout=LAYOUTS["tp2-ep2"][1], recompute=recompute)
+    return ranks[0][0], ranks[0][1]
+
+
 TOKENS, FP32 = 1024, 4
 KEPT = {
     "deepseek_v3": [

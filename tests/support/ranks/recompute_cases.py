@@ -12,6 +12,8 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_worker.megatron.model.build import build_chunks, initialize_parallel
 from grpo_worker.megatron.model.core_attention import CoreAttention
 from grpo_worker.megatron.model.kernels import RMSNorm
+from grpo_worker.megatron.model.mtp_layer import NAME
+from grpo_worker.megatron.training.policy import PolicyModel
 from support.ranks.fidelity_cases import keep_gradients
 from support.ranks.policy_cases import SEED, batch, everywhere, make_model, own_rows, update, whole_weights
 from support.recompute import recompute_of
@@ -22,8 +24,22 @@ def gradients(
     model: str, layout: dict[str, int], recompute: str, packed: bool = False
 ) -> dict[str, torch.Tensor]:
     """Return the gradient of a step under Hugging Face names."""
-    hf = tiny_model(model)
-    policy = make_model(hf, layout, max_tokens=80 if packed else None, recompute=recompute)
+    return _step(
+        make_model(tiny_model(model), layout, max_tokens=80 if packed else None, recompute=recompute)
+    )
+
+
+def with_mtp(layout: dict[str, int], recompute: str) -> tuple[int, dict[str, torch.Tensor]]:
+    """Return the forward passes of the layer of multi-token prediction in a step, and the gradient."""
+    hf = tiny_model("deepseek_v3") | {"num_nextn_predict_layers": 1}
+    policy, passes = make_model(hf, layout, max_tokens=80, recompute=recompute, mtp=True), []
+    layer = getattr(policy.chunks[-1], NAME).transformer_layer
+    layer.register_forward_hook(lambda *_: passes.append(1))
+    found = _step(policy)
+    return len(passes), found
+
+
+def _step(policy: PolicyModel) -> dict[str, torch.Tensor]:
     data = own_rows(batch(0))
     data["old_log_probs"] = everywhere(policy, data)
     data["ref_log_prob"] = data["old_log_probs"] - 0.1
