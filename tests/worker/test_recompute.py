@@ -63,6 +63,12 @@ def test_recomputing_norms_changes_rounding_only(model: str, layout: str) -> Non
         assert largest_gap(found, _gradients(model, layout, "none")) < (1e-6,)
 
 
+def test_activations_of_experts_need_kernels_that_group_them() -> None:
+    assert run_on_ranks("recompute_cases:refused", 1, recompute="selective:layernorm,mlp") == [""]
+    (refusal,) = run_on_ranks("recompute_cases:refused", 1, recompute="selective:layernorm,moe_act")
+    assert refusal.startswith("spec.trainer.recomputeModules: moe_act needs") and "without moe_act" in refusal
+
+
 def test_the_layer_of_multi_token_prediction_is_recomputed_with_all_others_only() -> None:
     once, kept = _with_mtp("none")
     assert any("eh_proj" in name and tensor.abs().max() > 0 for name, tensor in kept.items())

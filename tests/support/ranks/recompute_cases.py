@@ -20,6 +20,16 @@ from support.recompute import recompute_of
 from support.tiny_models import tiny_model
 
 
+def refused(recompute: str) -> str:
+    """Return why a rank without Transformer Engine cannot recompute this, or ""."""
+    initialize_parallel(Layout(world=1), SEED)
+    try:
+        build_chunks(tiny_model("deepseek_v3"), Layout(world=1), recompute=recompute_of(recompute))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def gradients(
     model: str, layout: dict[str, int], recompute: str, packed: bool = False
 ) -> dict[str, torch.Tensor]:

@@ -218,10 +218,11 @@ class TrainerSpec(WithOverlay):
         "fp8-block128: e4m3, with an fp32 scale for each 128 x 128 block of a weight and for each 128 values "
         "of an activation; weights and gradients stay as they are. It needs Transformer Engine",
     )
-    recompute: Literal["none", "selective", "full"] = Field(
+    recompute: Literal["none", "selective", "full", "auto"] = Field(
         "full",
         description="activation recomputation. full: keep only each layer's input for the backward pass. "
-        "selective: keep the other activations than those of recomputeModules. none: keep all activations",
+        "selective: keep the other activations than those of recomputeModules. none: keep all activations. "
+        "auto: the fastest of none, selective and full that fits, by GPU memory and estimated step time",
     )
     recompute_modules: list[RecomputeModule] | None = Field(
         None,
@@ -283,6 +284,8 @@ class TrainerSpec(WithOverlay):
 
         Raises ValueError while the spec leaves it to the planner.
         """
+        if self.recompute == "auto":
+            raise ValueError("recompute=auto: the planner has not chosen yet what to recompute")
         return Recompute(
             RecomputeKind(self.recompute), tuple(self.recompute_modules or ()), self.recompute_layers
         )

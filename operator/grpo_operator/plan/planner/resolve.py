@@ -1,12 +1,13 @@
 """Resolves a job's spec into a plan, which holds layout and memory, or refuses the job (pure)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from grpo_operator.api.base import Device
 from grpo_operator.api.catalog.gpus import GPUS, RESERVED
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.layout import Layout
-from grpo_operator.api.v1alpha1.recompute import FULL, Recompute
+from grpo_operator.api.v1alpha1.recompute import Recompute
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
 from grpo_operator.api.v1alpha1.status import PlannedDeadlines, PlannedResources
 from grpo_operator.api.weight_path import WeightPath
@@ -26,8 +27,15 @@ from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.resources import job_resources
 from grpo_operator.plan.planner.shared_memory import overlaid_sizes
 from grpo_operator.plan.planner.training.memory import BF16, FP32, StageMemory
-from grpo_operator.plan.planner.training.recompute import planned_recompute
-from grpo_operator.plan.planner.training.search import TrainingPool, feasible, fits, nearest, worst
+from grpo_operator.plan.planner.training.reasons import fastest, of_recompute, remedy
+from grpo_operator.plan.planner.training.recompute import recompute_options
+from grpo_operator.plan.planner.training.search import (
+    Choice,
+    TrainingPool,
+    choices,
+    chosen,
+    worst,
+)
 from grpo_operator.plan.weight_path import (
     job_weight_path,
     job_weight_path_problem,
@@ -82,7 +90,7 @@ def resolve(spec: GRPOJobSpec, pool: RolloutTemplate) -> JobPlan:
     sizes = spec.trainer.parallelism
     engine = engine_shape(pool.engine)
     model = None if config is None else ModelShape.from_hf(config)
-    recompute = _recompute(spec, model)
+    recomputes = _recompute_options(spec, model)
     if model is None:
         if sizes.auto:
             raise RefusedError(
@@ -94,14 +102,14 @@ def resolve(spec: GRPOJobSpec, pool: RolloutTemplate) -> JobPlan:
         resources = job_resources(spec, pool, None, (), None)
         deadlines = planned_deadlines(None)
         return JobPlan(
-            layout, None, None, (), engine, None, reason, recompute, path, resources, deadlines
+            layout, None, None, (), engine, None, reason, recomputes[0], path, resources, deadlines
         )  # fmt: skip
     if unsuited := spec.trainer.moe.problem(model.model_type):
         raise RefusedError(unsuited)
-    training = training_pool(spec, pool, model, recompute)
     if spec.shares_gpus and (problem := shared_problem(pool.engine, _ENGINE)):
         raise RefusedError(problem, "Infeasible")
-    layout, reason = _choose(spec, training)
+    choice, reason = _choose(spec, [training_pool(spec, pool, model, each) for each in recomputes])
+    training, layout = choice.pool, choice.layout
     stages = training.memory(layout)
     if spec.trainer.device == Device.CUDA:
         _check_memory(training, layout, stages, spec)
@@ -110,14 +118,14 @@ def resolve(spec: GRPOJobSpec, pool: RolloutTemplate) -> JobPlan:
     resources = job_resources(spec, pool, model, stages, host)
     units = _units(spec, pool, training, layout)
     return JobPlan(
-        layout, model, training, stages, engine, memory, reason, recompute, path, resources,
+        layout, model, training, stages, engine, memory, reason, training.recompute, path, resources,
         planned_deadlines(units), host, units,
     )  # fmt: skip
 
 
-def _recompute(spec: GRPOJobSpec, model: ModelShape | None) -> Recompute:
+def _recompute_options(spec: GRPOJobSpec, model: ModelShape | None) -> tuple[Recompute, ...]:
     try:
-        return planned_recompute(spec.trainer, model)
+        return recompute_options(spec.trainer, model)
     except ValueError as error:
         raise RefusedError(str(error)) from error
 
@@ -203,37 +211,24 @@ def training_pool(
     )
 
 
-def _choose(spec: GRPOJobSpec, training: TrainingPool) -> tuple[Layout, str]:
-    sizes = spec.trainer.parallelism
+def _choose(spec: GRPOJobSpec, pools: Sequence[TrainingPool]) -> tuple[Choice, str]:
+    """Return layout and pool, and the reason. ``pools``: they differ in what they recompute."""
+    sizes, first = spec.trainer.parallelism, pools[0]
     if not sizes.auto:
         layout = sizes.layout(spec.trainer.world)
-        problems = training.problems(layout)
+        problems = first.problems(layout)
         if problems:
             raise RefusedError("; ".join(f"spec.trainer.{problem}" for problem in problems))
-        return layout, "given"
-    options = feasible(training)
+        choice = chosen(pools, layout)
+        return choice, f"given{of_recompute(choice, pools)}"
+    options = choices(pools)
     if not options:
         raise RefusedError(
-            f"{_LAYOUT}.auto: no layout of {training.world} GPUs fits {gigabytes(training.gpu.usable)}: "
+            f"{_LAYOUT}.auto: no layout of {first.world} GPUs fits {gigabytes(first.gpu.usable)}: "
             "add nodes, shorten data.promptLength + data.responseLength, or use GPUs with more memory",
             "Infeasible",
         )
-    return options[0], explain(training, options)
-
-
-def explain(training: TrainingPool, options: list[Layout]) -> str:
-    """Return why the first of the feasible layouts is chosen."""
-    best, cost = options[0], training.cost(options[0])
-    text = (
-        f"{best}: fastest by estimate of {len(options)} layouts that fit; "
-        f"{cost.total:.1f} s for an optimizer step over {training.sequences} sequences of the full length of "
-        f"{training.sequence} tokens, of which {cost.compute:.1f} s are computation; "
-        f"the largest other cost is {cost.largest}"
-    )
-    if len(options) > 1:
-        other = options[1]
-        text += f"; next is {other} with {training.cost(other).total:.1f} s"
-    return text
+    return options[0], f"{fastest(options)}{of_recompute(options[0], pools)}"
 
 
 def _check_memory(
@@ -246,20 +241,9 @@ def _check_memory(
         f"{_LAYOUT}: {layout} on {layout.world} needs {gigabytes(full.state)} before activations and "
         f"{gigabytes(full.total)} in total on each GPU of stage {full.stage + 1}, but "
         f"{gigabytes(training.gpu.usable)} are usable on {spec.trainer.gpu_type}: "
-        f"{_remedy(training, layout)}",
+        f"{remedy(training, layout)}",
         "Infeasible",
     )
-
-
-def _remedy(training: TrainingPool, layout: Layout) -> str:
-    """Return what to change where a layout needs too much memory."""
-    everything = replace(training, recompute=FULL)
-    if training.recompute != FULL and fits(everything, layout):
-        return f"set spec.trainer.recompute to full ({gigabytes(worst(everything.memory(layout)).total)})"
-    other = nearest(training, layout)
-    if other is None:
-        return "no layout of this pool fits: add nodes or shorten the sequences"
-    return f"try {other} ({gigabytes(worst(training.memory(other)).total)})"
 
 
 def checked_engine(

@@ -7,9 +7,11 @@ import yaml
 
 from grpo_devcluster.paths import REPO
 from grpo_operator.api.catalog.architectures import architecture
+from grpo_operator.api.catalog.gpus import GPUS, GpuType
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.layout import Layout
-from grpo_operator.api.v1alpha1.recompute import FULL, NOTHING
+from grpo_operator.api.v1alpha1.recompute import FULL, NOTHING, Recompute
+from grpo_operator.cli.report import as_data, as_table
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.resolve import RefusedError, resolve
 from grpo_operator.plan.planner.settled import with_layout
@@ -17,11 +19,13 @@ from grpo_operator.plan.planner.training.activations import Workload, layer_acti
 from grpo_operator.plan.planner.training.cost import Rows, passes_of_update
 from grpo_operator.plan.planner.training.memory import stage_memory
 from grpo_operator.plan.planner.training.recompute import selective
+from grpo_operator.plan.planner.training.search import TrainingPool, choices, feasible, fits, worst
 from grpo_operator.plan.status.grpojob import layout_status
 from support.objects import pool_of
 from support.recompute import recompute_of
 from support.tiny_models import tiny_model
 
+H100 = GPUS[GpuType.H100]
 V3 = ModelShape.from_hf(architecture("deepseek-v3"))
 ROWS = Rows(1, 8192, 4096)
 LAYOUT = Layout(256, 2, 16, 1, 16, layers_in_first_stage=3, layers_in_last_stage=2)
@@ -169,3 +173,54 @@ def _resolved(manifest: str, changes: dict[str, Any], **model: Any) -> tuple[GRP
 def test_too_many_activations_name_the_recomputation_that_fits() -> None:
     with pytest.raises(RefusedError, match=r"usable on h100-80gb: set spec\.trainer\.recompute to full \("):
         _resolved("qwen3-30b-a3b-16xh100", {"recompute": "none", "maxTokensPerGpu": 16384})
+
+
+def _auto(tokens: int, **changes: Any) -> GRPOJobSpec:
+    """Return a job that packs so many tokens, with the choice of what to recompute left open."""
+    body = yaml.safe_load((REPO / "manifests" / "qwen3-30b-a3b-16xh100.yaml").read_text())["spec"]
+    body["data"] |= {"promptLength": 512, "responseLength": 512}
+    body["trainer"] |= {"recompute": "auto", "maxTokensPerGpu": tokens} | changes
+    return GRPOJobSpec.model_validate(body)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [(4096, NOTHING), (7168, recompute_of("selective:layernorm,moe_act")), (16384, FULL)],
+)
+def test_auto_recomputes_as_little_as_fits(tokens: int, expected: Recompute) -> None:
+    plan = resolve(spec := _auto(tokens), pool_of(spec))
+    assert plan.recompute == expected and plan.training is not None
+    assert worst(plan.stages).total <= plan.training.gpu.usable
+    assert plan.reason.startswith(f"given; recompute={expected.kind}: fastest by estimate of none, selective")
+    assert with_layout(spec, layout_status(plan)).trainer.recomputation() == expected
+    assert f"recomputation   {expected}" in as_table(as_data(spec, pool_of(spec), plan, 5e9))
+
+
+def test_auto_says_when_nothing_fits() -> None:
+    spec = _auto(2**19)
+    with pytest.raises(RefusedError, match=r"spec\.trainer\.parallelism: .* needs .* in total"):
+        resolve(spec, pool_of(spec))
+
+
+def test_auto_needs_a_known_model() -> None:
+    with pytest.raises(RefusedError, match=r"recompute=auto: the operator cannot read the model: set spec"):
+        _resolved("qwen3-30b-a3b-16xh100", {"recompute": "auto"}, architecture=None)
+    with pytest.raises(ValueError, match="the planner has not chosen yet"):
+        _auto(4096).trainer.recomputation()
+
+
+def test_auto_takes_the_fastest_kind_in_each_layout() -> None:
+    pools = [
+        TrainingPool(
+            V3, GPUS[GpuType.H100], 384, 8, sequences=2048, sequence=8192, micro_batch=1, recompute=kind
+        )
+        for kind in (NOTHING, selective(V3, grouped=True), FULL)
+    ]
+    found = choices(pools)
+    assert [choice.layout for choice in found] == list({choice.layout: None for choice in found})
+    assert {choice.layout for choice in found} == {layout for pool in pools for layout in feasible(pool)}
+    assert {choice.pool.recompute.kind for choice in found} == {"none", "selective", "full"}
+    for choice in found:
+        fitting = [pool.cost(choice.layout).total for pool in pools if fits(pool, choice.layout)]
+        assert choice.cost.total == min(fitting)
+    assert found[0].cost.total < pools[2].cost(feasible(pools[2])[0]).total, "faster than always full"

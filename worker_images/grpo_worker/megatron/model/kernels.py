@@ -130,7 +130,7 @@ def _without_transformer_engine() -> None:
     """Correct what Megatron-Core does where Transformer Engine cannot be imported.
 
     It silently imports mocks, on which isinstance() fails, leaves a name unbound that it reads later, and
-    always recomputes modules by its help.
+    cannot recompute a module without it.
     """
     if _problem():
         multi_latent_attention.HAVE_TE = False

@@ -1,6 +1,6 @@
 """What a job recomputes, from its spec and its model (pure)."""
 
-from grpo_operator.api.v1alpha1.recompute import Recompute, RecomputeKind, RecomputeModule
+from grpo_operator.api.v1alpha1.recompute import FULL, NOTHING, Recompute, RecomputeKind, RecomputeModule
 from grpo_operator.api.v1alpha1.trainer import TrainerSpec
 from grpo_operator.plan.planner.model.shape import MlaShape, ModelShape
 
@@ -14,25 +14,36 @@ _DEFAULT = (
 _FIELD = "spec.trainer.recomputeModules"
 
 
-def planned_recompute(trainer: TrainerSpec, model: ModelShape | None) -> Recompute:
-    """Return what the ranks recompute. ``model``: None if the operator does not know it.
+def recompute_options(trainer: TrainerSpec, model: ModelShape | None) -> tuple[Recompute, ...]:
+    """Return what the ranks may recompute: one value, or several among which auto chooses.
 
-    Raises ValueError, with field, value and remedy, for modules that the model does not have, and for
-    modules that only the model determines.
+    ``model``: None if the operator does not know it. Raises ValueError, with field, value and remedy, for
+    modules that the model does not have, and for what only the model determines.
     """
+    if trainer.recompute == "auto":
+        if model is None:
+            raise ValueError(
+                "spec.trainer.recompute=auto: the operator cannot read the model: set "
+                "spec.model.architecture, or none, selective or full"
+            )
+        return NOTHING, selective(model, trainer.groups_experts), FULL
+    return (planned_recompute(trainer, model),)
+
+
+def planned_recompute(trainer: TrainerSpec, model: ModelShape | None) -> Recompute:
+    """Return what the ranks recompute, if it is not chosen automatically. Raises like the options."""
     if trainer.recompute != "selective":
         return trainer.recomputation()
     given = trainer.recompute_modules
-    if model is None:
-        if given is None:
-            raise ValueError(
-                f"{_FIELD}: which modules there are depends on the model, and the operator cannot read it: "
-                "set spec.model.architecture, or recomputeModules"
-            )
-        return trainer.recomputation()
     if given is None:
-        return selective(model, trainer.groups_experts)
-    if missing := [text for module in given if (text := _missing(model, module))]:
+        if model is not None:
+            return selective(model, trainer.groups_experts)
+        raise ValueError(
+            f"{_FIELD}: which modules there are depends on the model, and the operator cannot read it: "
+            "set spec.model.architecture, or recomputeModules"
+        )
+    missing = [text for module in given if model is not None and (text := _missing(model, module))]
+    if missing:
         raise ValueError(f"{_FIELD}=[{', '.join(given)}]: {'; '.join(missing)}")
     return trainer.recomputation()
 
