@@ -18,7 +18,7 @@ from grpo_worker.algorithms.losses import PolicyLossConfig
 from grpo_worker.checkpointing.store import Origin, complete_steps, directory
 from grpo_worker.common.ragged_batch import INPUT_IDS, RaggedBatch, spread_spans
 from grpo_worker.data.micro_batch import Batch
-from grpo_worker.megatron.checkpoint import snapshot
+from grpo_worker.megatron.checkpoint import owned_state, snapshot
 from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer
 from grpo_worker.megatron.conversion.hf_mapping import Shard
 from grpo_worker.megatron.conversion.readers import SeededWeights
@@ -252,20 +252,30 @@ def checkpointer(root: str, policy: PolicyModel) -> Checkpointer:
     return Checkpointer(root, policy.parts(False), 2, Origin("tiny", str(policy.layout)))
 
 
-def save(root: str, layout: dict[str, int]) -> list[dict[str, float]]:
-    """Train two steps, save a checkpoint, and return the two steps after it."""
+def save(
+    root: str, layout: dict[str, int], chunk: int = owned_state.CHUNK, saves: int = 1
+) -> list[dict[str, float]]:
+    """Train two steps, save checkpoints, and return the two steps after them.
+
+    ``chunk``: elements of a chunk of the optimizer state at most.
+    """
+    owned_state.CHUNK = chunk
     policy = make(layout)
     saver = checkpointer(root, policy)
     train(policy, range(2))
-    saver.save(1, {})
-    saver.poll(blocking=True)
+    for number in range(saves):
+        saver.save(number + 1, {})
+        saver.poll(blocking=True)
     return train(policy, range(2, 4))
 
 
-def resume(root: str, layout: dict[str, int]) -> list[dict[str, float]]:
+def resume(
+    root: str, layout: dict[str, int], chunk: int = owned_state.CHUNK, step: int = 1
+) -> list[dict[str, float]]:
     """Return the two steps after a checkpoint, which any layout may have saved."""
+    owned_state.CHUNK = chunk
     policy = make(layout)
-    checkpointer(root, policy).load(directory(root, 1))
+    checkpointer(root, policy).load(directory(root, step))
     return train(policy, range(2, 4))
 
 
