@@ -160,6 +160,14 @@ def test_a_checkpoint_resumes_in_another_layout_with_equal_losses(name: str, tmp
                 assert mine[metric] == pytest.approx(value, rel=2e-5, abs=1e-6), metric
 
 
+@pytest.mark.parametrize("fqn", ["output_layer.weight", "optimizer.state.exp_avg.output_layer.weight"])
+def test_a_changed_bit_is_found_on_all_ranks(fqn: str, tmp_path: Path) -> None:
+    for message in run_on_ranks("policy_cases:load_damaged", 2, root=str(tmp_path), layout={}, fqn=fqn):
+        assert (
+            ".distcp was changed after the save, between bytes" in message and "older checkpoint" in message
+        )
+
+
 def test_every_cpu_fix_still_finds_its_module() -> None:
     """An upgrade of megatron-core that moves a module would silently drop its fix."""
     code = (

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.trainer import OffloadSpec, OptimizerSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig
-from grpo_worker.checkpointing.store import Origin, complete_steps, directory
+from grpo_worker.checkpointing.store import DamagedCheckpointError, Origin, complete_steps, directory
 from grpo_worker.common.ragged_batch import INPUT_IDS, RaggedBatch, spread_spans
 from grpo_worker.data.micro_batch import Batch
 from grpo_worker.megatron.checkpoint import owned_state, snapshot
@@ -277,6 +278,34 @@ def resume(
     policy = make(layout)
     checkpointer(root, policy).load(directory(root, step))
     return train(policy, range(2, 4))
+
+
+def load_damaged(root: str, layout: dict[str, int], fqn: str) -> str:
+    """Save a checkpoint, change a bit of a tensor in it, and return the error that loading it raises."""
+    policy = make(layout)
+    saver = checkpointer(root, policy)
+    train(policy, range(1))
+    saver.save(1, {})
+    saver.poll(blocking=True)
+    if dist.get_rank() == 0:
+        change_a_bit(directory(root, 1), fqn)
+    dist.barrier()
+    try:
+        saver.load(directory(root, 1))
+    except DamagedCheckpointError as error:
+        return str(error)
+    return "it was loaded"
+
+
+def change_a_bit(checkpoint: Path, fqn: str) -> None:
+    """Change a bit in the middle of a tensor's values."""
+    places = FileSystemReader(checkpoint).read_metadata().storage_data
+    place = next(place for index, place in places.items() if index.fqn == fqn)
+    with (checkpoint / place.relative_path).open("r+b") as file:
+        file.seek(place.offset + place.length // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 4]))
 
 
 def save_and_resume(root: str, layout: dict[str, int]) -> dict[str, Any]:

@@ -17,13 +17,23 @@ from megatron.core.dist_checkpointing.strategies import cached_metadata_filesyst
 from megatron.core.dist_checkpointing.strategies import torch as torch_strategy
 from megatron.core.optimizer import distrib_optimizer
 
-from grpo_worker.checkpointing.store import CONTROLLER_STATE, Origin, commit, directory, prune, verify
+from torch.distributed.checkpoint.api import CheckpointException
+
+from grpo_worker.checkpointing.store import (
+    CONTROLLER_STATE,
+    DamagedCheckpointError,
+    Origin,
+    commit,
+    directory,
+    prune,
+    verify,
+)
 from grpo_worker.megatron.checkpoint.draft import Draft
 from grpo_worker.megatron.checkpoint.host_pool import POOL, Block
 from grpo_worker.megatron.checkpoint.owned_state import save_own_parameters
 from grpo_worker.megatron.checkpoint.part import CheckpointPart, all_on_device
 from grpo_worker.megatron.checkpoint.patches import (
-    count_reads,
+    check_reads,
     count_writes,
     share_storages,
     write_in_threads,
@@ -39,7 +49,7 @@ save_own_parameters(distrib_optimizer)
 write_in_threads(filesystem_async)
 share_storages(torch_strategy)
 count_writes(filesystem_async)
-count_reads(cached_metadata_filesystem_reader.CachedMetadataFileSystemReader)
+check_reads(cached_metadata_filesystem_reader.CachedMetadataFileSystemReader)
 
 _CONTENT = {
     "distrib_optim_sharding_type": "fully_reshardable",
@@ -119,7 +129,8 @@ class Checkpointer:
     def load(self, path: Path) -> None:
         """Restore models, optimizers and schedules; in the same layout also the random generators.
 
-        Raises ValueError when the checkpoint is incomplete, truncated, of another model or too new.
+        Raises DamagedCheckpointError on all ranks when it is truncated or any of them reads changed values,
+        and ValueError when it is incomplete, of another model or too new.
         """
         with all_on_device(self._parts):
             self._load(path)
@@ -133,7 +144,7 @@ class Checkpointer:
         template = self._state(loading=True)
         if not same_layout:
             template.pop("rng")  # one state per rank of the old layout; training draws nothing from it
-        state = dist_checkpointing.load(template, str(path))
+        state = _loaded(template, path)
         for part in self._parts:
             part.restore(state[part.prefix or "policy."])
         if same_layout:
@@ -148,6 +159,18 @@ class Checkpointer:
         metadata = _metadata()
         state = {part.prefix or "policy.": part.state_in_host_memory(metadata) for part in self._parts}
         return state | {"rng": _rng_object()}
+
+
+def _loaded(template: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Load a template. Raises what went wrong on any rank."""
+    try:
+        state: dict[str, Any] = dist_checkpointing.load(template, str(path))
+    except CheckpointException as error:  # it is no Exception, so it would end the process
+        for failure, _ in error.failures.values():
+            if isinstance(failure, DamagedCheckpointError):
+                raise failure from error
+        raise RuntimeError(str(error)) from error
+    return state
 
 
 def _metadata() -> dict[str, Any]:

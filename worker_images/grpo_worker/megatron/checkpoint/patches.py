@@ -1,13 +1,17 @@
 """Patches of Megatron-Core 0.16.1's checkpoints for Ray actors without Transformer Engine or Apex."""
 
 import functools
+import io
 import os
 import queue
 import threading
+import zipfile
+import zlib
 from typing import Any
 
 import torch
 
+from grpo_worker.checkpointing.store import DamagedCheckpointError
 from grpo_worker.megatron.checkpoint.host_pool import POOL
 from grpo_worker.profiling.progress import BACKGROUND, PROGRESS, READ, WRITTEN
 
@@ -109,12 +113,27 @@ def count_writes(module: Any) -> None:
     module._write_item = write_item
 
 
-def count_reads(reader: Any) -> None:
-    """Count the bytes that a reader of checkpoints (torch's FileSystemReader) reads."""
+def check_reads(reader: Any) -> None:
+    """Count and check what a reader of checkpoints (torch's FileSystemReader) reads."""
     original = reader._slice_file
 
-    def slice_file(self: Any, file: Any, info: Any) -> Any:
+    def slice_file(self: Any, file: Any, info: Any) -> io.BytesIO:
+        item = original(self, file, info).read()
         PROGRESS.add(READ, info.length)
-        return original(self, file, info)
+        if len(item) != info.length or not is_sound(item):
+            raise DamagedCheckpointError(
+                f"checkpoint {self.path}: {info.relative_path} was changed after the save, between bytes "
+                f"{info.offset} and {info.offset + info.length}; use an older checkpoint"
+            )
+        return io.BytesIO(item)
 
     reader._slice_file = slice_file
+
+
+def is_sound(item: bytes) -> bool:
+    """Return whether a saved object has the checksums that torch.save has put into its archive."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(item)) as archive:
+            return archive.testzip() is None
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, OSError):
+        return False
