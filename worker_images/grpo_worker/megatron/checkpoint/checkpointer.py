@@ -16,7 +16,6 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.strategies import cached_metadata_filesystem_reader, filesystem_async
 from megatron.core.dist_checkpointing.strategies import torch as torch_strategy
 from megatron.core.optimizer import distrib_optimizer
-
 from torch.distributed.checkpoint.api import CheckpointException
 
 from grpo_worker.checkpointing.store import (
