@@ -10,7 +10,7 @@ from kernel_models import BF16, ENGINE, FP8, Kind, setup
 from models import JOB_MODEL
 from precision_data import Chain, batch_of
 from precision_figures import CURVE, HALVES
-from precision_gap import PROMPT, answers_of_engines
+from precision_gap import PROMPT, TOKENS, answers_of_engines
 
 from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig
@@ -21,10 +21,14 @@ from grpo_worker.megatron.training.policy import PolicyModel
 from grpo_worker.profiling.background import join
 
 # 0.4 billion parameters. All widths are whole blocks of 128, but for the keys' 576 that DeepSeek-V3 has too.
-MODEL: dict[str, Any] = JOB_MODEL | {"vocab_size": 2048}
+MODEL: dict[str, Any] = JOB_MODEL | {"vocab_size": 1024}
 KINDS: dict[str, Kind] = {"bf16": (ENGINE, BF16), "fp8": (ENGINE, FP8)}
 STEPS, EVERY = 200, 10  # optimizer steps, and steps between two points of a curve
-ROWS, LENGTH, FIRST = 64, 256, 2  # sequences of a step, their tokens, and the first ones, which are random
+ROWS, LENGTH, FIRST = (
+    64,
+    PROMPT + TOKENS,
+    2,
+)  # sequences of a step, their tokens, and the first ones, which are random
 HELD_OUT = 0  # seed of the held-out sequences; those of the steps count up from it
 OPTIMIZER = OptimizerSpec(lr=6e-4, min_lr=6e-5, lr_warmup_steps=20, lr_decay_style="cosine")
 # Precision and tokens of a micro-batch. The sums of the control have another order, and nothing else differs.
@@ -51,6 +55,7 @@ def curve(name: str, folder: Path) -> dict[str, Any]:
         if step % EVERY == 0:
             found["steps"].append(step)
             found["held_out"].append(_loss(log_probs_of(model, held_out)))
+            print(name, step, found["held_out"][-1], flush=True)
         if step < STEPS:
             batch = batch_of(chain.sequences(ROWS, LENGTH, HELD_OUT + 1 + step), FIRST)
             for figure, value in _step(model, batch).items():
