@@ -88,6 +88,8 @@ def _loss(log_probs: np.ndarray) -> float:
 
 def export(model: PolicyModel, folder: Path) -> None:
     """Write the model for engines of both precisions, as a job exports it."""
+    for answers in folder.glob("answers-*.json"):
+        answers.unlink()  # of an earlier model
     formats: dict[str, Quantization] = {"bf16": "none", "fp8": "fp8-block128"}
     for name, quantization in formats.items():
         target = folder / "model" / name
