@@ -115,7 +115,7 @@ def _model_setup(spec: GRPOJobSpec, hf: dict[str, Any], world: int) -> ModelSetu
         weight_reader(spec.model.path, hf, spec.seed),
         MicroBatching(trainer.micro_batch_size_per_gpu, trainer.max_tokens_per_gpu, multiple),
         torch.bfloat16 if torch.cuda.is_available() else torch.float32,
-        recompute=trainer.recompute == "full",
+        recompute=trainer.recomputation(),
         offload=trainer.offload,
         mtp=spec.model.multi_token_prediction,
         moe=trainer.moe,

@@ -2,18 +2,17 @@
 
 from dataclasses import dataclass, replace
 
-from grpo_operator.api.base import Device, Resources
+from grpo_operator.api.base import Device
 from grpo_operator.api.catalog.gpus import GPUS, RESERVED
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.recompute import FULL, Recompute
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
-from grpo_operator.api.v1alpha1.status import LayoutStatus, PlannedDeadlines, PlannedResources
-from grpo_operator.api.v1alpha1.trainer import ParallelismSpec
+from grpo_operator.api.v1alpha1.status import PlannedDeadlines, PlannedResources
 from grpo_operator.api.weight_path import WeightPath
 from grpo_operator.plan.capacity.feasibility import quantity
 from grpo_operator.plan.planner.deadlines import (
     LongestUnits,
-    completed_deadlines,
     deadline_problems,
     longest_units,
     planned_deadlines,
@@ -24,24 +23,17 @@ from grpo_operator.plan.planner.engines.room import gigabytes, room_problem, sha
 from grpo_operator.plan.planner.engines.shape import EngineShape
 from grpo_operator.plan.planner.host_memory import HostMemory, host_memory, shortages
 from grpo_operator.plan.planner.model.shape import ModelShape
-from grpo_operator.plan.planner.resources import completed_job, completed_template, job_resources
+from grpo_operator.plan.planner.resources import job_resources
 from grpo_operator.plan.planner.shared_memory import overlaid_sizes
 from grpo_operator.plan.planner.training.memory import BF16, FP32, StageMemory
-from grpo_operator.plan.planner.training.search import TrainingPool, feasible, nearest, worst
+from grpo_operator.plan.planner.training.recompute import planned_recompute
+from grpo_operator.plan.planner.training.search import TrainingPool, feasible, fits, nearest, worst
 from grpo_operator.plan.weight_path import (
     job_weight_path,
     job_weight_path_problem,
 )
 
 _LAYOUT, _ENGINE = "spec.trainer.parallelism", "spec.rollout.template.engine"
-# Defaults of jobs that were accepted before resources were planned: their pods must not change.
-_BEFORE = PlannedResources(
-    controller=Resources(cpu="1", memory="2Gi"),
-    trainer=Resources(cpu="1", memory="4Gi"),
-    engine=Resources(cpu="1", memory="4Gi"),
-    shared_memory="64Gi",
-    routed_experts_gibibytes=4,
-)
 
 
 class RefusedError(ValueError):
@@ -57,9 +49,9 @@ class JobPlan:
     """Layout and memory of a job, and the path of its weights into the engines.
 
     ``stages`` is empty when the operator does not know the model; ``engine_memory`` and ``host`` are None
-    then, and also without GPUs. ``reason``: why this layout was chosen. ``resources``: of containers for
-    which the spec sets none. ``units``: the longest ones between two signs of progress, beside which
-    ``deadlines`` are long; None without GPUs.
+    then, and also without GPUs. ``reason``: why this layout was chosen. ``recompute``: what the ranks
+    recompute. ``resources``: of containers for which the spec sets none. ``units``: the longest ones between
+    two signs of progress, beside which ``deadlines`` are long; None without GPUs.
     """
 
     layout: Layout
@@ -69,6 +61,7 @@ class JobPlan:
     engine: EngineShape
     engine_memory: EngineMemory | None
     reason: str
+    recompute: Recompute
     weight_path: WeightPath
     resources: PlannedResources
     deadlines: PlannedDeadlines
@@ -88,7 +81,9 @@ def resolve(spec: GRPOJobSpec, pool: RolloutTemplate) -> JobPlan:
     config = spec.model.config()
     sizes = spec.trainer.parallelism
     engine = engine_shape(pool.engine)
-    if config is None:
+    model = None if config is None else ModelShape.from_hf(config)
+    recompute = _recompute(spec, model)
+    if model is None:
         if sizes.auto:
             raise RefusedError(
                 f"{_LAYOUT}.auto: the operator cannot read {spec.model.path}: set spec.model.architecture, "
@@ -98,11 +93,12 @@ def resolve(spec: GRPOJobSpec, pool: RolloutTemplate) -> JobPlan:
         reason = "given; the operator does not know the model"
         resources = job_resources(spec, pool, None, (), None)
         deadlines = planned_deadlines(None)
-        return JobPlan(layout, None, None, (), engine, None, reason, path, resources, deadlines)
-    model = ModelShape.from_hf(config)
+        return JobPlan(
+            layout, None, None, (), engine, None, reason, recompute, path, resources, deadlines
+        )  # fmt: skip
     if unsuited := spec.trainer.moe.problem(model.model_type):
         raise RefusedError(unsuited)
-    training = training_pool(spec, pool, model)
+    training = training_pool(spec, pool, model, recompute)
     if spec.shares_gpus and (problem := shared_problem(pool.engine, _ENGINE)):
         raise RefusedError(problem, "Infeasible")
     layout, reason = _choose(spec, training)
@@ -114,9 +110,16 @@ def resolve(spec: GRPOJobSpec, pool: RolloutTemplate) -> JobPlan:
     resources = job_resources(spec, pool, model, stages, host)
     units = _units(spec, pool, training, layout)
     return JobPlan(
-        layout, model, training, stages, engine, memory, reason, path, resources, planned_deadlines(units),
-        host, units,
+        layout, model, training, stages, engine, memory, reason, recompute, path, resources,
+        planned_deadlines(units), host, units,
     )  # fmt: skip
+
+
+def _recompute(spec: GRPOJobSpec, model: ModelShape | None) -> Recompute:
+    try:
+        return planned_recompute(spec.trainer, model)
+    except ValueError as error:
+        raise RefusedError(str(error)) from error
 
 
 def _units(
@@ -159,24 +162,6 @@ def _host(
     return need
 
 
-def with_layout(spec: GRPOJobSpec, layout: LayoutStatus) -> GRPOJobSpec:
-    """Return the spec with explicit sizes in place of ``auto``, as the ranks read it.
-
-    It gets the resources and deadlines that were planned when the job was accepted.
-    """
-    sizes = {name: getattr(layout, name) for name in ParallelismSpec.model_fields if name != "auto"}
-    trainer = spec.trainer.model_copy(update={"parallelism": ParallelismSpec(**sizes)})
-    completed = completed_deadlines(
-        spec.model_copy(update={"trainer": trainer}), layout.deadlines or planned_deadlines(None)
-    )
-    return completed_job(completed, layout.resources or _BEFORE)
-
-
-def with_resources(pool: RolloutTemplate, layout: LayoutStatus) -> RolloutTemplate:
-    """Return the job's own pool with the resources that were planned when the job was accepted."""
-    return completed_template(pool, layout.resources or _BEFORE)
-
-
 def engine_shape(engine: EngineSpec) -> EngineShape:
     """Return the sizes that the planner needs of an engine."""
     return EngineShape(
@@ -190,7 +175,9 @@ def engine_shape(engine: EngineSpec) -> EngineShape:
     )
 
 
-def training_pool(spec: GRPOJobSpec, pool: RolloutTemplate, model: ModelShape) -> TrainingPool:
+def training_pool(
+    spec: GRPOJobSpec, pool: RolloutTemplate, model: ModelShape, recompute: Recompute
+) -> TrainingPool:
     """Return the planner's input for the training pool. A CPU pool is planned as if it had GPUs."""
     trainer = spec.trainer
     gpu = GPUS[trainer.gpu_type]
@@ -205,7 +192,7 @@ def training_pool(spec: GRPOJobSpec, pool: RolloutTemplate, model: ModelShape) -
         sequence=spec.data.prompt_length + spec.data.response_length,
         micro_batch=trainer.micro_batch_size_per_gpu,
         max_tokens=trainer.max_tokens_per_gpu,
-        recompute=trainer.recompute == "full",
+        recompute=recompute,
         fp8_sync=pool.engine.quantization != "none",
         sync_buffers=2 * spec.weight_sync.bucket_megabytes * 2**20 * (trainer.device == Device.CUDA),
         frozen=spec.algorithm.needs_reference + bool(spec.reward and spec.reward.model),
@@ -255,18 +242,24 @@ def _check_memory(
     full = worst(stages)
     if full.total <= training.gpu.usable:
         return
-    other = nearest(training, layout)
-    remedy = (
-        f"try {other} ({gigabytes(worst(training.memory(other)).total)})"
-        if other
-        else "no layout of this pool fits: add nodes or shorten the sequences"
-    )
     raise RefusedError(
         f"{_LAYOUT}: {layout} on {layout.world} needs {gigabytes(full.state)} before activations and "
         f"{gigabytes(full.total)} in total on each GPU of stage {full.stage + 1}, but "
-        f"{gigabytes(training.gpu.usable)} are usable on {spec.trainer.gpu_type}: {remedy}",
+        f"{gigabytes(training.gpu.usable)} are usable on {spec.trainer.gpu_type}: "
+        f"{_remedy(training, layout)}",
         "Infeasible",
     )
+
+
+def _remedy(training: TrainingPool, layout: Layout) -> str:
+    """Return what to change where a layout needs too much memory."""
+    everything = replace(training, recompute=FULL)
+    if training.recompute != FULL and fits(everything, layout):
+        return f"set spec.trainer.recompute to full ({gigabytes(worst(everything.memory(layout)).total)})"
+    other = nearest(training, layout)
+    if other is None:
+        return "no layout of this pool fits: add nodes or shorten the sequences"
+    return f"try {other} ({gigabytes(worst(training.memory(other)).total)})"
 
 
 def checked_engine(

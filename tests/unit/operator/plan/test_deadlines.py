@@ -10,7 +10,8 @@ from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.cli.report import as_data, as_table
 from grpo_operator.plan.planner import deadlines
 from grpo_operator.plan.planner.deadlines import LongestUnits, deadline_problems, planned_deadlines
-from grpo_operator.plan.planner.resolve import RefusedError, resolve, with_layout
+from grpo_operator.plan.planner.resolve import RefusedError, resolve
+from grpo_operator.plan.planner.settled import with_layout
 from grpo_operator.plan.status.grpojob import layout_status
 from support.objects import job, pool_of, spec_of
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from grpo_operator.api.catalog.gpus import Gpu
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.recompute import FULL, Recompute
 from grpo_operator.api.v1alpha1.stages import uneven
 from grpo_operator.api.v1alpha1.trainer import OffloadSpec
 from grpo_operator.plan.planner.model.shape import ModelShape
@@ -36,7 +37,7 @@ class TrainingPool:
     sequence: int
     micro_batch: int
     max_tokens: int | None = None
-    recompute: bool = True
+    recompute: Recompute = FULL
     fp8_sync: bool = False
     sync_buffers: int = 0
     frozen: int = 0
