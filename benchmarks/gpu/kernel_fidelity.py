@@ -157,6 +157,7 @@ def scales() -> dict[str, float]:
     theirs = quantizer(weight)
     values, scale = quantise(weight)
     their_scale = theirs._rowwise_scale_inv[: scale.shape[0], : scale.shape[1]]
+    on_host = quantise(weight.cpu())
     same_bits = theirs._rowwise_data.view(torch.uint8) == values.view(torch.uint8)
     apart = (theirs.dequantize(dtype=torch.float32) - dequantise(values.float(), scale)).abs()
     return {
@@ -164,4 +165,5 @@ def scales() -> dict[str, float]:
         "scale_difference_max": float((their_scale / scale - 1).abs().max()),
         "values_equal_share": float(same_bits.float().mean()),
         "weight_difference_max": float(apart.max()),
+        "as_on_cpu": float(torch.equal(on_host[1], scale.cpu()) and torch.equal(on_host[0], values.cpu())),
     }

@@ -4,17 +4,19 @@
 
 The state of kernel_models.SLICE (2.4 B parameters: weights in bf16, fp32 weights and Adam's two moments) is
 about that of a rank of DeepSeek-V3 on 256 GPUs. Measured: how long training stands still, GPU and host memory
-beyond the state, the rate of the write beside a copy to pinned memory and a plain file of as many bytes, and
-that a reload has the same bits.
+beyond the state, the rate of the write beside a copy to pinned memory and a plain file, optimizer steps
+beside the write, and that a reload has the bits of the time of the save. FOLDER on a fast file system
+(/dev/shm) shows the writer's own rate.
 Needs transformer_engine and megatron-core on PYTHONPATH beside operator, worker_images and devcluster.
 """
 
 import argparse
 import os
 import shutil
+import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,34 +99,49 @@ def limits(folder: Path) -> dict[str, float]:
     return {"pinned_copy": PROBE / copied / GB, "plain_file": PROBE / written / GB}
 
 
-def measured(folder: Path) -> dict[str, Any]:
+def save(checkpoints: Checkpointer, step: int, size: int, meanwhile: Callable[[], object]) -> dict[str, Any]:
+    """Return the figures of a save. ``meanwhile``: an optimizer step, repeated while the state is written."""
+    free()
+    torch.cuda.reset_peak_memory_stats()
+    held, steps = torch.cuda.memory_allocated(), []
+    with HostPeak() as host:
+        stall = seconds(lambda: checkpoints.save(step, {}))
+        extra = torch.cuda.max_memory_allocated() - held
+        begin = time.perf_counter()
+        while not checkpoints.poll():
+            steps.append(seconds(meanwhile))
+        whole = stall + time.perf_counter() - begin
+    return {
+        "stall_seconds": stall, "whole_seconds": whole, "gb_per_second": size / whole / GB,
+        "host_peak_ratio": (host.peak - host.before) / size, "gpu_extra_ratio": extra / size,
+        "update_seconds": statistics.median(steps),
+    }  # fmt: skip
+
+
+def measured(folder: Path, keep: Callable[[dict[str, Any]], None]) -> None:
     found: dict[str, Any] = {"limits_gb_per_second": limits(folder)}
     model = policy(SLICE, (ENGINE, BF16))
-    model.update(rows_of([1024] * 2, 1, SLICE["vocab_size"]), PolicyLossConfig(), 0.001, 1.0)
+    rows = rows_of([1024] * 2, 1, SLICE["vocab_size"])
+
+    def update() -> object:
+        return model.update(rows, PolicyLossConfig(), 0.001, 1.0)
+
+    update()
+    found["update_seconds_alone"] = statistics.median(seconds(update) for _ in range(5))
     size = sum(tensor.nbytes for tensor in state(model))
-    before = digest(model)
+    found["state_gb"] = size / GB
     checkpoints = Checkpointer(str(folder), model.parts(False), 1, Origin("model", str(ONE)))
-    for step in (1, 2):  # the second one has what the first one prepared
-        free()
-        torch.cuda.reset_peak_memory_stats()
-        held = torch.cuda.memory_allocated()
-        with HostPeak() as host:
-            stall = seconds(lambda step=step: checkpoints.save(step, {}))  # type: ignore[misc]
-            whole = stall + seconds(lambda: checkpoints.poll(blocking=True))
-        found[f"save {step}"] = {
-            "stall_seconds": stall, "whole_seconds": whole, "gb_per_second": size / whole / GB,
-            "host_peak_ratio": (host.peak - host.before) / size,
-            "gpu_extra_ratio": (torch.cuda.max_memory_allocated() - held) / size,
-        }  # fmt: skip
+    for step in (1, 2, 3):  # the first one pins host memory, the second one settles the plan
+        before = digest(model)
+        found[f"save {step}"] = save(checkpoints, step, size, update)
         print(found[f"save {step}"], flush=True)
-        if step == 1:
-            shutil.rmtree(directory(folder, step))  # both together do not fit on a small disk
-    path = directory(folder, 2)
-    for tensor in state(model):
-        tensor.zero_()
-    load = seconds(lambda: checkpoints.load(path))
-    found |= {"state_gb": size / GB, "load_seconds": load, "same_bits": digest(model) == before}
-    return found
+        keep(found)
+        if step < 3:
+            shutil.rmtree(directory(folder, step))  # two together may not fit
+    found["load_seconds"] = seconds(lambda: checkpoints.load(directory(folder, 3)))
+    found["same_bits"] = digest(model) == before
+    print(found)
+    keep(found)
 
 
 def main() -> None:
@@ -136,9 +153,8 @@ def main() -> None:
     dist.init_process_group("nccl", init_method="tcp://127.0.0.1:29572", rank=0, world_size=1)
     initialize_parallel(ONE, 1)
     args.folder.mkdir(parents=True, exist_ok=True)
-    found = measured(args.folder)
-    print(found)
-    write_raw(args.result, stamp(f"1 x {torch.cuda.get_device_name()}"), cases=found)
+    machine = stamp(f"1 x {torch.cuda.get_device_name()}")
+    measured(args.folder, lambda found: write_raw(args.result, machine, cases=found))
 
 
 if __name__ == "__main__":

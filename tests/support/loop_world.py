@@ -16,7 +16,14 @@ import httpx
 import numpy as np
 
 from grpo_operator.api.weight_path import WeightPath
-from grpo_worker.checkpointing.store import CONTROLLER_STATE, Origin, commit, directory, model_digest
+from grpo_worker.checkpointing.store import (
+    CONTROLLER_STATE,
+    DamagedCheckpointError,
+    Origin,
+    commit,
+    directory,
+    model_digest,
+)
 from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.controller.inputs import Inputs
 from grpo_worker.controller.loop import GrpoLoop
@@ -145,6 +152,10 @@ class Ranks:
         return [(0, 0), (0, 0)]
 
     def _load_checkpoint(self, path: str) -> None:
+        if Path(path).name in self._world.damaged:
+            raise GangError("load_checkpoint: a bit is wrong", []) from DamagedCheckpointError(
+                "a bit is wrong"
+            )
         self._world.updates = int((Path(path) / "updates").read_text())
 
     def _take_snapshot(self, name: str, _kept: str | None) -> None:
@@ -248,6 +259,7 @@ class World:
         self.away: Callable[[], str] = lambda: ""
         self.before_generation: Callable[[int], None] = lambda _version: None
         self.routing_replay = False
+        self.damaged: set[str] = set()  # checkpoints in which ranks read changed values
         self.exports: list[tuple[str, int]] = []  # name and updates of the weights
         self.exported: Callable[[], bool] = lambda: True  # the export that was begun is complete
         self.lost: Callable[[RoutedExperts], bool] = lambda _reference: False  # asked when ranks fetch

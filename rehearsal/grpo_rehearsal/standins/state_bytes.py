@@ -1,12 +1,14 @@
 """Bytes of the training state that ranks read and write, tensor by tensor, from their layout (pure).
 
-Ranks save the weights and the whole optimizer's state of a tensor once, by the first rank that holds it, and
-read them on every rank that holds it: Megatron-Core's format "fully_reshardable".
+The first rank that holds a tensor saves its weights, and every rank that holds it reads them. The ranks that
+hold the same tensors share their optimizer state: each keeps one range of it, saves the chunks of which it
+has the largest part, and reads those of which it has any.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_operator.api.v1alpha1.layout import Layout
@@ -15,6 +17,7 @@ from grpo_rehearsal.standins.weight_layouts import layouts
 from grpo_worker.weightsync.protocol.manifest import Slice
 
 WEIGHTS = (2,)  # bytes of a value: bf16
+CHUNK = 2**24  # values of a chunk at most, as in grpo_worker.megatron.checkpoint.owned_state
 STATE = (*WEIGHTS, 4, 4, 4)  # and in fp32 the main weights and Adam's two moments
 
 
@@ -54,42 +57,81 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class StateBytes:
-    """Values of a policy's tensors by rank.
+class RankValues:
+    """Values of the policy's tensors at one rank.
 
-    ``held``: of all parts that a rank holds; ``saved``: of those that no earlier rank holds. ``per_node``:
-    ranks of a node.
+    ``held``: of its weights; ``first``: of those that no earlier rank holds. ``touched``: of the chunks of
+    whose optimizer state it keeps a part; ``owned``: of those that it saves the optimizer state of.
     """
 
-    held: Sequence[Sequence[int]]
-    saved: Sequence[Sequence[int]]
+    held: list[int] = field(default_factory=list)
+    first: list[int] = field(default_factory=list)
+    touched: list[int] = field(default_factory=list)
+    owned: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class StateBytes:
+    """Values of a policy's tensors by rank. ``per_node``: ranks of a node."""
+
+    ranks: Sequence[RankValues]
     per_node: int
 
     @classmethod
     def of(cls, hf: Mapping[str, Any], layout: Layout, per_node: int) -> "StateBytes":
         """Return those of a model in a layout."""
-        seen: set[tuple[str, int, int]] = set()
-        held, saved = [], []
-        for slices in layouts(hf, layout, fp8=False):
-            sizes = {(part.name, part.dim, part.offset): _values(part) for part in slices}
-            held.append(list(sizes.values()))
-            saved.append([values for part, values in sizes.items() if part not in seen])
-            seen |= sizes.keys()
-        return cls(held, saved, per_node)
+        holders: defaultdict[tuple[str, int, int], list[int]] = defaultdict(list)
+        values: dict[tuple[str, int, int], int] = {}
+        for rank, slices in enumerate(layouts(hf, layout, fp8=False)):
+            for part in {(one.name, one.dim, one.offset): one for one in slices}.values():
+                holders[part.name, part.dim, part.offset].append(rank)
+                values[part.name, part.dim, part.offset] = _values(part)
+        ranks = [RankValues() for _ in range(layout.world)]
+        shared: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+        for key, of_part in holders.items():
+            shared[tuple(of_part)].extend(_chunks(values[key]))
+            ranks[of_part[0]].first.append(values[key])
+            for rank in of_part:
+                ranks[rank].held.append(values[key])
+        for group, sizes in shared.items():
+            _share([ranks[rank] for rank in group], sizes)
+        return cls(ranks, per_node)
 
     def read(self, widths: Sequence[int]) -> Share:
-        """Return what ranks read of a state with ``widths`` bytes a value."""
-        return self._share(self.held, widths)
+        """Return what ranks read. ``widths``: bytes of a value of the weights, and of each other state."""
+        return self._all([_bytes(rank.held, rank.touched, widths) for rank in self.ranks])
 
     def written(self, widths: Sequence[int]) -> Share:
-        """Return what ranks write of a state with ``widths`` bytes a value."""
-        return self._share(self.saved, widths)
+        """Return what ranks write. ``widths``: bytes of a value of the weights, and of each other state."""
+        return self._all([_bytes(rank.first, rank.owned, widths) for rank in self.ranks])
 
-    def _share(self, values: Sequence[Sequence[int]], widths: Sequence[int]) -> Share:
-        sums = [sum(of_rank) * sum(widths) for of_rank in values]
+    def _all(self, pieces: Sequence[tuple[int, ...]]) -> Share:
+        sums = [sum(of_rank) for of_rank in pieces]
         nodes = [sum(sums[first : first + self.per_node]) for first in range(0, len(sums), self.per_node)]
-        fullest = values[sums.index(max(sums))]
-        return Share(sum(sums), max(nodes), tuple(count * width for width in widths for count in fullest))
+        return Share(sum(sums), max(nodes), pieces[sums.index(max(sums))])
+
+
+def _chunks(values: int) -> list[int]:
+    count = -(-values // CHUNK)
+    return [values * (index + 1) // count - values * index // count for index in range(count)]
+
+
+def _share(group: Sequence[RankValues], sizes: Sequence[int]) -> None:
+    """Share the optimizer state of chunks among the ranks that hold them, in ranges of the same length."""
+    length = -(-sum(sizes) // len(group))
+    end = 0
+    for size in sizes:
+        start, end = end, end + size
+        among = range(start // length, (end - 1) // length + 1)
+        for number in among:
+            group[number].touched.append(size)
+        own = max(among, key=lambda n: min(end, (n + 1) * length) - max(start, n * length))
+        group[own].owned.append(size)
+
+
+def _bytes(weights: Sequence[int], state: Sequence[int], widths: Sequence[int]) -> tuple[int, ...]:
+    of_weights = [widths[0] * values for values in weights]
+    return (*of_weights, *(width * values for width in widths[1:] for values in state))
 
 
 def _values(part: Slice) -> int:

@@ -11,14 +11,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.trainer import OffloadSpec, OptimizerSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig
-from grpo_worker.checkpointing.store import Origin, complete_steps, directory
+from grpo_worker.checkpointing.store import DamagedCheckpointError, Origin, complete_steps, directory
 from grpo_worker.common.ragged_batch import INPUT_IDS, RaggedBatch, spread_spans
 from grpo_worker.data.micro_batch import Batch
-from grpo_worker.megatron.checkpoint import snapshot
+from grpo_worker.megatron.checkpoint import owned_state, snapshot
 from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer
 from grpo_worker.megatron.conversion.hf_mapping import Shard
 from grpo_worker.megatron.conversion.readers import SeededWeights
@@ -253,21 +254,59 @@ def checkpointer(root: str, policy: PolicyModel) -> Checkpointer:
     return Checkpointer(root, policy.parts(False), 2, Origin("tiny", str(policy.layout)))
 
 
-def save(root: str, layout: dict[str, int]) -> list[dict[str, float]]:
-    """Train two steps, save a checkpoint, and return the two steps after it."""
+def save(
+    root: str, layout: dict[str, int], chunk: int = owned_state.CHUNK, saves: int = 1
+) -> list[dict[str, float]]:
+    """Train two steps, save checkpoints, and return the two steps after them.
+
+    ``chunk``: elements of a chunk of the optimizer state at most.
+    """
+    owned_state.CHUNK = chunk
     policy = make(layout)
     saver = checkpointer(root, policy)
     train(policy, range(2))
+    for number in range(saves):
+        saver.save(number + 1, {})
+        saver.poll(blocking=True)
+    return train(policy, range(2, 4))
+
+
+def resume(
+    root: str, layout: dict[str, int], chunk: int = owned_state.CHUNK, step: int = 1
+) -> list[dict[str, float]]:
+    """Return the two steps after a checkpoint, which any layout may have saved."""
+    owned_state.CHUNK = chunk
+    policy = make(layout)
+    checkpointer(root, policy).load(directory(root, step))
+    return train(policy, range(2, 4))
+
+
+def load_damaged(root: str, layout: dict[str, int], fqn: str) -> str:
+    """Save a checkpoint, change a bit of a tensor in it, and return the error that loading it raises."""
+    policy = make(layout)
+    saver = checkpointer(root, policy)
+    train(policy, range(1))
     saver.save(1, {})
     saver.poll(blocking=True)
-    return train(policy, range(2, 4))
+    if dist.get_rank() == 0:
+        change_a_bit(directory(root, 1), fqn)
+    dist.barrier()
+    try:
+        saver.load(directory(root, 1))
+    except DamagedCheckpointError as error:
+        return str(error)
+    return "it was loaded"
 
 
-def resume(root: str, layout: dict[str, int]) -> list[dict[str, float]]:
-    """Return the two steps after a checkpoint, which any layout may have saved."""
-    policy = make(layout)
-    checkpointer(root, policy).load(directory(root, 1))
-    return train(policy, range(2, 4))
+def change_a_bit(checkpoint: Path, fqn: str) -> None:
+    """Change a bit in the middle of a tensor's values."""
+    places = FileSystemReader(checkpoint).read_metadata().storage_data
+    place = next(place for index, place in places.items() if index.fqn == fqn)
+    with (checkpoint / place.relative_path).open("r+b") as file:
+        file.seek(place.offset + place.length // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 4]))
 
 
 def save_and_resume(root: str, layout: dict[str, int]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 MARKER = "COMMITTED"
+STATE = ".distcp"  # suffix of the files with tensors
 SET_ASIDE = "DAMAGED"  # name of the marker of a damaged checkpoint, which is removed like incomplete ones
 CONTROLLER_STATE = "controller.json"
 WEIGHTS = "weights"  # folder with a copy of the checkpoint's weight version, which engines can be filled from
@@ -56,13 +57,21 @@ def complete_steps(root: str | Path) -> list[int]:
 def commit(root: str | Path, step: int, origin: Origin) -> None:
     """Mark a checkpoint as complete with a file that lists its files and is renamed into place.
 
-    ``WEIGHTS`` is not listed: training can be restored without it.
+    It has the digests of the small files. Each tensor in a file of ``STATE`` has a checksum beside it, which
+    ranks check when they load it. ``WEIGHTS`` is not listed: training can be restored without it.
     """
     path = directory(root, step)
-    files = {f.name: f.stat().st_size for f in sorted(path.iterdir()) if f.is_file()}
+    files = [file for file in sorted(path.iterdir()) if file.is_file()]
+    marker = {
+        "format": FORMAT,
+        "step": step,
+        "origin": asdict(origin),
+        "files": {file.name: file.stat().st_size for file in files},
+        "digests": {file.name: _digest(file) for file in files if file.suffix != STATE},
+    }
     temporary = path / f".{MARKER}"
     with temporary.open("w") as handle:
-        json.dump({"format": FORMAT, "step": step, "origin": asdict(origin), "files": files}, handle)
+        json.dump(marker, handle)
         handle.flush()
         os.fsync(handle.fileno())
     temporary.rename(path / MARKER)
@@ -77,19 +86,24 @@ def newest_sound(root: str | Path, model: str) -> int:
     for step in reversed(complete_steps(root)):
         path = directory(root, step)
         try:
-            verify(path, model)
+            verify(path, model, contents=True)
         except DamagedCheckpointError as error:
-            log.error("%s; it is set aside", error)
-            (path / MARKER).rename(path / SET_ASIDE)
+            set_aside(path, error)
         else:
             return step
     return 0
 
 
-def verify(path: Path, model: str) -> Origin:
-    """Check a complete checkpoint and return its origin.
+def set_aside(path: Path, error: DamagedCheckpointError) -> None:
+    """Take the marker from a damaged checkpoint, so that the one before is used."""
+    log.error("%s; it is set aside", error)
+    (path / MARKER).rename(path / SET_ASIDE)
 
-    Raises DamagedCheckpointError when it is truncated, and ValueError, with the remedy, when it is
+
+def verify(path: Path, model: str, contents: bool = False) -> Origin:
+    """Check a complete checkpoint and return its origin. ``contents``: read the small files too.
+
+    Raises DamagedCheckpointError when it is truncated or changed, and ValueError, with the remedy, when it is
     incomplete, of another model, or written by a newer version.
     """
     remedy = f"remove {path / MARKER} to fall back to an older checkpoint"
@@ -120,7 +134,15 @@ def verify(path: Path, model: str) -> Origin:
             raise DamagedCheckpointError(
                 f"checkpoint {path}: {name} is missing or not {size} bytes long; {remedy}"
             )
+    for name, digest in marker.get("digests", {}).items() if contents else ():
+        if _digest(path / name) != digest:
+            raise DamagedCheckpointError(f"checkpoint {path}: {name} was changed after the save; {remedy}")
     return origin
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def prune(root: str | Path, keep: int) -> None:

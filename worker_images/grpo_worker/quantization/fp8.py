@@ -8,6 +8,7 @@ import torch
 FP8_BLOCK = 128
 FP8 = torch.float8_e4m3fn
 _LARGEST = 448.0  # of e4m3
+_LARGEST_INVERSE = torch.finfo(torch.bfloat16).max  # of a block of tiny values
 _QUANTISED = re.compile(r".*\.(?!eh_)\w+_proj(_with_mqa)?\.weight")
 
 Part = tuple[str, tuple[int, ...], int, int, torch.Tensor]  # name, whole shape, dim, offset, slice
@@ -33,8 +34,9 @@ def blocks(shape: Iterable[int]) -> tuple[int, ...]:
 def quantise(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise values [m, n], any float dtype; return e4m3 [m, n] and scales.
 
-    The scales are fp32 [ceil(m / 128), ceil(n / 128)]: a block's largest magnitude / 448, or 1 for a block
-    of zeros. The result has the same bits on every device.
+    The scales are fp32 [ceil(m / 128), ceil(n / 128)]: the inverse of 448 / a block's largest magnitude, or 1
+    for a block of zeros. The result has the same bits on every device, and those of Transformer Engine's
+    weights with fp8-block128.
     """
     if values.is_cuda and values.stride(1) == 1:
         out = torch.empty(values.shape, dtype=FP8, device=values.device)
@@ -47,10 +49,12 @@ def quantise(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     padded[:rows, :columns] = values
     tiled = padded.view(down, FP8_BLOCK, across, FP8_BLOCK)
     largest = tiled.abs().amax(dim=(1, 3))
-    scale = torch.where(largest > 0, largest / _LARGEST, torch.ones_like(largest))
-    # Rounding of the scale may lift the largest quotient above e4m3's range, which would become NaN.
-    quotient = (tiled / scale[:, None, :, None]).clamp(-_LARGEST, _LARGEST)
-    return quotient.view(padded.shape)[:rows, :columns].to(FP8).contiguous(), scale
+    # A number divided by a tensor would be its product with the rounded reciprocal.
+    inverse = torch.where(largest > 0, torch.full_like(largest, _LARGEST) / largest, 1.0)
+    inverse = inverse.clamp(max=_LARGEST_INVERSE)
+    # Rounding of the inverse may lift the largest product above e4m3's range, which would become NaN.
+    product = (tiled * inverse[:, None, :, None]).clamp(-_LARGEST, _LARGEST)
+    return product.view(padded.shape)[:rows, :columns].to(FP8).contiguous(), 1 / inverse
 
 
 def dequantise(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ import triton.language as tl
 from grpo_worker.common.device_numbers import Numbers
 
 _LARGEST = 448.0  # of e4m3
-_SMALLEST = 2.0**-100  # scale that is multiplied by its inverse
+_LARGEST_INVERSE = torch.finfo(torch.bfloat16).max  # of a block of tiny values
 _ALIGNED = 16  # bytes that a thread moves at once
 _WARPS = 4
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.float16: tl.float16}
@@ -21,13 +21,13 @@ _TYPES = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.float16:
 @triton.jit(do_not_specialize=["sources", "rows", "columns", "stride"])  # type: ignore[untyped-decorator]
 def _quantise(  # type: ignore[no-untyped-def]  # Triton evaluates annotations
     sources, ends, rows, columns, stride,
-    kind: tl.constexpr, block: tl.constexpr, largest_value: tl.constexpr, smallest: tl.constexpr,
+    kind: tl.constexpr, block: tl.constexpr, largest_value: tl.constexpr, largest_inverse: tl.constexpr,
     aligned: tl.constexpr,
 ):  # fmt: skip
     """Quantise one block per program.
 
-    sources: int64 [matrices], addresses of values. ends: int64 [2, matrices], of quotients and of scales.
-    ``aligned``: all rows of values and quotients begin at multiples of 16 bytes, so that a thread can move as
+    sources: int64 [matrices], addresses of values. ends: int64 [2, matrices], of e4m3 values and of scales.
+    ``aligned``: all rows of both kinds of values begin at multiples of 16 bytes, so that a thread can move as
     many at once.
     """
     matrix, count = tl.program_id(2), tl.num_programs(2)
@@ -44,27 +44,19 @@ def _quantise(  # type: ignore[no-untyped-def]  # Triton evaluates annotations
     tile = tl.load(values + down[:, None] * stride + across[None, :], mask=inside, other=0.0).to(tl.float32)
     largest = tl.max(tl.abs(tile))
     # div_rn rounds as torch does: shards must have the same bits wherever they are quantised.
-    scale = tl.where(largest > 0, tl.div_rn(largest, largest_value), 1.0)
-    scales_of_tile = scale + tl.zeros_like(tile)
-    if scale < smallest:  # its inverse would be infinite
-        quotient = tl.div_rn(tile, scales_of_tile)
-    else:
-        # A division takes longer than reading the tile. The product with the rounded inverse and one step of
-        # Newton's method give the same, rounded quotient.
-        inverse = tl.div_rn(1.0, scale)
-        estimate = tile * inverse
-        quotient = tl.fma(tl.fma(-estimate, scales_of_tile, tile), inverse + tl.zeros_like(tile), estimate)
-    quotient = tl.minimum(tl.maximum(quotient, -largest_value), largest_value)
-    tl.store(out + down[:, None] * columns + across[None, :], quotient.to(tl.float8e4nv), mask=inside)
-    tl.store(scales + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), scale)
+    inverse = tl.where(largest > 0, tl.div_rn(largest_value, largest), 1.0)
+    inverse = tl.minimum(inverse, largest_inverse)
+    product = tl.minimum(tl.maximum(tile * inverse, -largest_value), largest_value)
+    tl.store(out + down[:, None] * columns + across[None, :], product.to(tl.float8e4nv), mask=inside)
+    tl.store(scales + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), tl.div_rn(1.0, inverse))
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixKind:
     """Values of matrices that one launch can quantise together.
 
-    ``stride``: elements from the beginning of a row to that of the next one. ``aligned``: all rows of values
-    and quotients begin at multiples of 16 bytes.
+    ``stride``: elements from the beginning of a row to that of the next one. ``aligned``: all rows of both
+    kinds of values begin at multiples of 16 bytes.
     """
 
     dtype: torch.dtype
@@ -75,7 +67,7 @@ class MatrixKind:
 
     @classmethod
     def of(cls, dtype: torch.dtype, shape: tuple[int, int], stride: int, *addresses: int) -> "MatrixKind":
-        """Return the kind of a matrix; ``addresses``: of its values and of the quotients."""
+        """Return the kind of a matrix; ``addresses``: of its values and of the quantised ones."""
         rows, columns = shape
         return cls(
             dtype, rows, columns, stride, not any(end % _ALIGNED for end in (columns, stride, *addresses))
@@ -100,7 +92,7 @@ class BlockQuantiser:
         down, across = -(-kind.rows // block), -(-kind.columns // block)
         _quantise[(down, across, count)](
             self._sources, self._ends, kind.rows, kind.columns, kind.stride, _TYPES[kind.dtype], block,
-            _LARGEST, _SMALLEST, kind.aligned, num_warps=_WARPS,
+            _LARGEST, _LARGEST_INVERSE, kind.aligned, num_warps=_WARPS,
         )  # fmt: skip
 
 

@@ -22,8 +22,8 @@ _CONTROLLER, _TOKEN = 4 * _GIB, 64  # the process, and bytes of one padded token
 _HEAD, _ACTOR = 2 * _GIB, 8 * 2**20  # Ray's head, and what it keeps of one rank (assumed)
 _NCCL, _BATCH_TOKEN = 1 * _GIB, 40  # /dev/shm: of one rank, and of one padded token of a batch (assumed)
 _CHOICES = 512  # routed experts of a token of a model that only the pods can read
-_FP32, _BF16 = 4, 2
-_SAVED = 3 * _FP32  # main weight and two moments of a parameter
+_BF16 = 2
+_CHUNKS = 2**30  # bytes of chunks that a rank saves for others, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,7 @@ def host_memory(
     ranks = trainer.gpus_per_node
     parameters_of_rank = max(agent_memory.local_parameters(stage, spec) for stage in stages)
     moved = ranks * max(stage.host for stage in stages)
-    shard = max(stage.optimizer_shard for stage in stages) * 7 // 6  # with the weights in bf16
-    # A checkpoint that loads in any layout is gathered on every rank in fp32; each rank then copies its part.
-    saving = ranks * (_SAVED * parameters_of_rank + shard)
+    saving = ranks * (max(stage.saved for stage in stages) + _CHUNKS)
     exporting = ranks * _BF16 * parameters_of_rank if spec.checkpoint.export_every_steps else 0
     tier = spec.checkpoint.memory
     snapshots = agent_memory.snapshots_of_pod(spec, stages)

@@ -174,6 +174,18 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(tmp_path: 
     assert store.complete_steps(tmp_path) == [4], "a checkpoint of another model is not damaged"
 
 
+def test_a_changed_small_file_is_damage(tmp_path: Path) -> None:
+    path = store.directory(tmp_path, 4)
+    path.mkdir()
+    (path / ".metadata").write_bytes(b"0123")
+    store.commit(tmp_path, 4, ORIGIN)
+    (path / ".metadata").write_bytes(b"0124")
+    assert store.verify(path, ORIGIN.model) == ORIGIN, "ranks look at the sizes only"
+    with pytest.raises(store.DamagedCheckpointError, match=r"\.metadata was changed after the save; remove"):
+        store.verify(path, ORIGIN.model, contents=True)
+    assert store.newest_sound(tmp_path, ORIGIN.model) == 0
+
+
 def _replace(marker: Path, old: str, new: str) -> None:
     marker.write_text(marker.read_text().replace(old, new))
 

@@ -64,6 +64,22 @@ def test_trainers_that_are_parked_at_the_restored_step_save_it(tmp_path: Path, a
     assert _committed(world, 1), "if the pods go too, no step is lost"
 
 
+def test_a_checkpoint_that_ranks_cannot_read_is_set_aside(tmp_path: Path) -> None:
+    calm = World(tmp_path / "calm", steps=10).run()
+    world = World(tmp_path / "damaged", steps=10)
+    world.damaged = {"step-00000008"}
+
+    def lose_a_rank(version: int) -> None:
+        if version == 8 and world.starts == 1:
+            world.groups[0].died.set_result(None)
+
+    world.before_generation = lose_a_rank
+    assert _without_attempts(world.run()) == _without_attempts(calm)
+    assert world.calls.count("load_checkpoint") == 2, "of step 8, and then of step 4"
+    restored = world.board.get().restored
+    assert restored is not None and (restored.step, restored.source) == (4, "store")
+
+
 def test_a_job_that_is_suspended_at_the_restored_step_saves_it(
     tmp_path: Path, calm: list[dict[str, Any]]
 ) -> None:

@@ -12,7 +12,14 @@ from ray.util.placement_group import PlacementGroup
 
 from grpo_operator.api.base import Device
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
-from grpo_worker.checkpointing.store import CONTROLLER_STATE, directory, model_digest, newest_sound
+from grpo_worker.checkpointing.store import (
+    CONTROLLER_STATE,
+    DamagedCheckpointError,
+    directory,
+    model_digest,
+    newest_sound,
+    set_aside,
+)
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
 from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.common.versions import Versions
@@ -161,7 +168,12 @@ class TrainerGang:
             return Restored(0, None)
         log.info("loading the checkpoint of step %d", step)
         path = directory(self._checkpoints, step)
-        self.call("load_checkpoint", str(path))
+        try:
+            self.call("load_checkpoint", str(path))
+        except GangError as error:
+            if isinstance(error.__cause__, DamagedCheckpointError):
+                set_aside(path, error.__cause__)  # the next attempt takes the one before
+            raise
         file = path / CONTROLLER_STATE
         return Restored(step, json.loads(file.read_text()))
 

@@ -13,29 +13,42 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedObject
-from megatron.core.dist_checkpointing.serialization import get_default_save_sharded_strategy
 from megatron.core.dist_checkpointing.strategies import cached_metadata_filesystem_reader, filesystem_async
+from megatron.core.dist_checkpointing.strategies import torch as torch_strategy
 from megatron.core.optimizer import distrib_optimizer
+from torch.distributed.checkpoint.api import CheckpointException
 
-from grpo_worker.checkpointing.store import CONTROLLER_STATE, Origin, commit, directory, prune, verify
+from grpo_worker.checkpointing.store import (
+    CONTROLLER_STATE,
+    DamagedCheckpointError,
+    Origin,
+    commit,
+    directory,
+    prune,
+    verify,
+)
 from grpo_worker.megatron.checkpoint.draft import Draft
+from grpo_worker.megatron.checkpoint.host_pool import POOL, Block
+from grpo_worker.megatron.checkpoint.owned_state import save_own_parameters
 from grpo_worker.megatron.checkpoint.part import CheckpointPart, all_on_device
 from grpo_worker.megatron.checkpoint.patches import (
-    count_reads,
+    check_reads,
     count_writes,
-    keep_step_of_torchs_adam,
+    share_storages,
     write_in_threads,
 )
+from grpo_worker.megatron.checkpoint.save_plan import SavePlan
 from grpo_worker.megatron.checkpoint.writer import WriterQueue
 from grpo_worker.megatron.host_sync.barrier import store_barrier
 from grpo_worker.megatron.optim import adam
 from grpo_worker.megatron.optim.optimizer import inner_optimizers
 from grpo_worker.profiling.background import join
 
-keep_step_of_torchs_adam(distrib_optimizer)
+save_own_parameters(distrib_optimizer)
 write_in_threads(filesystem_async)
+share_storages(torch_strategy)
 count_writes(filesystem_async)
-count_reads(cached_metadata_filesystem_reader.CachedMetadataFileSystemReader)
+check_reads(cached_metadata_filesystem_reader.CachedMetadataFileSystemReader)
 
 _CONTENT = {
     "distrib_optim_sharding_type": "fully_reshardable",
@@ -52,6 +65,7 @@ class Checkpointer:
         self._parts = parts
         self._origin = origin
         self._keep = keep
+        self._plan = SavePlan()
         self._queue = WriterQueue()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._commits: deque[Future[int]] = deque()  # on rank 0
@@ -66,19 +80,23 @@ class Checkpointer:
         host memory, because engines may hold the GPUs. ``first``: writes other files of this rank into the
         checkpoint's folder, in the writer's thread and before the state. It must not raise.
         """
-        draft = Draft()
+        draft, blocks = Draft(), list[Block]()
         with all_on_device(() if from_host else self._parts):
             request = dist_checkpointing.save(
                 self._state_in_host_memory() if from_host else self._state(loading=False),
                 str(draft.path),
-                get_default_save_sharded_strategy("torch_dist"),
+                self._plan.strategy,
+                validate_access_integrity=not self._plan.settled,
                 async_sharded_save=True,
                 content_metadata=_CONTENT,
             )
+            self._plan.settle()
             request.add_finalize_fn(lambda: self._written(step, draft))
+            request.add_finalize_fn(lambda: POOL.give_back(blocks))
             if dist.get_rank() == 0:
                 (draft.path / CONTROLLER_STATE).write_text(json.dumps(controller_state))
             self._queue.write(request, directory(self.root, step), first)
+            blocks.extend(POOL.end())
 
     def poll(self, blocking: bool = False) -> list[int]:
         """Start to commit the checkpoints that all ranks have written.
@@ -110,7 +128,8 @@ class Checkpointer:
     def load(self, path: Path) -> None:
         """Restore models, optimizers and schedules; in the same layout also the random generators.
 
-        Raises ValueError when the checkpoint is incomplete, truncated, of another model or too new.
+        Raises DamagedCheckpointError on all ranks when it is truncated or any of them reads changed values,
+        and ValueError when it is incomplete, of another model or too new.
         """
         with all_on_device(self._parts):
             self._load(path)
@@ -124,7 +143,7 @@ class Checkpointer:
         template = self._state(loading=True)
         if not same_layout:
             template.pop("rng")  # one state per rank of the old layout; training draws nothing from it
-        state = dist_checkpointing.load(template, str(path))
+        state = _loaded(template, path)
         for part in self._parts:
             part.restore(state[part.prefix or "policy."])
         if same_layout:
@@ -139,6 +158,18 @@ class Checkpointer:
         metadata = _metadata()
         state = {part.prefix or "policy.": part.state_in_host_memory(metadata) for part in self._parts}
         return state | {"rng": _rng_object()}
+
+
+def _loaded(template: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Load a template. Raises what went wrong on any rank."""
+    try:
+        state: dict[str, Any] = dist_checkpointing.load(template, str(path))
+    except CheckpointException as error:  # it is no Exception, so it would end the process
+        for failure, _ in error.failures.values():
+            if isinstance(failure, DamagedCheckpointError):
+                raise failure from error
+        raise RuntimeError(str(error)) from error
+    return state
 
 
 def _metadata() -> dict[str, Any]:

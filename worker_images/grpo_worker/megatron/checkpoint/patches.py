@@ -1,31 +1,21 @@
 """Patches of Megatron-Core 0.16.1's checkpoints for Ray actors without Transformer Engine or Apex."""
 
 import functools
+import io
 import os
 import queue
 import threading
+import zipfile
+import zlib
 from typing import Any
 
 import torch
 
+from grpo_worker.checkpointing.store import DamagedCheckpointError
+from grpo_worker.megatron.checkpoint.host_pool import POOL
 from grpo_worker.profiling.progress import BACKGROUND, PROGRESS, READ, WRITTEN
 
 _SYNC_BYTES = 2**28  # written bytes after which a file is synchronized
-
-
-def keep_step_of_torchs_adam(module: Any) -> None:
-    """Keep each parameter's ``step`` on load: torch's Adam stores it per parameter, Megatron per group."""
-    cls = module.DistributedOptimizer
-    original = cls._set_main_param_and_optimizer_states
-
-    def set_states(self: Any, model_param: Any, tensors: dict[str, torch.Tensor]) -> None:
-        group, order = self.model_param_group_index_map[model_param]
-        state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
-        if "step" in state:
-            tensors = {**tensors, "step": state["step"]}
-        original(self, model_param, tensors)
-
-    cls._set_main_param_and_optimizer_states = set_states
 
 
 def write_in_threads(module: Any) -> None:
@@ -40,10 +30,13 @@ def write_in_threads(module: Any) -> None:
         assert hasattr(writer, name), f"megatron-core has no FileSystemWriterAsync.{name} any more"
 
     def preload(buckets: list[Any], non_blocking: bool = True) -> list[Any]:
-        return [
+        copied = [
             (path, key, (raw, [(item, _copied(t)) for item, t in tensors]))
             for path, key, (raw, tensors) in buckets
         ]
+        if torch.cuda.is_available():
+            torch.cuda.current_stream().synchronize()
+        return copied
 
     def write(transforms: Any, _msc: bool, _rank: int, buckets: list[Any], results: Any) -> None:
         done: queue.Queue[Any] = queue.Queue()
@@ -69,9 +62,33 @@ def write_in_threads(module: Any) -> None:
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    copy = tensor.detach().to("cpu", copy=True)
-    PROGRESS.add("bytes copied", copy.nbytes)
-    return copy
+    if _is_private(tensor):
+        return tensor.detach()
+    PROGRESS.add("bytes copied", tensor.nbytes)
+    return POOL.copy(tensor)
+
+
+def _is_private(tensor: torch.Tensor) -> bool:
+    """Return whether nothing but the checkpoint holds the tensor's memory.
+
+    Beside a GPU the training state in host memory is that which is offloaded, and it is pinned; what
+    Megatron-Core has copied is not.
+    """
+    if tensor in POOL:
+        return True
+    return torch.cuda.is_available() and tensor.device.type == "cpu" and not tensor.is_pinned()
+
+
+def share_storages(module: Any) -> None:
+    """Let the writer take parts of the pool's tensors without a copy of them."""
+    planner = module.MCoreSavePlanner
+    original = planner.resolve_data
+
+    def resolve(self: Any, item: Any) -> Any:
+        found = original(self, item)
+        return POOL.exact(found) if torch.is_tensor(found) else found
+
+    planner.resolve_data = resolve
 
 
 def count_writes(module: Any) -> None:
@@ -96,12 +113,27 @@ def count_writes(module: Any) -> None:
     module._write_item = write_item
 
 
-def count_reads(reader: Any) -> None:
-    """Count the bytes that a reader of checkpoints (torch's FileSystemReader) reads."""
+def check_reads(reader: Any) -> None:
+    """Count and check what a reader of checkpoints (torch's FileSystemReader) reads."""
     original = reader._slice_file
 
-    def slice_file(self: Any, file: Any, info: Any) -> Any:
+    def slice_file(self: Any, file: Any, info: Any) -> io.BytesIO:
+        item = original(self, file, info).read()
         PROGRESS.add(READ, info.length)
-        return original(self, file, info)
+        if len(item) != info.length or not is_sound(item):
+            raise DamagedCheckpointError(
+                f"checkpoint {self.path}: {info.relative_path} was changed after the save, between bytes "
+                f"{info.offset} and {info.offset + info.length}; use an older checkpoint"
+            )
+        return io.BytesIO(item)
 
     reader._slice_file = slice_file
+
+
+def is_sound(item: bytes) -> bool:
+    """Return whether a saved object has the checksums that torch.save has put into its archive."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(item)) as archive:
+            return archive.testzip() is None
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, OSError):
+        return False

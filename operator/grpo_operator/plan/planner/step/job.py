@@ -15,7 +15,7 @@ from grpo_operator.plan.planner.step.workload import StepWorkload
 from grpo_operator.plan.planner.transfer_bounds import sync_bound
 
 _MEAN_SHARE = 0.3  # of responseLength and promptLength
-_COPY_RATE = 2.5e9  # bytes/s of one rank's copy to host memory: pageable, and made twice
+_COPY_RATE = 25e9  # bytes/s of a rank's copy to pinned memory beside other ranks (assumed; alone 54e9)
 
 
 @dataclass(frozen=True, slots=True)

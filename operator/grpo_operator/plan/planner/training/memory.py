@@ -28,9 +28,7 @@ class Precision:
 BF16 = Precision()
 _STEP = 4  # bytes per parameter of the shard: an fp32 copy during the optimizer step
 FP32 = Precision(weights=4, gradients=4, optimizer=8)  # no separate main weights
-# Bytes that a checkpoint has of a value beside the model's weights: main weights and two moments in fp32. The
-# first data-parallel rank writes those of all others, because a checkpoint loads in any layout.
-_SAVED = 12
+_SAVED = 12  # bytes of a value's main weight and two moments in a checkpoint, which has them in fp32
 _UNCOUNTED = 2**31  # place of a layer that is not among the first ones of its chunk, however many these are
 
 
@@ -41,7 +39,8 @@ class StageMemory:
     ``activations``: kept for the backward pass. ``working``: added to them at the peak. ``frozen``: weights
     of models without gradients. ``sync``: buffers of the weight sync. ``host``: host memory of the process.
     ``optimizer_shard``: main weights and moments that the rank keeps, wherever they are. ``saved``: bytes
-    that the rank with the most writes to a checkpoint.
+    that the rank with the most writes to a checkpoint: the weights, which the first data-parallel rank
+    writes, and the optimizer state, within a few megabytes of what it keeps.
     """
 
     stage: int
@@ -124,7 +123,7 @@ def stage_memory(
                 sync=sync_buffers,
                 host=moved + snapshots * checkpoint,
                 optimizer_shard=state,
-                saved=(local + others) * (precision.weights + _SAVED),
+                saved=(local + others) * precision.weights + shard * _SAVED,
             )
         )
     return tuple(result)

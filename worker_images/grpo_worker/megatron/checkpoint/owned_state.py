@@ -1,0 +1,191 @@
+"""Optimizer state in a checkpoint: each data-parallel rank saves the chunks that it mostly keeps.
+
+The distributed optimizer cuts the parameters of a buffer into one range for each rank, regardless of where a
+parameter ends. A checkpoint for any layout needs rectangular chunks of parameters. Megatron-Core gathers all
+of them on every data-parallel rank, on the GPU and in host memory, and loads all of them on every rank. Here
+the rank with most of a chunk receives the rest of it and saves it, and a rank loads the chunks that it has a
+part of. Either reads what the other has saved.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
+from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
+
+from grpo_worker.megatron.checkpoint.host_pool import POOL
+from grpo_worker.megatron.checkpoint.pieces import (
+    Piece,
+    chunk_count,
+    clipped,
+    owner_of,
+    piece_of,
+    pieces,
+)
+from grpo_worker.profiling.progress import PROGRESS
+
+_KEYS = {"param": "fp32_param", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}  # ours, the checkpoint's
+CHUNK = 2**24  # elements that are saved or received at once; a save takes as much GPU memory
+_OVER_GLOO = "distrib_optim_fully_reshardable_mem_efficient"
+
+
+def save_own_parameters(module: Any) -> None:
+    """Replace how Megatron-Core's distributed optimizer saves and loads its state."""
+    optimizer = module.DistributedOptimizer
+    for name, function in (
+        ("sharded_param_state_fully_reshardable", _described_state),
+        ("load_parameter_state_from_fully_reshardable", _load),
+    ):
+        assert hasattr(optimizer, name), f"megatron-core has no DistributedOptimizer.{name}"
+        setattr(optimizer, name, function)
+
+
+def _described_state(
+    optimizer: Any,
+    model_state: dict[str, Any],
+    is_loading: bool = False,
+    metadata: dict[str, Any] | None = None,
+) -> dict[int, dict[str, Any]]:
+    """Return the chunks that this rank saves or loads, by number of the parameter, kind and number."""
+    over_gloo = (metadata or {}).get(_OVER_GLOO, False)
+    group = optimizer.data_parallel_group_gloo if over_gloo else optimizer.data_parallel_group
+    sharded, _ = extract_sharded_tensors_and_factories(model_state)
+    described = {part.data: part for part in nested_values(sharded)}
+    found = {}
+    for number, (parameter, parts) in enumerate(_parameters(optimizer, group.size())):
+        of_weights = described[parameter]
+        if is_loading:
+            chunks = _empty(of_weights, parts, group.rank())
+        elif any(of_weights.replica_id[:-1]):  # another group of ranks saves it
+            continue
+        else:
+            chunks = _gathered(optimizer, parameter, of_weights, parts, group)
+        if chunks[_KEYS["param"]]:
+            found[number] = chunks
+    return found
+
+
+def _parameters(optimizer: Any, ranks: int) -> Iterator[tuple[torch.Tensor, list[Piece]]]:
+    """Yield the parameters with their pieces, in the order of Megatron-Core's numbers."""
+    for buffer in optimizer.buffers:
+        for parameter, (start, end, bucket) in buffer.param_index_map.items():
+            inside = buffer.buckets[bucket]
+            yield parameter, pieces(start, end, inside.offset, inside.grad_data.numel() // ranks)
+
+
+def _chunks(of_weights: Any, parts: list[Piece]) -> Iterator[tuple[int, int, list[Piece]]]:
+    """Yield the number of each chunk, how many there are, and the pieces of it.
+
+    A tensor that its model cuts by itself is one chunk.
+    """
+    cut = not isinstance(of_weights, ShardedTensorFactory)
+    count = chunk_count(of_weights.data.shape, CHUNK) if cut else 1
+    length = parts[-1].end // count
+    for index in range(count):
+        yield index, count, clipped(parts, index * length, (index + 1) * length)
+
+
+def _empty(of_weights: Any, parts: list[Piece], rank: int) -> dict[str, dict[int, Any]]:
+    """Return the chunks to load: those that this rank has a piece of."""
+    found: dict[str, dict[int, Any]] = {name: {} for name in _KEYS.values()}
+    for index, count, within in _chunks(of_weights, parts):
+        if piece_of(within, rank):
+            for name in _KEYS.values():
+                values = torch.empty(parts[-1].end // count)
+                replica = 0 if owner_of(within) == rank else 1 + rank
+                found[name][index] = _sharded(values, name, of_weights, index, count, replica)
+    return found
+
+
+def _gathered(
+    optimizer: Any, parameter: torch.Tensor, of_weights: Any, parts: list[Piece], group: Any
+) -> dict[str, dict[int, Any]]:
+    """Return the chunks to save, in host memory: those that this rank owns."""
+    found: dict[str, dict[int, Any]] = {name: {} for name in _KEYS.values()}
+    mine = piece_of(parts, group.rank())
+    if mine is None:
+        return found
+    own = optimizer._get_main_param_and_optimizer_states(parameter)
+    for index, count, within in _chunks(of_weights, parts):
+        if not piece_of(within, group.rank()):
+            continue
+        owner, length = owner_of(within), parts[-1].end // count
+        for key, name in _KEYS.items():
+            chunk = POOL.create(length) if owner == group.rank() else None
+            for part in within:
+                values = own[key].detach()[part.start - mine.start : part.end - mine.start]
+                first = part.start - index * length
+                target = None if chunk is None else chunk[first : first + part.end - part.start]
+                _move(values, target, part, owner, group)
+            if chunk is not None:
+                found[name][index] = _sharded(chunk, name, of_weights, index, count, 0)
+    return found
+
+
+def _move(own: torch.Tensor, target: torch.Tensor | None, part: Piece, owner: int, group: Any) -> None:
+    """Bring a piece into ``target``, which the owner has. ``own``: the values, on the rank that has them."""
+    rank = group.rank()
+    if rank not in (part.rank, owner):
+        return
+    for first in range(0, part.end - part.start, CHUNK):
+        last = min(first + CHUNK, part.end - part.start)
+        if part.rank == owner:
+            values = own[first:last]
+        elif rank == owner:
+            values = torch.empty(last - first, dtype=torch.float32, device=own.device)
+            _exchange(dist.irecv, values, part.rank, group)
+        else:
+            _exchange(dist.isend, own[first:last].float().contiguous(), owner, group)
+            continue
+        assert target is not None
+        target[first:last].copy_(values, non_blocking=True)
+        PROGRESS.add("bytes copied", values.nbytes)
+
+
+def _exchange(operation: Any, values: torch.Tensor, rank: int, group: Any) -> None:
+    peer = dist.get_global_rank(group, rank)
+    for work in dist.batch_isend_irecv([dist.P2POp(operation, values, peer, group)]):
+        work.wait()
+
+
+def _sharded(values: torch.Tensor, name: str, of_weights: Any, index: int, count: int, replica: int) -> Any:
+    """Return a chunk as a part of the checkpoint. ``index``: of ``count`` chunks along the first axis."""
+    fields: dict[str, Any] = {
+        "key": f"optimizer.state.{name}.{of_weights.key}",
+        "replica_id": (*of_weights.replica_id[:-1], replica),
+    }
+    if isinstance(of_weights, ShardedTensorFactory):
+        return replace(of_weights, data=values.reshape(of_weights.data.shape), **fields)
+    rows, *others = of_weights.local_shape or (1,)
+    shape = (rows // count, *others) if of_weights.local_shape else ()
+    axis = of_weights.prepend_axis_num
+    offset, grid = list(of_weights.global_offset), list(of_weights.axis_fragmentations)
+    if shape:
+        offset[axis] += index * (rows // count)
+        grid[axis] *= count
+    return replace(
+        of_weights, data=values.reshape(shape), dtype=values.dtype, local_shape=shape,
+        global_offset=tuple(offset), axis_fragmentations=tuple(grid), **fields,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def _load(optimizer: Any, state: dict[int, dict[str, Any]]) -> None:
+    """Copy this rank's pieces out of the loaded chunks."""
+    group = optimizer.data_parallel_group
+    for number, (parameter, parts) in enumerate(_parameters(optimizer, group.size())):
+        mine = piece_of(parts, group.rank())
+        if mine is None:
+            continue
+        own = optimizer._get_main_param_and_optimizer_states(parameter)
+        for key, name in _KEYS.items():
+            for index, chunk in state[number][name].items():
+                start = index * chunk.numel()
+                (part,) = clipped([mine], start, start + chunk.numel())
+                own[key][part.start - mine.start : part.end - mine.start].copy_(
+                    chunk.flatten()[part.start - start : part.end - start]
+                )
