@@ -178,6 +178,17 @@ def kernels(measured: dict[str, Any]) -> None:
         _record("trainer", measured["figures"], measured["of"])
 
 
+def context(measured: dict[str, Any]) -> None:
+    """Record what two context-parallel GPUs compute, and packed beside padded rows."""
+    cases, origin = measured["cases"], measured["of"]
+    record_cases("context_gpu", cases, origin)
+    ratios = {
+        "packing_cp_ratio": cases["packing transformer_engine"]["ratio"],
+        "packing_cp_ratio_local": cases["packing local"]["ratio"],
+    }
+    _record("trainer", ratios, origin)
+
+
 def rank_checkpoint(measured: dict[str, Any]) -> None:
     """Record the saves of one rank of DeepSeek-V3's size. The first one pins host memory for all others."""
     cases, origin = measured["cases"], measured["of"]
@@ -237,7 +248,7 @@ def main() -> None:
         "engine": lambda content: _keep("engine_speed_gpu", content),
         "wave_work": lambda content: _keep("wave_work_gpu", content),
         "kernels": kernels, "rank_checkpoint": rank_checkpoint, "precision": precision,
-        "context": lambda content: _keep("context_gpu", content),
+        "context": context,
     }  # fmt: skip
     for name, content in measured.items():
         if name in single:
