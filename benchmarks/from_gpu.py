@@ -255,6 +255,8 @@ def main() -> None:
             single[name](content)
         elif name.startswith("memory-"):
             _keep("planner_memory", content)
+        elif name.startswith("updates-"):
+            record_cases("updates_gpu", content["cases"], content["of"])
         elif name.startswith("held-out-"):
             _keep("planner_memory_held_out", content)
         elif name == "ours":

@@ -93,6 +93,7 @@ def _rank_seconds(training: TrainingPool, layout: Layout) -> float:
         training.gpus_per_node,
         passes=passes_of_update(training.model, layout, rows, training.recompute),
         gradients=True,
+        efficiency=training.efficiency,
     )
     return cost.total - cost.bubble
 

@@ -1,26 +1,31 @@
 """Efficiency of hardware and software, as measured (pure data).
 
-``MEASURED`` is the fit of benchmarks/planner.py to measured cases; its error on other cases is in
-benchmarks/results/planner.json.
+``MEASURED`` is the fit of benchmarks/planner.py to measured cases with Megatron-Core's own kernels;
+``TRANSFORMER_ENGINE`` and ``FP8_BLOCK128`` are those of benchmarks/kernel_fit.py. Their errors on other cases
+are in benchmarks/results/planner.json.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from grpo_operator.api.base import Device
+from grpo_operator.api.v1alpha1.trainer import KernelChoice, Precision, TrainerSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
     """Shares of peak rates, and seconds of work that a peak rate does not explain.
 
-    ``flops``: share of the peak bf16 rate at which the trainer's kernels compute. ``layer``: seconds in
-    which the host starts the kernels of one layer in one pass; a backward pass counts as two.
-    ``local_expert``: the same for each expert on the rank, because experts run one by one.
-    ``packed_sequence``: the same for each sequence of a packed micro-batch, because their attention runs one
-    by one. ``host``: factor of the host's times in a job, whose ranks share the host with Ray and other
-    processes. ``first_call``: seconds by which a step's first call of the ranks takes longer than the same
-    call later. ``decode_layer``, ``decode_expert_layer``: seconds that one layer, without or with
-    experts, takes for one token of an engine beside the bytes that it reads; ``deterministic_layer``: the
-    same for any layer of an engine with deterministic kernels. ``decode_sequence``: seconds that each running
-    sequence adds to a token (sampling, and the engine's host).
+    ``flops``: share of the peak bf16 rate at which the trainer's kernels compute. ``layer``: seconds in which
+    the host starts the kernels of one layer in one pass; a backward pass counts as two. ``expert_layer``: the
+    same in addition for a layer with experts. ``local_expert``: the same for each expert on the rank, where
+    experts run or are quantised one by one. ``packed_sequence``: the same for each sequence of a packed
+    micro-batch, where their attention runs one by one. ``runs_ahead``: the host starts kernels while the GPU
+    computes earlier ones, so that only the longer of both counts. ``host``: factor of the host's times in a
+    job, whose ranks share the host with Ray and other processes. ``first_call``: seconds by which a step's
+    first call of the ranks takes longer than the same call later. ``decode_layer``, ``decode_expert_layer``:
+    seconds that one layer, without or with experts, takes for one token of an engine beside the bytes that it
+    reads; ``deterministic_layer``: the same for any layer of an engine with deterministic kernels.
+    ``decode_sequence``: seconds that each running sequence adds to a token (sampling, and the engine's host).
     ``update_start``, ``update_tensor``: seconds of a weight update for itself and for each tensor, without
     the bytes. ``memory``, ``link``, ``engine_flops``: shares of the peak rates of GPU memory, of NVLink and
     network, and of an engine's matrix products; these three are assumed.
@@ -41,6 +46,8 @@ class Efficiency:
     memory: float = 0.7
     link: float = 0.8
     engine_flops: float = 0.4
+    expert_layer: float = 0.0
+    runs_ahead: bool = False
 
 
 # benchmarks/planner.py fits these values; a unit test compares them with the fit.
@@ -58,3 +65,24 @@ MEASURED = Efficiency(
     update_start=6.46e-3,
     update_tensor=6.73e-7,
 )
+_ONE_BY_ONE = {"local_expert": 0.0, "packed_sequence": 0.0}
+TRANSFORMER_ENGINE = replace(
+    MEASURED, **_ONE_BY_ONE, runs_ahead=True, flops=0.4815, layer=2.452e-3, expert_layer=3.525e-3
+)
+FP8_BLOCK128 = replace(
+    TRANSFORMER_ENGINE, flops=0.5179, layer=2.515e-3, expert_layer=3.899e-3, local_expert=6.0e-5
+)
+
+
+def of_kernels(choice: KernelChoice, precision: Precision) -> Efficiency:
+    """Return the efficiency of the trainer's kernels on GPUs. ``auto`` is Transformer Engine there."""
+    if precision is Precision.FP8_BLOCK128:
+        return FP8_BLOCK128
+    return MEASURED if choice is KernelChoice.LOCAL else TRANSFORMER_ENGINE
+
+
+def of_trainer(trainer: TrainerSpec) -> Efficiency:
+    """Return the efficiency of a job's trainer."""
+    if trainer.device is not Device.CUDA:
+        return MEASURED
+    return of_kernels(trainer.kernels, trainer.precision)

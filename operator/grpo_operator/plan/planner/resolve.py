@@ -18,6 +18,7 @@ from grpo_operator.plan.planner.deadlines import (
     longest_units,
     planned_deadlines,
 )
+from grpo_operator.plan.planner.efficiency import of_trainer
 from grpo_operator.plan.planner.engines import shape as engine_rules
 from grpo_operator.plan.planner.engines.memory import EngineMemory, engine_memory
 from grpo_operator.plan.planner.engines.room import gigabytes, room_problem, shared_problem
@@ -26,7 +27,7 @@ from grpo_operator.plan.planner.host_memory import HostMemory, host_memory, shor
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.resources import job_resources
 from grpo_operator.plan.planner.shared_memory import overlaid_sizes
-from grpo_operator.plan.planner.training.memory import BF16, FP32, StageMemory
+from grpo_operator.plan.planner.training.memory import FP32, StageMemory, of_precision
 from grpo_operator.plan.planner.training.reasons import fastest, of_recompute, remedy
 from grpo_operator.plan.planner.training.recompute import recompute_options
 from grpo_operator.plan.planner.training.search import (
@@ -205,7 +206,8 @@ def training_pool(
         sync_buffers=2 * spec.weight_sync.bucket_megabytes * 2**20 * (trainer.device == Device.CUDA),
         frozen=spec.algorithm.needs_reference + bool(spec.reward and spec.reward.model),
         critic=spec.algorithm.critic is not None,
-        precision=BF16 if trainer.device == Device.CUDA else FP32,
+        precision=of_precision(trainer.precision) if trainer.device == Device.CUDA else FP32,
+        efficiency=of_trainer(trainer),
         offload=trainer.offload,
         mtp=spec.model.multi_token_prediction,
     )

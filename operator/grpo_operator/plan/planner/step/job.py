@@ -1,12 +1,14 @@
 """The step model of a job: its spec and plan, with what must be assumed about it (pure)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from grpo_operator.api.base import Device
 from grpo_operator.api.catalog.gpus import GPUS
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
-from grpo_operator.plan.planner.efficiency import MEASURED, Efficiency
+from grpo_operator.plan.planner.efficiency import of_trainer
 from grpo_operator.plan.planner.model.parameters import hf_tensors
 from grpo_operator.plan.planner.resolve import JobPlan
 from grpo_operator.plan.planner.step.cost import RolloutHardware, StepModel, TrainingHardware, Transfer
@@ -23,13 +25,14 @@ class Assumptions:
     """Assumptions about a job that its spec leaves open.
 
     ``mean_prompt``, ``mean_response``: tokens; None: 30 % of the longest.
-    ``sigma``: standard deviation of the logarithm of a response's length.
+    ``sigma``: standard deviation of the logarithm of a response's length. ``shares``: efficiencies by name,
+    instead of those of the trainer's kernels.
     """
 
     mean_prompt: float | None = None
     mean_response: float | None = None
     sigma: float = 0.8
-    efficiency: Efficiency = field(default_factory=lambda: MEASURED)
+    shares: Mapping[str, Any] = field(default_factory=dict)
 
 
 def step_model(
@@ -60,7 +63,7 @@ def step_model(
             gpu, engine.gpus_per_node, pool.replicas, plan.engine, max(room, 1), engine.is_deterministic
         ),
         transfer=_transfer(spec, pool, plan),
-        efficiency=assumed.efficiency,
+        efficiency=replace(of_trainer(spec.trainer), **assumed.shares),
         shared_gpus=spec.shares_gpus,
     )
 
@@ -103,6 +106,5 @@ def _transfer(spec: GRPOJobSpec, pool: RolloutTemplate, plan: JobPlan) -> Transf
 
 
 def with_efficiency(assumed: Assumptions, **shares: float | None) -> Assumptions:
-    """Return the assumptions with some efficiencies replaced; None leaves one as it is."""
-    given = {name: value for name, value in shares.items() if value is not None}
-    return replace(assumed, efficiency=replace(assumed.efficiency, **given))
+    """Return the assumptions with some efficiencies given; None leaves one as it is measured."""
+    return replace(assumed, shares={name: value for name, value in shares.items() if value is not None})

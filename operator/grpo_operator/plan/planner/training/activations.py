@@ -13,6 +13,9 @@ from grpo_operator.api.v1alpha1.recompute import FULL, Recompute, RecomputeKind,
 from grpo_operator.plan.planner.model.shape import GqaShape, MlaShape, ModelShape
 
 _BF16, _FP32 = 2, 4
+# Copies of a layer's keys and values that context-parallel ranks hold at the peak: the next part, the
+# received one, and their gradients (one case: 128 k tokens on two GPUs, benchmarks/results/context_gpu.json).
+_EXCHANGED = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +49,12 @@ def layer_activations(
     stream = _bytes(_BF16 * model.hidden, *each)
     whole = 4 * stream + _bytes(_attention(model) + _feed_forward(model, layer), *each)
     recompute = workload.recompute.of_layer(place)
+    exchanged = _bytes(_EXCHANGED * _keys_and_values(model), *each) if layout.context > 1 else 0
     if recompute.kind is RecomputeKind.FULL:
-        return LayerActivations(stream, whole)
+        return LayerActivations(stream, whole + exchanged)
     halves = [_bytes(half, *each) for half in _recomputed(model, layer, recompute)]
     # The backward pass reaches the attention when it has released the feed-forward.
-    return LayerActivations(whole - sum(halves), stream + max(halves))
+    return LayerActivations(whole - sum(halves), stream + max(halves) + exchanged)
 
 
 def _bytes(of_token: int, tokens: int, ranks: int) -> int:
@@ -87,6 +91,14 @@ def _attention(model: ModelShape) -> int:
         return _BF16 * (2 * width + shape.head * model.heads)
     compressed = 2 * ((shape.q_rank or 0) + shape.kv_rank) + shape.rope
     return _BF16 * (compressed + _up_projected(model, shape) + model.heads * shape.value)
+
+
+def _keys_and_values(model: ModelShape) -> int:
+    """Return bytes per token."""
+    shape = model.attention
+    if isinstance(shape, GqaShape):
+        return _BF16 * 2 * shape.head * shape.kv_heads
+    return _BF16 * model.heads * (shape.nope + shape.rope + shape.value)
 
 
 def _up_projected(model: ModelShape, shape: MlaShape) -> int:

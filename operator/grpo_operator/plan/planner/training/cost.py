@@ -37,13 +37,15 @@ class Rows:
 class Work:
     """Work of the slowest stage in one call, without the pipeline's bubble.
 
-    ``flops``: seconds of computation at the peak rate. ``layers``, ``experts``, ``sequences``: how often the
-    host starts a layer, a local expert and the attention of a packed sequence. ``tensor``, ``expert``,
+    ``flops``: seconds of computation at the peak rate. ``layers``, ``expert_layers``, ``experts``,
+    ``sequences``: how often the host starts a layer, the experts of a layer, a local expert and the attention
+    of a packed sequence. ``tensor``, ``expert``,
     ``context``: seconds of traffic at the peak rates of the links.
     """
 
     flops: float
     layers: float
+    expert_layers: float
     experts: float
     sequences: float
     tensor: float
@@ -53,7 +55,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class LayoutCost:
-    """Seconds of one call on the slowest stage. ``launch``: time in which the host starts kernels.
+    """Seconds of one call on the slowest stage. ``launch``: time in which the GPU waits for the host.
 
     ``bubble``: idle time of the pipeline.
     """
@@ -81,7 +83,12 @@ class LayoutCost:
 
 
 def update_cost(
-    model: ModelShape, layout: Layout, workload: Workload, gpu: Gpu, gpus_per_node: int
+    model: ModelShape,
+    layout: Layout,
+    workload: Workload,
+    gpu: Gpu,
+    gpus_per_node: int,
+    efficiency: Efficiency = MEASURED,
 ) -> LayoutCost:
     """Return the cost of one optimizer step whose rows are all of the full length."""
     rows = Rows(
@@ -90,7 +97,9 @@ def update_cost(
         workload.sequence / 2,
     )
     passes = passes_of_update(model, layout, rows, workload.recompute)
-    return call_cost(model, layout, rows, gpu, gpus_per_node, passes=passes, gradients=True)
+    return call_cost(
+        model, layout, rows, gpu, gpus_per_node, passes=passes, gradients=True, efficiency=efficiency
+    )
 
 
 def passes_of_update(model: ModelShape, layout: Layout, rows: Rows, recompute: Recompute) -> float:
@@ -121,9 +130,12 @@ def call_cost(
     compute = work.flops / efficiency.flops
     launch = efficiency.host * (
         work.layers * efficiency.layer
+        + work.expert_layers * efficiency.expert_layer
         + work.experts * efficiency.local_expert
         + work.sequences * efficiency.packed_sequence
     )
+    if efficiency.runs_ahead:
+        launch = max(launch - compute, 0.0)
     tensor, expert, context = (t / efficiency.link for t in (work.tensor, work.expert, work.context))
     idle = (layout.pipeline - 1) / (layout.virtual_pipeline * max(rows.count, 1))
     bubble = (compute + launch + tensor + expert + context) * idle
@@ -144,6 +156,7 @@ def call_work(
     return Work(
         flops=flops * tokens * times / layout.tensor / gpu.flops,
         layers=rows.count * times,
+        expert_layers=rows.count * times * (1 - model.dense_layers / model.layers),
         experts=rows.count * times * local,
         sequences=rows.count * times * rows.sequences,
         tensor=_tensor(layout, gpu, gpus_per_node) * stream * times,

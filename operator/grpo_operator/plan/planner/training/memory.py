@@ -7,6 +7,7 @@ Activations are those that a fused implementation keeps for the backward pass.
 
 from dataclasses import dataclass
 
+from grpo_operator.api.v1alpha1 import trainer
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.stages import chunk_counts, stage_layers
 from grpo_operator.api.v1alpha1.trainer import OffloadSpec
@@ -18,18 +19,28 @@ from grpo_operator.plan.planner.training.activations import Workload, layer_acti
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Bytes per parameter. ``optimizer`` is sharded over the ranks that hold the same weights."""
+    """Bytes per parameter. ``optimizer`` is sharded over the ranks that hold the same weights.
+
+    ``quantised``: of each parameter of the layers, for their FP8 values in the order of rows and of columns.
+    """
 
     weights: int = 2
     gradients: int = 4
     optimizer: int = 12
+    quantised: int = 0
 
 
 BF16 = Precision()
 _STEP = 4  # bytes per parameter of the shard: an fp32 copy during the optimizer step
 FP32 = Precision(weights=4, gradients=4, optimizer=8)  # no separate main weights
+FP8 = Precision(quantised=2)
 _SAVED = 12  # bytes of a value's main weight and two moments in a checkpoint, which has them in fp32
 _UNCOUNTED = 2**31  # place of a layer that is not among the first ones of its chunk, however many these are
+
+
+def of_precision(precision: trainer.Precision) -> Precision:
+    """Return the bytes per parameter of a trainer on GPUs."""
+    return FP8 if precision is trainer.Precision.FP8_BLOCK128 else BF16
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +114,8 @@ def stage_memory(
         # One model computes at a time. With offload the others' weights and gradients are on the host, and
         # the optimizer state is on the GPU during the optimizer step only.
         weights = (local + (0 if offload.parameters else others)) * precision.weights
+        inside = sum((parameters.layer(model, number) for number in layers), Count())
+        weights += _local(inside, layout) * models * precision.quantised
         gradients = (local + (0 if offload.gradients else others)) * precision.gradients
         kept, working = _activations(model, layout, workload, layers, index, with_mtp)
         stepping = _sharded(count + added, layout) * precision.optimizer if offload.optimizer else 0

@@ -9,6 +9,7 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.recompute import FULL, Recompute
 from grpo_operator.api.v1alpha1.stages import uneven
 from grpo_operator.api.v1alpha1.trainer import OffloadSpec
+from grpo_operator.plan.planner.efficiency import MEASURED, Efficiency
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.training.activations import Workload
 from grpo_operator.plan.planner.training.cost import LayoutCost, update_cost
@@ -45,6 +46,7 @@ class TrainingPool:
     precision: Precision = BF16
     offload: OffloadSpec = field(default_factory=OffloadSpec)
     mtp: bool = False
+    efficiency: Efficiency = MEASURED
 
     def workload(self, layout: Layout) -> Workload:
         if self.max_tokens:
@@ -68,7 +70,9 @@ class TrainingPool:
         )
 
     def cost(self, layout: Layout) -> LayoutCost:
-        return update_cost(self.model, layout, self.workload(layout), self.gpu, self.gpus_per_node)
+        return update_cost(
+            self.model, layout, self.workload(layout), self.gpu, self.gpus_per_node, self.efficiency
+        )
 
     def problems(self, layout: Layout) -> list[str]:
         """Return every reason except memory why the layout cannot run."""
