@@ -146,6 +146,20 @@ _TRAINER_RULES: tuple[Rule["TrainerSpec"], ...] = (
         ),
     ),
     Rule(
+        "!has(self.logProbMaxTokensPerGpu) || has(self.maxTokensPerGpu)",
+        "logProbMaxTokensPerGpu needs maxTokensPerGpu: set both, or logProbMicroBatchSizePerGpu for padded "
+        "sequences",
+        lambda trainer: trainer.log_prob_max_tokens_per_gpu is None or trainer.max_tokens_per_gpu is not None,
+    ),
+    Rule(
+        "!has(self.logProbMicroBatchSizePerGpu) || !has(self.maxTokensPerGpu)",
+        "logProbMicroBatchSizePerGpu counts padded sequences, and maxTokensPerGpu packs them: set "
+        "logProbMaxTokensPerGpu instead",
+        lambda trainer: (
+            trainer.log_prob_micro_batch_size_per_gpu is None or trainer.max_tokens_per_gpu is None
+        ),
+    ),
+    Rule(
         "self.precision == 'bf16' || (self.device == 'cuda' && self.kernels != 'local')",
         "precision fp8-block128 needs device cuda and Transformer Engine's kernels: set kernels to auto or "
         "transformer-engine, or precision to bf16",
@@ -198,6 +212,21 @@ class TrainerSpec(WithOverlay):
         description="pack sequences without padding, up to this number of tokens of a forward pass on each "
         "GPU, instead of using microBatchSizePerGpu (verl: ppo_max_token_len_per_gpu). Context-parallel GPUs "
         "share a forward pass",
+    )
+    log_prob_micro_batch_size_per_gpu: int | None = Field(
+        None,
+        ge=1,
+        le=65536,
+        description="microBatchSizePerGpu of passes without gradients: log-probabilities, values of the "
+        "critic, scores of a reward model (verl: log_prob_micro_batch_size_per_gpu). They keep no "
+        "activations. Default: microBatchSizePerGpu",
+    )
+    log_prob_max_tokens_per_gpu: int | None = Field(
+        None,
+        ge=1,
+        le=2**24,
+        description="maxTokensPerGpu of passes without gradients (verl: log_prob_max_token_len_per_gpu). "
+        "Default: maxTokensPerGpu",
     )
     resources: Resources = Field(default_factory=Resources)
     agent_resources: Resources = Field(

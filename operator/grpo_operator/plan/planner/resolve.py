@@ -23,6 +23,7 @@ from grpo_operator.plan.planner.engines.memory import EngineMemory, engine_memor
 from grpo_operator.plan.planner.engines.room import gigabytes, room_problem, shared_problem
 from grpo_operator.plan.planner.engines.shape import EngineShape
 from grpo_operator.plan.planner.host_memory import HostMemory, host_memory, shortages
+from grpo_operator.plan.planner.log_probs import log_prob_problem, lower_log_probs
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.resources import completed_job, completed_template, job_resources
 from grpo_operator.plan.planner.shared_memory import overlaid_sizes
@@ -205,6 +206,8 @@ def training_pool(spec: GRPOJobSpec, pool: RolloutTemplate, model: ModelShape) -
         sequence=spec.data.prompt_length + spec.data.response_length,
         micro_batch=trainer.micro_batch_size_per_gpu,
         max_tokens=trainer.max_tokens_per_gpu,
+        log_prob_micro_batch=trainer.log_prob_micro_batch_size_per_gpu,
+        log_prob_max_tokens=trainer.log_prob_max_tokens_per_gpu,
         recompute=trainer.recompute == "full",
         fp8_sync=pool.engine.quantization != "none",
         sync_buffers=2 * spec.weight_sync.bucket_megabytes * 2**20 * (trainer.device == Device.CUDA),
@@ -228,7 +231,8 @@ def _choose(spec: GRPOJobSpec, training: TrainingPool) -> tuple[Layout, str]:
     if not options:
         raise RefusedError(
             f"{_LAYOUT}.auto: no layout of {training.world} GPUs fits {gigabytes(training.gpu.usable)}: "
-            "add nodes, shorten data.promptLength + data.responseLength, or use GPUs with more memory",
+            f"{lower_log_probs(training)}add nodes, shorten data.promptLength + data.responseLength, "
+            "or use GPUs with more memory",
             "Infeasible",
         )
     return options[0], explain(training, options)
@@ -255,6 +259,8 @@ def _check_memory(
     full = worst(stages)
     if full.total <= training.gpu.usable:
         return
+    if problem := log_prob_problem(training, layout):
+        raise RefusedError(problem, "Infeasible")
     other = nearest(training, layout)
     remedy = (
         f"try {other} ({gigabytes(worst(training.memory(other)).total)})"

@@ -55,6 +55,17 @@ CASES: dict[str, Changes] = {
         "trainer.maxTokensPerGpu": 2**20,
         "trainer.parallelism": {"context": 2},
     },
+    "packed log-probs": {"trainer.maxTokensPerGpu": 2**20, "trainer.logProbMaxTokensPerGpu": 2**21},
+    "packed log-probs of few tokens": {
+        "trainer.maxTokensPerGpu": 2**20,
+        "trainer.logProbMaxTokensPerGpu": 64,
+    },
+    "packed log-probs of padded updates": {"trainer.logProbMaxTokensPerGpu": 2**20},
+    "padded log-probs": {"trainer.logProbMicroBatchSizePerGpu": 256},
+    "padded log-probs of packed updates": {
+        "trainer.maxTokensPerGpu": 2**20,
+        "trainer.logProbMicroBatchSizePerGpu": 256,
+    },
     "long prompts": {"data.promptLength": 5000},
     "long prompts in a standing pool": {"data.promptLength": 5000, "rollout": {"poolRef": {"name": "x"}}},
     "files": FILES,

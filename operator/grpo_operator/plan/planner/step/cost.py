@@ -165,7 +165,7 @@ class StepModel:
         return call_cost(
             self.model,
             trainer.layout,
-            self.workload.rows(samples, trainer.layout.data),
+            self.workload.rows(samples, trainer.layout.data, gradients),
             trainer.gpu,
             trainer.gpus_per_node,
             passes=passes,

@@ -76,6 +76,8 @@ def _workload(spec: GRPOJobSpec, layout: Layout, prompt: float, lengths: Respons
         lengths=lengths,
         micro_batch=trainer.micro_batch_size_per_gpu,
         max_tokens=trainer.max_tokens_per_gpu,
+        log_prob_micro_batch=trainer.log_prob_micro_batch_size_per_gpu,
+        log_prob_max_tokens=trainer.log_prob_max_tokens_per_gpu,
         context=layout.context,
         recompute=trainer.recompute == "full",
         reference=algorithm.needs_reference,

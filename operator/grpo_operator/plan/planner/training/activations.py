@@ -18,12 +18,14 @@ class Workload:
     """One optimizer step of a rank. ``sequence``: tokens of a sequence, prompt and response.
 
     ``recompute``: keep only each layer's input and compute the layer again in the backward pass.
+    ``log_prob_tokens``: of a micro-batch in passes without gradients; None: those of the update.
     """
 
     sequence: int
     micro_batch: int = 1
     micro_batches: int = 1
     recompute: bool = True
+    log_prob_tokens: int | None = None
 
     def tokens(self, layout: Layout) -> int:
         """Return the tokens of a micro-batch on one rank, before sequence parallelism."""
