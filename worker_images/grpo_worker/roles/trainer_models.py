@@ -128,6 +128,7 @@ def _model_setup(spec: GRPOJobSpec, hf: dict[str, Any], world: int) -> ModelSetu
         kernels=trainer.kernels,
         precision=trainer.precision,
         megatron=trainer.megatron,
+        gpus_per_node=trainer.gpus_per_node,
     )
 
 

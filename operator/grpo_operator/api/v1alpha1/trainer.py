@@ -10,7 +10,7 @@ from grpo_operator.api.catalog.gpus import GpuType
 from grpo_operator.api.rules import Rule
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.megatron import MegatronFields
-from grpo_operator.api.v1alpha1.moe import MoeSpec
+from grpo_operator.api.v1alpha1.moe import MoeSpec, TokenDispatcher
 from grpo_operator.api.v1alpha1.scheduling import WithOverlay
 
 
@@ -143,6 +143,20 @@ _TRAINER_RULES: tuple[Rule["TrainerSpec"], ...] = (
             trainer.world
             % (trainer.parallelism.expert * trainer.parallelism.expert_tensor * trainer.parallelism.pipeline)
             == 0
+        ),
+    ),
+    Rule(
+        "self.moe.dispatcher != 'deepep' || (self.device == 'cuda' && self.kernels != 'local'"
+        " && (self.parallelism.auto || self.parallelism.expert > 1))",
+        "moe.dispatcher deepep needs device cuda, Transformer Engine's kernels and parallelism.expert > 1:"
+        " change these fields, or set dispatcher to auto or alltoall",
+        lambda trainer: (
+            trainer.moe.dispatcher is not TokenDispatcher.DEEPEP
+            or (
+                trainer.device is Device.CUDA
+                and trainer.kernels is not KernelChoice.LOCAL
+                and (trainer.parallelism.auto or trainer.parallelism.expert > 1)
+            )
         ),
     ),
     Rule(

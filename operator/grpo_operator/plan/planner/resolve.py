@@ -6,6 +6,7 @@ from grpo_operator.api.base import Device, Resources
 from grpo_operator.api.catalog.gpus import GPUS, RESERVED
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.moe import TokenDispatcher
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
 from grpo_operator.api.v1alpha1.status import LayoutStatus, PlannedDeadlines, PlannedResources
 from grpo_operator.api.v1alpha1.trainer import ParallelismSpec
@@ -234,6 +235,11 @@ def _choose(spec: GRPOJobSpec, training: TrainingPool) -> tuple[Layout, str]:
             f"{lower_log_probs(training)}add nodes, shorten data.promptLength + data.responseLength, "
             "or use GPUs with more memory",
             "Infeasible",
+        )
+    if spec.trainer.moe.dispatcher is TokenDispatcher.DEEPEP and options[0].expert == 1:
+        raise RefusedError(
+            f"spec.trainer.moe.dispatcher=deepep needs expert parallelism, and auto chose {options[0]}: set "
+            f"{_LAYOUT}.expert and the other sizes, or dispatcher to auto or alltoall"
         )
     return options[0], explain(training, options)
 

@@ -134,6 +134,21 @@ def test_a_refusal_names_field_value_and_remedy(
         assert text in str(caught.value)
 
 
+def test_deepep_needs_a_layout_with_expert_parallelism() -> None:
+    spec = yaml.safe_load((ROOT / "manifests" / "tiny-moe.yaml").read_text())["spec"]
+    spec["trainer"] |= {
+        "device": "cuda", "nodes": 1, "gpusPerNode": 1, "parallelism": {"auto": True},
+        "moe": {"dispatcher": "deepep"},
+    }  # fmt: skip
+    engine = spec["rollout"]["template"]["engine"]
+    engine |= {"device": "cuda", "gpusPerNode": engine.get("tensorParallel", 1)}
+    job = GRPOJobSpec.model_validate(spec)
+    with pytest.raises(
+        RefusedError, match=r"moe\.dispatcher=deepep needs expert parallelism, and auto chose TP1"
+    ):
+        resolve(job, pool_of(job))
+
+
 def test_the_layer_that_drafts_takes_memory_of_the_engines() -> None:
     plain, drafting = _resolve().engine_memory, _resolve(**DRAFTS).engine_memory
     assert plain is not None and drafting is not None

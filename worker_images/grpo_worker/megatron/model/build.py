@@ -17,6 +17,7 @@ from grpo_worker.megatron.model.hf_config import mcore_config
 from grpo_worker.megatron.model.kernels import Kernels, kernels, precision_fields
 from grpo_worker.megatron.model.layer_spec import block_spec
 from grpo_worker.megatron.model.mtp_layer import add_layer
+from grpo_worker.megatron.model.token_dispatcher import AUTO, DispatcherChoice, dispatcher_fields
 
 _RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
@@ -55,6 +56,7 @@ def build_chunks(
     choice: KernelChoice = KernelChoice.LOCAL,
     precision: Precision = Precision.BF16,
     passed: Mapping[str, Any] | None = None,
+    dispatcher: DispatcherChoice = AUTO,
     **overrides: Any,
 ) -> list[GPTModel]:
     """Build the model chunks of this rank's pipeline stage; the weights are not loaded.
@@ -62,11 +64,13 @@ def build_chunks(
     Returns one chunk, or ``layout.virtual_pipeline`` chunks. ``recompute``: keep only each layer's input
     and recompute the layer in the backward pass. ``mtp``: add the layer of multi-token prediction to the
     last stage. ``choice``, ``precision``: of the kernels of the layers. ``passed``: the fields of
-    spec.trainer.megatron. Raises ValueError for kernels that are not there and for fields that Megatron-Core
-    refuses.
+    spec.trainer.megatron. ``dispatcher``: of tokens to their experts. Raises ValueError for kernels and
+    dispatchers that are not there and for fields that Megatron-Core refuses.
     """
     chosen = kernels(choice)
     fields = chosen.fields | precision_fields(chosen, precision)
+    if "num_moe_experts" in family_of(hf).fields(hf):
+        fields |= dispatcher_fields(dispatcher, chosen.name, layout, passed or {})
     fields |= (_RECOMPUTE if recompute else {}) | overrides
     config = mcore_config(hf, layout, dtype, passed, **fields)
     virtual = layout.virtual_pipeline
