@@ -6,7 +6,8 @@ colocated.json and traced.json (benchmarks/gpu/job.py); update.json, packing.jso
 (benchmarks/gpu/trainer_speed.py); draft.json (benchmarks/gpu/draft.py); engine.json
 (benchmarks/gpu/engine_speed.py); wave_work.json (benchmarks/gpu/wave_work.py); kernels.json
 (benchmarks/gpu/kernels.py); context.json (benchmarks/gpu/context_speed.py); rank_checkpoint.json
-(benchmarks/gpu/rank_checkpoint.py); memory-*.json and held-out-*.json (benchmarks/gpu/planner_memory.py).
+(benchmarks/gpu/rank_checkpoint.py); precision.json (benchmarks/gpu/precision.py); memory-*.json and
+held-out-*.json (benchmarks/gpu/planner_memory.py).
 Raw data go to the files with ``_gpu`` in their name, planner_memory.json and planner_memory_held_out.json,
 figures to sync.json and trainer.json.
 """
@@ -28,6 +29,7 @@ sys.path.insert(0, str(REPO / "benchmarks" / "gpu"))
 
 from job_figures import mfu_figures, update_weights_figures
 from models import MODEL, SEQUENCE, training_mfu_pct
+from precision_figures import figures as precision_figures
 
 _PARTS = {
     "engine_receive_and_load": ("receive and load", "tab:blue"),
@@ -194,6 +196,14 @@ def rank_checkpoint(measured: dict[str, Any]) -> None:
     _record("trainer", figures, origin)
 
 
+def precision(measured: dict[str, Any]) -> None:
+    """Record the curves and gaps of both precisions, and the figures that the cases of this file give."""
+    record_cases("precision_gpu", measured["cases"], measured["of"])
+    found = precision_figures(measured["cases"])
+    if found:
+        record("trainer", found, measured["of"])
+
+
 def drafts(measured: dict[str, Any]) -> None:
     """Record how often drafts are accepted after an update, beside an engine started with the new weights."""
     versions = {name: measured[name] for name in ("version 1", "version 2")}
@@ -226,7 +236,7 @@ def main() -> None:
         "traced": lambda content: _keep("traced_gpu", content),
         "engine": lambda content: _keep("engine_speed_gpu", content),
         "wave_work": lambda content: _keep("wave_work_gpu", content),
-        "kernels": kernels, "rank_checkpoint": rank_checkpoint,
+        "kernels": kernels, "rank_checkpoint": rank_checkpoint, "precision": precision,
         "context": lambda content: _keep("context_gpu", content),
     }  # fmt: skip
     for name, content in measured.items():

@@ -24,6 +24,7 @@ from grpo_devcluster.paths import REPO
 from grpo_devcluster.results import RESULTS, machine, record, stamp
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.recompute import Recompute, RecomputeKind, RecomputeModule
 from grpo_operator.plan.planner.efficiency import MEASURED
 from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.shape import ModelShape
@@ -72,7 +73,7 @@ def main() -> None:
 def _errors(name: str, cases: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
     """Return the number of cases, and errors in percent of the measured peak.
 
-    A case is a layout with or without recomputation; its error is that of its fullest stage.
+    A case is a layout with one kind of recomputation; its error is that of its fullest stage.
     ``any_stage``: the largest error of any stage.
     """
     error = {id(row): abs(_error(case, row)) for case, rows in cases.items() for row in rows}
@@ -86,17 +87,23 @@ def _errors(name: str, cases: dict[str, list[dict[str, Any]]]) -> dict[str, floa
 
 
 def _fullest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the row of the fullest stage, with and without recomputation."""
-    kinds: dict[bool, list[dict[str, Any]]] = defaultdict(list)
+    """Return the row of the fullest stage, with each kind of recomputation."""
+    kinds: dict[Recompute, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        kinds[row["recompute"]].append(row)
+        kinds[_recompute(row)].append(row)
     return [max(stages, key=lambda row: int(row["peak_measured"])) for stages in kinds.values()]
+
+
+def _recompute(row: dict[str, Any]) -> Recompute:
+    """Return what a case recomputed; the oldest rows have no modules."""
+    modules = tuple(RecomputeModule(name) for name in row.get("modules", ()))
+    return Recompute(RecomputeKind(row["recompute"]), modules)
 
 
 def _error(case: str, row: dict[str, Any]) -> float:
     """Return the error, in percent, of the peak that the planner predicts now for a measured row."""
     of = (FITTED_CASES | HELD_OUT_CASES)[case.removesuffix(_FUSED)]
-    workload = Workload(of.sequence, 1, MICRO_BATCHES, row["recompute"])
+    workload = Workload(of.sequence, 1, MICRO_BATCHES, _recompute(row))
     fused = case.endswith(_FUSED)
     stages = stage_memory(ModelShape.from_hf(of.hf), of.layout, workload, fused_optimizer=fused)
     return 100 * (stages[int(row["stage"])].total / int(row["peak_measured"]) - 1)

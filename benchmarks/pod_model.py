@@ -21,6 +21,7 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.plan.planner.model.parameters import hf_tensors
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.training.cost import Rows, call_work, passes_of_update
+from grpo_operator.plan.planner.training.recompute import planned_recompute
 
 _CORE = replace(GPUS[GpuType.H100], flops=1e9)  # counts 10^9 operations
 Terms = dict[str, float]
@@ -71,9 +72,10 @@ def phases(job: PodJob, ranks: float = 1.0, engines: float = 1.0) -> dict[str, T
 
     ``ranks``, ``engines``: factors of their work when there are several.
     """
-    update = _call(job, passes_of_update(job.spec.trainer.recompute == "full"), ranks)
-    forward = _call(job, 1, ranks)
     layout = job.layout
+    recompute = planned_recompute(job.spec.trainer, job.model)
+    passes = passes_of_update(job.model, layout, _rows(job, job.samples), recompute)
+    update, forward = _call(job, passes, ranks), _call(job, 1, ranks)
     saves, tensors = 1 / job.spec.checkpoint.every_steps, _local_tensors(job)
     found = {
         "gen": _generation(job, engines),
@@ -128,7 +130,7 @@ def _solve(rows: Sequence[tuple[Terms, float]]) -> tuple[float, Terms]:
     return float(error), dict(zip(names, map(float, solution), strict=True))
 
 
-def _call(job: PodJob, passes: int, beside: float) -> Terms:
+def _call(job: PodJob, passes: float, beside: float) -> Terms:
     """Count the terms of one call of all ranks: of one rank, because they work at the same time."""
     model, layout = job.model, job.layout
     mixtures = model.layers - model.dense_layers
@@ -184,8 +186,11 @@ def _generation(job: PodJob, beside: float) -> Terms:
 
 def _operations(job: PodJob, samples: float) -> float:
     """Return 10^9 operations of one forward pass over so many samples."""
-    rows = Rows(1, samples * job.length, job.length / 2)
-    return call_work(job.model, Layout(1), rows, _CORE, 1, 1).flops
+    return call_work(job.model, Layout(1), _rows(job, samples), _CORE, 1, 1).flops
+
+
+def _rows(job: PodJob, samples: float) -> Rows:
+    return Rows(1, samples * job.length, job.length / 2)
 
 
 def _local_tensors(job: PodJob) -> float:

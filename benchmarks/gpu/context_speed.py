@@ -4,13 +4,15 @@
 
 Each kind of kernels computes the same batch in two layouts, data parallelism and context parallelism: the
 log-probabilities and the norm of the gradient must be as near as rounding allows. Then it updates on a
-long-tailed distribution of lengths, whose longest row a padded micro-batch is as wide as.
+long-tailed distribution of lengths, whose longest row a padded micro-batch is as wide as, and on rows of
+128 k tokens; and two data-parallel ranks save a checkpoint together.
 Needs transformer_engine and megatron-core on PYTHONPATH beside operator, worker_images and devcluster.
 """
 
 import argparse
 import os
 import statistics
+import tempfile
 import traceback
 from pathlib import Path
 from typing import Any
@@ -18,20 +20,30 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from kernel_models import BF16, ENGINE, FP8, LOCAL, SMALL, Kind, discard, policy, seconds
+from kernel_models import BF16, ENGINE, FP8, LOCAL, SLICE, SMALL, Kind, discard, policy, seconds
 from megatron.core import parallel_state
+from rank_checkpoint import digest, state
 from trainer_speed import rows_of
 
 from grpo_devcluster.results import stamp, write_raw
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.recompute import FULL
+from grpo_operator.plan.planner.model.shape import ModelShape
+from grpo_operator.plan.planner.training.activations import Workload
+from grpo_operator.plan.planner.training.memory import stage_memory
 from grpo_worker.algorithms.losses import PolicyLossConfig
+from grpo_worker.checkpointing.store import Origin, directory
 from grpo_worker.common.ragged_batch import RaggedBatch, joined
+from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer
 from grpo_worker.megatron.model.build import initialize_parallel
 
 KINDS: dict[str, Kind] = {
     "local": (LOCAL, BF16), "transformer_engine": (ENGINE, BF16), "fp8": (ENGINE, FP8),
 }  # fmt: skip
 HF = SMALL | {"max_position_embeddings": 32768}
+# As many rows reach the experts as with 16 k tokens on each rank and DeepSeek-V3's eight experts of a token.
+LONG = SLICE | {"num_hidden_layers": 2, "num_experts_per_tok": 2, "max_position_embeddings": 131072}
+LONG_TOKENS = 131072
 LONGEST, ROWS, ROUNDS = 16384, 32, 3
 BY_DATA, BY_CONTEXT = Layout(world=2), Layout(world=2, context=2)
 
@@ -78,6 +90,51 @@ def packing(kind: Kind) -> dict[str, Any]:
     return found | {"ratio": statistics.median(found["padded"]) / statistics.median(found["packed"])}
 
 
+def long(kind: Kind) -> dict[str, Any]:
+    """Return the seconds and the memory of an update with two rows of 128 k tokens, beside the plan."""
+    initialize_parallel(BY_CONTEXT, 1)
+    model = policy(LONG, kind, max_tokens=LONG_TOKENS // 2, layout=BY_CONTEXT, recompute=FULL)
+    batch = rows_of([LONG_TOKENS] * 2, 6, LONG["vocab_size"])
+    _seconds(model, batch)
+    torch.cuda.reset_peak_memory_stats()
+    taken = _seconds(model, batch)
+    (stage,) = stage_memory(ModelShape.from_hf(LONG), BY_CONTEXT, Workload(LONG_TOKENS, 1, 2))
+    peak = torch.cuda.max_memory_allocated()
+    discard(model)
+    parallel_state.destroy_model_parallel()
+    return {
+        "tokens": LONG_TOKENS,
+        "seconds": taken,
+        "peak_gb": peak / 1e9,
+        "planned_ratio": stage.total / peak,
+    }
+
+
+def saving(kind: Kind) -> dict[str, Any]:
+    """Return whether a checkpoint that two data-parallel ranks share has the same bits when it is loaded."""
+    initialize_parallel(BY_DATA, 1)
+    model = policy(HF, kind, layout=BY_DATA)
+    own = rows_of([512, 300], 7 + dist.get_rank())
+    model.update(own, PolicyLossConfig(), 0.001, 1.0)
+    with tempfile.TemporaryDirectory() as folder:
+        names = [folder]
+        dist.broadcast_object_list(names)
+        checkpoints = Checkpointer(names[0], model.parts(False), 1, Origin("model", str(BY_DATA)))
+        before, stalls = digest(model), []
+        for step in (1, 2, 3):
+            stalls.append(seconds(lambda step=step: checkpoints.save(step, {})))  # type: ignore[misc]
+            checkpoints.poll(blocking=True)
+        for tensor in state(model):
+            tensor.zero_()
+        checkpoints.load(directory(names[0], 3))
+        dist.barrier()
+    same = torch.tensor(int(digest(model) == before), device="cuda")
+    dist.all_reduce(same, dist.ReduceOp.MIN)
+    discard(model)
+    parallel_state.destroy_model_parallel()
+    return {"same_bits": bool(same), "stall_seconds": stalls}
+
+
 def _seconds(model: Any, batch: RaggedBatch) -> float:
     dist.barrier()
     return seconds(lambda: model.update(batch, PolicyLossConfig(), 0.001, 1.0))
@@ -91,8 +148,10 @@ def main() -> None:
     dist.init_process_group("nccl")
     found: dict[str, Any] = {}
     failed = []
-    for case in (fidelity, packing):
+    for case in (fidelity, packing, long, saving):
         for name, kind in KINDS.items():
+            if case in (long, saving) and name != "transformer_engine":
+                continue  # nothing else differs
             try:
                 found[f"{case.__name__} {name}"] = case(kind)
             except Exception:  # noqa: BLE001 - both ranks fail alike, and the other cases run all the same

@@ -17,13 +17,12 @@ import statistics
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import torch
-from engine_process import EngineProcess
+from engine_process import EngineProcess, sampled
 from models import JOB_MODEL
 from sync import Case, Link
 from sync_ranks import Processes
@@ -44,20 +43,7 @@ def generate(url: str, seed: int) -> list[dict[str, Any]]:
     """Return the tokens, log-probabilities and accepted length of sampled answers to drawn prompts."""
     numbers = random.Random(seed)
     prompts = [[numbers.randrange(3, MODEL["vocab_size"]) for _ in range(PROMPT)] for _ in range(PROMPTS)]
-    parameters = {"max_new_tokens": TOKENS, "ignore_eos": True, "temperature": 1.0}
-
-    def one(number: int) -> dict[str, Any]:
-        sampling = parameters | {"sampling_seed": seed * PROMPTS + number}
-        body = {"input_ids": prompts[number], "sampling_params": sampling, "return_logprob": True}
-        answer = _post(f"{url}/generate", body)
-        found = [row[0] for row in answer["meta_info"]["output_token_logprobs"]]
-        accepted = answer["meta_info"].get("spec_accept_length")
-        return {
-            "prompt": prompts[number], "output": answer["output_ids"], "logprobs": found, "accepted": accepted
-        }  # fmt: skip
-
-    with ThreadPoolExecutor(PROMPTS) as threads:
-        return list(threads.map(one, range(PROMPTS)))
+    return sampled(url, prompts, TOKENS, seed * PROMPTS)
 
 
 def recomputed(url: str, answer: dict[str, Any]) -> list[float]:

@@ -5,6 +5,8 @@ import os
 import subprocess
 import time
 import tomllib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +27,14 @@ _GPU = [
 class EngineProcess:
     """An engine with dummy weights until it receives a version.
 
-    ``gpus``: the GPUs that it sees; without any it runs on the CPU. ``fields``: other fields of its
-    EngineSpec. ENGINE_PYTHONPATH in the environment: its packages on a host with GPUs.
+    ``gpus``: the GPUs that it sees; without any it runs on the CPU. ``weights``: a Hugging Face directory
+    whose weights it loads instead. ``fields``: other fields of its EngineSpec. ENGINE_PYTHONPATH in the
+    environment: its packages on a host with GPUs.
     """
 
     def __init__(
         self, folder: Path, model: dict[str, Any], port: int, gpus: tuple[int, ...] = (), fp8: bool = False,
-        **fields: Any,
+        weights: Path | None = None, **fields: Any,
     ) -> None:  # fmt: skip
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(model))
@@ -42,7 +45,11 @@ class EngineProcess:
             "tensor_parallel": ranks, "gpus_per_node": ranks, "expert_parallel": ranks,
             "quantization": "fp8-block128" if fp8 else "none", "extra_args": _GPU if gpus else [],
         }  # fmt: skip
-        engine = EngineSpec(**(defaults | fields))
+        settings = defaults | fields
+        if weights is not None:
+            _link(weights, folder / "model")
+            settings["extra_args"] = [*settings["extra_args"], "--load-format", "auto"]
+        engine = EngineSpec(**settings)
         command = engine_command(str(folder), RolloutTemplate(engine=engine))
         command = command.replace(MODEL_DIRECTORY, str(folder / "model")).replace("30000", str(port))
         self._log = folder / "log"
@@ -82,6 +89,38 @@ class EngineProcess:
         if self.process.poll() is None:
             os.killpg(self.process.pid, 9)
         self.process.wait()
+
+
+def sampled(url: str, prompts: Sequence[list[int]], tokens: int, seed: int) -> list[dict[str, Any]]:
+    """Return what the engine samples after each prompt.
+
+    Each answer has the prompt, the output's token ids, their log-probabilities and, of an engine that drafts,
+    the mean number of tokens of a verification. ``seed``: of the first prompt; those after it count up.
+    """
+    parameters = {"max_new_tokens": tokens, "ignore_eos": True, "temperature": 1.0}
+
+    def one(number: int) -> dict[str, Any]:
+        sampling = parameters | {"sampling_seed": seed + number}
+        body = {"input_ids": prompts[number], "sampling_params": sampling, "return_logprob": True}
+        answer = httpx.post(f"{url}/generate", json=body, timeout=300).raise_for_status().json()
+        meta = answer["meta_info"]
+        return {
+            "prompt": prompts[number], "output": answer["output_ids"],
+            "logprobs": [row[0] for row in meta["output_token_logprobs"]],
+            "accepted": meta.get("spec_accept_length"),
+        }  # fmt: skip
+
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        return list(threads.map(one, range(len(prompts))))
+
+
+def _link(weights: Path, folder: Path) -> None:
+    """Link the files of the weights into the directory that the engine's model is read from."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in weights.glob("model*.safetensors*"):
+        link = folder / file.name
+        link.unlink(missing_ok=True)
+        link.symlink_to(file.resolve())
 
 
 def _environment(folder: Path, gpus: tuple[int, ...]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from trainer_speed import DeviceWeights
 
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.recompute import NOTHING, Recompute
 from grpo_operator.api.v1alpha1.trainer import KernelChoice, OptimizerSpec, Precision
 from grpo_worker.megatron.optim.optimizer import inner_optimizers
 from grpo_worker.megatron.training.policy import PolicyModel
@@ -35,10 +36,13 @@ def setup(
     dtype: torch.dtype = torch.bfloat16,
     max_tokens: int | None = None,
     layout: Layout = ONE,
+    recompute: Recompute = NOTHING,
 ) -> ModelSetup:
     choice, precision = kind
     batching = MicroBatching(1, max_tokens, 1 if precision is BF16 else FP8_TOKENS)
-    return ModelSetup(hf, layout, DeviceWeights(hf), batching, dtype, kernels=choice, precision=precision)
+    return ModelSetup(
+        hf, layout, DeviceWeights(hf), batching, dtype, recompute, kernels=choice, precision=precision
+    )
 
 
 def policy(hf: dict[str, Any], kind: Kind, *args: Any, **fields: Any) -> PolicyModel:

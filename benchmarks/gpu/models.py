@@ -80,9 +80,9 @@ FITTED_CASES: dict[str, MemoryCase] = dict(
         _of_four_gpus(context=2, expert=4),
     ]
 )
-_QWEN3 = architecture("qwen3-8b") | {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 20}
-_QWEN3_MOE = architecture("qwen3-30b-a3b") | {"num_hidden_layers": 4}
-_WIDE = architecture("deepseek-v3") | {
+QWEN3 = architecture("qwen3-8b") | {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 20}
+QWEN3_MOE = architecture("qwen3-30b-a3b") | {"num_hidden_layers": 4}
+WIDE = architecture("deepseek-v3") | {
     "num_hidden_layers": 3,
     "first_k_dense_replace": 1,
     "hidden_size": 4096,
@@ -100,7 +100,7 @@ _WIDE = architecture("deepseek-v3") | {
 # Models, row lengths and optimizers that no formula was fitted to. One GPU holds each of them.
 HELD_OUT_CASES: dict[str, MemoryCase] = {
     f"{name} {sequence}": MemoryCase(hf, sequence, Layout(world=1))
-    for name, hf in (("qwen3", _QWEN3), ("qwen3-moe", _QWEN3_MOE), ("deepseek-v3 wide", _WIDE))
+    for name, hf in (("qwen3", QWEN3), ("qwen3-moe", QWEN3_MOE), ("deepseek-v3 wide", WIDE))
     for sequence in (2048, 8192)
 }
 ENGINE_MODELS: dict[str, dict[str, Any]] = {  # of engine_speed.py

@@ -25,16 +25,18 @@ from megatron_loop import train_step, trainable
 from models import FITTED_CASES, HELD_OUT_CASES, MICRO_BATCHES, MemoryCase
 
 from grpo_devcluster.results import stamp, write_raw
+from grpo_operator.api.v1alpha1.recompute import FULL, NOTHING, Recompute
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.training.activations import Workload
 from grpo_operator.plan.planner.training.memory import stage_memory
+from grpo_operator.plan.planner.training.recompute import selective
 from grpo_worker.megatron.model.build import build_chunks
 
 CASES = FITTED_CASES | HELD_OUT_CASES
 FUSED = not optimizer.USING_PYTORCH_OPTIMIZER
 
 
-def measure(case: MemoryCase, recompute: bool) -> tuple[int, int]:
+def measure(case: MemoryCase, recompute: Recompute) -> tuple[int, int]:
     """Return (bytes of weights, gradients and optimizer; peak bytes) of this rank."""
     layout = case.layout
     parallel_state.initialize_model_parallel(
@@ -90,7 +92,7 @@ def main() -> None:
     case, rows = CASES[args.case], []
     if case.layout.world != world:
         raise SystemExit(f"{args.case!r} needs {case.layout.world} ranks: launch it with --nproc-per-node")
-    for recompute in (True, False):
+    for recompute in (FULL, selective(ModelShape.from_hf(case.hf), grouped=False), NOTHING):
         measured = torch.tensor(measure(case, recompute), device="cuda")
         every = [torch.empty_like(measured) for _ in range(world)]
         torch.distributed.all_gather(every, measured)
@@ -103,7 +105,7 @@ def main() -> None:
     torch.distributed.destroy_process_group()
 
 
-def _compare(case: MemoryCase, recompute: bool, ranks: list[tuple[int, int]]) -> list[dict[str, Any]]:
+def _compare(case: MemoryCase, recompute: Recompute, ranks: list[tuple[int, int]]) -> list[dict[str, Any]]:
     """Return planned and measured bytes of each stage's fullest rank."""
     workload = Workload(case.sequence, 1, MICRO_BATCHES, recompute)
     size, rows = len(ranks) // case.layout.pipeline, []
@@ -112,7 +114,8 @@ def _compare(case: MemoryCase, recompute: bool, ranks: list[tuple[int, int]]) ->
         state, peak = max(r[0] for r in mine), max(r[1] for r in mine)
         rows.append(
             {
-                "layout": str(case.layout), "recompute": recompute, "stage": stage.stage,
+                "layout": str(case.layout), "recompute": recompute.kind, "modules": list(recompute.modules),
+                "stage": stage.stage,
                 "state_planned": stage.state, "state_measured": state,
                 "state_ratio": round(stage.state / state, 4),
                 "peak_planned": stage.total, "peak_measured": peak,

@@ -103,7 +103,8 @@ class Durations:
 
     def update(self, lengths: Sequence[int]) -> float:
         """Return the seconds of an optimizer step over one replica's sequences."""
-        passes = passes_of_update(self._spec.trainer.recompute == "full")
+        layout, rows = self._plan.layout, self._rows(lengths, gradients=True)
+        passes = passes_of_update(self.model.model, layout, rows, self._plan.recompute)
         return self._call(lengths, passes, gradients=True)
 
     def micro_batches(self, lengths: Sequence[int], gradients: bool) -> float:
@@ -177,7 +178,7 @@ class Durations:
     def _all(self, node: float) -> float:
         return node * self._spec.trainer.nodes
 
-    def _call(self, lengths: Sequence[int], passes: int, *, gradients: bool) -> float:
+    def _call(self, lengths: Sequence[int], passes: float, *, gradients: bool) -> float:
         trainer, model = self.model.trainer, self.model
         cost = call_cost(
             model.model, trainer.layout, self._rows(lengths, gradients), trainer.gpu, trainer.gpus_per_node,

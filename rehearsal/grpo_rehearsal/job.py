@@ -13,7 +13,8 @@ from grpo_operator.api.names import ROLLOUT, TRAINER, owner_of
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTemplate
 from grpo_operator.plan.planner.pool_checks import check_reference
-from grpo_operator.plan.planner.resolve import JobPlan, resolve, with_layout, with_resources
+from grpo_operator.plan.planner.resolve import JobPlan, resolve
+from grpo_operator.plan.planner.settled import with_layout, with_resources
 from grpo_operator.plan.status.grpojob import layout_status
 from grpo_operator.render.config_map import job_config_map
 from grpo_operator.render.ray_cluster import job_cluster

@@ -1,21 +1,26 @@
 """Router replay: the trainer uses the given experts in every layout."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from support.ranks.compare import largest_gap
 from support.ranks.launcher import run as run_on_ranks
 
-LAYOUTS = {
+LAYOUTS: dict[str, tuple[int, dict[str, int], dict[str, Any]]] = {
     "tp2-ep2": (2, {"tensor": 2, "expert": 2}, {}),
     "cp2": (2, {"context": 2}, {}),
     "cp2-packed": (2, {"context": 2}, {"packed": True}),
-    "pp2-recompute": (2, {"pipeline": 2}, {"recompute": True}),
+    "pp2-recompute": (2, {"pipeline": 2}, {"recompute": "full"}),
+    "pp2-recomputed-experts": (2, {"pipeline": 2}, {"recompute": "selective:layernorm,moe"}),
+    "pp2-recomputed-up-projections": (2, {"pipeline": 2}, {"recompute": "selective:mla_up_proj,mlp"}),
+    "pp2-recomputed-layer": (2, {"pipeline": 2}, {"recompute": "full:1"}),
     "pp2-vpp2": (2, {"pipeline": 2, "virtual_pipeline": 2}, {}),
     "tp2-pp2-ep2-packed-recompute": (
         4,
         {"tensor": 2, "pipeline": 2, "expert": 2},
-        {"packed": True, "recompute": True},
+        {"packed": True, "recompute": "full"},
     ),
 }
 

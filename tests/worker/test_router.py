@@ -66,8 +66,9 @@ def test_packed_rows_count_their_tokens_only(
     _check(run_on_ranks("router_cases:counted", world, layout=layout, **budget), by_hand)
 
 
-def test_recomputed_layers_count_their_tokens_once(by_hand: dict[str, torch.Tensor]) -> None:
-    _check(run_on_ranks("router_cases:counted", 2, layout=TP2, recompute=True, **MUCH), by_hand)
+@pytest.mark.parametrize("recompute", ["full", "full:1", "selective:moe", "selective:layernorm,mlp"])
+def test_recomputed_layers_count_their_tokens_once(recompute: str, by_hand: dict[str, torch.Tensor]) -> None:
+    _check(run_on_ranks("router_cases:counted", 2, layout=TP2, recompute=recompute, **MUCH), by_hand)
 
 
 def test_a_rate_of_zero_freezes_the_biases() -> None:

@@ -31,6 +31,7 @@ def as_data(
         "pools": _pools(spec, pool),
         "layout": str(plan.layout),
         "reason": plan.reason,
+        "recompute": str(plan.recompute),
         "weight_path": str(plan.weight_path),
         "resources": _resources(spec, pool, plan),
         "deadlines": _deadlines(spec, pool, plan),
@@ -141,6 +142,7 @@ def as_table(data: dict[str, Any]) -> str:
         f"rollout pool    {rollout['engines']} engines on {rollout['nodes']} nodes, "
         f"{rollout['gpus']} x {rollout['gpu_type']}{_SHARED if data['mode'] == 'colocated' else ''}",
         f"layout          {data['layout']} ({data['reason']})",
+        f"recomputation   {data['recompute']}",
         f"weight path     {data['weight_path']}",
         *_requests(data["resources"]),
         _limits(data["deadlines"]),

@@ -186,7 +186,7 @@ def keep_gradients(policy: Any) -> dict[str, float]:
 
 
 def replayed(
-    model: str, layout: dict[str, int], packed: bool = False, recompute: bool = False
+    model: str, layout: dict[str, int], packed: bool = False, recompute: str = "none"
 ) -> dict[str, torch.Tensor]:
     """Return the gradient of a step with randomly drawn experts, under Hugging Face names."""
     hf = tiny_model(model)

@@ -15,6 +15,7 @@ from grpo_operator.api.catalog.architectures import ARCHITECTURES
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.moe import MoeSpec
+from grpo_operator.api.v1alpha1.recompute import FULL
 from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
 from grpo_worker.megatron.conversion.readers import SeededWeights
 from grpo_worker.megatron.model import hf_config
@@ -58,7 +59,7 @@ def set_by_us() -> set[str]:
             mcore_config(hf, LAYOUTS[0])
         initialize_parallel(LAYOUTS[0], SEED)
         hf = tiny_model("deepseek_v3") | {"num_nextn_predict_layers": 1}
-        setup = _setup(hf, LAYOUTS[0], {}, recompute=True, mtp=True, moe=MoeSpec(aux_loss_coefficient=0.1))
+        setup = _setup(hf, LAYOUTS[0], {}, recompute=FULL, mtp=True, moe=MoeSpec(aux_loss_coefficient=0.1))
         PolicyModel(setup, OptimizerSpec(), 100, replay_routing=True)
         CriticModel(setup, OptimizerSpec(), 100)
         for config, before in configs:

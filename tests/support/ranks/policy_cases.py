@@ -34,6 +34,7 @@ from grpo_worker.profiling.progress import PROGRESS
 from grpo_worker.roles.trainer_models import rank_info
 from grpo_worker.weightsync.trainer import publisher
 from support.padded import padded_tokens, ragged, token_weights
+from support.recompute import recompute_of
 from support.stuck_store import StuckStore
 
 SEED = 7
@@ -41,7 +42,7 @@ NOTHING = OffloadSpec()
 EVERYTHING = OffloadSpec(parameters=True, gradients=True, optimizer=True)
 
 
-def make(layout: dict[str, int], lr: float = 1e-3, recompute: bool = False) -> PolicyModel:
+def make(layout: dict[str, int], lr: float = 1e-3, recompute: str = "none") -> PolicyModel:
     return make_model(model_config("preset:tiny-moe"), layout, lr, recompute)
 
 
@@ -49,7 +50,7 @@ def make_model(
     hf: dict[str, Any],
     layout: dict[str, int],
     lr: float = 1e-3,
-    recompute: bool = False,
+    recompute: str = "none",
     max_tokens: int | None = None,
     replay_routing: bool = False,
     initialised: bool = False,
@@ -62,7 +63,7 @@ def make_model(
     batching = MicroBatching(4, max_tokens)
     setup = ModelSetup(
         hf, parallel, SeededWeights(hf, SEED), batching,
-        recompute=recompute, offload=offload, mtp=mtp,
+        recompute=recompute_of(recompute), offload=offload, mtp=mtp,
     )  # fmt: skip
     return PolicyModel(setup, OptimizerSpec(lr=lr), 100, replay_routing=replay_routing)
 
@@ -182,7 +183,7 @@ def assembled(shards: Iterable[Shard]) -> dict[str, torch.Tensor]:
     return out
 
 
-def steps(layout: dict[str, int], count: int, recompute: bool = False) -> list[dict[str, float]]:
+def steps(layout: dict[str, int], count: int, recompute: str = "none") -> list[dict[str, float]]:
     return train(make(layout, recompute=recompute), range(count))
 
 

@@ -24,6 +24,7 @@ from grpo_worker.megatron.training.setup import ModelSetup
 from support.padded import ragged
 from support.ranks.fidelity_cases import keep_gradients
 from support.ranks.policy_cases import batch, everywhere, own_part, own_rows, update, whole_weights
+from support.recompute import recompute_of
 from support.tiny_models import tiny_model
 
 HF = tiny_model("deepseek_v3") | {"num_nextn_predict_layers": 1}
@@ -32,12 +33,14 @@ Counts = dict[str, torch.Tensor]
 
 
 def policy_of(
-    layout: dict[str, int], batching: MicroBatching, moe: MoeSpec, recompute: bool = False
+    layout: dict[str, int], batching: MicroBatching, moe: MoeSpec, recompute: str = "none"
 ) -> PolicyModel:
     parallel = Layout(world=dist.get_world_size(), **layout)
     initialize_parallel(parallel, SEED)
     reader = SeededWeights(HF, SEED)
-    setup = ModelSetup(HF, parallel, reader, batching, recompute=recompute, mtp=True, moe=moe)
+    setup = ModelSetup(
+        HF, parallel, reader, batching, recompute=recompute_of(recompute), mtp=True, moe=moe
+    )  # fmt: skip
     return PolicyModel(setup, OptimizerSpec(lr=1e-3), 100, with_reference=False)
 
 
@@ -65,7 +68,7 @@ def counted(
     width: int = 32,
     micro_rows: int = 4,
     max_tokens: int | None = None,
-    recompute: bool = False,
+    recompute: str = "none",
     rate: float = 0.001,
 ) -> dict[str, Any]:
     """Take one optimizer step.

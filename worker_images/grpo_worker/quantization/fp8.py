@@ -49,9 +49,9 @@ def quantise(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     padded[:rows, :columns] = values
     tiled = padded.view(down, FP8_BLOCK, across, FP8_BLOCK)
     largest = tiled.abs().amax(dim=(1, 3))
-    inverse = torch.where(largest > 0, _LARGEST / largest, torch.ones_like(largest)).clamp(
-        max=_LARGEST_INVERSE
-    )
+    # A number divided by a tensor would be its product with the rounded reciprocal.
+    inverse = torch.where(largest > 0, torch.full_like(largest, _LARGEST) / largest, 1.0)
+    inverse = inverse.clamp(max=_LARGEST_INVERSE)
     # Rounding of the inverse may lift the largest product above e4m3's range, which would become NaN.
     product = (tiled * inverse[:, None, :, None]).clamp(-_LARGEST, _LARGEST)
     return product.view(padded.shape)[:rows, :columns].to(FP8).contiguous(), 1 / inverse

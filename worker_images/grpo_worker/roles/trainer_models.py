@@ -121,7 +121,7 @@ def _model_setup(spec: GRPOJobSpec, hf: dict[str, Any], world: int) -> ModelSetu
             trainer.log_prob_max_tokens_per_gpu,
         ),
         torch.bfloat16 if torch.cuda.is_available() else torch.float32,
-        recompute=trainer.recompute == "full",
+        recompute=trainer.recomputation(),
         offload=trainer.offload,
         mtp=spec.model.multi_token_prediction,
         moe=trainer.moe,

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from grpo_operator.api.base import AGENT_RESOURCES, Model, Resources
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.recompute import Recompute, RecomputeKind, RecomputeModule
 
 LONGEST_MESSAGE = 1024  # characters; longer messages of engines are cut
 
@@ -151,6 +152,23 @@ class PlannedDeadlines(Model):
     timeout_seconds: int = Field(description="of weightSync.timeoutSeconds")
 
 
+class RecomputeStatus(Model):
+    """What the ranks recompute, as the operator completed it from the spec."""
+
+    kind: RecomputeKind = Field(description="none, selective or full")
+    modules: list[RecomputeModule] | None = Field(
+        None, max_length=len(RecomputeModule), description="modules of each layer; of kind selective only"
+    )
+    layers: int | None = Field(
+        None, description="number of layers of each pipeline stage, if not all; of kind full only"
+    )
+
+    @classmethod
+    def of(cls, recompute: Recompute) -> "RecomputeStatus":
+        """Return the form in the status."""
+        return cls(kind=recompute.kind, modules=list(recompute.modules) or None, layers=recompute.layers)
+
+
 class LayoutStatus(Model):
     """Parallel layout that the operator computed from the spec."""
 
@@ -177,12 +195,13 @@ class LayoutStatus(Model):
     reason: str = Field(
         "", max_length=1024, description="reason for this layout: given in the spec, or why auto chose it"
     )
+    recompute: RecomputeStatus | None = None
     resources: PlannedResources | None = None
     deadlines: PlannedDeadlines | None = None
 
     def layout(self) -> Layout:
         """Return the sizes as a Layout."""
-        others = {"data", "stages", "bytes_per_gpu", "reason", "resources", "deadlines"}
+        others = {"data", "stages", "bytes_per_gpu", "reason", "recompute", "resources", "deadlines"}
         return Layout(**self.model_dump(exclude=others))
 
 

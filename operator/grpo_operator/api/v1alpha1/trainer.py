@@ -11,6 +11,7 @@ from grpo_operator.api.rules import Rule
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.megatron import MegatronFields
 from grpo_operator.api.v1alpha1.moe import MoeSpec, TokenDispatcher
+from grpo_operator.api.v1alpha1.recompute import Recompute, RecomputeKind, RecomputeModule, are_distinct
 from grpo_operator.api.v1alpha1.scheduling import WithOverlay
 
 
@@ -185,10 +186,50 @@ _TRAINER_RULES: tuple[Rule["TrainerSpec"], ...] = (
 )
 
 
+def _without_modules(cel: str) -> str:
+    """Return a condition on recomputeModules that holds where they are not set."""
+    return f"!has(self.recomputeModules) || {cel}"
+
+
+_RECOMPUTE_RULES: tuple[Rule["TrainerSpec"], ...] = (
+    Rule(
+        _without_modules("self.recompute == 'selective'"),
+        "recomputeModules needs recompute selective: set recompute to selective, or remove recomputeModules",
+        lambda trainer: trainer.recompute_modules is None or trainer.recompute == "selective",
+    ),
+    Rule(
+        "!has(self.recomputeLayers) || self.recompute == 'full'",
+        "recomputeLayers needs recompute full: set recompute to full, or remove recomputeLayers",
+        lambda trainer: trainer.recompute_layers is None or trainer.recompute == "full",
+    ),
+    Rule(
+        _without_modules(
+            "(self.recomputeModules.all(m, self.recomputeModules.exists_one(n, n == m))"
+            " && (!('moe' in self.recomputeModules) || (!('moe_act' in self.recomputeModules)"
+            " && !('shared_experts' in self.recomputeModules))))"
+        ),
+        "recomputeModules recomputes a module twice: name each once, and with moe, the whole layer of "
+        "experts, neither moe_act nor shared_experts",
+        lambda trainer: are_distinct(tuple(trainer.recompute_modules or ())),
+    ),
+    Rule(
+        _without_modules(
+            "!('moe_act' in self.recomputeModules) || (self.device == 'cuda' && self.kernels != 'local')"
+        ),
+        "recomputeModules moe_act needs the experts of a layer in one product, which only Transformer "
+        "Engine's kernels on device cuda compute: remove moe_act, or set kernels to auto or "
+        "transformer-engine",
+        lambda trainer: (
+            RecomputeModule.MOE_ACT not in (trainer.recompute_modules or ()) or trainer.groups_experts
+        ),
+    ),
+)
+
+
 class TrainerSpec(WithOverlay):
     """The training pool."""
 
-    rules = _TRAINER_RULES
+    rules = (*_TRAINER_RULES, *_RECOMPUTE_RULES)
     nodes: int = Field(ge=1, le=4096, description="pods of the training pool")
     gpus_per_node: int = Field(8, ge=1, le=16, description="trainer ranks per pod; on cuda each has one GPU")
     device: Device = Field(Device.CUDA, description="device of the ranks: cuda or cpu")
@@ -205,10 +246,26 @@ class TrainerSpec(WithOverlay):
         "fp8-block128: e4m3, with an fp32 scale for each 128 x 128 block of a weight and for each 128 values "
         "of an activation; weights and gradients stay as they are. It needs Transformer Engine",
     )
-    recompute: Literal["none", "full"] = Field(
+    recompute: Literal["none", "selective", "full", "auto"] = Field(
         "full",
         description="activation recomputation. full: keep only each layer's input for the backward pass. "
-        "none: keep all activations",
+        "selective: keep the other activations than those of recomputeModules. none: keep all activations. "
+        "auto: the fastest of none, selective and full that fits, by GPU memory and estimated step time",
+    )
+    recompute_modules: list[RecomputeModule] | None = Field(
+        None,
+        min_length=1,
+        max_length=len(RecomputeModule),
+        description="modules that recompute: selective recomputes, under Megatron-Core's names. Default: "
+        "layernorm, mla_up_proj, moe_act and mlp, without those that the model or its kernels do not have",
+    )
+    recompute_layers: int | None = Field(
+        None,
+        ge=1,
+        le=512,
+        description="number of layers of each pipeline stage that recompute: full recomputes, the first "
+        "ones (of each of its chunks with virtualPipeline); default: all (Megatron-Core: "
+        "recompute_num_layers with recompute_method block)",
     )
     offload: OffloadSpec = Field(default_factory=OffloadSpec)
     parallelism: ParallelismSpec = Field(default_factory=ParallelismSpec)
@@ -256,3 +313,22 @@ class TrainerSpec(WithOverlay):
     def world(self) -> int:
         """Return the number of ranks."""
         return self.nodes * self.gpus_per_node
+
+    @property
+    def groups_experts(self) -> bool:
+        """Return whether the kernels compute the experts of a layer in one product, as far as is known.
+
+        ``kernels: auto`` counts as Transformer Engine's on GPUs.
+        """
+        return self.device is Device.CUDA and self.kernels is not KernelChoice.LOCAL
+
+    def recomputation(self) -> Recompute:
+        """Return what the ranks recompute, from a spec with the planned modules.
+
+        Raises ValueError while the spec leaves it to the planner.
+        """
+        if self.recompute == "auto":
+            raise ValueError("recompute=auto: the planner has not chosen yet what to recompute")
+        return Recompute(
+            RecomputeKind(self.recompute), tuple(self.recompute_modules or ()), self.recompute_layers
+        )

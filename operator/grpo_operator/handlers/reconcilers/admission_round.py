@@ -15,8 +15,9 @@ from grpo_operator.plan import lifecycle
 from grpo_operator.plan.capacity.admission import Claim, PoolCandidate, bind, waiting
 from grpo_operator.plan.capacity.feasibility import PodRequest
 from grpo_operator.plan.capacity.pod_requests import job_requests, pool_requests
-from grpo_operator.plan.planner.resolve import resolve, with_layout, with_resources
+from grpo_operator.plan.planner.resolve import resolve
 from grpo_operator.plan.planner.resources import completed_pool
+from grpo_operator.plan.planner.settled import with_layout, with_resources
 from grpo_operator.plan.status.grpojob import layout_status, settled_layout
 
 MANAGER = "rl.grpo.dev/grpo-operator"

@@ -21,7 +21,8 @@ from grpo_operator.plan.capacity.pod_requests import job_requests
 from grpo_operator.plan.compatibility import kuberay_problem
 from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.planner.pool_checks import check_reference
-from grpo_operator.plan.planner.resolve import RefusedError, resolve, with_layout, with_resources
+from grpo_operator.plan.planner.resolve import RefusedError, resolve
+from grpo_operator.plan.planner.settled import with_layout, with_resources
 from grpo_operator.plan.status.events import job_event
 from grpo_operator.plan.status.grpojob import job_status, layout_status, refused_status, settled_layout
 from grpo_operator.plan.status.rolloutpool import pool_status

@@ -86,13 +86,14 @@ def _rank_seconds(training: TrainingPool, layout: Layout) -> float:
     full = training.sequence * training.micro_batch
     tokens = full if training.max_tokens is None else training.max_tokens * layout.context
     packed = 0.0 if training.max_tokens is None else max(tokens / training.sequence, 1.0)
+    rows = Rows(1, tokens, training.sequence / 2, packed)
     cost = call_cost(
         training.model,
         layout,
-        Rows(1, tokens, training.sequence / 2, packed),
+        rows,
         training.gpu,
         training.gpus_per_node,
-        passes=passes_of_update(training.recompute),
+        passes=passes_of_update(training.model, layout, rows, training.recompute),
         gradients=True,
     )
     return cost.total - cost.bubble

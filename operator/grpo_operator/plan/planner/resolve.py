@@ -1,20 +1,20 @@
 """Resolves a job's spec into a plan, which holds layout and memory, or refuses the job (pure)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from grpo_operator.api.base import Device, Resources
+from grpo_operator.api.base import Device
 from grpo_operator.api.catalog.gpus import GPUS, RESERVED
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.moe import TokenDispatcher
+from grpo_operator.api.v1alpha1.recompute import Recompute
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
-from grpo_operator.api.v1alpha1.status import LayoutStatus, PlannedDeadlines, PlannedResources
-from grpo_operator.api.v1alpha1.trainer import ParallelismSpec
+from grpo_operator.api.v1alpha1.status import PlannedDeadlines, PlannedResources
 from grpo_operator.api.weight_path import WeightPath
 from grpo_operator.plan.capacity.feasibility import quantity
 from grpo_operator.plan.planner.deadlines import (
     LongestUnits,
-    completed_deadlines,
     deadline_problems,
     longest_units,
     planned_deadlines,
@@ -26,24 +26,24 @@ from grpo_operator.plan.planner.engines.shape import EngineShape
 from grpo_operator.plan.planner.host_memory import HostMemory, host_memory, shortages
 from grpo_operator.plan.planner.log_probs import log_prob_problem, lower_log_probs
 from grpo_operator.plan.planner.model.shape import ModelShape
-from grpo_operator.plan.planner.resources import completed_job, completed_template, job_resources
+from grpo_operator.plan.planner.resources import job_resources
 from grpo_operator.plan.planner.shared_memory import overlaid_sizes
 from grpo_operator.plan.planner.training.memory import BF16, FP32, StageMemory
-from grpo_operator.plan.planner.training.search import TrainingPool, feasible, nearest, worst
+from grpo_operator.plan.planner.training.reasons import fastest, of_recompute, remedy
+from grpo_operator.plan.planner.training.recompute import recompute_options
+from grpo_operator.plan.planner.training.search import (
+    Choice,
+    TrainingPool,
+    choices,
+    chosen,
+    worst,
+)
 from grpo_operator.plan.weight_path import (
     job_weight_path,
     job_weight_path_problem,
 )
 
 _LAYOUT, _ENGINE = "spec.trainer.parallelism", "spec.rollout.template.engine"
-# Defaults of jobs that were accepted before resources were planned: their pods must not change.
-_BEFORE = PlannedResources(
-    controller=Resources(cpu="1", memory="2Gi"),
-    trainer=Resources(cpu="1", memory="4Gi"),
-    engine=Resources(cpu="1", memory="4Gi"),
-    shared_memory="64Gi",
-    routed_experts_gibibytes=4,
-)
 
 
 class RefusedError(ValueError):
@@ -59,9 +59,9 @@ class JobPlan:
     """Layout and memory of a job, and the path of its weights into the engines.
 
     ``stages`` is empty when the operator does not know the model; ``engine_memory`` and ``host`` are None
-    then, and also without GPUs. ``reason``: why this layout was chosen. ``resources``: of containers for
-    which the spec sets none. ``units``: the longest ones between two signs of progress, beside which
-    ``deadlines`` are long; None without GPUs.
+    then, and also without GPUs. ``reason``: why this layout was chosen. ``recompute``: what the ranks
+    recompute. ``resources``: of containers for which the spec sets none. ``units``: the longest ones between
+    two signs of progress, beside which ``deadlines`` are long; None without GPUs.
     """
 
     layout: Layout
@@ -71,6 +71,7 @@ class JobPlan:
     engine: EngineShape
     engine_memory: EngineMemory | None
     reason: str
+    recompute: Recompute
     weight_path: WeightPath
     resources: PlannedResources
     deadlines: PlannedDeadlines
@@ -90,7 +91,9 @@ def resolve(spec: GRPOJobSpec, pool: RolloutTemplate) -> JobPlan:
     config = spec.model.config()
     sizes = spec.trainer.parallelism
     engine = engine_shape(pool.engine)
-    if config is None:
+    model = None if config is None else ModelShape.from_hf(config)
+    recomputes = _recompute_options(spec, model)
+    if model is None:
         if sizes.auto:
             raise RefusedError(
                 f"{_LAYOUT}.auto: the operator cannot read {spec.model.path}: set spec.model.architecture, "
@@ -100,14 +103,15 @@ def resolve(spec: GRPOJobSpec, pool: RolloutTemplate) -> JobPlan:
         reason = "given; the operator does not know the model"
         resources = job_resources(spec, pool, None, (), None)
         deadlines = planned_deadlines(None)
-        return JobPlan(layout, None, None, (), engine, None, reason, path, resources, deadlines)
-    model = ModelShape.from_hf(config)
+        return JobPlan(
+            layout, None, None, (), engine, None, reason, recomputes[0], path, resources, deadlines
+        )  # fmt: skip
     if unsuited := spec.trainer.moe.problem(model.model_type):
         raise RefusedError(unsuited)
-    training = training_pool(spec, pool, model)
     if spec.shares_gpus and (problem := shared_problem(pool.engine, _ENGINE)):
         raise RefusedError(problem, "Infeasible")
-    layout, reason = _choose(spec, training)
+    choice, reason = _choose(spec, [training_pool(spec, pool, model, each) for each in recomputes])
+    training, layout = choice.pool, choice.layout
     stages = training.memory(layout)
     if spec.trainer.device == Device.CUDA:
         _check_memory(training, layout, stages, spec)
@@ -116,9 +120,16 @@ def resolve(spec: GRPOJobSpec, pool: RolloutTemplate) -> JobPlan:
     resources = job_resources(spec, pool, model, stages, host)
     units = _units(spec, pool, training, layout)
     return JobPlan(
-        layout, model, training, stages, engine, memory, reason, path, resources, planned_deadlines(units),
-        host, units,
+        layout, model, training, stages, engine, memory, reason, training.recompute, path, resources,
+        planned_deadlines(units), host, units,
     )  # fmt: skip
+
+
+def _recompute_options(spec: GRPOJobSpec, model: ModelShape | None) -> tuple[Recompute, ...]:
+    try:
+        return recompute_options(spec.trainer, model)
+    except ValueError as error:
+        raise RefusedError(str(error)) from error
 
 
 def _units(
@@ -161,24 +172,6 @@ def _host(
     return need
 
 
-def with_layout(spec: GRPOJobSpec, layout: LayoutStatus) -> GRPOJobSpec:
-    """Return the spec with explicit sizes in place of ``auto``, as the ranks read it.
-
-    It gets the resources and deadlines that were planned when the job was accepted.
-    """
-    sizes = {name: getattr(layout, name) for name in ParallelismSpec.model_fields if name != "auto"}
-    trainer = spec.trainer.model_copy(update={"parallelism": ParallelismSpec(**sizes)})
-    completed = completed_deadlines(
-        spec.model_copy(update={"trainer": trainer}), layout.deadlines or planned_deadlines(None)
-    )
-    return completed_job(completed, layout.resources or _BEFORE)
-
-
-def with_resources(pool: RolloutTemplate, layout: LayoutStatus) -> RolloutTemplate:
-    """Return the job's own pool with the resources that were planned when the job was accepted."""
-    return completed_template(pool, layout.resources or _BEFORE)
-
-
 def engine_shape(engine: EngineSpec) -> EngineShape:
     """Return the sizes that the planner needs of an engine."""
     return EngineShape(
@@ -192,7 +185,9 @@ def engine_shape(engine: EngineSpec) -> EngineShape:
     )
 
 
-def training_pool(spec: GRPOJobSpec, pool: RolloutTemplate, model: ModelShape) -> TrainingPool:
+def training_pool(
+    spec: GRPOJobSpec, pool: RolloutTemplate, model: ModelShape, recompute: Recompute
+) -> TrainingPool:
     """Return the planner's input for the training pool. A CPU pool is planned as if it had GPUs."""
     trainer = spec.trainer
     gpu = GPUS[trainer.gpu_type]
@@ -209,7 +204,7 @@ def training_pool(spec: GRPOJobSpec, pool: RolloutTemplate, model: ModelShape) -
         max_tokens=trainer.max_tokens_per_gpu,
         log_prob_micro_batch=trainer.log_prob_micro_batch_size_per_gpu,
         log_prob_max_tokens=trainer.log_prob_max_tokens_per_gpu,
-        recompute=trainer.recompute == "full",
+        recompute=recompute,
         fp8_sync=pool.engine.quantization != "none",
         sync_buffers=2 * spec.weight_sync.bucket_megabytes * 2**20 * (trainer.device == Device.CUDA),
         frozen=spec.algorithm.needs_reference + bool(spec.reward and spec.reward.model),
@@ -220,43 +215,31 @@ def training_pool(spec: GRPOJobSpec, pool: RolloutTemplate, model: ModelShape) -
     )
 
 
-def _choose(spec: GRPOJobSpec, training: TrainingPool) -> tuple[Layout, str]:
-    sizes = spec.trainer.parallelism
+def _choose(spec: GRPOJobSpec, pools: Sequence[TrainingPool]) -> tuple[Choice, str]:
+    """Return layout and pool, and the reason. ``pools``: they differ in what they recompute."""
+    sizes, first = spec.trainer.parallelism, pools[0]
     if not sizes.auto:
         layout = sizes.layout(spec.trainer.world)
-        problems = training.problems(layout)
+        problems = first.problems(layout)
         if problems:
             raise RefusedError("; ".join(f"spec.trainer.{problem}" for problem in problems))
-        return layout, "given"
-    options = feasible(training)
+        choice = chosen(pools, layout)
+        return choice, f"given{of_recompute(choice, pools)}"
+    options = choices(pools)
     if not options:
         raise RefusedError(
-            f"{_LAYOUT}.auto: no layout of {training.world} GPUs fits {gigabytes(training.gpu.usable)}: "
-            f"{lower_log_probs(training)}add nodes, shorten data.promptLength + data.responseLength, "
+            f"{_LAYOUT}.auto: no layout of {first.world} GPUs fits {gigabytes(first.gpu.usable)}: "
+            f"{lower_log_probs(first)}add nodes, shorten data.promptLength + data.responseLength, "
             "or use GPUs with more memory",
             "Infeasible",
         )
-    if spec.trainer.moe.dispatcher is TokenDispatcher.DEEPEP and options[0].expert == 1:
+    best = options[0]
+    if spec.trainer.moe.dispatcher is TokenDispatcher.DEEPEP and best.layout.expert == 1:
         raise RefusedError(
-            f"spec.trainer.moe.dispatcher=deepep needs expert parallelism, and auto chose {options[0]}: set "
+            f"spec.trainer.moe.dispatcher=deepep needs expert parallelism, and auto chose {best.layout}: set "
             f"{_LAYOUT}.expert and the other sizes, or dispatcher to auto or alltoall"
         )
-    return options[0], explain(training, options)
-
-
-def explain(training: TrainingPool, options: list[Layout]) -> str:
-    """Return why the first of the feasible layouts is chosen."""
-    best, cost = options[0], training.cost(options[0])
-    text = (
-        f"{best}: fastest by estimate of {len(options)} layouts that fit; "
-        f"{cost.total:.1f} s for an optimizer step over {training.sequences} sequences of the full length of "
-        f"{training.sequence} tokens, of which {cost.compute:.1f} s are computation; "
-        f"the largest other cost is {cost.largest}"
-    )
-    if len(options) > 1:
-        other = options[1]
-        text += f"; next is {other} with {training.cost(other).total:.1f} s"
-    return text
+    return best, f"{fastest(options)}{of_recompute(best, pools)}"
 
 
 def _check_memory(
@@ -267,16 +250,11 @@ def _check_memory(
         return
     if problem := log_prob_problem(training, layout):
         raise RefusedError(problem, "Infeasible")
-    other = nearest(training, layout)
-    remedy = (
-        f"try {other} ({gigabytes(worst(training.memory(other)).total)})"
-        if other
-        else "no layout of this pool fits: add nodes or shorten the sequences"
-    )
     raise RefusedError(
         f"{_LAYOUT}: {layout} on {layout.world} needs {gigabytes(full.state)} before activations and "
         f"{gigabytes(full.total)} in total on each GPU of stage {full.stage + 1}, but "
-        f"{gigabytes(training.gpu.usable)} are usable on {spec.trainer.gpu_type}: {remedy}",
+        f"{gigabytes(training.gpu.usable)} are usable on {spec.trainer.gpu_type}: "
+        f"{remedy(training, layout)}",
         "Infeasible",
     )
 

@@ -14,6 +14,7 @@ from grpo_operator.api.v1alpha1.status import (
     LayoutStatus,
     Phase,
     PoolCount,
+    RecomputeStatus,
     RestartCounts,
 )
 from grpo_operator.plan.lifecycle import is_terminal
@@ -118,6 +119,7 @@ def layout_status(plan: JobPlan) -> LayoutStatus:
         stages=[stage.layers for stage in plan.stages],
         bytes_per_gpu=[stage.total for stage in plan.stages],
         reason=plan.reason,
+        recompute=RecomputeStatus.of(plan.recompute),
         resources=plan.resources,
         deadlines=plan.deadlines,
     )

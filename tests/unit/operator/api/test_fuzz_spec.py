@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from grpo_operator.api.errors import describe
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.plan.capacity.pod_requests import job_requests
-from grpo_operator.plan.planner.resolve import RefusedError, resolve, with_layout
+from grpo_operator.plan.planner.resolve import RefusedError, resolve
+from grpo_operator.plan.planner.settled import with_layout
 from grpo_operator.plan.status.grpojob import layout_status, refused_status
 from grpo_operator.render.config_map import job_config_map
 from grpo_operator.render.ray_cluster import job_cluster

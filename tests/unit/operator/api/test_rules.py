@@ -151,6 +151,26 @@ CASES: dict[str, Changes] = {
     "stage without pipeline": {"trainer.parallelism": {"layersInFirstStage": 1}},
     "stage of a pipeline": {"trainer.parallelism": {"pipeline": 2, "layersInFirstStage": 1}},
     "chunks without pipeline": {"trainer.parallelism": {"virtualPipeline": 2}},
+    "modules": {"trainer.recompute": "selective", "trainer.recomputeModules": ["layernorm", "mlp"]},
+    "default modules": {"trainer.recompute": "selective"},
+    "modules of whole layers": {"trainer.recompute": "full", "trainer.recomputeModules": ["mlp"]},
+    "module twice": {"trainer.recompute": "selective", "trainer.recomputeModules": ["mlp", "mlp"]},
+    "module inside another": {
+        "trainer.recompute": "selective",
+        "trainer.recomputeModules": ["moe", "shared_experts"],
+    },
+    "layers": {"trainer.recompute": "full", "trainer.recomputeLayers": 2},
+    "layers of modules": {"trainer.recompute": "selective", "trainer.recomputeLayers": 2},
+    "activations of experts": {
+        "trainer.device": "cuda",
+        "trainer.recompute": "selective",
+        "trainer.recomputeModules": ["moe_act"],
+    },
+    "activations of experts on CPUs": {
+        "trainer.device": "cpu",
+        "trainer.recompute": "selective",
+        "trainer.recomputeModules": ["moe_act"],
+    },
     "fp8": {"trainer.device": "cuda", "trainer.precision": "fp8-block128"},
     "fp8 on CPUs": {"trainer.device": "cpu", "trainer.precision": "fp8-block128"},
     "fp8 of local kernels": {

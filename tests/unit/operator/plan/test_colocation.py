@@ -82,7 +82,9 @@ def test_memory_is_planned_for_what_the_other_role_keeps() -> None:
     alone = GRPOJobSpec.model_validate(spec.wire() | {"mode": "static"})
     plan = resolve(spec, pool_of(spec))
     assert plan.model is not None
-    rooms = [training_pool(each, pool_of(each), plan.model).gpu.usable for each in (alone, spec)]
+    rooms = [
+        training_pool(each, pool_of(each), plan.model, plan.recompute).gpu.usable for each in (alone, spec)
+    ]
     assert rooms[0] - rooms[1] == 6 * 10**9
     table = as_table(as_data(spec, pool_of(spec), plan, 1e9))
     assert "2 engines on 2 nodes, 8 x h100-80gb, shared with the training pool" in table

@@ -8,7 +8,8 @@ from grpo_operator.api.v1alpha1.status import GRPOJobStatus
 from grpo_operator.kuberay_client.models import RayClusterStatus
 from grpo_operator.plan.lifecycle import cluster_unwanted, pods_suspended, suspend_request
 from grpo_operator.plan.observed import Observed
-from grpo_operator.plan.planner.resolve import resolve, with_layout
+from grpo_operator.plan.planner.resolve import resolve
+from grpo_operator.plan.planner.settled import with_layout
 from grpo_operator.plan.status.grpojob import (
     job_status,
     layout_status,

@@ -203,7 +203,7 @@ def test_shared_memory_of_a_pod_template_that_holds_a_step_is_accepted() -> None
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"trainer__resources__memory": "500Gi"}, "spec.trainer.resources.memory=500Gi: data alone take"),
+        ({"trainer__resources__memory": "250Gi"}, "spec.trainer.resources.memory=250Gi: data alone take"),
         ({"controller__resources__memory": "6Gi"}, "spec.controller.resources.memory=6Gi"),
         ({"scheduling__sharedMemory": "1Gi"}, "spec.scheduling.sharedMemory=1Gi"),
         (
@@ -215,7 +215,7 @@ def test_shared_memory_of_a_pod_template_that_holds_a_step_is_accepted() -> None
             "spec.trainer.podTemplate.spec.volumes[large].emptyDir.sizeLimit=2Gi: data alone take",
         ),
         (
-            {"checkpoint__memory": {"everySteps": 1}, "trainer__resources__memory": "900Gi"},
+            {"checkpoint__memory": {"everySteps": 1}, "trainer__resources__memory": "600Gi"},
             "spec.trainer.resources.memory",
         ),
         (

@@ -13,8 +13,9 @@ from grpo_operator.plan.capacity.feasibility import PodRequest, quantity
 from grpo_operator.plan.capacity.pod_requests import job_requests, pool_requests
 from grpo_operator.plan.planner import resources
 from grpo_operator.plan.planner.pool_checks import check_pool
-from grpo_operator.plan.planner.resolve import RefusedError, resolve, with_layout, with_resources
+from grpo_operator.plan.planner.resolve import RefusedError, resolve
 from grpo_operator.plan.planner.resources import completed_pool
+from grpo_operator.plan.planner.settled import with_layout, with_resources
 from grpo_operator.plan.status.grpojob import layout_status
 from grpo_operator.render.ray_cluster import job_cluster, pool_cluster
 from grpo_operator.settings import OperatorSettings

@@ -11,15 +11,15 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.recompute import NOTHING, Recompute
 from grpo_operator.api.v1alpha1.trainer import KernelChoice, Precision
 from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.megatron.model.hf_config import mcore_config
 from grpo_worker.megatron.model.kernels import Kernels, kernels, precision_fields
 from grpo_worker.megatron.model.layer_spec import block_spec
 from grpo_worker.megatron.model.mtp_layer import add_layer
+from grpo_worker.megatron.model.recompute import mask_kept_layers, recompute_fields
 from grpo_worker.megatron.model.token_dispatcher import AUTO, DispatcherChoice, dispatcher_fields
-
-_RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
 
 def initialize_parallel(layout: Layout, seed: int) -> None:
@@ -51,7 +51,7 @@ def build_chunks(
     hf: dict[str, Any],
     layout: Layout,
     dtype: torch.dtype = torch.float32,
-    recompute: bool = False,
+    recompute: Recompute = NOTHING,
     mtp: bool = False,
     choice: KernelChoice = KernelChoice.LOCAL,
     precision: Precision = Precision.BF16,
@@ -61,21 +61,24 @@ def build_chunks(
 ) -> list[GPTModel]:
     """Build the model chunks of this rank's pipeline stage; the weights are not loaded.
 
-    Returns one chunk, or ``layout.virtual_pipeline`` chunks. ``recompute``: keep only each layer's input
-    and recompute the layer in the backward pass. ``mtp``: add the layer of multi-token prediction to the
-    last stage. ``choice``, ``precision``: of the kernels of the layers. ``passed``: the fields of
-    spec.trainer.megatron. ``dispatcher``: of tokens to their experts. Raises ValueError for kernels and
-    dispatchers that are not there and for fields that Megatron-Core refuses.
+    Returns one chunk, or ``layout.virtual_pipeline`` chunks. ``recompute``: what the backward pass computes
+    again. ``mtp``: add the layer of multi-token prediction to the last stage. ``choice``, ``precision``: of
+    the kernels of the layers. ``passed``: the fields of spec.trainer.megatron. ``dispatcher``: of tokens to
+    their experts. Raises ValueError for kernels and dispatchers that are not there, for modules that the
+    kernels cannot recompute, and for fields that Megatron-Core refuses.
     """
     chosen = kernels(choice)
     fields = chosen.fields | precision_fields(chosen, precision)
     if "num_moe_experts" in family_of(hf).fields(hf):
         fields |= dispatcher_fields(dispatcher, chosen.name, layout, passed or {})
-    fields |= (_RECOMPUTE if recompute else {}) | overrides
+    fields |= recompute_fields(recompute, chosen.grouped) | overrides
     config = mcore_config(hf, layout, dtype, passed, **fields)
     virtual = layout.virtual_pipeline
     stages = range(virtual) if virtual > 1 else [None]
-    return [_chunk(hf, config, chosen, stage, mtp) for stage in stages]
+    chunks = [_chunk(hf, config, chosen, stage, mtp) for stage in stages]
+    for chunk in chunks:
+        mask_kept_layers(chunk, recompute)
+    return chunks
 
 
 def _chunk(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from megatron.core import tensor_parallel
 from megatron.core.models.backends import BackendSpecProvider, LocalSpecProvider
 from megatron.core.post_training.modelopt.layers import Linear
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
@@ -19,6 +20,7 @@ from megatron.core.transformer.moe import moe_utils
 
 from grpo_operator.api.v1alpha1.trainer import KernelChoice, Precision
 from grpo_worker.megatron.model.core_attention import CoreAttention
+from grpo_worker.megatron.model.recompute import PlainCheckpoint
 
 log = logging.getLogger(__name__)
 
@@ -127,8 +129,10 @@ def _problem() -> str:
 def _without_transformer_engine() -> None:
     """Correct what Megatron-Core does where Transformer Engine cannot be imported.
 
-    It silently imports mocks, on which isinstance() fails, and leaves a name unbound that it reads later.
+    It silently imports mocks, on which isinstance() fails, leaves a name unbound that it reads later, and
+    cannot recompute a module without it.
     """
     if _problem():
         multi_latent_attention.HAVE_TE = False
         moe_utils.__dict__.setdefault("te_general_gemm", None)
+        tensor_parallel.CheckpointWithoutOutput = PlainCheckpoint

@@ -37,12 +37,24 @@ class MtpLayer(MultiTokenPredictionLayer):  # type: ignore[misc]
         def masked(_layer: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             return args, kwargs | {"padding_mask": padding}
 
-        # Megatron-Core 0.16.1 hands no mask to the layer inside.
-        with self.transformer_layer.register_forward_pre_hook(masked, with_kwargs=True):
-            output: torch.Tensor = self._proj_and_transformer_layer(
-                hidden, embedded, packed_seq_params=packed
-            )
-        return output
+        def run(hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+            # Megatron-Core 0.16.1 hands no mask to the layer inside.
+            with self.transformer_layer.register_forward_pre_hook(masked, with_kwargs=True):
+                output: torch.Tensor = self._proj_and_transformer_layer(
+                    hidden, embedded, packed_seq_params=packed
+                )
+            return output
+
+        if not (self.training and torch.is_grad_enabled() and self._recomputed):
+            return run(hidden, embedded)
+        # Autograd enters a recomputation only through an input that has a gradient.
+        recomputed: torch.Tensor = self._checkpointed_forward(run, hidden.detach().requires_grad_(), embedded)
+        return recomputed
+
+    @property
+    def _recomputed(self) -> bool:
+        """Whether the layer is recomputed as a whole, like all layers of the model."""
+        return bool(self.config.recompute_method == "uniform")
 
 
 def add_layer(model: Any, vp_stage: int | None, kernels: Kernels) -> None:

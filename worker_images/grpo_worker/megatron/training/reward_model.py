@@ -42,7 +42,7 @@ class RewardModel:
             raise ValueError(
                 f"spec.reward.model.path={path}: the classifier has {head[0]} labels: use one with one label"
             )
-        own = replace(setup, hf=hf | {"tie_word_embeddings": False}, reader=reader, recompute=False)
+        own = replace(setup, hf=hf | {"tie_word_embeddings": False}, reader=reader)
         chunks = with_value_heads(own.build())
         hf_mapping.load(chunks, own.family, reader)
         self._chunks = [chunk.eval().requires_grad_(False) for chunk in chunks]

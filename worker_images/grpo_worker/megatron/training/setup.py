@@ -8,6 +8,7 @@ import torch
 
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.moe import MoeSpec
+from grpo_operator.api.v1alpha1.recompute import NOTHING, Recompute
 from grpo_operator.api.v1alpha1.trainer import KernelChoice, OffloadSpec, Precision
 from grpo_worker.megatron.conversion.readers import WeightReader
 from grpo_worker.megatron.families.base import Family
@@ -23,9 +24,9 @@ class ModelSetup:
     """Settings from which policy, critic and reward model are built.
 
     ``hf``: contents of config.json. ``reader``: source of the initial weights. ``dtype``: of weights and
-    activations; gradients and optimizer state are fp32. ``recompute``: keep only each layer's input for the
-    backward pass. ``offload``: state that waits in host memory while another role computes. ``mtp``: also
-    train the layer of multi-token prediction. ``moe``: balance of the experts of the trained models, and
+    activations; gradients and optimizer state are fp32. ``recompute``: what the backward pass of trained
+    models computes again. ``offload``: state that waits in host memory while another role computes. ``mtp``:
+    also train the layer of multi-token prediction. ``moe``: balance of the experts of the trained models, and
     dispatcher of all models' tokens. ``gpus_per_node``: of the training pool.
     ``kernels``, ``precision``: of all models' layers. ``megatron``: fields of all models' configurations that
     the job passes through.
@@ -36,7 +37,7 @@ class ModelSetup:
     reader: WeightReader
     batching: MicroBatching = MicroBatching()
     dtype: torch.dtype = torch.float32
-    recompute: bool = False
+    recompute: Recompute = NOTHING
     offload: OffloadSpec = OffloadSpec()
     mtp: bool = False
     moe: MoeSpec = MoeSpec()

@@ -125,8 +125,10 @@ class StepModel:
 
     def update(self) -> LayoutCost:
         """Return one optimizer step."""
-        samples = self.workload.mini_batch * self.workload.group
-        return self._call(samples, passes_of_update(self.workload.recompute), gradients=True)
+        samples, layout = self.workload.mini_batch * self.workload.group, self.trainer.layout
+        rows = self.workload.rows(samples, layout.data, gradients=True)
+        passes = passes_of_update(self.model, layout, rows, self.workload.recompute)
+        return self._call(samples, passes, gradients=True)
 
     def update_weights(self) -> float:
         """Return the seconds of a weight update."""
@@ -160,7 +162,7 @@ class StepModel:
             ahead=work.ahead,
         )
 
-    def _call(self, samples: int, passes: int, *, gradients: bool) -> LayoutCost:
+    def _call(self, samples: int, passes: float, *, gradients: bool) -> LayoutCost:
         trainer = self.trainer
         return call_cost(
             self.model,

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from grpo_operator.api.base import Device
 from grpo_operator.api.catalog.gpus import GPUS
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
-from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.plan.planner.efficiency import MEASURED, Efficiency
 from grpo_operator.plan.planner.model.parameters import hf_tensors
@@ -55,7 +54,7 @@ def step_model(
     gpu = GPUS[engine.gpu_type]
     return StepModel(
         model=plan.model,
-        workload=_workload(spec, plan.layout, prompt, lengths),
+        workload=_workload(spec, plan, prompt, lengths),
         trainer=TrainingHardware(GPUS[spec.trainer.gpu_type], spec.trainer.gpus_per_node, plan.layout),
         rollout=RolloutHardware(
             gpu, engine.gpus_per_node, pool.replicas, plan.engine, max(room, 1), engine.is_deterministic
@@ -66,7 +65,7 @@ def step_model(
     )
 
 
-def _workload(spec: GRPOJobSpec, layout: Layout, prompt: float, lengths: ResponseLengths) -> StepWorkload:
+def _workload(spec: GRPOJobSpec, plan: JobPlan, prompt: float, lengths: ResponseLengths) -> StepWorkload:
     trainer, algorithm = spec.trainer, spec.algorithm
     return StepWorkload(
         prompts=spec.data.train_batch_size,
@@ -78,8 +77,8 @@ def _workload(spec: GRPOJobSpec, layout: Layout, prompt: float, lengths: Respons
         max_tokens=trainer.max_tokens_per_gpu,
         log_prob_micro_batch=trainer.log_prob_micro_batch_size_per_gpu,
         log_prob_max_tokens=trainer.log_prob_max_tokens_per_gpu,
-        context=layout.context,
-        recompute=trainer.recompute == "full",
+        context=plan.layout.context,
+        recompute=plan.recompute,
         reference=algorithm.needs_reference,
         critic=algorithm.critic is not None,
         reward_model=bool(spec.reward and spec.reward.model),

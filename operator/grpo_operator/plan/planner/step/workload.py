@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from grpo_operator.api.v1alpha1.recompute import FULL, Recompute
 from grpo_operator.plan.planner.step.lengths import ResponseLengths
 from grpo_operator.plan.planner.training.cost import Rows
 
@@ -31,7 +32,7 @@ class StepWorkload:
     log_prob_micro_batch: int | None = None
     log_prob_max_tokens: int | None = None
     context: int = 1
-    recompute: bool = True
+    recompute: Recompute = FULL
     reference: bool = True
     critic: bool = False
     reward_model: bool = False

@@ -2,12 +2,14 @@
 
 Counted per token from what each operation of a bf16 layer saves, with flash attention (no score
 matrix) and sequence parallelism wherever tensor > 1. Compared with measured peaks in
-benchmarks/results/planner.json.
+benchmarks/results/planner.json, and what each module's recomputation drops with what Megatron-Core saves
+(tests/worker/test_recompute.py).
 """
 
 from dataclasses import dataclass
 
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.recompute import FULL, Recompute, RecomputeKind, RecomputeModule
 from grpo_operator.plan.planner.model.shape import GqaShape, MlaShape, ModelShape
 
 _BF16, _FP32 = 2, 4
@@ -17,14 +19,13 @@ _BF16, _FP32 = 2, 4
 class Workload:
     """One optimizer step of a rank. ``sequence``: tokens of a sequence, prompt and response.
 
-    ``recompute``: keep only each layer's input and compute the layer again in the backward pass.
     ``log_prob_tokens``: of a micro-batch in passes without gradients; None: those of the update.
     """
 
     sequence: int
     micro_batch: int = 1
     micro_batches: int = 1
-    recompute: bool = True
+    recompute: Recompute = FULL
     log_prob_tokens: int | None = None
 
     def tokens(self, layout: Layout) -> int:
@@ -40,16 +41,46 @@ class LayerActivations:
     working: int
 
 
-def layer_activations(model: ModelShape, layout: Layout, workload: Workload, layer: int) -> LayerActivations:
-    """Return the activations of one layer on one rank."""
-    tokens = workload.tokens(layout)
+def layer_activations(
+    model: ModelShape, layout: Layout, workload: Workload, layer: int, place: int = 0
+) -> LayerActivations:
+    """Return the activations of one layer on one rank. ``place``: of the layer in its model chunk."""
     # The residual stream and the norms' inputs are split over the tensor-parallel ranks too.
-    stream = tokens * model.hidden * _BF16 // layout.tensor
-    inside = tokens * (_attention(model) + _feed_forward(model, layout, layer)) // layout.tensor
-    whole = 4 * stream + inside
-    if workload.recompute:
+    each = workload.tokens(layout), layout.tensor
+    stream = _bytes(_BF16 * model.hidden, *each)
+    whole = 4 * stream + _bytes(_attention(model) + _feed_forward(model, layer), *each)
+    recompute = workload.recompute.of_layer(place)
+    if recompute.kind is RecomputeKind.FULL:
         return LayerActivations(stream, whole)
-    return LayerActivations(whole, stream)
+    halves = [_bytes(half, *each) for half in _recomputed(model, layer, recompute)]
+    # The backward pass reaches the attention when it has released the feed-forward.
+    return LayerActivations(whole - sum(halves), stream + max(halves))
+
+
+def _bytes(of_token: int, tokens: int, ranks: int) -> int:
+    return tokens * of_token // ranks
+
+
+def _recomputed(model: ModelShape, layer: int, recompute: Recompute) -> tuple[int, int]:
+    """Return bytes per token that attention and feed-forward do not keep, because they compute them again.
+
+    Flash attention saves its output, which the projection after it needs, and no scores: recomputing
+    core_attn drops nothing else.
+    """
+    shape, experts, modules = model.attention, model.experts, recompute.modules
+    attention = feed_forward = 0
+    if RecomputeModule.LAYERNORM in modules:
+        attention = feed_forward = _BF16 * model.hidden
+    if RecomputeModule.MLA_UP_PROJ in modules and isinstance(shape, MlaShape):
+        attention += _BF16 * _up_projected(model, shape)
+    if experts is None or layer < experts.first_dense:
+        return attention, feed_forward + _feed_forward(model, layer) * (RecomputeModule.MLP in modules)
+    parts = {
+        RecomputeModule.MOE: _feed_forward(model, layer),
+        RecomputeModule.MOE_ACT: _BF16 * experts.top_k * experts.ffn,
+        RecomputeModule.SHARED_EXPERTS: _BF16 * 3 * experts.shared_ffn,
+    }
+    return attention, feed_forward + sum(parts.get(module, 0) for module in modules)
 
 
 def _attention(model: ModelShape) -> int:
@@ -58,17 +89,18 @@ def _attention(model: ModelShape) -> int:
     if isinstance(shape, GqaShape):
         width = shape.head * (model.heads + 2 * shape.kv_heads)
         return _BF16 * (2 * width + shape.head * model.heads)
-    return _BF16 * _mla(model, shape)
-
-
-def _mla(model: ModelShape, shape: MlaShape) -> int:
     compressed = 2 * ((shape.q_rank or 0) + shape.kv_rank) + shape.rope
+    return _BF16 * (compressed + _up_projected(model, shape) + model.heads * shape.value)
+
+
+def _up_projected(model: ModelShape, shape: MlaShape) -> int:
+    """Return the values per token that the up projections and the rotary embedding compute."""
     query_key = 2 * model.heads * (shape.nope + shape.rope)
     # Queries and keys twice: before and after the rotary part is concatenated.
-    return compressed + 2 * query_key + model.heads * (2 * shape.value + shape.nope)
+    return 2 * query_key + model.heads * (shape.value + shape.nope)
 
 
-def _feed_forward(model: ModelShape, layout: Layout, layer: int) -> int:
+def _feed_forward(model: ModelShape, layer: int) -> int:
     """Return bytes per token. A gated feed-forward keeps gate, up and their product."""
     experts = model.experts
     if experts is None or layer < experts.first_dense:

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 from grpo_operator.api.catalog.gpus import Gpu
 from grpo_operator.api.v1alpha1.layout import Layout
-from grpo_operator.api.v1alpha1.stages import stage_counts
+from grpo_operator.api.v1alpha1.recompute import Recompute
+from grpo_operator.api.v1alpha1.stages import chunk_counts, stage_counts
 from grpo_operator.plan.planner.efficiency import MEASURED, Efficiency
 from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.shape import GqaShape, ModelShape
 from grpo_operator.plan.planner.training.activations import Workload
+from grpo_operator.plan.planner.training.flops import layer_flops, recomputed_share
 
 _BF16, _FP32 = 2, 4
 
@@ -87,13 +89,20 @@ def update_cost(
         workload.sequence * workload.micro_batch,
         workload.sequence / 2,
     )
-    passes = passes_of_update(workload.recompute)
+    passes = passes_of_update(model, layout, rows, workload.recompute)
     return call_cost(model, layout, rows, gpu, gpus_per_node, passes=passes, gradients=True)
 
 
-def passes_of_update(recompute: bool) -> int:
-    """Return the forward passes that an update costs: its own, two for backward, one to recompute."""
-    return 4 if recompute else 3
+def passes_of_update(model: ModelShape, layout: Layout, rows: Rows, recompute: Recompute) -> float:
+    """Return the forward passes that an update costs: its own, two for backward, and what it recomputes.
+
+    That part is the share of the operations of the slowest stage.
+    """
+    if recompute.layers is None:
+        return 3 + recomputed_share(model, rows.attended, recompute)
+    chunks = chunk_counts(model.layers, layout)
+    slowest = max((chunks[stage :: layout.pipeline] for stage in range(layout.pipeline)), key=sum)
+    return 3 + sum(min(count, recompute.layers) for count in slowest) / sum(slowest)
 
 
 def call_cost(
@@ -103,7 +112,7 @@ def call_cost(
     gpu: Gpu,
     gpus_per_node: int,
     *,
-    passes: int,
+    passes: float,
     gradients: bool = False,
     efficiency: Efficiency = MEASURED,
 ) -> LayoutCost:
@@ -123,14 +132,14 @@ def call_cost(
 
 
 def call_work(
-    model: ModelShape, layout: Layout, rows: Rows, gpu: Gpu, gpus_per_node: int, passes: int
+    model: ModelShape, layout: Layout, rows: Rows, gpu: Gpu, gpus_per_node: int, passes: float
 ) -> Work:
     """Count the work of ``passes`` forward passes over ``rows`` on the stage with the most layers."""
     layers = max(stage_counts(model.layers, layout))
     times = layers * passes
     tokens = rows.tokens * rows.count / layout.context
     stream = tokens * model.hidden * _BF16 / layout.tensor
-    flops = 2 * _active_per_layer(model) + _attention_flops(model, rows)
+    flops = layer_flops(model, rows.attended)
     local = model.experts.count / layout.expert if model.experts else 0.0
     return Work(
         flops=flops * tokens * times / layout.tensor / gpu.flops,
@@ -141,25 +150,6 @@ def call_work(
         expert=_expert(model, layout, gpu, gpus_per_node) * stream * times,
         context=_context(model, layout, gpu, gpus_per_node) * tokens * times,
     )
-
-
-def _active_per_layer(model: ModelShape) -> float:
-    """Return the parameters that are multiplied with one token in an average layer; the embedding is not."""
-    total = parameters.total(model)
-    used = total.split + total.whole - (0 if model.tied else parameters.embedding(model).total)
-    if model.experts is not None:
-        used += total.expert * model.experts.top_k // model.experts.count
-    return used / model.layers
-
-
-def _attention_flops(model: ModelShape, rows: Rows) -> float:
-    """Return the operations of one token's attention in one layer."""
-    shape = model.attention
-    if isinstance(shape, GqaShape):
-        width = 2 * shape.head * model.heads
-    else:
-        width = (shape.nope + shape.rope + shape.value) * model.heads
-    return 2 * width * rows.attended
 
 
 def _tensor(layout: Layout, gpu: Gpu, gpus_per_node: int) -> float:

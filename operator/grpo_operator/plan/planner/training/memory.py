@@ -8,7 +8,7 @@ Activations are those that a fused implementation keeps for the backward pass.
 from dataclasses import dataclass
 
 from grpo_operator.api.v1alpha1.layout import Layout
-from grpo_operator.api.v1alpha1.stages import stage_layers
+from grpo_operator.api.v1alpha1.stages import chunk_counts, stage_layers
 from grpo_operator.api.v1alpha1.trainer import OffloadSpec
 from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.parameters import Count
@@ -29,6 +29,7 @@ BF16 = Precision()
 _STEP = 4  # bytes per parameter of the shard: an fp32 copy during the optimizer step
 FP32 = Precision(weights=4, gradients=4, optimizer=8)  # no separate main weights
 _SAVED = 12  # bytes of a value's main weight and two moments in a checkpoint, which has them in fp32
+_UNCOUNTED = 2**31  # place of a layer that is not among the first ones of its chunk, however many these are
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +168,13 @@ def _activations(
     The addition is the logits, or the backward pass of a layer. ``with_mtp``: the stage has a
     multi-token-prediction layer, with logits of its own.
     """
-    layers = (*layers, model.layers) if with_mtp else layers
-    each = [layer_activations(model, layout, workload, index) for index in layers]
+    places = _places(model, layout, stage)
+    if with_mtp:
+        layers, places = (*layers, model.layers), [*places, _UNCOUNTED]
+    each = [
+        layer_activations(model, layout, workload, layer, place)
+        for layer, place in zip(layers, places, strict=True)
+    ]
     flight = _in_flight(layout, stage, workload.micro_batches)
     kept = sum(part.kept for part in each) * flight // layout.virtual_pipeline
     logits = logits_bytes(model, layout, workload) if stage == layout.pipeline - 1 else 0
@@ -193,6 +199,12 @@ def _without_gradients(
     # They are those of a layer that the backward pass recomputes as a whole.
     one = Workload(workload.log_prob_tokens)
     return _activations(model, layout, one, layers, stage, with_mtp)[1]
+
+
+def _places(model: ModelShape, layout: Layout, stage: int) -> list[int]:
+    """Return the place of each layer of a stage in its model chunk."""
+    counts = chunk_counts(model.layers, layout)[stage :: layout.pipeline]
+    return [place for count in counts for place in range(count)]
 
 
 def _in_flight(layout: Layout, stage: int, micro_batches: int) -> int:

@@ -1,11 +1,12 @@
 """Searches for feasible layouts: the fastest one, or the one nearest to a given layout (pure)."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from grpo_operator.api.catalog.gpus import Gpu
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.recompute import FULL, Recompute
 from grpo_operator.api.v1alpha1.stages import uneven
 from grpo_operator.api.v1alpha1.trainer import OffloadSpec
 from grpo_operator.plan.planner.model.shape import ModelShape
@@ -39,7 +40,7 @@ class TrainingPool:
     max_tokens: int | None = None
     log_prob_micro_batch: int | None = None
     log_prob_max_tokens: int | None = None
-    recompute: bool = True
+    recompute: Recompute = FULL
     fp8_sync: bool = False
     sync_buffers: int = 0
     frozen: int = 0
@@ -134,6 +135,39 @@ def feasible(pool: TrainingPool) -> list[Layout]:
     """Return the layouts that fit, the fastest by :func:`update_cost` first, then by their text."""
     layouts = [layout for layout in candidates(pool) if fits(pool, layout)]
     return sorted(layouts, key=lambda layout: (pool.cost(layout).total, str(layout)))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A layout of a pool, and the pool with what is recomputed in it."""
+
+    pool: TrainingPool
+    layout: Layout
+
+    @property
+    def cost(self) -> LayoutCost:
+        return self.pool.cost(self.layout)
+
+
+def choices(pools: Sequence[TrainingPool]) -> list[Choice]:
+    """Return each layout that fits with the fastest of the pools, which differ in what they recompute."""
+    found: dict[Layout, Choice] = {}
+    for choice in (Choice(pool, layout) for pool in pools for layout in feasible(pool)):
+        other = found.get(choice.layout)
+        if other is None or choice.cost.total < other.cost.total:
+            found[choice.layout] = choice
+    return sorted(found.values(), key=lambda choice: (choice.cost.total, str(choice.layout)))
+
+
+def chosen(pools: Sequence[TrainingPool], layout: Layout) -> Choice:
+    """Return a given layout with the fastest of the pools in which it fits.
+
+    If it fits in none, the one that needs the least memory.
+    """
+    fitting = [Choice(pool, layout) for pool in pools if fits(pool, layout)]
+    if fitting:
+        return min(fitting, key=lambda choice: choice.cost.total)
+    return Choice(min(pools, key=lambda pool: worst(pool.memory(layout)).total), layout)
 
 
 def nearest(pool: TrainingPool, given: Layout) -> Layout | None:

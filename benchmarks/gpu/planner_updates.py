@@ -1,0 +1,72 @@
+"""Seconds and memory of the trainer's own updates on one GPU, for the planner's estimates.
+
+    python benchmarks/gpu/planner_updates.py updates-fitted.json fitted
+    python benchmarks/gpu/planner_updates.py updates-held-out.json held-out
+
+The cases are those of update_cases.py. Each one trains with the product's policy, whose optimizer is the
+fused Adam of Transformer Engine. Needs transformer_engine and megatron-core on PYTHONPATH beside operator,
+worker_images and devcluster.
+"""
+
+import argparse
+import statistics
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from kernel_models import discard, free, policy, seconds
+from trainer_speed import rows_of
+from update_cases import FITTED, HELD_OUT, MICRO_BATCHES, ONE, UpdateCase
+
+from grpo_devcluster.results import stamp, write_raw
+from grpo_worker.algorithms.losses import PolicyLossConfig
+from grpo_worker.megatron.model.build import initialize_parallel
+
+ROUNDS, WARM_UP = 3, 2
+
+
+def measure(case: UpdateCase) -> dict[str, Any]:
+    """Return seconds of updates, bytes of weights, gradients and optimizer, and the peak of an update."""
+    free()
+    before = torch.cuda.memory_allocated()
+    model = policy(case.hf, (case.kernels, case.precision), layout=case.layout, recompute=case.recomputed)
+    batch = rows_of([case.tokens] * MICRO_BATCHES, 4, case.hf["vocab_size"])
+
+    def update() -> object:
+        return model.update(batch, PolicyLossConfig(), 0.001, 1.0)
+
+    for _ in range(WARM_UP):
+        update()
+    free()
+    state = torch.cuda.memory_allocated() - before
+    torch.cuda.reset_peak_memory_stats()
+    taken = [seconds(update) for _ in range(ROUNDS)]
+    peak = torch.cuda.max_memory_allocated() - before
+    discard(model)
+    return {"seconds": statistics.median(taken), "state": state, "peak": peak}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("result", type=Path)
+    parser.add_argument("kind", choices=("fitted", "held-out"))
+    args = parser.parse_args()
+    torch.cuda.set_device(0)
+    dist.init_process_group("nccl", init_method="tcp://127.0.0.1:29574", rank=0, world_size=1)
+    initialize_parallel(ONE, 1)
+    found: dict[str, Any] = {}
+    failed = []
+    for case in FITTED if args.kind == "fitted" else HELD_OUT:
+        try:
+            found[str(case)] = measure(case)
+        except Exception:  # noqa: BLE001 - the other cases run all the same
+            traceback.print_exc()
+            failed.append(str(case))
+        print(case, found.get(str(case)), f"{torch.cuda.memory_allocated() / 1e9:.1f} GB", flush=True)
+        write_raw(args.result, stamp(f"1 x {torch.cuda.get_device_name()}"), cases=found, failed=failed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Models, sizes and kernels whose updates planner_updates.py measures (pure)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from models import MODEL, QWEN3, QWEN3_MOE, WIDE
+
+from grpo_operator.api.catalog.architectures import architecture
+from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.recompute import FULL, NOTHING, Recompute
+from grpo_operator.api.v1alpha1.trainer import KernelChoice, Precision
+from grpo_operator.plan.planner.model.shape import ModelShape
+from grpo_operator.plan.planner.training.recompute import selective
+
+LOCAL, ENGINE = KernelChoice.LOCAL, KernelChoice.TRANSFORMER_ENGINE
+BF16, FP8 = Precision.BF16, Precision.FP8_BLOCK128
+MICRO_BATCHES = 4
+ONE = Layout(world=1)
+# Layers of DeepSeek-V3; eight experts get all tokens, as those of one of 32 expert-parallel ranks do.
+_SLICE: dict[str, Any] = architecture("deepseek-v3") | {
+    "num_hidden_layers": 3, "first_k_dense_replace": 0, "n_routed_experts": 8, "num_experts_per_tok": 8,
+    "n_group": 1, "topk_group": 1, "vocab_size": 4096, "num_nextn_predict_layers": 0,
+}  # fmt: skip
+_NARROW = MODEL | {"num_nextn_predict_layers": 0}
+MODELS: dict[str, dict[str, Any]] = {
+    "slice": _SLICE, "narrow": _NARROW, "qwen3": QWEN3, "qwen3-moe": QWEN3_MOE, "wide": WIDE,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateCase:
+    """An update of four padded rows, one in each micro-batch. ``tokens``: of a row.
+
+    ``recompute``: none, selective or full, as a job asks for it.
+    """
+
+    model: str
+    tokens: int
+    kernels: KernelChoice = ENGINE
+    precision: Precision = BF16
+    recompute: str = "none"
+    layout: Layout = ONE
+
+    @property
+    def hf(self) -> dict[str, Any]:
+        return MODELS[self.model]
+
+    @property
+    def recomputed(self) -> Recompute:
+        if self.recompute == "selective":
+            return selective(ModelShape.from_hf(self.hf), self.kernels is ENGINE)
+        return FULL if self.recompute == "full" else NOTHING
+
+    def __str__(self) -> str:
+        kernels = "TE" if self.kernels is ENGINE else "local"
+        precision = " fp8" if self.precision is FP8 else ""
+        world = "" if self.layout.world == 1 else f", {self.layout}"
+        return f"{self.model} {self.tokens} {kernels}{precision} {self.recompute}{world}"
+
+
+# The formulas for Transformer Engine were corrected on these.
+FITTED = (
+    UpdateCase("slice", 4096),
+    UpdateCase("slice", 512),
+    UpdateCase("slice", 4096, recompute="full"),
+    UpdateCase("slice", 4096, recompute="selective"),
+    UpdateCase("slice", 4096, precision=FP8),
+    UpdateCase("slice", 512, precision=FP8),
+    UpdateCase("narrow", 4096),
+    UpdateCase("narrow", 4096, precision=FP8),
+    UpdateCase("narrow", 1024),
+    UpdateCase("qwen3", 4096),
+    UpdateCase("qwen3", 4096, precision=FP8),
+    UpdateCase("qwen3", 1024, recompute="selective"),
+)
+# Nothing was fitted to these.
+HELD_OUT = (
+    UpdateCase("slice", 8192, recompute="selective"),
+    UpdateCase("slice", 2048, precision=FP8, recompute="full"),
+    UpdateCase("narrow", 8192, recompute="full"),
+    UpdateCase("narrow", 4096, precision=FP8, recompute="selective"),
+    UpdateCase("qwen3", 8192, recompute="full"),
+    UpdateCase("qwen3", 2048, precision=FP8, recompute="selective"),
+    UpdateCase("qwen3-moe", 4096),
+    UpdateCase("qwen3-moe", 8192, recompute="full"),
+    UpdateCase("qwen3-moe", 4096, precision=FP8),
+    UpdateCase("wide", 4096),
+    UpdateCase("wide", 8192, recompute="selective"),
+    UpdateCase("wide", 4096, precision=FP8, recompute="full"),
+    UpdateCase("wide", 4096, LOCAL),
+    UpdateCase("qwen3-moe", 2048, LOCAL, recompute="full"),
+)
+CASES = {str(case): case for case in (*FITTED, *HELD_OUT)}
