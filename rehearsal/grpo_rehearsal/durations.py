@@ -103,13 +103,13 @@ class Durations:
 
     def update(self, lengths: Sequence[int]) -> float:
         """Return the seconds of an optimizer step over one replica's sequences."""
-        layout, rows = self._plan.layout, self._rows(lengths)
+        layout, rows = self._plan.layout, self._rows(lengths, gradients=True)
         passes = passes_of_update(self.model.model, layout, rows, self._plan.recompute)
         return self._call(lengths, passes, gradients=True)
 
-    def micro_batches(self, lengths: Sequence[int]) -> float:
+    def micro_batches(self, lengths: Sequence[int], gradients: bool) -> float:
         """Return the number of micro-batches of one replica's sequences."""
-        return self._rows(lengths).count
+        return self._rows(lengths, gradients).count
 
     @cached_property
     def state(self) -> StateBytes:
@@ -181,18 +181,19 @@ class Durations:
     def _call(self, lengths: Sequence[int], passes: float, *, gradients: bool) -> float:
         trainer, model = self.model.trainer, self.model
         cost = call_cost(
-            model.model, trainer.layout, self._rows(lengths), trainer.gpu, trainer.gpus_per_node,
+            model.model, trainer.layout, self._rows(lengths, gradients), trainer.gpu, trainer.gpus_per_node,
             passes=passes, gradients=gradients, efficiency=model.efficiency,
         )  # fmt: skip
         return cost.total
 
-    def _rows(self, lengths: Sequence[int]) -> Rows:
+    def _rows(self, lengths: Sequence[int], gradients: bool) -> Rows:
         """Return the micro-batches of one replica, packed or padded as the job's ranks make them."""
-        trainer, tokens = self._spec.trainer, sum(lengths)
-        if trainer.max_tokens_per_gpu is None:
-            micro, width = trainer.micro_batch_size_per_gpu, max(lengths)
+        micro, max_tokens = self.model.workload.sizes(gradients)
+        tokens = sum(lengths)
+        if max_tokens is None:
+            width = max(lengths)
             return Rows(len(lengths) / micro, width * micro, width / 2)
-        budget = trainer.max_tokens_per_gpu * self.model.trainer.layout.context
+        budget = max_tokens * self.model.trainer.layout.context
         filled = min(budget * PACKING, tokens)
         count = max(tokens / filled, 1.0)
         attended = sum(n * n for n in lengths) / tokens / 2

@@ -92,9 +92,9 @@ class RankMethods:
         """
         times = self.job.durations
         if method in _FORWARD:
-            return self._work(args, ranks, times.forward)
+            return self._work(args, ranks, times.forward, gradients=False)
         if method in _UPDATE:
-            return self._work(args, ranks, times.update)
+            return self._work(args, ranks, times.update, gradients=True)
         if method == "poll_checkpoint":
             return Work(self._unwritten() if args[0][0] else even(0.0))
         if method == "save_checkpoint":
@@ -210,10 +210,15 @@ class RankMethods:
         return sum(moe * reference.layer_bytes for reference in references)
 
     def _work(
-        self, args: Sequence[Sequence[Any]], ranks: Sequence[int], seconds: Callable[[Sequence[int]], float]
+        self,
+        args: Sequence[Sequence[Any]],
+        ranks: Sequence[int],
+        seconds: Callable[[Sequence[int]], float],
+        gradients: bool,
     ) -> Work:
         """Return the work of the replica that takes longest, which all ranks wait for.
 
+        ``gradients``: the call is an update.
         A slow rank makes its whole replica slow: the other stages and shards wait for it at each micro-batch.
         """
         lengths: dict[tuple[int, ...], list[int]] = {}
@@ -227,7 +232,8 @@ class RankMethods:
             if rank in self.slow:
                 slowest = max(slowest, self.slow[rank] * seconds(lengths[key]))
         fullest = max(lengths.values(), key=sum)
-        return Work(even(max(seconds(fullest), slowest), self.job.durations.micro_batches(fullest)))
+        count = self.job.durations.micro_batches(fullest, gradients)
+        return Work(even(max(seconds(fullest), slowest), count))
 
     def _of_batch(self, method: str, batch: RaggedBatch) -> Any:
         if method in ("log_probs", "reference_log_probs"):

@@ -6,13 +6,15 @@ import torch
 import torch.distributed as dist
 
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.moe import TokenDispatcher
 from grpo_operator.api.v1alpha1.trainer import KernelChoice, Precision
 from grpo_worker.megatron.conversion import hf_mapping
 from grpo_worker.megatron.conversion.readers import SeededWeights
 from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.megatron.model.build import build_chunks, initialize_parallel
-from grpo_worker.megatron.model.hf_config import with_fitting_fusions
+from grpo_worker.megatron.model.hf_config import mcore_config, with_fitting_fusions
 from grpo_worker.megatron.model.kernels import kernels
+from grpo_worker.megatron.model.token_dispatcher import DispatcherChoice
 from support.tiny_models import tiny_model
 
 Held = tuple[str, tuple[int, ...], int, int, bool, torch.Tensor]
@@ -90,3 +92,21 @@ def build(choice: str) -> str:
     except ValueError as error:
         return str(error)
     return str(kernels(KernelChoice(choice)).name)
+
+
+def rendered(model: str, layout: dict[str, int], fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a configuration that say how tokens reach their experts."""
+    config = mcore_config(tiny_model(model), Layout(world=8, **layout), torch.bfloat16, **fields)
+    names = ("moe_token_dispatcher_type", "moe_flex_dispatcher_backend", "moe_router_dtype")
+    return {name: getattr(config, name) for name in names}
+
+
+def refused_dispatcher(model: str) -> str:
+    """Return why a model that asks for DeepEP cannot be built on a CPU."""
+    layout = Layout(world=dist.get_world_size(), expert=dist.get_world_size())
+    initialize_parallel(layout, 0)
+    try:
+        build_chunks(tiny_model(model), layout, dispatcher=DispatcherChoice(TokenDispatcher.DEEPEP))
+    except ValueError as error:
+        return str(error)
+    return "built"

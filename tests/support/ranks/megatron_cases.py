@@ -22,6 +22,7 @@ from grpo_worker.megatron.model import hf_config
 from grpo_worker.megatron.model.build import build_chunks, initialize_parallel
 from grpo_worker.megatron.model.hf_config import mcore_config
 from grpo_worker.megatron.model.kernels import transformer_engine_fields
+from grpo_worker.megatron.model.token_dispatcher import DEEPEP
 from grpo_worker.megatron.training.critic import CriticModel
 from grpo_worker.megatron.training.policy import PolicyModel
 from grpo_worker.megatron.training.reward_model import RewardModel
@@ -50,7 +51,7 @@ def table() -> str:
 
 def set_by_us() -> set[str]:
     """Return the fields that the trainer gives to Megatron-Core's configuration, or changes later."""
-    seen = set(transformer_engine_fields())
+    seen = set(transformer_engine_fields()) | set(DEEPEP)
     with _recorded(seen) as configs:
         for layout in LAYOUTS:
             mcore_config(tiny_model("deepseek_v3"), layout, torch.bfloat16)

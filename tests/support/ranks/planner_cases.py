@@ -43,7 +43,7 @@ class WrongLayersError(Exception):
 
 
 @contextmanager
-def _fake_groups() -> Iterator[None]:
+def fake_groups() -> Iterator[None]:
     """Replace the groups that Megatron-Core requests with the gloo backend by fake ones."""
     original = torch.distributed.new_group
 
@@ -65,7 +65,7 @@ def stage_parameters(hf: dict[str, Any], layout: Layout, mtp: bool = False) -> l
         rank = stage * (layout.world // layout.pipeline)
         torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.world)
         try:
-            with _fake_groups():
+            with fake_groups():
                 initialize_parallel(layout, seed=0)
             assert parallel_state.get_pipeline_model_parallel_rank() == stage
             with torch.device("meta"):

@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from grpo_rehearsal.durations import Durations
 from grpo_rehearsal.job import RehearsedJob
@@ -22,6 +23,20 @@ from grpo_worker.weightsync.planner.layouts import EngineShape
 
 PIPELINE, DATA = 6, 2
 WORLD = PIPELINE * DATA
+
+
+def test_passes_without_gradients_have_micro_batches_of_their_own(two_nodes: RehearsedJob) -> None:
+    spec = two_nodes.spec
+    trainer = spec.trainer.model_copy(update={"log_prob_max_tokens_per_gpu": 4 * 8192})
+    larger = spec.model_copy(update={"trainer": trainer})
+    lengths = [2000] * 64
+    plain, fewer = (Durations(of, two_nodes.pool, two_nodes.plan) for of in (spec, larger))
+    assert fewer.micro_batches(lengths, gradients=True) == plain.micro_batches(lengths, gradients=True)
+    assert plain.micro_batches(lengths, gradients=False) == plain.micro_batches(lengths, gradients=True)
+    quarter = plain.micro_batches(lengths, gradients=False) / 4
+    assert fewer.micro_batches(lengths, gradients=False) == pytest.approx(quarter)
+    assert fewer.forward(lengths) > plain.forward(lengths), "the pipeline's bubble is larger"
+    assert fewer.update(lengths) == plain.update(lengths)
 
 
 def test_results_come_from_the_right_ranks_and_in_the_rows_order(

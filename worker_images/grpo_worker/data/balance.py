@@ -49,15 +49,18 @@ def _equal_size(lengths: Sequence[int], parts: int) -> list[list[int]]:
     return groups
 
 
-def within_budget(lengths: Sequence[int], each: int, gpus: int = 1) -> list[list[int]]:
+def within_budget(
+    lengths: Sequence[int], each: int, gpus: int = 1, field: str = "maxTokensPerGpu"
+) -> list[list[int]]:
     """Return balanced groups of at most ``each`` x ``gpus`` tokens, as few as balancing allows.
 
-    ``gpus``: context-parallel ranks, which share a group. Raises ValueError for a longer sequence.
+    ``gpus``: context-parallel ranks, which share a group. ``field``: of the trainer, which has ``each``.
+    Raises ValueError for a longer sequence.
     """
     budget, shared = each * gpus, f" on each of {gpus} context-parallel GPUs" if gpus > 1 else ""
     if lengths and max(lengths) > budget:
         raise ValueError(
-            f"a sequence has {max(lengths)} tokens, trainer.maxTokensPerGpu is {each}{shared}: raise it, so "
+            f"a sequence has {max(lengths)} tokens, trainer.{field} is {each}{shared}: raise it, so "
             "that data.promptLength + data.responseLength fit"
         )
     parts = max(1, -(-sum(lengths) // budget))

@@ -113,7 +113,13 @@ def _model_setup(spec: GRPOJobSpec, hf: dict[str, Any], world: int) -> ModelSetu
         hf,
         trainer.parallelism.layout(world),
         weight_reader(spec.model.path, hf, spec.seed),
-        MicroBatching(trainer.micro_batch_size_per_gpu, trainer.max_tokens_per_gpu, multiple),
+        MicroBatching(
+            trainer.micro_batch_size_per_gpu,
+            trainer.max_tokens_per_gpu,
+            multiple,
+            trainer.log_prob_micro_batch_size_per_gpu,
+            trainer.log_prob_max_tokens_per_gpu,
+        ),
         torch.bfloat16 if torch.cuda.is_available() else torch.float32,
         recompute=trainer.recomputation(),
         offload=trainer.offload,
@@ -122,6 +128,7 @@ def _model_setup(spec: GRPOJobSpec, hf: dict[str, Any], world: int) -> ModelSetu
         kernels=trainer.kernels,
         precision=trainer.precision,
         megatron=trainer.megatron,
+        gpus_per_node=trainer.gpus_per_node,
     )
 
 

@@ -45,6 +45,18 @@ _RULES: tuple[Rule["GRPOJobSpec"], ...] = (
         ),
     ),
     Rule(
+        "!has(self.trainer.logProbMaxTokensPerGpu)"
+        " || self.data.promptLength + self.data.responseLength"
+        " <= self.trainer.logProbMaxTokensPerGpu * self.trainer.parallelism.context",
+        "data.promptLength + data.responseLength must fit in trainer.logProbMaxTokensPerGpu x"
+        " parallelism.context",
+        lambda job: (
+            job.trainer.log_prob_max_tokens_per_gpu is None
+            or job.data.total_length
+            <= job.trainer.log_prob_max_tokens_per_gpu * job.trainer.parallelism.context
+        ),
+    ),
+    Rule(
         "!has(self.rollout.template) || self.data.promptLength + self.data.responseLength"
         " <= self.rollout.template.engine.contextLength",
         "data.promptLength + data.responseLength must fit in rollout.template.engine.contextLength",

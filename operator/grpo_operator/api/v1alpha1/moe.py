@@ -1,4 +1,6 @@
-"""Balance of the experts in models with a mixture of experts (MoE)."""
+"""Experts of models with a mixture of experts (MoE): their balance, and how tokens reach them."""
+
+from enum import StrEnum
 
 from pydantic import Field
 
@@ -9,8 +11,16 @@ _DENSE = ("llama", "qwen2", "qwen3")
 WITH_EXPERT_BIAS = ("deepseek_v3", "glm4_moe", "kimi_k2")
 
 
+class TokenDispatcher(StrEnum):
+    """Way of tokens to the GPUs of their experts."""
+
+    AUTO = "auto"
+    ALLTOALL = "alltoall"
+    DEEPEP = "deepep"
+
+
 class MoeSpec(Model):
-    """Balance of an MoE model's experts in training. Padding does not count."""
+    """Experts of an MoE model in training. Padding does not count in their balance."""
 
     bias_update_rate: float = Field(
         0.001,
@@ -27,6 +37,14 @@ class MoeSpec(Model):
         description="weight of the load-balancing loss of each MoE layer, computed for each micro-batch; "
         "0: none (Megatron-Core: moe_aux_loss_coeff of the type aux_loss)",
     )
+    dispatcher: TokenDispatcher = Field(
+        TokenDispatcher.AUTO,
+        description="how tokens reach the GPUs of their experts. alltoall: NCCL's all-to-all. deepep: "
+        "DeepEP, which needs its package deep_ep in the trainer image, Transformer Engine's kernels, "
+        "expert > 1 and, where a layer's experts span nodes, 8 GPUs per node. auto: deepep where all of this "
+        "is there, otherwise alltoall; the ranks log which, and why (Megatron-Core: "
+        "moe_token_dispatcher_type)",
+    )
 
     def problem(self, model_type: str) -> str | None:
         """Return why a model cannot be trained with these values, or None. ``model_type``: of config.json."""
@@ -39,4 +57,6 @@ class MoeSpec(Model):
         return None
 
     def _given(self, name: str) -> str:
-        return f"spec.trainer.moe.{type(self).model_fields[name].alias}={getattr(self, name):g}"
+        value = getattr(self, name)
+        text = value if isinstance(value, str) else f"{value:g}"
+        return f"spec.trainer.moe.{type(self).model_fields[name].alias}={text}"

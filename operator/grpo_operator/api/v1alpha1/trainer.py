@@ -10,7 +10,7 @@ from grpo_operator.api.catalog.gpus import GpuType
 from grpo_operator.api.rules import Rule
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.megatron import MegatronFields
-from grpo_operator.api.v1alpha1.moe import MoeSpec
+from grpo_operator.api.v1alpha1.moe import MoeSpec, TokenDispatcher
 from grpo_operator.api.v1alpha1.recompute import Recompute, RecomputeKind, RecomputeModule, are_distinct
 from grpo_operator.api.v1alpha1.scheduling import WithOverlay
 
@@ -147,6 +147,34 @@ _TRAINER_RULES: tuple[Rule["TrainerSpec"], ...] = (
         ),
     ),
     Rule(
+        "self.moe.dispatcher != 'deepep' || (self.device == 'cuda' && self.kernels != 'local'"
+        " && (self.parallelism.auto || self.parallelism.expert > 1))",
+        "moe.dispatcher deepep needs device cuda, Transformer Engine's kernels and parallelism.expert > 1:"
+        " change these fields, or set dispatcher to auto or alltoall",
+        lambda trainer: (
+            trainer.moe.dispatcher is not TokenDispatcher.DEEPEP
+            or (
+                trainer.device is Device.CUDA
+                and trainer.kernels is not KernelChoice.LOCAL
+                and (trainer.parallelism.auto or trainer.parallelism.expert > 1)
+            )
+        ),
+    ),
+    Rule(
+        "!has(self.logProbMaxTokensPerGpu) || has(self.maxTokensPerGpu)",
+        "logProbMaxTokensPerGpu needs maxTokensPerGpu: set both, or logProbMicroBatchSizePerGpu for padded "
+        "sequences",
+        lambda trainer: trainer.log_prob_max_tokens_per_gpu is None or trainer.max_tokens_per_gpu is not None,
+    ),
+    Rule(
+        "!has(self.logProbMicroBatchSizePerGpu) || !has(self.maxTokensPerGpu)",
+        "logProbMicroBatchSizePerGpu counts padded sequences, and maxTokensPerGpu packs them: set "
+        "logProbMaxTokensPerGpu instead",
+        lambda trainer: (
+            trainer.log_prob_micro_batch_size_per_gpu is None or trainer.max_tokens_per_gpu is None
+        ),
+    ),
+    Rule(
         "self.precision == 'bf16' || (self.device == 'cuda' && self.kernels != 'local')",
         "precision fp8-block128 needs device cuda and Transformer Engine's kernels: set kernels to auto or "
         "transformer-engine, or precision to bf16",
@@ -255,6 +283,21 @@ class TrainerSpec(WithOverlay):
         description="pack sequences without padding, up to this number of tokens of a forward pass on each "
         "GPU, instead of using microBatchSizePerGpu (verl: ppo_max_token_len_per_gpu). Context-parallel GPUs "
         "share a forward pass",
+    )
+    log_prob_micro_batch_size_per_gpu: int | None = Field(
+        None,
+        ge=1,
+        le=65536,
+        description="microBatchSizePerGpu of passes without gradients: log-probabilities, values of the "
+        "critic, scores of a reward model (verl: log_prob_micro_batch_size_per_gpu). They keep no "
+        "activations. Default: microBatchSizePerGpu",
+    )
+    log_prob_max_tokens_per_gpu: int | None = Field(
+        None,
+        ge=1,
+        le=2**24,
+        description="maxTokensPerGpu of passes without gradients (verl: log_prob_max_token_len_per_gpu). "
+        "Default: maxTokensPerGpu",
     )
     resources: Resources = Field(default_factory=Resources)
     agent_resources: Resources = Field(

@@ -34,7 +34,8 @@ def longest_units(
     spec: GRPOJobSpec, pool: RolloutTemplate, training: TrainingPool, layout: Layout
 ) -> LongestUnits:
     """Return the longest units of a job on GPUs whose model is known."""
-    return LongestUnits(_rank_seconds(training, layout), _wave_seconds(spec, pool, training))
+    rank = max(_rank_seconds(training, layout), _log_prob_seconds(training, layout))
+    return LongestUnits(rank, _wave_seconds(spec, pool, training))
 
 
 def planned_deadlines(units: LongestUnits | None) -> PlannedDeadlines:
@@ -55,7 +56,8 @@ def deadline_problems(spec: GRPOJobSpec, units: LongestUnits) -> list[str]:
         problems.append(
             f"spec.restartPolicy.hangSeconds: {hang} s are too short for the passes of one micro-batch, "
             f"which take about {units.rank:.0f} s: leave it out, set at least "
-            f"{math.ceil(_LEAST * units.rank)}, or lower trainer.maxTokensPerGpu or microBatchSizePerGpu"
+            f"{math.ceil(_LEAST * units.rank)}, or lower trainer.maxTokensPerGpu, "
+            "logProbMaxTokensPerGpu, microBatchSizePerGpu or logProbMicroBatchSizePerGpu"
         )
     if timeout is not None and timeout < _LEAST * units.wave:
         problems.append(
@@ -95,6 +97,17 @@ def _rank_seconds(training: TrainingPool, layout: Layout) -> float:
         gradients=True,
         efficiency=training.efficiency,
     )
+    return cost.total - cost.bubble
+
+
+def _log_prob_seconds(training: TrainingPool, layout: Layout) -> float:
+    """Return the seconds of the largest pass without gradients; 0: it has the update's size."""
+    tokens = training.log_prob_tokens(layout)
+    if tokens is None:
+        return 0.0
+    packed = 0.0 if training.max_tokens is None else max(tokens / training.sequence, 1.0)
+    rows = Rows(1, tokens, training.sequence / 2, packed)
+    cost = call_cost(training.model, layout, rows, training.gpu, training.gpus_per_node, passes=1)
     return cost.total - cost.bubble
 
 

@@ -7,6 +7,7 @@ from grpo_operator.api.base import Device
 from grpo_operator.api.catalog.gpus import GPUS, RESERVED
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.moe import TokenDispatcher
 from grpo_operator.api.v1alpha1.recompute import Recompute
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
 from grpo_operator.api.v1alpha1.status import PlannedDeadlines, PlannedResources
@@ -24,6 +25,7 @@ from grpo_operator.plan.planner.engines.memory import EngineMemory, engine_memor
 from grpo_operator.plan.planner.engines.room import gigabytes, room_problem, shared_problem
 from grpo_operator.plan.planner.engines.shape import EngineShape
 from grpo_operator.plan.planner.host_memory import HostMemory, host_memory, shortages
+from grpo_operator.plan.planner.log_probs import log_prob_problem, lower_log_probs
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.resources import job_resources
 from grpo_operator.plan.planner.shared_memory import overlaid_sizes
@@ -201,6 +203,8 @@ def training_pool(
         sequence=spec.data.prompt_length + spec.data.response_length,
         micro_batch=trainer.micro_batch_size_per_gpu,
         max_tokens=trainer.max_tokens_per_gpu,
+        log_prob_micro_batch=trainer.log_prob_micro_batch_size_per_gpu,
+        log_prob_max_tokens=trainer.log_prob_max_tokens_per_gpu,
         recompute=recompute,
         fp8_sync=pool.engine.quantization != "none",
         sync_buffers=2 * spec.weight_sync.bucket_megabytes * 2**20 * (trainer.device == Device.CUDA),
@@ -227,10 +231,17 @@ def _choose(spec: GRPOJobSpec, pools: Sequence[TrainingPool]) -> tuple[Choice, s
     if not options:
         raise RefusedError(
             f"{_LAYOUT}.auto: no layout of {first.world} GPUs fits {gigabytes(first.gpu.usable)}: "
-            "add nodes, shorten data.promptLength + data.responseLength, or use GPUs with more memory",
+            f"{lower_log_probs(first)}add nodes, shorten data.promptLength + data.responseLength, "
+            "or use GPUs with more memory",
             "Infeasible",
         )
-    return options[0], f"{fastest(options)}{of_recompute(options[0], pools)}"
+    best = options[0]
+    if spec.trainer.moe.dispatcher is TokenDispatcher.DEEPEP and best.layout.expert == 1:
+        raise RefusedError(
+            f"spec.trainer.moe.dispatcher=deepep needs expert parallelism, and auto chose {best.layout}: set "
+            f"{_LAYOUT}.expert and the other sizes, or dispatcher to auto or alltoall"
+        )
+    return best, f"{fastest(options)}{of_recompute(best, pools)}"
 
 
 def _check_memory(
@@ -239,6 +250,8 @@ def _check_memory(
     full = worst(stages)
     if full.total <= training.gpu.usable:
         return
+    if problem := log_prob_problem(training, layout):
+        raise RefusedError(problem, "Infeasible")
     raise RefusedError(
         f"{_LAYOUT}: {layout} on {layout.world} needs {gigabytes(full.state)} before activations and "
         f"{gigabytes(full.total)} in total on each GPU of stage {full.stage + 1}, but "

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_operator.api.v1alpha1.moe import MoeSpec
+from grpo_operator.api.v1alpha1.moe import MoeSpec, TokenDispatcher
 from grpo_operator.plan.planner.model.shape import KNOWN, ModelShape
 from support.tiny_models import tiny_model
 
@@ -18,6 +18,14 @@ def test_only_models_with_experts_have_an_auxiliary_loss() -> None:
     assert moe.problem("deepseek_v3") is None and moe.problem("qwen3_moe") is None
     assert moe.problem("qwen3") == (
         "spec.trainer.moe.auxLossCoefficient=0.01: a qwen3 model has no experts: remove spec.trainer.moe"
+    )
+
+
+def test_only_models_with_experts_have_a_dispatcher() -> None:
+    moe = MoeSpec(dispatcher=TokenDispatcher.DEEPEP)
+    assert moe.problem("deepseek_v3") is None and moe.problem("qwen3_moe") is None
+    assert moe.problem("llama") == (
+        "spec.trainer.moe.dispatcher=deepep: a llama model has no experts: remove spec.trainer.moe"
     )
 
 

@@ -9,8 +9,13 @@ import yaml
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.cli.report import as_data, as_table
 from grpo_operator.plan.planner import deadlines
-from grpo_operator.plan.planner.deadlines import LongestUnits, deadline_problems, planned_deadlines
-from grpo_operator.plan.planner.resolve import RefusedError, resolve
+from grpo_operator.plan.planner.deadlines import (
+    LongestUnits,
+    deadline_problems,
+    longest_units,
+    planned_deadlines,
+)
+from grpo_operator.plan.planner.resolve import RefusedError, resolve, training_pool
 from grpo_operator.plan.planner.settled import with_layout
 from grpo_operator.plan.status.grpojob import layout_status
 from support.objects import job, pool_of, spec_of
@@ -36,6 +41,20 @@ def test_units_follow_the_work_and_deadlines_follow_the_units() -> None:
         "hang_seconds": 810,
         "timeout_seconds": 420,
     }
+
+
+def test_a_pass_without_gradients_may_be_the_longest_unit() -> None:
+    def rank(factor: int | None) -> float:
+        plain = _spec("qwen3-8b-2gpu.yaml")
+        tokens = factor and factor * (plain.trainer.max_tokens_per_gpu or 0)
+        spec = _spec("qwen3-8b-2gpu.yaml", trainer={"logProbMaxTokensPerGpu": tokens})
+        plan = resolve(plain, pool_of(plain))
+        assert plan.model is not None
+        training = training_pool(spec, pool_of(spec), plan.model, plan.recompute)
+        return longest_units(spec, pool_of(spec), training, plan.layout).rank
+
+    assert rank(None) == rank(1) == rank(2), "an update has four passes, and reduces gradients"
+    assert rank(16) == pytest.approx(2 * rank(8)) and rank(8) > rank(None)
 
 
 def test_short_units_and_unknown_ones_get_the_smallest_defaults() -> None:

@@ -17,7 +17,7 @@ from grpo_operator.plan.planner.engines.memory import engine_memory, kv_bytes_pe
 from grpo_operator.plan.planner.engines.shape import EngineShape
 from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.shape import ModelShape
-from grpo_operator.plan.planner.training.activations import Workload
+from grpo_operator.plan.planner.training.activations import Workload, layer_activations, logits_bytes
 from grpo_operator.plan.planner.training.memory import StageMemory, stage_memory
 from grpo_operator.plan.planner.training.rules import batch_problems, fp8_problems, problems
 from grpo_operator.plan.planner.training.search import TrainingPool, feasible, fits, nearest, worst
@@ -67,6 +67,25 @@ def test_offloaded_state_is_on_the_gpu_only_while_in_use() -> None:
     everything = first_stage(parameters=True, gradients=True, optimizer=True)
     assert everything.host == plain.weights + plain.frozen + plain.optimizer
     assert everything.weights == plain.weights / 2 and everything.gradients == plain.gradients / 2
+
+
+def test_passes_without_gradients_need_one_layer_or_the_logits_and_no_gradients() -> None:
+    def stages(log_prob_tokens: int | None, **offload: bool) -> tuple[StageMemory, ...]:
+        work = Workload(8192, micro_batches=4, log_prob_tokens=log_prob_tokens)
+        return stage_memory(V3, TP8_PP8, work, offload=OffloadSpec(**offload))
+
+    plain = stages(None)
+    assert stages(8192) == plain, "the size of the update"
+    for tokens in (2**18, 2**20):
+        large = stages(tokens)
+        for index, (mine, update) in enumerate(zip(large, plain, strict=True)):
+            layer = layer_activations(V3, TP8_PP8, Workload(tokens), 3)
+            logits = logits_bytes(V3, TP8_PP8, Workload(tokens)) if index == 7 else 0
+            assert mine.activations + mine.working == max(layer.working, logits)
+            assert mine.total - update.total == mine.working - update.working > 0
+    assert logits > layer.working
+    free = stages(2**20, gradients=True)[0]
+    assert large[0].working - free.working == free.gradients, "the gradients are not there meanwhile"
 
 
 def test_multi_token_prediction_costs_a_layer_on_the_last_stage() -> None:

@@ -92,6 +92,15 @@ def test_auto_chooses_and_explains() -> None:
          ["spec.trainer.parallelism.pipeline=8: 61 layers", "layersInFirstStage=7"]),
         ({"trainer__maxTokensPerGpu": None, "trainer__microBatchSizePerGpu": 3}, "InvalidSpec",
          ["miniBatchSize x samplesPerPrompt = 2048"]),
+        ({"trainer__maxTokensPerGpu": None, "trainer__logProbMicroBatchSizePerGpu": 3}, "InvalidSpec",
+         ["size 8 x logProbMicroBatchSizePerGpu 3 = 24: change one of them"]),
+        ({"trainer__logProbMaxTokensPerGpu": 2**20}, "Infeasible",
+         ["spec.trainer.logProbMaxTokensPerGpu=1048576: a pass without gradients needs 406.7 GB beside",
+          "79.5 GB are usable: lower it (the update has 16384), or remove it"]),
+        ({"trainer__maxTokensPerGpu": None, "trainer__logProbMicroBatchSizePerGpu": 64}, "Infeasible",
+         ["spec.trainer.logProbMicroBatchSizePerGpu=64: a pass", "(the update has 1), or remove it"]),
+        ({"trainer__logProbMaxTokensPerGpu": 2**22, "trainer__parallelism": {"auto": True}}, "Infeasible",
+         ["no layout of 256", "lower spec.trainer.logProbMaxTokensPerGpu=4194304, add nodes"]),
         ({"rollout__template__engine__quantization": "none",
           "rollout__template__engine__memoryFraction": 0.75}, "Infeasible",
          ["tensorParallel=32: weights take", "quantization to fp8-block128"]),
@@ -123,6 +132,21 @@ def test_a_refusal_names_field_value_and_remedy(
     assert caught.value.reason == reason
     for text in texts:
         assert text in str(caught.value)
+
+
+def test_deepep_needs_a_layout_with_expert_parallelism() -> None:
+    spec = yaml.safe_load((ROOT / "manifests" / "tiny-moe.yaml").read_text())["spec"]
+    spec["trainer"] |= {
+        "device": "cuda", "nodes": 1, "gpusPerNode": 1, "parallelism": {"auto": True},
+        "moe": {"dispatcher": "deepep"},
+    }  # fmt: skip
+    engine = spec["rollout"]["template"]["engine"]
+    engine |= {"device": "cuda", "gpusPerNode": engine.get("tensorParallel", 1)}
+    job = GRPOJobSpec.model_validate(spec)
+    with pytest.raises(
+        RefusedError, match=r"moe\.dispatcher=deepep needs expert parallelism, and auto chose TP1"
+    ):
+        resolve(job, pool_of(job))
 
 
 def test_the_layer_that_drafts_takes_memory_of_the_engines() -> None:

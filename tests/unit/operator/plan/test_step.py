@@ -86,6 +86,28 @@ def test_other_models_and_padding_cost_what_they_compute() -> None:
     assert dataclasses.replace(FLAGSHIP, workload=padded).step().ref > 2 * step.ref
 
 
+PADDED = dataclasses.replace(WORK, max_tokens=None)
+
+
+@pytest.mark.parametrize(
+    ("work", "larger"),
+    [
+        (WORK, dataclasses.replace(WORK, log_prob_max_tokens=32768)),
+        (PADDED, dataclasses.replace(PADDED, log_prob_micro_batch=2)),
+    ],
+    ids=["packed", "padded"],
+)
+def test_larger_passes_without_gradients_are_fewer(work: StepWorkload, larger: StepWorkload) -> None:
+    samples, replicas = work.samples, LAYOUT.data
+    before, after = (plan.rows(samples, replicas, gradients=False) for plan in (work, larger))
+    assert after.count == pytest.approx(before.count / 2) and after.tokens == pytest.approx(2 * before.tokens)
+    assert larger.rows(samples, replicas, gradients=True) == work.rows(samples, replicas, gradients=True)
+    plain, fewer = (dataclasses.replace(FLAGSHIP, workload=plan) for plan in (work, larger))
+    assert fewer.update() == plain.update()
+    assert fewer.forward().launch < 0.6 * plain.forward().launch, "packed sequences start one by one"
+    assert fewer.forward().compute == pytest.approx(plain.forward().compute)
+
+
 def test_optimizer_steps_share_the_samples_and_repeat_the_bubble() -> None:
     one = dataclasses.replace(FLAGSHIP, workload=dataclasses.replace(WORK, mini_batch=512)).step()
     four = FLAGSHIP.step()

@@ -210,3 +210,5 @@ def test_no_group_exceeds_the_budget(lengths: list[int], budget: int) -> None:
 def test_a_sequence_longer_than_the_budget_is_refused() -> None:
     with pytest.raises(ValueError, match=r"a sequence has 101 tokens, trainer\.maxTokensPerGpu is 100"):
         within_budget([5, 101], 100)
+    with pytest.raises(ValueError, match=r"trainer\.logProbMaxTokensPerGpu is 50 on each of 2 "):
+        within_budget([5, 101], 50, 2, "logProbMaxTokensPerGpu")

@@ -19,6 +19,7 @@ from grpo_worker.megatron.model.kernels import Kernels, kernels, precision_field
 from grpo_worker.megatron.model.layer_spec import block_spec
 from grpo_worker.megatron.model.mtp_layer import add_layer
 from grpo_worker.megatron.model.recompute import mask_kept_layers, recompute_fields
+from grpo_worker.megatron.model.token_dispatcher import AUTO, DispatcherChoice, dispatcher_fields
 
 
 def initialize_parallel(layout: Layout, seed: int) -> None:
@@ -55,17 +56,21 @@ def build_chunks(
     choice: KernelChoice = KernelChoice.LOCAL,
     precision: Precision = Precision.BF16,
     passed: Mapping[str, Any] | None = None,
+    dispatcher: DispatcherChoice = AUTO,
     **overrides: Any,
 ) -> list[GPTModel]:
     """Build the model chunks of this rank's pipeline stage; the weights are not loaded.
 
     Returns one chunk, or ``layout.virtual_pipeline`` chunks. ``recompute``: what the backward pass computes
     again. ``mtp``: add the layer of multi-token prediction to the last stage. ``choice``, ``precision``: of
-    the kernels of the layers. ``passed``: the fields of spec.trainer.megatron. Raises ValueError for kernels
-    that are not there, for modules that they cannot recompute, and for fields that Megatron-Core refuses.
+    the kernels of the layers. ``passed``: the fields of spec.trainer.megatron. ``dispatcher``: of tokens to
+    their experts. Raises ValueError for kernels and dispatchers that are not there, for modules that the
+    kernels cannot recompute, and for fields that Megatron-Core refuses.
     """
     chosen = kernels(choice)
     fields = chosen.fields | precision_fields(chosen, precision)
+    if "num_moe_experts" in family_of(hf).fields(hf):
+        fields |= dispatcher_fields(dispatcher, chosen.name, layout, passed or {})
     fields |= recompute_fields(recompute, chosen.grouped) | overrides
     config = mcore_config(hf, layout, dtype, passed, **fields)
     virtual = layout.virtual_pipeline

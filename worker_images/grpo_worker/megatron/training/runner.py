@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,12 +45,20 @@ FP8_TOKENS = 16  # products in FP8 take a multiple of these tokens
 class MicroBatching:
     """Size of a micro-batch: ``rows`` padded to the batch's width, or packed up to ``max_tokens``.
 
-    ``multiple``: what the number of tokens on each rank is a multiple of.
+    ``multiple``: what the number of tokens on each rank is a multiple of. ``log_prob_rows``,
+    ``log_prob_max_tokens``: sizes of passes without gradients; None: the same.
     """
 
     rows: int = 1
     max_tokens: int | None = None
     multiple: int = 1
+    log_prob_rows: int | None = None
+    log_prob_max_tokens: int | None = None
+
+    def without_gradients(self) -> "MicroBatching":
+        """Return the sizes of passes without gradients."""
+        rows, max_tokens = self.log_prob_rows or self.rows, self.log_prob_max_tokens or self.max_tokens
+        return replace(self, rows=rows, max_tokens=max_tokens)
 
 
 class Runner:
@@ -59,18 +67,22 @@ class Runner:
     def __init__(self, layout: Layout, batching: MicroBatching) -> None:
         self.layout = layout
         self._batching = batching
-        rows = None if batching.max_tokens else batching.rows
-        multiple = token_multiple(layout.tensor, layout.context) * batching.multiple
-        self._shape = Shape(rows, multiple)
+        self._multiple = token_multiple(layout.tensor, layout.context) * batching.multiple
 
-    def micro_batches(self, batch: RaggedBatch) -> MicroBatches:
-        """Split the rank's rows into micro-batches, equally many on every data-parallel rank. Collective."""
-        context = self._context_split(batch.width)
-        if self._batching.max_tokens is None:
-            return split(batch, self._shape, device(), context=context)
-        groups = within_budget(batch.lengths.tolist(), self._batching.max_tokens, self.layout.context)
+    def micro_batches(self, batch: RaggedBatch, gradients: bool = True) -> MicroBatches:
+        """Split the rank's rows into micro-batches, equally many on every data-parallel rank. Collective.
+
+        ``gradients``: their passes keep activations. Raises ValueError for a sequence that does not fit.
+        """
+        context, lengths = self._context_split(batch.width), batch.lengths.tolist()
+        sizes = self._batching if gradients else self._batching.without_gradients()
+        if sizes.max_tokens is None:
+            return split(batch, Shape(sizes.rows, self._multiple), device(), context=context)
+        own = not gradients and self._batching.log_prob_max_tokens
+        field = "logProbMaxTokensPerGpu" if own else "maxTokensPerGpu"
+        groups = within_budget(lengths, sizes.max_tokens, self.layout.context, field)
         count = self._agreed_count(len(groups))
-        return split(batch, self._shape, device(), groups_for(batch.lengths.tolist(), count), context)
+        return split(batch, Shape(None, self._multiple), device(), groups_for(lengths, count), context)
 
     @property
     def packs(self) -> bool:
@@ -91,7 +103,7 @@ class Runner:
         if self.layout.context == 1:
             return None
         rank = parallel_state.get_context_parallel_rank()
-        whole = None if self.packs else padded_size(width, self._shape.multiple)
+        whole = None if self.packs else padded_size(width, self._multiple)
         return ContextSplit(self.layout.tensor, self.layout.context, rank, whole)
 
     def _agreed_count(self, count: int) -> int:
@@ -127,7 +139,7 @@ class Runner:
             return output.new_zeros(())
 
         with torch.no_grad():
-            self.run(chunks, self.micro_batches(batch), collect, True, context)
+            self.run(chunks, self.micro_batches(batch, gradients=False), collect, True, context)
         if not order:
             return {}
         return {name: _in_order(parts, order, batch) for name, parts in columns.items()}

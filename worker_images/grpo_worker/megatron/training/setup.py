@@ -15,6 +15,7 @@ from grpo_worker.megatron.families.base import Family
 from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.megatron.model.build import build_chunks
 from grpo_worker.megatron.model.router import balance_fields
+from grpo_worker.megatron.model.token_dispatcher import DispatcherChoice
 from grpo_worker.megatron.training.runner import MicroBatching
 
 
@@ -25,7 +26,8 @@ class ModelSetup:
     ``hf``: contents of config.json. ``reader``: source of the initial weights. ``dtype``: of weights and
     activations; gradients and optimizer state are fp32. ``recompute``: what the backward pass of trained
     models computes again. ``offload``: state that waits in host memory while another role computes. ``mtp``:
-    also train the layer of multi-token prediction. ``moe``: balance of the experts of the trained models.
+    also train the layer of multi-token prediction. ``moe``: balance of the experts of the trained models, and
+    dispatcher of all models' tokens. ``gpus_per_node``: of the training pool.
     ``kernels``, ``precision``: of all models' layers. ``megatron``: fields of all models' configurations that
     the job passes through.
     """
@@ -42,6 +44,7 @@ class ModelSetup:
     kernels: KernelChoice = KernelChoice.LOCAL
     precision: Precision = Precision.BF16
     megatron: Mapping[str, Any] = field(default_factory=dict)
+    gpus_per_node: int = 8
 
     @property
     def family(self) -> Family:
@@ -52,6 +55,7 @@ class ModelSetup:
         """Build the chunks of a model without its weights. ``fields``: further ones of build_chunks."""
         common: dict[str, Any] = {
             "choice": self.kernels, "precision": self.precision, "passed": self.megatron,
+            "dispatcher": DispatcherChoice(self.moe.dispatcher, self.gpus_per_node),
         }  # fmt: skip
         return build_chunks(self.hf, self.layout, self.dtype, **common, **fields)
 

@@ -8,7 +8,7 @@ _STAGES = "grpo-operator distributes the layers: set spec.trainer.parallelism in
 _PRECISION = "set spec.trainer.precision instead"
 _LOADED = "every weight is loaded, none is initialized: remove it"
 _KERNELS = "the kernels of the layers determine it: set spec.trainer.kernels instead"
-_DISPATCHER = "tokens reach their experts through the alltoall dispatcher: remove it"
+_DISPATCHER = "set spec.trainer.moe.dispatcher instead"
 _LOSS = "grpo-operator computes and scales the loss: remove it"
 _INFERENCE = "it is for inference, and the engines generate: remove it"
 # What needs more than a field: Megatron-Core's own training script prepares it, ours does not.
@@ -56,8 +56,7 @@ _GROUPS: dict[str, str] = {
     _BALANCE: "moe_aux_loss_coeff moe_router_load_balancing_type",
     "set spec.algorithm.routingReplay instead": "moe_enable_routing_replay",
     _MTP: "mtp_num_layers mtp_loss_scaling_factor mtp_standalone",
-    _DISPATCHER: "moe_token_dispatcher_type moe_enable_deepep moe_flex_dispatcher_backend "
-    "moe_deepep_num_sms moe_hybridep_num_sms",
+    _DISPATCHER: "moe_token_dispatcher_type moe_enable_deepep moe_flex_dispatcher_backend",
     _KERNELS: "transformer_impl attention_backend moe_grouped_gemm moe_use_legacy_grouped_gemm "
     "moe_permute_fusion moe_router_fusion bias_activation_fusion bias_dropout_fusion masked_softmax_fusion "
     "apply_rope_fusion fused_single_qkv_rope use_fused_weighted_squared_relu gradient_accumulation_fusion "
@@ -74,8 +73,8 @@ _GROUPS: dict[str, str] = {
     "tp_comm_overlap_rs_dgrad tp_comm_split_ag tp_comm_atomic_ag tp_comm_split_rs tp_comm_atomic_rs "
     "tp_comm_overlap_disable_qkv tp_comm_overlap_disable_fc1 tp_comm_bootstrap_backend",
     _UNUSED: "async_tensor_model_parallel_allreduce barrier_with_L1_time log_max_attention_logit "
-    "moe_per_layer_logging moe_token_dropping pipeline_model_parallel_comm_backend qk_clip qk_clip_alpha "
-    "qk_clip_threshold",
+    "moe_hybridep_num_sms moe_per_layer_logging moe_token_dropping pipeline_model_parallel_comm_backend "
+    "qk_clip qk_clip_alpha qk_clip_threshold",
     "RL computes the same log-probability twice, so there is no dropout: remove it": "hidden_dropout "
     "attention_dropout",
     # What the files of the weights were trained with, or what would need tensors that they do not have.

@@ -126,7 +126,7 @@ class StepModel:
     def update(self) -> LayoutCost:
         """Return one optimizer step."""
         samples, layout = self.workload.mini_batch * self.workload.group, self.trainer.layout
-        rows = self.workload.rows(samples, layout.data)
+        rows = self.workload.rows(samples, layout.data, gradients=True)
         passes = passes_of_update(self.model, layout, rows, self.workload.recompute)
         return self._call(samples, passes, gradients=True)
 
@@ -167,7 +167,7 @@ class StepModel:
         return call_cost(
             self.model,
             trainer.layout,
-            self.workload.rows(samples, trainer.layout.data),
+            self.workload.rows(samples, trainer.layout.data, gradients),
             trainer.gpu,
             trainer.gpus_per_node,
             passes=passes,

@@ -78,6 +78,8 @@ def _workload(spec: GRPOJobSpec, plan: JobPlan, prompt: float, lengths: Response
         lengths=lengths,
         micro_batch=trainer.micro_batch_size_per_gpu,
         max_tokens=trainer.max_tokens_per_gpu,
+        log_prob_micro_batch=trainer.log_prob_micro_batch_size_per_gpu,
+        log_prob_max_tokens=trainer.log_prob_max_tokens_per_gpu,
         context=plan.layout.context,
         recompute=plan.recompute,
         reference=algorithm.needs_reference,

@@ -16,7 +16,8 @@ class StepWorkload:
     ``prompts``: of the step. ``group``: responses to each prompt. ``mini_batch``: prompts of one optimizer
     step. ``prompt``: mean tokens of a prompt. ``micro_batch``:
     sequences of a padded micro-batch; ``max_tokens``: tokens of a packed one on each of ``context``
-    context-parallel GPUs. ``reference``, ``critic``,
+    context-parallel GPUs. ``log_prob_micro_batch``, ``log_prob_max_tokens``: those of passes without
+    gradients; None: the same. ``reference``, ``critic``,
     ``reward_model``: models that compute beside the policy. ``ahead``: the next step's responses are
     generated while this step trains.
     """
@@ -28,6 +29,8 @@ class StepWorkload:
     lengths: ResponseLengths
     micro_batch: int = 1
     max_tokens: int | None = None
+    log_prob_micro_batch: int | None = None
+    log_prob_max_tokens: int | None = None
     context: int = 1
     recompute: Recompute = FULL
     reference: bool = True
@@ -49,14 +52,21 @@ class StepWorkload:
         """Return the number of optimizer steps."""
         return max(self.prompts // self.mini_batch, 1)
 
-    def rows(self, samples: int, replicas: int) -> Rows:
+    def sizes(self, gradients: bool) -> tuple[int, int | None]:
+        """Return the sequences of a padded micro-batch, and the tokens of a packed one on each GPU."""
+        if gradients:
+            return self.micro_batch, self.max_tokens
+        return self.log_prob_micro_batch or self.micro_batch, self.log_prob_max_tokens or self.max_tokens
+
+    def rows(self, samples: int, replicas: int, gradients: bool) -> Rows:
         """Return the micro-batches of one of ``replicas`` data-parallel replicas for ``samples`` samples."""
+        micro_batch, max_tokens = self.sizes(gradients)
         each = max(samples // replicas, 1)
         mean = self.prompt + self.lengths.mean
         lengths = [self.prompt + length for length in self.lengths.sample(min(each, 1024))]
-        if self.max_tokens is None:
+        if max_tokens is None:
             width = max(lengths)  # every row is as wide as the batch's longest
-            return Rows(each / self.micro_batch, width * self.micro_batch, width / 2)
-        filled = min(self.max_tokens * self.context * PACKING, each * mean)
+            return Rows(each / micro_batch, width * micro_batch, width / 2)
+        filled = min(max_tokens * self.context * PACKING, each * mean)
         attended = sum(length**2 for length in lengths) / sum(lengths) / 2
         return Rows(max(each * mean / filled, 1.0), filled, attended, filled / mean)

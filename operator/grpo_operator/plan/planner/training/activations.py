@@ -20,12 +20,16 @@ _EXCHANGED = 6
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One optimizer step of a rank. ``sequence``: tokens of a sequence, prompt and response."""
+    """One optimizer step of a rank. ``sequence``: tokens of a sequence, prompt and response.
+
+    ``log_prob_tokens``: of a micro-batch in passes without gradients; None: those of the update.
+    """
 
     sequence: int
     micro_batch: int = 1
     micro_batches: int = 1
     recompute: Recompute = FULL
+    log_prob_tokens: int | None = None
 
     def tokens(self, layout: Layout) -> int:
         """Return the tokens of a micro-batch on one rank, before sequence parallelism."""

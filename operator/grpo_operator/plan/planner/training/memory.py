@@ -120,6 +120,8 @@ def stage_memory(
         kept, working = _activations(model, layout, workload, layers, index, with_mtp)
         stepping = _sharded(count + added, layout) * precision.optimizer if offload.optimizer else 0
         stepping += 0 if fused_optimizer else _STEP * shard
+        freed = local * precision.gradients if offload.gradients else 0
+        apart = _without_gradients(model, layout, workload, layers, index, with_mtp) - freed
         moved = ((local + others) * precision.weights + one * frozen) * offload.parameters
         moved += state * offload.optimizer
         checkpoint = shard * (precision.weights + precision.optimizer)
@@ -131,7 +133,7 @@ def stage_memory(
                 gradients=gradients,
                 optimizer=0 if offload.optimizer else state,
                 activations=kept,
-                working=max(working, stepping - kept),
+                working=max(working, stepping - kept, apart - kept),
                 frozen=0 if offload.parameters else one * frozen,
                 sync=sync_buffers,
                 host=moved + snapshots * checkpoint,
@@ -191,6 +193,25 @@ def _activations(
     logits = logits_bytes(model, layout, workload) if stage == layout.pipeline - 1 else 0
     logits *= 2 if with_mtp else 1
     return kept, max([part.working for part in each] + [logits])
+
+
+def _without_gradients(
+    model: ModelShape,
+    layout: Layout,
+    workload: Workload,
+    layers: tuple[int, ...],
+    stage: int,
+    with_mtp: bool,
+) -> int:
+    """Return the bytes of a pass without gradients: the tensors of one layer at a time, or the logits.
+
+    0: it has the update's size, and needs no more than the update.
+    """
+    if workload.log_prob_tokens is None:
+        return 0
+    # They are those of a layer that the backward pass recomputes as a whole.
+    one = Workload(workload.log_prob_tokens)
+    return _activations(model, layout, one, layers, stage, with_mtp)[1]
 
 
 def _places(model: ModelShape, layout: Layout, stage: int) -> list[int]:

@@ -58,19 +58,24 @@ def _experts(model: ModelShape, layout: Layout) -> Iterator[str]:
         )
 
 
-def batch_problems(layout: Layout, sequences: int, micro_batch: int) -> list[str]:
-    """Return why ``sequences`` of one optimizer step cannot be divided into micro-batches."""
+def batch_problems(
+    layout: Layout, sequences: int, micro_batch: int, field: str = "microBatchSizePerGpu"
+) -> list[str]:
+    """Return why ``sequences`` of one optimizer step cannot be divided into micro-batches.
+
+    ``field``: of the trainer, which has ``micro_batch``.
+    """
     each = layout.data * micro_batch
     if sequences % each:
         return [
             f"miniBatchSize x samplesPerPrompt = {sequences} sequences is not a multiple of data-parallel "
-            f"size {layout.data} x microBatchSizePerGpu {micro_batch} = {each}: change one of them"
+            f"size {layout.data} x {field} {micro_batch} = {each}: change one of them"
         ]
     count = sequences // each
     if layout.virtual_pipeline > 1 and count % layout.pipeline > 0:
         return [
             f"parallelism.virtualPipeline={layout.virtual_pipeline}: {count} micro-batches are not a "
-            f"multiple of pipeline {layout.pipeline}: change miniBatchSize or microBatchSizePerGpu"
+            f"multiple of pipeline {layout.pipeline}: change miniBatchSize or {field}"
         ]
     return []
 

@@ -26,8 +26,9 @@ class TrainingPool:
     ``sequences``: of one optimizer step, over all replicas. ``sequence``: tokens of prompt and response.
     ``sync_buffers``: bytes held for weight sync. ``frozen``: models without gradients beside the policy.
     ``critic``: a critic is trained too. ``max_tokens``: a forward pass packs sequences up to this number of
-    tokens on each GPU, instead of ``micro_batch`` padded sequences. ``mtp``: the policy trains its
-    multi-token-prediction layer.
+    tokens on each GPU, instead of ``micro_batch`` padded sequences. ``log_prob_micro_batch``,
+    ``log_prob_max_tokens``: those of passes without gradients; None: the same. ``mtp``: the policy trains
+    its multi-token-prediction layer.
     """
 
     model: ModelShape
@@ -38,6 +39,8 @@ class TrainingPool:
     sequence: int
     micro_batch: int
     max_tokens: int | None = None
+    log_prob_micro_batch: int | None = None
+    log_prob_max_tokens: int | None = None
     recompute: Recompute = FULL
     fp8_sync: bool = False
     sync_buffers: int = 0
@@ -49,12 +52,19 @@ class TrainingPool:
     efficiency: Efficiency = MEASURED
 
     def workload(self, layout: Layout) -> Workload:
+        apart = self.log_prob_tokens(layout)
         if self.max_tokens:
             tokens = self.max_tokens * layout.context
             count = max(self.sequences * self.sequence // (layout.data * tokens), 1)
-            return Workload(tokens, 1, count, self.recompute)
+            return Workload(tokens, 1, count, self.recompute, apart)
         count = max(self.sequences // (layout.data * self.micro_batch), 1)
-        return Workload(self.sequence, self.micro_batch, count, self.recompute)
+        return Workload(self.sequence, self.micro_batch, count, self.recompute, apart)
+
+    def log_prob_tokens(self, layout: Layout) -> int | None:
+        """Return the tokens of a micro-batch in passes without gradients; None: those of the update."""
+        if self.log_prob_max_tokens:
+            return self.log_prob_max_tokens * layout.context
+        return self.sequence * self.log_prob_micro_batch if self.log_prob_micro_batch else None
 
     def memory(self, layout: Layout) -> tuple[StageMemory, ...]:
         return stage_memory(
@@ -81,6 +91,10 @@ class TrainingPool:
             messages += packing_problems(layout, self.sequences)
         else:
             messages += batch_problems(layout, self.sequences, self.micro_batch)
+            if self.log_prob_micro_batch:
+                messages += batch_problems(
+                    layout, self.sequences, self.log_prob_micro_batch, "logProbMicroBatchSizePerGpu"
+                )
         return messages + (fp8_problems(self.model, layout) if self.fp8_sync else [])
 
 
