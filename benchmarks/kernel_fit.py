@@ -62,18 +62,20 @@ def measured() -> list[Measured]:
 
 
 def fit() -> tuple[Efficiency, Efficiency]:
-    """Return the efficiencies of Transformer Engine and of its FP8 that fit best."""
+    """Return the efficiencies of Transformer Engine and of its FP8 that fit best.
+
+    Both start kernels of experts alike, but for the quantization of each.
+    """
     fitted = [row for row in measured() if row.case in FITTED]
-    plain = [row for row in fitted if row.case.precision is not FP8]
     quantised = [row for row in fitted if row.case.precision is FP8]
-    return (
-        _closest(plain, TRANSFORMER_ENGINE, ("flops", "layer", "expert_layer")),
-        _closest(quantised, FP8_BLOCK128, ("flops", "layer", "expert_layer", "local_expert")),
-    )
+    names = ("flops", "layer", "expert_layer", "local_expert", "parameter")
+    plain = _closest([row for row in fitted if row not in quantised], TRANSFORMER_ENGINE, names)
+    start = replace(plain, flops=FP8_BLOCK128.flops, local_expert=FP8_BLOCK128.local_expert)
+    return plain, _closest(quantised, start, ("flops", "layer", "local_expert"))
 
 
 def _closest(rows: Sequence[Measured], start: Efficiency, names: Sequence[str]) -> Efficiency:
-    """Return the efficiency whose named values minimize the error, by a search along one value at a time."""
+    """Return the efficiency with the smallest squared errors, by a search along one value at a time."""
 
     def error(efficiency: Efficiency) -> float:
         return sum((row.predicted(efficiency) / row.seconds - 1) ** 2 for row in rows)

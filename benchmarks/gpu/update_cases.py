@@ -21,9 +21,18 @@ _SLICE: dict[str, Any] = architecture("deepseek-v3") | {
     "num_hidden_layers": 3, "first_k_dense_replace": 0, "n_routed_experts": 8, "num_experts_per_tok": 8,
     "n_group": 1, "topk_group": 1, "vocab_size": 4096, "num_nextn_predict_layers": 0,
 }  # fmt: skip
+_QWEN3_8B = architecture("qwen3-8b") | {"num_hidden_layers": 8}
+_FEW = WIDE | {
+    "hidden_size": 5120, "moe_intermediate_size": 2048, "n_routed_experts": 16, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
+_MANY = _SLICE | {
+    "num_hidden_layers": 4, "hidden_size": 3072, "moe_intermediate_size": 768, "n_routed_experts": 64,
+    "num_attention_heads": 48, "num_key_value_heads": 48,
+}  # fmt: skip
 _NARROW = MODEL | {"num_nextn_predict_layers": 0}
 MODELS: dict[str, dict[str, Any]] = {
     "slice": _SLICE, "narrow": _NARROW, "qwen3": QWEN3, "qwen3-moe": QWEN3_MOE, "wide": WIDE,
+    "qwen3-8b": _QWEN3_8B, "few experts": _FEW, "many experts": _MANY,
 }  # fmt: skip
 
 
@@ -58,7 +67,7 @@ class UpdateCase:
         return f"{self.model} {self.tokens} {kernels}{precision} {self.recompute}{world}"
 
 
-# The formulas for Transformer Engine were corrected on these.
+# The formulas for Transformer Engine were corrected on these, and the efficiencies fitted.
 FITTED = (
     UpdateCase("slice", 4096),
     UpdateCase("slice", 512),
@@ -72,9 +81,6 @@ FITTED = (
     UpdateCase("qwen3", 4096),
     UpdateCase("qwen3", 4096, precision=FP8),
     UpdateCase("qwen3", 1024, recompute="selective"),
-)
-# Nothing was fitted to these.
-HELD_OUT = (
     UpdateCase("slice", 8192, recompute="selective"),
     UpdateCase("slice", 2048, precision=FP8, recompute="full"),
     UpdateCase("narrow", 8192, recompute="full"),
@@ -87,6 +93,21 @@ HELD_OUT = (
     UpdateCase("wide", 4096),
     UpdateCase("wide", 8192, recompute="selective"),
     UpdateCase("wide", 4096, precision=FP8, recompute="full"),
+)
+# Nothing was fitted to these.
+HELD_OUT = (
+    UpdateCase("qwen3-8b", 2048),
+    UpdateCase("qwen3-8b", 4096, recompute="full"),
+    UpdateCase("qwen3-8b", 4096, precision=FP8),
+    UpdateCase("qwen3-8b", 8192, recompute="selective"),
+    UpdateCase("few experts", 4096),
+    UpdateCase("few experts", 2048, precision=FP8, recompute="full"),
+    UpdateCase("few experts", 8192, recompute="selective"),
+    UpdateCase("few experts", 4096, recompute="full"),
+    UpdateCase("many experts", 4096),
+    UpdateCase("many experts", 1024, recompute="selective"),
+    UpdateCase("many experts", 4096, precision=FP8, recompute="selective"),
+    UpdateCase("many experts", 8192, recompute="full"),
     UpdateCase("wide", 4096, LOCAL),
     UpdateCase("qwen3-moe", 2048, LOCAL, recompute="full"),
 )

@@ -20,15 +20,15 @@ class Efficiency:
     same in addition for a layer with experts. ``local_expert``: the same for each expert on the rank, where
     experts run or are quantised one by one. ``packed_sequence``: the same for each sequence of a packed
     micro-batch, where their attention runs one by one. ``runs_ahead``: the host starts kernels while the GPU
-    computes earlier ones, so that only the longer of both counts. ``host``: factor of the host's times in a
-    job, whose ranks share the host with Ray and other processes. ``first_call``: seconds by which a step's
-    first call of the ranks takes longer than the same call later. ``decode_layer``, ``decode_expert_layer``:
-    seconds that one layer, without or with experts, takes for one token of an engine beside the bytes that it
-    reads; ``deterministic_layer``: the same for any layer of an engine with deterministic kernels.
-    ``decode_sequence``: seconds that each running sequence adds to a token (sampling, and the engine's host).
-    ``update_start``, ``update_tensor``: seconds of a weight update for itself and for each tensor, without
-    the bytes. ``memory``, ``link``, ``engine_flops``: shares of the peak rates of GPU memory, of NVLink and
-    network, and of an engine's matrix products; these three are assumed.
+    computes earlier ones. ``parameter``: seconds of an optimizer step for each parameter on the rank.
+    ``host``: factor of the host's times in a job, whose ranks share the host with Ray and other processes.
+    ``first_call``: seconds by which a step's first call of the ranks takes longer than the same call later.
+    ``decode_layer``, ``decode_expert_layer``: seconds that one layer, without or with experts, takes for one
+    token of an engine beside the bytes that it reads; ``deterministic_layer``: the same for any layer of an
+    engine with deterministic kernels. ``decode_sequence``: seconds that each running sequence adds to a token
+    (sampling, and the engine's host). ``update_start``, ``update_tensor``: seconds of a weight update for
+    itself and for each tensor, without the bytes. ``memory``, ``link``, ``engine_flops``: shares of the peak
+    rates of GPU memory, of NVLink and network, and of an engine's matrix products; these three are assumed.
     """
 
     flops: float
@@ -47,6 +47,7 @@ class Efficiency:
     link: float = 0.8
     engine_flops: float = 0.4
     expert_layer: float = 0.0
+    parameter: float = 0.0
     runs_ahead: bool = False
 
 
@@ -65,13 +66,11 @@ MEASURED = Efficiency(
     update_start=6.46e-3,
     update_tensor=6.73e-7,
 )
-_ONE_BY_ONE = {"local_expert": 0.0, "packed_sequence": 0.0}
 TRANSFORMER_ENGINE = replace(
-    MEASURED, **_ONE_BY_ONE, runs_ahead=True, flops=0.4815, layer=2.452e-3, expert_layer=3.525e-3
-)
-FP8_BLOCK128 = replace(
-    TRANSFORMER_ENGINE, flops=0.5179, layer=2.515e-3, expert_layer=3.899e-3, local_expert=6.0e-5
-)
+    MEASURED, runs_ahead=True, packed_sequence=0.0,
+    flops=0.623, layer=1.894e-3, expert_layer=7.56e-4, local_expert=6.49e-5, parameter=5.50e-11,
+)  # fmt: skip
+FP8_BLOCK128 = replace(TRANSFORMER_ENGINE, flops=0.692, layer=1.979e-3, local_expert=1.031e-4)
 
 
 def of_kernels(choice: KernelChoice, precision: Precision) -> Efficiency:

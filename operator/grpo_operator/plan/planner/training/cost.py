@@ -4,6 +4,7 @@ Each call is counted as :class:`Work`; rates and efficiencies turn the work into
 counted for the cases that were measured, and the efficiencies are fitted to them (benchmarks/planner.py).
 """
 
+import math
 from dataclasses import dataclass
 
 from grpo_operator.api.catalog.gpus import Gpu
@@ -57,7 +58,7 @@ class Work:
 class LayoutCost:
     """Seconds of one call on the slowest stage. ``launch``: time in which the GPU waits for the host.
 
-    ``bubble``: idle time of the pipeline.
+    ``bubble``: idle time of the pipeline. ``gradients``: their reduction, and the optimizer.
     """
 
     compute: float
@@ -134,13 +135,15 @@ def call_cost(
         + work.experts * efficiency.local_expert
         + work.sequences * efficiency.packed_sequence
     )
-    if efficiency.runs_ahead:
-        launch = max(launch - compute, 0.0)
+    if efficiency.runs_ahead:  # the host waits for the GPU now and then, so that a part of both adds up
+        launch = math.hypot(compute, launch) - compute
     tensor, expert, context = (t / efficiency.link for t in (work.tensor, work.expert, work.context))
     idle = (layout.pipeline - 1) / (layout.virtual_pipeline * max(rows.count, 1))
     bubble = (compute + launch + tensor + expert + context) * idle
-    reduced = _gradients(model, layout, gpu) / efficiency.link if gradients else 0.0
-    return LayoutCost(compute, launch, tensor, expert, context, bubble, reduced)
+    step = 0.0
+    if gradients:
+        step = _gradients(model, layout, gpu) / efficiency.link + efficiency.parameter * _held(model, layout)
+    return LayoutCost(compute, launch, tensor, expert, context, bubble, step)
 
 
 def call_work(
@@ -191,6 +194,13 @@ def _context(model: ModelShape, layout: Layout, gpu: Gpu, gpus_per_node: int) ->
         width = model.heads * (shape.nope + shape.rope + shape.value)
     speed = gpu.nvlink if layout.tensor * layout.context <= gpus_per_node else gpu.network
     return (layout.context - 1) * width * _BF16 / (layout.tensor * speed)
+
+
+def _held(model: ModelShape, layout: Layout) -> float:
+    """Return the parameters of a rank, on average over the stages."""
+    count = parameters.total(model)
+    dense = count.split / layout.tensor + count.whole
+    return (dense + count.expert / (layout.expert * layout.expert_tensor)) / layout.pipeline
 
 
 def _gradients(model: ModelShape, layout: Layout, gpu: Gpu) -> float:
