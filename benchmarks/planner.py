@@ -9,10 +9,12 @@ fused Adam that the operator plans with.
 ``step_model_*`` are errors of the step model on measured steps that did not take part in its fit: jobs of
 the same model on other days, on another GPU type, and one step ahead. ``step_phase_*`` are those of their
 single phases, ``update_model_*`` those of weight updates between two ranks and an engine of two.
+In trainer.json ``memory_error_pct_heldout_max`` and ``step_time_error_pct_max`` are errors on updates with
+Transformer Engine, in FP8 and with each kind of recomputation that nothing was fitted to (kernel_fit.py).
 ``cpu_step_model_error_pct_max`` is the error of a profile of one core, fitted to one job, on other jobs on
 CPUs (cpu_steps.py); those of ``tiny_moe`` and ``left_out`` are errors of terms fitted to small jobs on real
 pods, on tiny-moe and on each of the jobs in turn (pod_fit.py). ``--fit`` prints the fit, the values of
-``grpo_operator.plan.planner.efficiency.MEASURED``.
+``grpo_operator.plan.planner.efficiency.MEASURED``; ``python benchmarks/kernel_fit.py`` prints the other ones.
 """
 
 import json
@@ -36,6 +38,7 @@ sys.path.insert(0, str(REPO / "benchmarks" / "gpu"))
 from models import FITTED_CASES, HELD_OUT_CASES, MICRO_BATCHES
 
 import cpu_steps
+import kernel_fit
 import pod_fit
 import step_fit
 
@@ -58,6 +61,7 @@ def main() -> None:
     figures["total_parameters"] = parameters.total(model).total
     figures |= step_fit.figures(MEASURED) | cpu_steps.figures() | pod_fit.figures()
     record("planner", figures)
+    record("trainer", kernel_fit.figures(), stamp(f"planned: {machine()}; measured: {kernel_fit.machines()}"))
     for name, raw, keep in (
         ("memory", "planner_memory", lambda case: True),
         ("memory_held_out", "planner_memory_held_out", lambda case: not case.endswith(_FUSED)),
