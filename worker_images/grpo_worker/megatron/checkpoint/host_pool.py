@@ -3,6 +3,7 @@
 import logging
 import mmap
 from collections import defaultdict
+from contextlib import suppress
 
 import torch
 
@@ -19,7 +20,8 @@ class Block:
     def __init__(self, size: int) -> None:
         self.size = size
         self.memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.memory.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):  # a kernel without large pages
+            self.memory.madvise(mmap.MADV_HUGEPAGE)
         if torch.cuda.is_available():
             self._pin()
 
