@@ -14,13 +14,13 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command_reports_a_restore_from_the_store(small_manifest: Path, tmp_path: Path) -> None:
-    faults = ("--steps", "3", "--checkpoint-every", "1", "--lose-node", "0:45")
+    faults = ("--steps", "3", "--checkpoint-every", "1", "--lose-node", "0:20")
     store = "--store-gigabytes-per-second", "50"
     done = run(str(small_manifest), "--name", "restore", *faults, *store, "--output", str(tmp_path))
     assert done.returncode == 0, done.stderr
     figures = json.loads((tmp_path / "small-restore.json").read_text())
     assert figures["phase"] == "Succeeded" and len(figures["steps"]) == 3
-    assert figures["scenario"]["dead_nodes"] == [[0, 45.0]]
+    assert figures["scenario"]["dead_nodes"] == [[0, 20.0]]
     assert "training pod 0 is lost" in done.stdout and "the step waits" in done.stdout
     assert len(figures["checkpoints"]["loads"]) == 1 and "TB read in" in done.stdout
     assert (tmp_path / "small-restore.svg").is_file()

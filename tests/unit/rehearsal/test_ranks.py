@@ -35,7 +35,7 @@ def test_passes_without_gradients_have_micro_batches_of_their_own(two_nodes: Reh
     assert plain.micro_batches(lengths, gradients=False) == plain.micro_batches(lengths, gradients=True)
     quarter = plain.micro_batches(lengths, gradients=False) / 4
     assert fewer.micro_batches(lengths, gradients=False) == pytest.approx(quarter)
-    assert fewer.forward(lengths) > plain.forward(lengths), "the pipeline's bubble is larger"
+    assert fewer.forward(lengths) < plain.forward(lengths), "the host starts fewer kernels"
     assert fewer.update(lengths) == plain.update(lengths)
 
 

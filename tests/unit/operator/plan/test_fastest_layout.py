@@ -16,6 +16,7 @@ from grpo_operator.plan.planner.step.job import step_model
 from grpo_operator.plan.planner.training.search import TrainingPool, feasible, worst
 from support.objects import pool_of
 
+_SAME = 1.01  # estimates that differ by less do not tell which layout is faster
 FILES = [file for file in sorted((REPO / "manifests").glob("*.yaml")) if file.stem != "tiny-moe"]
 
 
@@ -27,9 +28,11 @@ def test_a_slower_layout_has_a_reason(file: Path) -> None:
     seconds = {layout: _seconds(spec, plan, layout) for layout in feasible(plan.training)}
     seconds[plan.layout] = _seconds(spec, plan, plan.layout)
     safe = [layout for layout in seconds if _is_safe(plan.training, layout)]
-    assert seconds[plan.layout] == min(seconds[layout] for layout in safe), sorted(map(str, safe))
+    assert seconds[plan.layout] <= _SAME * min(seconds[layout] for layout in safe), sorted(map(str, safe))
     fastest = min(seconds, key=lambda layout: seconds[layout])
-    assert seconds[plan.layout] == seconds[fastest] or str(fastest) in _reason(file), f"name {fastest}"
+    assert seconds[plan.layout] <= _SAME * seconds[fastest] or str(fastest) in _reason(file), (
+        f"name {fastest}"
+    )
 
 
 def _seconds(spec: GRPOJobSpec, plan: JobPlan, layout: Layout) -> float:

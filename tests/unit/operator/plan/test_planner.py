@@ -70,17 +70,19 @@ def test_offloaded_state_is_on_the_gpu_only_while_in_use() -> None:
 
 
 def test_passes_without_gradients_need_one_layer_or_the_logits_and_no_gradients() -> None:
+    layout = dataclasses.replace(TP8_PP8, context=1)
+
     def stages(log_prob_tokens: int | None, **offload: bool) -> tuple[StageMemory, ...]:
         work = Workload(8192, micro_batches=4, log_prob_tokens=log_prob_tokens)
-        return stage_memory(V3, TP8_PP8, work, offload=OffloadSpec(**offload))
+        return stage_memory(V3, layout, work, offload=OffloadSpec(**offload))
 
     plain = stages(None)
     assert stages(8192) == plain, "the size of the update"
     for tokens in (2**18, 2**20):
         large = stages(tokens)
         for index, (mine, update) in enumerate(zip(large, plain, strict=True)):
-            layer = layer_activations(V3, TP8_PP8, Workload(tokens), 3)
-            logits = logits_bytes(V3, TP8_PP8, Workload(tokens)) if index == 7 else 0
+            layer = layer_activations(V3, layout, Workload(tokens), 3)
+            logits = logits_bytes(V3, layout, Workload(tokens)) if index == 7 else 0
             assert mine.activations + mine.working == max(layer.working, logits)
             assert mine.total - update.total == mine.working - update.working > 0
     assert logits > layer.working

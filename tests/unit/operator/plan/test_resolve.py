@@ -70,7 +70,7 @@ def test_exports_beside_steps_have_a_copy_of_the_weights_in_host_memory() -> Non
 
 def test_auto_chooses_and_explains() -> None:
     plan = _resolve(trainer__parallelism={"auto": True})
-    assert plan.layout == _resolve().layout, "the manifest has the planner's fastest layout"
+    assert str(plan.layout) == "TP4 PP16 CP1 EP8 DP4", "the manifest says why it has another one"
     assert "fastest by estimate of" in plan.reason and "next is" in plan.reason
     assert "s for an optimizer step over 2048 sequences of the full length of 16384 tokens" in plan.reason
     assert plan == _resolve(trainer__parallelism={"auto": True})
@@ -309,9 +309,9 @@ def test_assumptions_of_the_step_are_options(capsys: pytest.CaptureFixture[str])
 
     plain = step()
     assert step("--mean-response", "8000")["seconds"] > 1.3 * plain["seconds"]
-    better = step("--training-efficiency", "0.6")
+    better = step("--training-efficiency", "0.9")
     assert better["phases"]["update_actor"] < plain["phases"]["update_actor"]
-    assert better["phases"]["gen"] == plain["phases"]["gen"] and better["assumed"]["flops"] == 0.6
+    assert better["phases"]["gen"] == plain["phases"]["gen"] and better["assumed"]["flops"] == 0.9
     assert main([str(LARGE), "--mean-response", "1e9"]) == 1
     assert "a mean response of 1e+09 tokens is impossible" in capsys.readouterr().out
 
