@@ -189,6 +189,15 @@ def context(measured: dict[str, Any]) -> None:
     _record("trainer", ratios, origin)
 
 
+def job_kernels(measured: dict[str, Any]) -> None:
+    """Record the same job with and without Transformer Engine's kernels."""
+    record_cases("job_kernels_gpu", measured["cases"], measured["of"])
+    record("job_kernels_gpu", measured["figures"], measured["of"])
+    _record(
+        "trainer", {"step_speedup_whole_job": measured["figures"]["step_speedup_whole_job"]}, measured["of"]
+    )
+
+
 def rank_checkpoint(measured: dict[str, Any]) -> None:
     """Record the saves of one rank of DeepSeek-V3's size. The first one pins host memory for all others."""
     cases, origin = measured["cases"], measured["of"]
@@ -248,7 +257,7 @@ def main() -> None:
         "engine": lambda content: _keep("engine_speed_gpu", content),
         "wave_work": lambda content: _keep("wave_work_gpu", content),
         "kernels": kernels, "rank_checkpoint": rank_checkpoint, "precision": precision,
-        "context": context,
+        "context": context, "job_kernels": job_kernels,
     }  # fmt: skip
     for name, content in measured.items():
         if name in single:

@@ -2,16 +2,18 @@
 
     python3 benchmarks/gpu/job.py ours ours.json [--only on_policy] [--cpu]
     python3 benchmarks/gpu/job.py colocated colocated.json [--only staged --memory-fraction 0.7]
+    python3 benchmarks/gpu/job.py kernels job_kernels.json [--memory-fraction 0.7]
     python3 benchmarks/gpu/job.py traced traced.json
     python3 benchmarks/gpu/job.py trl trl.json
 
 The first GPU runs an SGLang engine and the second one the trainer; TRL trains and generates on both. TRL
 generates with transformers here, not with vLLM. The model is DeepSeek-V3-shaped with random weights.
-ENGINE_PYTHONPATH: packages of the engine, if they differ from the
-trainer's; TRL_PYTHONPATH likewise. Both need operator, worker_images and devcluster on PYTHONPATH.
-colocated: trainer and engine alternate on one GPU. traced: the trainer runs under Nsight Systems (``nsys`` on
-PATH). ``--cpu``: a small model, engine and trainer with a core each, without TRL; writes
-benchmarks/results/job_cpu.json and adds to trainer.json. Otherwise benchmarks/from_gpu.py reads the result.
+ENGINE_PYTHONPATH: packages of the engine, if they differ from the trainer's; TRL_PYTHONPATH likewise. Both
+need operator, worker_images and devcluster on PYTHONPATH. colocated: trainer and engine alternate on one GPU.
+kernels: such a job with Transformer Engine's kernels, and the same one without them; Transformer Engine must
+be on PYTHONPATH. traced: the trainer runs under Nsight Systems (``nsys`` on PATH). ``--cpu``: a small model,
+engine and trainer with a core each, without TRL; writes benchmarks/results/job_cpu.json and adds to
+trainer.json. Otherwise benchmarks/from_gpu.py reads the result.
 """
 
 import argparse
@@ -26,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from job_figures import SAVES, Steps, colocated_figures, figures, trl_figures
+from job_figures import SAVES, Steps, colocated_figures, figures, kernel_figures, trl_figures
 from local_job import REPO, LocalJob
 from models import GROUP, JOB_TOKENS, PROMPTS, RESPONSE
 from models import JOB_MODEL as MODEL
@@ -34,6 +36,7 @@ from models import JOB_MODEL as MODEL
 from grpo_devcluster.results import record, record_cases, stamp, write_raw
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.trainer import KernelChoice
 
 sys.path.insert(0, str(REPO / "benchmarks" / "learning"))
 
@@ -112,14 +115,8 @@ def ours(folder: Path, cpu: bool, only: str, keep: Keep) -> dict[str, Any]:
 
 def colocated(folder: Path, fraction: float, only: str, keep: Keep) -> dict[str, Any]:
     """Run jobs on one GPU, which cannot hold the memory of engine and trainer at the same time."""
-    offload = dict.fromkeys(("parameters", "gradients", "optimizer"), True)
-    static = spec_of(folder, False).wire()
-    static["rollout"]["template"]["engine"]["memoryFraction"] = fraction
-    own = {"mode": "colocated", "totalSteps": 4, "trainer": static["trainer"] | {"offload": offload}}
     specs = {
-        transport: spec_of(
-            folder, False, **own, rollout=static["rollout"], weightSync={"transport": transport}
-        )
+        transport: _on_one_gpu(folder, fraction, weightSync={"transport": transport})
         for transport in ("cuda-ipc", "staged")
         if only in (transport, "")
     }
@@ -136,6 +133,31 @@ def colocated(folder: Path, fraction: float, only: str, keep: Keep) -> dict[str,
             }
             keep(cases)
     return {"cases": cases}
+
+
+def kernels(folder: Path, fraction: float, only: str, keep: Keep) -> dict[str, Any]:
+    """Run the same job on one GPU with each kind of the trainer's kernels."""
+    specs = {
+        kind: _on_one_gpu(folder, fraction, kernels=kind)
+        for kind in (KernelChoice.TRANSFORMER_ENGINE, KernelChoice.LOCAL)
+        if only in (kind, "")
+    }
+    cases: dict[str, Any] = {}
+    with LocalJob(folder, next(iter(specs.values())), os.environ.get("ENGINE_PYTHONPATH", "")) as host:
+        for kind, spec in specs.items():
+            cases[kind] = {"steps": host.run(kind, spec)}
+            keep(cases)
+    return {"cases": cases} | ({} if only else {"figures": kernel_figures(cases)})
+
+
+def _on_one_gpu(folder: Path, fraction: float, kernels: str = "auto", **own: Any) -> GRPOJobSpec:
+    """Return the spec of a job whose trainer and engine alternate. ``fraction``: of the engine's memory."""
+    static = spec_of(folder, False).wire()
+    static["rollout"]["template"]["engine"]["memoryFraction"] = fraction
+    offload = dict.fromkeys(("parameters", "gradients", "optimizer"), True)
+    trainer = static["trainer"] | {"offload": offload, "kernels": kernels}
+    shared = {"mode": "colocated", "totalSteps": 4, "trainer": trainer, "rollout": static["rollout"]}
+    return spec_of(folder, False, **shared, **own)
 
 
 def traced(folder: Path) -> dict[str, Any]:
@@ -191,7 +213,7 @@ def trl(folder: Path) -> dict[str, Any]:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("case", choices=("ours", "colocated", "traced", "trl"))
+    parser.add_argument("case", choices=("ours", "colocated", "kernels", "traced", "trl"))
     parser.add_argument("result", type=Path)
     parser.add_argument("--only", default="", help="run this job of the case alone")
     parser.add_argument("--cpu", action="store_true", help="with ours: a small model without GPUs")
@@ -214,8 +236,9 @@ def main() -> None:
         prepare(folder, args.cpu)
         if args.case == "ours":
             result = ours(folder, args.cpu, args.only, keep)
-        elif args.case == "colocated":
-            result = colocated(folder, args.memory_fraction, args.only, keep)
+        elif args.case in ("colocated", "kernels"):
+            alternating = colocated if args.case == "colocated" else kernels
+            result = alternating(folder, args.memory_fraction, args.only, keep)
         else:
             result = traced(folder) if args.case == "traced" else trl(folder)
     print(json.dumps(result.get("figures", {}), indent=1))

@@ -38,6 +38,21 @@ def figures(jobs: dict[str, Steps]) -> dict[str, float]:
     )
 
 
+def kernel_figures(cases: dict[str, Any]) -> dict[str, float]:
+    """Return how much shorter a step and its phases are with Transformer Engine's kernels."""
+    engine, local = cases["transformer-engine"]["steps"], cases["local"]["steps"]
+    names = {"whole_job": "step", "update_actor": "update_actor", "log_probs": "old_log_prob"}
+    ratios = {
+        f"step_speedup_{name}": seconds(local, phase) / seconds(engine, phase)
+        for name, phase in names.items()
+    }
+    gaps = {
+        f"logprob_gap_mean_{name}": statistics.median(entry[_PARITY] for entry in history)
+        for name, history in (("engine", engine), ("local", local))
+    }
+    return ratios | gaps
+
+
 def mfu_figures(history: Steps) -> dict[str, float]:
     """Return the model FLOPs utilisation of the trainer in percent; nothing where no peak rate is known."""
     found = {}
