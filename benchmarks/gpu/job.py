@@ -19,6 +19,7 @@ trainer.json. Otherwise benchmarks/from_gpu.py reads the result.
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -222,6 +223,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("a time limit ended the jobs"))  # their logs are shown
     args = parse()
     where = "" if args.cpu else f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     origin = stamp(where)
