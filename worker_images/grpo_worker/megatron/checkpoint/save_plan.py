@@ -4,8 +4,6 @@ import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 
-from grpo_worker.megatron.model.build import device
-
 
 class SavePlan:
     """Megatron-Core's strategy for saving, which gathers the plan on rank 0 in the first two saves only.
@@ -21,6 +19,7 @@ class SavePlan:
         """Use the plan of the last two saves from now on, if they had the same on all ranks. Collective."""
         if self.settled:
             return
-        same = torch.tensor(int(self.strategy.validated_cache_reuse), device=device())
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        same = torch.tensor(int(self.strategy.validated_cache_reuse), device=device)
         dist.all_reduce(same, dist.ReduceOp.MIN)
         self.settled = self.strategy.validated_cache_reuse = bool(same)
