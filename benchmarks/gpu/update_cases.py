@@ -61,7 +61,7 @@ class UpdateCase:
         return FULL if self.recompute == "full" else NOTHING
 
     def __str__(self) -> str:
-        kernels = "TE" if self.kernels is ENGINE else "local"
+        kernels = "TE" if self.kernels is ENGINE else "local"  # codespell:ignore te
         precision = " fp8" if self.precision is FP8 else ""
         world = "" if self.layout.world == 1 else f", {self.layout}"
         return f"{self.model} {self.tokens} {kernels}{precision} {self.recompute}{world}"
