@@ -5,6 +5,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedObject
-from megatron.core.dist_checkpointing.strategies import cached_metadata_filesystem_reader, filesystem_async
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies import torch as torch_strategy
 from megatron.core.optimizer import distrib_optimizer
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from grpo_worker.checkpointing.store import (
     CONTROLLER_STATE,
@@ -48,8 +50,12 @@ save_own_parameters(distrib_optimizer)
 write_in_threads(filesystem_async)
 share_storages(torch_strategy)
 count_writes(filesystem_async)
-check_reads(cached_metadata_filesystem_reader.CachedMetadataFileSystemReader)
+check_reads(FileSystemReader)  # Megatron-Core's own are derived from it
 
+# Later versions than 0.16.1 would else use NVIDIA's resiliency extension.
+_OWN_WRITERS = (
+    {"async_strategy": "mcore"} if "async_strategy" in signature(dist_checkpointing.save).parameters else {}
+)
 _CONTENT = {
     "distrib_optim_sharding_type": "fully_reshardable",
     "singleton_local_shards": False,
@@ -89,6 +95,7 @@ class Checkpointer:
                 validate_access_integrity=not self._plan.settled,
                 async_sharded_save=True,
                 content_metadata=_CONTENT,
+                **_OWN_WRITERS,
             )
             self._plan.settle()
             request.add_finalize_fn(lambda: self._written(step, draft))

@@ -26,8 +26,9 @@ def write_in_threads(module: Any) -> None:
     makes no copy, because training overwrites it during the write.
     """
     writer = module.FileSystemWriterAsync
-    for name in ("preload_tensors", "write_preloaded_data_multiproc", "write_preloaded_data"):
+    for name in ("preload_tensors", "write_preloaded_data"):
         assert hasattr(writer, name), f"megatron-core has no FileSystemWriterAsync.{name} any more"
+    several = _found(writer, "write_preloaded_data_multiproc", "write_preloaded_data_multithread")
 
     def preload(buckets: list[Any], non_blocking: bool = True) -> list[Any]:
         copied = [
@@ -56,9 +57,16 @@ def write_in_threads(module: Any) -> None:
         errors = [value for value in written.values() if isinstance(value, Exception)]
         results.put(errors[0] if errors else written)
 
-    module._get_write_results_queue = queue.Queue
+    setattr(module, _found(module, "_get_write_results_queue", "get_write_results_queue"), queue.Queue)
     writer.preload_tensors = staticmethod(preload)
-    writer.write_preloaded_data_multiproc = staticmethod(write)
+    setattr(writer, several, staticmethod(write))
+
+
+def _found(owner: Any, *names: str) -> str:
+    """Return the first of the names, of 0.16.1 and of later versions, that the owner has."""
+    name = next((name for name in names if hasattr(owner, name)), "")
+    assert name, f"megatron-core has none of {', '.join(names)} in {owner.__name__}"
+    return name
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

@@ -134,5 +134,6 @@ def _without_transformer_engine() -> None:
     """
     if _problem():
         multi_latent_attention.HAVE_TE = False
+        multi_latent_attention.Linear = Linear  # later versions import it with Transformer Engine only
         moe_utils.__dict__.setdefault("te_general_gemm", None)
         tensor_parallel.CheckpointWithoutOutput = PlainCheckpoint

@@ -1,5 +1,6 @@
 """Layer specifications from Megatron-Core's public parts, with the kernels of a job."""
 
+from functools import partial
 from typing import Any
 
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
@@ -43,13 +44,15 @@ def layer_spec(config: Any, moe: bool, kernels: Kernels) -> ModuleSpec:
     )
 
 
-def _mlp(experts: int | None, kernels: Kernels) -> ModuleSpec:
-    """Return the specification of a dense MLP, or of ``experts`` with their router."""
-    spec: ModuleSpec = get_mlp_module_spec_for_backend(
-        kernels.mlp, num_experts=experts, moe_grouped_gemm=kernels.grouped
-    )
+def _mlp(experts: int | None, kernels: Kernels) -> Any:
+    """Return the specification of a dense MLP, or of ``experts`` with their router.
+
+    It is a ModuleSpec of Megatron-Core 0.16.1, and a partial of a class in later versions.
+    """
+    spec = get_mlp_module_spec_for_backend(kernels.mlp, num_experts=experts, moe_grouped_gemm=kernels.grouped)
     if experts is not None:
-        spec.submodules.router = Router
+        submodules = spec.keywords["submodules"] if isinstance(spec, partial) else spec.submodules
+        submodules.router = Router
     return spec
 
 
