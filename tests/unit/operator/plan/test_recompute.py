@@ -1,4 +1,4 @@
-"""What recomputation costs and saves, by the planner, and how a plan completes a spec."""
+"""Cost and memory of recomputation in plans, and specs that plans complete."""
 
 from typing import Any
 
@@ -179,7 +179,11 @@ def _auto(tokens: int, **changes: Any) -> GRPOJobSpec:
     """Return a job that packs so many tokens, with the choice of what to recompute left open."""
     body = yaml.safe_load((REPO / "manifests" / "qwen3-30b-a3b-16xh100.yaml").read_text())["spec"]
     body["data"] |= {"promptLength": 512, "responseLength": 512}
-    body["trainer"] |= {"recompute": "auto", "maxTokensPerGpu": tokens} | changes
+    body["trainer"] |= {
+        "recompute": "auto",
+        "maxTokensPerGpu": tokens,
+        "parallelism": {"expert": 16},
+    } | changes
     return GRPOJobSpec.model_validate(body)
 
 
