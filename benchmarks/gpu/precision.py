@@ -1,4 +1,4 @@
-"""What FP8 in the trainer costs in fidelity: loss curves, and the gap between engine and trainer; one GPU.
+"""Fidelity of FP8 in the trainer: loss curves, and the gap between engine and trainer; on one GPU.
 
     CUDA_HOME=... ENGINE_PYTHONPATH=... python3 benchmarks/gpu/precision.py precision.json [--only CASE]
 

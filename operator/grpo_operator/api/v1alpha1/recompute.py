@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 class RecomputeKind(StrEnum):
-    """What is recomputed: nothing, modules of each layer, or whole layers."""
+    """Kind of recomputation: of nothing, of modules of each layer, or of whole layers."""
 
     NONE = "none"
     SELECTIVE = "selective"
@@ -35,7 +35,7 @@ def are_distinct(modules: tuple[RecomputeModule, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """What each rank recomputes.
+    """Recomputation of activations on each rank.
 
     ``modules``: of each layer, if ``kind`` is selective. ``layers``: so many of the first layers of each
     pipeline stage (of each model chunk with virtual stages), if ``kind`` is full; None: all. Raises

@@ -153,7 +153,7 @@ class PlannedDeadlines(Model):
 
 
 class RecomputeStatus(Model):
-    """What the ranks recompute, as the operator completed it from the spec."""
+    """Recomputation on the ranks, which the operator completed from the spec."""
 
     kind: RecomputeKind = Field(description="none, selective or full")
     modules: list[RecomputeModule] | None = Field(

@@ -23,7 +23,7 @@ _HEAD, _ACTOR = 2 * _GIB, 8 * 2**20  # Ray's head, and what it keeps of one rank
 _NCCL, _BATCH_TOKEN = 1 * _GIB, 40  # /dev/shm: of one rank, and of one padded token of a batch (assumed)
 _CHOICES = 512  # routed experts of a token of a model that only the pods can read
 _BF16 = 2
-_CHUNKS = 2**30  # bytes of chunks that a rank saves for others, at most
+_CHUNKS = 2**30  # bytes of chunks that a rank saves for others (assumed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a job recomputes: values that go together."""
+"""Values of a recomputation that go together."""
 
 import re
 

@@ -16,6 +16,7 @@ from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.shape import GqaShape, ModelShape
 from grpo_operator.plan.planner.training.activations import Workload
 from grpo_operator.plan.planner.training.flops import layer_flops, recomputed_share
+from grpo_operator.plan.planner.training.memory import on_rank
 
 _BF16, _FP32 = 2, 4
 
@@ -135,14 +136,15 @@ def call_cost(
         + work.experts * efficiency.local_expert
         + work.sequences * efficiency.packed_sequence
     )
-    if efficiency.runs_ahead:  # the host waits for the GPU now and then, so that a part of both adds up
+    if efficiency.runs_ahead:  # both times overlap, except where the host waits for the GPU
         launch = math.hypot(compute, launch) - compute
     tensor, expert, context = (t / efficiency.link for t in (work.tensor, work.expert, work.context))
     idle = (layout.pipeline - 1) / (layout.virtual_pipeline * max(rows.count, 1))
     bubble = (compute + launch + tensor + expert + context) * idle
     step = 0.0
     if gradients:
-        step = _gradients(model, layout, gpu) / efficiency.link + efficiency.parameter * _held(model, layout)
+        held = on_rank(parameters.total(model), layout) / layout.pipeline
+        step = _gradients(model, layout, gpu) / efficiency.link + efficiency.parameter * held
     return LayoutCost(compute, launch, tensor, expert, context, bubble, step)
 
 
@@ -194,13 +196,6 @@ def _context(model: ModelShape, layout: Layout, gpu: Gpu, gpus_per_node: int) ->
         width = model.heads * (shape.nope + shape.rope + shape.value)
     speed = gpu.nvlink if layout.tensor * layout.context <= gpus_per_node else gpu.network
     return (layout.context - 1) * width * _BF16 / (layout.tensor * speed)
-
-
-def _held(model: ModelShape, layout: Layout) -> float:
-    """Return the parameters of a rank, on average over the stages."""
-    count = parameters.total(model)
-    dense = count.split / layout.tensor + count.whole
-    return (dense + count.expert / (layout.expert * layout.expert_tensor)) / layout.pipeline
 
 
 def _gradients(model: ModelShape, layout: Layout, gpu: Gpu) -> float:

@@ -107,21 +107,26 @@ def stage_memory(
         count = _stage_count(model, layers, index, layout.pipeline)
         with_mtp = mtp and index == layout.pipeline - 1
         added = parameters.mtp_layer(model) if with_mtp else Count()
-        one, local = _local(count, layout) * precision.weights, _local(count + added, layout)
-        others = _local(count, layout) * (models - 1)  # the critic's
+        one, local = on_rank(count, layout) * precision.weights, on_rank(count + added, layout)
+        others = on_rank(count, layout) * (models - 1)  # the critic's
         shard = _sharded(count + added, layout) + _sharded(count, layout) * (models - 1)
         state = shard * precision.optimizer
         # One model computes at a time. With offload the others' weights and gradients are on the host, and
         # the optimizer state is on the GPU during the optimizer step only.
         weights = (local + (0 if offload.parameters else others)) * precision.weights
         inside = sum((parameters.layer(model, number) for number in layers), Count())
-        weights += _local(inside, layout) * models * precision.quantised
+        weights += on_rank(inside, layout) * models * precision.quantised
         gradients = (local + (0 if offload.gradients else others)) * precision.gradients
         kept, working = _activations(model, layout, workload, layers, index, with_mtp)
         stepping = _sharded(count + added, layout) * precision.optimizer if offload.optimizer else 0
         stepping += 0 if fused_optimizer else _STEP * shard
         freed = local * precision.gradients if offload.gradients else 0
-        apart = _without_gradients(model, layout, workload, layers, index, with_mtp) - freed
+        apart = 0
+        if (
+            workload.log_prob_tokens is not None
+        ):  # tensors of a layer that is recomputed as a whole, or logits
+            forward = Workload(workload.log_prob_tokens)
+            apart = _activations(model, layout, forward, layers, index, with_mtp)[1] - freed
         moved = ((local + others) * precision.weights + one * frozen) * offload.parameters
         moved += state * offload.optimizer
         checkpoint = shard * (precision.weights + precision.optimizer)
@@ -155,7 +160,7 @@ def _stage_count(model: ModelShape, layers: tuple[int, ...], stage: int, stages:
     return count
 
 
-def _local(count: Count, layout: Layout) -> int:
+def on_rank(count: Count, layout: Layout) -> int:
     """Return the parameters on one rank."""
     experts = layout.expert * layout.expert_tensor
     return count.split // layout.tensor + count.whole + count.expert // experts
@@ -193,25 +198,6 @@ def _activations(
     logits = logits_bytes(model, layout, workload) if stage == layout.pipeline - 1 else 0
     logits *= 2 if with_mtp else 1
     return kept, max([part.working for part in each] + [logits])
-
-
-def _without_gradients(
-    model: ModelShape,
-    layout: Layout,
-    workload: Workload,
-    layers: tuple[int, ...],
-    stage: int,
-    with_mtp: bool,
-) -> int:
-    """Return the bytes of a pass without gradients: the tensors of one layer at a time, or the logits.
-
-    0: it has the update's size, and needs no more than the update.
-    """
-    if workload.log_prob_tokens is None:
-        return 0
-    # They are those of a layer that the backward pass recomputes as a whole.
-    one = Workload(workload.log_prob_tokens)
-    return _activations(model, layout, one, layers, stage, with_mtp)[1]
 
 
 def _places(model: ModelShape, layout: Layout, stage: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What a job recomputes, from its spec and its model (pure)."""
+"""Recomputation of a job, from its spec and its model (pure)."""
 
 from grpo_operator.api.v1alpha1.recompute import FULL, NOTHING, Recompute, RecomputeKind, RecomputeModule
 from grpo_operator.api.v1alpha1.trainer import TrainerSpec
