@@ -128,7 +128,7 @@ def _environment(folder: Path, gpus: tuple[int, ...]) -> dict[str, str]:
         from grpo_devcluster.cpu_engine import environment  # needs the devcluster's cache
 
         return environment(folder)
-    sources = [_entry_points(folder), REPO / "operator", REPO / "worker_images"]
+    sources = [entry_points(folder), REPO / "operator", REPO / "worker_images"]
     path = os.pathsep.join([*map(str, sources), os.environ.get("ENGINE_PYTHONPATH", "")])
     visible = ",".join(map(str, gpus))
     own = {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": visible, "OMP_NUM_THREADS": "1"}
@@ -136,7 +136,7 @@ def _environment(folder: Path, gpus: tuple[int, ...]) -> dict[str, str]:
     return dict(os.environ) | own
 
 
-def _entry_points(folder: Path) -> Path:
+def entry_points(folder: Path) -> Path:
     """Write the entry points by which SGLang finds the plugins of a checkout that is not installed."""
     project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
     metadata = folder / "plugins" / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 import httpx
+from engine_process import entry_points
 
 from grpo_operator.api.base import Device
 from grpo_operator.api.job_config import JobConfig
@@ -139,7 +140,8 @@ class LocalJob:
         template = self._spec.rollout.template
         assert template is not None, "the job has engines of its own"
         command = engine_command(self._spec.model.path, template, turns)
-        env = {"PYTHONPATH": os.pathsep.join([self._sources, self._engine_path]), "CUDA_VISIBLE_DEVICES": "0"}
+        path = [str(entry_points(self._folder)), self._sources, self._engine_path]
+        env = {"PYTHONPATH": os.pathsep.join(path), "CUDA_VISIBLE_DEVICES": "0"}
         if self._routes:
             url = f"http://{ENGINE_HOST}:{AGENT_PORT}"
             env |= {"GRPO_ROUTED_EXPERTS": str(self._experts), "GRPO_ROUTED_EXPERTS_URL": url}
