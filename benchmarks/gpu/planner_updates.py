@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from host_speed import launch_seconds
 from kernel_models import discard, free, policy, seconds
 from trainer_speed import rows_of
 from update_cases import FITTED, HELD_OUT, MICRO_BATCHES, ONE, UpdateCase
@@ -28,7 +29,10 @@ ROUNDS, WARM_UP = 3, 2
 
 
 def measure(case: UpdateCase) -> dict[str, Any]:
-    """Return seconds of updates, bytes of weights, gradients and optimizer, and the peak of an update."""
+    """Return seconds of updates, bytes of weights, gradients and optimizer, and the peak of an update.
+
+    ``launch_seconds``: of the host, just after the updates.
+    """
     free()
     before = torch.cuda.memory_allocated()
     model = policy(case.hf, (case.kernels, case.precision), layout=case.layout, recompute=case.recomputed)
@@ -45,7 +49,9 @@ def measure(case: UpdateCase) -> dict[str, Any]:
     taken = [seconds(update) for _ in range(ROUNDS)]
     peak = torch.cuda.max_memory_allocated() - before
     discard(model)
-    return {"seconds": statistics.median(taken), "state": state, "peak": peak}
+    return {
+        "seconds": statistics.median(taken), "state": state, "peak": peak, "launch_seconds": launch_seconds(),
+    }  # fmt: skip
 
 
 def main() -> None:
