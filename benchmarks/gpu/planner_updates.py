@@ -9,8 +9,8 @@ worker_images and devcluster.
 """
 
 import argparse
-import statistics
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,14 @@ from grpo_devcluster.results import stamp, write_raw
 from grpo_worker.algorithms.losses import PolicyLossConfig
 from grpo_worker.megatron.model.build import initialize_parallel
 
-ROUNDS, WARM_UP = 3, 2
+ROUNDS, WARM_UP = 8, 2
 
 
 def measure(case: UpdateCase) -> dict[str, Any]:
     """Return seconds of updates, bytes of weights, gradients and optimizer, and the peak of an update.
 
-    ``launch_seconds``: of the host, just after the updates.
+    ``seconds``: the least, because what else the host does only adds to it; ``seconds_longest``.
+    ``gpu_seconds``, ``kernels``: of one update. ``launch_seconds``: of the host, just after the updates.
     """
     free()
     before = torch.cuda.memory_allocated()
@@ -48,10 +49,23 @@ def measure(case: UpdateCase) -> dict[str, Any]:
     torch.cuda.reset_peak_memory_stats()
     taken = [seconds(update) for _ in range(ROUNDS)]
     peak = torch.cuda.max_memory_allocated() - before
+    busy = _on_gpu(update)
     discard(model)
-    return {
-        "seconds": statistics.median(taken), "state": state, "peak": peak, "launch_seconds": launch_seconds(),
+    return busy | {
+        "seconds": min(taken), "seconds_longest": max(taken), "state": state, "peak": peak,
+        "launch_seconds": launch_seconds(),
     }  # fmt: skip
+
+
+def _on_gpu(update: Callable[[], object]) -> dict[str, float]:
+    """Return the seconds that the GPU computes in an update, and the number of kernels."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
+        seconds(update)
+    rows = trace.key_averages()
+    return {
+        "gpu_seconds": sum(row.self_device_time_total for row in rows) / 1e6,
+        "kernels": sum(row.count for row in rows if row.self_device_time_total),
+    }
 
 
 def main() -> None:
