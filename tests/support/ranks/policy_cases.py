@@ -163,12 +163,20 @@ def train(policy: PolicyModel, steps: range) -> list[dict[str, float]]:
         data["old_log_probs"] = everywhere(policy, data)
         data["ref_log_prob"] = everywhere(policy, data, reference=True)
         history.append(update(policy, data))
+    await_weights(policy)
     return history
+
+
+def await_weights(policy: PolicyModel) -> None:
+    """Wait for the weights of the last step, as every reader of them does."""
+    with policy.trainable.weights.on_device():
+        pass
 
 
 def whole_weights(policy: PolicyModel) -> dict[str, torch.Tensor]:
     """Return all weights under their Hugging Face names, assembled from every rank's shards."""
-    return assembled(policy.shards())
+    with policy.trainable.weights.on_device():
+        return assembled(policy.shards())
 
 
 def assembled(shards: Iterable[Shard]) -> dict[str, torch.Tensor]:

@@ -5,15 +5,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from megatron.core.distributed import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from grpo_operator.api.v1alpha1.trainer import OffloadSpec, OptimizerSpec
+from grpo_worker.megatron.optim.data_parallel import DataParallel
 from grpo_worker.megatron.optim.offload import HostCopies, Offloadable
 from grpo_worker.profiling.progress import PROGRESS
 
@@ -30,16 +26,19 @@ class Trainable:
     ) -> None:
         self.chunks = list(chunks)
         config = self.chunks[0].config
-        self.ddp = [_wrap(chunk) for chunk in self.chunks]
+        self._parallel = DataParallel(self.chunks)
+        self.ddp = self._parallel.wrapped
         dtype = config.params_dtype
         self.optimizer = get_megatron_optimizer(_optimizer_config(spec, dtype), self.ddp)
-        config.finalize_model_grads_func = finalize_model_grads
         config.grad_scale_func = self.optimizer.scale_loss
         self.schedule = _schedule(self.optimizer, spec, total_steps)
-        self.weights = Offloadable(lambda: (b.param_data for b in self._buffers()), offload.parameters)
-        self._gradients = Offloadable(
-            lambda: (b.grad_data for b in self._buffers()), offload.gradients, kept=False
+        buffers = self._parallel.buffers
+        self.weights = Offloadable(
+            lambda: (b.param_data for b in buffers()),
+            offload.parameters,
+            finish=self._parallel.finish_gather,
         )
+        self._gradients = Offloadable(lambda: (b.grad_data for b in buffers()), offload.gradients, kept=False)
         self._state = Offloadable(self._optimizer_state, offload.optimizer)
         for part in (self.weights, self._gradients, self._state):
             part.release()
@@ -58,11 +57,9 @@ class Trainable:
 
     def begin(self) -> None:
         """Prepare the backward passes of an optimizer step: zero the gradients."""
-        self.weights.acquire()
+        self.weights.acquire(finished=False)
         self._gradients.acquire()
-        for ddp in self.ddp:
-            ddp.train()
-            ddp.zero_grad_buffer()
+        self._parallel.begin()
         self.optimizer.zero_grad()
 
     def step(self) -> dict[str, float]:
@@ -71,17 +68,12 @@ class Trainable:
         with self._state.on_device():
             PROGRESS.add("optimizer steps begun")
             _, grad_norm, _ = self.optimizer.step()
+            self._parallel.start_gather()
         PROGRESS.add("optimizer steps")
         self.schedule.step(increment=1)
         self._gradients.release()
         self.weights.release()
         return {"grad_norm": float(grad_norm), "lr": lr}
-
-    def _buffers(self) -> Iterator[Any]:
-        """Return Megatron-Core's contiguous buffers of weights and gradients."""
-        for ddp in self.ddp:
-            yield from ddp.buffers
-            yield from ddp.expert_parallel_buffers
 
     def _optimizer_state(self) -> Iterator[torch.Tensor]:
         """Return the moments, and the fp32 main weights where they are separate tensors."""
@@ -109,19 +101,6 @@ def frozen_weights(chunks: Sequence[Any], offload: OffloadSpec) -> Offloadable:
     weights = Offloadable(lambda: (p for chunk in chunks for p in chunk.parameters()), offload.parameters)
     weights.release()
     return weights
-
-
-def _wrap(chunk: Any) -> DistributedDataParallel:
-    config = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True, use_distributed_optimizer=True, check_for_nan_in_grad=True
-    )
-    ddp = DistributedDataParallel(chunk.config, config, chunk)
-    ddp.broadcast_params()
-    for module in chunk.modules():
-        if hasattr(module, "fuse_wgrad_accumulation"):
-            # Transformer Engine's products then add to DDP's gradients, which exist from here on.
-            module.fuse_wgrad_accumulation = True
-    return ddp
 
 
 def _optimizer_config(spec: OptimizerSpec, dtype: torch.dtype) -> OptimizerConfig:

@@ -176,7 +176,8 @@ class PolicyModel:
             return total + FACTOR * mtp_loss, torch.cat([figures, mtp_loss.detach()[None]])
 
         names = _NAMES if self._mtp is None else (*_NAMES, "mtp_loss")
-        with self.trainable.weights.on_device():
+        # The modules' forward passes wait for their weights; the broadcast reads them before.
+        with self.trainable.weights.on_device(finished=self._mtp is not None):
             if self._mtp is not None:
                 self._mtp.broadcast_embedding()
             metrics = self._replayed(
