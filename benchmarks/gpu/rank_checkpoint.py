@@ -66,7 +66,7 @@ def state(model: PolicyModel) -> Iterator[torch.Tensor]:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 yield parameter
-                yield from (optimizer.state[parameter][name] for name in ("exp_avg", "exp_avg_sq"))
+                yield from optimizer.state[parameter].values()
 
 
 def digest(model: PolicyModel) -> list[int]:

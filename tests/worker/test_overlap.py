@@ -51,7 +51,7 @@ def test_overlapping_collectives_changes_no_bit(
 
 
 def test_offloaded_weights_are_gathered_before_they_leave() -> None:
-    arguments = {"layout": {"expert": 2}, "shard": FEW}
+    arguments: dict[str, Any] = {"layout": {"expert": 2}, "shard": FEW}
     plain = run_on_ranks("overlap_cases:updates", 2, overlap=False, **arguments)
     away = run_on_ranks("overlap_cases:updates", 2, overlap=True, offloads=True, **arguments)
     for found, expected in zip(away, plain, strict=True):

@@ -17,6 +17,7 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
 
+from grpo_worker.megatron.checkpoint import rank_state
 from grpo_worker.megatron.checkpoint.host_pool import POOL
 from grpo_worker.megatron.checkpoint.pieces import (
     Piece,
@@ -26,11 +27,21 @@ from grpo_worker.megatron.checkpoint.pieces import (
     piece_of,
     pieces,
 )
+from grpo_worker.megatron.optim.offload import HostCopies
 from grpo_worker.profiling.progress import PROGRESS
 
 _KEYS = {"param": "fp32_param", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}  # ours, the checkpoint's
 CHUNK = 2**24  # elements that are saved or received at once; a save takes as much GPU memory
 _OVER_GLOO = "distrib_optim_fully_reshardable_mem_efficient"
+_COPIES = "host_copies"
+
+
+def from_host(copies: HostCopies) -> dict[str, Any]:
+    """Return the metadata of a checkpoint whose state is read in host memory, where it is offloaded.
+
+    Ranks then exchange it over gloo. The files are those of any other checkpoint.
+    """
+    return {_OVER_GLOO: True, _COPIES: copies}
 
 
 def save_own_parameters(module: Any) -> None:
@@ -51,7 +62,8 @@ def _described_state(
     metadata: dict[str, Any] | None = None,
 ) -> dict[int, dict[str, Any]]:
     """Return the chunks that this rank saves or loads, by number of the parameter, kind and number."""
-    over_gloo = (metadata or {}).get(_OVER_GLOO, False)
+    fields = metadata or {}
+    over_gloo, copies = fields.get(_OVER_GLOO, False), fields.get(_COPIES, HostCopies({}))
     group = optimizer.data_parallel_group_gloo if over_gloo else optimizer.data_parallel_group
     sharded, _ = extract_sharded_tensors_and_factories(model_state)
     described = {part.data: part for part in nested_values(sharded)}
@@ -63,7 +75,7 @@ def _described_state(
         elif any(of_weights.replica_id[:-1]):  # another group of ranks saves it
             continue
         else:
-            chunks = _gathered(optimizer, parameter, of_weights, parts, group)
+            chunks = _gathered(optimizer, parameter, of_weights, parts, group, copies)
         if chunks[_KEYS["param"]]:
             found[number] = chunks
     return found
@@ -102,14 +114,19 @@ def _empty(of_weights: Any, parts: list[Piece], rank: int) -> dict[str, dict[int
 
 
 def _gathered(
-    optimizer: Any, parameter: torch.Tensor, of_weights: Any, parts: list[Piece], group: Any
+    optimizer: Any,
+    parameter: torch.Tensor,
+    of_weights: Any,
+    parts: list[Piece],
+    group: Any,
+    copies: HostCopies,
 ) -> dict[str, dict[int, Any]]:
     """Return the chunks to save, in host memory: those that this rank owns."""
     found: dict[str, dict[int, Any]] = {name: {} for name in _KEYS.values()}
     mine = piece_of(parts, group.rank())
     if mine is None:
         return found
-    own = optimizer._get_main_param_and_optimizer_states(parameter)
+    own = rank_state.read(optimizer, parameter, copies)
     for index, count, within in _chunks(of_weights, parts):
         if not piece_of(within, group.rank()):
             continue
@@ -181,7 +198,7 @@ def _load(optimizer: Any, state: dict[int, dict[str, Any]]) -> None:
         mine = piece_of(parts, group.rank())
         if mine is None:
             continue
-        own = optimizer._get_main_param_and_optimizer_states(parameter)
+        own = rank_state.read(optimizer, parameter, HostCopies({}))
         for key, name in _KEYS.items():
             for index, chunk in state[number][name].items():
                 start = index * chunk.numel()
@@ -189,3 +206,4 @@ def _load(optimizer: Any, state: dict[int, dict[str, Any]]) -> None:
                 own[key][part.start - mine.start : part.end - mine.start].copy_(
                     chunk.flatten()[part.start - start : part.end - start]
                 )
+        rank_state.write(optimizer, parameter, own)

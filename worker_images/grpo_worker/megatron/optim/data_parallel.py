@@ -22,10 +22,13 @@ OVERLAP = True
 
 
 class DataParallel:
-    """Wrapped model chunks of one rank, with their buffers of weights and gradients."""
+    """Wrapped model chunks of one rank, with their buffers of weights and gradients.
 
-    def __init__(self, chunks: Sequence[Any]) -> None:
-        self.wrapped = [_wrap(chunk, number) for number, chunk in enumerate(chunks)]
+    ``fp32_gradients``: else they are accumulated and reduced in the weights' dtype.
+    """
+
+    def __init__(self, chunks: Sequence[Any], fp32_gradients: bool) -> None:
+        self.wrapped = [_wrap(chunk, number, fp32_gradients) for number, chunk in enumerate(chunks)]
         config = chunks[0].config
         config.finalize_model_grads_func = finalize_model_grads
         # Gradients are reduced in the last micro-batch's backward pass.
@@ -58,9 +61,9 @@ class DataParallel:
                     group.finish_param_sync(skip_next_bucket_dispatch=True)
 
 
-def _wrap(chunk: Any, number: int) -> DistributedDataParallel:
+def _wrap(chunk: Any, number: int, fp32_gradients: bool) -> DistributedDataParallel:
     config = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True,
+        grad_reduce_in_fp32=fp32_gradients,
         use_distributed_optimizer=True,
         check_for_nan_in_grad=True,
         overlap_grad_reduce=OVERLAP,

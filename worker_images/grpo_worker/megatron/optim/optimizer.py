@@ -5,10 +5,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer import OptimizerConfig, distrib_optimizer, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from pydantic.alias_generators import to_camel
 
+from grpo_operator.api.v1alpha1.optimizer_dtypes import OptimizerDtype, OptimizerDtypes
 from grpo_operator.api.v1alpha1.trainer import OffloadSpec, OptimizerSpec
+from grpo_worker.megatron.optim import precision_aware
 from grpo_worker.megatron.optim.data_parallel import DataParallel
 from grpo_worker.megatron.optim.offload import HostCopies, Offloadable
 from grpo_worker.profiling.progress import PROGRESS
@@ -18,18 +21,25 @@ class Trainable:
     """Model chunks with their gradient buffers, optimizer and learning-rate schedule.
 
     ``offload``: which of these are on the device only while they are used. ``weights``: offload of the
-    chunks' weights.
+    chunks' weights. Raises ValueError for dtypes that the optimizer does not have here.
     """
 
     def __init__(
-        self, chunks: Sequence[Any], spec: OptimizerSpec, total_steps: int, offload: OffloadSpec
+        self,
+        chunks: Sequence[Any],
+        spec: OptimizerSpec,
+        total_steps: int,
+        offload: OffloadSpec,
+        dtypes: OptimizerDtypes,
     ) -> None:
         self.chunks = list(chunks)
         config = self.chunks[0].config
-        self._parallel = DataParallel(self.chunks)
+        optimizer_config = _optimizer_config(spec, config.params_dtype, dtypes)
+        self._parallel = DataParallel(self.chunks, dtypes.main_grads_dtype is OptimizerDtype.FP32)
         self.ddp = self._parallel.wrapped
-        dtype = config.params_dtype
-        self.optimizer = get_megatron_optimizer(_optimizer_config(spec, dtype), self.ddp)
+        self.optimizer = get_megatron_optimizer(optimizer_config, self.ddp)
+        for inner in inner_optimizers(self.optimizer):
+            precision_aware.prepare(inner)
         config.grad_scale_func = self.optimizer.scale_loss
         self.schedule = _schedule(self.optimizer, spec, total_steps)
         buffers = self._parallel.buffers
@@ -76,13 +86,14 @@ class Trainable:
         return {"grad_norm": float(grad_norm), "lr": lr}
 
     def _optimizer_state(self) -> Iterator[torch.Tensor]:
-        """Return the moments, and the fp32 main weights where they are separate tensors."""
+        """Return the moments, and the main weights, or their remainders, where they are separate tensors."""
         for optimizer in chained_optimizers(self.optimizer):
             for group in getattr(optimizer, "shard_fp32_from_float16_groups", []):
                 yield from (shard for shard in group if shard is not None)
         for inner in inner_optimizers(self.optimizer):
             for state in inner.state.values():
-                yield from (state[name] for name in ("exp_avg", "exp_avg_sq") if name in state)
+                names = (*precision_aware.MOMENTS, precision_aware.MAIN)
+                yield from (state[name] for name in names if name in state)
 
 
 def inner_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
@@ -103,7 +114,18 @@ def frozen_weights(chunks: Sequence[Any], offload: OffloadSpec) -> Offloadable:
     return weights
 
 
-def _optimizer_config(spec: OptimizerSpec, dtype: torch.dtype) -> OptimizerConfig:
+_TORCH = {OptimizerDtype.FP32: torch.float32, OptimizerDtype.BF16: torch.bfloat16}
+
+
+def _optimizer_config(spec: OptimizerSpec, dtype: torch.dtype, dtypes: OptimizerDtypes) -> OptimizerConfig:
+    precisions: dict[str, Any] = {}
+    for name, narrow in dtypes.narrow.items():
+        if not distrib_optimizer.USING_TE_OPTIMIZER:
+            raise ValueError(
+                f"spec.trainer.precisionAwareOptimizer.{to_camel(name)}={narrow} needs Transformer Engine's "
+                "FusedAdam: use an image that has it, or set it to fp32"
+            )
+        precisions |= {"use_precision_aware_optimizer": True, name: _TORCH[narrow]}
     return OptimizerConfig(
         optimizer="adam",
         lr=spec.lr,
@@ -115,6 +137,7 @@ def _optimizer_config(spec: OptimizerSpec, dtype: torch.dtype) -> OptimizerConfi
         use_distributed_optimizer=True,
         params_dtype=dtype,
         bf16=dtype is torch.bfloat16,
+        **precisions,
     )
 
 

@@ -1,11 +1,13 @@
 """Bytes on each GPU of the training pool, stage by stage (pure).
 
 Model state follows Megatron-Core with the distributed optimizer: bf16 weights, fp32 gradients,
-and fp32 main weights with Adam's two moments sharded over the ranks that hold the same weights.
+and fp32 main weights with Adam's two moments sharded over the ranks that hold the same weights. The
+precision-aware optimizer keeps gradients and moments in fewer bytes, and of the main weights only what bf16
+weights lack of them.
 Activations are those that a fused implementation keeps for the backward pass.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from grpo_operator.api.v1alpha1 import trainer
 from grpo_operator.api.v1alpha1.layout import Layout
@@ -21,12 +23,14 @@ from grpo_operator.plan.planner.training.activations import Workload, layer_acti
 class Precision:
     """Bytes per parameter. ``optimizer`` is sharded over the ranks that hold the same weights.
 
+    ``stepping``: fp32 copies of such a shard's narrower moments, which one optimizer has while it steps.
     ``quantised``: of each parameter of the layers, for their FP8 values in the order of rows and of columns.
     """
 
     weights: int = 2
     gradients: int = 4
     optimizer: int = 12
+    stepping: int = 0
     quantised: int = 0
 
 
@@ -38,9 +42,22 @@ _SAVED = 12  # bytes of a value's main weight and two moments in a checkpoint, w
 _UNCOUNTED = 2**31  # place of a layer that is not among the first ones of its chunk, however many these are
 
 
-def of_precision(precision: trainer.Precision) -> Precision:
+_REMAINDER = 2  # bytes of a main weight beside the bf16 weight
+
+
+def of_trainer_on_gpus(spec: trainer.TrainerSpec) -> Precision:
     """Return the bytes per parameter of a trainer on GPUs."""
-    return FP8 if precision is trainer.Precision.FP8_BLOCK128 else BF16
+    found = FP8 if spec.precision is trainer.Precision.FP8_BLOCK128 else BF16
+    dtypes = spec.precision_aware_optimizer
+    if not dtypes.narrow:
+        return found
+    moments = [dtype.width for dtype in (dtypes.exp_avg_dtype, dtypes.exp_avg_sq_dtype)]
+    return replace(
+        found,
+        gradients=dtypes.main_grads_dtype.width,
+        optimizer=_REMAINDER + sum(moments),
+        stepping=4 * sum(width < 4 for width in moments),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +137,7 @@ def stage_memory(
         kept, working = _activations(model, layout, workload, layers, index, with_mtp)
         stepping = _sharded(count + added, layout) * precision.optimizer if offload.optimizer else 0
         stepping += 0 if fused_optimizer else _STEP * shard
+        stepping += precision.stepping * max(_shards(count + added, layout))
         freed = local * precision.gradients if offload.gradients else 0
         apart = 0
         if (
@@ -168,9 +186,14 @@ def on_rank(count: Count, layout: Layout) -> int:
 
 def _sharded(count: Count, layout: Layout) -> int:
     """Return the parameters whose optimizer state one rank keeps."""
+    return sum(_shards(count, layout))
+
+
+def _shards(count: Count, layout: Layout) -> tuple[int, int]:
+    """Return those of the optimizer of dense weights, and of the experts'."""
     dense = (count.split // layout.tensor + count.whole) // (layout.data * layout.context)
     experts = count.expert // (layout.expert * layout.expert_tensor)
-    return dense + experts // layout.expert_data
+    return dense, experts // layout.expert_data
 
 
 def _activations(
