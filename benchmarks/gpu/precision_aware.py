@@ -24,10 +24,9 @@ from trainer_speed import rows_of
 from grpo_devcluster.results import stamp, write_raw
 from grpo_operator.api.v1alpha1.optimizer_dtypes import OptimizerDtypes
 from grpo_operator.api.v1alpha1.recompute import NOTHING
-from grpo_operator.api.v1alpha1.trainer import TrainerSpec
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.training.activations import Workload
-from grpo_operator.plan.planner.training.memory import of_trainer_on_gpus, stage_memory
+from grpo_operator.plan.planner.training.memory import of_precision, stage_memory
 from grpo_worker.algorithms.losses import PolicyLossConfig
 from grpo_worker.checkpointing.store import Origin, directory
 from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer
@@ -46,11 +45,9 @@ CASES = {
 
 def planned(dtypes: OptimizerDtypes) -> dict[str, int]:
     """Return the planner's bytes."""
-    trainer = TrainerSpec(nodes=1, gpus_per_node=1, precision_aware_optimizer=dtypes)
     workload = Workload(TOKENS, 1, ROWS, NOTHING)
-    (stage,) = stage_memory(
-        ModelShape.from_hf(SLICE), ONE, workload, precision=of_trainer_on_gpus(trainer)
-    )  # fmt: skip
+    precision = of_precision(BF16, dtypes)
+    (stage,) = stage_memory(ModelShape.from_hf(SLICE), ONE, workload, precision=precision)
     return {"state": stage.state, "peak": stage.total}
 
 

@@ -29,7 +29,7 @@ from grpo_operator.plan.planner.log_probs import log_prob_problem, lower_log_pro
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.resources import job_resources
 from grpo_operator.plan.planner.shared_memory import overlaid_sizes
-from grpo_operator.plan.planner.training.memory import FP32, StageMemory, of_trainer_on_gpus
+from grpo_operator.plan.planner.training.memory import FP32, StageMemory, of_precision
 from grpo_operator.plan.planner.training.reasons import fastest, of_recompute, remedy
 from grpo_operator.plan.planner.training.recompute import recompute_options
 from grpo_operator.plan.planner.training.search import (
@@ -210,7 +210,9 @@ def training_pool(
         sync_buffers=2 * spec.weight_sync.bucket_megabytes * 2**20 * (trainer.device == Device.CUDA),
         frozen=spec.algorithm.needs_reference + bool(spec.reward and spec.reward.model),
         critic=spec.algorithm.critic is not None,
-        precision=of_trainer_on_gpus(trainer) if trainer.device == Device.CUDA else FP32,
+        precision=of_precision(trainer.precision, trainer.precision_aware_optimizer)
+        if trainer.device == Device.CUDA
+        else FP32,
         efficiency=of_trainer(trainer),
         offload=trainer.offload,
         mtp=spec.model.multi_token_prediction,

@@ -11,7 +11,7 @@ from grpo_operator.api.catalog.gpus import GPUS, GpuType
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.optimizer_dtypes import OptimizerDtypes
 from grpo_operator.api.v1alpha1.stages import chunk_counts, stage_counts, stage_layers
-from grpo_operator.api.v1alpha1.trainer import OffloadSpec, TrainerSpec
+from grpo_operator.api.v1alpha1.trainer import OffloadSpec, Precision
 from grpo_operator.plan.planner import transfer_bounds
 from grpo_operator.plan.planner.engines import shape as engine_rules
 from grpo_operator.plan.planner.engines.memory import engine_memory, kv_bytes_per_token
@@ -19,7 +19,7 @@ from grpo_operator.plan.planner.engines.shape import EngineShape
 from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.training.activations import Workload, layer_activations, logits_bytes
-from grpo_operator.plan.planner.training.memory import StageMemory, of_trainer_on_gpus, stage_memory
+from grpo_operator.plan.planner.training.memory import StageMemory, of_precision, stage_memory
 from grpo_operator.plan.planner.training.rules import batch_problems, fp8_problems, problems
 from grpo_operator.plan.planner.training.search import TrainingPool, feasible, fits, nearest, worst
 from grpo_worker.megatron.families.deepseek_v3 import DEEPSEEK_V3
@@ -83,7 +83,7 @@ def test_narrower_gradients_and_moments_take_fewer_bytes(
     dtypes: dict[str, str], gradients: int, optimizer: int, stepping: int
 ) -> None:
     given = OptimizerDtypes.model_validate(dtypes)
-    precision = of_trainer_on_gpus(TrainerSpec(nodes=1, precision_aware_optimizer=given))
+    precision = of_precision(Precision.BF16, given)
     assert (precision.gradients, precision.optimizer, precision.stepping) == (gradients, optimizer, stepping)
     plain = stage_memory(V3, TP8_PP8, Workload(8192))[0]
     found = stage_memory(V3, TP8_PP8, Workload(8192), precision=precision)[0]
@@ -97,7 +97,7 @@ def test_the_optimizer_step_needs_room_for_fp32_copies_of_narrower_moments() -> 
 
     def stage(**dtypes: str) -> StageMemory:
         given = OptimizerDtypes.model_validate(dtypes)
-        precision = of_trainer_on_gpus(TrainerSpec(nodes=1, precision_aware_optimizer=given))
+        precision = of_precision(Precision.BF16, given)
         return stage_memory(dense, Layout(world=1), Workload(64), precision=precision)[0]
 
     plain, narrow = stage(), stage(exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16")

@@ -14,10 +14,10 @@ from megatron.core.distributed import (
     finalize_model_grads,
 )
 
-# Elements of a bucket that a rank keeps: as many as a chunk of a checkpoint has at most. With smaller buckets
-# (Megatron-Core's hold 1 to 5 million of each rank) a chunk would belong to many ranks, and each would read
-# all of it.
-SHARD = 2**24
+# Elements of a bucket that a rank keeps: twice as many as a chunk of a checkpoint has at most. With smaller
+# buckets (Megatron-Core's hold 1 to 5 million of each rank) a chunk would belong to many ranks, and each
+# would read all of it.
+SHARD = 2**25
 OVERLAP = True
 
 
