@@ -1,8 +1,8 @@
 """Bytes of the training state that ranks read and write, tensor by tensor, from their layout (pure).
 
 The first rank that holds a tensor saves its weights, and every rank that holds it reads them. The ranks that
-hold the same tensors share their optimizer state: each keeps one range of it, saves the chunks of which it
-has the largest part, and reads those of which it has any.
+hold the same tensors share their optimizer state: each keeps one range of it, saves as much in whole chunks,
+here those of which it has the largest part, and reads those of which it has any.
 """
 
 import math
