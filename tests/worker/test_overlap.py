@@ -33,6 +33,8 @@ def _same(found: dict[str, Any], expected: dict[str, Any]) -> None:
         pytest.param(DP2, {"recompute": "full", "mtp": True}, id="dp2-recompute-mtp"),
         pytest.param(DP2, {"model": "qwen3-tied"}, id="dp2-tied"),
         pytest.param(EP2, {}, id="ep2"),
+        pytest.param(EP2, {"length": 4}, id="ep2-experts-without-tokens"),
+        pytest.param(DP2, {"uneven": True}, id="dp2-micro-batches-without-rows"),
         pytest.param(TP2_EP2, {}, id="tp2-ep2-dp2"),
         pytest.param(PP2, {"mtp": True}, id="pp2-dp2-mtp"),
         pytest.param(PP2, {"model": "qwen3-tied"}, id="pp2-dp2-tied"),

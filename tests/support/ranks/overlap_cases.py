@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.trainer import OffloadSpec, OptimizerSpec
@@ -26,17 +27,23 @@ def updates(
     offloads: bool = False,
     recompute: str = "none",
     mtp: bool = False,
+    length: int = 32,
+    uneven: bool = False,
 ) -> dict[str, Any]:
     """Take three optimizer steps of several micro-batches each.
 
-    ``shard``: elements of a bucket that a rank keeps. Returns the steps' metrics, the log-probabilities of
-    the last weights, these weights, and how many buckets and unfinished gathers there were at the end.
+    ``shard``: elements of a bucket that a rank keeps. ``length``: tokens of a row, which is a micro-batch.
+    ``uneven``: rows are packed, and the last data-parallel rank has one row, so that micro-batches are empty.
+    Returns the steps' metrics, the log-probabilities of the last weights, these weights, and how many buckets
+    and unfinished gathers there were at the end.
     """
     data_parallel.OVERLAP, data_parallel.SHARD = overlap, shard
-    policy = _policy(layout, model, offloads, recompute, mtp)
+    policy = _policy(layout, model, offloads, recompute, mtp, length if uneven else None)
+    last = parallel_state.get_data_parallel_world_size() - 1
+    rows = 1 if uneven and parallel_state.get_data_parallel_rank() == last else None
     history = []
     for step in range(3):
-        data = own_rows(batch(step))
+        data = {name: part[:rows] for name, part in own_rows(batch(step, length=length)).items()}
         zeros = torch.zeros_like(data["advantages"])
         history.append(update(policy, data | {"old_log_probs": zeros - 4.0, "ref_log_prob": zeros - 4.1}))
     groups = [
@@ -57,14 +64,14 @@ def updates(
 
 
 def _policy(
-    layout: dict[str, int], model: str, offloads: bool, recompute: str, mtp: bool
+    layout: dict[str, int], model: str, offloads: bool, recompute: str, mtp: bool, max_tokens: int | None
 ) -> PolicyModel:  # fmt: skip
     hf = tiny_model(model) | ({"num_nextn_predict_layers": 1} if mtp else {})
     parallel = Layout(world=dist.get_world_size(), **layout)
     initialize_parallel(parallel, SEED)
     offload = OffloadSpec(parameters=offloads, gradients=offloads, optimizer=offloads)
     setup = ModelSetup(
-        hf, parallel, SeededWeights(hf, SEED), MicroBatching(1), offload=offload,
+        hf, parallel, SeededWeights(hf, SEED), MicroBatching(1, max_tokens), offload=offload,
         recompute=recompute_of(recompute), mtp=mtp,
     )  # fmt: skip
     # Without clipping: the norm's last bits depend on the buckets.
