@@ -6,7 +6,8 @@ colocated.json and traced.json (benchmarks/gpu/job.py); update.json, packing.jso
 (benchmarks/gpu/trainer_speed.py); draft.json (benchmarks/gpu/draft.py); engine.json
 (benchmarks/gpu/engine_speed.py); wave_work.json (benchmarks/gpu/wave_work.py); kernels.json
 (benchmarks/gpu/kernels.py); context.json (benchmarks/gpu/context_speed.py); rank_checkpoint.json
-(benchmarks/gpu/rank_checkpoint.py); precision.json (benchmarks/gpu/precision.py); memory-*.json and
+(benchmarks/gpu/rank_checkpoint.py); precision.json (benchmarks/gpu/precision.py); precision_aware.json
+(benchmarks/gpu/precision_aware.py); overlap.json (benchmarks/gpu/overlap_speed.py); memory-*.json and
 held-out-*.json (benchmarks/gpu/planner_memory.py).
 Raw data go to the files with ``_gpu`` in their name, planner_memory.json and planner_memory_held_out.json,
 figures to sync.json and trainer.json.
@@ -258,6 +259,8 @@ def main() -> None:
         "wave_work": lambda content: _keep("wave_work_gpu", content),
         "kernels": kernels, "rank_checkpoint": rank_checkpoint, "precision": precision,
         "context": context, "job_kernels": job_kernels,
+        "precision_aware": lambda content: _keep("precision_aware_gpu", content),
+        "overlap": lambda content: _keep("overlap_gpu", content),
     }  # fmt: skip
     for name, content in measured.items():
         if name in single:

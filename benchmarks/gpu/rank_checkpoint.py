@@ -66,19 +66,21 @@ def state(model: PolicyModel) -> Iterator[torch.Tensor]:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 yield parameter
-                yield from (optimizer.state[parameter][name] for name in ("exp_avg", "exp_avg_sq"))
+                yield from optimizer.state[parameter].values()
 
 
 def digest(model: PolicyModel) -> list[int]:
     """Return a sum of each tensor's bits, weighted by their places."""
-    sums = []
-    for tensor in state(model):
-        total = 0
-        for part in torch.split(tensor.contiguous().view(-1).view(torch.int16), 2**26):
-            places = torch.arange(1, 2 * len(part), 2, device=part.device)
-            total += int((part.long() * places).sum())
-        sums.append(total)
-    return sums
+    with model.trainable.on_device():
+        return [_weighted_bits(tensor) for tensor in state(model)]
+
+
+def _weighted_bits(tensor: torch.Tensor) -> int:
+    total = 0
+    for part in torch.split(tensor.contiguous().view(-1).view(torch.int16), 2**26):
+        places = torch.arange(1, 2 * len(part), 2, device=part.device)
+        total += int((part.long() * places).sum())
+    return total
 
 
 def limits(folder: Path) -> dict[str, float]:

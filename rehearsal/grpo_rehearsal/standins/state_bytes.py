@@ -1,8 +1,8 @@
 """Bytes of the training state that ranks read and write, tensor by tensor, from their layout (pure).
 
 The first rank that holds a tensor saves its weights, and every rank that holds it reads them. The ranks that
-hold the same tensors share their optimizer state: each keeps one range of it, saves the chunks of which it
-has the largest part, and reads those of which it has any.
+hold the same tensors share their optimizer state: each keeps one range of it, saves as much in whole chunks,
+here those of which it has the largest part, and reads those of which it has any.
 """
 
 import math
@@ -14,10 +14,10 @@ from typing import Any
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_rehearsal.standins.pieces import Pieces, in_proportion
 from grpo_rehearsal.standins.weight_layouts import layouts
+from grpo_worker.megatron.checkpoint.pieces import CHUNK
 from grpo_worker.weightsync.protocol.manifest import Slice
 
 WEIGHTS = (2,)  # bytes of a value: bf16
-CHUNK = 2**24  # values of a chunk at most, as in grpo_worker.megatron.checkpoint.owned_state
 STATE = (*WEIGHTS, 4, 4, 4)  # and in fp32 the main weights and Adam's two moments
 
 

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from grpo_worker.common.ragged_batch import INPUT_IDS, RaggedBatch, spread_spans
 from grpo_worker.data.micro_batch import Batch
 from grpo_worker.megatron.checkpoint import owned_state, snapshot
 from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer
+from grpo_worker.megatron.checkpoint.pieces import CHUNK
 from grpo_worker.megatron.conversion.hf_mapping import Shard
 from grpo_worker.megatron.conversion.readers import SeededWeights
 from grpo_worker.megatron.model.build import device, initialize_parallel
@@ -163,12 +165,20 @@ def train(policy: PolicyModel, steps: range) -> list[dict[str, float]]:
         data["old_log_probs"] = everywhere(policy, data)
         data["ref_log_prob"] = everywhere(policy, data, reference=True)
         history.append(update(policy, data))
+    await_weights(policy)
     return history
+
+
+def await_weights(policy: PolicyModel) -> None:
+    """Wait for the weights of the last step, as every reader of them does."""
+    with policy.trainable.weights.on_device():
+        pass
 
 
 def whole_weights(policy: PolicyModel) -> dict[str, torch.Tensor]:
     """Return all weights under their Hugging Face names, assembled from every rank's shards."""
-    return assembled(policy.shards())
+    with policy.trainable.weights.on_device():
+        return assembled(policy.shards())
 
 
 def assembled(shards: Iterable[Shard]) -> dict[str, torch.Tensor]:
@@ -254,14 +264,12 @@ def checkpointer(root: str, policy: PolicyModel) -> Checkpointer:
     return Checkpointer(root, policy.parts(False), 2, Origin("tiny", str(policy.layout)))
 
 
-def save(
-    root: str, layout: dict[str, int], chunk: int = owned_state.CHUNK, saves: int = 1
-) -> list[dict[str, float]]:
+def save(root: str, layout: dict[str, int], chunk: int = CHUNK, saves: int = 1) -> list[dict[str, float]]:
     """Train two steps, save checkpoints, and return the two steps after them.
 
     ``chunk``: elements of a chunk of the optimizer state at most.
     """
-    owned_state.CHUNK = chunk
+    patch.object(owned_state, "CHUNK", chunk).start()  # until this process ends
     policy = make(layout)
     saver = checkpointer(root, policy)
     train(policy, range(2))
@@ -271,11 +279,9 @@ def save(
     return train(policy, range(2, 4))
 
 
-def resume(
-    root: str, layout: dict[str, int], chunk: int = owned_state.CHUNK, step: int = 1
-) -> list[dict[str, float]]:
+def resume(root: str, layout: dict[str, int], chunk: int = CHUNK, step: int = 1) -> list[dict[str, float]]:
     """Return the two steps after a checkpoint, which any layout may have saved."""
-    owned_state.CHUNK = chunk
+    patch.object(owned_state, "CHUNK", chunk).start()  # until this process ends
     policy = make(layout)
     checkpointer(root, policy).load(directory(root, step))
     return train(policy, range(2, 4))

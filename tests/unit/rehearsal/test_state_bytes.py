@@ -9,9 +9,11 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.training.activations import Workload
+from grpo_operator.plan.planner.training.memory import CHUNK as PLANNED_CHUNK
 from grpo_operator.plan.planner.training.memory import stage_memory
 from grpo_operator.plan.planner.transfer_bounds import checkpoint_bytes
-from grpo_rehearsal.standins.state_bytes import CHUNK, STATE, WEIGHTS, StateBytes
+from grpo_rehearsal.standins.state_bytes import STATE, WEIGHTS, StateBytes
+from grpo_worker.megatron.checkpoint.pieces import CHUNK
 
 HF: dict[str, Any] = architecture("deepseek-v3") | {
     "num_hidden_layers": 4, "first_k_dense_replace": 1, "n_routed_experts": 8, "num_nextn_predict_layers": 0,
@@ -42,6 +44,10 @@ def test_ranks_read_and_save_the_optimizer_state_of_chunks_that_they_keep() -> N
         assert sum(rank.owned) <= sum(rank.touched) < 0.6 * sum(rank.held), (
             "and not the whole of their replicas"
         )
+
+
+def test_the_planner_counts_the_chunks_that_ranks_save() -> None:
+    assert PLANNED_CHUNK == CHUNK
 
 
 def test_every_rank_reads_what_it_holds() -> None:

@@ -123,6 +123,7 @@ def _model_setup(spec: GRPOJobSpec, hf: dict[str, Any], world: int) -> ModelSetu
         torch.bfloat16 if torch.cuda.is_available() else torch.float32,
         recompute=trainer.recomputation(),
         offload=trainer.offload,
+        optimizer_dtypes=trainer.precision_aware_optimizer,
         mtp=spec.model.multi_token_prediction,
         moe=trainer.moe,
         kernels=trainer.kernels,

@@ -11,6 +11,7 @@ from grpo_operator.api.rules import Rule
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.megatron import MegatronFields
 from grpo_operator.api.v1alpha1.moe import MoeSpec, TokenDispatcher
+from grpo_operator.api.v1alpha1.optimizer_dtypes import OptimizerDtypes
 from grpo_operator.api.v1alpha1.recompute import Recompute, RecomputeKind, RecomputeModule, are_distinct
 from grpo_operator.api.v1alpha1.scheduling import WithOverlay
 
@@ -183,6 +184,14 @@ _TRAINER_RULES: tuple[Rule["TrainerSpec"], ...] = (
             or (trainer.device is Device.CUDA and trainer.kernels is not KernelChoice.LOCAL)
         ),
     ),
+    Rule(
+        "self.device == 'cuda' || (self.precisionAwareOptimizer.mainGradsDtype == 'fp32'"
+        " && self.precisionAwareOptimizer.expAvgDtype == 'fp32'"
+        " && self.precisionAwareOptimizer.expAvgSqDtype == 'fp32')",
+        "precisionAwareOptimizer needs device cuda and Transformer Engine's Adam: set its fields to fp32, or "
+        "device to cuda",
+        lambda trainer: trainer.device is Device.CUDA or not trainer.precision_aware_optimizer.narrow,
+    ),
 )
 
 
@@ -270,6 +279,11 @@ class TrainerSpec(WithOverlay):
     offload: OffloadSpec = Field(default_factory=OffloadSpec)
     parallelism: ParallelismSpec = Field(default_factory=ParallelismSpec)
     optimizer: OptimizerSpec = Field(default_factory=OptimizerSpec)
+    precision_aware_optimizer: OptimizerDtypes = Field(
+        default_factory=OptimizerDtypes,
+        description="number formats of the gradients and optimizer state of all trained models. Others than "
+        "fp32 need Transformer Engine's Adam (Megatron-Core: use_precision_aware_optimizer)",
+    )
     moe: MoeSpec = Field(default_factory=MoeSpec)
     megatron: MegatronFields = Field(default_factory=dict)
     mini_batch_size: int = Field(128, ge=1, le=65536, description="prompts per optimizer step")

@@ -23,7 +23,6 @@ _HEAD, _ACTOR = 2 * _GIB, 8 * 2**20  # Ray's head, and what it keeps of one rank
 _NCCL, _BATCH_TOKEN = 1 * _GIB, 40  # /dev/shm: of one rank, and of one padded token of a batch (assumed)
 _CHOICES = 512  # routed experts of a token of a model that only the pods can read
 _BF16 = 2
-_CHUNKS = 2**30  # bytes of chunks that a rank saves for others (assumed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ def host_memory(
     ranks = trainer.gpus_per_node
     parameters_of_rank = max(agent_memory.local_parameters(stage, spec) for stage in stages)
     moved = ranks * max(stage.host for stage in stages)
-    saving = ranks * (max(stage.saved for stage in stages) + _CHUNKS)
+    saving = ranks * max(stage.saved + stage.chunks for stage in stages)
     exporting = ranks * _BF16 * parameters_of_rank if spec.checkpoint.export_every_steps else 0
     tier = spec.checkpoint.memory
     snapshots = agent_memory.snapshots_of_pod(spec, stages)

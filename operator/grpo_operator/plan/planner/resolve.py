@@ -210,7 +210,9 @@ def training_pool(
         sync_buffers=2 * spec.weight_sync.bucket_megabytes * 2**20 * (trainer.device == Device.CUDA),
         frozen=spec.algorithm.needs_reference + bool(spec.reward and spec.reward.model),
         critic=spec.algorithm.critic is not None,
-        precision=of_precision(trainer.precision) if trainer.device == Device.CUDA else FP32,
+        precision=of_precision(trainer.precision, trainer.precision_aware_optimizer)
+        if trainer.device == Device.CUDA
+        else FP32,
         efficiency=of_trainer(trainer),
         offload=trainer.offload,
         mtp=spec.model.multi_token_prediction,

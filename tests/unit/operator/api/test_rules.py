@@ -171,6 +171,14 @@ CASES: dict[str, Changes] = {
         "trainer.recompute": "selective",
         "trainer.recomputeModules": ["moe_act"],
     },
+    "narrow moments": {
+        "trainer.device": "cuda",
+        "trainer.precisionAwareOptimizer": {"expAvgDtype": "bf16"},
+    },
+    "narrow moments on CPUs": {
+        "trainer.device": "cpu",
+        "trainer.precisionAwareOptimizer": {"expAvgSqDtype": "bf16"},
+    },
     "fp8": {"trainer.device": "cuda", "trainer.precision": "fp8-block128"},
     "fp8 on CPUs": {"trainer.device": "cpu", "trainer.precision": "fp8-block128"},
     "fp8 of local kernels": {

@@ -9,8 +9,9 @@ import pytest
 from grpo_operator.api.catalog.architectures import ARCHITECTURES, architecture
 from grpo_operator.api.catalog.gpus import GPUS, GpuType
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.optimizer_dtypes import OptimizerDtypes
 from grpo_operator.api.v1alpha1.stages import chunk_counts, stage_counts, stage_layers
-from grpo_operator.api.v1alpha1.trainer import OffloadSpec
+from grpo_operator.api.v1alpha1.trainer import OffloadSpec, Precision
 from grpo_operator.plan.planner import transfer_bounds
 from grpo_operator.plan.planner.engines import shape as engine_rules
 from grpo_operator.plan.planner.engines.memory import engine_memory, kv_bytes_per_token
@@ -18,7 +19,7 @@ from grpo_operator.plan.planner.engines.shape import EngineShape
 from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.training.activations import Workload, layer_activations, logits_bytes
-from grpo_operator.plan.planner.training.memory import StageMemory, stage_memory
+from grpo_operator.plan.planner.training.memory import StageMemory, of_precision, stage_memory
 from grpo_operator.plan.planner.training.rules import batch_problems, fp8_problems, problems
 from grpo_operator.plan.planner.training.search import TrainingPool, feasible, fits, nearest, worst
 from grpo_worker.megatron.families.deepseek_v3 import DEEPSEEK_V3
@@ -67,6 +68,41 @@ def test_offloaded_state_is_on_the_gpu_only_while_in_use() -> None:
     everything = first_stage(parameters=True, gradients=True, optimizer=True)
     assert everything.host == plain.weights + plain.frozen + plain.optimizer
     assert everything.weights == plain.weights / 2 and everything.gradients == plain.gradients / 2
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "gradients", "optimizer", "stepping"),
+    [
+        ({}, 4, 12, 0),
+        ({"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}, 4, 6, 8),
+        ({"exp_avg_dtype": "bf16"}, 4, 8, 4),
+        ({"main_grads_dtype": "bf16"}, 2, 10, 0),
+    ],
+)
+def test_narrower_gradients_and_moments_take_fewer_bytes(
+    dtypes: dict[str, str], gradients: int, optimizer: int, stepping: int
+) -> None:
+    given = OptimizerDtypes.model_validate(dtypes)
+    precision = of_precision(Precision.BF16, given)
+    assert (precision.gradients, precision.optimizer, precision.stepping) == (gradients, optimizer, stepping)
+    plain = stage_memory(V3, TP8_PP8, Workload(8192))[0]
+    found = stage_memory(V3, TP8_PP8, Workload(8192), precision=precision)[0]
+    assert found.weights == plain.weights and found.saved == plain.saved, "checkpoints have fp32"
+    assert found.gradients == plain.gradients * gradients // 4
+    assert found.optimizer == plain.optimizer * optimizer // 12
+
+
+def test_the_optimizer_step_needs_room_for_fp32_copies_of_narrower_moments() -> None:
+    dense = ModelShape.from_hf(architecture("qwen3-8b"))
+
+    def stage(**dtypes: str) -> StageMemory:
+        given = OptimizerDtypes.model_validate(dtypes)
+        precision = of_precision(Precision.BF16, given)
+        return stage_memory(dense, Layout(world=1), Workload(64), precision=precision)[0]
+
+    plain, narrow = stage(), stage(exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16")
+    assert narrow.optimizer == plain.optimizer // 2
+    assert narrow.activations + narrow.working == 8 * plain.weights // 2
 
 
 def test_passes_without_gradients_need_one_layer_or_the_logits_and_no_gradients() -> None:

@@ -1,12 +1,16 @@
 """Pieces of parameters that data-parallel ranks keep, and the rank that saves each parameter."""
 
+from collections import Counter
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from grpo_worker.megatron.checkpoint.pieces import (
+    Owners,
     Piece,
     chunk_count,
     clipped,
-    owner_of,
     piece_of,
     pieces,
 )
@@ -28,9 +32,28 @@ def test_pieces_follow_the_ranges_of_the_ranks(
     assert pieces(start, end, bucket, shard) == expected
 
 
-def test_the_rank_with_the_largest_piece_saves_a_parameter() -> None:
-    assert owner_of(pieces(10, 40, 0, 16)) == 1
-    assert owner_of(pieces(0, 32, 0, 16)) == 0, "the first of equal ones"
+def test_the_rank_with_the_largest_piece_saves_the_first_parameter() -> None:
+    assert Owners().choose(pieces(10, 40, 0, 16)) == 1
+    assert Owners().choose(pieces(0, 32, 0, 16)) == 0, "the first of equal ones"
+
+
+@given(
+    st.lists(st.integers(1, 60), min_size=1, max_size=80), st.integers(1, 8), st.integers(8, 40)
+)  # fmt: skip
+def test_ranks_save_about_what_they_keep(sizes: list[int], ranks: int, shard: int) -> None:
+    owners, kept, saved = Owners(), Counter[int](), Counter[int]()
+    bucket = start = 0
+    for size in sizes:
+        if start + size > bucket + ranks * shard:
+            bucket = start = bucket + ranks * shard
+        if size > ranks * shard:
+            continue
+        parts = pieces(start, start + size, bucket, shard)
+        start += size
+        for part in parts:
+            kept[part.rank] += part.end - part.start
+        saved[owners.choose(parts)] += size
+    assert all(abs(saved[rank] - kept[rank]) <= 2 * max(sizes) for rank in range(ranks))
 
 
 def test_a_chunk_has_its_part_of_the_pieces() -> None:

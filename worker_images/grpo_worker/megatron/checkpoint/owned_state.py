@@ -3,12 +3,12 @@
 The distributed optimizer cuts the parameters of a buffer into one range for each rank, regardless of where a
 parameter ends. A checkpoint for any layout needs rectangular chunks of parameters. Megatron-Core gathers all
 of them on every data-parallel rank, on the GPU and in host memory, and loads all of them on every rank. Here
-the rank with most of a chunk receives the rest of it and saves it, and a rank loads the chunks that it has a
-part of. Either reads what the other has saved.
+one of the ranks with a part of a chunk receives the rest of it and saves it, and a rank loads the chunks that
+it has a part of. Either reads what the other has saved.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,20 +17,31 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
 
+from grpo_worker.megatron.checkpoint import rank_state
 from grpo_worker.megatron.checkpoint.host_pool import POOL
 from grpo_worker.megatron.checkpoint.pieces import (
+    CHUNK,
+    Owners,
     Piece,
     chunk_count,
     clipped,
-    owner_of,
     piece_of,
     pieces,
 )
+from grpo_worker.megatron.optim.offload import HostCopies
 from grpo_worker.profiling.progress import PROGRESS
 
 _KEYS = {"param": "fp32_param", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}  # ours, the checkpoint's
-CHUNK = 2**24  # elements that are saved or received at once; a save takes as much GPU memory
 _OVER_GLOO = "distrib_optim_fully_reshardable_mem_efficient"
+_COPIES = "host_copies"
+
+
+def from_host(copies: HostCopies) -> dict[str, Any]:
+    """Return the metadata of a checkpoint whose state is read in host memory, where it is offloaded.
+
+    Ranks then exchange it over gloo. The files are those of any other checkpoint.
+    """
+    return {_OVER_GLOO: True, _COPIES: copies}
 
 
 def save_own_parameters(module: Any) -> None:
@@ -51,19 +62,23 @@ def _described_state(
     metadata: dict[str, Any] | None = None,
 ) -> dict[int, dict[str, Any]]:
     """Return the chunks that this rank saves or loads, by number of the parameter, kind and number."""
-    over_gloo = (metadata or {}).get(_OVER_GLOO, False)
+    fields = metadata or {}
+    over_gloo, copies = fields.get(_OVER_GLOO, False), fields.get(_COPIES, HostCopies({}))
     group = optimizer.data_parallel_group_gloo if over_gloo else optimizer.data_parallel_group
     sharded, _ = extract_sharded_tensors_and_factories(model_state)
     described = {part.data: part for part in nested_values(sharded)}
-    found = {}
+    found, owners = {}, Owners()
     for number, (parameter, parts) in enumerate(_parameters(optimizer, group.size())):
         of_weights = described[parameter]
-        if is_loading:
-            chunks = _empty(of_weights, parts, group.rank())
-        elif any(of_weights.replica_id[:-1]):  # another group of ranks saves it
+        if not is_loading and any(of_weights.replica_id[:-1]):  # another group of ranks saves it
             continue
+        cut = list(_chunks(of_weights, parts, owners))
+        if is_loading:
+            chunks = _empty(of_weights, cut, group.rank())
         else:
-            chunks = _gathered(optimizer, parameter, of_weights, parts, group)
+            mine = piece_of(parts, group.rank())
+            own = {} if mine is None else rank_state.read(optimizer, parameter, copies)
+            chunks = _gathered(own, mine, of_weights, cut, group)
         if chunks[_KEYS["param"]]:
             found[number] = chunks
     return found
@@ -77,52 +92,62 @@ def _parameters(optimizer: Any, ranks: int) -> Iterator[tuple[torch.Tensor, list
             yield parameter, pieces(start, end, inside.offset, inside.grad_data.numel() // ranks)
 
 
-def _chunks(of_weights: Any, parts: list[Piece]) -> Iterator[tuple[int, int, list[Piece]]]:
-    """Yield the number of each chunk, how many there are, and the pieces of it.
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Chunk ``index`` of ``count`` of a parameter, with the pieces of it, which rank ``owner`` saves."""
 
-    A tensor that its model cuts by itself is one chunk.
-    """
+    index: int
+    count: int
+    pieces: list[Piece]
+    length: int
+    owner: int
+
+
+def _chunks(of_weights: Any, parts: list[Piece], owners: Owners) -> Iterator[_Chunk]:
+    """Yield the chunks of a parameter. A tensor that its model cuts by itself is one chunk."""
     cut = not isinstance(of_weights, ShardedTensorFactory)
     count = chunk_count(of_weights.data.shape, CHUNK) if cut else 1
     length = parts[-1].end // count
     for index in range(count):
-        yield index, count, clipped(parts, index * length, (index + 1) * length)
+        within = clipped(parts, index * length, (index + 1) * length)
+        yield _Chunk(index, count, within, length, owners.choose(within))
 
 
-def _empty(of_weights: Any, parts: list[Piece], rank: int) -> dict[str, dict[int, Any]]:
+def _empty(of_weights: Any, chunks: list[_Chunk], rank: int) -> dict[str, dict[int, Any]]:
     """Return the chunks to load: those that this rank has a piece of."""
     found: dict[str, dict[int, Any]] = {name: {} for name in _KEYS.values()}
-    for index, count, within in _chunks(of_weights, parts):
-        if piece_of(within, rank):
+    for chunk in chunks:
+        if piece_of(chunk.pieces, rank):
             for name in _KEYS.values():
-                values = torch.empty(parts[-1].end // count)
-                replica = 0 if owner_of(within) == rank else 1 + rank
-                found[name][index] = _sharded(values, name, of_weights, index, count, replica)
+                replica = 0 if chunk.owner == rank else 1 + rank
+                found[name][chunk.index] = _sharded(
+                    torch.empty(chunk.length), name, of_weights, chunk, replica
+                )
     return found
 
 
 def _gathered(
-    optimizer: Any, parameter: torch.Tensor, of_weights: Any, parts: list[Piece], group: Any
+    own: dict[str, torch.Tensor], mine: Piece | None, of_weights: Any, chunks: list[_Chunk], group: Any
 ) -> dict[str, dict[int, Any]]:
-    """Return the chunks to save, in host memory: those that this rank owns."""
+    """Return the chunks to save, in host memory: those that this rank owns.
+
+    ``own``: this rank's state of its piece ``mine`` of the parameter.
+    """
     found: dict[str, dict[int, Any]] = {name: {} for name in _KEYS.values()}
-    mine = piece_of(parts, group.rank())
     if mine is None:
         return found
-    own = optimizer._get_main_param_and_optimizer_states(parameter)
-    for index, count, within in _chunks(of_weights, parts):
-        if not piece_of(within, group.rank()):
+    for chunk in chunks:
+        if not piece_of(chunk.pieces, group.rank()):
             continue
-        owner, length = owner_of(within), parts[-1].end // count
         for key, name in _KEYS.items():
-            chunk = POOL.create(length) if owner == group.rank() else None
-            for part in within:
+            saved = POOL.create(chunk.length) if chunk.owner == group.rank() else None
+            for part in chunk.pieces:
                 values = own[key].detach()[part.start - mine.start : part.end - mine.start]
-                first = part.start - index * length
-                target = None if chunk is None else chunk[first : first + part.end - part.start]
-                _move(values, target, part, owner, group)
-            if chunk is not None:
-                found[name][index] = _sharded(chunk, name, of_weights, index, count, 0)
+                first = part.start - chunk.index * chunk.length
+                target = None if saved is None else saved[first : first + part.end - part.start]
+                _move(values, target, part, chunk.owner, group)
+            if saved is not None:
+                found[name][chunk.index] = _sharded(saved, name, of_weights, chunk, 0)
     return found
 
 
@@ -152,8 +177,8 @@ def _exchange(operation: Any, values: torch.Tensor, rank: int, group: Any) -> No
         work.wait()
 
 
-def _sharded(values: torch.Tensor, name: str, of_weights: Any, index: int, count: int, replica: int) -> Any:
-    """Return a chunk as a part of the checkpoint. ``index``: of ``count`` chunks along the first axis."""
+def _sharded(values: torch.Tensor, name: str, of_weights: Any, chunk: _Chunk, replica: int) -> Any:
+    """Return a chunk, which is cut along the first axis, as a part of the checkpoint."""
     fields: dict[str, Any] = {
         "key": f"optimizer.state.{name}.{of_weights.key}",
         "replica_id": (*of_weights.replica_id[:-1], replica),
@@ -161,12 +186,12 @@ def _sharded(values: torch.Tensor, name: str, of_weights: Any, index: int, count
     if isinstance(of_weights, ShardedTensorFactory):
         return replace(of_weights, data=values.reshape(of_weights.data.shape), **fields)
     rows, *others = of_weights.local_shape or (1,)
-    shape = (rows // count, *others) if of_weights.local_shape else ()
+    shape = (rows // chunk.count, *others) if of_weights.local_shape else ()
     axis = of_weights.prepend_axis_num
     offset, grid = list(of_weights.global_offset), list(of_weights.axis_fragmentations)
     if shape:
-        offset[axis] += index * (rows // count)
-        grid[axis] *= count
+        offset[axis] += chunk.index * (rows // chunk.count)
+        grid[axis] *= chunk.count
     return replace(
         of_weights, data=values.reshape(shape), dtype=values.dtype, local_shape=shape,
         global_offset=tuple(offset), axis_fragmentations=tuple(grid), **fields,
@@ -181,7 +206,7 @@ def _load(optimizer: Any, state: dict[int, dict[str, Any]]) -> None:
         mine = piece_of(parts, group.rank())
         if mine is None:
             continue
-        own = optimizer._get_main_param_and_optimizer_states(parameter)
+        own = rank_state.read(optimizer, parameter, HostCopies({}))
         for key, name in _KEYS.items():
             for index, chunk in state[number][name].items():
                 start = index * chunk.numel()
@@ -189,3 +214,4 @@ def _load(optimizer: Any, state: dict[int, dict[str, Any]]) -> None:
                 own[key][part.start - mine.start : part.end - mine.start].copy_(
                     chunk.flatten()[part.start - start : part.end - start]
                 )
+        rank_state.write(optimizer, parameter, own)

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from grpo_worker.megatron.checkpoint import host_state
+from grpo_worker.megatron.checkpoint import host_state, owned_state
 from grpo_worker.megatron.checkpoint.reshard import adapted
 from grpo_worker.megatron.optim import adam
 from grpo_worker.megatron.optim.offload import HostCopies, Offloadable
-from grpo_worker.megatron.optim.optimizer import Trainable, chained_optimizers, inner_optimizers
+from grpo_worker.megatron.optim.optimizer import Trainable, inner_optimizers
 
 _EXTRA = "_extra_state"  # of a module's state that is not a tensor
 
@@ -65,13 +65,11 @@ class CheckpointPart:
     def state_in_host_memory(self, metadata: dict[str, Any]) -> dict[str, Any]:
         """Return the state to save like ``state``, with the host's copies of what is offloaded."""
         copies = HostCopies({})
-        optimizers: Sequence[Any] = ()
         if self.trainable is not None:
-            copies, optimizers = self.trainable.host_copies(), chained_optimizers(self.trainable.optimizer)
+            copies = self.trainable.host_copies()
         if self.frozen is not None:
             copies |= self.frozen.host_copies()
-        with host_state.reading(optimizers, copies):
-            state = self.state(False, metadata | host_state.OVER_GLOO)
+        state = self.state(False, metadata | owned_state.from_host(copies))
         host_state.replace_tensors(state, copies)
         return state
 

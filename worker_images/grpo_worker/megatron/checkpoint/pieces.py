@@ -1,9 +1,11 @@
 """Ranges of the distributed optimizer: which rank keeps which part of a parameter (pure)."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+CHUNK = 2**24  # elements that are saved or received at once; a save takes as much GPU memory
 _WASTE = 4  # times as many chunks as asked for are allowed, so that they have the same length
 
 
@@ -41,9 +43,23 @@ def piece_of(parts: Sequence[Piece], rank: int) -> Piece | None:
     return next((part for part in parts if part.rank == rank), None)
 
 
-def owner_of(parts: Sequence[Piece]) -> int:
-    """Return the rank that saves these pieces: the first one with the largest."""
-    return max(parts, key=lambda part: part.end - part.start).rank
+class Owners:
+    """Choice of the rank that saves each chunk, so that each saves about as much as it keeps.
+
+    The ranges of a bucket begin anywhere in a chunk, and a buffer has many buckets: if the rank with most of
+    a chunk saved it, the same ranks would always save more than others.
+    """
+
+    def __init__(self) -> None:
+        self._missing = Counter[int]()  # elements that a rank keeps and has not saved for the others' it has
+
+    def choose(self, parts: Sequence[Piece]) -> int:
+        """Return the rank that saves a chunk: of those with a piece, the one that has saved the least."""
+        for part in parts:
+            self._missing[part.rank] += part.end - part.start
+        owner = max(parts, key=lambda part: self._missing[part.rank]).rank
+        self._missing[owner] -= sum(part.end - part.start for part in parts)
+        return owner
 
 
 def chunk_count(shape: Sequence[int], largest: int) -> int:

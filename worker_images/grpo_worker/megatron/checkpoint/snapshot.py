@@ -11,6 +11,7 @@ import torch
 
 from grpo_worker.megatron.checkpoint.checkpointer import restore_rng, rng_state
 from grpo_worker.megatron.checkpoint.part import CheckpointPart, all_on_device
+from grpo_worker.megatron.optim import adam, precision_aware
 from grpo_worker.megatron.optim.optimizer import inner_optimizers
 from grpo_worker.profiling.progress import PROGRESS
 
@@ -36,10 +37,12 @@ def _restore(parts: Sequence[CheckpointPart], state: Sequence[dict[str, Any]]) -
             continue
         optimizers = inner_optimizers(part.trainable.optimizer)
         for optimizer, kept in zip(optimizers, saved["optimizers"], strict=True):
+            adam.initialize(optimizer)
             for group, fields in zip(optimizer.param_groups, kept["groups"], strict=True):
                 group.update(fields)
             for parameter, (value, moments) in zip(_parameters(optimizer), kept["state"], strict=True):
-                parameter.copy_(value)
+                if value is not None:
+                    parameter.copy_(value)
                 optimizer.state[parameter] = {
                     key: moment.to(parameter.device) if key != "step" else moment.clone()
                     for key, moment in moments.items()
@@ -55,7 +58,7 @@ def _copy(part: CheckpointPart) -> dict[str, Any]:
         {
             "groups": [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups],
             "state": [
-                (_host(p), {key: _host(moment) for key, moment in optimizer.state[p].items()})
+                (_main(optimizer, p), {key: _host(moment) for key, moment in optimizer.state[p].items()})
                 for p in _parameters(optimizer)
             ],
         }
@@ -74,6 +77,11 @@ def _weights(part: CheckpointPart) -> Iterator[tuple[str, torch.Tensor]]:
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
+
+
+def _main(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> torch.Tensor | None:
+    """Return a copy of main weights; None if they are in the weights and the state."""
+    return None if precision_aware.is_precision_aware(optimizer) else _host(parameter)
 
 
 def _host(tensor: torch.Tensor) -> torch.Tensor:

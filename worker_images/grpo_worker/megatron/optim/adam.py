@@ -1,14 +1,16 @@
 """State of Adam, which torch and Transformer Engine keep in different ways.
 
 torch's Adam has a step for each parameter, a tensor. Transformer Engine's FusedAdam has one for each
-parameter group, an integer. Both have fp32 moments with the same names. Megatron-Core uses FusedAdam
-wherever Transformer Engine can be imported.
+parameter group, an integer. Both have moments with the same names, in fp32 unless FusedAdam is
+precision-aware. Megatron-Core uses FusedAdam wherever Transformer Engine can be imported.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+
+from grpo_worker.megatron.optim import precision_aware
 
 _Optimizer = torch.optim.Optimizer
 
@@ -17,7 +19,11 @@ def initialize(optimizer: _Optimizer) -> None:
     """Create the state of all parameters, which is empty before the first step."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if not optimizer.state[parameter]:
+            if optimizer.state[parameter]:
+                continue
+            if precision_aware.is_precision_aware(optimizer):
+                precision_aware.initialize(optimizer, parameter)
+            else:
                 optimizer.state[parameter].update(_zeros(optimizer, parameter))
 
 

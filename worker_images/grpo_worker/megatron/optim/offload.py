@@ -10,24 +10,37 @@ from grpo_worker.profiling.progress import PROGRESS
 Contents = Callable[[], Iterable[torch.Tensor]]
 
 
+def _nothing() -> None:
+    """Wait for nothing."""
+
+
 class Offloadable:
     """A set of tensors that leave the device between uses.
 
     ``contents`` returns the current tensors. Their storages are resized to zero in place, so that all views
     of them are valid again after they return. ``kept``: the values are copied to pinned host memory;
     otherwise the tensors return with undefined values. Without ``enabled`` they stay on the device.
+    ``finish``: waits for what still writes them.
     """
 
-    def __init__(self, contents: Contents, enabled: bool, kept: bool = True) -> None:
+    def __init__(
+        self, contents: Contents, enabled: bool, kept: bool = True, finish: Callable[[], None] = _nothing
+    ) -> None:
         self._contents = contents
         self._enabled = enabled
         self._kept = kept
+        self._finish = finish
         self._users = 1  # tensors are created on the device
         self._offloaded: list[tuple[torch.Tensor, int]] = []
         self._hosts: list[torch.Tensor] = []
 
-    def acquire(self) -> None:
-        """Bring the tensors to the device. Calls are counted: each needs its own ``release``."""
+    def acquire(self, finished: bool = True) -> None:
+        """Bring the tensors to the device. Calls are counted: each needs its own ``release``.
+
+        ``finished``: the caller reads them without waiting by itself for what still writes them.
+        """
+        if finished:
+            self._finish()
         self._users += 1
         for number, (storage, size) in enumerate(self._offloaded):
             storage.untyped_storage().resize_(size)
@@ -41,6 +54,7 @@ class Offloadable:
         self._users -= 1
         if self._users or not self._enabled:
             return
+        self._finish()
         for number, storage in enumerate(_storages(self._contents())):
             if self._kept:
                 self._host(number, storage).copy_(storage)
@@ -49,9 +63,9 @@ class Offloadable:
             PROGRESS.add("tensors moved")
 
     @contextmanager
-    def on_device(self) -> Iterator[None]:
-        """Keep the tensors on the device while the context is open."""
-        self.acquire()
+    def on_device(self, finished: bool = True) -> Iterator[None]:
+        """Keep the tensors on the device while the context is open. ``finished``: see ``acquire``."""
+        self.acquire(finished)
         try:
             yield
         finally:
@@ -59,6 +73,7 @@ class Offloadable:
 
     def host_copies(self) -> "HostCopies":
         """Return the copies in host memory of what is offloaded now; they are valid until it returns."""
+        self._finish()  # what is not offloaded is read on the device
         if not self._kept:
             return HostCopies({})
         pairs = zip(self._offloaded, self._hosts, strict=False)  # more have been offloaded before

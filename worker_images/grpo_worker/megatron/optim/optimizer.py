@@ -5,15 +5,14 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from megatron.core.distributed import (
-    DistributedDataParallel,
-    DistributedDataParallelConfig,
-    finalize_model_grads,
-)
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer import OptimizerConfig, distrib_optimizer, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from pydantic.alias_generators import to_camel
 
+from grpo_operator.api.v1alpha1.optimizer_dtypes import OptimizerDtype, OptimizerDtypes
 from grpo_operator.api.v1alpha1.trainer import OffloadSpec, OptimizerSpec
+from grpo_worker.megatron.optim import precision_aware
+from grpo_worker.megatron.optim.data_parallel import DataParallel
 from grpo_worker.megatron.optim.offload import HostCopies, Offloadable
 from grpo_worker.profiling.progress import PROGRESS
 
@@ -22,24 +21,34 @@ class Trainable:
     """Model chunks with their gradient buffers, optimizer and learning-rate schedule.
 
     ``offload``: which of these are on the device only while they are used. ``weights``: offload of the
-    chunks' weights.
+    chunks' weights. Raises ValueError for dtypes that the optimizer does not have here.
     """
 
     def __init__(
-        self, chunks: Sequence[Any], spec: OptimizerSpec, total_steps: int, offload: OffloadSpec
+        self,
+        chunks: Sequence[Any],
+        spec: OptimizerSpec,
+        total_steps: int,
+        offload: OffloadSpec,
+        dtypes: OptimizerDtypes,
     ) -> None:
         self.chunks = list(chunks)
         config = self.chunks[0].config
-        self.ddp = [_wrap(chunk) for chunk in self.chunks]
-        dtype = config.params_dtype
-        self.optimizer = get_megatron_optimizer(_optimizer_config(spec, dtype), self.ddp)
-        config.finalize_model_grads_func = finalize_model_grads
+        optimizer_config = _optimizer_config(spec, config.params_dtype, dtypes)
+        self._parallel = DataParallel(self.chunks, dtypes.main_grads_dtype is OptimizerDtype.FP32)
+        self.ddp = self._parallel.wrapped
+        self.optimizer = get_megatron_optimizer(optimizer_config, self.ddp)
+        for inner in inner_optimizers(self.optimizer):
+            precision_aware.prepare(inner)
         config.grad_scale_func = self.optimizer.scale_loss
         self.schedule = _schedule(self.optimizer, spec, total_steps)
-        self.weights = Offloadable(lambda: (b.param_data for b in self._buffers()), offload.parameters)
-        self._gradients = Offloadable(
-            lambda: (b.grad_data for b in self._buffers()), offload.gradients, kept=False
+        buffers = self._parallel.buffers
+        self.weights = Offloadable(
+            lambda: (b.param_data for b in buffers()),
+            offload.parameters,
+            finish=self._parallel.finish_gather,
         )
+        self._gradients = Offloadable(lambda: (b.grad_data for b in buffers()), offload.gradients, kept=False)
         self._state = Offloadable(self._optimizer_state, offload.optimizer)
         for part in (self.weights, self._gradients, self._state):
             part.release()
@@ -58,11 +67,9 @@ class Trainable:
 
     def begin(self) -> None:
         """Prepare the backward passes of an optimizer step: zero the gradients."""
-        self.weights.acquire()
+        self.weights.acquire(finished=False)
         self._gradients.acquire()
-        for ddp in self.ddp:
-            ddp.train()
-            ddp.zero_grad_buffer()
+        self._parallel.begin()
         self.optimizer.zero_grad()
 
     def step(self) -> dict[str, float]:
@@ -71,26 +78,22 @@ class Trainable:
         with self._state.on_device():
             PROGRESS.add("optimizer steps begun")
             _, grad_norm, _ = self.optimizer.step()
+            self._parallel.start_gather()
         PROGRESS.add("optimizer steps")
         self.schedule.step(increment=1)
         self._gradients.release()
         self.weights.release()
         return {"grad_norm": float(grad_norm), "lr": lr}
 
-    def _buffers(self) -> Iterator[Any]:
-        """Return Megatron-Core's contiguous buffers of weights and gradients."""
-        for ddp in self.ddp:
-            yield from ddp.buffers
-            yield from ddp.expert_parallel_buffers
-
     def _optimizer_state(self) -> Iterator[torch.Tensor]:
-        """Return the moments, and the fp32 main weights where they are separate tensors."""
+        """Return the moments, and the main weights, or their remainders, where they are separate tensors."""
         for optimizer in chained_optimizers(self.optimizer):
             for group in getattr(optimizer, "shard_fp32_from_float16_groups", []):
                 yield from (shard for shard in group if shard is not None)
         for inner in inner_optimizers(self.optimizer):
             for state in inner.state.values():
-                yield from (state[name] for name in ("exp_avg", "exp_avg_sq") if name in state)
+                names = (*precision_aware.MOMENTS, precision_aware.MAIN)
+                yield from (state[name] for name in names if name in state)
 
 
 def inner_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
@@ -111,20 +114,18 @@ def frozen_weights(chunks: Sequence[Any], offload: OffloadSpec) -> Offloadable:
     return weights
 
 
-def _wrap(chunk: Any) -> DistributedDataParallel:
-    config = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True, use_distributed_optimizer=True, check_for_nan_in_grad=True
-    )
-    ddp = DistributedDataParallel(chunk.config, config, chunk)
-    ddp.broadcast_params()
-    for module in chunk.modules():
-        if hasattr(module, "fuse_wgrad_accumulation"):
-            # Transformer Engine's products then add to DDP's gradients, which exist from here on.
-            module.fuse_wgrad_accumulation = True
-    return ddp
+_TORCH = {OptimizerDtype.FP32: torch.float32, OptimizerDtype.BF16: torch.bfloat16}
 
 
-def _optimizer_config(spec: OptimizerSpec, dtype: torch.dtype) -> OptimizerConfig:
+def _optimizer_config(spec: OptimizerSpec, dtype: torch.dtype, dtypes: OptimizerDtypes) -> OptimizerConfig:
+    precisions: dict[str, Any] = {}
+    for name, narrow in dtypes.narrow.items():
+        if not distrib_optimizer.USING_TE_OPTIMIZER:
+            raise ValueError(
+                f"spec.trainer.precisionAwareOptimizer.{to_camel(name)}={narrow} needs Transformer Engine's "
+                "FusedAdam: use an image that has it, or set it to fp32"
+            )
+        precisions |= {"use_precision_aware_optimizer": True, name: _TORCH[narrow]}
     return OptimizerConfig(
         optimizer="adam",
         lr=spec.lr,
@@ -136,6 +137,7 @@ def _optimizer_config(spec: OptimizerSpec, dtype: torch.dtype) -> OptimizerConfi
         use_distributed_optimizer=True,
         params_dtype=dtype,
         bf16=dtype is torch.bfloat16,
+        **precisions,
     )
 
 

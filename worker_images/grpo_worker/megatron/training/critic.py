@@ -54,7 +54,7 @@ class CriticModel:
         untied = replace(setup, hf=setup.hf | {"tie_word_embeddings": False})
         chunks = with_value_heads(untied.build_trained())
         hf_mapping.load(chunks, setup.family, ValueHeadWeights(setup.reader, setup.hf["hidden_size"]))
-        self.trainable = Trainable(chunks, optimizer, total_steps, setup.offload)
+        self.trainable = Trainable(chunks, optimizer, total_steps, setup.offload, setup.optimizer_dtypes)
         self._runner = Runner(setup.layout, setup.batching)
 
     def values(self, batch: RaggedBatch) -> dict[str, np.ndarray]:

@@ -55,7 +55,7 @@ class PolicyModel:
         if with_reference:
             self.reference = [chunk.eval().requires_grad_(False) for chunk in setup.build()]
             _copy(chunks, self.reference)  # the store of the weights is read once
-        self.trainable = Trainable(chunks, optimizer, total_steps, setup.offload)
+        self.trainable = Trainable(chunks, optimizer, total_steps, setup.offload, setup.optimizer_dtypes)
         self.reference_weights = frozen_weights(self.reference, setup.offload)
         self._mtp = MultiTokenPrediction(chunks, setup.hf) if setup.mtp else None
         self._runner = Runner(setup.layout, setup.batching)
@@ -176,7 +176,8 @@ class PolicyModel:
             return total + FACTOR * mtp_loss, torch.cat([figures, mtp_loss.detach()[None]])
 
         names = _NAMES if self._mtp is None else (*_NAMES, "mtp_loss")
-        with self.trainable.weights.on_device():
+        # The modules' forward passes wait for their weights; the broadcast reads them before.
+        with self.trainable.weights.on_device(finished=self._mtp is not None):
             if self._mtp is not None:
                 self._mtp.broadcast_embedding()
             metrics = self._replayed(

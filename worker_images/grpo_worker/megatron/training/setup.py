@@ -8,6 +8,7 @@ import torch
 
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.moe import MoeSpec
+from grpo_operator.api.v1alpha1.optimizer_dtypes import OptimizerDtypes
 from grpo_operator.api.v1alpha1.recompute import NOTHING, Recompute
 from grpo_operator.api.v1alpha1.trainer import KernelChoice, OffloadSpec, Precision
 from grpo_worker.megatron.conversion.readers import WeightReader
@@ -24,10 +25,10 @@ class ModelSetup:
     """Settings from which policy, critic and reward model are built.
 
     ``hf``: contents of config.json. ``reader``: source of the initial weights. ``dtype``: of weights and
-    activations; gradients and optimizer state are fp32. ``recompute``: what the backward pass of trained
-    models computes again. ``offload``: state that waits in host memory while another role computes. ``mtp``:
-    also train the layer of multi-token prediction. ``moe``: balance of the experts of the trained models, and
-    dispatcher of all models' tokens. ``gpus_per_node``: of the training pool.
+    activations. ``optimizer_dtypes``: of gradients and moments of the trained models. ``recompute``: what the
+    backward pass of trained models computes again. ``offload``: state that waits in host memory while another
+    role computes. ``mtp``: also train the layer of multi-token prediction. ``moe``: balance of the experts of
+    the trained models, and dispatcher of all models' tokens. ``gpus_per_node``: of the training pool.
     ``kernels``, ``precision``: of all models' layers. ``megatron``: fields of all models' configurations that
     the job passes through.
     """
@@ -39,6 +40,7 @@ class ModelSetup:
     dtype: torch.dtype = torch.float32
     recompute: Recompute = NOTHING
     offload: OffloadSpec = OffloadSpec()
+    optimizer_dtypes: OptimizerDtypes = OptimizerDtypes()
     mtp: bool = False
     moe: MoeSpec = MoeSpec()
     kernels: KernelChoice = KernelChoice.LOCAL

@@ -1,14 +1,17 @@
 """Bytes on each GPU of the training pool, stage by stage (pure).
 
 Model state follows Megatron-Core with the distributed optimizer: bf16 weights, fp32 gradients,
-and fp32 main weights with Adam's two moments sharded over the ranks that hold the same weights.
+and fp32 main weights with Adam's two moments sharded over the ranks that hold the same weights. The
+precision-aware optimizer keeps gradients and moments in fewer bytes, and of the main weights only what bf16
+weights lack of them.
 Activations are those that a fused implementation keeps for the backward pass.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from grpo_operator.api.v1alpha1 import trainer
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.optimizer_dtypes import OptimizerDtypes
 from grpo_operator.api.v1alpha1.stages import chunk_counts, stage_layers
 from grpo_operator.api.v1alpha1.trainer import OffloadSpec
 from grpo_operator.plan.planner.model import parameters
@@ -21,12 +24,14 @@ from grpo_operator.plan.planner.training.activations import Workload, layer_acti
 class Precision:
     """Bytes per parameter. ``optimizer`` is sharded over the ranks that hold the same weights.
 
+    ``stepping``: fp32 copies of such a shard's narrower moments, which one optimizer has while it steps.
     ``quantised``: of each parameter of the layers, for their FP8 values in the order of rows and of columns.
     """
 
     weights: int = 2
     gradients: int = 4
     optimizer: int = 12
+    stepping: int = 0
     quantised: int = 0
 
 
@@ -35,12 +40,26 @@ _STEP = 4  # bytes per parameter of the shard: an fp32 copy during the optimizer
 FP32 = Precision(weights=4, gradients=4, optimizer=8)  # no separate main weights
 FP8 = Precision(quantised=2)
 _SAVED = 12  # bytes of a value's main weight and two moments in a checkpoint, which has them in fp32
+CHUNK = 2**24  # values of a chunk of a checkpoint at most, where its tensor can be cut
 _UNCOUNTED = 2**31  # place of a layer that is not among the first ones of its chunk, however many these are
 
 
-def of_precision(precision: trainer.Precision) -> Precision:
+_FP32_STATE = OptimizerDtypes()
+_REMAINDER = 2  # bytes of a main weight beside the bf16 weight
+
+
+def of_precision(precision: trainer.Precision, dtypes: OptimizerDtypes = _FP32_STATE) -> Precision:
     """Return the bytes per parameter of a trainer on GPUs."""
-    return FP8 if precision is trainer.Precision.FP8_BLOCK128 else BF16
+    found = FP8 if precision is trainer.Precision.FP8_BLOCK128 else BF16
+    if not dtypes.narrow:
+        return found
+    moments = [dtype.width for dtype in (dtypes.exp_avg_dtype, dtypes.exp_avg_sq_dtype)]
+    return replace(
+        found,
+        gradients=dtypes.main_grads_dtype.width,
+        optimizer=_REMAINDER + sum(moments),
+        stepping=4 * sum(width < 4 for width in moments),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +70,8 @@ class StageMemory:
     of models without gradients. ``sync``: buffers of the weight sync. ``host``: host memory of the process.
     ``optimizer_shard``: main weights and moments that the rank keeps, wherever they are. ``saved``: bytes
     that the rank with the most writes to a checkpoint: the weights, which the first data-parallel rank
-    writes, and the optimizer state, within a few megabytes of what it keeps.
+    writes, and as much optimizer state as it keeps. ``chunks``: what it may write beyond that, because the
+    ranks share no chunk.
     """
 
     stage: int
@@ -66,6 +86,7 @@ class StageMemory:
     host: int
     optimizer_shard: int
     saved: int
+    chunks: int
 
     @property
     def state(self) -> int:
@@ -120,6 +141,7 @@ def stage_memory(
         kept, working = _activations(model, layout, workload, layers, index, with_mtp)
         stepping = _sharded(count + added, layout) * precision.optimizer if offload.optimizer else 0
         stepping += 0 if fused_optimizer else _STEP * shard
+        stepping += precision.stepping * max(_shards(count + added, layout))
         freed = local * precision.gradients if offload.gradients else 0
         apart = 0
         if (
@@ -144,6 +166,7 @@ def stage_memory(
                 host=moved + snapshots * checkpoint,
                 optimizer_shard=state,
                 saved=(local + others) * precision.weights + shard * _SAVED,
+                chunks=_largest_chunks(model, layout) * models * _SAVED,
             )
         )
     return tuple(result)
@@ -168,9 +191,27 @@ def on_rank(count: Count, layout: Layout) -> int:
 
 def _sharded(count: Count, layout: Layout) -> int:
     """Return the parameters whose optimizer state one rank keeps."""
+    return sum(_shards(count, layout))
+
+
+def _shards(count: Count, layout: Layout) -> tuple[int, int]:
+    """Return those of the optimizer of dense weights, and of the experts'."""
     dense = (count.split // layout.tensor + count.whole) // (layout.data * layout.context)
     experts = count.expert // (layout.expert * layout.expert_tensor)
-    return dense + experts // layout.expert_data
+    return dense, experts // layout.expert_data
+
+
+def _largest_chunks(model: ModelShape, layout: Layout) -> int:
+    """Return the values of the largest chunk of dense weights, and of one of experts.
+
+    Megatron-Core does not let gate and up projection, which are one tensor, be cut.
+    """
+    experts, dense = model.experts, model.ffn
+    if experts is None:
+        return max(CHUNK, 2 * model.hidden * dense // layout.tensor)
+    dense = max(dense, experts.shared_ffn)
+    routed = 2 * model.hidden * experts.ffn // layout.expert_tensor
+    return max(CHUNK, 2 * model.hidden * dense // layout.tensor) + routed
 
 
 def _activations(
