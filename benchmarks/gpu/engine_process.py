@@ -52,10 +52,11 @@ class EngineProcess:
         engine = EngineSpec(**settings)
         command = engine_command(str(folder), RolloutTemplate(engine=engine))
         command = command.replace(MODEL_DIRECTORY, str(folder / "model")).replace("30000", str(port))
+        self.environment = _environment(folder, gpus)
         self._log = folder / "log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                ["bash", "-c", command], env=_environment(folder, gpus), stdout=log, stderr=log,
+                ["bash", "-c", command], env=self.environment, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
         self.url, self.key = f"http://127.0.0.1:{port}", folder / "model" / "admin-key"
