@@ -41,8 +41,8 @@ def long_tail(count: int, median: int, longest: int, spread: float = 0.8) -> tup
 
 
 GPU_CASES = {
-    "many requests": RolloutCase(samples=8, characters=256, lengths=(96,) * 128),
-    "long tail": RolloutCase(samples=8, characters=256, lengths=long_tail(64, 96, 768)),
+    "many requests": RolloutCase(samples=8, characters=256, lengths=(64,) * 128),
+    "long tail": RolloutCase(samples=8, characters=256, lengths=long_tail(64, 96, 512)),
     "large groups": RolloutCase(samples=16, characters=512, lengths=(128,) * 16),
 }
 CPU_CASES = {

@@ -5,18 +5,24 @@
 
 One engine, started as a rollout pod starts it, with dummy weights. In each round bench_serving and our phase
 get the same prompts, lengths, temperature and number of requests in flight, one after the other, each with an
-empty prefix cache. Ours returns log-probabilities and judges the answers, as a job needs it; ``plain``
-bench_serving does neither. Its other variants, which wait for whole answers, run in the last round only.
-``--cpu``: a small model and small cases; writes benchmarks/results/rollout_cpu.json. Otherwise
+empty prefix cache. Ours returns log-probabilities and judges the answers, as a job needs it; bench_serving
+does neither. The engine's plugin draws by a seed for both. ``plain`` is bench_serving as its users run it,
+with a part of the stream for each token. The last round also has one that waits for whole answers, which
+costs the server less than ours does.
+``--cpu``: a small model and small cases; writes benchmarks/results/rollout_cpu.json. Its figures are ratios
+of CPU seconds, which vary less than speeds do beside other work on the machine. Otherwise
 benchmarks/from_gpu.py reads the result.
 """
 
 import argparse
 import json
+import signal
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +30,11 @@ import httpx
 from engine_process import REPO, EngineProcess
 from models import ENGINE_MODELS
 from rollout_cases import CPU_CASES, GPU_CASES, VERSION, RolloutCase
-from rollout_figures import Rounds, case_figures, figures
+from rollout_figures import Rounds, case_figures, cpu_figures, figures
 from rollout_phase import RolloutPhase
 from serving_baseline import VARIANTS, ServingBaseline
 
-from grpo_devcluster.results import record_cases, stamp, write_raw
+from grpo_devcluster.results import record, record_cases, stamp, write_raw
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_worker.rollout.engine_load import RankLoad
 
@@ -56,6 +62,9 @@ def started_engine(folder: Path, model: str, cpu: bool) -> Iterator[EngineProces
     engine = EngineProcess(folder, config, PORT, () if cpu else (0,), **own)
     try:
         yield engine
+    except Exception:
+        print(engine.log_tail(), file=sys.stderr)
+        raise
     finally:
         engine.stop()
 
@@ -79,17 +88,23 @@ def measure(
         phase.run()
         for number in range(rounds):
             for variant in VARIANTS if number == rounds - 1 else ["plain"]:
-                flush(engine)
-                found[variant].append(baseline.run(requests, variant))
-            flush(engine)
-            found["ours"].append(phase.run())
+                found[variant].append(_round(engine, partial(baseline.run, requests, variant)))
+            found["ours"].append(_round(engine, phase.run))
     finally:
         phase.close()
     result = {"requests": len(requests), "concurrency": concurrency, "rounds": found}
     return result | {"figures": case_figures(found)}
 
 
+def _round(engine: EngineProcess, run: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """Run one side with an empty prefix cache; add the CPU seconds that it costs the engine."""
+    flush(engine)
+    before = engine.cpu_seconds()
+    return run() | {"engine_cpu_seconds": engine.cpu_seconds() - before}
+
+
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("a time limit ended the run"))  # ends the engine too
     parser = argparse.ArgumentParser()
     parser.add_argument("result", type=Path, nargs="?", help="not with --cpu")
     parser.add_argument("--cpu", action="store_true", help="a small model on the CPU")
@@ -112,9 +127,11 @@ def main() -> None:
             print(case, json.dumps(cases[case]["figures"], indent=1), flush=True)
             if not args.cpu:
                 write_raw(args.result, origin, cases=cases, figures=figures(cases))
-    print(json.dumps(figures(cases), indent=1))
+    print(json.dumps(figures(cases) | cpu_figures(cases), indent=1))
     if args.cpu:
         record_cases("rollout_cpu", cases)
+        if cases.keys() == every.keys():
+            record("rollout_cpu", cpu_figures(cases))
 
 
 def _gpu() -> str:

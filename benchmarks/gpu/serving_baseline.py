@@ -15,7 +15,6 @@ from grpo_worker.model_files.names import TINY_TOKENIZER
 VARIANTS: dict[str, list[str]] = {
     "plain": [],
     "whole answers": ["--disable-stream"],
-    "log-probabilities": ["--disable-stream", "--return-logprob"],
 }
 _TIMEOUT = 300.0
 

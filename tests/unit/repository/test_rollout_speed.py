@@ -46,24 +46,32 @@ def test_a_run_with_other_lengths_does_not_count(wrong: dict[str, int]) -> None:
         baseline._checked(result | wrong, requests)
 
 
-def _rounds(*seconds: float) -> list[dict[str, float]]:
-    return [{"tokens": 100, "seconds": one, "controller_cpu_seconds": one / 10} for one in seconds]
+def _rounds(*seconds: float, **more: float) -> list[dict[str, float]]:
+    return [{"tokens": 100, "seconds": one, "engine_cpu_seconds": one} | more for one in seconds]
 
 
 def test_ratios_are_of_medians_and_the_worst_round_counts_alone() -> None:
     found = figures.case_figures(
-        {"ours": _rounds(1.0, 2.0, 1.0), "plain": _rounds(1.0, 4.0, 1.25), "whole answers": _rounds(0.5)}
+        {
+            "ours": _rounds(1.0, 2.0, 1.0, controller_cpu_seconds=0.25),
+            "plain": _rounds(1.0, 4.0, 1.25),
+            "whole answers": _rounds(0.5),
+        }
     )
     assert found["tokens_per_second ours"] == 100 and found["tokens_per_second plain"] == 80
     assert found["ratio plain"] == 1.25 and found["ratio whole answers"] == 0.5
-    assert found["ratio_worst"] == 50 / 80 and found["controller_cpu_share"] == pytest.approx(0.1)
+    assert found["ratio_worst"] == 50 / 80 and found["controller_cpu_share"] == 0.75 / 4
+    assert found["cpu_ratio plain"] == 1.0 and found["cpu_ratio whole answers"] == 0.4
 
 
-def test_the_figure_is_that_of_the_worst_case() -> None:
-    good, bad = _rounds(1.0), _rounds(2.0)
-    others = {"plain": good, "whole answers": good, "log-probabilities": good}
+def test_the_figures_are_those_of_the_worst_case() -> None:
+    others = {"plain": _rounds(1.0), "whole answers": _rounds(1.0)}
     measured = {
         name: {"figures": figures.case_figures({"ours": ours, **others})}
-        for name, ours in (("a", good), ("b", bad))
+        for name, ours in (
+            ("a", _rounds(1.0, controller_cpu_seconds=0.0)),
+            ("b", _rounds(2.0, controller_cpu_seconds=0.0)),
+        )
     }
     assert set(figures.figures(measured).values()) == {0.5}
+    assert set(figures.cpu_figures(measured).values()) == {0.5}
