@@ -125,13 +125,13 @@ def main() -> None:
             cases[case] = {"model": "tiny-moe" if args.cpu else args.model}
             cases[case] |= measure(every[case], engine, baseline, args.rounds, running)
             print(case, json.dumps(cases[case]["figures"], indent=1), flush=True)
-            if not args.cpu:
+            if args.cpu:
+                record_cases("rollout_cpu", {case: cases[case]})
+            else:
                 write_raw(args.result, origin, cases=cases, figures=figures(cases))
     print(json.dumps(figures(cases) | cpu_figures(cases), indent=1))
-    if args.cpu:
-        record_cases("rollout_cpu", cases)
-        if cases.keys() == every.keys():
-            record("rollout_cpu", cpu_figures(cases))
+    if args.cpu and cases.keys() == every.keys():
+        record("rollout_cpu", cpu_figures(cases))
 
 
 def _gpu() -> str:
