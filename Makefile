@@ -6,7 +6,7 @@ PYTEST := PYTHONPATH=devcluster $(VENV)/python -m pytest
 CODE := operator worker_images devcluster rehearsal tests benchmarks
 TEXT := $(CODE) docs helm manifests Makefile README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md
 
-.PHONY: help demo down up test check lint format unit worker integration e2e slow rehearse bench-operator bench-planner bench-trainer bench-controller bench-data-path bench-sync-planner bench-sync bench-late-engine bench-delta bench-job bench-learning bench-own-models bench-pod-steps bench-faults bench-test crds megatron-fields docs image-locks env clean
+.PHONY: help demo down up test check lint format unit worker integration e2e slow rehearse bench-operator bench-planner bench-trainer bench-controller bench-data-path bench-sync-planner bench-sync bench-late-engine bench-delta bench-job bench-rollout bench-learning bench-own-models bench-pod-steps bench-faults bench-test crds megatron-fields docs image-locks env clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -106,6 +106,9 @@ bench-faults:  ## recovery times of the end-to-end fault tests; adds to demo.jso
 
 bench-job: env  ## whole jobs with a core for the engine and one for the trainer; adds to benchmarks/results/trainer.json
 	PYTHONPATH=devcluster $(VENV)/python benchmarks/gpu/job.py ours benchmarks/results/job_cpu.json --cpu
+
+bench-rollout: env  ## the rollout phase beside sglang.bench_serving, on the CPU; writes benchmarks/results/rollout_cpu.json
+	PYTHONPATH=devcluster $(VENV)/python benchmarks/gpu/rollout_speed.py --cpu
 
 bench-learning: env  ## our curve beside TRL's; writes benchmarks/results/learning.json and .png
 	PYTHONPATH=devcluster $(VENV)/python benchmarks/learning/run.py

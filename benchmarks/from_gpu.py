@@ -7,8 +7,8 @@ colocated.json and traced.json (benchmarks/gpu/job.py); update.json, packing.jso
 (benchmarks/gpu/engine_speed.py); wave_work.json (benchmarks/gpu/wave_work.py); kernels.json
 (benchmarks/gpu/kernels.py); context.json (benchmarks/gpu/context_speed.py); rank_checkpoint.json
 (benchmarks/gpu/rank_checkpoint.py); precision.json (benchmarks/gpu/precision.py); precision_aware.json
-(benchmarks/gpu/precision_aware.py); overlap.json (benchmarks/gpu/overlap_speed.py); memory-*.json and
-held-out-*.json (benchmarks/gpu/planner_memory.py).
+(benchmarks/gpu/precision_aware.py); overlap.json (benchmarks/gpu/overlap_speed.py); rollout.json
+(benchmarks/gpu/rollout_speed.py); memory-*.json and held-out-*.json (benchmarks/gpu/planner_memory.py).
 Raw data go to the files with ``_gpu`` in their name, planner_memory.json and planner_memory_held_out.json,
 figures to sync.json and trainer.json.
 """
@@ -31,6 +31,8 @@ sys.path.insert(0, str(REPO / "benchmarks" / "gpu"))
 from job_figures import mfu_figures, update_weights_figures
 from models import MODEL, SEQUENCE, training_mfu_pct
 from precision_figures import figures as precision_figures
+from rollout_cases import GPU_CASES
+from rollout_figures import figures as rollout_figures
 
 _PARTS = {
     "engine_receive_and_load": ("receive and load", "tab:blue"),
@@ -225,6 +227,15 @@ def precision(measured: dict[str, Any]) -> None:
         record("trainer", found, measured["of"])
 
 
+def rollout(measured: dict[str, Any]) -> None:
+    """Record the rollout phase beside bench_serving. One model and run: the lowest ratio of all its cases."""
+    missing = GPU_CASES.keys() - measured["cases"].keys()
+    if missing:
+        raise SystemExit(f"rollout.json lacks the cases {sorted(missing)}: measure all of them in one run")
+    record_cases("rollout_gpu", measured["cases"], measured["of"])
+    _record("trainer", rollout_figures(measured["cases"]), measured["of"])
+
+
 def drafts(measured: dict[str, Any]) -> None:
     """Record how often drafts are accepted after an update, beside an engine started with the new weights."""
     versions = {name: measured[name] for name in ("version 1", "version 2")}
@@ -258,7 +269,7 @@ def main() -> None:
         "engine": lambda content: _keep("engine_speed_gpu", content),
         "wave_work": lambda content: _keep("wave_work_gpu", content),
         "kernels": kernels, "rank_checkpoint": rank_checkpoint, "precision": precision,
-        "context": context, "job_kernels": job_kernels,
+        "context": context, "job_kernels": job_kernels, "rollout": rollout,
         "precision_aware": lambda content: _keep("precision_aware_gpu", content),
         "overlap": lambda content: _keep("overlap_gpu", content),
     }  # fmt: skip

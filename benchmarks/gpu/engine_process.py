@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
 from grpo_operator.render.sglang_command import MODEL_DIRECTORY, engine_command
@@ -52,10 +53,11 @@ class EngineProcess:
         engine = EngineSpec(**settings)
         command = engine_command(str(folder), RolloutTemplate(engine=engine))
         command = command.replace(MODEL_DIRECTORY, str(folder / "model")).replace("30000", str(port))
+        self.environment = _environment(folder, gpus)
         self._log = folder / "log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                ["bash", "-c", command], env=_environment(folder, gpus), stdout=log, stderr=log,
+                ["bash", "-c", command], env=self.environment, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
         self.url, self.key = f"http://127.0.0.1:{port}", folder / "model" / "admin-key"
@@ -79,6 +81,12 @@ class EngineProcess:
         }  # fmt: skip
         answer = httpx.post(f"{self.url}/generate", json=body, timeout=600).raise_for_status().json()
         return [row[0] for row in answer["meta_info"]["output_token_logprobs"]]
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU seconds of its processes so far."""
+        own = psutil.Process(self.process.pid)
+        times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
+        return sum(time.user + time.system for time in times)
 
     def log_tail(self) -> str:
         """Return the end of its log."""
