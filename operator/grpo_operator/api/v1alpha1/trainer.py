@@ -11,6 +11,7 @@ from grpo_operator.api.rules import Rule
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.megatron import MegatronFields
 from grpo_operator.api.v1alpha1.moe import MoeSpec, TokenDispatcher
+from grpo_operator.api.v1alpha1.offload import RECOMPUTED, OffloadModule, OffloadSpec, goes_with
 from grpo_operator.api.v1alpha1.recompute import Recompute, RecomputeKind, RecomputeModule, are_distinct
 from grpo_operator.api.v1alpha1.scheduling import WithOverlay
 
@@ -104,24 +105,6 @@ class ParallelismSpec(Model):
         Raises ValueError if the product of the sizes does not divide ``world``.
         """
         return Layout(world=world, **self.model_dump(exclude={"auto"}))
-
-
-class OffloadSpec(Model):
-    """Training state that is moved to host memory while it is not in use.
-
-    trainer.resources.memory must be large enough for it.
-    """
-
-    parameters: bool = Field(
-        False,
-        description="offload each role's weights (policy, reference, critic) while another role computes",
-    )
-    gradients: bool = Field(
-        False, description="free the gradient buffers outside of the update; nothing is copied"
-    )
-    optimizer: bool = Field(
-        False, description="offload Adam's state and the main weights outside of the optimizer step"
-    )
 
 
 _TRAINER_RULES: tuple[Rule["TrainerSpec"], ...] = (
@@ -226,10 +209,48 @@ _RECOMPUTE_RULES: tuple[Rule["TrainerSpec"], ...] = (
 )
 
 
+def _without_offload(cel: str) -> str:
+    """Return a condition on offload.activations that holds where they are not set."""
+    return f"!has(self.offload.activations) || {cel}"
+
+
+def _both(recomputed: RecomputeModule, offloaded: OffloadModule) -> str:
+    return f"('{recomputed}' in self.recomputeModules && '{offloaded}' in self.offload.activations)"
+
+
+_OFFLOAD_RULES: tuple[Rule["TrainerSpec"], ...] = (
+    Rule(
+        _without_offload("(self.device == 'cuda' && self.kernels != 'local')"),
+        "offload.activations needs device cuda and Transformer Engine's kernels: set kernels to auto or "
+        "transformer-engine, or remove activations",
+        lambda trainer: trainer.offload.activations is None or trainer.groups_experts,
+    ),
+    Rule(
+        _without_offload("self.recompute != 'full'"),
+        "offload.activations needs recompute none, selective or auto: full keeps no activations of modules: "
+        "set recompute, or remove activations",
+        lambda trainer: trainer.offload.activations is None or trainer.recompute != "full",
+    ),
+    Rule(
+        _without_offload(
+            "!has(self.recomputeModules) || !("
+            + " || ".join(_both(module, other) for module, others in RECOMPUTED.items() for other in others)
+            + ")"
+        ),
+        "offload.activations names a module whose activations recomputeModules drops or needs: qkv_linear "
+        "with layernorm, qkv_linear or core_attn with mla_up_proj, core_attn with core_attn, expert_fc1 or "
+        "moe_act with moe: remove one of the two",
+        lambda trainer: all(
+            goes_with(module, trainer.recompute_modules or ()) for module in trainer.offload.activations or ()
+        ),
+    ),
+)
+
+
 class TrainerSpec(WithOverlay):
     """The training pool."""
 
-    rules = (*_TRAINER_RULES, *_RECOMPUTE_RULES)
+    rules = (*_TRAINER_RULES, *_RECOMPUTE_RULES, *_OFFLOAD_RULES)
     nodes: int = Field(ge=1, le=4096, description="pods of the training pool")
     gpus_per_node: int = Field(8, ge=1, le=16, description="trainer ranks per pod; on cuda each has one GPU")
     device: Device = Field(Device.CUDA, description="device of the ranks: cuda or cpu")

@@ -13,7 +13,8 @@ from megatron.core.distributed import (
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from grpo_operator.api.v1alpha1.trainer import OffloadSpec, OptimizerSpec
+from grpo_operator.api.v1alpha1.offload import OffloadSpec
+from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
 from grpo_worker.megatron.optim.offload import HostCopies, Offloadable
 from grpo_worker.profiling.progress import PROGRESS
 

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.offload import OffloadSpec
 from grpo_operator.api.v1alpha1.recompute import FULL
 from grpo_operator.plan.planner.engines.room import gigabytes
-from grpo_operator.plan.planner.training.search import Choice, TrainingPool, fits, nearest, worst
+from grpo_operator.plan.planner.training.search import Choice, TrainingPool, feasible, fits, nearest, worst
 
 
 def fastest(options: Sequence[Choice]) -> str:
@@ -25,10 +26,51 @@ def fastest(options: Sequence[Choice]) -> str:
 
 def of_recompute(choice: Choice, pools: Sequence[TrainingPool]) -> str:
     """Return the end of a reason: how it was chosen from ``pools`` what is recomputed; "" if it was given."""
-    if len(pools) == 1:
+    kinds = list(dict.fromkeys(pool.recompute.kind for pool in pools))
+    if len(kinds) == 1:
         return ""
-    kinds = ", ".join(pool.recompute.kind for pool in pools)
-    return f"; recompute={choice.pool.recompute.kind}: fastest by estimate of {kinds} that fits"
+    kind = choice.pool.recompute.kind
+    return f"; recompute={kind}: fastest by estimate of {', '.join(kinds)} that fits"
+
+
+def of_offload(choice: Choice, given: OffloadSpec) -> str:
+    """Return the end of a reason: what is offloaded in addition to what is ``given``; "" if nothing is."""
+    offload = choice.pool.offload
+    added = [
+        f"offload.{name}"
+        for name in ("optimizer", "activations")
+        if getattr(offload, name) != getattr(given, name)
+    ]
+    return f"; {' and '.join(added)}: does not fit without" if added else ""
+
+
+def of_room(choice: Choice) -> str:
+    """Return the end of a given layout's reason: how little it leaves, if that is less than the margin."""
+    pool = choice.pool
+    left = pool.gpu.usable - worst(pool.memory(choice.layout)).total
+    if left < 0 or left >= pool.gpu.usable - pool.safe:
+        return ""
+    return (
+        f"; leaves {gigabytes(left)} of each GPU of its fullest stage, less than the "
+        f"{gigabytes(pool.gpu.usable - pool.safe)} by which the planner can be wrong"
+    )
+
+
+def no_layout(pools: Sequence[TrainingPool], changes: str) -> str:
+    """Return why auto chooses no layout. ``changes``: further ones, at the beginning of the remedy."""
+    first = pools[0]
+    tight = [Choice(pool, layout) for pool in pools for layout in feasible(pool)]
+    if not tight:
+        fit, given = f"fits {gigabytes(first.gpu.usable)}", ""
+    else:
+        best = min(tight, key=lambda choice: worst(choice.pool.memory(choice.layout)).total)
+        need = gigabytes(worst(best.pool.memory(best.layout)).total)
+        fit = f"leaves {gigabytes(first.gpu.usable - first.safe)} of {gigabytes(first.gpu.usable)} free"
+        given = f"give {best.layout}, which needs {need} by estimate, "
+    return (
+        f"no layout of {first.world} GPUs {fit}: {changes}{given}add nodes, shorten data.promptLength + "
+        "data.responseLength, or use GPUs with more memory"
+    )
 
 
 def remedy(training: TrainingPool, layout: Layout) -> str:
