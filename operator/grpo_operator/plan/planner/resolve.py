@@ -257,10 +257,9 @@ def _choose(spec: GRPOJobSpec, levels: Sequence[Sequence[TrainingPool]]) -> tupl
     found = ((pools, choices(pools)) for pools in levels)
     pools, options = next((each for each in found if each[1]), (levels[-1], []))
     if not options:
-        remedies = lower_log_probs(first)
-        if spec.trainer.device is Device.CUDA and not spec.trainer.offload.auto:
-            remedies += "set spec.trainer.offload.auto, "
-        raise RefusedError(f"{_LAYOUT}.auto: {no_layout(pools, remedies)}", "Infeasible")
+        offload = "" if spec.trainer.offload.auto else ", or set spec.trainer.offload.auto"
+        text = no_layout(pools, lower_log_probs(first), offload)
+        raise RefusedError(f"{_LAYOUT}.auto: {text}", "Infeasible")
     best = options[0]
     if spec.trainer.moe.dispatcher is TokenDispatcher.DEEPEP and best.layout.expert == 1:
         raise RefusedError(

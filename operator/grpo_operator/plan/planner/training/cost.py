@@ -15,11 +15,10 @@ from grpo_operator.api.v1alpha1.recompute import Recompute
 from grpo_operator.api.v1alpha1.stages import chunk_counts, stage_counts
 from grpo_operator.plan.planner.efficiency import HOST_RATE, MEASURED, Efficiency
 from grpo_operator.plan.planner.model import parameters
-from grpo_operator.plan.planner.model.parameters import Count
 from grpo_operator.plan.planner.model.shape import GqaShape, ModelShape
 from grpo_operator.plan.planner.training.activations import Workload
 from grpo_operator.plan.planner.training.flops import layer_flops, recomputed_share
-from grpo_operator.plan.planner.training.memory import on_rank
+from grpo_operator.plan.planner.training.memory import on_rank, total
 from grpo_operator.plan.planner.training.offloaded import offloaded as offloaded_bytes
 
 _BF16, _FP32 = 2, 4
@@ -161,7 +160,7 @@ def call_cost(
     stages = _stages(model, layout, rows, gpu, gpus_per_node) * min(passes, 2) / efficiency.link
     step = 0.0
     if gradients:
-        held = on_rank(_total(model), layout) / layout.pipeline
+        held = on_rank(total(model), layout) / layout.pipeline
         step = _gradients(model, layout, gpu) / efficiency.link + efficiency.parameter * held
     cost = LayoutCost(compute, launch, tensor, expert, context, stages, 0.0, 0.0, step)
     copies = _copies(model, layout, rows, offloaded) if gradients else 0.0
@@ -195,11 +194,6 @@ def _exposed(copies: float, busy: float, passes: float) -> float:
     """
     forward = busy / passes
     return max(copies - forward, 0.0) + max(copies - (busy - forward), 0.0)
-
-
-@cache
-def _total(model: ModelShape) -> Count:
-    return parameters.total(model)
 
 
 @cache

@@ -7,6 +7,7 @@ Activations are those that a fused implementation keeps for the backward pass.
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 
 from grpo_operator.api.v1alpha1 import trainer
 from grpo_operator.api.v1alpha1.layout import Layout
@@ -16,7 +17,6 @@ from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.parameters import Count
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.training.activations import Workload, layer_activations, logits_bytes
-from grpo_operator.plan.planner.training.offloaded import PINNED
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class StageMemory:
 
     ``activations``: kept for the backward pass. ``working``: added to them at the peak. ``frozen``: weights
     of models without gradients. ``sync``: buffers of the weight sync. ``host``: host memory of the process,
-    of which ``pinned`` are offloaded activations.
+    of which ``copied`` are offloaded activations.
     ``optimizer_shard``: main weights and moments that the rank keeps, wherever they are. ``saved``: bytes
     that the rank with the most writes to a checkpoint: the weights, which the first data-parallel rank
     writes, and the optimizer state, within a few megabytes of what it keeps.
@@ -70,7 +70,7 @@ class StageMemory:
     host: int
     optimizer_shard: int
     saved: int
-    pinned: int = 0
+    copied: int = 0
 
     @property
     def state(self) -> int:
@@ -147,10 +147,10 @@ def stage_memory(
                 working=max(working, stepping - kept, apart - kept),
                 frozen=0 if offload.parameters else one * frozen,
                 sync=sync_buffers,
-                host=moved + snapshots * checkpoint + PINNED * copied,
+                host=moved + snapshots * checkpoint + copied,
                 optimizer_shard=state,
                 saved=(local + others) * precision.weights + shard * _SAVED,
-                pinned=PINNED * copied,
+                copied=copied,
             )
         )
     return tuple(result)
@@ -183,7 +183,20 @@ def on_rank(count: Count, layout: Layout) -> int:
 
 def optimizer_bytes(model: ModelShape, layout: Layout, precision: Precision) -> int:
     """Return the bytes of optimizer state that a rank keeps, on average over the stages."""
-    return _sharded(parameters.total(model), layout) * precision.optimizer // layout.pipeline
+    return _sharded(total(model), layout) * precision.optimizer // layout.pipeline
+
+
+def least_bytes(model: ModelShape, layout: Layout, precision: Precision, offload: OffloadSpec) -> int:
+    """Return a lower bound of the fullest stage's bytes: the state of an average stage."""
+    held = on_rank(total(model), layout) * (precision.weights + precision.gradients)
+    kept = 0 if offload.optimizer else optimizer_bytes(model, layout, precision)
+    return held // layout.pipeline + kept
+
+
+@cache
+def total(model: ModelShape) -> Count:
+    """Return the parameters of the whole model."""
+    return parameters.total(model)
 
 
 def _sharded(count: Count, layout: Layout) -> int:

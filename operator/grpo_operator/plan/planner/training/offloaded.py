@@ -12,8 +12,7 @@ from grpo_operator.plan.planner.model.shape import GqaShape, ModelShape
 
 _BF16 = 2
 _SMALLEST = 2**20  # values; Megatron-Core leaves smaller tensors on the GPU (min_offloaded_tensor_size)
-# torch's allocator of pinned memory rounds each tensor up to a power of two.
-PINNED = 2
+PINNED = 2  # at most: torch's allocator of pinned memory rounds each tensor up to a power of two
 # Layers whose tensors are on the GPU all the same: one that is copied out or in, and the next one.
 UNDERWAY = 2
 

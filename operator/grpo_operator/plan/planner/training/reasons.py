@@ -56,8 +56,8 @@ def of_room(choice: Choice) -> str:
     )
 
 
-def no_layout(pools: Sequence[TrainingPool], changes: str) -> str:
-    """Return why auto chooses no layout. ``changes``: further ones, at the beginning of the remedy."""
+def no_layout(pools: Sequence[TrainingPool], first_remedy: str, last_remedy: str) -> str:
+    """Return why auto chooses no layout, with the remedies between the first and the last."""
     first = pools[0]
     tight = [Choice(pool, layout) for pool in pools for layout in feasible(pool)]
     if not tight:
@@ -68,8 +68,8 @@ def no_layout(pools: Sequence[TrainingPool], changes: str) -> str:
         fit = f"leaves {gigabytes(first.gpu.usable - first.safe)} of {gigabytes(first.gpu.usable)} free"
         given = f"give {best.layout}, which needs {need} by estimate, "
     return (
-        f"no layout of {first.world} GPUs {fit}: {changes}{given}add nodes, shorten data.promptLength + "
-        "data.responseLength, or use GPUs with more memory"
+        f"no layout of {first.world} GPUs {fit}: {first_remedy}{given}add nodes, shorten data.promptLength "
+        f"+ data.responseLength, or use GPUs with more memory{last_remedy}"
     )
 
 

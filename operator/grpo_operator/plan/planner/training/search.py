@@ -17,6 +17,7 @@ from grpo_operator.plan.planner.training.memory import (
     BF16,
     Precision,
     StageMemory,
+    least_bytes,
     optimizer_bytes,
     stage_memory,
 )
@@ -129,12 +130,19 @@ def worst(stages: tuple[StageMemory, ...]) -> StageMemory:
 
 def fits(pool: TrainingPool, layout: Layout) -> bool:
     """Return whether no rule refuses the layout and every GPU has enough memory for it."""
-    return not pool.problems(layout) and worst(pool.memory(layout)).total <= pool.gpu.usable
+    return _takes(pool, layout, pool.gpu.usable)
 
 
 def is_safe(pool: TrainingPool, layout: Layout) -> bool:
     """Return whether the layout fits even where the planned memory is wrong by the margin."""
-    return not pool.problems(layout) and worst(pool.memory(layout)).total <= pool.safe
+    return _takes(pool, layout, pool.safe)
+
+
+def _takes(pool: TrainingPool, layout: Layout, most: int) -> bool:
+    """Return whether no rule refuses the layout and no GPU needs more than ``most`` bytes."""
+    if least_bytes(pool.model, layout, pool.precision, pool.offload) > most or pool.problems(layout):
+        return False
+    return worst(pool.memory(layout)).total <= most
 
 
 def candidates(pool: TrainingPool) -> Iterator[Layout]:
