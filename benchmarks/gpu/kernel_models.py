@@ -11,6 +11,7 @@ from trainer_speed import DeviceWeights
 
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.offload import OffloadSpec
 from grpo_operator.api.v1alpha1.recompute import NOTHING, Recompute
 from grpo_operator.api.v1alpha1.trainer import KernelChoice, OptimizerSpec, Precision
 from grpo_worker.megatron.optim.optimizer import inner_optimizers
@@ -21,6 +22,7 @@ from grpo_worker.megatron.training.setup import ModelSetup
 LOCAL, ENGINE = KernelChoice.LOCAL, KernelChoice.TRANSFORMER_ENGINE
 BF16, FP8 = Precision.BF16, Precision.FP8_BLOCK128
 ONE = Layout(world=1)
+KEPT = OffloadSpec()
 SMALL: dict[str, Any] = WITH_MTP | {"num_nextn_predict_layers": 0, "num_hidden_layers": 3}
 # Four layers of DeepSeek-V3. Eight experts get all tokens, as those of one of 32 expert-parallel ranks do.
 SLICE: dict[str, Any] = architecture("deepseek-v3") | {
@@ -37,12 +39,14 @@ def setup(
     max_tokens: int | None = None,
     layout: Layout = ONE,
     recompute: Recompute = NOTHING,
+    offload: OffloadSpec = KEPT,
 ) -> ModelSetup:
     choice, precision = kind
     batching = MicroBatching(1, max_tokens, 1 if precision is BF16 else FP8_TOKENS)
     return ModelSetup(
-        hf, layout, DeviceWeights(hf), batching, dtype, recompute, kernels=choice, precision=precision
-    )
+        hf, layout, DeviceWeights(hf), batching, dtype, recompute, offload,
+        kernels=choice, precision=precision,
+    )  # fmt: skip
 
 
 def policy(hf: dict[str, Any], kind: Kind, *args: Any, **fields: Any) -> PolicyModel:

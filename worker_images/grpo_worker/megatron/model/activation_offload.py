@@ -64,7 +64,8 @@ class _Manager(PipelineOffloadManager):  # type: ignore[misc]
         """Forget the last update. Pinned memory is kept for the next one."""
         self._queue.clear()
         self._stages = None
-        self._cached_chunks_forward, self._cached_chunks_backward = [], []
+        self._cached_chunks_forward: list[Any] = []
+        self._cached_chunks_backward: list[Any] = []
         self.reset()
 
     def post_warmup_callback(self) -> None:
