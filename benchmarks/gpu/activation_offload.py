@@ -2,11 +2,11 @@
 
     python benchmarks/gpu/activation_offload.py activation-offload.json
 
-Needs transformer_engine and megatron-core on PYTHONPATH beside operator, worker_images and devcluster. Each case
-trains the product's policy three times: twice with its activations on the GPU and once with them offloaded.
-Gradients of the first two differ where kernels are not deterministic, so that offloading changes nothing if its
-gradients differ as little. Log-probabilities are computed before the updates, which have different numbers of
-micro-batches. Planned bytes are those of plan/planner/training/offloaded.py.
+Needs transformer_engine and megatron-core on PYTHONPATH beside operator, worker_images and devcluster. Each
+case trains the product's policy three times: twice with its activations on the GPU and once with them
+offloaded. Gradients of the first two differ where kernels are not deterministic, so that offloading changes
+nothing if its gradients differ as little. Log-probabilities are computed before the updates, which have
+different numbers of micro-batches. Planned bytes are those of plan/planner/training/offloaded.py.
 """
 
 import argparse

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from update_cases import FP8, MICRO_BATCHES, UpdateCase
 
-from grpo_operator.api.v1alpha1.offload import OffloadModule, goes_with
+from grpo_operator.api.v1alpha1.offload import OffloadModule
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.training.activations import Workload
 from grpo_operator.plan.planner.training.memory import StageMemory, of_precision, stage_memory
-from grpo_operator.plan.planner.training.offloaded import missing
+from grpo_operator.plan.planner.training.offload import offloadable
 
 NORMS = (OffloadModule.ATTN_NORM, OffloadModule.MLP_NORM)
 ATTENTION = (OffloadModule.CORE_ATTN, OffloadModule.ATTN_PROJ)
@@ -36,11 +36,7 @@ class OffloadCase:
 
 def _all(case: UpdateCase) -> OffloadCase:
     """Return a case with all modules that the model has and does not recompute."""
-    model, recomputed = ModelShape.from_hf(case.hf), case.recomputed.modules
-    modules = [m for m in OffloadModule if goes_with(m, recomputed) and not missing(model, m)]
-    if OffloadModule.CORE_ATTN not in modules:
-        modules.remove(OffloadModule.ATTN_PROJ)
-    return OffloadCase(case, tuple(modules))
+    return OffloadCase(case, tuple(offloadable(ModelShape.from_hf(case.hf), case.recomputed)))
 
 
 CASES = (

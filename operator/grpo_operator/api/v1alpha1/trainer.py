@@ -8,11 +8,12 @@ from pydantic import Field
 from grpo_operator.api.base import Device, Model, Resources
 from grpo_operator.api.catalog.gpus import GpuType
 from grpo_operator.api.rules import Rule
+from grpo_operator.api.v1alpha1.activation_rules import OFFLOAD_RULES, RECOMPUTE_RULES
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.megatron import MegatronFields
 from grpo_operator.api.v1alpha1.moe import MoeSpec, TokenDispatcher
-from grpo_operator.api.v1alpha1.offload import RECOMPUTED, OffloadModule, OffloadSpec, goes_with
-from grpo_operator.api.v1alpha1.recompute import Recompute, RecomputeKind, RecomputeModule, are_distinct
+from grpo_operator.api.v1alpha1.offload import OffloadSpec
+from grpo_operator.api.v1alpha1.recompute import Recompute, RecomputeKind, RecomputeModule
 from grpo_operator.api.v1alpha1.scheduling import WithOverlay
 
 
@@ -169,88 +170,10 @@ _TRAINER_RULES: tuple[Rule["TrainerSpec"], ...] = (
 )
 
 
-def _without_modules(cel: str) -> str:
-    """Return a condition on recomputeModules that holds where they are not set."""
-    return f"!has(self.recomputeModules) || {cel}"
-
-
-_RECOMPUTE_RULES: tuple[Rule["TrainerSpec"], ...] = (
-    Rule(
-        _without_modules("self.recompute == 'selective'"),
-        "recomputeModules needs recompute selective: set recompute to selective, or remove recomputeModules",
-        lambda trainer: trainer.recompute_modules is None or trainer.recompute == "selective",
-    ),
-    Rule(
-        "!has(self.recomputeLayers) || self.recompute == 'full'",
-        "recomputeLayers needs recompute full: set recompute to full, or remove recomputeLayers",
-        lambda trainer: trainer.recompute_layers is None or trainer.recompute == "full",
-    ),
-    Rule(
-        _without_modules(
-            "(self.recomputeModules.all(m, self.recomputeModules.exists_one(n, n == m))"
-            " && (!('moe' in self.recomputeModules) || (!('moe_act' in self.recomputeModules)"
-            " && !('shared_experts' in self.recomputeModules))))"
-        ),
-        "recomputeModules recomputes a module twice: name each once, and with moe, the whole layer of "
-        "experts, neither moe_act nor shared_experts",
-        lambda trainer: are_distinct(tuple(trainer.recompute_modules or ())),
-    ),
-    Rule(
-        _without_modules(
-            "!('moe_act' in self.recomputeModules) || (self.device == 'cuda' && self.kernels != 'local')"
-        ),
-        "recomputeModules moe_act needs the experts of a layer in one product, which only Transformer "
-        "Engine's kernels on device cuda compute: remove moe_act, or set kernels to auto or "
-        "transformer-engine",
-        lambda trainer: (
-            RecomputeModule.MOE_ACT not in (trainer.recompute_modules or ()) or trainer.groups_experts
-        ),
-    ),
-)
-
-
-def _without_offload(cel: str) -> str:
-    """Return a condition on offload.activations that holds where they are not set."""
-    return f"!has(self.offload.activations) || {cel}"
-
-
-def _both(recomputed: RecomputeModule, offloaded: OffloadModule) -> str:
-    return f"('{recomputed}' in self.recomputeModules && '{offloaded}' in self.offload.activations)"
-
-
-_OFFLOAD_RULES: tuple[Rule["TrainerSpec"], ...] = (
-    Rule(
-        _without_offload("(self.device == 'cuda' && self.kernels != 'local')"),
-        "offload.activations needs device cuda and Transformer Engine's kernels: set kernels to auto or "
-        "transformer-engine, or remove activations",
-        lambda trainer: trainer.offload.activations is None or trainer.groups_experts,
-    ),
-    Rule(
-        _without_offload("self.recompute != 'full'"),
-        "offload.activations needs recompute none, selective or auto: full keeps no activations of modules: "
-        "set recompute, or remove activations",
-        lambda trainer: trainer.offload.activations is None or trainer.recompute != "full",
-    ),
-    Rule(
-        _without_offload(
-            "!has(self.recomputeModules) || !("
-            + " || ".join(_both(module, other) for module, others in RECOMPUTED.items() for other in others)
-            + ")"
-        ),
-        "offload.activations names a module whose activations recomputeModules drops or needs: qkv_linear "
-        "with layernorm, qkv_linear or core_attn with mla_up_proj, core_attn with core_attn, expert_fc1 or "
-        "moe_act with moe: remove one of the two",
-        lambda trainer: all(
-            goes_with(module, trainer.recompute_modules or ()) for module in trainer.offload.activations or ()
-        ),
-    ),
-)
-
-
 class TrainerSpec(WithOverlay):
     """The training pool."""
 
-    rules = (*_TRAINER_RULES, *_RECOMPUTE_RULES, *_OFFLOAD_RULES)
+    rules = (*_TRAINER_RULES, *RECOMPUTE_RULES, *OFFLOAD_RULES)
     nodes: int = Field(ge=1, le=4096, description="pods of the training pool")
     gpus_per_node: int = Field(8, ge=1, le=16, description="trainer ranks per pod; on cuda each has one GPU")
     device: Device = Field(Device.CUDA, description="device of the ranks: cuda or cpu")

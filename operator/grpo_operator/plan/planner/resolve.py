@@ -27,20 +27,13 @@ from grpo_operator.plan.planner.engines.memory import EngineMemory, engine_memor
 from grpo_operator.plan.planner.engines.room import gigabytes, room_problem, shared_problem
 from grpo_operator.plan.planner.engines.shape import EngineShape
 from grpo_operator.plan.planner.host_memory import HostMemory, host_memory, shortages
-from grpo_operator.plan.planner.log_probs import log_prob_problem, lower_log_probs
+from grpo_operator.plan.planner.log_probs import log_prob_problem
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.resources import job_resources
 from grpo_operator.plan.planner.shared_memory import overlaid_sizes
 from grpo_operator.plan.planner.training.memory import FP32, StageMemory, of_precision
 from grpo_operator.plan.planner.training.offload import Option, offload_levels
-from grpo_operator.plan.planner.training.reasons import (
-    fastest,
-    no_layout,
-    of_offload,
-    of_recompute,
-    of_room,
-    remedy,
-)
+from grpo_operator.plan.planner.training.reasons import beside_layout, fastest, no_layout, of_room, remedy
 from grpo_operator.plan.planner.training.recompute import recompute_options
 from grpo_operator.plan.planner.training.search import (
     LOCAL_MARGIN,
@@ -245,7 +238,7 @@ def _choose(spec: GRPOJobSpec, levels: Sequence[Sequence[TrainingPool]]) -> tupl
     The pools of a level differ in what they recompute and offload. A level counts where nothing fits in those
     before it.
     """
-    sizes, first = spec.trainer.parallelism, levels[0][0]
+    sizes, offload, first = spec.trainer.parallelism, spec.trainer.offload, levels[0][0]
     if not sizes.auto:
         layout = sizes.layout(spec.trainer.world)
         problems = first.problems(layout)
@@ -253,25 +246,18 @@ def _choose(spec: GRPOJobSpec, levels: Sequence[Sequence[TrainingPool]]) -> tupl
             raise RefusedError("; ".join(f"spec.trainer.{problem}" for problem in problems))
         tried = [(pools, chosen(pools, layout)) for pools in levels]
         pools, choice = next((each for each in tried if fits(each[1].pool, layout)), tried[-1])
-        return choice, f"given{_ends(spec, choice, pools)}{of_room(choice)}"
+        return choice, f"given{beside_layout(choice, pools, offload)}{of_room(choice)}"
     found = ((pools, choices(pools)) for pools in levels)
     pools, options = next((each for each in found if each[1]), (levels[-1], []))
     if not options:
-        offload = "" if spec.trainer.offload.auto else ", or set spec.trainer.offload.auto"
-        text = no_layout(pools, lower_log_probs(first), offload)
-        raise RefusedError(f"{_LAYOUT}.auto: {text}", "Infeasible")
+        raise RefusedError(f"{_LAYOUT}.auto: {no_layout(pools, offload.auto)}", "Infeasible")
     best = options[0]
     if spec.trainer.moe.dispatcher is TokenDispatcher.DEEPEP and best.layout.expert == 1:
         raise RefusedError(
             f"spec.trainer.moe.dispatcher=deepep needs expert parallelism, and auto chose {best.layout}: set "
             f"{_LAYOUT}.expert and the other sizes, or dispatcher to auto or alltoall"
         )
-    return best, f"{fastest(options)}{_ends(spec, best, pools)}"
-
-
-def _ends(spec: GRPOJobSpec, choice: Choice, pools: Sequence[TrainingPool]) -> str:
-    """Return the end of a reason: what was chosen beside the layout."""
-    return of_recompute(choice, pools) + of_offload(choice, spec.trainer.offload)
+    return best, f"{fastest(options)}{beside_layout(best, pools, offload)}"
 
 
 def _check_memory(

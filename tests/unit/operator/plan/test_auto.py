@@ -91,7 +91,7 @@ def test_auto_names_the_layout_that_only_fits_without_the_margin() -> None:
         _plan("deepseek-v3-512xh100", nodes=24, parallelism={"auto": True}, offload={})
     text = str(error.value)
     assert "auto: no layout of 192 GPUs leaves 2.6 GB of 79.5 GB free: give TP8 PP12 CP1 EP16 DP2" in text
-    assert text.endswith("or set spec.trainer.offload.auto")
+    assert text.endswith("set spec.trainer.offload.auto, or use GPUs with more memory")
 
 
 def test_local_kernels_have_a_wider_margin() -> None:

@@ -130,7 +130,7 @@ def test_auto_offloads_activations_where_nothing_fits_without() -> None:
 
 
 def test_auto_offloads_nothing_where_all_fits() -> None:
-    few = {"maxTokensPerGpu": 4096, "recompute": "selective"}
+    few: dict[str, Any] = {"maxTokensPerGpu": 4096, "recompute": "selective"}
     spec = _spec(offload=STATE | {"auto": True}, **few)
     assert _resolve(spec).offload == OffloadSpec(**STATE) and "offload" not in _resolve(spec).reason
 
@@ -142,7 +142,7 @@ def test_auto_leaves_out_what_is_recomputed() -> None:
 
 
 def test_auto_moves_the_optimizer_where_layers_keep_next_to_nothing() -> None:
-    more = {"recompute": "full", "parallelism": {}, "nodes": 1}
+    more: dict[str, Any] = {"recompute": "full", "parallelism": {}, "nodes": 1}
     spec = _spec("qwen3-8b-8gpu", **more, maxTokensPerGpu=20480, offload={"parameters": True})
     assert _outcome(spec) is None
     auto = spec.trainer.offload.model_copy(update={"auto": True})
@@ -161,7 +161,7 @@ def _outcome(spec: GRPOJobSpec) -> JobPlan | None:
 
 
 def test_a_pod_has_memory_for_offloaded_activations() -> None:
-    few = {"maxTokensPerGpu": 4096, "recompute": "selective"}
+    few: dict[str, Any] = {"maxTokensPerGpu": 4096, "recompute": "selective"}
     plain, moved = (
         _resolve(_spec(offload=STATE | more, **few)) for more in ({}, {"activations": ["moe_act"]})
     )

@@ -65,7 +65,12 @@ def _with_activations(
     """Return the option with all activations that go with what is recomputed; empty where none does."""
     if offload.activations or recompute.kind is RecomputeKind.FULL or not trainer.groups_experts:
         return []
+    return [(recompute, offload.model_copy(update={"activations": offloadable(model, recompute)}))]
+
+
+def offloadable(model: ModelShape, recompute: Recompute) -> list[OffloadModule]:
+    """Return all modules that the model has and that go with what is recomputed."""
     modules = [m for m in OffloadModule if goes_with(m, recompute.modules) and not missing(model, m)]
     if OffloadModule.CORE_ATTN not in modules:
         modules.remove(OffloadModule.ATTN_PROJ)  # they share a tensor
-    return [(recompute, offload.model_copy(update={"activations": modules}))]
+    return modules

@@ -7,6 +7,7 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.offload import OffloadSpec
 from grpo_operator.api.v1alpha1.recompute import FULL
 from grpo_operator.plan.planner.engines.room import gigabytes
+from grpo_operator.plan.planner.log_probs import lower_log_probs
 from grpo_operator.plan.planner.training.search import Choice, TrainingPool, feasible, fits, nearest, worst
 
 
@@ -24,8 +25,15 @@ def fastest(options: Sequence[Choice]) -> str:
     return text
 
 
-def of_recompute(choice: Choice, pools: Sequence[TrainingPool]) -> str:
-    """Return the end of a reason: how it was chosen from ``pools`` what is recomputed; "" if it was given."""
+def beside_layout(choice: Choice, pools: Sequence[TrainingPool], given: OffloadSpec) -> str:
+    """Return the end of a reason: how it was chosen from ``pools`` what is recomputed and offloaded.
+
+    ``given``: what the job offloads at least.
+    """
+    return _of_recompute(choice, pools) + _of_offload(choice, given)
+
+
+def _of_recompute(choice: Choice, pools: Sequence[TrainingPool]) -> str:
     kinds = list(dict.fromkeys(pool.recompute.kind for pool in pools))
     if len(kinds) == 1:
         return ""
@@ -33,8 +41,7 @@ def of_recompute(choice: Choice, pools: Sequence[TrainingPool]) -> str:
     return f"; recompute={kind}: fastest by estimate of {', '.join(kinds)} that fits"
 
 
-def of_offload(choice: Choice, given: OffloadSpec) -> str:
-    """Return the end of a reason: what is offloaded in addition to what is ``given``; "" if nothing is."""
+def _of_offload(choice: Choice, given: OffloadSpec) -> str:
     offload = choice.pool.offload
     added = [
         f"offload.{name}"
@@ -56,8 +63,8 @@ def of_room(choice: Choice) -> str:
     )
 
 
-def no_layout(pools: Sequence[TrainingPool], first_remedy: str, last_remedy: str) -> str:
-    """Return why auto chooses no layout, with the remedies between the first and the last."""
+def no_layout(pools: Sequence[TrainingPool], auto: bool) -> str:
+    """Return why no layout is chosen. ``auto``: the operator may offload more than the job asks for."""
     first = pools[0]
     tight = [Choice(pool, layout) for pool in pools for layout in feasible(pool)]
     if not tight:
@@ -67,16 +74,17 @@ def no_layout(pools: Sequence[TrainingPool], first_remedy: str, last_remedy: str
         need = gigabytes(worst(best.pool.memory(best.layout)).total)
         fit = f"leaves {gigabytes(first.gpu.usable - first.safe)} of {gigabytes(first.gpu.usable)} free"
         given = f"give {best.layout}, which needs {need} by estimate, "
+    offload = "" if auto else "set spec.trainer.offload.auto, "
     return (
-        f"no layout of {first.world} GPUs {fit}: {first_remedy}{given}add nodes, shorten data.promptLength "
-        f"+ data.responseLength, or use GPUs with more memory{last_remedy}"
+        f"no layout of {first.world} GPUs {fit}: {lower_log_probs(first)}{given}add nodes, shorten "
+        f"data.promptLength + data.responseLength, {offload}or use GPUs with more memory"
     )
 
 
 def remedy(training: TrainingPool, layout: Layout) -> str:
     """Return what to change where a layout needs too much memory."""
     everything = replace(training, recompute=FULL)
-    if training.recompute != FULL and fits(everything, layout):
+    if training.recompute != FULL and not training.offload.activations and fits(everything, layout):
         memory = gigabytes(worst(everything.memory(layout)).total)
         return f"set spec.trainer.recompute to full ({memory}) or auto"
     other = nearest(training, layout)
