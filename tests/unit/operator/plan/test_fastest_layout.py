@@ -38,7 +38,7 @@ def test_a_slower_layout_has_a_reason(file: Path) -> None:
 def _plain(training: TrainingPool) -> list[Layout]:
     """Return the feasible layouts without virtual stages.
 
-    Those are up to 13 % faster by estimate, but nothing has measured their schedule on GPUs, so that no
+    Those are up to 12 % faster by estimate, but nothing has measured their schedule on GPUs, so that no
     manifest has them.
     """
     return [layout for layout in feasible(training) if layout.virtual_pipeline == 1]
