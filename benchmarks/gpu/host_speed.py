@@ -9,7 +9,8 @@ _BLOCKS, _WIDTH, _ROUNDS, _WARM_UP = 200, 64, 20, 5
 def launch_seconds() -> float:
     """Return the seconds in which the host starts the kernels of a forward and a backward pass.
 
-    The least of some rounds. The matrices are so small that the GPU waits for the host. A block is a product, a norm and an activation.
+    The least of some rounds. The matrices are so small that the GPU waits for the host. A block is a product,
+    a norm and an activation.
     """
     blocks = [
         layer

@@ -11,6 +11,7 @@ from trainer_speed import DeviceWeights
 
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.offload import OffloadSpec
 from grpo_operator.api.v1alpha1.optimizer_dtypes import OptimizerDtypes
 from grpo_operator.api.v1alpha1.recompute import NOTHING, Recompute
 from grpo_operator.api.v1alpha1.trainer import KernelChoice, OptimizerSpec, Precision
@@ -23,6 +24,7 @@ LOCAL, ENGINE = KernelChoice.LOCAL, KernelChoice.TRANSFORMER_ENGINE
 BF16, FP8 = Precision.BF16, Precision.FP8_BLOCK128
 ONE = Layout(world=1)
 FP32_STATE = OptimizerDtypes()
+KEPT = OffloadSpec()
 SMALL: dict[str, Any] = WITH_MTP | {"num_nextn_predict_layers": 0, "num_hidden_layers": 3}
 # Four layers of DeepSeek-V3. Eight experts get all tokens, as those of one of 32 expert-parallel ranks do.
 SLICE: dict[str, Any] = architecture("deepseek-v3") | {
@@ -40,11 +42,12 @@ def setup(
     layout: Layout = ONE,
     recompute: Recompute = NOTHING,
     optimizer_dtypes: OptimizerDtypes = FP32_STATE,
+    offload: OffloadSpec = KEPT,
 ) -> ModelSetup:
     choice, precision = kind
     batching = MicroBatching(1, max_tokens, 1 if precision is BF16 else FP8_TOKENS)
     return ModelSetup(
-        hf, layout, DeviceWeights(hf), batching, dtype, recompute,
+        hf, layout, DeviceWeights(hf), batching, dtype, recompute, offload,
         optimizer_dtypes=optimizer_dtypes, kernels=choice, precision=precision,
     )  # fmt: skip
 

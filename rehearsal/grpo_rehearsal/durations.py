@@ -183,6 +183,7 @@ class Durations:
         cost = call_cost(
             model.model, trainer.layout, self._rows(lengths, gradients), trainer.gpu, trainer.gpus_per_node,
             passes=passes, gradients=gradients, efficiency=model.efficiency,
+            offloaded=model.workload.offloaded,
         )  # fmt: skip
         return cost.total
 

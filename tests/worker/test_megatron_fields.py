@@ -70,8 +70,8 @@ def test_a_field_changes_the_gradient_as_it_should() -> None:
             "this model and layout: moe_expert_capacity_factor must be set",
         ),
         (
-            {"deterministic_mode": True, "fine_grained_activation_offloading": True},
-            "megatron={deterministic_mode: True, fine_grained_activation_offloading: True}: Megatron-Core",
+            {"enable_cuda_graph": True, "external_cuda_graph": True},
+            "megatron={enable_cuda_graph: True, external_cuda_graph: True}: Megatron-Core",
         ),
     ],
 )

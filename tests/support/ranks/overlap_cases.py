@@ -7,7 +7,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from grpo_operator.api.v1alpha1.layout import Layout
-from grpo_operator.api.v1alpha1.trainer import OffloadSpec, OptimizerSpec
+from grpo_operator.api.v1alpha1.offload import OffloadSpec
+from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
 from grpo_worker.megatron.conversion.readers import SeededWeights
 from grpo_worker.megatron.model.build import initialize_parallel
 from grpo_worker.megatron.optim import data_parallel

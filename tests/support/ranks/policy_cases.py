@@ -15,7 +15,8 @@ from megatron.core import parallel_state
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from grpo_operator.api.v1alpha1.layout import Layout
-from grpo_operator.api.v1alpha1.trainer import OffloadSpec, OptimizerSpec
+from grpo_operator.api.v1alpha1.offload import OffloadSpec
+from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig
 from grpo_worker.checkpointing.store import DamagedCheckpointError, Origin, complete_steps, directory
 from grpo_worker.common.ragged_batch import INPUT_IDS, RaggedBatch, spread_spans

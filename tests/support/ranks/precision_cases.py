@@ -7,8 +7,9 @@ import torch
 import torch.distributed as dist
 
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.offload import OffloadSpec
 from grpo_operator.api.v1alpha1.optimizer_dtypes import OptimizerDtypes
-from grpo_operator.api.v1alpha1.trainer import OffloadSpec, OptimizerSpec
+from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
 from grpo_worker.checkpointing.store import Origin, directory
 from grpo_worker.megatron.checkpoint import rank_state, snapshot
 from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer

@@ -1,5 +1,7 @@
 """Assigns layers to pipeline stages and their chunks (pure)."""
 
+from functools import cache
+
 from grpo_operator.api.v1alpha1.layout import Layout
 
 
@@ -12,6 +14,7 @@ def stage_counts(layers: int, layout: Layout) -> tuple[int, ...]:
     return tuple(sum(counts[stage :: layout.pipeline]) for stage in range(layout.pipeline))
 
 
+@cache
 def chunk_counts(layers: int, layout: Layout) -> tuple[int, ...]:
     """Return the number of layers of each model chunk, in the order in which a micro-batch passes them.
 

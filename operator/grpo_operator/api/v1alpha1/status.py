@@ -7,6 +7,7 @@ from pydantic import Field
 
 from grpo_operator.api.base import AGENT_RESOURCES, Model, Resources
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.offload import OffloadSpec
 from grpo_operator.api.v1alpha1.recompute import Recompute, RecomputeKind, RecomputeModule
 
 LONGEST_MESSAGE = 1024  # characters; longer messages of engines are cut
@@ -196,13 +197,14 @@ class LayoutStatus(Model):
         "", max_length=1024, description="reason for this layout: given in the spec, or why auto chose it"
     )
     recompute: RecomputeStatus | None = None
+    offload: OffloadSpec | None = None
     resources: PlannedResources | None = None
     deadlines: PlannedDeadlines | None = None
 
     def layout(self) -> Layout:
         """Return the sizes as a Layout."""
-        others = {"data", "stages", "bytes_per_gpu", "reason", "recompute", "resources", "deadlines"}
-        return Layout(**self.model_dump(exclude=others))
+        others = {"data", "stages", "bytes_per_gpu", "reason", "recompute", "offload", "resources"}
+        return Layout(**self.model_dump(exclude=others | {"deadlines"}))
 
 
 class GRPOJobStatus(Model):

@@ -8,11 +8,13 @@ from pydantic import Field
 from grpo_operator.api.base import Device, Model, Resources
 from grpo_operator.api.catalog.gpus import GpuType
 from grpo_operator.api.rules import Rule
+from grpo_operator.api.v1alpha1.activation_rules import OFFLOAD_RULES, RECOMPUTE_RULES
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.megatron import MegatronFields
 from grpo_operator.api.v1alpha1.moe import MoeSpec, TokenDispatcher
+from grpo_operator.api.v1alpha1.offload import OffloadSpec
 from grpo_operator.api.v1alpha1.optimizer_dtypes import OptimizerDtypes
-from grpo_operator.api.v1alpha1.recompute import Recompute, RecomputeKind, RecomputeModule, are_distinct
+from grpo_operator.api.v1alpha1.recompute import Recompute, RecomputeKind, RecomputeModule
 from grpo_operator.api.v1alpha1.scheduling import WithOverlay
 
 
@@ -107,24 +109,6 @@ class ParallelismSpec(Model):
         return Layout(world=world, **self.model_dump(exclude={"auto"}))
 
 
-class OffloadSpec(Model):
-    """Training state that is moved to host memory while it is not in use.
-
-    trainer.resources.memory must be large enough for it.
-    """
-
-    parameters: bool = Field(
-        False,
-        description="offload each role's weights (policy, reference, critic) while another role computes",
-    )
-    gradients: bool = Field(
-        False, description="free the gradient buffers outside of the update; nothing is copied"
-    )
-    optimizer: bool = Field(
-        False, description="offload Adam's state and the main weights outside of the optimizer step"
-    )
-
-
 _TRAINER_RULES: tuple[Rule["TrainerSpec"], ...] = (
     Rule(
         "(self.nodes * self.gpusPerNode) % (self.parallelism.tensor * self.parallelism.pipeline"
@@ -195,50 +179,10 @@ _TRAINER_RULES: tuple[Rule["TrainerSpec"], ...] = (
 )
 
 
-def _without_modules(cel: str) -> str:
-    """Return a condition on recomputeModules that holds where they are not set."""
-    return f"!has(self.recomputeModules) || {cel}"
-
-
-_RECOMPUTE_RULES: tuple[Rule["TrainerSpec"], ...] = (
-    Rule(
-        _without_modules("self.recompute == 'selective'"),
-        "recomputeModules needs recompute selective: set recompute to selective, or remove recomputeModules",
-        lambda trainer: trainer.recompute_modules is None or trainer.recompute == "selective",
-    ),
-    Rule(
-        "!has(self.recomputeLayers) || self.recompute == 'full'",
-        "recomputeLayers needs recompute full: set recompute to full, or remove recomputeLayers",
-        lambda trainer: trainer.recompute_layers is None or trainer.recompute == "full",
-    ),
-    Rule(
-        _without_modules(
-            "(self.recomputeModules.all(m, self.recomputeModules.exists_one(n, n == m))"
-            " && (!('moe' in self.recomputeModules) || (!('moe_act' in self.recomputeModules)"
-            " && !('shared_experts' in self.recomputeModules))))"
-        ),
-        "recomputeModules recomputes a module twice: name each once, and with moe, the whole layer of "
-        "experts, neither moe_act nor shared_experts",
-        lambda trainer: are_distinct(tuple(trainer.recompute_modules or ())),
-    ),
-    Rule(
-        _without_modules(
-            "!('moe_act' in self.recomputeModules) || (self.device == 'cuda' && self.kernels != 'local')"
-        ),
-        "recomputeModules moe_act needs the experts of a layer in one product, which only Transformer "
-        "Engine's kernels on device cuda compute: remove moe_act, or set kernels to auto or "
-        "transformer-engine",
-        lambda trainer: (
-            RecomputeModule.MOE_ACT not in (trainer.recompute_modules or ()) or trainer.groups_experts
-        ),
-    ),
-)
-
-
 class TrainerSpec(WithOverlay):
     """The training pool."""
 
-    rules = (*_TRAINER_RULES, *_RECOMPUTE_RULES)
+    rules = (*_TRAINER_RULES, *RECOMPUTE_RULES, *OFFLOAD_RULES)
     nodes: int = Field(ge=1, le=4096, description="pods of the training pool")
     gpus_per_node: int = Field(8, ge=1, le=16, description="trainer ranks per pod; on cuda each has one GPU")
     device: Device = Field(Device.CUDA, description="device of the ranks: cuda or cpu")

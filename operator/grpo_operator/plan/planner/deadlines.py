@@ -96,6 +96,7 @@ def _rank_seconds(training: TrainingPool, layout: Layout) -> float:
         passes=passes_of_update(training.model, layout, rows, training.recompute),
         gradients=True,
         efficiency=training.efficiency,
+        offloaded=tuple(training.offload.activations or ()),
     )
     return cost.total - cost.bubble
 

@@ -51,6 +51,10 @@ class Efficiency:
     runs_ahead: bool = False
 
 
+# Bytes/s of a rank's copy to or from pinned memory beside those of the node's other ranks (assumed; alone, on
+# an H100, 54e9).
+HOST_RATE = 25e9
+
 # benchmarks/planner.py fits these values; a unit test compares them with the fit.
 MEASURED = Efficiency(
     flops=0.436,

@@ -14,6 +14,7 @@ from grpo_operator.plan.planner.agent_memory import AGENT_MEMORY
 from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.training.memory import StageMemory
+from grpo_operator.plan.planner.training.offloaded import PINNED
 from grpo_operator.plan.weight_path import job_weight_path, pool_weight_path
 
 _GIB = 2**30
@@ -29,7 +30,7 @@ _BF16 = 2
 class HostMemory:
     """Bytes of one container each.
 
-    ``trainer``: the ranks of a training pod, of which ``moved`` is offloaded state, ``saving`` a checkpoint
+    ``trainer``: the ranks of a training pod, of which ``moved`` is what is offloaded, ``saving`` a checkpoint
     that is written, ``exporting`` the weights of an export that is written beside steps, ``copies`` the
     memory tier's snapshots of its own ranks, ``staged`` weight versions.
     ``trainer_agent``: that pod's agent, with the snapshots of other ranks. ``engine``: an engine's server in
@@ -62,6 +63,7 @@ def host_memory(
     ranks = trainer.gpus_per_node
     parameters_of_rank = max(agent_memory.local_parameters(stage, spec) for stage in stages)
     moved = ranks * max(stage.host for stage in stages)
+    rounded = ranks * (PINNED - 1) * max(stage.copied for stage in stages)
     saving = ranks * max(stage.saved + stage.chunks for stage in stages)
     exporting = ranks * _BF16 * parameters_of_rank if spec.checkpoint.export_every_steps else 0
     tier = spec.checkpoint.memory
@@ -72,7 +74,7 @@ def host_memory(
     tokens = batch_tokens(spec)
     experts = routed_experts(spec, pool, model) if engine.return_routed_experts else 0
     return HostMemory(
-        trainer=ranks * PROCESS + moved + saving + exporting + copies + staged,
+        trainer=ranks * PROCESS + moved + rounded + saving + exporting + copies + staged,
         moved=moved,
         saving=saving,
         exporting=exporting,

@@ -8,9 +8,11 @@ from grpo_operator.api.catalog.gpus import GPUS, RESERVED
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.moe import TokenDispatcher
+from grpo_operator.api.v1alpha1.offload import OffloadSpec
 from grpo_operator.api.v1alpha1.recompute import Recompute
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
 from grpo_operator.api.v1alpha1.status import PlannedDeadlines, PlannedResources
+from grpo_operator.api.v1alpha1.trainer import KernelChoice
 from grpo_operator.api.weight_path import WeightPath
 from grpo_operator.plan.capacity.feasibility import quantity
 from grpo_operator.plan.planner.deadlines import (
@@ -25,18 +27,22 @@ from grpo_operator.plan.planner.engines.memory import EngineMemory, engine_memor
 from grpo_operator.plan.planner.engines.room import gigabytes, room_problem, shared_problem
 from grpo_operator.plan.planner.engines.shape import EngineShape
 from grpo_operator.plan.planner.host_memory import HostMemory, host_memory, shortages
-from grpo_operator.plan.planner.log_probs import log_prob_problem, lower_log_probs
+from grpo_operator.plan.planner.log_probs import log_prob_problem
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.resources import job_resources
 from grpo_operator.plan.planner.shared_memory import overlaid_sizes
 from grpo_operator.plan.planner.training.memory import FP32, StageMemory, of_precision
-from grpo_operator.plan.planner.training.reasons import fastest, of_recompute, remedy
+from grpo_operator.plan.planner.training.offload import Option, offload_levels
+from grpo_operator.plan.planner.training.reasons import beside_layout, fastest, no_layout, of_room, remedy
 from grpo_operator.plan.planner.training.recompute import recompute_options
 from grpo_operator.plan.planner.training.search import (
+    LOCAL_MARGIN,
+    MARGIN,
     Choice,
     TrainingPool,
     choices,
     chosen,
+    fits,
     worst,
 )
 from grpo_operator.plan.weight_path import (
@@ -61,8 +67,9 @@ class JobPlan:
 
     ``stages`` is empty when the operator does not know the model; ``engine_memory`` and ``host`` are None
     then, and also without GPUs. ``reason``: why this layout was chosen. ``recompute``: what the ranks
-    recompute. ``resources``: of containers for which the spec sets none. ``units``: the longest ones between
-    two signs of progress, beside which ``deadlines`` are long; None without GPUs.
+    recompute. ``offload``: what waits in host memory. ``resources``: of containers for which the spec sets
+    none. ``units``: the longest ones between two signs of progress, beside which ``deadlines`` are long; None
+    without GPUs.
     """
 
     layout: Layout
@@ -73,6 +80,7 @@ class JobPlan:
     engine_memory: EngineMemory | None
     reason: str
     recompute: Recompute
+    offload: OffloadSpec
     weight_path: WeightPath
     resources: PlannedResources
     deadlines: PlannedDeadlines
@@ -93,7 +101,7 @@ def resolve(spec: GRPOJobSpec, pool: RolloutTemplate) -> JobPlan:
     sizes = spec.trainer.parallelism
     engine = engine_shape(pool.engine)
     model = None if config is None else ModelShape.from_hf(config)
-    recomputes = _recompute_options(spec, model)
+    levels = _levels(spec, model)
     if model is None:
         if sizes.auto:
             raise RefusedError(
@@ -105,13 +113,15 @@ def resolve(spec: GRPOJobSpec, pool: RolloutTemplate) -> JobPlan:
         resources = job_resources(spec, pool, None, (), None)
         deadlines = planned_deadlines(None)
         return JobPlan(
-            layout, None, None, (), engine, None, reason, recomputes[0], path, resources, deadlines
+            layout, None, None, (), engine, None, reason, *levels[0][0], path, resources, deadlines
         )  # fmt: skip
     if unsuited := spec.trainer.moe.problem(model.model_type):
         raise RefusedError(unsuited)
     if spec.shares_gpus and (problem := shared_problem(pool.engine, _ENGINE)):
         raise RefusedError(problem, "Infeasible")
-    choice, reason = _choose(spec, [training_pool(spec, pool, model, each) for each in recomputes])
+    choice, reason = _choose(
+        spec, [[training_pool(spec, pool, model, *option) for option in level] for level in levels]
+    )
     training, layout = choice.pool, choice.layout
     stages = training.memory(layout)
     if spec.trainer.device == Device.CUDA:
@@ -121,14 +131,14 @@ def resolve(spec: GRPOJobSpec, pool: RolloutTemplate) -> JobPlan:
     resources = job_resources(spec, pool, model, stages, host)
     units = _units(spec, pool, training, layout)
     return JobPlan(
-        layout, model, training, stages, engine, memory, reason, training.recompute, path, resources,
-        planned_deadlines(units), host, units,
+        layout, model, training, stages, engine, memory, reason, training.recompute, training.offload, path,
+        resources, planned_deadlines(units), host, units,
     )  # fmt: skip
 
 
-def _recompute_options(spec: GRPOJobSpec, model: ModelShape | None) -> tuple[Recompute, ...]:
+def _levels(spec: GRPOJobSpec, model: ModelShape | None) -> tuple[tuple[Option, ...], ...]:
     try:
-        return recompute_options(spec.trainer, model)
+        return offload_levels(spec.trainer, model, recompute_options(spec.trainer, model))
     except ValueError as error:
         raise RefusedError(str(error)) from error
 
@@ -187,7 +197,11 @@ def engine_shape(engine: EngineSpec) -> EngineShape:
 
 
 def training_pool(
-    spec: GRPOJobSpec, pool: RolloutTemplate, model: ModelShape, recompute: Recompute
+    spec: GRPOJobSpec,
+    pool: RolloutTemplate,
+    model: ModelShape,
+    recompute: Recompute,
+    offload: OffloadSpec,
 ) -> TrainingPool:
     """Return the planner's input for the training pool. A CPU pool is planned as if it had GPUs."""
     trainer = spec.trainer
@@ -214,36 +228,38 @@ def training_pool(
         if trainer.device == Device.CUDA
         else FP32,
         efficiency=of_trainer(trainer),
-        offload=trainer.offload,
+        offload=offload,
+        margin=LOCAL_MARGIN if trainer.kernels is KernelChoice.LOCAL else MARGIN,
         mtp=spec.model.multi_token_prediction,
     )
 
 
-def _choose(spec: GRPOJobSpec, pools: Sequence[TrainingPool]) -> tuple[Choice, str]:
-    """Return layout and pool, and the reason. ``pools``: they differ in what they recompute."""
-    sizes, first = spec.trainer.parallelism, pools[0]
+def _choose(spec: GRPOJobSpec, levels: Sequence[Sequence[TrainingPool]]) -> tuple[Choice, str]:
+    """Return layout and pool, and the reason.
+
+    The pools of a level differ in what they recompute and offload. A level counts where nothing fits in those
+    before it.
+    """
+    sizes, offload, first = spec.trainer.parallelism, spec.trainer.offload, levels[0][0]
     if not sizes.auto:
         layout = sizes.layout(spec.trainer.world)
         problems = first.problems(layout)
         if problems:
             raise RefusedError("; ".join(f"spec.trainer.{problem}" for problem in problems))
-        choice = chosen(pools, layout)
-        return choice, f"given{of_recompute(choice, pools)}"
-    options = choices(pools)
+        tried = [(pools, chosen(pools, layout)) for pools in levels]
+        pools, choice = next((each for each in tried if fits(each[1].pool, layout)), tried[-1])
+        return choice, f"given{beside_layout(choice, pools, offload)}{of_room(choice)}"
+    found = ((pools, choices(pools)) for pools in levels)
+    pools, options = next((each for each in found if each[1]), (levels[-1], []))
     if not options:
-        raise RefusedError(
-            f"{_LAYOUT}.auto: no layout of {first.world} GPUs fits {gigabytes(first.gpu.usable)}: "
-            f"{lower_log_probs(first)}add nodes, shorten data.promptLength + data.responseLength, "
-            "or use GPUs with more memory",
-            "Infeasible",
-        )
+        raise RefusedError(f"{_LAYOUT}.auto: {no_layout(pools, offload.auto)}", "Infeasible")
     best = options[0]
     if spec.trainer.moe.dispatcher is TokenDispatcher.DEEPEP and best.layout.expert == 1:
         raise RefusedError(
             f"spec.trainer.moe.dispatcher=deepep needs expert parallelism, and auto chose {best.layout}: set "
             f"{_LAYOUT}.expert and the other sizes, or dispatcher to auto or alltoall"
         )
-    return best, f"{fastest(options)}{of_recompute(best, pools)}"
+    return best, f"{fastest(options)}{beside_layout(best, pools, offload)}"
 
 
 def _check_memory(

@@ -27,7 +27,11 @@ def with_layout(spec: GRPOJobSpec, layout: LayoutStatus) -> GRPOJobSpec:
     """
     sizes = {name: getattr(layout, name) for name in ParallelismSpec.model_fields if name != "auto"}
     trainer = spec.trainer.model_copy(
-        update={"parallelism": ParallelismSpec(**sizes), **_recompute_fields(layout.recompute)}
+        update={
+            "parallelism": ParallelismSpec(**sizes),
+            "offload": layout.offload or spec.trainer.offload,
+            **_recompute_fields(layout.recompute),
+        }
     )
     completed = completed_deadlines(
         spec.model_copy(update={"trainer": trainer}), layout.deadlines or planned_deadlines(None)

@@ -120,6 +120,7 @@ def layout_status(plan: JobPlan) -> LayoutStatus:
         bytes_per_gpu=[stage.total for stage in plan.stages],
         reason=plan.reason,
         recompute=RecomputeStatus.of(plan.recompute),
+        offload=plan.offload,
         resources=plan.resources,
         deadlines=plan.deadlines,
     )

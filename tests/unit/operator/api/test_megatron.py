@@ -34,7 +34,6 @@ def _refusal(megatron: Any) -> str:
         ("moe_deepep_num_sms", 24),
         ("cp_comm_type", "p2p"),
         ("cp_comm_type", ["p2p", "a2a"]),
-        ("offload_modules", []),
     ],
 )
 def test_a_field_that_nothing_else_sets_is_accepted_as_it_is(name: str, value: Any) -> None:
@@ -79,6 +78,7 @@ def test_a_number_that_yaml_reads_as_a_string_is_a_number() -> None:
             "tensor_model_parallel_size: set spec.trainer.parallelism.tensor instead (got 2)",
         ),
         ({"recompute_modules": ["mlp"]}, "recompute_modules: set spec.trainer.recompute instead"),
+        ({"offload_modules": ["attn_norm"]}, "offload_modules: set spec.trainer.offload instead"),
         ({"moe_grouped_gemm": True}, "moe_grouped_gemm: the kernels of the layers determine it: set spec."),
         ({"moe_aux_loss_coeff": 1}, "moe_aux_loss_coeff: set spec.trainer.moe.auxLossCoefficient instead"),
         ({"moe_token_dispatcher_type": "flex"}, "moe_token_dispatcher_type: set spec.trainer.moe.dispatcher"),

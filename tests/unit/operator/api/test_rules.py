@@ -179,6 +179,43 @@ CASES: dict[str, Changes] = {
         "trainer.device": "cpu",
         "trainer.precisionAwareOptimizer": {"expAvgSqDtype": "bf16"},
     },
+    "offloaded activations": {
+        "trainer.device": "cuda",
+        "trainer.recompute": "selective",
+        "trainer.recomputeModules": ["layernorm", "moe_act"],
+        "trainer.offload": {"activations": ["attn_norm", "core_attn", "attn_proj", "moe_act"]},
+    },
+    "offloaded activations of whole layers": {
+        "trainer.device": "cuda",
+        "trainer.recompute": "full",
+        "trainer.offload": {"activations": ["attn_norm"]},
+    },
+    "offloaded activations of local kernels": {
+        "trainer.device": "cuda",
+        "trainer.kernels": "local",
+        "trainer.recompute": "none",
+        "trainer.offload": {"activations": ["attn_norm"]},
+    },
+    "offloaded activations on CPUs": {
+        "trainer.recompute": "none",
+        "trainer.offload": {"activations": ["mlp_norm"]},
+    },
+    "offloaded twice": {
+        "trainer.device": "cuda",
+        "trainer.recompute": "none",
+        "trainer.offload": {"activations": ["attn_norm", "attn_norm"]},
+    },
+    "offloaded projection without attention": {
+        "trainer.device": "cuda",
+        "trainer.recompute": "none",
+        "trainer.offload": {"activations": ["attn_proj"]},
+    },
+    "offloaded and recomputed": {
+        "trainer.device": "cuda",
+        "trainer.recompute": "selective",
+        "trainer.recomputeModules": ["mla_up_proj"],
+        "trainer.offload": {"activations": ["core_attn"]},
+    },
     "fp8": {"trainer.device": "cuda", "trainer.precision": "fp8-block128"},
     "fp8 on CPUs": {"trainer.device": "cpu", "trainer.precision": "fp8-block128"},
     "fp8 of local kernels": {

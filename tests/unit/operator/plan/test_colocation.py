@@ -83,7 +83,8 @@ def test_memory_is_planned_for_what_the_other_role_keeps() -> None:
     plan = resolve(spec, pool_of(spec))
     assert plan.model is not None
     rooms = [
-        training_pool(each, pool_of(each), plan.model, plan.recompute).gpu.usable for each in (alone, spec)
+        training_pool(each, pool_of(each), plan.model, plan.recompute, plan.offload).gpu.usable
+        for each in (alone, spec)
     ]
     assert rooms[0] - rooms[1] == 6 * 10**9
     table = as_table(as_data(spec, pool_of(spec), plan, 1e9))

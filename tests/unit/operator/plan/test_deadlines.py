@@ -50,7 +50,7 @@ def test_a_pass_without_gradients_may_be_the_longest_unit() -> None:
         spec = _spec("qwen3-8b-2gpu.yaml", trainer={"logProbMaxTokensPerGpu": tokens})
         plan = resolve(plain, pool_of(plain))
         assert plan.model is not None
-        training = training_pool(spec, pool_of(spec), plan.model, plan.recompute)
+        training = training_pool(spec, pool_of(spec), plan.model, plan.recompute, plan.offload)
         return longest_units(spec, pool_of(spec), training, plan.layout).rank
 
     assert rank(None) == rank(1) == rank(2), "an update has four passes, and reduces gradients"

@@ -9,9 +9,10 @@ import pytest
 from grpo_operator.api.catalog.architectures import ARCHITECTURES, architecture
 from grpo_operator.api.catalog.gpus import GPUS, GpuType
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.offload import OffloadSpec
 from grpo_operator.api.v1alpha1.optimizer_dtypes import OptimizerDtypes
 from grpo_operator.api.v1alpha1.stages import chunk_counts, stage_counts, stage_layers
-from grpo_operator.api.v1alpha1.trainer import OffloadSpec, Precision
+from grpo_operator.api.v1alpha1.trainer import Precision
 from grpo_operator.plan.planner import transfer_bounds
 from grpo_operator.plan.planner.engines import shape as engine_rules
 from grpo_operator.plan.planner.engines.memory import engine_memory, kv_bytes_per_token

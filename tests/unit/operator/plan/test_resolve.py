@@ -70,7 +70,7 @@ def test_exports_beside_steps_have_a_copy_of_the_weights_in_host_memory() -> Non
 
 def test_auto_chooses_and_explains() -> None:
     plan = _resolve(trainer__parallelism={"auto": True})
-    assert str(plan.layout) == "TP4 PP16 CP1 EP8 DP4", "the manifest says why it has another one"
+    assert str(plan.layout) == "TP2 PP16 CP1 EP16 VPP2 DP8", "the manifest's, with virtual stages"
     assert "fastest by estimate of" in plan.reason and "next is" in plan.reason
     assert "s for an optimizer step over 2048 sequences of the full length of 16384 tokens" in plan.reason
     assert plan == _resolve(trainer__parallelism={"auto": True})

@@ -11,9 +11,11 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.offload import OffloadModule
 from grpo_operator.api.v1alpha1.recompute import NOTHING, Recompute
 from grpo_operator.api.v1alpha1.trainer import KernelChoice, Precision
 from grpo_worker.megatron.families.registry import family_of
+from grpo_worker.megatron.model.activation_offload import offload_fields
 from grpo_worker.megatron.model.hf_config import mcore_config
 from grpo_worker.megatron.model.kernels import Kernels, kernels, precision_fields
 from grpo_worker.megatron.model.layer_spec import block_spec
@@ -57,21 +59,23 @@ def build_chunks(
     precision: Precision = Precision.BF16,
     passed: Mapping[str, Any] | None = None,
     dispatcher: DispatcherChoice = AUTO,
+    offloaded: tuple[OffloadModule, ...] = (),
     **overrides: Any,
 ) -> list[GPTModel]:
     """Build the model chunks of this rank's pipeline stage; the weights are not loaded.
 
     Returns one chunk, or ``layout.virtual_pipeline`` chunks. ``recompute``: what the backward pass computes
-    again. ``mtp``: add the layer of multi-token prediction to the last stage. ``choice``, ``precision``: of
-    the kernels of the layers. ``passed``: the fields of spec.trainer.megatron. ``dispatcher``: of tokens to
-    their experts. Raises ValueError for kernels and dispatchers that are not there, for modules that the
-    kernels cannot recompute, and for fields that Megatron-Core refuses.
+    again. ``offloaded``: modules whose activations wait for it in host memory. ``mtp``: add the layer of
+    multi-token prediction to the last stage. ``choice``, ``precision``: of the kernels of the layers.
+    ``passed``: the fields of spec.trainer.megatron. ``dispatcher``: of tokens to their experts. Raises
+    ValueError for kernels and dispatchers that are not there, for modules that the kernels cannot recompute
+    or offload, and for fields that Megatron-Core refuses.
     """
     chosen = kernels(choice)
     fields = chosen.fields | precision_fields(chosen, precision)
     if "num_moe_experts" in family_of(hf).fields(hf):
         fields |= dispatcher_fields(dispatcher, chosen.name, layout, passed or {})
-    fields |= recompute_fields(recompute, chosen.grouped) | overrides
+    fields |= recompute_fields(recompute, chosen.grouped) | offload_fields(offloaded, chosen.name) | overrides
     config = mcore_config(hf, layout, dtype, passed, **fields)
     virtual = layout.virtual_pipeline
     stages = range(virtual) if virtual > 1 else [None]

@@ -9,8 +9,9 @@ from megatron.core.optimizer import OptimizerConfig, distrib_optimizer, get_mega
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from pydantic.alias_generators import to_camel
 
+from grpo_operator.api.v1alpha1.offload import OffloadSpec
 from grpo_operator.api.v1alpha1.optimizer_dtypes import OptimizerDtype, OptimizerDtypes
-from grpo_operator.api.v1alpha1.trainer import OffloadSpec, OptimizerSpec
+from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
 from grpo_worker.megatron.optim import precision_aware
 from grpo_worker.megatron.optim.data_parallel import DataParallel
 from grpo_worker.megatron.optim.offload import HostCopies, Offloadable

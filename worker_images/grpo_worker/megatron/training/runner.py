@@ -18,6 +18,7 @@ from grpo_worker.common.context_spans import ContextSplit, padded_size, token_mu
 from grpo_worker.common.ragged_batch import RaggedBatch, offsets_of
 from grpo_worker.data.balance import within_budget
 from grpo_worker.data.micro_batch import MicroBatch, MicroBatches, Shape, groups_for, split
+from grpo_worker.megatron.model.activation_offload import activations_offloaded
 from grpo_worker.megatron.model.build import device
 from grpo_worker.megatron.optim.optimizer import Trainable
 from grpo_worker.megatron.training.reductions import summed
@@ -201,15 +202,16 @@ class Runner:
 
         # The schedule takes one iterator for each model chunk.
         data = [iter(micro) for _ in chunks]
-        get_forward_backward_func()(
-            forward_step_func=forward,
-            data_iterator=data if len(chunks) > 1 else data[0],
-            model=list(chunks) if len(chunks) > 1 else chunks[0],
-            num_microbatches=len(micro),
-            seq_length=micro.size[1],
-            micro_batch_size=micro.size[0],
-            forward_only=forward_only,
-        )
+        with activations_offloaded(chunks, forward_only):
+            get_forward_backward_func()(
+                forward_step_func=forward,
+                data_iterator=data if len(chunks) > 1 else data[0],
+                model=list(chunks) if len(chunks) > 1 else chunks[0],
+                num_microbatches=len(micro),
+                seq_length=micro.size[1],
+                micro_batch_size=micro.size[0],
+                forward_only=forward_only,
+            )
 
 
 def _count_backward(_gradient: torch.Tensor) -> None:

@@ -8,9 +8,10 @@ import torch
 
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.moe import MoeSpec
+from grpo_operator.api.v1alpha1.offload import OffloadSpec
 from grpo_operator.api.v1alpha1.optimizer_dtypes import OptimizerDtypes
 from grpo_operator.api.v1alpha1.recompute import NOTHING, Recompute
-from grpo_operator.api.v1alpha1.trainer import KernelChoice, OffloadSpec, Precision
+from grpo_operator.api.v1alpha1.trainer import KernelChoice, Precision
 from grpo_worker.megatron.conversion.readers import WeightReader
 from grpo_worker.megatron.families.base import Family
 from grpo_worker.megatron.families.registry import family_of
@@ -27,8 +28,9 @@ class ModelSetup:
     ``hf``: contents of config.json. ``reader``: source of the initial weights. ``dtype``: of weights and
     activations. ``optimizer_dtypes``: of gradients and moments of the trained models. ``recompute``: what the
     backward pass of trained models computes again. ``offload``: state that waits in host memory while another
-    role computes. ``mtp``: also train the layer of multi-token prediction. ``moe``: balance of the experts of
-    the trained models, and dispatcher of all models' tokens. ``gpus_per_node``: of the training pool.
+    role computes, and activations of trained models that wait there for the backward pass. ``mtp``: also
+    train the layer of multi-token prediction. ``moe``: balance of the experts of the trained models, and
+    dispatcher of all models' tokens. ``gpus_per_node``: of the training pool.
     ``kernels``, ``precision``: of all models' layers. ``megatron``: fields of all models' configurations that
     the job passes through.
     """
@@ -63,7 +65,8 @@ class ModelSetup:
 
     def build_trained(self, **fields: Any) -> list[Any]:
         """Build the chunks of a model that is trained, like ``build``."""
-        return self.build(recompute=self.recompute, **self.balance_fields(), **fields)
+        offloaded = tuple(self.offload.activations or ())
+        return self.build(recompute=self.recompute, offloaded=offloaded, **self.balance_fields(), **fields)
 
     def balance_fields(self) -> dict[str, Any]:
         """Return Megatron-Core's fields for ``moe``. Raises ValueError when the model has no use for it."""

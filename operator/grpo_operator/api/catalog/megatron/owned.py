@@ -51,7 +51,8 @@ _GROUPS: dict[str, str] = {
     _RECOMPUTE: "recompute_granularity recompute_method recompute_num_layers recompute_modules "
     "distribute_saved_activations moe_layer_recompute num_microbatches_with_partial_activation_checkpoints",
     _OFFLOAD: "cpu_offloading cpu_offloading_num_layers _cpu_offloading_context cpu_offloading_activations "
-    "cpu_offloading_weights cpu_offloading_double_buffering",
+    "cpu_offloading_weights cpu_offloading_double_buffering fine_grained_activation_offloading "
+    "offload_modules",
     "set spec.trainer.moe.biasUpdateRate instead": "moe_router_bias_update_rate",
     _BALANCE: "moe_aux_loss_coeff moe_router_load_balancing_type",
     "set spec.algorithm.routingReplay instead": "moe_enable_routing_replay",

@@ -22,6 +22,9 @@ class Count:
     def __add__(self, other: "Count") -> "Count":
         return Count(self.split + other.split, self.whole + other.whole, self.expert + other.expert)
 
+    def __mul__(self, times: int) -> "Count":
+        return Count(self.split * times, self.whole * times, self.expert * times)
+
     @property
     def total(self) -> int:
         return self.split + self.whole + self.expert

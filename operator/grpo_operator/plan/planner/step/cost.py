@@ -173,4 +173,5 @@ class StepModel:
             passes=passes,
             gradients=gradients,
             efficiency=self.efficiency,
+            offloaded=self.workload.offloaded,
         )

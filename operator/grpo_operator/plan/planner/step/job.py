@@ -8,7 +8,7 @@ from grpo_operator.api.base import Device
 from grpo_operator.api.catalog.gpus import GPUS
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
-from grpo_operator.plan.planner.efficiency import of_trainer
+from grpo_operator.plan.planner.efficiency import HOST_RATE, of_trainer
 from grpo_operator.plan.planner.model.parameters import hf_tensors
 from grpo_operator.plan.planner.resolve import JobPlan
 from grpo_operator.plan.planner.step.cost import RolloutHardware, StepModel, TrainingHardware, Transfer
@@ -17,7 +17,6 @@ from grpo_operator.plan.planner.step.workload import StepWorkload
 from grpo_operator.plan.planner.transfer_bounds import sync_bound
 
 _MEAN_SHARE = 0.3  # of responseLength and promptLength
-_COPY_RATE = 25e9  # bytes/s of a rank's copy to pinned memory beside other ranks (assumed; alone 54e9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +81,7 @@ def _workload(spec: GRPOJobSpec, plan: JobPlan, prompt: float, lengths: Response
         log_prob_max_tokens=trainer.log_prob_max_tokens_per_gpu,
         context=plan.layout.context,
         recompute=plan.recompute,
+        offloaded=tuple(plan.offload.activations or ()),
         reference=algorithm.needs_reference,
         critic=algorithm.critic is not None,
         reward_model=bool(spec.reward and spec.reward.model),
@@ -102,7 +102,7 @@ def _transfer(spec: GRPOJobSpec, pool: RolloutTemplate, plan: JobPlan) -> Transf
         update_rate=bound.received_bytes / bound.seconds,
         tensors=hf_tensors(plan.model, fp8=plan.engine.fp8, mtp=plan.engine.drafts),
         checkpoint_bytes=max(stage.saved for stage in plan.stages),
-        checkpoint_rate=_COPY_RATE,
+        checkpoint_rate=HOST_RATE,
         checkpoint_steps=spec.checkpoint.every_steps,
     )
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from grpo_operator.api.v1alpha1.offload import OffloadModule
 from grpo_operator.api.v1alpha1.recompute import FULL, Recompute
 from grpo_operator.plan.planner.step.lengths import ResponseLengths
 from grpo_operator.plan.planner.training.cost import Rows
@@ -17,9 +18,9 @@ class StepWorkload:
     step. ``prompt``: mean tokens of a prompt. ``micro_batch``:
     sequences of a padded micro-batch; ``max_tokens``: tokens of a packed one on each of ``context``
     context-parallel GPUs. ``log_prob_micro_batch``, ``log_prob_max_tokens``: those of passes without
-    gradients; None: the same. ``reference``, ``critic``,
-    ``reward_model``: models that compute beside the policy. ``ahead``: the next step's responses are
-    generated while this step trains.
+    gradients; None: the same. ``offloaded``: modules whose activations wait in host memory. ``reference``,
+    ``critic``, ``reward_model``: models that compute beside the policy. ``ahead``: the next step's responses
+    are generated while this step trains.
     """
 
     prompts: int
@@ -33,6 +34,7 @@ class StepWorkload:
     log_prob_max_tokens: int | None = None
     context: int = 1
     recompute: Recompute = FULL
+    offloaded: tuple[OffloadModule, ...] = ()
     reference: bool = True
     critic: bool = False
     reward_model: bool = False

@@ -9,8 +9,10 @@ benchmarks/results/planner.json, and what each module's recomputation drops with
 from dataclasses import dataclass
 
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.offload import OffloadModule
 from grpo_operator.api.v1alpha1.recompute import FULL, Recompute, RecomputeKind, RecomputeModule
 from grpo_operator.plan.planner.model.shape import GqaShape, MlaShape, ModelShape
+from grpo_operator.plan.planner.training.offloaded import UNDERWAY, offloaded
 
 _BF16, _FP32 = 2, 4
 # Copies of a layer's keys and values that context-parallel ranks hold at the peak: the next part, the
@@ -23,6 +25,7 @@ class Workload:
     """One optimizer step of a rank. ``sequence``: tokens of a sequence, prompt and response.
 
     ``log_prob_tokens``: of a micro-batch in passes without gradients; None: those of the update.
+    ``offloaded``: modules whose activations wait in host memory.
     """
 
     sequence: int
@@ -30,6 +33,7 @@ class Workload:
     micro_batches: int = 1
     recompute: Recompute = FULL
     log_prob_tokens: int | None = None
+    offloaded: tuple[OffloadModule, ...] = ()
 
     def tokens(self, layout: Layout) -> int:
         """Return the tokens of a micro-batch on one rank, before sequence parallelism."""
@@ -38,10 +42,14 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class LayerActivations:
-    """Bytes kept until the backward pass, and additional bytes during the layer's own backward pass."""
+    """Bytes kept until the backward pass, and additional bytes during the layer's own backward pass.
+
+    ``copied``: bytes that wait in host memory.
+    """
 
     kept: int
     working: int
+    copied: int = 0
 
 
 def layer_activations(
@@ -57,8 +65,10 @@ def layer_activations(
     if recompute.kind is RecomputeKind.FULL:
         return LayerActivations(stream, whole + exchanged)
     halves = [_bytes(half, *each) for half in _recomputed(model, layer, recompute)]
+    away = offloaded(model, workload.offloaded, layer, *each)
     # The backward pass reaches the attention when it has released the feed-forward.
-    return LayerActivations(whole - sum(halves), stream + max(halves) + exchanged)
+    working = stream + max(halves) + exchanged + UNDERWAY * away.leaving
+    return LayerActivations(whole - sum(halves) - away.leaving, working, away.copied)
 
 
 def _bytes(of_token: int, tokens: int, ranks: int) -> int:

@@ -5,18 +5,21 @@ counted for the cases that were measured, and the efficiencies are fitted to the
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 from grpo_operator.api.catalog.gpus import Gpu
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.offload import OffloadModule
 from grpo_operator.api.v1alpha1.recompute import Recompute
 from grpo_operator.api.v1alpha1.stages import chunk_counts, stage_counts
-from grpo_operator.plan.planner.efficiency import MEASURED, Efficiency
+from grpo_operator.plan.planner.efficiency import HOST_RATE, MEASURED, Efficiency
 from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.shape import GqaShape, ModelShape
 from grpo_operator.plan.planner.training.activations import Workload
 from grpo_operator.plan.planner.training.flops import layer_flops, recomputed_share
-from grpo_operator.plan.planner.training.memory import on_rank
+from grpo_operator.plan.planner.training.memory import on_rank, total
+from grpo_operator.plan.planner.training.offloaded import offloaded as offloaded_bytes
 
 _BF16, _FP32 = 2, 4
 
@@ -59,7 +62,9 @@ class Work:
 class LayoutCost:
     """Seconds of one call on the slowest stage. ``launch``: time in which the GPU waits for the host.
 
-    ``bubble``: idle time of the pipeline. ``gradients``: their reduction, and the optimizer.
+    ``stages``: transfers between the chunks of virtual stages. ``offload``: time in which the GPU waits for
+    copies to or from host memory. ``bubble``: idle time of the pipeline. ``gradients``: their reduction, and
+    the optimizer.
     """
 
     compute: float
@@ -67,20 +72,26 @@ class LayoutCost:
     tensor: float
     expert: float
     context: float
+    stages: float
+    offload: float
     bubble: float
     gradients: float
 
     @property
+    def busy(self) -> float:
+        """Return the seconds in which a stage works on its micro-batches."""
+        computing = self.compute + self.launch + self.tensor + self.expert + self.context
+        return computing + self.stages + self.offload
+
+    @property
     def total(self) -> float:
-        busy = self.compute + self.launch + self.tensor + self.expert + self.context
-        return busy + self.bubble + self.gradients
+        return self.busy + self.bubble + self.gradients
 
     @property
     def largest(self) -> str:
         """Return the name of the largest term besides computation."""
-        terms = {
-            k: getattr(self, k) for k in ("launch", "tensor", "expert", "context", "bubble", "gradients")
-        }
+        names = ("launch", "tensor", "expert", "context", "stages", "offload", "bubble", "gradients")
+        terms = {name: getattr(self, name) for name in names}
         return max(terms, key=lambda name: terms[name])
 
 
@@ -100,8 +111,9 @@ def update_cost(
     )
     passes = passes_of_update(model, layout, rows, workload.recompute)
     return call_cost(
-        model, layout, rows, gpu, gpus_per_node, passes=passes, gradients=True, efficiency=efficiency
-    )
+        model, layout, rows, gpu, gpus_per_node,
+        passes=passes, gradients=True, efficiency=efficiency, offloaded=workload.offloaded,
+    )  # fmt: skip
 
 
 def passes_of_update(model: ModelShape, layout: Layout, rows: Rows, recompute: Recompute) -> float:
@@ -126,8 +138,14 @@ def call_cost(
     passes: float,
     gradients: bool = False,
     efficiency: Efficiency = MEASURED,
+    offloaded: tuple[OffloadModule, ...] = (),
 ) -> LayoutCost:
-    """Return the cost of one call of all ranks. ``gradients``: it ends with an optimizer step."""
+    """Return the cost of one call of all ranks.
+
+    ``gradients``: it ends with an optimizer step. ``offloaded``: modules whose activations wait in host
+    memory.
+    """
+    rows = _in_rounds(rows, layout)
     work = call_work(model, layout, rows, gpu, gpus_per_node, passes)
     compute = work.flops / efficiency.flops
     launch = efficiency.host * (
@@ -139,21 +157,72 @@ def call_cost(
     if efficiency.runs_ahead:  # both times overlap, except where the host waits for the GPU
         launch = math.hypot(compute, launch) - compute
     tensor, expert, context = (t / efficiency.link for t in (work.tensor, work.expert, work.context))
-    idle = (layout.pipeline - 1) / (layout.virtual_pipeline * max(rows.count, 1))
-    bubble = (compute + launch + tensor + expert + context) * idle
+    stages = _stages(model, layout, rows, gpu, gpus_per_node) * min(passes, 2) / efficiency.link
     step = 0.0
     if gradients:
-        held = on_rank(parameters.total(model), layout) / layout.pipeline
+        held = on_rank(total(model), layout) / layout.pipeline
         step = _gradients(model, layout, gpu) / efficiency.link + efficiency.parameter * held
-    return LayoutCost(compute, launch, tensor, expert, context, bubble, step)
+    cost = LayoutCost(compute, launch, tensor, expert, context, stages, 0.0, 0.0, step)
+    copies = _copies(model, layout, rows, offloaded) if gradients else 0.0
+    cost = replace(cost, offload=_exposed(copies, cost.busy, passes))
+    idle = (layout.pipeline - 1) / (layout.virtual_pipeline * max(rows.count, 1))
+    return replace(cost, bubble=cost.busy * idle)
+
+
+def _in_rounds(rows: Rows, layout: Layout) -> Rows:
+    """Return the micro-batches that ranks form: with virtual stages, a multiple of one for each stage."""
+    if layout.virtual_pipeline == 1 or rows.count <= 1:
+        return rows
+    count = math.ceil(math.ceil(rows.count) / layout.pipeline) * layout.pipeline
+    share = rows.count / count
+    return Rows(count, rows.tokens * share, rows.attended, rows.sequences * share)
+
+
+def _copies(model: ModelShape, layout: Layout, rows: Rows, modules: tuple[OffloadModule, ...]) -> float:
+    """Return the seconds in which the fullest stage copies its activations to host memory, or back."""
+    if not modules:
+        return 0.0
+    tokens = int(rows.tokens / layout.context)
+    layer = offloaded_bytes(model, modules, model.layers - 1, tokens, layout.tensor)
+    return layer.copied * _slowest(model.layers, layout) * rows.count / HOST_RATE
+
+
+def _exposed(copies: float, busy: float, passes: float) -> float:
+    """Return the seconds of copies that computation does not hide.
+
+    Copies out run beside the forward passes, one of ``passes``, and copies back beside the backward passes.
+    """
+    forward = busy / passes
+    return max(copies - forward, 0.0) + max(copies - (busy - forward), 0.0)
+
+
+@cache
+def _slowest(layers: int, layout: Layout) -> int:
+    """Return the layers that one micro-batch waits for: of the stage with the most, in each round of chunks.
+
+    Stages work through the chunks in rounds, and the one with the largest chunk sets the pace.
+    """
+    counts = chunk_counts(layers, layout)
+    rounds = range(0, len(counts), layout.pipeline)
+    return sum(max(counts[first : first + layout.pipeline]) for first in rounds)
+
+
+def _stages(model: ModelShape, layout: Layout, rows: Rows, gpu: Gpu, gpus_per_node: int) -> float:
+    """Return the seconds, in one direction, of transfers that virtual stages add at the links' peak rates.
+
+    Megatron-Core waits for each of them. The transfers of plain stages are not counted: there is one for all
+    layers of a stage.
+    """
+    speed = gpu.network if layout.world // layout.pipeline >= gpus_per_node else gpu.nvlink
+    stream = rows.tokens / layout.context * model.hidden * _BF16 / layout.tensor
+    return (layout.virtual_pipeline - 1) * rows.count * stream / speed
 
 
 def call_work(
     model: ModelShape, layout: Layout, rows: Rows, gpu: Gpu, gpus_per_node: int, passes: float
 ) -> Work:
     """Count the work of ``passes`` forward passes over ``rows`` on the stage with the most layers."""
-    layers = max(stage_counts(model.layers, layout))
-    times = layers * passes
+    times = _slowest(model.layers, layout) * passes
     tokens = rows.tokens * rows.count / layout.context
     stream = tokens * model.hidden * _BF16 / layout.tensor
     flops = layer_flops(model, rows.attended)

@@ -7,13 +7,15 @@ weights lack of them.
 Activations are those that a fused implementation keeps for the backward pass.
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cache
 
 from grpo_operator.api.v1alpha1 import trainer
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.offload import OffloadSpec
 from grpo_operator.api.v1alpha1.optimizer_dtypes import OptimizerDtypes
-from grpo_operator.api.v1alpha1.stages import chunk_counts, stage_layers
-from grpo_operator.api.v1alpha1.trainer import OffloadSpec
+from grpo_operator.api.v1alpha1.stages import chunk_counts
 from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.parameters import Count
 from grpo_operator.plan.planner.model.shape import ModelShape
@@ -41,6 +43,7 @@ FP32 = Precision(weights=4, gradients=4, optimizer=8)  # no separate main weight
 FP8 = Precision(quantised=2)
 _SAVED = 12  # bytes of a value's main weight and two moments in a checkpoint, which has them in fp32
 CHUNK = 2**24  # values of a chunk of a checkpoint at most, where its tensor can be cut
+Place = tuple[bool, int]  # whether a layer has experts, and its place in its model chunk
 _UNCOUNTED = 2**31  # place of a layer that is not among the first ones of its chunk, however many these are
 
 
@@ -67,7 +70,8 @@ class StageMemory:
     """Bytes on one GPU of a stage.
 
     ``activations``: kept for the backward pass. ``working``: added to them at the peak. ``frozen``: weights
-    of models without gradients. ``sync``: buffers of the weight sync. ``host``: host memory of the process.
+    of models without gradients. ``sync``: buffers of the weight sync. ``host``: host memory of the process,
+    of which ``copied`` are offloaded activations.
     ``optimizer_shard``: main weights and moments that the rank keeps, wherever they are. ``saved``: bytes
     that the rank with the most writes to a checkpoint: the weights, which the first data-parallel rank
     writes, and as much optimizer state as it keeps. ``chunks``: what it may write beyond that, because the
@@ -87,6 +91,7 @@ class StageMemory:
     optimizer_shard: int
     saved: int
     chunks: int
+    copied: int = 0
 
     @property
     def state(self) -> int:
@@ -121,11 +126,13 @@ def stage_memory(
     multi-token-prediction layer. Raises ValueError when the layers cannot be split into the stages.
     """
     offload = offload or OffloadSpec()
-    stages = stage_layers(model.layers, layout)
+    chunks = chunk_counts(model.layers, layout)
     models = 2 if critic else 1
     result = []
-    for index, layers in enumerate(stages):
-        count = _stage_count(model, layers, index, layout.pipeline)
+    for index in range(layout.pipeline):
+        places = _places(model, layout, chunks, index)
+        inside = _inside(model, places)
+        count = inside + _ends(model, index, layout.pipeline)
         with_mtp = mtp and index == layout.pipeline - 1
         added = parameters.mtp_layer(model) if with_mtp else Count()
         one, local = on_rank(count, layout) * precision.weights, on_rank(count + added, layout)
@@ -135,10 +142,9 @@ def stage_memory(
         # One model computes at a time. With offload the others' weights and gradients are on the host, and
         # the optimizer state is on the GPU during the optimizer step only.
         weights = (local + (0 if offload.parameters else others)) * precision.weights
-        inside = sum((parameters.layer(model, number) for number in layers), Count())
         weights += on_rank(inside, layout) * models * precision.quantised
         gradients = (local + (0 if offload.gradients else others)) * precision.gradients
-        kept, working = _activations(model, layout, workload, layers, index, with_mtp)
+        kept, working, copied = _activations(model, layout, workload, places, index, with_mtp)
         stepping = _sharded(count + added, layout) * precision.optimizer if offload.optimizer else 0
         stepping += 0 if fused_optimizer else _STEP * shard
         stepping += precision.stepping * max(_shards(count + added, layout))
@@ -148,14 +154,14 @@ def stage_memory(
             workload.log_prob_tokens is not None
         ):  # tensors of a layer that is recomputed as a whole, or logits
             forward = Workload(workload.log_prob_tokens)
-            apart = _activations(model, layout, forward, layers, index, with_mtp)[1] - freed
+            apart = _activations(model, layout, forward, places, index, with_mtp)[1] - freed
         moved = ((local + others) * precision.weights + one * frozen) * offload.parameters
         moved += state * offload.optimizer
         checkpoint = shard * (precision.weights + precision.optimizer)
         result.append(
             StageMemory(
                 stage=index,
-                layers=len(layers),
+                layers=sum(places.values()),
                 weights=weights,
                 gradients=gradients,
                 optimizer=0 if offload.optimizer else state,
@@ -163,17 +169,26 @@ def stage_memory(
                 working=max(working, stepping - kept, apart - kept),
                 frozen=0 if offload.parameters else one * frozen,
                 sync=sync_buffers,
-                host=moved + snapshots * checkpoint,
+                host=moved + snapshots * checkpoint + copied,
                 optimizer_shard=state,
                 saved=(local + others) * precision.weights + shard * _SAVED,
                 chunks=_largest_chunks(model, layout) * models * _SAVED,
+                copied=copied,
             )
         )
     return tuple(result)
 
 
-def _stage_count(model: ModelShape, layers: tuple[int, ...], stage: int, stages: int) -> Count:
-    count = sum((parameters.layer(model, index) for index in layers), Count())
+def _inside(model: ModelShape, places: Counter[Place]) -> Count:
+    """Return the parameters of a stage's layers."""
+    dense = sum(number for (has_experts, _), number in places.items() if not has_experts)
+    kinds = ((0, dense), (model.layers, sum(places.values()) - dense))
+    return sum((parameters.layer(model, layer) * number for layer, number in kinds if number), Count())
+
+
+def _ends(model: ModelShape, stage: int, stages: int) -> Count:
+    """Return the parameters of a stage beside its layers."""
+    count = Count()
     if stage == 0:
         count += parameters.embedding(model)
     if stage == stages - 1:
@@ -187,6 +202,24 @@ def on_rank(count: Count, layout: Layout) -> int:
     """Return the parameters on one rank."""
     experts = layout.expert * layout.expert_tensor
     return count.split // layout.tensor + count.whole + count.expert // experts
+
+
+def optimizer_bytes(model: ModelShape, layout: Layout, precision: Precision) -> int:
+    """Return the bytes of optimizer state that a rank keeps, on average over the stages."""
+    return _sharded(total(model), layout) * precision.optimizer // layout.pipeline
+
+
+def least_bytes(model: ModelShape, layout: Layout, precision: Precision, offload: OffloadSpec) -> int:
+    """Return a lower bound of the fullest stage's bytes: the state of an average stage."""
+    held = on_rank(total(model), layout) * (precision.weights + precision.gradients)
+    kept = 0 if offload.optimizer else optimizer_bytes(model, layout, precision)
+    return held // layout.pipeline + kept
+
+
+@cache
+def total(model: ModelShape) -> Count:
+    """Return the parameters of the whole model."""
+    return parameters.total(model)
 
 
 def _sharded(count: Count, layout: Layout) -> int:
@@ -218,33 +251,45 @@ def _activations(
     model: ModelShape,
     layout: Layout,
     workload: Workload,
-    layers: tuple[int, ...],
+    places: Counter[Place],
     stage: int,
     with_mtp: bool,
-) -> tuple[int, int]:
-    """Return the bytes kept by the micro-batches in flight, and the largest addition to them.
+) -> tuple[int, int, int]:
+    """Return the bytes kept by the micro-batches in flight, the largest addition, and bytes in host memory.
 
     The addition is the logits, or the backward pass of a layer. ``with_mtp``: the stage has a
     multi-token-prediction layer, with logits of its own.
     """
-    places = _places(model, layout, stage)
     if with_mtp:
-        layers, places = (*layers, model.layers), [*places, _UNCOUNTED]
+        places = places + Counter({(model.experts is not None, _UNCOUNTED): 1})
     each = [
-        layer_activations(model, layout, workload, layer, place)
-        for layer, place in zip(layers, places, strict=True)
+        (layer_activations(model, layout, workload, model.layers if has_experts else 0, place), number)
+        for (has_experts, place), number in _alike(places, workload).items()
     ]
     flight = _in_flight(layout, stage, workload.micro_batches)
-    kept = sum(part.kept for part in each) * flight // layout.virtual_pipeline
+    kept = sum(part.kept * number for part, number in each) * flight // layout.virtual_pipeline
+    copied = sum(part.copied * number for part, number in each) * flight // layout.virtual_pipeline
     logits = logits_bytes(model, layout, workload) if stage == layout.pipeline - 1 else 0
     logits *= 2 if with_mtp else 1
-    return kept, max([part.working for part in each] + [logits])
+    return kept, max([part.working for part, _ in each] + [logits]), copied
 
 
-def _places(model: ModelShape, layout: Layout, stage: int) -> list[int]:
-    """Return the place of each layer of a stage in its model chunk."""
-    counts = chunk_counts(model.layers, layout)[stage :: layout.pipeline]
-    return [place for count in counts for place in range(count)]
+def _places(model: ModelShape, layout: Layout, chunks: tuple[int, ...], stage: int) -> Counter[Place]:
+    """Return the layers of a stage by their kind and place. ``chunks``: number of layers of each."""
+    found: Counter[Place] = Counter()
+    for chunk in range(stage, len(chunks), layout.pipeline):
+        first = sum(chunks[:chunk])
+        found.update((first + place >= model.dense_layers, place) for place in range(chunks[chunk]))
+    return found
+
+
+def _alike(places: Counter[Place], workload: Workload) -> Counter[Place]:
+    """Return the places with those merged whose layers recompute the same."""
+    merged: Counter[Place] = Counter()
+    for (has_experts, place), number in places.items():
+        counted = workload.recompute.layers is not None
+        merged[has_experts, place if counted else 0] += number
+    return merged
 
 
 def _in_flight(layout: Layout, stage: int, micro_batches: int) -> int:

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.offload import OffloadSpec
 from grpo_operator.api.v1alpha1.recompute import FULL
 from grpo_operator.plan.planner.engines.room import gigabytes
-from grpo_operator.plan.planner.training.search import Choice, TrainingPool, fits, nearest, worst
+from grpo_operator.plan.planner.log_probs import lower_log_probs
+from grpo_operator.plan.planner.training.search import Choice, TrainingPool, feasible, fits, nearest, worst
 
 
 def fastest(options: Sequence[Choice]) -> str:
@@ -23,18 +25,66 @@ def fastest(options: Sequence[Choice]) -> str:
     return text
 
 
-def of_recompute(choice: Choice, pools: Sequence[TrainingPool]) -> str:
-    """Return the end of a reason: how it was chosen from ``pools`` what is recomputed; "" if it was given."""
-    if len(pools) == 1:
+def beside_layout(choice: Choice, pools: Sequence[TrainingPool], given: OffloadSpec) -> str:
+    """Return the end of a reason: how it was chosen from ``pools`` what is recomputed and offloaded.
+
+    ``given``: what the job offloads at least.
+    """
+    return _of_recompute(choice, pools) + _of_offload(choice, given)
+
+
+def _of_recompute(choice: Choice, pools: Sequence[TrainingPool]) -> str:
+    kinds = list(dict.fromkeys(pool.recompute.kind for pool in pools))
+    if len(kinds) == 1:
         return ""
-    kinds = ", ".join(pool.recompute.kind for pool in pools)
-    return f"; recompute={choice.pool.recompute.kind}: fastest by estimate of {kinds} that fits"
+    kind = choice.pool.recompute.kind
+    return f"; recompute={kind}: fastest by estimate of {', '.join(kinds)} that fits"
+
+
+def _of_offload(choice: Choice, given: OffloadSpec) -> str:
+    offload = choice.pool.offload
+    added = [
+        f"offload.{name}"
+        for name in ("optimizer", "activations")
+        if getattr(offload, name) != getattr(given, name)
+    ]
+    return f"; {' and '.join(added)}: does not fit without" if added else ""
+
+
+def of_room(choice: Choice) -> str:
+    """Return the end of a given layout's reason: how little it leaves, if that is less than the margin."""
+    pool = choice.pool
+    left = pool.gpu.usable - worst(pool.memory(choice.layout)).total
+    if left < 0 or left >= pool.gpu.usable - pool.safe:
+        return ""
+    return (
+        f"; leaves {gigabytes(left)} of each GPU of its fullest stage, less than the "
+        f"{gigabytes(pool.gpu.usable - pool.safe)} by which the planner can be wrong"
+    )
+
+
+def no_layout(pools: Sequence[TrainingPool], auto: bool) -> str:
+    """Return why no layout is chosen. ``auto``: the operator may offload more than the job asks for."""
+    first = pools[0]
+    tight = [Choice(pool, layout) for pool in pools for layout in feasible(pool)]
+    if not tight:
+        fit, given = f"fits {gigabytes(first.gpu.usable)}", ""
+    else:
+        best = min(tight, key=lambda choice: worst(choice.pool.memory(choice.layout)).total)
+        need = gigabytes(worst(best.pool.memory(best.layout)).total)
+        fit = f"leaves {gigabytes(first.gpu.usable - first.safe)} of {gigabytes(first.gpu.usable)} free"
+        given = f"give {best.layout}, which needs {need} by estimate, "
+    offload = "" if auto else "set spec.trainer.offload.auto, "
+    return (
+        f"no layout of {first.world} GPUs {fit}: {lower_log_probs(first)}{given}add nodes, shorten "
+        f"data.promptLength + data.responseLength, {offload}or use GPUs with more memory"
+    )
 
 
 def remedy(training: TrainingPool, layout: Layout) -> str:
     """Return what to change where a layout needs too much memory."""
     everything = replace(training, recompute=FULL)
-    if training.recompute != FULL and fits(everything, layout):
+    if training.recompute != FULL and not training.offload.activations and fits(everything, layout):
         memory = gigabytes(worst(everything.memory(layout)).total)
         return f"set spec.trainer.recompute to full ({memory}) or auto"
     other = nearest(training, layout)

@@ -1,0 +1,79 @@
+"""Offload of activations to host memory between forward and backward pass, by Megatron-Core."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from megatron.core.pipeline_parallel.fine_grained_activation_offload import PipelineOffloadManager
+from megatron.core.utils import get_attr_wrapped_model
+
+from grpo_operator.api.v1alpha1.offload import OffloadModule
+from grpo_operator.api.v1alpha1.trainer import KernelChoice
+
+
+def offload_fields(modules: Sequence[OffloadModule], kernels: KernelChoice) -> dict[str, Any]:
+    """Return Megatron-Core's fields. Raises ValueError for kernels that cannot offload activations."""
+    if not modules:
+        return {}
+    problem = _problem(kernels)
+    if problem:
+        raise ValueError(
+            f"spec.trainer.offload.activations=[{', '.join(modules)}]: {problem}: use an image that has "
+            "Transformer Engine with it, or remove activations"
+        )
+    return {"fine_grained_activation_offloading": True, "offload_modules": [str(m) for m in modules]}
+
+
+def _problem(kernels: KernelChoice) -> str:
+    if kernels is KernelChoice.LOCAL:
+        return "these ranks compute without Transformer Engine"
+    from megatron.core.extensions.transformer_engine import cpu_offload
+
+    return "" if cpu_offload is not None else "this Transformer Engine has no module cpu_offload"
+
+
+@contextmanager
+def activations_offloaded(chunks: Sequence[Any], forward_only: bool) -> Iterator[None]:
+    """Prepare Megatron-Core for the passes inside, if the model chunks offload activations.
+
+    Passes without gradients keep no activations: there Megatron-Core must neither count the micro-batches
+    nor free tensors.
+    """
+    config = get_attr_wrapped_model(chunks[0], "pre_process", return_model_obj=True).config
+    if not config.fine_grained_activation_offloading:
+        yield
+    elif forward_only:
+        config.fine_grained_activation_offloading = False
+        try:
+            yield
+        finally:
+            config.fine_grained_activation_offloading = True
+    else:
+        _manager().begin()
+        yield
+
+
+class _Manager(PipelineOffloadManager):  # type: ignore[misc]
+    """Megatron-Core's manager, which learns the order of the tensors in each update.
+
+    That of Megatron-Core 0.16.1 learns it once: an update with another number of micro-batches would copy
+    back the tensors of another one, and packed sequences give each update its own number.
+    """
+
+    def begin(self) -> None:
+        """Forget the last update. Pinned memory is kept for the next one."""
+        self._queue.clear()
+        self._stages = None
+        self._cached_chunks_forward: list[Any] = []
+        self._cached_chunks_backward: list[Any] = []
+        self.reset()
+
+    def post_warmup_callback(self) -> None:
+        """Fix no order after the first update, and gather no sizes from all ranks to print them."""
+
+
+def _manager() -> _Manager:
+    if not isinstance(PipelineOffloadManager.OFFLOAD_MGR, _Manager):
+        PipelineOffloadManager.OFFLOAD_MGR = _Manager()
+    manager: _Manager = PipelineOffloadManager.OFFLOAD_MGR
+    return manager
