@@ -5,7 +5,6 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +43,7 @@ from grpo_worker.megatron.checkpoint.writer import WriterQueue
 from grpo_worker.megatron.host_sync.barrier import store_barrier
 from grpo_worker.megatron.optim import adam
 from grpo_worker.megatron.optim.optimizer import inner_optimizers
+from grpo_worker.megatron.versions import OWN_WRITERS
 from grpo_worker.profiling.background import join
 
 save_own_parameters(distrib_optimizer)
@@ -52,10 +52,6 @@ share_storages(torch_strategy)
 count_writes(filesystem_async)
 check_reads(FileSystemReader)  # Megatron-Core's own are derived from it
 
-# Later versions than 0.16.1 would else use NVIDIA's resiliency extension.
-_OWN_WRITERS = (
-    {"async_strategy": "mcore"} if "async_strategy" in signature(dist_checkpointing.save).parameters else {}
-)
 _CONTENT = {
     "distrib_optim_sharding_type": "fully_reshardable",
     "singleton_local_shards": False,
@@ -95,7 +91,7 @@ class Checkpointer:
                 validate_access_integrity=not self._plan.settled,
                 async_sharded_save=True,
                 content_metadata=_CONTENT,
-                **_OWN_WRITERS,
+                **OWN_WRITERS,
             )
             self._plan.settle()
             request.add_finalize_fn(lambda: self._written(step, draft))
@@ -168,15 +164,24 @@ class Checkpointer:
 
 
 def _loaded(template: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Load a template. Raises what went wrong on any rank."""
+    """Load a template. Raises what went wrong on any rank, on all of them."""
+    state, failure = dict[str, Any](), None
     try:
-        state: dict[str, Any] = dist_checkpointing.load(template, str(path))
+        state = dist_checkpointing.load(template, str(path))
     except CheckpointException as error:  # it is no Exception, so it would end the process
-        for failure, _ in error.failures.values():
-            if isinstance(failure, DamagedCheckpointError):
-                raise failure from error
-        raise RuntimeError(str(error)) from error
+        failure = _cause(error)
+    # Megatron-Core 0.16.1 tells all ranks; in later versions each loads by itself.
+    failures: list[Exception | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(failures, failure)
+    for other in sorted(filter(None, failures), key=lambda e: not isinstance(e, DamagedCheckpointError)):
+        raise other
     return state
+
+
+def _cause(error: CheckpointException) -> Exception:
+    """Return that the checkpoint is damaged, if that is among the causes, or all of them as one error."""
+    causes = (cause for cause, _ in error.failures.values() if isinstance(cause, DamagedCheckpointError))
+    return next(causes, RuntimeError(str(error)))
 
 
 def _metadata() -> dict[str, Any]:
