@@ -30,7 +30,7 @@ from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.resources import job_resources
 from grpo_operator.plan.planner.shared_memory import overlaid_sizes
 from grpo_operator.plan.planner.training.memory import FP32, StageMemory, of_precision
-from grpo_operator.plan.planner.training.reasons import fastest, of_recompute, remedy
+from grpo_operator.plan.planner.training.reasons import fastest, of_recompute, remedy, without_overlap
 from grpo_operator.plan.planner.training.recompute import recompute_options
 from grpo_operator.plan.planner.training.search import (
     Choice,
@@ -214,6 +214,7 @@ def training_pool(
         efficiency=of_trainer(trainer),
         offload=trainer.offload,
         mtp=spec.model.multi_token_prediction,
+        moe=trainer.moe,
     )
 
 
@@ -231,8 +232,8 @@ def _choose(spec: GRPOJobSpec, pools: Sequence[TrainingPool]) -> tuple[Choice, s
     if not options:
         raise RefusedError(
             f"{_LAYOUT}.auto: no layout of {first.world} GPUs fits {gigabytes(first.gpu.usable)}: "
-            f"{lower_log_probs(first)}add nodes, shorten data.promptLength + data.responseLength, "
-            "or use GPUs with more memory",
+            f"{lower_log_probs(first)}{without_overlap(first)}add nodes, shorten data.promptLength + "
+            "data.responseLength, or use GPUs with more memory",
             "Infeasible",
         )
     best = options[0]

@@ -23,6 +23,7 @@ class Workload:
     """One optimizer step of a rank. ``sequence``: tokens of a sequence, prompt and response.
 
     ``log_prob_tokens``: of a micro-batch in passes without gradients; None: those of the update.
+    ``overlap``: a forward pass runs beside the backward pass of an earlier micro-batch.
     """
 
     sequence: int
@@ -30,6 +31,7 @@ class Workload:
     micro_batches: int = 1
     recompute: Recompute = FULL
     log_prob_tokens: int | None = None
+    overlap: bool = False
 
     def tokens(self, layout: Layout) -> int:
         """Return the tokens of a micro-batch on one rank, before sequence parallelism."""

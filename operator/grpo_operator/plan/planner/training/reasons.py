@@ -39,5 +39,10 @@ def remedy(training: TrainingPool, layout: Layout) -> str:
         return f"set spec.trainer.recompute to full ({memory}) or auto"
     other = nearest(training, layout)
     if other is None:
-        return "no layout of this pool fits: add nodes or shorten the sequences"
+        return f"no layout of this pool fits: {without_overlap(training)}add nodes or shorten the sequences"
     return f"try {other} ({gigabytes(worst(training.memory(other)).total)})"
+
+
+def without_overlap(training: TrainingPool) -> str:
+    """Return the remedy against a condition on layouts that the job sets, with a comma after it, or ""."""
+    return "set spec.trainer.moe.overlapCommunication to false, " * training.moe.overlap_communication

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from grpo_operator.api.catalog.gpus import Gpu
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.moe import MoeSpec
 from grpo_operator.api.v1alpha1.recompute import FULL, Recompute
 from grpo_operator.api.v1alpha1.stages import uneven
 from grpo_operator.api.v1alpha1.trainer import OffloadSpec
@@ -28,7 +29,7 @@ class TrainingPool:
     ``critic``: a critic is trained too. ``max_tokens``: a forward pass packs sequences up to this number of
     tokens on each GPU, instead of ``micro_batch`` padded sequences. ``log_prob_micro_batch``,
     ``log_prob_max_tokens``: those of passes without gradients; None: the same. ``mtp``: the policy trains
-    its multi-token-prediction layer.
+    its multi-token-prediction layer. ``moe``: how its experts are trained.
     """
 
     model: ModelShape
@@ -49,16 +50,17 @@ class TrainingPool:
     precision: Precision = BF16
     offload: OffloadSpec = field(default_factory=OffloadSpec)
     mtp: bool = False
+    moe: MoeSpec = field(default_factory=MoeSpec)
     efficiency: Efficiency = MEASURED
 
     def workload(self, layout: Layout) -> Workload:
-        apart = self.log_prob_tokens(layout)
+        apart, overlap = self.log_prob_tokens(layout), self.moe.overlap_communication
         if self.max_tokens:
             tokens = self.max_tokens * layout.context
             count = max(self.sequences * self.sequence // (layout.data * tokens), 1)
-            return Workload(tokens, 1, count, self.recompute, apart)
+            return Workload(tokens, 1, count, self.recompute, apart, overlap)
         count = max(self.sequences // (layout.data * self.micro_batch), 1)
-        return Workload(self.sequence, self.micro_batch, count, self.recompute, apart)
+        return Workload(self.sequence, self.micro_batch, count, self.recompute, apart, overlap)
 
     def log_prob_tokens(self, layout: Layout) -> int | None:
         """Return the tokens of a micro-batch in passes without gradients; None: those of the update."""
@@ -87,6 +89,8 @@ class TrainingPool:
     def problems(self, layout: Layout) -> list[str]:
         """Return every reason except memory why the layout cannot run."""
         messages = problems(self.model, layout)
+        if (problem := self.moe.overlap_problem(layout, self.recompute)) is not None:
+            messages.append(problem)
         if self.max_tokens:
             messages += packing_problems(layout, self.sequences)
         else:
