@@ -80,10 +80,15 @@ def _machine() -> str:
 _templates: dict[str, Template] = {}  # by their Python
 
 
-def run(
-    function: str, world: int, timeout: float = 480, python: str = sys.executable, **arguments: Any
-) -> list[Any]:
+def run(function: str, world: int, timeout: float = 480, **arguments: Any) -> list[Any]:
     """Run ``module.function(**arguments)`` on ``world`` ranks; return their results by rank."""
+    return run_with(sys.executable, function, world, arguments, timeout)
+
+
+def run_with(
+    python: str, function: str, world: int, arguments: dict[str, Any], timeout: float = 480
+) -> list[Any]:
+    """Run like ``run``, with the packages of another Python."""
     module, name = function.split(":")
     if python not in _templates:
         _templates[python] = Template(python)

@@ -28,6 +28,7 @@ from grpo_worker.checkpointing.store import (
     prune,
     verify,
 )
+from grpo_worker.megatron.checkpoint.common_state import write_common_state
 from grpo_worker.megatron.checkpoint.draft import Draft
 from grpo_worker.megatron.checkpoint.host_pool import POOL, Block
 from grpo_worker.megatron.checkpoint.owned_state import save_own_parameters
@@ -84,8 +85,9 @@ class Checkpointer:
         """
         draft, blocks = Draft(), list[Block]()
         with all_on_device(() if from_host else self._parts):
+            state = self._state_in_host_memory() if from_host else self._state(loading=False)
             request = dist_checkpointing.save(
-                self._state_in_host_memory() if from_host else self._state(loading=False),
+                dict(state),
                 str(draft.path),
                 self._plan.strategy,
                 validate_access_integrity=not self._plan.settled,
@@ -97,6 +99,7 @@ class Checkpointer:
             request.add_finalize_fn(lambda: self._written(step, draft))
             request.add_finalize_fn(lambda: POOL.give_back(blocks))
             if dist.get_rank() == 0:
+                write_common_state(state, draft.path)
                 (draft.path / CONTROLLER_STATE).write_text(json.dumps(controller_state))
             self._queue.write(request, directory(self.root, step), first)
             blocks.extend(POOL.end())
