@@ -5,7 +5,7 @@ import pytest
 from grpo_rehearsal.report.intervals import covered, idle_share, integral, sampled, total_of
 
 
-def test_overlapping_intervals_count_once_and_only_inside_the_window() -> None:
+def test_expert_overlapping_intervals_count_once_and_only_inside_the_window() -> None:
     assert covered([(0, 4), (2, 6), (8, 20)], (1, 10)) == 5 + 2
     assert idle_share([(0, 4), (2, 6), (8, 20)], (1, 10)) == pytest.approx(2 / 9)
     assert idle_share([], (3, 3)) == 0

@@ -21,11 +21,11 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_overlapping_changes_no_bit_of_a_gradient_and_no_figure(name: str) -> None:
+def test_expert_overlapping_changes_no_bit_of_a_gradient_and_no_figure(name: str) -> None:
     world, how = CASES[name]
     arguments = {"model": "deepseek_v3"} | how
-    plain = run_on_ranks("overlap_cases:step", world, overlap=False, **arguments)
-    found = run_on_ranks("overlap_cases:step", world, overlap=True, **arguments)
+    plain = run_on_ranks("expert_overlap_cases:step", world, overlap=False, **arguments)
+    found = run_on_ranks("expert_overlap_cases:step", world, overlap=True, **arguments)
     for mine, expected in zip(found, plain, strict=True):
         assert expected["plans"] == 0 and mine["plans"] >= 2, "several micro-batches, or nothing overlaps"
         assert mine["figures"] == expected["figures"]
@@ -52,6 +52,6 @@ def test_overlapping_changes_no_bit_of_a_gradient_and_no_figure(name: str) -> No
 def test_ranks_refuse_what_excludes_the_overlap(arguments: dict[str, Any], texts: list[str]) -> None:
     sizes = arguments["layout"].values()
     world = max(1, *sizes) * (2 if len(sizes) > 1 else 1) if sizes else 1
-    for message in run_on_ranks("overlap_cases:refused", world, **{"model": "deepseek_v3"} | arguments):
+    for message in run_on_ranks("expert_overlap_cases:refused", world, **{"model": "deepseek_v3"} | arguments):
         assert message.startswith("spec.trainer.moe.overlapCommunication=true: ")
         assert all(text in message for text in texts)

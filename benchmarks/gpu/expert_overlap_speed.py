@@ -1,6 +1,6 @@
 """Updates with and without trainer.moe.overlapCommunication, with experts spread over the GPUs of a host.
 
-    CUDA_DEVICE_MAX_CONNECTIONS=32 torchrun --nproc-per-node 4 benchmarks/gpu/overlap_speed.py overlap.json
+    CUDA_DEVICE_MAX_CONNECTIONS=32 torchrun --nproc-per-node 4 benchmarks/gpu/expert_overlap_speed.py overlap.json
 
 Each rank has as many of DeepSeek-V3's experts as one of 32 ranks has. Both ways compute the same update from
 the same weights, whose gradient's norm must be as near as rounding allows, and then take the time of others.
