@@ -6,7 +6,7 @@ PYTEST := PYTHONPATH=devcluster $(VENV)/python -m pytest
 CODE := operator worker_images devcluster rehearsal tests benchmarks
 TEXT := $(CODE) docs helm manifests Makefile README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md
 
-.PHONY: help demo down up test check lint format unit worker integration e2e slow rehearse bench-operator bench-planner bench-trainer bench-controller bench-data-path bench-sync-planner bench-sync bench-late-engine bench-delta bench-job bench-rollout bench-learning bench-own-models bench-pod-steps bench-faults bench-test crds megatron-fields docs image-locks env clean
+.PHONY: help demo down up test check lint format unit worker test-megatron-next integration e2e slow rehearse bench-operator bench-planner bench-trainer bench-controller bench-data-path bench-sync-planner bench-sync bench-late-engine bench-delta bench-job bench-rollout bench-learning bench-own-models bench-pod-steps bench-faults bench-test crds megatron-fields docs image-locks env clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -44,6 +44,10 @@ unit: env  ## pure logic, no network, a few minutes
 
 worker: env  ## Megatron-Core on gloo ranks, a real SGLang server
 	$(PYTEST) tests/worker -v --durations=12 -m "not slow"
+
+NEXT_PYTHON ?= 3.12
+test-megatron-next: env  ## the trainer with Megatron-Core 0.19.2 on Python 3.12, beside uv.lock's (NEXT_PYTHON=PATH: yours)
+	PYTHONPATH=devcluster $(PYTHON) -m grpo_devcluster.megatron_next $(NEXT_PYTHON)
 
 integration:  ## API server, KubeRay and KWOK, no pods
 	$(DEV) prepare

@@ -95,6 +95,32 @@ def peers() -> Path:
     return _beside("peers", PEERS)
 
 
+MEGATRON_NEXT = "megatron-core==0.19.2"  # it needs Python 3.12
+
+
+def megatron_next(python: str) -> Path:
+    """Return the Python of an environment as in uv.lock, but with a later Megatron-Core.
+
+    ``python``: a path, or a version for uv to find or download.
+    """
+    inputs = [(REPO / name).read_bytes() for name in ("uv.lock", "pyproject.toml")]
+    home = CACHE / f"megatron-next-{content_key(*inputs, MEGATRON_NEXT.encode(), python.encode())}"
+    binary, stamp = home / "bin" / "python", home / ".installed"
+    if stamp.exists():
+        return binary
+    env = uv_environment() | {"UV_PROJECT_ENVIRONMENT": str(home), "UV_COMPILE_BYTECODE": "0"}
+    sync = ["sync", "--frozen", "--no-install-project", "--extra", "worker", "--python", python]
+    for step, command in (
+        (f"installing uv.lock for Python {python}", sync),
+        # What it needs is locked for the other version too.
+        (f"installing {MEGATRON_NEXT}", ["pip", "install", "--no-deps", "--python", binary, MEGATRON_NEXT]),
+    ):
+        remedy = "Check that uv reaches a package index, or name a Python 3.12 of yours: NEXT_PYTHON=PATH."
+        run([uv(), *command], step=step, remedy=remedy, env=env, cwd=REPO)
+    stamp.touch()
+    return binary
+
+
 def _beside(name: str, packages: tuple[str, ...]) -> Path:
     """Install packages without dependencies, because ``.venv`` has what they import; return the folder."""
     target = CACHE / f"{name}-{content_key(' '.join(packages).encode())}"

@@ -18,6 +18,8 @@ from grpo_operator.render.volumes import STORE_MOUNT, fetch, job_files, job_stor
 
 # Ray lowers the priority of its workers by 15, but the ranks are the main processes of the pod.
 _RANK_ENV = {"GRPO_WEIGHTS_DIR": "/weights", "RAY_worker_niceness": "0"}
+# With one hardware queue, kernels of two streams would wait for each other.
+_OVERLAP_ENV = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 # KubeRay's generated command starts Ray. Waiting in the shell saves the start of a Python interpreter.
 _WAIT_FOR_HEAD = f'until (exec 3<>"/dev/tcp/$FQ_RAY_IP/{GCS_PORT}") 2>/dev/null; do sleep 0.5; done; '
 # Ray waits 30 seconds for its raylet to start, which is too short on a busy node, so a failed start is
@@ -63,7 +65,8 @@ class JobPods:
         trainer = self.spec.trainer
         gpus = trainer.gpus_per_node if trainer.device == Device.CUDA else 0
         command = _WAIT_FOR_HEAD + _START_RAY
-        ranks = self.parts.container("ray-worker", self._image(), trainer.resources, gpus, _RANK_ENV, command)
+        env = self._rank_env()
+        ranks = self.parts.container("ray-worker", self._image(), trainer.resources, gpus, env, command)
         if self.spec.algorithm.routing_replay:
             share_key(ranks)  # ranks read the routed experts from the engines' agents
         agent = self.parts.agent(self._image(), trainer, "trainer")
@@ -84,6 +87,12 @@ class JobPods:
             wait = model.wait(self.parts, self._image())
             pod["spec"]["initContainers"][:0] = [wait] if wait else []
         return overlaid(pod, trainer)
+
+    def _rank_env(self) -> dict[str, str]:
+        if not self.spec.trainer.moe.overlap_communication:
+            return _RANK_ENV
+        given = self.spec.scheduling.nccl_env
+        return _RANK_ENV | {name: value for name, value in _OVERLAP_ENV.items() if name not in given}
 
     def engines(self) -> EnginePods:
         """Return the builder of the job's own engines. They read models and weight versions in the store."""

@@ -194,7 +194,7 @@ def replayed(
         hf, layout, max_tokens=80 if packed else None, recompute=recompute, replay_routing=True
     )
     data = batch(0)
-    data["routed_experts"] = _random_experts(hf, *data["input_ids"].shape)
+    data["routed_experts"] = random_experts(hf, *data["input_ids"].shape)
     data = own_rows(data)
     data["old_log_probs"] = everywhere(policy, data)
     data["ref_log_prob"] = data["old_log_probs"] - 0.1
@@ -203,7 +203,7 @@ def replayed(
     return whole_weights(policy)
 
 
-def _random_experts(hf: dict[str, Any], rows: int, length: int) -> torch.Tensor:
+def random_experts(hf: dict[str, Any], rows: int, length: int) -> torch.Tensor:
     layers = expert_layers(hf)
     experts = hf.get("n_routed_experts") or hf["num_experts"]
     noise = torch.rand(rows, length, len(layers.moe), experts, generator=torch.Generator().manual_seed(4))
@@ -215,7 +215,7 @@ def agreement(layout: dict[str, int], packed: bool = False) -> float:
     hf = tiny_model("deepseek_v3")
     policy = make_model(hf, layout, max_tokens=80 if packed else None, replay_routing=True)
     data = batch(0)
-    data["routed_experts"] = _random_experts(hf, *data["input_ids"].shape)
+    data["routed_experts"] = random_experts(hf, *data["input_ids"].shape)
     return policy.router_agreement(own_part(policy, own_rows(data)))
 
 
@@ -242,7 +242,7 @@ def own_choice_replayed(model: str) -> tuple[torch.Tensor, torch.Tensor, torch.T
     halves = [torch.stack(parts[i * layers : (i + 1) * layers], dim=2) for i in range(2)]
     same, other = (
         log_probs(policy, data | {"routed_experts": experts})
-        for experts in (torch.cat(halves).to(torch.int16), _random_experts(hf, 8, length))
+        for experts in (torch.cat(halves).to(torch.int16), random_experts(hf, 8, length))
     )
     chosen_again = data | {"routed_experts": torch.cat(halves).to(torch.int16)}
     agreed = policy.router_agreement(own_part(policy, chosen_again))

@@ -27,12 +27,12 @@ TESTS = Path(__file__).parents[2]
 class Template:
     """The process that forks ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, python: str) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._calls = 0
         self._process = subprocess.Popen(
-            [sys.executable, __file__, self._folder.name],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+            [python, __file__, self._folder.name],
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(_paths(python))},
             stdin=subprocess.PIPE,
             text=True,
             start_new_session=True,
@@ -63,6 +63,13 @@ class Template:
         self._folder.cleanup()
 
 
+def _paths(python: str) -> list[str]:
+    """Return where Python finds modules: another than this one has packages of its own."""
+    if python == sys.executable:
+        return sys.path
+    return [path for path in sys.path if path.startswith(str(TESTS.parent)) and "-packages" not in path]
+
+
 def _machine() -> str:
     """Describe the machine's load, which often explains an unresponsive rank."""
     free = shutil.disk_usage(tempfile.gettempdir()).free >> 30
@@ -70,17 +77,24 @@ def _machine() -> str:
     return f"load {os.getloadavg()}, {memory}, {free} GiB of disk free"
 
 
-_templates: list[Template] = []
+_templates: dict[str, Template] = {}  # by their Python
 
 
 def run(function: str, world: int, timeout: float = 480, **arguments: Any) -> list[Any]:
     """Run ``module.function(**arguments)`` on ``world`` ranks; return their results by rank."""
+    return run_with(sys.executable, function, world, arguments, timeout)
+
+
+def run_with(
+    python: str, function: str, world: int, arguments: dict[str, Any], timeout: float = 480
+) -> list[Any]:
+    """Run like ``run``, with the packages of another Python."""
     module, name = function.split(":")
-    if not _templates:
-        _templates.append(Template())
+    if python not in _templates:
+        _templates[python] = Template(python)
     answered = False
     try:
-        results = _templates[0].call(module, name, world, timeout, arguments)
+        results = _templates[python].call(module, name, world, timeout, arguments)
         answered = True
     finally:
         if not answered:
@@ -91,7 +105,7 @@ def run(function: str, world: int, timeout: float = 480, **arguments: Any) -> li
 @atexit.register
 def _end() -> None:
     while _templates:
-        _templates.pop().end()
+        _templates.popitem()[1].end()
 
 
 def _serve() -> None:

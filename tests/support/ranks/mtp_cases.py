@@ -117,6 +117,23 @@ def gradients(layout: dict[str, int], packed: bool = False, mtp: bool = True) ->
     return whole_weights(policy)
 
 
+def save(root: str, layout: dict[str, int]) -> list[dict[str, float]]:
+    """Train two steps, save a checkpoint, and return the two steps after it."""
+    policy = policy_of(layout)
+    saver = checkpointer(root, policy)
+    train(policy, range(2))
+    saver.save(1, {})
+    saver.poll(blocking=True)
+    return train(policy, range(2, 4))
+
+
+def resume(root: str, layout: dict[str, int]) -> list[dict[str, float]]:
+    """Return the two steps after a checkpoint."""
+    policy = policy_of(layout)
+    checkpointer(root, policy).load(directory(Path(root), 1))
+    return train(policy, range(2, 4))
+
+
 def learns_and_resumes(root: str, layout: dict[str, int]) -> dict[str, Any]:
     """Return the losses on one repeated batch, and whether a checkpoint restores the layer bit for bit."""
     policy = policy_of(layout)

@@ -43,7 +43,7 @@ def with_mtp(layout: dict[str, int], recompute: str) -> tuple[int, dict[str, tor
     """Return the forward passes of the layer of multi-token prediction in a step, and the gradient."""
     hf = tiny_model("deepseek_v3") | {"num_nextn_predict_layers": 1}
     policy, passes = make_model(hf, layout, max_tokens=80, recompute=recompute, mtp=True), []
-    layer = getattr(policy.chunks[-1], NAME).transformer_layer
+    layer = getattr(policy.chunks[-1], NAME).inner_layer
     layer.register_forward_hook(lambda *_: passes.append(1))
     found = _step(policy)
     return len(passes), found

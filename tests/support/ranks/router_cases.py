@@ -133,8 +133,8 @@ def _tokens_of_updates() -> Iterator[list[torch.Tensor]]:
     module: Any = sys.modules["megatron.core.distributed.finalize_model_grads"]
     original, seen = module.get_updated_expert_bias, list[torch.Tensor]()
 
-    def recording(tokens: torch.Tensor, *args: Any) -> torch.Tensor:
-        updated: torch.Tensor = original(tokens, *args)  # sums the tokens of all ranks in place
+    def recording(tokens: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        updated: torch.Tensor = original(tokens, *args, **kwargs)  # sums the tokens of all ranks in place
         seen.append(tokens.clone())
         return updated
 

@@ -73,6 +73,12 @@ OFFLOAD_RULES: tuple[Rule["TrainerSpec"], ...] = (
         lambda trainer: trainer.offload.activations is None or trainer.recompute != "full",
     ),
     Rule(
+        _without_offload("!self.moe.overlapCommunication"),
+        "offload.activations follows the order of whole layers, which moe.overlapCommunication runs in "
+        "parts: remove activations, or set overlapCommunication to false",
+        lambda trainer: trainer.offload.activations is None or not trainer.moe.overlap_communication,
+    ),
+    Rule(
         _without_offload(
             "!has(self.recomputeModules) || !("
             + " || ".join(_both(module, other) for module, others in RECOMPUTED.items() for other in others)

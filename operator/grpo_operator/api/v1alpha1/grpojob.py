@@ -93,6 +93,12 @@ _RULES: tuple[Rule["GRPOJobSpec"], ...] = (
         ),
     ),
     Rule(
+        "!self.trainer.moe.overlapCommunication || !self.model.multiTokenPrediction",
+        "trainer.moe.overlapCommunication excludes model.multiTokenPrediction, whose layer is no part of the"
+        " schedule: set one of the two to false",
+        lambda job: not (job.trainer.moe.overlap_communication and job.model.multi_token_prediction),
+    ),
+    Rule(
         "!has(self.rollout.template) || self.rollout.template.engine.speculative == 'none'"
         " || self.model.multiTokenPrediction",
         "rollout.template.engine.speculative mtp needs model.multiTokenPrediction true: the trainer must"

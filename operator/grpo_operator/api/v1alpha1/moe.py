@@ -5,6 +5,8 @@ from enum import StrEnum
 from pydantic import Field
 
 from grpo_operator.api.base import Model
+from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.recompute import Recompute, RecomputeKind, RecomputeModule
 
 _DENSE = ("llama", "qwen2", "qwen3")
 # Their routers score experts by sigmoid and choose them with a bias.
@@ -45,6 +47,14 @@ class MoeSpec(Model):
         "is there, otherwise alltoall; the ranks log which, and why (Megatron-Core: "
         "moe_token_dispatcher_type)",
     )
+    overlap_communication: bool = Field(
+        False,
+        description="exchange the tokens of one micro-batch between the GPUs of their experts while another "
+        "one computes: the forward pass of each layer runs beside the backward pass of an earlier "
+        "micro-batch, whose activations stay in memory. It needs device cuda, expert > 1, with pipeline > 1 "
+        "also virtualPipeline > 1, and excludes recompute full, recomputeModules moe and "
+        "multiTokenPrediction (Megatron-Core: overlap_moe_expert_parallel_comm)",
+    )
 
     def problem(self, model_type: str) -> str | None:
         """Return why a model cannot be trained with these values, or None. ``model_type``: of config.json."""
@@ -56,7 +66,33 @@ class MoeSpec(Model):
             return f"{given}: the routers of a {model_type} model have no expert bias: remove the field"
         return None
 
+    def overlap_problem(self, layout: Layout, recompute: Recompute) -> str | None:
+        """Return why communication cannot overlap in this layout, or None; also if the job does not ask.
+
+        The message begins below ``spec.trainer``.
+        """
+        if not self.overlap_communication:
+            return None
+        obstacle = _overlap_obstacle(layout, recompute)
+        return obstacle and f"moe.overlapCommunication=true: {obstacle}, or overlapCommunication to false"
+
     def _given(self, name: str) -> str:
         value = getattr(self, name)
-        text = value if isinstance(value, str) else f"{value:g}"
+        text = value if isinstance(value, str) else "true" if value is True else f"{value:g}"
         return f"spec.trainer.moe.{type(self).model_fields[name].alias}={text}"
+
+
+def _overlap_obstacle(layout: Layout, recompute: Recompute) -> str | None:
+    """Return what is in the way of Megatron-Core's combined schedule and its remedy, or None."""
+    if layout.expert == 1:
+        return "no token leaves its rank with parallelism.expert=1: set expert above 1"
+    if layout.pipeline > 1 and layout.virtual_pipeline == 1:
+        return (
+            f"only an interleaved schedule has steps whose forward and backward pass are independent, and "
+            f"parallelism.pipeline={layout.pipeline} has virtualPipeline=1: set virtualPipeline above 1"
+        )
+    if recompute.kind is RecomputeKind.FULL:
+        return "the layers run in parts, and recompute=full needs whole ones: set recompute to selective"
+    if RecomputeModule.MOE in recompute.modules:
+        return "the experts run in parts, and recomputeModules has moe: set recomputeModules without moe"
+    return None

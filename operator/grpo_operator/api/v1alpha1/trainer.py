@@ -146,6 +146,24 @@ _TRAINER_RULES: tuple[Rule["TrainerSpec"], ...] = (
         ),
     ),
     Rule(
+        "!self.moe.overlapCommunication || (self.device == 'cuda' && (self.parallelism.auto"
+        " || (self.parallelism.expert > 1"
+        " && (self.parallelism.pipeline == 1 || self.parallelism.virtualPipeline > 1))))",
+        "moe.overlapCommunication needs device cuda, parallelism.expert > 1 and, with pipeline > 1,"
+        " virtualPipeline > 1: change these fields, or set overlapCommunication to false",
+        lambda trainer: not trainer.moe.overlap_communication or trainer.layout_overlaps,
+    ),
+    Rule(
+        "!self.moe.overlapCommunication || (self.recompute != 'full'"
+        " && (!has(self.recomputeModules) || !('moe' in self.recomputeModules)))",
+        "moe.overlapCommunication runs layers in parts, which excludes recompute full and recomputeModules"
+        " moe: set recompute to none, selective or auto, or overlapCommunication to false",
+        lambda trainer: (
+            not trainer.moe.overlap_communication
+            or (trainer.recompute != "full" and RecomputeModule.MOE not in (trainer.recompute_modules or ()))
+        ),
+    ),
+    Rule(
         "!has(self.logProbMaxTokensPerGpu) || has(self.maxTokensPerGpu)",
         "logProbMaxTokensPerGpu needs maxTokensPerGpu: set both, or logProbMicroBatchSizePerGpu for padded "
         "sequences",
@@ -279,6 +297,13 @@ class TrainerSpec(WithOverlay):
         ``kernels: auto`` counts as Transformer Engine's on GPUs.
         """
         return self.device is Device.CUDA and self.kernels is not KernelChoice.LOCAL
+
+    @property
+    def layout_overlaps(self) -> bool:
+        """Return whether the device and the given sizes allow moe.overlapCommunication."""
+        sizes = self.parallelism
+        stages = sizes.pipeline == 1 or sizes.virtual_pipeline > 1
+        return self.device is Device.CUDA and (sizes.auto or (sizes.expert > 1 and stages))
 
     def recomputation(self) -> Recompute:
         """Return what the ranks recompute, from a spec with the planned modules.

@@ -231,6 +231,7 @@ def training_pool(
         offload=offload,
         margin=LOCAL_MARGIN if trainer.kernels is KernelChoice.LOCAL else MARGIN,
         mtp=spec.model.multi_token_prediction,
+        moe=trainer.moe,
     )
 
 

@@ -42,6 +42,12 @@ COLOCATED = {
         }
     },
 }
+OVERLAP: Changes = {
+    "trainer.device": "cuda",
+    "trainer.recompute": "none",
+    "trainer.moe": {"overlapCommunication": True},
+    "trainer.parallelism": {"expert": 2},
+}
 IPC = {"weightSync": {"transport": "cuda-ipc"}}
 
 # Changes to the manifest, by dotted path. Together they violate every rule, and most rules also hold in a
@@ -200,6 +206,13 @@ CASES: dict[str, Changes] = {
         "trainer.recompute": "none",
         "trainer.offload": {"activations": ["mlp_norm"]},
     },
+    "offloaded activations beside overlapping communication": {
+        "trainer.device": "cuda",
+        "trainer.recompute": "none",
+        "trainer.parallelism": {"expert": 2},
+        "trainer.moe": {"overlapCommunication": True},
+        "trainer.offload": {"activations": ["attn_norm"]},
+    },
     "offloaded twice": {
         "trainer.device": "cuda",
         "trainer.recompute": "none",
@@ -245,6 +258,19 @@ CASES: dict[str, Changes] = {
         "trainer.parallelism": {"expert": 2},
     },
     "DeepEP on CPUs": {"trainer.moe": {"dispatcher": "deepep"}, "trainer.parallelism": {"expert": 2}},
+    "overlap": OVERLAP,
+    "overlap in a layout to be chosen": OVERLAP | {"trainer.parallelism": {"auto": True}},
+    "overlap with all experts on each rank": OVERLAP | {"trainer.parallelism": {"expert": 1}},
+    "overlap in stages": OVERLAP | {"trainer.nodes": 4, "trainer.parallelism": {"expert": 2, "pipeline": 2}},
+    "overlap in interleaved stages": OVERLAP
+    | {"trainer.nodes": 4, "trainer.parallelism": {"expert": 2, "pipeline": 2, "virtualPipeline": 2}},
+    "overlap of whole layers": OVERLAP | {"trainer.recompute": "full"},
+    "overlap of whole experts": OVERLAP
+    | {"trainer.recompute": "selective", "trainer.recomputeModules": ["moe"]},
+    "overlap of parts": OVERLAP
+    | {"trainer.recompute": "selective", "trainer.recomputeModules": ["layernorm"]},
+    "overlap on CPUs": OVERLAP | {"trainer.device": "cpu"},
+    "overlap beside drafts": OVERLAP | {"model.multiTokenPrediction": True},
     "alltoall on CPUs": {"trainer.moe": {"dispatcher": "alltoall"}},
     "two pools": {"rollout.poolRef": {"name": "x"}},
     "no pool": {"rollout": {}},

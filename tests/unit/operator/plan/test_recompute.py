@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from grpo_devcluster.paths import REPO
 from grpo_operator.api.catalog.architectures import architecture
@@ -168,6 +169,43 @@ def _resolved(manifest: str, changes: dict[str, Any], **model: Any) -> tuple[GRP
     spec = GRPOJobSpec.model_validate(body)
     plan = resolve(spec, pool_of(spec))
     return with_layout(spec, layout_status(plan)), plan.recompute
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"), [(2048, NOTHING), (3584, recompute_of("selective:layernorm,moe_act"))]
+)
+def test_auto_keeps_layers_in_parts_where_communication_overlaps(tokens: int, expected: Recompute) -> None:
+    overlap = {"moe": {"overlapCommunication": True}}
+    plan = resolve(spec := _auto(tokens, **overlap), pool_of(spec))
+    assert plan.recompute == expected and plan.training is not None
+    assert worst(plan.stages).total <= plan.training.gpu.usable
+    spec = _auto(16384, **overlap)
+    with pytest.raises(RefusedError) as caught:
+        resolve(spec, pool_of(spec))
+    assert "spec.trainer.parallelism: TP1" in str(caught.value) and "to full" not in str(caught.value)
+
+
+def test_a_forward_pass_beside_a_backward_pass_keeps_one_more_micro_batch() -> None:
+    def kept(layout: Layout, overlap: bool, micro_batches: int = 64) -> list[int]:
+        workload = Workload(8192, 1, micro_batches, recompute_of("none"), overlap=overlap)
+        return [stage.activations for stage in stage_memory(V3, layout, workload)]
+
+    flat, interleaved = Layout(64, expert=64), Layout(128, pipeline=2, expert=64, virtual_pipeline=2)
+    assert kept(flat, True) == [2 * kept(flat, False)[0]]
+    assert kept(flat, True, 1) == kept(flat, False, 1), "the only one"
+    without, with_overlap = kept(interleaved, False), kept(interleaved, True)
+    assert [a * 6 // 5 for a in without[:1]] == pytest.approx(with_overlap[:1], rel=1e-6)
+    assert [a * 4 // 3 for a in without[1:]] == pytest.approx(with_overlap[1:], rel=1e-6)
+
+
+def test_a_given_layout_and_recomputation_must_allow_the_overlap() -> None:
+    moe = {"moe": {"overlapCommunication": True}, "recompute": "none"}
+    spec, recompute = _resolved("qwen3-30b-a3b-16xh100", moe)
+    assert spec.trainer.parallelism.expert > 1 and recompute == NOTHING
+    with pytest.raises(ValidationError, match=r"excludes recompute full and recomputeModules moe"):
+        _resolved("qwen3-30b-a3b-16xh100", moe | {"recompute": "full"})
+    auto = moe | {"parallelism": {"auto": True}}
+    assert _resolved("qwen3-30b-a3b-16xh100", auto)[0].trainer.parallelism.expert > 1
 
 
 def test_too_many_activations_name_the_recomputation_that_fits() -> None:

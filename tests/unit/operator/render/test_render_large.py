@@ -77,6 +77,20 @@ def test_each_engine_has_a_service_for_its_first_host() -> None:
     assert selector["ray.io/replica-host-index"] == "0"
 
 
+def test_ranks_whose_streams_overlap_have_several_hardware_queues() -> None:
+    manifest = job()
+    manifest["spec"]["trainer"] |= {"moe": {"overlapCommunication": True}, "recompute": "none"}
+    manifest["spec"]["trainer"]["parallelism"]["virtualPipeline"] = 2
+
+    def queues() -> list[str]:
+        container = template("trainer", manifest)["spec"]["containers"][0]
+        return [e["value"] for e in container["env"] if e["name"] == "CUDA_DEVICE_MAX_CONNECTIONS"]
+
+    assert queues() == ["32"]
+    manifest["spec"]["scheduling"] |= {"ncclEnv": {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}}
+    assert queues() == ["8"]
+
+
 @pytest.mark.parametrize("pool", ["trainer", "rollout"])
 def test_gpu_pods_get_devices_and_anti_affinity(pool: str) -> None:
     spec = template(pool)["spec"]

@@ -5,7 +5,6 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from grpo_worker.checkpointing.store import (
     prune,
     verify,
 )
+from grpo_worker.megatron.checkpoint.common_state import write_common_state
 from grpo_worker.megatron.checkpoint.draft import Draft
 from grpo_worker.megatron.checkpoint.host_pool import POOL, Block
 from grpo_worker.megatron.checkpoint.owned_state import save_own_parameters
@@ -44,6 +44,7 @@ from grpo_worker.megatron.checkpoint.writer import WriterQueue
 from grpo_worker.megatron.host_sync.barrier import store_barrier
 from grpo_worker.megatron.optim import adam
 from grpo_worker.megatron.optim.optimizer import inner_optimizers
+from grpo_worker.megatron.versions import OWN_WRITERS
 from grpo_worker.profiling.background import join
 
 save_own_parameters(distrib_optimizer)
@@ -52,10 +53,6 @@ share_storages(torch_strategy)
 count_writes(filesystem_async)
 check_reads(FileSystemReader)  # Megatron-Core's own are derived from it
 
-# Later versions than 0.16.1 would else use NVIDIA's resiliency extension.
-_OWN_WRITERS = (
-    {"async_strategy": "mcore"} if "async_strategy" in signature(dist_checkpointing.save).parameters else {}
-)
 _CONTENT = {
     "distrib_optim_sharding_type": "fully_reshardable",
     "singleton_local_shards": False,
@@ -88,19 +85,21 @@ class Checkpointer:
         """
         draft, blocks = Draft(), list[Block]()
         with all_on_device(() if from_host else self._parts):
+            state = self._state_in_host_memory() if from_host else self._state(loading=False)
             request = dist_checkpointing.save(
-                self._state_in_host_memory() if from_host else self._state(loading=False),
+                dict(state),
                 str(draft.path),
                 self._plan.strategy,
                 validate_access_integrity=not self._plan.settled,
                 async_sharded_save=True,
                 content_metadata=_CONTENT,
-                **_OWN_WRITERS,
+                **OWN_WRITERS,
             )
             self._plan.settle()
             request.add_finalize_fn(lambda: self._written(step, draft))
             request.add_finalize_fn(lambda: POOL.give_back(blocks))
             if dist.get_rank() == 0:
+                write_common_state(state, draft.path)
                 (draft.path / CONTROLLER_STATE).write_text(json.dumps(controller_state))
             self._queue.write(request, directory(self.root, step), first)
             blocks.extend(POOL.end())
@@ -168,15 +167,24 @@ class Checkpointer:
 
 
 def _loaded(template: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Load a template. Raises what went wrong on any rank."""
+    """Load a template. Raises what went wrong on any rank, on all of them."""
+    state, failure = dict[str, Any](), None
     try:
-        state: dict[str, Any] = dist_checkpointing.load(template, str(path))
+        state = dist_checkpointing.load(template, str(path))
     except CheckpointException as error:  # it is no Exception, so it would end the process
-        for failure, _ in error.failures.values():
-            if isinstance(failure, DamagedCheckpointError):
-                raise failure from error
-        raise RuntimeError(str(error)) from error
+        failure = _cause(error)
+    # Megatron-Core 0.16.1 tells all ranks; in later versions each loads by itself.
+    failures: list[Exception | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(failures, failure)
+    for other in sorted(filter(None, failures), key=lambda e: not isinstance(e, DamagedCheckpointError)):
+        raise other
     return state
+
+
+def _cause(error: CheckpointException) -> Exception:
+    """Return that the checkpoint is damaged, if that is among the causes, or all of them as one error."""
+    causes = (cause for cause, _ in error.failures.values() if isinstance(cause, DamagedCheckpointError))
+    return next(causes, RuntimeError(str(error)))
 
 
 def _metadata() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Patches of Megatron-Core 0.16.1's checkpoints for Ray actors without Transformer Engine or Apex."""
+"""Patches of Megatron-Core's checkpoints for Ray actors without Transformer Engine or Apex."""
 
 import functools
 import io
@@ -13,6 +13,7 @@ import torch
 
 from grpo_worker.checkpointing.store import DamagedCheckpointError
 from grpo_worker.megatron.checkpoint.host_pool import POOL
+from grpo_worker.megatron.versions import found
 from grpo_worker.profiling.progress import BACKGROUND, PROGRESS, READ, WRITTEN
 
 _SYNC_BYTES = 2**28  # written bytes after which a file is synchronized
@@ -28,7 +29,7 @@ def write_in_threads(module: Any) -> None:
     writer = module.FileSystemWriterAsync
     for name in ("preload_tensors", "write_preloaded_data"):
         assert hasattr(writer, name), f"megatron-core has no FileSystemWriterAsync.{name} any more"
-    several = _found(writer, "write_preloaded_data_multiproc", "write_preloaded_data_multithread")
+    several = found(writer, "write_preloaded_data_multiproc", "write_preloaded_data_multithread")
 
     def preload(buckets: list[Any], non_blocking: bool = True) -> list[Any]:
         copied = [
@@ -57,16 +58,9 @@ def write_in_threads(module: Any) -> None:
         errors = [value for value in written.values() if isinstance(value, Exception)]
         results.put(errors[0] if errors else written)
 
-    setattr(module, _found(module, "_get_write_results_queue", "get_write_results_queue"), queue.Queue)
+    setattr(module, found(module, "_get_write_results_queue", "get_write_results_queue"), queue.Queue)
     writer.preload_tensors = staticmethod(preload)
     setattr(writer, several, staticmethod(write))
-
-
-def _found(owner: Any, *names: str) -> str:
-    """Return the first of the names, of 0.16.1 and of later versions, that the owner has."""
-    name = next((name for name in names if hasattr(owner, name)), "")
-    assert name, f"megatron-core has none of {', '.join(names)} in {owner.__name__}"
-    return name
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
@@ -93,8 +87,8 @@ def share_storages(module: Any) -> None:
     original = planner.resolve_data
 
     def resolve(self: Any, item: Any) -> Any:
-        found = original(self, item)
-        return POOL.exact(found) if torch.is_tensor(found) else found
+        data = original(self, item)
+        return POOL.exact(data) if torch.is_tensor(data) else data
 
     planner.resolve_data = resolve
 

@@ -17,6 +17,7 @@ from grpo_worker.megatron.families.base import MTP_NAMES, Family
 from grpo_worker.megatron.model.mtp_layer import NAME as MTP
 from grpo_worker.megatron.model.value_head import NAME as VALUE_HEAD
 from grpo_worker.megatron.model.value_head import ValueHead
+from grpo_worker.megatron.versions import MTP_INNER_LAYER
 from grpo_worker.profiling.progress import PROGRESS, READ
 
 _GLOBAL = {
@@ -71,14 +72,14 @@ def hf_names(model: Any, family: Family, name: str) -> tuple[str, ...]:
         return ("model.embed_tokens.weight" if tied else _GLOBAL[name],)
     if name.startswith(f"{MTP}."):
         rest = name.removeprefix(f"{MTP}.")
-        layer = getattr(model, MTP).transformer_layer
+        prefix = f"model.layers.{model.config.num_layers}."
         if rest in MTP_NAMES:
-            return (f"model.layers.{layer.layer_number - 1}.{MTP_NAMES[rest]}",)
-        rest = rest.removeprefix("transformer_layer.")
+            return (prefix + MTP_NAMES[rest],)
+        rest, layer = rest.removeprefix(f"{MTP_INNER_LAYER}."), getattr(model, MTP).inner_layer
     else:
         _, _, index, rest = name.split(".", 3)
         layer = model.decoder.layers[int(index)]
-    prefix = f"model.layers.{layer.layer_number - 1}."
+        prefix = f"model.layers.{layer.layer_number - 1}."
     match = _EXPERT.fullmatch(rest)
     if match is None:
         return tuple(prefix + part for part in family.layer_names[rest])

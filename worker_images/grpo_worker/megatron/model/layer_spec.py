@@ -1,6 +1,5 @@
 """Layer specifications from Megatron-Core's public parts, with the kernels of a job."""
 
-from functools import partial
 from typing import Any
 
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
@@ -24,6 +23,7 @@ from megatron.core.transformer.transformer_layer import (
 
 from grpo_worker.megatron.model.kernels import Kernels
 from grpo_worker.megatron.model.router import Router
+from grpo_worker.megatron.versions import submodules_of
 
 
 def layer_spec(config: Any, moe: bool, kernels: Kernels) -> ModuleSpec:
@@ -45,14 +45,10 @@ def layer_spec(config: Any, moe: bool, kernels: Kernels) -> ModuleSpec:
 
 
 def _mlp(experts: int | None, kernels: Kernels) -> Any:
-    """Return the specification of a dense MLP, or of ``experts`` with their router.
-
-    It is a ModuleSpec of Megatron-Core 0.16.1, and a partial of a class in later versions.
-    """
+    """Return the specification of a dense MLP, or of ``experts`` with their router."""
     spec = get_mlp_module_spec_for_backend(kernels.mlp, num_experts=experts, moe_grouped_gemm=kernels.grouped)
     if experts is not None:
-        submodules = spec.keywords["submodules"] if isinstance(spec, partial) else spec.submodules
-        submodules.router = Router
+        submodules_of(spec).router = Router
     return spec
 
 

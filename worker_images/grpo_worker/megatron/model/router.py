@@ -14,7 +14,13 @@ class Router(TopKRouter):  # type: ignore[misc]
     """Top-k router in which padding neither moves the expert bias nor takes part in the auxiliary loss.
 
     Masks are bool and True at padding, whatever the docstrings of Megatron-Core's MoE layers say.
+    ``planned_mask``: that of the current micro-batch, [s / (tp x cp), b], if a schedule plan runs the layer.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.planned_mask: torch.Tensor | None = None
+        self.register_forward_pre_hook(_with_planned_mask)
 
     def _apply_expert_bias(self, routing_map: torch.Tensor, padding_mask: torch.Tensor | None = None) -> None:
         """Count the tokens of each expert. ``routing_map``: [tokens, experts]; ``padding_mask``: [tokens]."""
@@ -43,6 +49,13 @@ class Router(TopKRouter):  # type: ignore[misc]
         )
         attached: torch.Tensor = MoEAuxLossAutoScaler.apply(probs, loss)
         return attached
+
+
+def _with_planned_mask(router: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the inputs of a router with the mask, which schedule plans of Megatron-Core do not hand over."""
+    if router.planned_mask is None or any(mask is not None for mask in inputs[1:]):
+        return inputs
+    return inputs[0], router.planned_mask
 
 
 def balance_fields(moe: MoeSpec, model_type: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Execution of micro-batches with Megatron-Core's pipeline schedules, on every parallel axis."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from grpo_worker.data.balance import within_budget
 from grpo_worker.data.micro_batch import MicroBatch, MicroBatches, Shape, groups_for, split
 from grpo_worker.megatron.model.activation_offload import activations_offloaded
 from grpo_worker.megatron.model.build import device
+from grpo_worker.megatron.model.overlap import hand_mask
 from grpo_worker.megatron.optim.optimizer import Trainable
 from grpo_worker.megatron.training.reductions import summed
 from grpo_worker.profiling.progress import PROGRESS
@@ -186,23 +187,34 @@ class Runner:
         On the last stage ``loss_function`` computes the loss of each micro-batch from the model's output.
         ``context`` is open during each forward pass.
         """
+        opened = ExitStack()
 
-        def forward(data: Iterator[MicroBatch], model: Any) -> tuple[torch.Tensor, Any]:
+        def forward(
+            data: Iterator[MicroBatch], model: Any, return_schedule_plan: bool = False
+        ) -> tuple[Any, Any]:
             part = next(data)
 
             def loss(logits: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
+                if return_schedule_plan:
+                    logits.register_hook(_count_backward)  # type: ignore[no-untyped-call]
                 return loss_function(logits, part), {}
 
+            if return_schedule_plan:
+                # Its forward pass runs between this call and the next one.
+                opened.close()
+                opened.enter_context(context(model, part))
+                PROGRESS.add("forward passes")
+                return _forward(model, part, plan=True), loss
             with context(model, part):
                 output = _forward(model, part)
             PROGRESS.add("forward passes")
             if output.requires_grad and not forward_only:
-                output.register_hook(_count_backward)  # type: ignore[no-untyped-call]
+                output.register_hook(_count_backward)
             return output, loss
 
         # The schedule takes one iterator for each model chunk.
         data = [iter(micro) for _ in chunks]
-        with activations_offloaded(chunks, forward_only):
+        with activations_offloaded(chunks, forward_only), opened:
             get_forward_backward_func()(
                 forward_step_func=forward,
                 data_iterator=data if len(chunks) > 1 else data[0],
@@ -227,17 +239,19 @@ def _in_order(parts: list[torch.Tensor], order: list[int], batch: RaggedBatch) -
     return np.concatenate([column[starts[i] : starts[i + 1]] for i in places])
 
 
-def _forward(model: Any, micro: MicroBatch) -> torch.Tensor:
+def _forward(model: Any, micro: MicroBatch, plan: bool = False) -> Any:
+    """Return the output of a model chunk, or with ``plan`` Megatron-Core's schedule plan of its passes."""
     chunk = get_attr_wrapped_model(model, "pre_process", return_model_obj=True)
     ids, positions = context_slice(micro, micro.input_ids), context_slice(micro, micro.position_ids)
-    output: torch.Tensor = model(
+    if plan:
+        hand_mask(chunk, router_slice(micro, micro.padding()))
+    return (chunk.build_schedule_plan if plan else model)(
         ids,
         positions,
         None,
         packed_seq_params=packed_params(micro, chunk.config.apply_rope_fusion),
         padding_mask=_padding_mask(chunk, micro),
     )
-    return output
 
 
 def _padding_mask(chunk: Any, micro: MicroBatch) -> torch.Tensor | None:

@@ -16,6 +16,7 @@ from grpo_worker.megatron.conversion.readers import WeightReader
 from grpo_worker.megatron.families.base import Family
 from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.megatron.model.build import build_chunks
+from grpo_worker.megatron.model.overlap import overlap_fields
 from grpo_worker.megatron.model.router import balance_fields
 from grpo_worker.megatron.model.token_dispatcher import DispatcherChoice
 from grpo_worker.megatron.training.runner import MicroBatching
@@ -65,6 +66,7 @@ class ModelSetup:
 
     def build_trained(self, **fields: Any) -> list[Any]:
         """Build the chunks of a model that is trained, like ``build``."""
+        fields |= overlap_fields(self.moe, self.hf, self.layout, self.recompute)
         offloaded = tuple(self.offload.activations or ())
         return self.build(recompute=self.recompute, offloaded=offloaded, **self.balance_fields(), **fields)
 

@@ -11,8 +11,9 @@ _KERNELS = "the kernels of the layers determine it: set spec.trainer.kernels ins
 _DISPATCHER = "set spec.trainer.moe.dispatcher instead"
 _LOSS = "grpo-operator computes and scales the loss: remove it"
 _INFERENCE = "it is for inference, and the engines generate: remove it"
+_OVERLAP = "set spec.trainer.moe.overlapCommunication instead"
 # What needs more than a field: Megatron-Core's own training script prepares it, ours does not.
-_PLAN = "the trainer's forward pass has no schedule plan that Megatron-Core could interleave: remove it"
+_DELAYED = "weight gradients are computed with the others of their layer: remove it"
 _BUFFERS = "the trainer creates no communication buffers of Transformer Engine: remove it"
 _UNUSED = "nothing in the trainer reads it: remove it"
 _MTP = "set spec.model.multiTokenPrediction instead"
@@ -69,7 +70,8 @@ _GROUPS: dict[str, str] = {
     "embedding_init_method_std perform_initialization use_cpu_initialization init_model_with_meta_device",
     _INFERENCE: "flash_decode cache_mla_latents inference_rng_tracker inference_sampling_seed "
     "inference_fuse_tp_communication use_inference_optimized_layers mlp_chunks_for_prefill symmetric_ar_type",
-    _PLAN: "overlap_moe_expert_parallel_comm delay_wgrad_compute ep_overlap_early_attn_memory_release",
+    _OVERLAP: "overlap_moe_expert_parallel_comm",
+    _DELAYED: "delay_wgrad_compute ep_overlap_early_attn_memory_release",
     _BUFFERS: "tp_comm_overlap tp_comm_bulk_wgrad tp_comm_bulk_dgrad tp_comm_overlap_ag tp_comm_overlap_rs "
     "tp_comm_overlap_rs_dgrad tp_comm_split_ag tp_comm_atomic_ag tp_comm_split_rs tp_comm_atomic_rs "
     "tp_comm_overlap_disable_qkv tp_comm_overlap_disable_fc1 tp_comm_bootstrap_backend",

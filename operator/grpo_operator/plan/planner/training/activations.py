@@ -26,6 +26,7 @@ class Workload:
 
     ``log_prob_tokens``: of a micro-batch in passes without gradients; None: those of the update.
     ``offloaded``: modules whose activations wait in host memory.
+    ``overlap``: a forward pass runs beside the backward pass of an earlier micro-batch.
     """
 
     sequence: int
@@ -34,6 +35,7 @@ class Workload:
     recompute: Recompute = FULL
     log_prob_tokens: int | None = None
     offloaded: tuple[OffloadModule, ...] = ()
+    overlap: bool = False
 
     def tokens(self, layout: Layout) -> int:
         """Return the tokens of a micro-batch on one rank, before sequence parallelism."""

@@ -266,7 +266,7 @@ def _activations(
         (layer_activations(model, layout, workload, model.layers if has_experts else 0, place), number)
         for (has_experts, place), number in _alike(places, workload).items()
     ]
-    flight = _in_flight(layout, stage, workload.micro_batches)
+    flight = _in_flight(layout, stage, workload)
     kept = sum(part.kept * number for part, number in each) * flight // layout.virtual_pipeline
     copied = sum(part.copied * number for part, number in each) * flight // layout.virtual_pipeline
     logits = logits_bytes(model, layout, workload) if stage == layout.pipeline - 1 else 0
@@ -292,9 +292,10 @@ def _alike(places: Counter[Place], workload: Workload) -> Counter[Place]:
     return merged
 
 
-def _in_flight(layout: Layout, stage: int, micro_batches: int) -> int:
+def _in_flight(layout: Layout, stage: int, workload: Workload) -> int:
     """Return the micro-batches (of one chunk each) whose activations a stage holds at once under 1F1B."""
+    count = workload.micro_batches
     if layout.virtual_pipeline == 1:
-        return min(layout.pipeline - stage, micro_batches)
+        return min(layout.pipeline - stage + workload.overlap, count)
     warm_up = 2 * (layout.pipeline - stage - 1) + (layout.virtual_pipeline - 1) * layout.pipeline
-    return min(warm_up + 1, micro_batches * layout.virtual_pipeline)
+    return min(warm_up + 1 + workload.overlap, count * layout.virtual_pipeline)

@@ -63,7 +63,8 @@ def _with_activations(
     trainer: TrainerSpec, model: ModelShape, recompute: Recompute, offload: OffloadSpec
 ) -> list[Option]:
     """Return the option with all activations that go with what is recomputed; empty where none does."""
-    if offload.activations or recompute.kind is RecomputeKind.FULL or not trainer.groups_experts:
+    impossible = not trainer.groups_experts or trainer.moe.overlap_communication
+    if offload.activations or recompute.kind is RecomputeKind.FULL or impossible:
         return []
     return [(recompute, offload.model_copy(update={"activations": offloadable(model, recompute)}))]
 

@@ -76,8 +76,8 @@ def no_layout(pools: Sequence[TrainingPool], auto: bool) -> str:
         given = f"give {best.layout}, which needs {need} by estimate, "
     offload = "" if auto else "set spec.trainer.offload.auto, "
     return (
-        f"no layout of {first.world} GPUs {fit}: {lower_log_probs(first)}{given}add nodes, shorten "
-        f"data.promptLength + data.responseLength, {offload}or use GPUs with more memory"
+        f"no layout of {first.world} GPUs {fit}: {lower_log_probs(first)}{without_overlap(first)}{given}add "
+        f"nodes, shorten data.promptLength + data.responseLength, {offload}or use GPUs with more memory"
     )
 
 
@@ -89,5 +89,10 @@ def remedy(training: TrainingPool, layout: Layout) -> str:
         return f"set spec.trainer.recompute to full ({memory}) or auto"
     other = nearest(training, layout)
     if other is None:
-        return "no layout of this pool fits: add nodes or shorten the sequences"
+        return f"no layout of this pool fits: {without_overlap(training)}add nodes or shorten the sequences"
     return f"try {other} ({gigabytes(worst(training.memory(other)).total)})"
+
+
+def without_overlap(training: TrainingPool) -> str:
+    """Return the remedy against a condition on layouts that the job sets, with a comma after it, or ""."""
+    return "set spec.trainer.moe.overlapCommunication to false, " * training.moe.overlap_communication

@@ -26,7 +26,8 @@ def recompute_options(trainer: TrainerSpec, model: ModelShape | None) -> tuple[R
                 "spec.trainer.recompute=auto: the operator cannot read the model: set "
                 "spec.model.architecture, or none, selective or full"
             )
-        return NOTHING, selective(model, trainer.groups_experts), FULL
+        parts = NOTHING, selective(model, trainer.groups_experts)
+        return parts if trainer.moe.overlap_communication else (*parts, FULL)
     return (planned_recompute(trainer, model),)
 
 

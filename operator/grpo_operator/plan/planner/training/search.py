@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from grpo_operator.api.catalog.gpus import Gpu
 from grpo_operator.api.v1alpha1.layout import Layout
+from grpo_operator.api.v1alpha1.moe import MoeSpec
 from grpo_operator.api.v1alpha1.offload import OffloadSpec
 from grpo_operator.api.v1alpha1.recompute import FULL, Recompute
 from grpo_operator.api.v1alpha1.stages import uneven
@@ -40,7 +41,8 @@ class TrainingPool:
     ``critic``: a critic is trained too. ``max_tokens``: a forward pass packs sequences up to this number of
     tokens on each GPU, instead of ``micro_batch`` padded sequences. ``log_prob_micro_batch``,
     ``log_prob_max_tokens``: those of passes without gradients; None: the same. ``mtp``: the policy trains
-    its multi-token-prediction layer. ``margin``: share of the GPU's memory that a chosen layout leaves free.
+    its multi-token-prediction layer. ``moe``: how its experts are trained. ``margin``: share of the GPU's
+    memory that a chosen layout leaves free.
     """
 
     model: ModelShape
@@ -61,6 +63,7 @@ class TrainingPool:
     precision: Precision = BF16
     offload: OffloadSpec = field(default_factory=OffloadSpec)
     mtp: bool = False
+    moe: MoeSpec = field(default_factory=MoeSpec)
     efficiency: Efficiency = MEASURED
     margin: float = MARGIN
 
@@ -71,14 +74,15 @@ class TrainingPool:
 
     def workload(self, layout: Layout) -> Workload:
         apart, away = self.log_prob_tokens(layout), tuple(self.offload.activations or ())
+        overlap = self.moe.overlap_communication
         if self.max_tokens:
             tokens = self.max_tokens * layout.context
             count = max(self.sequences * self.sequence // (layout.data * tokens), 1)
             if layout.virtual_pipeline > 1:
                 count = -(-count // layout.pipeline) * layout.pipeline
-            return Workload(tokens, 1, count, self.recompute, apart, away)
+            return Workload(tokens, 1, count, self.recompute, apart, away, overlap)
         count = max(self.sequences // (layout.data * self.micro_batch), 1)
-        return Workload(self.sequence, self.micro_batch, count, self.recompute, apart, away)
+        return Workload(self.sequence, self.micro_batch, count, self.recompute, apart, away, overlap)
 
     def log_prob_tokens(self, layout: Layout) -> int | None:
         """Return the tokens of a micro-batch in passes without gradients; None: those of the update."""
@@ -112,6 +116,8 @@ class TrainingPool:
     def problems(self, layout: Layout) -> list[str]:
         """Return every reason except memory why the layout cannot run."""
         messages = problems(self.model, layout)
+        if (problem := self.moe.overlap_problem(layout, self.recompute)) is not None:
+            messages.append(problem)
         if self.max_tokens:
             messages += packing_problems(layout, self.sequences)
         else:
