@@ -28,8 +28,13 @@ class DataParallel:
     """
 
     def __init__(self, chunks: Sequence[Any], fp32_gradients: bool) -> None:
-        self.wrapped = [_wrap(chunk, number, fp32_gradients) for number, chunk in enumerate(chunks)]
         config = chunks[0].config
+        # Autograd loses a weight that it saves beside offloaded activations, and then has no gradient whose
+        # arrival Megatron-Core could wait for.
+        self._overlap = OVERLAP and not config.fine_grained_activation_offloading
+        self.wrapped = [
+            _wrap(chunk, number, fp32_gradients, self._overlap) for number, chunk in enumerate(chunks)
+        ]
         config.finalize_model_grads_func = finalize_model_grads
         # Gradients are reduced in the last micro-batch's backward pass.
         contexts = [ddp.no_sync for ddp in self.wrapped]
@@ -49,7 +54,7 @@ class DataParallel:
 
     def start_gather(self) -> None:
         """Start to gather the weights that ranks have updated; a module's forward pass waits for its own."""
-        if OVERLAP:
+        if self._overlap:
             for ddp in self.wrapped:
                 ddp.start_param_sync()
 
@@ -61,14 +66,14 @@ class DataParallel:
                     group.finish_param_sync(skip_next_bucket_dispatch=True)
 
 
-def _wrap(chunk: Any, number: int, fp32_gradients: bool) -> DistributedDataParallel:
+def _wrap(chunk: Any, number: int, fp32_gradients: bool, overlap: bool) -> DistributedDataParallel:
     config = DistributedDataParallelConfig(
         grad_reduce_in_fp32=fp32_gradients,
         use_distributed_optimizer=True,
         check_for_nan_in_grad=True,
-        overlap_grad_reduce=OVERLAP,
-        overlap_param_gather=OVERLAP,
-        align_param_gather=OVERLAP,  # the gathers of all buckets start after the optimizer step
+        overlap_grad_reduce=overlap,
+        overlap_param_gather=overlap,
+        align_param_gather=overlap,  # the gathers of all buckets start after the optimizer step
         bucket_size=SHARD * parallel_state.get_data_parallel_world_size(with_context_parallel=True),
     )
     # The later chunks of a stage are computed beside others, which hide their collectives.
