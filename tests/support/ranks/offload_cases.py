@@ -51,10 +51,12 @@ def updates(
     """
     offload = OffloadSpec(activations=[OffloadModule(module) for module in modules] or None)
     max_tokens = 80 if packed else None
-    with _without_streams() as copied:
+    weights: set[int] = set()
+    with _without_streams(weights) as copied:
         policy = make_model(
             model, layout, lr=0.0, max_tokens=max_tokens, recompute=recompute, offload=offload, mtp=mtp
         )
+        weights |= {weight.untyped_storage().data_ptr() for weight in _parameters(policy)}
         gradients, each = [], []
         for rows in ROWS:
             gradients.append(_gradients(policy, rows))
@@ -93,8 +95,11 @@ class _Stream:
 
 
 @contextmanager
-def _without_streams() -> Iterator[list[int]]:
-    """Let Megatron-Core offload on a CPU. Yields the bytes of each copy to host memory."""
+def _without_streams(weights: set[int]) -> Iterator[list[int]]:
+    """Let Megatron-Core offload on a CPU. Yields the bytes of each copy to host memory.
+
+    ``weights``: addresses of storages that must not be copied.
+    """
     copied: list[int] = []
     pool, handler = megatron.GPUTensorPool, megatron.ChunkOffloadHandler
     create, offload, check = pool.__init__, handler.offload, handler.tensor_need_offloading_checker
@@ -103,6 +108,7 @@ def _without_streams() -> Iterator[list[int]]:
         create(self, device, False)
 
     def counted(self: Any, tensor: torch.Tensor, pin_memory: bool = True, use_cpu_pool: bool = True) -> Any:
+        assert tensor.untyped_storage().data_ptr() not in weights, "a weight was copied to host memory"
         copied.append(tensor.nbytes)
         return offload(self, tensor, False, use_cpu_pool)
 

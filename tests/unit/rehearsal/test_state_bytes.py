@@ -9,8 +9,8 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.training.activations import Workload
-from grpo_operator.plan.planner.training.memory import CHUNK as PLANNED_CHUNK
 from grpo_operator.plan.planner.training.memory import stage_memory
+from grpo_operator.plan.planner.training.rank_parameters import CHUNK as PLANNED_CHUNK
 from grpo_operator.plan.planner.transfer_bounds import checkpoint_bytes
 from grpo_rehearsal.standins.state_bytes import STATE, WEIGHTS, StateBytes
 from grpo_worker.megatron.checkpoint.pieces import CHUNK

@@ -14,6 +14,9 @@ def prepare() -> None:
         os.environ.setdefault("CUDNN_HOME", str(home))
     # Scales of FP8 blocks in fp32, as DeepSeek's format and the engines have them, not powers of two.
     os.environ.setdefault("NVTE_FP8_BLOCK_SCALING_FP32_SCALES", "1")
+    # Megatron-Core announces offloaded activations to this version of Transformer Engine's module only.
+    # Without the announcement, products forget the weights to which their gradients belong.
+    os.environ.setdefault("NVTE_CPU_OFFLOAD_V1", "1")
 
 
 def _torchs_cudnn() -> Path | None:

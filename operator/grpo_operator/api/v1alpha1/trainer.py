@@ -11,7 +11,8 @@ from grpo_operator.api.rules import Rule
 from grpo_operator.api.v1alpha1.activation_rules import OFFLOAD_RULES, RECOMPUTE_RULES
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.megatron import MegatronFields
-from grpo_operator.api.v1alpha1.moe import MoeSpec, TokenDispatcher
+from grpo_operator.api.v1alpha1.moe import MoeSpec
+from grpo_operator.api.v1alpha1.moe_rules import MOE_RULES
 from grpo_operator.api.v1alpha1.offload import OffloadSpec
 from grpo_operator.api.v1alpha1.optimizer_dtypes import OptimizerDtypes
 from grpo_operator.api.v1alpha1.recompute import Recompute, RecomputeKind, RecomputeModule
@@ -132,38 +133,6 @@ _TRAINER_RULES: tuple[Rule["TrainerSpec"], ...] = (
         ),
     ),
     Rule(
-        "self.moe.dispatcher != 'deepep' || (self.device == 'cuda' && self.kernels != 'local'"
-        " && (self.parallelism.auto || self.parallelism.expert > 1))",
-        "moe.dispatcher deepep needs device cuda, Transformer Engine's kernels and parallelism.expert > 1:"
-        " change these fields, or set dispatcher to auto or alltoall",
-        lambda trainer: (
-            trainer.moe.dispatcher is not TokenDispatcher.DEEPEP
-            or (
-                trainer.device is Device.CUDA
-                and trainer.kernels is not KernelChoice.LOCAL
-                and (trainer.parallelism.auto or trainer.parallelism.expert > 1)
-            )
-        ),
-    ),
-    Rule(
-        "!self.moe.overlapCommunication || (self.device == 'cuda' && (self.parallelism.auto"
-        " || (self.parallelism.expert > 1"
-        " && (self.parallelism.pipeline == 1 || self.parallelism.virtualPipeline > 1))))",
-        "moe.overlapCommunication needs device cuda, parallelism.expert > 1 and, with pipeline > 1,"
-        " virtualPipeline > 1: change these fields, or set overlapCommunication to false",
-        lambda trainer: not trainer.moe.overlap_communication or trainer.layout_overlaps,
-    ),
-    Rule(
-        "!self.moe.overlapCommunication || (self.recompute != 'full'"
-        " && (!has(self.recomputeModules) || !('moe' in self.recomputeModules)))",
-        "moe.overlapCommunication runs layers in parts, which excludes recompute full and recomputeModules"
-        " moe: set recompute to none, selective or auto, or overlapCommunication to false",
-        lambda trainer: (
-            not trainer.moe.overlap_communication
-            or (trainer.recompute != "full" and RecomputeModule.MOE not in (trainer.recompute_modules or ()))
-        ),
-    ),
-    Rule(
         "!has(self.logProbMaxTokensPerGpu) || has(self.maxTokensPerGpu)",
         "logProbMaxTokensPerGpu needs maxTokensPerGpu: set both, or logProbMicroBatchSizePerGpu for padded "
         "sequences",
@@ -200,7 +169,7 @@ _TRAINER_RULES: tuple[Rule["TrainerSpec"], ...] = (
 class TrainerSpec(WithOverlay):
     """The training pool."""
 
-    rules = (*_TRAINER_RULES, *RECOMPUTE_RULES, *OFFLOAD_RULES)
+    rules = (*_TRAINER_RULES, *MOE_RULES, *RECOMPUTE_RULES, *OFFLOAD_RULES)
     nodes: int = Field(ge=1, le=4096, description="pods of the training pool")
     gpus_per_node: int = Field(8, ge=1, le=16, description="trainer ranks per pod; on cuda each has one GPU")
     device: Device = Field(Device.CUDA, description="device of the ranks: cuda or cpu")
@@ -297,13 +266,6 @@ class TrainerSpec(WithOverlay):
         ``kernels: auto`` counts as Transformer Engine's on GPUs.
         """
         return self.device is Device.CUDA and self.kernels is not KernelChoice.LOCAL
-
-    @property
-    def layout_overlaps(self) -> bool:
-        """Return whether the device and the given sizes allow moe.overlapCommunication."""
-        sizes = self.parallelism
-        stages = sizes.pipeline == 1 or sizes.virtual_pipeline > 1
-        return self.device is Device.CUDA and (sizes.auto or (sizes.expert > 1 and stages))
 
     def recomputation(self) -> Recompute:
         """Return what the ranks recompute, from a spec with the planned modules.

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from megatron.core.pipeline_parallel.fine_grained_activation_offload import PipelineOffloadManager
 from megatron.core.utils import get_attr_wrapped_model
 
@@ -49,24 +50,44 @@ def activations_offloaded(chunks: Sequence[Any], forward_only: bool) -> Iterator
         finally:
             config.fine_grained_activation_offloading = True
     else:
-        _manager().begin()
+        _manager().begin(chunks)
         yield
 
 
 class _Manager(PipelineOffloadManager):  # type: ignore[misc]
-    """Megatron-Core's manager, which learns the order of the tensors in each update.
+    """Megatron-Core's manager, which learns the order of the tensors in each update and leaves weights alone.
 
     That of Megatron-Core 0.16.1 learns it once: an update with another number of micro-batches would copy
-    back the tensors of another one, and packed sequences give each update its own number.
+    back the tensors of another one, and packed sequences give each update its own number. It also marks
+    weights that must stay, but autograd hands it tensors without these marks.
     """
 
-    def begin(self) -> None:
-        """Forget the last update. Pinned memory is kept for the next one."""
+    def begin(self, chunks: Sequence[Any]) -> None:
+        """Forget the last update. Pinned memory is kept for the next one.
+
+        Call it while the weights of the model chunks are on the device.
+        """
+        self._weights = {
+            weight.untyped_storage().data_ptr() for chunk in chunks for weight in chunk.parameters()
+        }
         self._queue.clear()
         self._stages = None
         self._cached_chunks_forward: list[Any] = []
         self._cached_chunks_backward: list[Any] = []
         self.reset()
+
+    def on_save_for_backward(self, tensor: torch.Tensor) -> Any:
+        """Return what stands for a tensor that autograd saves: a weight for itself, else a tag."""
+        if tensor.untyped_storage().data_ptr() in self._weights:
+            return tensor
+        return super().on_save_for_backward(tensor)
+
+    def on_get_saved_tensor(self, saved_state: Any) -> torch.Tensor:
+        """Return the tensor that ``saved_state`` stands for."""
+        if isinstance(saved_state, torch.Tensor):
+            return saved_state
+        tensor: torch.Tensor = super().on_get_saved_tensor(saved_state)
+        return tensor
 
     def post_warmup_callback(self) -> None:
         """Fix no order after the first update, and gather no sizes from all ranks to print them."""

@@ -18,8 +18,8 @@ from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.shape import GqaShape, ModelShape
 from grpo_operator.plan.planner.training.activations import Workload
 from grpo_operator.plan.planner.training.flops import layer_flops, recomputed_share
-from grpo_operator.plan.planner.training.memory import on_rank, total
 from grpo_operator.plan.planner.training.offloaded import offloaded as offloaded_bytes
+from grpo_operator.plan.planner.training.rank_parameters import on_rank, total
 
 _BF16, _FP32 = 2, 4
 

@@ -9,7 +9,6 @@ Activations are those that a fused implementation keeps for the backward pass.
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cache
 
 from grpo_operator.api.v1alpha1 import trainer
 from grpo_operator.api.v1alpha1.layout import Layout
@@ -20,6 +19,15 @@ from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.parameters import Count
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.training.activations import Workload, layer_activations, logits_bytes
+from grpo_operator.plan.planner.training.rank_parameters import (
+    largest_chunks,
+    of_ends,
+    of_layers,
+    on_rank,
+    sharded,
+    shards,
+    total,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +50,6 @@ _STEP = 4  # bytes per parameter of the shard: an fp32 copy during the optimizer
 FP32 = Precision(weights=4, gradients=4, optimizer=8)  # no separate main weights
 FP8 = Precision(quantised=2)
 _SAVED = 12  # bytes of a value's main weight and two moments in a checkpoint, which has them in fp32
-CHUNK = 2**24  # values of a chunk of a checkpoint at most, where its tensor can be cut
 Place = tuple[bool, int]  # whether a layer has experts, and its place in its model chunk
 _UNCOUNTED = 2**31  # place of a layer that is not among the first ones of its chunk, however many these are
 
@@ -131,13 +138,14 @@ def stage_memory(
     result = []
     for index in range(layout.pipeline):
         places = _places(model, layout, chunks, index)
-        inside = _inside(model, places)
-        count = inside + _ends(model, index, layout.pipeline)
+        dense = sum(number for (has_experts, _), number in places.items() if not has_experts)
+        inside = of_layers(model, dense, sum(places.values()) - dense)
+        count = inside + of_ends(model, index, layout.pipeline)
         with_mtp = mtp and index == layout.pipeline - 1
         added = parameters.mtp_layer(model) if with_mtp else Count()
         one, local = on_rank(count, layout) * precision.weights, on_rank(count + added, layout)
         others = on_rank(count, layout) * (models - 1)  # the critic's
-        shard = _sharded(count + added, layout) + _sharded(count, layout) * (models - 1)
+        shard = sharded(count + added, layout) + sharded(count, layout) * (models - 1)
         state = shard * precision.optimizer
         # One model computes at a time. With offload the others' weights and gradients are on the host, and
         # the optimizer state is on the GPU during the optimizer step only.
@@ -145,9 +153,9 @@ def stage_memory(
         weights += on_rank(inside, layout) * models * precision.quantised
         gradients = (local + (0 if offload.gradients else others)) * precision.gradients
         kept, working, copied = _activations(model, layout, workload, places, index, with_mtp)
-        stepping = _sharded(count + added, layout) * precision.optimizer if offload.optimizer else 0
+        stepping = sharded(count + added, layout) * precision.optimizer if offload.optimizer else 0
         stepping += 0 if fused_optimizer else _STEP * shard
-        stepping += precision.stepping * max(_shards(count + added, layout))
+        stepping += precision.stepping * max(shards(count + added, layout))
         freed = local * precision.gradients if offload.gradients else 0
         apart = 0
         if (
@@ -172,41 +180,16 @@ def stage_memory(
                 host=moved + snapshots * checkpoint + copied,
                 optimizer_shard=state,
                 saved=(local + others) * precision.weights + shard * _SAVED,
-                chunks=_largest_chunks(model, layout) * models * _SAVED,
+                chunks=largest_chunks(model, layout) * models * _SAVED,
                 copied=copied,
             )
         )
     return tuple(result)
 
 
-def _inside(model: ModelShape, places: Counter[Place]) -> Count:
-    """Return the parameters of a stage's layers."""
-    dense = sum(number for (has_experts, _), number in places.items() if not has_experts)
-    kinds = ((0, dense), (model.layers, sum(places.values()) - dense))
-    return sum((parameters.layer(model, layer) * number for layer, number in kinds if number), Count())
-
-
-def _ends(model: ModelShape, stage: int, stages: int) -> Count:
-    """Return the parameters of a stage beside its layers."""
-    count = Count()
-    if stage == 0:
-        count += parameters.embedding(model)
-    if stage == stages - 1:
-        count += parameters.head(model)
-        if model.tied and stages > 1:  # the output needs the embedding too
-            count += parameters.embedding(model)
-    return count
-
-
-def on_rank(count: Count, layout: Layout) -> int:
-    """Return the parameters on one rank."""
-    experts = layout.expert * layout.expert_tensor
-    return count.split // layout.tensor + count.whole + count.expert // experts
-
-
 def optimizer_bytes(model: ModelShape, layout: Layout, precision: Precision) -> int:
     """Return the bytes of optimizer state that a rank keeps, on average over the stages."""
-    return _sharded(total(model), layout) * precision.optimizer // layout.pipeline
+    return sharded(total(model), layout) * precision.optimizer // layout.pipeline
 
 
 def least_bytes(model: ModelShape, layout: Layout, precision: Precision, offload: OffloadSpec) -> int:
@@ -214,37 +197,6 @@ def least_bytes(model: ModelShape, layout: Layout, precision: Precision, offload
     held = on_rank(total(model), layout) * (precision.weights + precision.gradients)
     kept = 0 if offload.optimizer else optimizer_bytes(model, layout, precision)
     return held // layout.pipeline + kept
-
-
-@cache
-def total(model: ModelShape) -> Count:
-    """Return the parameters of the whole model."""
-    return parameters.total(model)
-
-
-def _sharded(count: Count, layout: Layout) -> int:
-    """Return the parameters whose optimizer state one rank keeps."""
-    return sum(_shards(count, layout))
-
-
-def _shards(count: Count, layout: Layout) -> tuple[int, int]:
-    """Return those of the optimizer of dense weights, and of the experts'."""
-    dense = (count.split // layout.tensor + count.whole) // (layout.data * layout.context)
-    experts = count.expert // (layout.expert * layout.expert_tensor)
-    return dense, experts // layout.expert_data
-
-
-def _largest_chunks(model: ModelShape, layout: Layout) -> int:
-    """Return the values of the largest chunk of dense weights, and of one of experts.
-
-    Megatron-Core does not let gate and up projection, which are one tensor, be cut.
-    """
-    experts, dense = model.experts, model.ffn
-    if experts is None:
-        return max(CHUNK, 2 * model.hidden * dense // layout.tensor)
-    dense = max(dense, experts.shared_ffn)
-    routed = 2 * model.hidden * experts.ffn // layout.expert_tensor
-    return max(CHUNK, 2 * model.hidden * dense // layout.tensor) + routed
 
 
 def _activations(
