@@ -18,18 +18,17 @@ from typing import Any
 
 os.environ.setdefault("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")
 
+import process_group
 import torch
-import torch.distributed as dist
 from kernel_models import discard, free, policy, seconds
 from megatron.core.pipeline_parallel.fine_grained_activation_offload import PipelineOffloadManager
 from offload_cases import CASES, OffloadCase
 from trainer_speed import rows_of
-from update_cases import MICRO_BATCHES, ONE
+from update_cases import MICRO_BATCHES
 
 from grpo_devcluster.results import stamp, write_raw
 from grpo_operator.api.v1alpha1.offload import OffloadSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig
-from grpo_worker.megatron.model.build import initialize_parallel
 from grpo_worker.megatron.training.policy import PolicyModel
 
 ROUNDS = 3
@@ -115,9 +114,7 @@ def main() -> None:
     parser.add_argument("result", type=Path)
     parser.add_argument("--only", default="", help="cases whose name contains this")
     args = parser.parse_args()
-    torch.cuda.set_device(0)
-    dist.init_process_group("nccl", init_method="tcp://127.0.0.1:29575", rank=0, world_size=1)
-    initialize_parallel(ONE, 1)
+    process_group.alone()
     found: dict[str, Any] = {}
     failed = []
     for case in CASES:

@@ -10,7 +10,6 @@ Needs transformer_engine and megatron-core on PYTHONPATH beside operator, worker
 """
 
 import argparse
-import os
 import statistics
 import tempfile
 import traceback
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import process_group
 import torch
 import torch.distributed as dist
 from kernel_models import BF16, ENGINE, FP8, LOCAL, SLICE, SMALL, Kind, discard, policy, seconds
@@ -144,8 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("result", type=Path)
     args = parser.parse_args()
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl")
+    process_group.of_torchrun()
     found: dict[str, Any] = {}
     failed = []
     for case in (fidelity, packing, long, saving):

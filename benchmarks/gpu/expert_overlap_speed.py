@@ -8,12 +8,12 @@ Needs transformer_engine and megatron-core on PYTHONPATH beside operator, worker
 """
 
 import argparse
-import os
 import statistics
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import process_group
 import torch
 import torch.distributed as dist
 from kernel_models import BF16, ENGINE, FP8, LOCAL, SLICE, Kind, discard, seconds, setup
@@ -78,8 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("result", type=Path)
     args = parser.parse_args()
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl")
+    process_group.of_torchrun()
     found: dict[str, Any] = {}
     for name, kind in KINDS.items():
         found[name] = compared(kind)

@@ -29,15 +29,9 @@ CASES = ("small", *(f"speed {kind}" for kind in SPEEDS))
 def in_process(case: str) -> Any:
     import kernel_fidelity
     import kernel_speed
-    import torch
-    import torch.distributed as dist
-    from kernel_models import ONE
+    import process_group
 
-    from grpo_worker.megatron.model.build import initialize_parallel
-
-    torch.cuda.set_device(0)
-    dist.init_process_group("nccl", init_method="tcp://127.0.0.1:29571", rank=0, world_size=1)
-    initialize_parallel(ONE, 1)
+    process_group.alone()
     name, _, argument = case.partition(" ")
     function = getattr(kernel_speed, name, None) or getattr(kernel_fidelity, name)
     return function(argument) if argument else function()

@@ -17,6 +17,7 @@ from typing import Any
 
 os.environ.setdefault("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")
 
+import process_group
 import torch
 import torch.distributed as dist
 from kernel_models import BF16, ENGINE, SLICE, discard, free, seconds, setup
@@ -65,8 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("result", type=Path)
     args = parser.parse_args()
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl")
+    process_group.of_torchrun()
     layout = Layout(world=dist.get_world_size())
     initialize_parallel(layout, 1)
     found: dict[str, Any] = {}

@@ -12,11 +12,11 @@ steps.
 
 import argparse
 import gc
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import process_group
 import torch
 from megatron.core import optimizer, parallel_state
 from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
@@ -86,9 +86,8 @@ def main() -> None:
     parser.add_argument("case", choices=CASES)
     parser.add_argument("result", type=Path)
     args = parser.parse_args()
-    torch.distributed.init_process_group("nccl")
+    process_group.of_torchrun()
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     case, rows = CASES[args.case], []
     if case.layout.world != world:
         raise SystemExit(f"{args.case!r} needs {case.layout.world} ranks: launch it with --nproc-per-node")

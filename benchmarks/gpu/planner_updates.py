@@ -14,16 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import process_group
 import torch
-import torch.distributed as dist
 from host_speed import launch_seconds
 from kernel_models import discard, free, policy, seconds
 from trainer_speed import rows_of
-from update_cases import FITTED, HELD_OUT, MICRO_BATCHES, ONE, UpdateCase
+from update_cases import FITTED, HELD_OUT, MICRO_BATCHES, UpdateCase
 
 from grpo_devcluster.results import stamp, write_raw
 from grpo_worker.algorithms.losses import PolicyLossConfig
-from grpo_worker.megatron.model.build import initialize_parallel
 
 ROUNDS, WARM_UP = 8, 2
 
@@ -73,9 +72,7 @@ def main() -> None:
     parser.add_argument("result", type=Path)
     parser.add_argument("kind", choices=("fitted", "held-out"))
     args = parser.parse_args()
-    torch.cuda.set_device(0)
-    dist.init_process_group("nccl", init_method="tcp://127.0.0.1:29574", rank=0, world_size=1)
-    initialize_parallel(ONE, 1)
+    process_group.alone()
     found: dict[str, Any] = {}
     failed = []
     for case in FITTED if args.kind == "fitted" else HELD_OUT:

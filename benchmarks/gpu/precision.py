@@ -30,15 +30,9 @@ CASES = ("curve bf16", "curve fp8", "engine bf16", "engine fp8", "gap", "curve b
 
 def in_process(case: str, folder: Path) -> Any:
     import precision_cases
-    import torch
-    import torch.distributed as dist
-    from kernel_models import ONE
+    import process_group
 
-    from grpo_worker.megatron.model.build import initialize_parallel
-
-    torch.cuda.set_device(0)
-    dist.init_process_group("nccl", init_method="tcp://127.0.0.1:29573", rank=0, world_size=1)
-    initialize_parallel(ONE, 1)
+    process_group.alone()
     name, _, argument = case.partition(" ")
     return getattr(precision_cases, name)(argument, folder)
 

@@ -15,8 +15,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import process_group
 import torch
-import torch.distributed as dist
 from kernel_models import BF16, ENGINE, ONE, SLICE, discard, free, policy, seconds
 from rank_checkpoint import digest
 from trainer_speed import rows_of
@@ -30,7 +30,6 @@ from grpo_operator.plan.planner.training.memory import of_precision, stage_memor
 from grpo_worker.algorithms.losses import PolicyLossConfig
 from grpo_worker.checkpointing.store import Origin, directory
 from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer
-from grpo_worker.megatron.model.build import initialize_parallel
 from grpo_worker.megatron.training.policy import PolicyModel
 
 TOKENS, ROWS, STEPS = 1024, 4, 6
@@ -105,9 +104,7 @@ def main() -> None:
     parser.add_argument("result", type=Path)
     parser.add_argument("folder", type=Path)
     args = parser.parse_args()
-    torch.cuda.set_device(0)
-    dist.init_process_group("nccl", init_method="tcp://127.0.0.1:29576", rank=0, world_size=1)
-    initialize_parallel(ONE, 1)
+    process_group.alone()
     found: dict[str, Any] = {}
     for name in CASES:
         found[name] = measure(args.folder, name, found.get("fp32", {}))

@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import process_group
 import psutil
 import torch
-import torch.distributed as dist
 from kernel_models import BF16, ENGINE, ONE, SLICE, free, policy, seconds
 from trainer_speed import rows_of
 
@@ -30,7 +30,6 @@ from grpo_devcluster.results import stamp, write_raw
 from grpo_worker.algorithms.losses import PolicyLossConfig
 from grpo_worker.checkpointing.store import Origin, directory
 from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer
-from grpo_worker.megatron.model.build import initialize_parallel
 from grpo_worker.megatron.optim.optimizer import inner_optimizers
 from grpo_worker.megatron.training.policy import PolicyModel
 
@@ -151,9 +150,7 @@ def main() -> None:
     parser.add_argument("result", type=Path)
     parser.add_argument("folder", type=Path)
     args = parser.parse_args()
-    torch.cuda.set_device(0)
-    dist.init_process_group("nccl", init_method="tcp://127.0.0.1:29572", rank=0, world_size=1)
-    initialize_parallel(ONE, 1)
+    process_group.alone()
     args.folder.mkdir(parents=True, exist_ok=True)
     machine = stamp(f"1 x {torch.cuda.get_device_name()}")
     measured(args.folder, lambda found: write_raw(args.result, machine, cases=found))

@@ -13,7 +13,6 @@ Needs megatron-core 0.16.1 and torch with CUDA on PYTHONPATH beside operator, wo
 """
 
 import argparse
-import os
 import statistics
 import tempfile
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import process_group
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
@@ -229,8 +229,7 @@ def main() -> None:
     parser.add_argument("case", choices=cases)
     parser.add_argument("result", type=Path)
     args = parser.parse_args()
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl")
+    process_group.of_torchrun()
     result = cases[args.case]()
     if dist.get_rank() == 0:
         origin = stamp(f"{dist.get_world_size()} x {torch.cuda.get_device_name()}")
