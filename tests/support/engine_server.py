@@ -33,11 +33,11 @@ class Server:
 
     def __init__(
         self, directory: Path, model: str = "preset:tiny-moe", port: int = ENGINE_PORT,
-        agent_port: int = AGENT_PORT, host: int = 0, **engine: Any,
+        agent_port: int = AGENT_PORT, host: int = 0, plugins: str | None = None, **engine: Any,
     ) -> None:  # fmt: skip
         """``engine``: fields of EngineSpec. ``port``: differs for an engine beside the session's.
 
-        ``agent_port``, ``host``: of a host of an engine of several.
+        ``agent_port``, ``host``: of a host of an engine of several. ``plugins``: None: all of this project's.
         """
         spec = {"context_length": 256, "max_total_tokens": 8192, "return_routed_experts": True} | engine
         pool = RolloutTemplate(engine=EngineSpec(device="cpu", dtype="float32", **spec))
@@ -53,6 +53,8 @@ class Server:
         url = f"http://127.0.0.1:{AGENT_PORT}"
         kept = {"GRPO_ROUTED_EXPERTS": str(self.experts), "GRPO_ROUTED_EXPERTS_URL": url}
         self._env = environment(directory) | cpu_engine_env(pool.engine) | kept | {"HOST_INDEX": str(host)}
+        if plugins is not None:
+            self._env["SGLANG_PLUGINS"] = plugins
         self._command = command.replace("python3", sys.executable)
         self._log = directory / "log"
         self.start()

@@ -99,7 +99,7 @@ def test_a_flipped_bit_on_the_way_to_one_rank_leaves_the_engine_stale(
 def test_the_agent_of_two_ranks_needs_no_more_memory_than_that_of_one(tmp_path: Path) -> None:
     root = Path(tempfile.mkdtemp(dir="/dev/shm"))
     (tmp_path / "config.json").write_text(json.dumps(late_engine.MODEL))
-    limit, shape = AGENT_MEMORY >> 20, {"tensor_parallel": RANKS}
+    limit, shape = AGENT_MEMORY >> 20, dict[str, Any](tensor_parallel=RANKS)
     engine = Server(tmp_path, str(tmp_path), free_port(), return_routed_experts=False, **shape)
     try:
         nbytes = sum(manifest.blob_bytes for manifest in publish_model(root, 1))

@@ -8,6 +8,10 @@ from grpo_worker.weightsync.agent.rank_streams import RankStreams
 from grpo_worker.weightsync.protocol.agent_stream import LOOPBACK, places_of_hosts
 from grpo_worker.weightsync.protocol.direct_load import MARK
 
+# In the answer of an engine without this project's plugin: it takes the stream for a process group of its
+# own, and its first rank tries to listen at the agent's port.
+_LISTENS = "EADDRINUSE"
+
 
 class EngineStream(RankStreams):
     """Streams to the ``ranks`` ranks of an engine that loads them directly, or to those of its first host.
@@ -28,11 +32,14 @@ class EngineStream(RankStreams):
             accepted = self._threads.submit(self.accept, joined.is_set)
             place = places_of_hosts([self.port, *further_ports]) if further_ports else address
             try:
-                answer = engine.join_group(place, self.port, name, ranks, 0)
+                self.direct = MARK in engine.join_group(place, self.port, name, ranks, 0)
+            except EngineError as error:
+                if _LISTENS not in str(error):
+                    raise
+                self.direct = False
             finally:
                 joined.set()
             missing = accepted.result()
-            self.direct = MARK in answer
             if self.direct and missing:
                 raise EngineError(f"{name}: {missing} of {own} ranks have not connected")
         except BaseException:
