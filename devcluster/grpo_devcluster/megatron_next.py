@@ -12,7 +12,7 @@ from grpo_devcluster.stages import StageError, fail
 _SOURCES = ("devcluster", "operator", "worker_images", "rehearsal", "tests")
 _TESTS = (
     "megatron_versions", "megatron", "mtp", "recompute", "router", "replay", "context_parallel", "critic",
-    "loading", "kernels", "token_dispatcher", "overlap",
+    "loading", "kernels", "token_dispatcher", "overlap", "expert_overlap",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What ``parallelism: {auto: true}`` searches: virtual stages, the margin, and how long it takes."""
+"""Search of ``parallelism: {auto: true}``: virtual stages, the margin, and how long it takes."""
 
 import json
 import time

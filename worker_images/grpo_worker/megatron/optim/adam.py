@@ -28,7 +28,7 @@ def initialize(optimizer: _Optimizer) -> None:
 
 
 def _zeros(optimizer: _Optimizer, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+    moments = {name: torch.zeros_like(parameter) for name in precision_aware.MOMENTS}
     return moments | ({"step": torch.tensor(0.0)} if _is_torchs(optimizer) else {})
 
 

@@ -158,9 +158,8 @@ def stage_memory(
         stepping += precision.stepping * max(shards(count + added, layout))
         freed = local * precision.gradients if offload.gradients else 0
         apart = 0
-        if (
-            workload.log_prob_tokens is not None
-        ):  # tensors of a layer that is recomputed as a whole, or logits
+        if workload.log_prob_tokens is not None:
+            # Tensors of a layer that is recomputed as a whole, or logits.
             forward = Workload(workload.log_prob_tokens)
             apart = _activations(model, layout, forward, places, index, with_mtp)[1] - freed
         moved = ((local + others) * precision.weights + one * frozen) * offload.parameters

@@ -1,4 +1,4 @@
-"""What a job may offload to host memory, from its spec and its model (pure)."""
+"""Offload of a job to host memory, from its spec and its model (pure)."""
 
 from collections.abc import Sequence
 

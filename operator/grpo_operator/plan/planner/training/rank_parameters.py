@@ -57,9 +57,7 @@ def largest_chunks(model: ModelShape, layout: Layout) -> int:
 
     Megatron-Core does not let gate and up projection, which are one tensor, be cut.
     """
-    experts, dense = model.experts, model.ffn
-    if experts is None:
-        return max(CHUNK, 2 * model.hidden * dense // layout.tensor)
-    dense = max(dense, experts.shared_ffn)
-    routed = 2 * model.hidden * experts.ffn // layout.expert_tensor
-    return max(CHUNK, 2 * model.hidden * dense // layout.tensor) + routed
+    experts = model.experts
+    ffn = model.ffn if experts is None else max(model.ffn, experts.shared_ffn)
+    dense = max(CHUNK, 2 * model.hidden * ffn // layout.tensor)
+    return dense + (0 if experts is None else 2 * model.hidden * experts.ffn // layout.expert_tensor)
