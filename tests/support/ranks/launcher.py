@@ -6,6 +6,7 @@ with them process groups and their polling threads, outlive their last use in a 
 """
 
 import atexit
+import faulthandler
 import gc
 import importlib
 import json
@@ -54,7 +55,7 @@ class Template:
             assert time.monotonic() < deadline, f"{name}: no answer in {timeout:.0f} s; {_machine()}"
             time.sleep(0.02)
         codes = json.loads((folder / "codes").read_text())
-        assert codes == [0] * world, f"{name}: exit codes of the ranks: {codes}"
+        assert codes == [0] * world, f"{name}: exit codes of the ranks: {codes}{_errors(folder, codes)}"
         return [pickle.loads((folder / str(rank)).read_bytes()) for rank in range(world)]
 
     def end(self) -> None:
@@ -68,6 +69,13 @@ def _paths(python: str) -> list[str]:
     if python == sys.executable:
         return sys.path
     return [path for path in sys.path if path.startswith(str(TESTS.parent)) and "-packages" not in path]
+
+
+def _errors(folder: Path, codes: list[int]) -> str:
+    """Return the end of what the ranks that failed first wrote; SIGKILL ended those that waited for them."""
+    failed = [rank for rank, code in enumerate(codes) if code not in (0, -signal.SIGKILL)]
+    texts = {rank: (folder / f"{rank}.stderr").read_text(errors="replace") for rank in failed}
+    return "".join(f"\n--- rank {rank}:\n{text[-4000:]}" for rank, text in texts.items())
 
 
 def _machine() -> str:
@@ -130,6 +138,9 @@ def _fork(folder: Path, rank: int, world: int, function: Any, arguments: dict[st
     if pid:
         return pid
     code = 1
+    stderr = os.open(folder / f"{rank}.stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(stderr, sys.stderr.fileno())
+    faulthandler.enable()
     try:
         (folder / str(rank)).write_bytes(pickle.dumps(_on_rank(folder, rank, world, function, arguments)))
         code = 0
