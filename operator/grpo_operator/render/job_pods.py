@@ -11,7 +11,7 @@ from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.weight_path import Backend, WeightPath
 from grpo_operator.plan.capacity.topology import Leaves
 from grpo_operator.plan.weight_path import job_weight_path
-from grpo_operator.render.placement import apart_from, packed, prefer_leaves, share_host_ipc
+from grpo_operator.render.placement import packed, prefer_apart_from, prefer_leaves, share_host_ipc
 from grpo_operator.render.pod_template import PYTHON, PodParts, overlaid, probe, share_key
 from grpo_operator.render.rollout_pods import EnginePods
 from grpo_operator.render.volumes import STORE_MOUNT, fetch, job_files, job_store, model_files
@@ -121,7 +121,7 @@ class JobPods:
         if not gpus:
             return self.parts.off_gpus()
         owner, key = self.parts.owner, self.parts.scheduling.topology_key
-        result = {} if self.spec.mode == "colocated" else apart_from(owner.labels(names.ROLLOUT))
+        result = {} if self.spec.mode == "colocated" else prefer_apart_from(owner.labels(names.ROLLOUT))
         if key:
             result |= packed(owner.labels(names.TRAINER), key, hosts=1)
             result |= prefer_leaves(key, self.leaves)

@@ -9,6 +9,7 @@ from grpo_operator.plan.capacity.feasibility import GPU
 from grpo_operator.plan.capacity.topology import Leaves
 
 GPU_NODE = "nvidia.com/gpu.present"  # label that NVIDIA's GPU feature discovery sets on GPU nodes
+_MOST = 100  # weight of a preference, Kubernetes' largest
 
 
 def tolerations(scheduling: SchedulingSpec, seconds: int | None) -> list[dict[str, Any]]:
@@ -30,18 +31,26 @@ def tolerations(scheduling: SchedulingSpec, seconds: int | None) -> list[dict[st
     return [*own, *given]
 
 
-def apart_from(labels: dict[str, str]) -> dict[str, Any]:
-    """Return an affinity that excludes nodes with a pod that has these labels."""
-    term = {"labelSelector": {"matchLabels": labels}, "topologyKey": "kubernetes.io/hostname"}
-    return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+def prefer_apart_from(labels: dict[str, str]) -> dict[str, Any]:
+    """Return an affinity that prefers nodes without a pod that has these labels.
+
+    It does not exclude the others: all GPUs of a small cluster may be in one node.
+    """
+    preferred = {"weight": _MOST, "podAffinityTerm": _same_host(labels)}
+    return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}}
 
 
 def beside(labels: dict[str, str], alone: dict[str, str] | None) -> dict[str, Any]:
     """Return an affinity for nodes with a pod that has these labels, and no pod with the labels ``alone``."""
-    host = "kubernetes.io/hostname"
-    term = {"labelSelector": {"matchLabels": labels}, "topologyKey": host}
-    together = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
-    return together | (apart_from(alone) if alone else {})
+    together = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [_same_host(labels)]}}
+    if not alone:
+        return together
+    apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [_same_host(alone)]}}
+    return together | apart
+
+
+def _same_host(labels: dict[str, str]) -> dict[str, Any]:
+    return {"labelSelector": {"matchLabels": labels}, "topologyKey": "kubernetes.io/hostname"}
 
 
 def packed(labels: dict[str, str], key: str, hosts: int) -> dict[str, Any]:
@@ -50,7 +59,7 @@ def packed(labels: dict[str, str], key: str, hosts: int) -> dict[str, Any]:
     """
     mine = {"labelSelector": {"matchLabels": labels}, "topologyKey": key}
     terms: dict[str, Any] = {
-        "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": mine}]
+        "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": _MOST, "podAffinityTerm": mine}]
     }
     if hosts > 1:
         together = mine | {"matchLabelKeys": [names.REPLICA_NAME]}
@@ -63,8 +72,7 @@ def prefer_leaves(key: str, leaves: Leaves) -> dict[str, Any]:
     if not leaves.trainer:
         return {}
     rule = {"key": key, "operator": "In", "values": list(leaves.trainer)}
-    preferred = {"weight": 100, "preference": {"matchExpressions": [rule]}}
-    terms: dict[str, Any] = {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}
+    terms = _preferred(rule)
     if leaves.reserved:
         terms |= _required(key, "NotIn", leaves.reserved)
     return {"nodeAffinity": terms}
@@ -75,9 +83,17 @@ def bind_to_leaf(spec: dict[str, Any], key: str, leaf: str) -> None:
     spec.setdefault("affinity", {})["nodeAffinity"] = _required(key, "In", [leaf])
 
 
-def off_gpu_nodes() -> dict[str, Any]:
-    """Return the affinity that keeps pods without GPUs off GPU nodes."""
-    return {"nodeAffinity": _required(GPU_NODE, "NotIn", ["true"])}
+def prefer_off_gpu_nodes() -> dict[str, Any]:
+    """Return the affinity of pods without GPUs, which prefer nodes without GPUs.
+
+    It does not exclude GPU nodes: a small cluster may have no others.
+    """
+    return {"nodeAffinity": _preferred({"key": GPU_NODE, "operator": "NotIn", "values": ["true"]})}
+
+
+def _preferred(rule: dict[str, Any]) -> dict[str, Any]:
+    preferred = {"weight": _MOST, "preference": {"matchExpressions": [rule]}}
+    return {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}
 
 
 def _required(key: str, operator: str, values: Sequence[str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from grpo_operator.api.v1alpha1.trainer import TrainerSpec
 from grpo_operator.plan.capacity.feasibility import GPU
 from grpo_operator.plan.capacity.pod_requests import agent_resources, head_resources
 from grpo_operator.render.overlay import merge
-from grpo_operator.render.placement import add_devices, off_gpu_nodes, shared_memory, tolerations
+from grpo_operator.render.placement import add_devices, prefer_off_gpu_nodes, shared_memory, tolerations
 from grpo_operator.settings import OperatorSettings
 
 PYTHON = "python3"
@@ -44,7 +44,7 @@ class PodParts:
 
     def off_gpus(self) -> dict[str, Any]:
         """Return the affinity of pods without GPUs."""
-        return off_gpu_nodes() if self.gpu_cluster else {}
+        return prefer_off_gpu_nodes() if self.gpu_cluster else {}
 
     def agent(self, image: str, of: TrainerSpec | RolloutTemplate, arguments: str) -> dict[str, Any]:
         """Return the sidecar container that transfers weights."""

@@ -10,10 +10,10 @@ from grpo_operator.api.v1alpha1.model import WeightSyncSpec
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
 from grpo_operator.api.weight_path import Backend, WeightPath
 from grpo_operator.render.placement import (
-    apart_from,
     beside,
     bind_to_leaf,
     packed,
+    prefer_apart_from,
     see_all_devices,
     share_host_ipc,
 )
@@ -94,7 +94,7 @@ class EnginePods:
             return beside(owner.labels(names.TRAINER), owner.labels(names.ROLLOUT) if gpus else None)
         if not gpus:
             return self.parts.off_gpus()
-        result = apart_from(owner.labels(names.TRAINER)) if owner.kind == "GRPOJob" else {}
+        result = prefer_apart_from(owner.labels(names.TRAINER)) if owner.kind == "GRPOJob" else {}
         if not key:
             return result
         return result | packed(owner.labels(names.ROLLOUT), key, pool.engine.nodes_per_engine)

@@ -101,7 +101,9 @@ def test_gpu_pods_get_devices_and_anti_affinity(pool: str) -> None:
     env = {e["name"]: e.get("value") for e in main["env"]}
     assert env["CUDA_DEVICE_MAX_CONNECTIONS"] == "1" and env["NCCL_CUMEM_ENABLE"] == "0"
     assert {"name": "shm", "mountPath": "/dev/shm"} in main["volumeMounts"]
-    (apart,) = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert "requiredDuringSchedulingIgnoredDuringExecution" not in spec["affinity"]["podAntiAffinity"]
+    (preferred,) = spec["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    apart = preferred["podAffinityTerm"]
     other = {"trainer": "rollout", "rollout": "trainer"}[pool]
     assert apart["labelSelector"]["matchLabels"]["rl.grpo.dev/pool"] == other
     assert apart["topologyKey"] == "kubernetes.io/hostname"
@@ -127,15 +129,15 @@ def test_an_engine_stays_within_one_leaf() -> None:
     )
 
 
-def test_the_controller_and_the_head_avoid_gpu_nodes() -> None:
+def test_the_controller_and_the_head_prefer_nodes_without_gpus() -> None:
+    """They do not require them: all nodes of a small cluster may have GPUs."""
+    rule = {"key": "nvidia.com/gpu.present", "operator": "NotIn", "values": ["true"]}
+    preferred = {"weight": 100, "preference": {"matchExpressions": [rule]}}
     head = cluster()["spec"]["headGroupSpec"]["template"]["spec"]
     for spec in (head, template("controller")["spec"]):
-        (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
-            "nodeSelectorTerms"
-        ]
-        assert term["matchExpressions"][0] == {
-            "key": "nvidia.com/gpu.present", "operator": "NotIn", "values": ["true"],
-        }  # fmt: skip
+        assert spec["affinity"]["nodeAffinity"] == {
+            "preferredDuringSchedulingIgnoredDuringExecution": [preferred]
+        }
         assert "nvidia.com/gpu" not in spec["containers"][0]["resources"]["limits"]
 
 
