@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_operator.api.catalog.presets import PRESET
 from grpo_worker.data.tokenizer import TextTokenizer, load_tokenizer
 from grpo_worker.megatron.families.registry import family_of
-from grpo_worker.model_files.config import PRESET, model_config, read_json
+from grpo_worker.model_files.config import model_config, read_json
 from grpo_worker.model_files.directory import check_directory
 from grpo_worker.model_files.errors import ModelFilesError
 from grpo_worker.model_files.special_tokens import SpecialTokens, special_tokens

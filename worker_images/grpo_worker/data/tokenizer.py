@@ -8,8 +8,8 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from grpo_operator.api.catalog.presets import PRESET
 from grpo_worker.data.text_decoder import TextDecoder
-from grpo_worker.model_files.config import PRESET
 from grpo_worker.model_files.errors import ModelFilesError
 from grpo_worker.model_files.names import TINY_TOKENIZER, TOKENIZER_FILES
 

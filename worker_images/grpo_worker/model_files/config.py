@@ -9,10 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from grpo_operator.api.catalog.architectures import PRESETS, architecture
+from grpo_operator.api.catalog.presets import PRESET, preset
 from grpo_worker.model_files.errors import ModelFilesError
 
-PRESET = "preset:"
 _RENAMED = {"num_local_experts": "num_experts", "dtype": "torch_dtype"}
 # Fields that transformers adds to published files: defaults of its classes, or derived from other fields.
 _ADDED_BY_TRANSFORMERS = frozenset(
@@ -37,10 +36,7 @@ def model_config(path: str) -> dict[str, Any]:
     Raises ModelFilesError that names the file, or ValueError for an unknown preset.
     """
     if path.startswith(PRESET):
-        name = path.removeprefix(PRESET)
-        if name not in PRESETS:
-            raise ValueError(f"spec.model.path: unknown preset {name!r}; known: {', '.join(PRESETS)}")
-        return architecture(name)
+        return preset(path)
     return canonical(read_json(Path(path) / "config.json"))
 
 

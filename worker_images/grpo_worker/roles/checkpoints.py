@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from grpo_operator.api.catalog.presets import PRESET
 from grpo_worker.checkpointing.snapshots import file_of, remove_older, seal
 from grpo_worker.checkpointing.store import WEIGHTS as STORED_WEIGHTS
 from grpo_worker.checkpointing.store import directory
@@ -100,7 +101,7 @@ class CheckpointMethods:
         from grpo_worker.megatron.export.exporter import begin_export
 
         source = (
-            None if self._models.spec.model.path.startswith("preset:") else Path(self._models.spec.model.path)
+            None if self._models.spec.model.path.startswith(PRESET) else Path(self._models.spec.model.path)
         )
         with self._models.policy.trainable.weights.on_device():
             self._export = begin_export(

@@ -1,7 +1,7 @@
 """Known model architectures as Hugging Face ``config.json`` contents, without weights.
 
-A model path ``preset:NAME`` trains from random weights. ``spec.model.architecture`` names the
-architecture of a model directory that only the pods can read, so that the operator can plan for it.
+``spec.model.architecture`` names the architecture of a model directory that only the pods can read, so that
+the operator can plan for it.
 Source of the figures: the models' published config.json.
 """
 
@@ -267,8 +267,6 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "glm-4.7": GLM_4_7,
     "kimi-k2": KIMI_K2,
 }
-# Names allowed in ``preset:NAME``: models small enough to train from random weights.
-PRESETS = ("tiny-moe",)
 
 
 def architecture(name: str) -> dict[str, Any]:

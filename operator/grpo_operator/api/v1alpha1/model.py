@@ -5,7 +5,8 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from grpo_operator.api.base import Model, Path, ShortString
-from grpo_operator.api.catalog.architectures import ARCHITECTURES, PRESETS, architecture
+from grpo_operator.api.catalog.architectures import ARCHITECTURES, architecture
+from grpo_operator.api.catalog.presets import PRESET, PRESETS, preset
 from grpo_operator.api.rules import Rule
 from grpo_operator.api.v1alpha1.volumes import VolumeSpec, within
 
@@ -49,8 +50,8 @@ class ModelSpec(Model):
     @field_validator("path")
     @classmethod
     def _known_preset(cls, path: str) -> str:
-        if path.startswith("preset:") and path.removeprefix("preset:") not in PRESETS:
-            raise ValueError(f"unknown preset: use preset:{', preset:'.join(PRESETS)}, or an absolute path")
+        if path.startswith(PRESET):
+            preset(path)  # raises for an unknown name
         return path
 
     @field_validator("architecture")
@@ -62,8 +63,8 @@ class ModelSpec(Model):
 
     def config(self) -> dict[str, Any] | None:
         """Return the model's config.json, or None when only the pods can read it."""
-        if self.path.startswith("preset:"):
-            return architecture(self.path.removeprefix("preset:"))
+        if self.path.startswith(PRESET):
+            return preset(self.path)
         return architecture(self.architecture) if self.architecture else None
 
 

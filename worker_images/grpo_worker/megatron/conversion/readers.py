@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
+from grpo_operator.api.catalog.presets import PRESET
 from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.quantization.fp8 import FP8_BLOCK, dequantise
 
@@ -23,7 +24,7 @@ class WeightReader(Protocol):
 
 def weight_reader(path: str, hf: dict[str, Any], seed: int) -> WeightReader:
     """Return the reader of a preset's seeded weights, or of a Hugging Face directory."""
-    return SeededWeights(hf, seed) if path.startswith("preset:") else SafetensorsWeights(Path(path))
+    return SeededWeights(hf, seed) if path.startswith(PRESET) else SafetensorsWeights(Path(path))
 
 
 class SeededWeights:

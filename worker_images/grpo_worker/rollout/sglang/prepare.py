@@ -14,7 +14,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from grpo_worker.model_files.config import PRESET, model_config
+from grpo_operator.api.catalog.presets import PRESET
+from grpo_worker.model_files.config import model_config
 from grpo_worker.model_files.names import FP8_CONFIG, TINY_TOKENIZER, TOKENIZER_FILES
 
 
