@@ -7,7 +7,9 @@ colocated.json and traced.json (benchmarks/gpu/job.py); update.json, packing.jso
 (benchmarks/gpu/engine_speed.py); wave_work.json (benchmarks/gpu/wave_work.py); kernels.json
 (benchmarks/gpu/kernels.py); context.json (benchmarks/gpu/context_speed.py); rank_checkpoint.json
 (benchmarks/gpu/rank_checkpoint.py); precision.json (benchmarks/gpu/precision.py); precision_aware.json
-(benchmarks/gpu/precision_aware.py); overlap.json (benchmarks/gpu/overlap_speed.py); rollout.json
+(benchmarks/gpu/precision_aware.py); overlap.json (benchmarks/gpu/overlap_speed.py); expert_overlap.json
+(benchmarks/gpu/expert_overlap_speed.py); activation_offload.json (benchmarks/gpu/activation_offload.py);
+nccl_memory.json and nccl_memory_network.json (benchmarks/gpu/nccl_memory.py); rollout.json
 (benchmarks/gpu/rollout_speed.py); memory-*.json and held-out-*.json (benchmarks/gpu/planner_memory.py).
 Raw data go to the files with ``_gpu`` in their name, planner_memory.json and planner_memory_held_out.json,
 figures to sync.json and trainer.json.
@@ -272,6 +274,10 @@ def main() -> None:
         "context": context, "job_kernels": job_kernels, "rollout": rollout,
         "precision_aware": lambda content: _keep("precision_aware_gpu", content),
         "overlap": lambda content: _keep("overlap_gpu", content),
+        "expert_overlap": lambda content: _keep("expert_overlap_gpu", content),
+        "activation_offload": lambda content: _keep("activation_offload_gpu", content),
+        "nccl_memory": lambda content: _keep("nccl_memory_gpu", content),
+        "nccl_memory_network": lambda content: _keep("nccl_memory_gpu", content),
     }  # fmt: skip
     for name, content in measured.items():
         if name in single:

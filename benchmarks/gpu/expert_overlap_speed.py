@@ -85,8 +85,8 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(name, found[name], flush=True)
             write_raw(
-                args.result, stamp(f"{dist.get_world_size()} x {torch.cuda.get_device_name()}"), **found
-            )
+                args.result, stamp(f"{dist.get_world_size()} x {torch.cuda.get_device_name()}"), cases=found
+            )  # fmt: skip
     dist.destroy_process_group()
 
 
