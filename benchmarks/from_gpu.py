@@ -9,7 +9,8 @@ colocated.json and traced.json (benchmarks/gpu/job.py); update.json, packing.jso
 (benchmarks/gpu/rank_checkpoint.py); precision.json (benchmarks/gpu/precision.py); precision_aware.json
 (benchmarks/gpu/precision_aware.py); overlap.json (benchmarks/gpu/overlap_speed.py); expert_overlap.json
 (benchmarks/gpu/expert_overlap_speed.py); activation_offload.json (benchmarks/gpu/activation_offload.py);
-nccl_memory.json and nccl_memory_network.json (benchmarks/gpu/nccl_memory.py); rollout.json
+nccl_memory.json and nccl_memory_network.json (benchmarks/gpu/nccl_memory.py); deterministic.json
+and deterministic_plain.json (benchmarks/gpu/deterministic.py); rollout.json
 (benchmarks/gpu/rollout_speed.py); memory-*.json and held-out-*.json (benchmarks/gpu/planner_memory.py).
 Raw data go to the files with ``_gpu`` in their name, planner_memory.json and planner_memory_held_out.json,
 figures to sync.json and trainer.json.
@@ -276,6 +277,8 @@ def main() -> None:
         "overlap": lambda content: _keep("overlap_gpu", content),
         "expert_overlap": lambda content: _keep("expert_overlap_gpu", content),
         "activation_offload": lambda content: _keep("activation_offload_gpu", content),
+        "deterministic": lambda content: _keep("deterministic_gpu", content),
+        "deterministic_plain": lambda content: _keep("deterministic_gpu", content),
         "nccl_memory": lambda content: _keep("nccl_memory_gpu", content),
         "nccl_memory_network": lambda content: _keep("nccl_memory_gpu", content),
     }  # fmt: skip

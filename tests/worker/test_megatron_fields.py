@@ -83,6 +83,9 @@ def test_what_only_megatron_core_refuses_is_named(megatron: dict[str, object], t
 
 def test_a_field_gets_no_blame_for_the_layout() -> None:
     (error,) = run_on_ranks(
-        "megatron_cases:refusal", 1, megatron={"deterministic_mode": False}, layout={"tensor": 8}
+        "megatron_cases:refusal",
+        1,
+        megatron={"moe_pad_expert_input_to_capacity": False},
+        layout={"tensor": 8},
     )
     assert error.startswith("trainer.parallelism.tensor=8 must divide")

@@ -10,6 +10,7 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.offload import OffloadSpec
 from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
 from grpo_worker.megatron.conversion.readers import SeededWeights
+from grpo_worker.megatron.deterministic import require_deterministic
 from grpo_worker.megatron.model.build import initialize_parallel
 from grpo_worker.megatron.optim import data_parallel
 from grpo_worker.megatron.training.policy import PolicyModel
@@ -30,16 +31,21 @@ def updates(
     mtp: bool = False,
     length: int = 32,
     uneven: bool = False,
+    deterministic: bool = False,
 ) -> dict[str, Any]:
     """Take three optimizer steps of several micro-batches each.
 
     ``shard``: elements of a bucket that a rank keeps. ``length``: tokens of a row, which is a micro-batch.
     ``uneven``: rows are packed, and the last data-parallel rank has one row, so that micro-batches are empty.
+    ``deterministic``: as with spec.trainer.deterministic.
     Returns the steps' metrics, the log-probabilities of the last weights, these weights, and how many buckets
     and unfinished gathers there were at the end.
     """
     data_parallel.OVERLAP, data_parallel.SHARD = overlap, shard
-    policy = _policy(layout, model, offloads, recompute, mtp, length if uneven else None)
+    if deterministic:
+        require_deterministic()
+    policy = _policy(layout, model, offloads, recompute, mtp, length if uneven else None, deterministic)
+    assert policy.chunks[0].config.deterministic_mode is deterministic
     last = parallel_state.get_data_parallel_world_size() - 1
     rows = 1 if uneven and parallel_state.get_data_parallel_rank() == last else None
     history = []
@@ -65,7 +71,8 @@ def updates(
 
 
 def _policy(
-    layout: dict[str, int], model: str, offloads: bool, recompute: str, mtp: bool, max_tokens: int | None
+    layout: dict[str, int], model: str, offloads: bool, recompute: str, mtp: bool, max_tokens: int | None,
+    deterministic: bool,
 ) -> PolicyModel:  # fmt: skip
     hf = tiny_model(model) | ({"num_nextn_predict_layers": 1} if mtp else {})
     parallel = Layout(world=dist.get_world_size(), **layout)
@@ -73,7 +80,7 @@ def _policy(
     offload = OffloadSpec(parameters=offloads, gradients=offloads, optimizer=offloads)
     setup = ModelSetup(
         hf, parallel, SeededWeights(hf, SEED), MicroBatching(1, max_tokens), offload=offload,
-        recompute=recompute_of(recompute), mtp=mtp,
+        recompute=recompute_of(recompute), mtp=mtp, deterministic=deterministic,
     )  # fmt: skip
     # Without clipping: the norm's last bits depend on the buckets.
     optimizer = OptimizerSpec(lr=1e-3, clip_grad=1000)

@@ -18,6 +18,7 @@ from grpo_worker.data.routed_experts import ExpertLayers
 from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer
 from grpo_worker.megatron.checkpoint.part import CheckpointPart
 from grpo_worker.megatron.conversion.readers import weight_reader
+from grpo_worker.megatron.deterministic import require_deterministic
 from grpo_worker.megatron.families.registry import expert_layers
 from grpo_worker.megatron.model.build import device, initialize_parallel
 from grpo_worker.megatron.training.critic import CriticModel
@@ -63,6 +64,8 @@ def build_models(rank: int, world: int, config: dict[str, Any]) -> TrainerModels
     spec = GRPOJobSpec.model_validate(config["spec"])
     if spec.trainer.device is Device.CUDA and not torch.cuda.is_available():
         raise RuntimeError("spec.trainer.device is cuda, but this rank sees no GPU: check its pod's limits")
+    if spec.trainer.deterministic:
+        require_deterministic()
     hf, layout = config["hf"], spec.trainer.parallelism.layout(world)
     initialize_parallel(layout, spec.seed)
     links = TrainerLinks(rank, world, device())
@@ -130,6 +133,7 @@ def _model_setup(spec: GRPOJobSpec, hf: dict[str, Any], world: int) -> ModelSetu
         precision=trainer.precision,
         megatron=trainer.megatron,
         gpus_per_node=trainer.gpus_per_node,
+        deterministic=trainer.deterministic,
     )
 
 

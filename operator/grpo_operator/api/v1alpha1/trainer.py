@@ -186,6 +186,13 @@ class TrainerSpec(WithOverlay):
         "fp8-block128: e4m3, with an fp32 scale for each 128 x 128 block of a weight and for each 128 values "
         "of an activation; weights and gradients stay as they are. It needs Transformer Engine",
     )
+    deterministic: bool = Field(
+        False,
+        description="kernels and collectives that add in a fixed order: a step repeated from the same "
+        "checkpoint with the same samples has the same bits, at some cost of speed on GPUs (Megatron-Core: "
+        "deterministic_mode). For the same samples, set the engines' deterministic too. On cpu every step is "
+        "deterministic",
+    )
     recompute: Literal["none", "selective", "full", "auto"] = Field(
         "full",
         description="activation recomputation. full: keep only each layer's input for the backward pass. "

@@ -32,8 +32,8 @@ class ModelSetup:
     role computes, and activations of trained models that wait there for the backward pass. ``mtp``: also
     train the layer of multi-token prediction. ``moe``: balance of the experts of the trained models, and
     dispatcher of all models' tokens. ``gpus_per_node``: of the training pool.
-    ``kernels``, ``precision``: of all models' layers. ``megatron``: fields of all models' configurations that
-    the job passes through.
+    ``kernels``, ``precision``: of all models' layers. ``deterministic``: whether these add in a fixed order.
+    ``megatron``: fields of all models' configurations that the job passes through.
     """
 
     hf: dict[str, Any]
@@ -50,6 +50,7 @@ class ModelSetup:
     precision: Precision = Precision.BF16
     megatron: Mapping[str, Any] = field(default_factory=dict)
     gpus_per_node: int = 8
+    deterministic: bool = False
 
     @property
     def family(self) -> Family:
@@ -61,6 +62,7 @@ class ModelSetup:
         common: dict[str, Any] = {
             "choice": self.kernels, "precision": self.precision, "passed": self.megatron,
             "dispatcher": DispatcherChoice(self.moe.dispatcher, self.gpus_per_node),
+            "deterministic_mode": self.deterministic,
         }  # fmt: skip
         return build_chunks(self.hf, self.layout, self.dtype, **common, **fields)
 

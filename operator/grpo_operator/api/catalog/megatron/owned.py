@@ -18,6 +18,7 @@ _BUFFERS = "the trainer creates no communication buffers of Transformer Engine: 
 _UNUSED = "nothing in the trainer reads it: remove it"
 _MTP = "set spec.model.multiTokenPrediction instead"
 _RECOMPUTE = "set spec.trainer.recompute instead"
+_DETERMINISTIC = "set spec.trainer.deterministic instead"
 _OFFLOAD = "set spec.trainer.offload instead"
 _BALANCE = "set spec.trainer.moe.auxLossCoefficient instead"
 
@@ -51,6 +52,7 @@ _GROUPS: dict[str, str] = {
     "apply_query_key_layer_scaling",
     _RECOMPUTE: "recompute_granularity recompute_method recompute_num_layers recompute_modules "
     "distribute_saved_activations moe_layer_recompute num_microbatches_with_partial_activation_checkpoints",
+    _DETERMINISTIC: "deterministic_mode",
     _OFFLOAD: "cpu_offloading cpu_offloading_num_layers _cpu_offloading_context cpu_offloading_activations "
     "cpu_offloading_weights cpu_offloading_double_buffering fine_grained_activation_offloading "
     "offload_modules",
