@@ -5,7 +5,6 @@ the entries that kubelet names for a pod. So pods need no privileges, and runc i
 """
 
 import os
-import shutil
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -84,9 +83,10 @@ def _register_libraries(folder: Path) -> None:
 
 def down() -> None:
     """Remove what ``start`` and the device plugin left outside the devcluster's folders."""
+    if not _LOADER.exists():  # another cluster's plugin may have written the same files
+        return
     processes.stop("nvidia-device-plugin")
-    if _LOADER.exists():
-        _LOADER.unlink()
-        subprocess.run([shutil.which("ldconfig") or "/sbin/ldconfig"], check=False)
     _SPECIFICATION.unlink(missing_ok=True)
     (_SOCKETS / "nvidia-gpu.sock").unlink(missing_ok=True)
+    _LOADER.unlink()
+    subprocess.run(["ldconfig"], check=False)

@@ -1,7 +1,7 @@
 """What `make gpu-node-pack` packed, in place of what a machine without a network cannot build or download.
 
 GRPO_DEVCLUSTER_PACK names the pack's folder. In it are: bin/ (components by the content of their pins),
-tools/ (links to them by plain names), debian/ (unpacked packages), images/ and sources/ (files of Go modules).
+tools/ (links to them by plain names), debian/ (unpacked packages), images/ and sources/ (of Go modules).
 """
 
 import json
