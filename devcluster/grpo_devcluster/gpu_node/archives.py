@@ -42,4 +42,6 @@ def compress(content: bytes) -> bytes:
 def extract(packed: bytes, target: Path) -> None:
     """Extract a compressed archive into a folder, over what is there."""
     with tarfile.open(fileobj=io.BytesIO(packed), mode="r:xz") as archive:
-        archive.extractall(target, filter="tar")
+        # As an attribute, because Python 3.11.2 has no argument for it.
+        archive.extraction_filter = getattr(tarfile, "tar_filter", None)
+        archive.extractall(target)

@@ -80,3 +80,7 @@ def _install(wheels: list[Path], target: Path) -> None:
     for script in (target / "bin").glob("*"):
         _, separator, body = script.read_text().partition("\n")
         script.write_text("#!/usr/bin/env python3" + separator + body)
+    # They have paths of this machine, or digests of files with such paths.
+    for name in ("direct_url.json", "RECORD"):
+        for file in target.glob(f"*.dist-info/{name}"):
+            file.unlink()
