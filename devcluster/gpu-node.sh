@@ -10,9 +10,10 @@ cd "$(dirname "$0")/.."
 folder=${GPU_NODE:-/tmp/gpu-node}
 export GRPO_DEVCLUSTER_PACK=$folder/pack GRPO_CACHE=$folder/cache PYTHONPATH=devcluster
 python=${PYTHON:-python3}
-unpack() { "$python" -m grpo_devcluster.gpu_node.unpack build/gpu-node "$GRPO_DEVCLUSTER_PACK"; }
+# Code 3: other calls follow, or will not be brought because they are not needed.
+unpack() { "$python" -m grpo_devcluster.gpu_node.unpack build/gpu-node "$GRPO_DEVCLUSTER_PACK" || [ $? = 3 ]; }
 case "${1:-}" in
-    receive) unpack || [ $? = 3 ] ;;  # 3: other calls follow
+    receive) unpack ;;
     check) unpack; exec "$python" -m grpo_devcluster.gpu_node.check ;;
     up) unpack; exec "$python" -m grpo_devcluster up ;;
     down) exec "$python" -m grpo_devcluster down ;;

@@ -62,7 +62,7 @@ def build_wheel() -> Path:
         command = [uv(), "build", "--wheel", "--out-dir", dist, "--python", sys.executable]
         run(command, step="building the wheel", remedy=_REMEDY, env=uv_environment(), cwd=REPO)
         stamp.write_text(key)
-    return next(dist.glob("*.whl"))
+    return next(dist.glob("grpo_operator-*.whl"))
 
 
 def _key(name: str, wheel: Path, base_key: str) -> str:

@@ -5,7 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from grpo_devcluster.packed import tool_environment
+from grpo_devcluster.packed import require_parts, tool_environment
 from grpo_devcluster.paths import CACHE, PACK, REPO, content_key
 from grpo_devcluster.stages import run
 
@@ -33,6 +33,7 @@ def use_packed_tools() -> None:
 def install_debian() -> None:
     """Install the missing Debian packages, or use those of the pack."""
     if PACK is not None:
+        require_parts(PACK)
         use_packed_tools()
         return
     installed = run(

@@ -8,6 +8,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from grpo_devcluster.stages import StageError
+
 _PROGRAMS = ("tools", "debian/usr/sbin", "debian/usr/bin", "debian/sbin", "debian/bin")
 _LIBRARIES = ("debian/usr/lib/x86_64-linux-gnu", "debian/lib/x86_64-linux-gnu")
 _XTABLES = "debian/usr/lib/x86_64-linux-gnu/xtables"
@@ -39,6 +41,16 @@ def _below(pack: Path, parts: tuple[str, ...]) -> list[str]:
 
 def _split(inherited: Mapping[str, str], name: str) -> list[str]:
     return [part for part in inherited.get(name, "").split(":") if part]
+
+
+def require_parts(pack: Path) -> None:
+    """Raise StageError if the pack has no tools or no images."""
+    missing = [part for part in ("debian", "images") if not (pack / part).is_dir()]
+    if missing:
+        raise StageError(
+            f"GRPO_DEVCLUSTER_PACK={pack} has no {' and no '.join(missing)}. Bring the calls of "
+            "build/gpu-node that have these archives, and run devcluster/gpu-node.sh receive."
+        )
 
 
 def image_references(pack: Path) -> dict[str, str]:

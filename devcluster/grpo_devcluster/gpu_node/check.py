@@ -20,7 +20,7 @@ from grpo_devcluster.stages import StageError, fail, stage, wait_for
 
 _AT_ONCE = 2
 _QUESTIONS = ("describe pods", "describe nodes", "get events --sort-by=.lastTimestamp")
-_DAEMONS = ("kubelet", "containerd", "nvidia-device-plugin", "kube-scheduler")
+_DAEMONS = ("kubelet", "containerd", "nvidia-device-plugin", "kube-scheduler", "kube-proxy")
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ _ETC = {
     "group": "root:x:0:\n",
     "nsswitch.conf": "hosts: files dns\n",
     "ld.so.conf": "include /etc/ld.so.conf.d/*.conf\n",
+    "debian_version": "12\n",  # by its presence NVIDIA's hook knows where libraries are
 }
 _PATH = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 _SLEEP = ["/usr/bin/busybox", "sleep", "infinity"]  # command of pod sandboxes

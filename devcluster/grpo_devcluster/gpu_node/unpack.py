@@ -25,7 +25,7 @@ def main() -> None:
     except StageError as error:
         fail(error)
     if missing:
-        print(f"Not all is here: bring call {', '.join(map(str, missing))}, then run this again.")
+        print(f"Not here yet: call {', '.join(map(str, missing))}.")
         sys.exit(INCOMPLETE)
 
 

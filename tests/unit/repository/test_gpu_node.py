@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from grpo_devcluster import gobuild, nvidia, packed
+from grpo_devcluster import gobuild, images, nvidia, packed
 from grpo_devcluster.gpu_node import archives, debian, oci, pods, unpack
 from grpo_devcluster.gpu_node.pieces import CALL_BYTES, MANIFEST, Manifest, Piece, cut, into_calls
-from grpo_devcluster.paths import REPO
+from grpo_devcluster.paths import REPO, tree_key
 from grpo_devcluster.stages import StageError
 
 
@@ -144,6 +144,30 @@ def test_with_a_pack_nothing_is_built(tmp_path: Path, monkeypatch: pytest.Monkey
     assert gobuild.available("etcd")
 
 
+def test_a_pack_without_tools_or_images_is_named(tmp_path: Path) -> None:
+    (tmp_path / "debian").mkdir()
+    with pytest.raises(StageError, match=r"has no images\. Bring the calls"):
+        packed.require_parts(tmp_path)
+    (tmp_path / "images").mkdir()
+    packed.require_parts(tmp_path)
+
+
+def test_the_projects_wheel_is_told_from_those_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operator's dependencies lie beside it, and the first by name is one of them."""
+    dist = tmp_path / "dist"
+    dist.mkdir()
+    for name in ("aiohttp-3.14.5-py3-none-any.whl", "grpo_operator-0.1.0-py3-none-any.whl"):
+        (dist / name).touch()
+    for name in ("operator", "worker_images", "pyproject.toml"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(images, "REPO", tmp_path)
+    parts = (tmp_path / "operator", tmp_path / "worker_images", tmp_path / "pyproject.toml")
+    (dist / ".key").write_text(tree_key(*parts))
+    assert images.build_wheel().name == "grpo_operator-0.1.0-py3-none-any.whl"
+
+
 def test_only_what_opens_the_driver_is_built_with_cgo() -> None:
     for name in ("nvidia-device-plugin", "nvidia-ctk", "nvidia-cdi-hook"):
         component = gobuild.COMPONENTS[name]
@@ -184,18 +208,18 @@ def test_an_image_has_the_settings_of_its_dockerfile() -> None:
 
 
 def test_an_image_archive_names_every_blob_by_its_digest() -> None:
-    images = {
+    made = {
         "localhost/a:1": oci.Image([b"base"]),
         "localhost/b:1": oci.Image([b"base", b"own"], {"User": "1"}),
     }
-    content = oci.archive(images)
-    assert content == oci.archive(dict(reversed(images.items())))
+    content = oci.archive(made)
+    assert content == oci.archive(dict(reversed(made.items())))
     with tarfile.open(fileobj=io.BytesIO(content)) as layout:
         files = {e.name: layout.extractfile(e).read() for e in layout}  # type: ignore[union-attr]
     blobs = {name.rsplit("/", 1)[1]: data for name, data in files.items() if name.startswith("blobs/")}
     assert len(blobs) == 6 and all(hashlib.sha256(data).hexdigest() == name for name, data in blobs.items())
     index: list[dict[str, Any]] = json.loads(files["index.json"])["manifests"]
-    assert [m["annotations"]["io.containerd.image.name"] for m in index] == list(images)
+    assert [m["annotations"]["io.containerd.image.name"] for m in index] == list(made)
     manifest = json.loads(blobs[index[1]["digest"].removeprefix("sha256:")])
     config = json.loads(blobs[manifest["config"]["digest"].removeprefix("sha256:")])
     assert config["rootfs"]["diff_ids"] == [layer["digest"] for layer in manifest["layers"]]
