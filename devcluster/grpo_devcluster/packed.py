@@ -1,7 +1,7 @@
 """What `make gpu-node-pack` packed, in place of what a machine without a network cannot build or download.
 
 GRPO_DEVCLUSTER_PACK names the pack's folder. In it are: bin/ (components by the content of their pins),
-tools/ (links to them by plain names), debian/ (unpacked packages), images/ and sources/ (of Go modules).
+tools/ (links to them by plain names), debian/ (unpacked packages), images/, sources/ (of Go modules), site/.
 """
 
 import json
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from grpo_devcluster.stages import StageError
 
+SITE = "site"  # folder of Python packages that the machine's environment lacks; not in every pack
 _PROGRAMS = ("tools", "debian/usr/sbin", "debian/usr/bin", "debian/sbin", "debian/bin")
 _LIBRARIES = ("debian/usr/lib/x86_64-linux-gnu", "debian/lib/x86_64-linux-gnu")
 _XTABLES = "debian/usr/lib/x86_64-linux-gnu/xtables"

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import lzma
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -27,6 +28,11 @@ def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     sticky = entry.mode & 0o1000
     entry.mode = 0o1777 if sticky else 0o755 if entry.isdir() or entry.mode & 0o100 else 0o644
     return entry
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a folder without what Python compiled, which depends on the machine."""
+    shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 def key(content: bytes) -> str:

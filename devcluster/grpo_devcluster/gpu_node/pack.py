@@ -1,6 +1,7 @@
 """``make gpu-node-pack``: what a machine with GPUs and no network needs for the devcluster, in pieces.
 
 Writes build/gpu-node/archives/, and links to its files in build/gpu-node/call-1/ …: a folder a transfer.
+GRPO_GPU_NODE_SITE: a folder of Python packages that jobs need and the machine's environment lacks.
 """
 
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 from grpo_devcluster.gobuild import GPU_NODE, binary, build_all, module_directory
 from grpo_devcluster.gpu_node import archives, debian, thin_images
 from grpo_devcluster.gpu_node.pieces import MANIFEST, Manifest, Piece, cut, into_calls
+from grpo_devcluster.packed import SITE
 from grpo_devcluster.paths import PACK, REPO
 from grpo_devcluster.stages import StageError, fail, stage
 
@@ -43,6 +45,8 @@ def pack(output: Path) -> Manifest:
     node |= {"debian": _debian, "images": lambda tree: thin_images.pack(tree / "images")}
     jobs: dict[str, Callable[[Path], None]] = {name: _binary(name) for name in JOBS}
     jobs["sources"] = _sources
+    if folder := os.environ.get("GRPO_GPU_NODE_SITE"):
+        jobs[SITE] = _site(Path(folder))
     groups = [[_archive(name, fill, store) for name, fill in group.items()] for group in (node, jobs)]
     manifest = into_calls([piece for pieces in group for piece in pieces] for group in groups)
     _write_calls(manifest, store, output)
@@ -96,6 +100,14 @@ def _sources(tree: Path) -> None:
     crds = Path("config/crd/bases")
     source = module_directory("kuberay", "github.com/ray-project/kuberay/ray-operator")
     shutil.copytree(source / crds, tree / "sources" / "kuberay" / crds)
+
+
+def _site(folder: Path) -> Callable[[Path], None]:
+    if not folder.is_dir():
+        raise StageError(
+            f"GRPO_GPU_NODE_SITE={folder} is not a folder: name one of Python packages, or unset it."
+        )
+    return lambda tree: archives.copy(folder, tree / SITE)
 
 
 def _write_calls(manifest: Manifest, store: Path, output: Path) -> None:

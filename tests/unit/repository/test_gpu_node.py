@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from grpo_devcluster import gobuild, images, nvidia, packed
+from grpo_devcluster import gobuild, images, install, nvidia, packed
 from grpo_devcluster.gpu_node import archives, debian, oci, pods, unpack
 from grpo_devcluster.gpu_node.pieces import CALL_BYTES, MANIFEST, Manifest, Piece, cut, into_calls
 from grpo_devcluster.paths import REPO, tree_key
@@ -166,6 +166,22 @@ def test_the_projects_wheel_is_told_from_those_it_needs(
     parts = (tmp_path / "operator", tmp_path / "worker_images", tmp_path / "pyproject.toml")
     (dist / ".key").write_text(tree_key(*parts))
     assert images.build_wheel().name == "grpo_operator-0.1.0-py3-none-any.whl"
+
+
+def test_packages_that_the_machine_lacks_are_mounted_where_images_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (images, install):
+        monkeypatch.setattr(module, "PACK", tmp_path)
+    references = {name: f"localhost/grpo-{name}:1" for name in ("operator", "trainer", "rollout")}
+    without = install.devcluster_values(references)["podOverlay"]
+    (tmp_path / packed.SITE).mkdir()
+    overlay = install.devcluster_values(references)["podOverlay"]
+    assert overlay["volumes"][-1]["hostPath"]["path"] == str(tmp_path / packed.SITE)
+    assert overlay["volumeMounts"][-1]["mountPath"] == "/opt/grpo-packages"
+    assert overlay["volumeMounts"][:-1] == without["volumeMounts"]
+    for name in ("trainer", "rollout"):
+        assert f":{install.PACKAGES} " in (REPO / f"Dockerfile.{name}").read_text()
 
 
 def test_only_what_opens_the_driver_is_built_with_cgo() -> None:
