@@ -54,7 +54,7 @@ def pack(output: Path) -> Manifest:
 
 
 def _archive(name: str, fill: Callable[[Path], None], store: Path) -> list[Piece]:
-    """Return the pieces of a tree; write those that the store lacks, and remove those of earlier trees."""
+    """Return the pieces of a tree; write those that the store lacks."""
     with stage(f"packing {name}"):
         with _tree(fill) as tree:
             content = archives.tar(tree)
@@ -67,8 +67,10 @@ def _archive(name: str, fill: Callable[[Path], None], store: Path) -> list[Piece
         pieces = []
         for piece, chunk in cut(archive, whole.read_bytes()):
             pieces.append(piece)
-            if not (store / piece.file).exists():
-                (store / piece.file).write_bytes(chunk)
+            target = store / piece.file
+            # An interrupted run leaves a shorter one.
+            if not (target.exists() and target.stat().st_size == piece.bytes):
+                target.write_bytes(chunk)
         print(f"    {archive}: {len(content) / 1e6:.1f} MB, packed {whole.stat().st_size / 1e6:.1f} MB")
     return pieces
 
