@@ -4,6 +4,7 @@
 # usage: devcluster/gpu-node.sh receive   unpack what has been brought so far
 #        devcluster/gpu-node.sh check     unpack, start the devcluster, run pods on GPUs, remove the devcluster
 #        devcluster/gpu-node.sh up|down   start the devcluster and stay; remove it
+#        devcluster/gpu-node.sh jobs OUT SECONDS MANIFEST...   run jobs of at most SECONDS each, and keep what they did in OUT
 # PYTHON: the Python of the environment that pods use (python3). GPU_NODE: folder of what is unpacked (/tmp/gpu-node).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,6 +17,7 @@ case "${1:-}" in
     receive) unpack ;;
     check) unpack; exec "$python" -m grpo_devcluster.gpu_node.check ;;
     up) unpack; exec "$python" -m grpo_devcluster up ;;
+    jobs) unpack; shift; exec "$python" -m grpo_devcluster.gpu_node.jobs "$@" ;;
     down) exec "$python" -m grpo_devcluster down ;;
-    *) sed -n '2,8s/^# //p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,9s/^# //p' "$0" >&2; exit 2 ;;
 esac

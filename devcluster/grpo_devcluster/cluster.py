@@ -3,7 +3,7 @@
 import shutil
 
 from grpo_devcluster import addons, controlplane, network, node, nvidia, processes
-from grpo_devcluster.gobuild import DEFAULT, GPU_NODE, available, build_all
+from grpo_devcluster.gobuild import DEFAULT, GPU_NODE, GPUS, available, build_all
 from grpo_devcluster.images import ensure_images
 from grpo_devcluster.packages import install_debian, sync_environment, use_packed_tools
 from grpo_devcluster.paths import JOB_DATA, LIB, PACK, RUN
@@ -24,7 +24,14 @@ def prepare() -> None:
     with stage("Python environment"):
         sync_environment()
     with stage("Kubernetes components"):
-        build_all(GPU_NODE if PACK else DEFAULT)
+        build_all(_components())
+    nvidia.use_tools()
+
+
+def _components() -> tuple[str, ...]:
+    if PACK is not None:
+        return GPU_NODE
+    return (*DEFAULT, *GPUS) if nvidia.present() else DEFAULT
 
 
 def up(with_node: bool = True) -> dict[str, str]:
@@ -74,6 +81,7 @@ def _node_ready() -> bool:
 def down() -> None:
     """Remove everything: pods, shims, mounts, namespaces, interfaces, rules, cgroups, files."""
     use_packed_tools()
+    nvidia.use_tools()
     with stage("stopping the devcluster"):
         for name in ("kubelet", "kuberay-operator", "kwok", "kube-controller-manager"):
             processes.stop(name)

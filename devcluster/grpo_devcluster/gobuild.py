@@ -62,7 +62,7 @@ COMPONENTS = {
         Component("nvidia-device-plugin", "k8s-device-plugin", _PLUGIN + "nvidia-device-plugin", driver=True),
         *(
             Component(name, "nvidia-container-toolkit", _TOOLKIT + name, driver=True)
-            for name in ("nvidia-ctk", "nvidia-cdi-hook")
+            for name in ("nvidia-ctk", "nvidia-cdi-hook", "nvidia-container-runtime")
         ),
     )
 }
@@ -72,11 +72,11 @@ NODE = (
 )
 DEFAULT = (*NODE, "kuberay-operator", "kwok", "helm")
 # Debian's containerd knows no CDI in pods, see docs/adr/0018.
-GPU_NODE = (
-    *NODE,
+GPUS = (
     *("containerd", "containerd-shim-runc-v2", "ctr"),
-    *("nvidia-device-plugin", "nvidia-ctk", "nvidia-cdi-hook"),
+    *("nvidia-device-plugin", "nvidia-ctk", "nvidia-cdi-hook", "nvidia-container-runtime"),
 )
+GPU_NODE = (*NODE, *GPUS)
 
 
 def _flags(component: Component) -> list[str]:
@@ -110,6 +110,16 @@ def available(name: str) -> bool:
 def everything_built() -> bool:
     """Return whether the cache has all default components."""
     return all(binary(name).exists() for name in DEFAULT)
+
+
+def link_tools(names: Sequence[str], folder: Path) -> Path:
+    """Return a folder in which components have their plain names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        link = folder / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(binary(name))
+    return folder
 
 
 def build_all(names: Sequence[str] = DEFAULT) -> None:

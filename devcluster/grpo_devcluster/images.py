@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from grpo_devcluster import driver_stub, packed
+from grpo_devcluster import driver_stub, nvidia, packed
 from grpo_devcluster.node import PAUSE_IMAGE, ctr
 from grpo_devcluster.packages import uv, uv_environment
 from grpo_devcluster.paths import CACHE, PACK, REPO, RUN, content_key, tree_key
@@ -24,7 +24,8 @@ def ensure_images() -> dict[str, str]:
     if PACK is not None:
         return _import_packed(PACK)
     wheel = build_wheel()
-    base_inputs = (_SUITE, _BASE_PACKAGES, driver_stub.SOURCE, _PATH, _SLEEP)
+    stub = "" if nvidia.present() else driver_stub.SOURCE
+    base_inputs = (_SUITE, _BASE_PACKAGES, stub, _PATH, _SLEEP)
     base_key = content_key(*(part.encode() for part in base_inputs))
     references = {name: f"localhost/grpo-{name}:{_key(name, wheel, base_key)}" for name in IMAGES}
     have = ctr("images", "list", "-q")[1].split()
@@ -97,7 +98,8 @@ def _base_image(key: str) -> str:
         run(command, step="debootstrap", remedy="Check that a Debian mirror is reachable.")
         shutil.rmtree(root / "var/cache/apt", ignore_errors=True)
         shutil.rmtree(root / "var/lib/apt/lists", ignore_errors=True)
-        driver_stub.build(root / "usr/local/lib/libcuda.so.1")
+        if not nvidia.present():  # the driver's own library comes by CDI
+            driver_stub.build(root / "usr/local/lib/libcuda.so.1")
         subprocess.run(["ldconfig", "-r", str(root)], check=True)
         container = _buildah("from", "scratch", step="base image").strip()
         _buildah("copy", "--quiet", container, f"{root}/.", "/", step="base image")

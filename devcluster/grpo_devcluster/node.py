@@ -7,7 +7,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from grpo_devcluster import network, processes
+from grpo_devcluster import network, nvidia, processes
 from grpo_devcluster.certs import PKI
 from grpo_devcluster.gobuild import binary
 from grpo_devcluster.paths import CACHE, LIB, PACK, RUN
@@ -37,11 +37,13 @@ state = "{CONTAINERD_STATE}"
 
 
 def start_containerd() -> None:
-    """Start containerd with its own configuration, root and socket."""
+    """Start containerd with its own configuration, root and socket; on GPUs with NVIDIA's runtime too."""
     RUN.mkdir(parents=True, exist_ok=True)
+    gpus = nvidia.present()
+    env = nvidia.containerd_environment() if gpus else {}
     config = RUN / "containerd.toml"
-    config.write_text(_CONTAINERD)
-    processes.start("containerd", ["containerd", "--config", config, "--log-level", "warn"])
+    config.write_text(_CONTAINERD + (nvidia.containerd_runtimes() if gpus else ""))
+    processes.start("containerd", ["containerd", "--config", config, "--log-level", "warn"], env)
     wait_for("containerd", lambda: ctr("version")[0] == 0, 30, processes.log_file("containerd"))
 
 

@@ -4,6 +4,7 @@ go 1.26.8
 
 tool (
 	github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook
+	github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-container-runtime
 	github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-ctk
 )
 

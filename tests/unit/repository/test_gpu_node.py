@@ -5,12 +5,14 @@ import io
 import json
 import os
 import tarfile
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from grpo_devcluster import gobuild, images, install, nvidia, packed
+from grpo_devcluster import demo, gobuild, images, install, nvidia, packed
 from grpo_devcluster.gpu_node import archives, debian, oci, pods, unpack
 from grpo_devcluster.gpu_node.pieces import CALL_BYTES, MANIFEST, Manifest, Piece, cut, into_calls
 from grpo_devcluster.paths import REPO, tree_key
@@ -185,12 +187,33 @@ def test_packages_that_the_machine_lacks_are_mounted_where_images_look(
 
 
 def test_only_what_opens_the_driver_is_built_with_cgo() -> None:
-    for name in ("nvidia-device-plugin", "nvidia-ctk", "nvidia-cdi-hook"):
+    for name in ("nvidia-device-plugin", "nvidia-ctk", "nvidia-cdi-hook", "nvidia-container-runtime"):
         component = gobuild.COMPONENTS[name]
         assert gobuild._environment(cgo=component.driver)["CGO_ENABLED"] == "1"
         assert "-Wl,-z,lazy" in " ".join(gobuild._flags(component))
     assert not gobuild.COMPONENTS["containerd"].driver
     assert "lazy" not in " ".join(gobuild._flags(gobuild.COMPONENTS["containerd"]))
+
+
+def test_containerd_has_two_runtimes_and_uses_nvidias_when_asked() -> None:
+    runtimes = tomllib.loads(nvidia.containerd_runtimes())["plugins"]["io.containerd.grpc.v1.cri"][
+        "containerd"
+    ]
+    assert runtimes["default_runtime_name"] == "runc" and sorted(runtimes["runtimes"]) == ["nvidia", "runc"]
+    assert nvidia.runtime_class()["handler"] == "nvidia"
+    own = tomllib.loads(nvidia.runtime_config())
+    assert own["nvidia-container-runtime"]["runtimes"] == ["runc"]
+    # NVIDIA's tools give other arguments to a program of another name.
+    assert Path(own["nvidia-ctk"]["path"]).name == "nvidia-cdi-hook"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "job"),
+    [(0, "tiny-moe"), (1, "deepseek-v3-1b-1gpu"), (2, "deepseek-v3-1b-2gpu"), (8, "deepseek-v3-1b-2gpu")],
+)
+def test_the_demos_job_fits_the_nodes_gpus(gpus: int, job: str) -> None:
+    manifest = demo.manifest_for(gpus)
+    assert yaml.safe_load(manifest.read_text())["metadata"]["name"] == manifest.stem == job
 
 
 def test_the_drivers_folder_is_searched_or_named_as_missing(tmp_path: Path) -> None:
