@@ -1,13 +1,12 @@
 """Starts and stops the whole devcluster."""
 
 import shutil
-import subprocess
 
-from grpo_devcluster import addons, controlplane, network, node, processes
-from grpo_devcluster.gobuild import build_all
+from grpo_devcluster import addons, controlplane, network, node, nvidia, processes
+from grpo_devcluster.gobuild import DEFAULT, GPU_NODE, GPUS, available, build_all
 from grpo_devcluster.images import ensure_images
-from grpo_devcluster.packages import install_debian, sync_environment
-from grpo_devcluster.paths import JOB_DATA, LIB, RUN
+from grpo_devcluster.packages import install_debian, sync_environment, use_packed_tools
+from grpo_devcluster.paths import JOB_DATA, LIB, PACK, RUN
 from grpo_devcluster.settings import NODE
 from grpo_devcluster.stages import stage, wait_for
 
@@ -25,7 +24,14 @@ def prepare() -> None:
     with stage("Python environment"):
         sync_environment()
     with stage("Kubernetes components"):
-        build_all()
+        build_all(_components())
+    nvidia.use_tools()
+
+
+def _components() -> tuple[str, ...]:
+    if PACK is not None:
+        return GPU_NODE
+    return (*DEFAULT, *GPUS) if nvidia.present() else DEFAULT
 
 
 def up(with_node: bool = True) -> dict[str, str]:
@@ -48,9 +54,14 @@ def up(with_node: bool = True) -> dict[str, str]:
             node.start_kubelet()
             addons.start_coredns()
             wait_for("the node", _node_ready, 120, processes.log_file("kubelet"))
+    if with_node and nvidia.present():
+        with stage("GPUs"):
+            nvidia.start()
     with stage("KubeRay and KWOK"):
-        addons.start_kuberay()
-        addons.start_kwok()
+        if available("kuberay-operator"):
+            addons.start_kuberay()
+        if available("kwok"):
+            addons.start_kwok()
     return images
 
 
@@ -69,6 +80,8 @@ def _node_ready() -> bool:
 
 def down() -> None:
     """Remove everything: pods, shims, mounts, namespaces, interfaces, rules, cgroups, files."""
+    use_packed_tools()
+    nvidia.use_tools()
     with stage("stopping the devcluster"):
         for name in ("kubelet", "kuberay-operator", "kwok", "kube-controller-manager"):
             processes.stop(name)
@@ -77,7 +90,8 @@ def down() -> None:
             node.remove_tasks()
         for name in processes.names():
             processes.stop(name)
-        subprocess.run(["pkill", "-KILL", "-f", f"containerd-shim.*{node.SOCKET}"], check=False)
+        node.kill_shims()
+        nvidia.down()
         network.down()
         node.unmount_all()
         node.remove_cgroups()

@@ -1,4 +1,7 @@
-"""``make demo``: set up, install, train a tiny mixture of experts on real pods, report."""
+"""``make demo``: set up, install, train a mixture of experts on real pods, report.
+
+The model is tiny on a machine without GPUs, and has a billion parameters on one with NVIDIA GPUs.
+"""
 
 import json
 import os
@@ -6,16 +9,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from grpo_devcluster import cluster
+from grpo_devcluster import cluster, nvidia
 from grpo_devcluster.addons import kubectl
 from grpo_devcluster.follow import JobView, memory_used
-from grpo_devcluster.gobuild import binary, everything_built
+from grpo_devcluster.gobuild import everything_built, link_tools
+from grpo_devcluster.images import environment
 from grpo_devcluster.install import devcluster_values, install_operator
 from grpo_devcluster.paths import JOB_DATA, KUBECONFIG, REPO
 from grpo_devcluster.results import record
 from grpo_devcluster.stages import StageError, fail, run, stage
 
-MANIFEST = REPO / "manifests" / "tiny-moe.yaml"
+MANIFESTS = REPO / "manifests"
 PICTURE = REPO / "build" / "demo" / "reward.png"
 ENDED = frozenset({"Succeeded", "Failed"})
 
@@ -29,7 +33,7 @@ def main() -> None:
 
 
 def demo() -> None:
-    """Run all stages. With KUBECONFIG set, use that cluster instead of the embedded one."""
+    """Run all stages. With KUBECONFIG set, use that cluster without GPUs instead of the embedded one."""
     started, idle = time.monotonic(), memory_used()
     cold = not everything_built()
     own = os.environ.get("KUBECONFIG")
@@ -41,11 +45,12 @@ def demo() -> None:
     values = _own_values() if own else devcluster_values(cluster.up())
     with stage("helm install grpo-operator"):
         install_operator(kubeconfig, values)
-    job = JobView(kubeconfig, "tiny-moe")
-    with stage("kubectl apply -f manifests/tiny-moe.yaml"):
+    manifest = manifest_for(0 if own or not nvidia.present() else nvidia.allocatable())
+    job = JobView(kubeconfig, manifest.stem)
+    with stage(f"kubectl apply -f {manifest.relative_to(REPO)}"):
         # A finished job of an earlier demo is replaced, so that each demo trains from step 0.
         job.kubectl("delete", "grpojob", job.name, "--ignore-not-found", "--cascade=foreground")
-        kubectl("apply", "-f", MANIFEST, kubeconfig=kubeconfig)
+        kubectl("apply", "-f", manifest, kubeconfig=kubeconfig)
     with stage("training"):
         status = job.wait(ENDED, 1800)
     seconds = time.monotonic() - started
@@ -53,7 +58,14 @@ def demo() -> None:
         raise StageError(f"the job ended as {status['phase']}: {_failure(status)}")
     figures = {"peak_memory_gib": round((job.peak_used - idle) / 2**30, 2)}
     figures["cold_seconds" if cold else "warm_seconds"] = round(seconds, 1)
-    _summary(job, status, figures, own is None)
+    _summary(job, manifest, status, figures, own is None)
+
+
+def manifest_for(gpus: int) -> Path:
+    """Return the job for a node with this many GPUs. With one GPU, trainer and engine take turns on it."""
+    if gpus == 0:
+        return MANIFESTS / "tiny-moe.yaml"
+    return MANIFESTS / "gpu" / f"deepseek-v3-1b-{min(gpus, 2)}gpu.yaml"
 
 
 def _own_values() -> dict[str, Any]:
@@ -69,14 +81,17 @@ def _failure(status: dict[str, Any]) -> str:
     return "; ".join(c["message"] for c in status["conditions"] if c["type"] == "Failed")
 
 
-def _summary(job: JobView, status: dict[str, Any], figures: dict[str, float], local: bool) -> None:
+def _summary(
+    job: JobView, manifest: Path, status: dict[str, Any], figures: dict[str, float], local: bool
+) -> None:
     print("\n" + job.kubectl("get", "grpojobs,rolloutpools"))
     if local:
         uid = job.get()["metadata"]["uid"][:8]
         store = JOB_DATA / f"{job.namespace}-{job.name}-{uid}"
         run_figures = _report(store)
         figures |= run_figures
-        path = record("demo", {k: v for k, v in figures.items() if k != "steps"})
+        name = "demo_gpu" if nvidia.present() else "demo"
+        path = record(name, {k: v for k, v in figures.items() if k != "steps"})
         print(
             f"reward        {figures['reward_first_quarter']:.3f} (first quarter of the steps) -> "
             f"{figures['reward_last_quarter']:.3f} (last quarter), p = {figures['p_value']:.1e}"
@@ -98,16 +113,15 @@ def _summary(job: JobView, status: dict[str, Any], figures: dict[str, float], lo
     print(f"kubeconfig    {job.kubeconfig}")
     print(f"\nTry next:\n  export KUBECONFIG={job.kubeconfig} PATH=$PATH:{_kubectl_directory()}")
     print("  kubectl get grpojobs,rolloutpools,rayclusters,pods")
-    print("  kubectl describe grpojob tiny-moe")
-    print("  kubectl delete grpojob tiny-moe && kubectl apply -f manifests/tiny-moe.yaml")
+    print(f"  kubectl describe grpojob {job.name}")
+    print(f"  kubectl delete grpojob {job.name} && kubectl apply -f {manifest.relative_to(REPO)}")
     print("  kubectl delete pod -l rl.grpo.dev/pool=trainer   # while it trains: watch it recover")
     print("  make down")
 
 
 def _report(store: Path) -> dict[str, float]:
-    python = REPO / ".venv" / "bin" / "python"
     output = run(
-        [python, "-m", "grpo_devcluster.report", store, PICTURE],
+        [environment() / "bin" / "python", "-m", "grpo_devcluster.report", store, PICTURE],
         step="reading the run's metrics",
         remedy=f"Is {store}/metrics.jsonl there?",
         env={"PYTHONPATH": str(REPO / "devcluster")},
@@ -120,13 +134,7 @@ def _report(store: Path) -> dict[str, float]:
 
 def _kubectl_directory() -> Path:
     """Return a folder where the built kubectl and helm have their plain names."""
-    directory = REPO / "build" / "bin"
-    directory.mkdir(parents=True, exist_ok=True)
-    for name in ("kubectl", "helm"):
-        link = directory / name
-        link.unlink(missing_ok=True)
-        link.symlink_to(binary(name))
-    return directory
+    return link_tools(("kubectl", "helm"), REPO / "build" / "bin")
 
 
 if __name__ == "__main__":

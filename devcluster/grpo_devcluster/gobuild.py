@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo_devcluster.paths import CACHE, REPO, content_key
+from grpo_devcluster.paths import CACHE, PACK, REPO, content_key
 from grpo_devcluster.stages import StageError, run, stage
 
 MODULES = REPO / "devcluster" / "modules"
@@ -19,14 +19,21 @@ _REMEDY = (
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One binary. ``module``: folder of its pins below ``modules/``. ``package``: its Go package path."""
+    """One binary. ``module``: folder of its pins below ``modules/``. ``package``: its Go package path.
+
+    ``driver``: whether it opens NVIDIA's libraries at run time, which takes cgo.
+    """
 
     name: str
     module: str
     package: str
+    driver: bool = False
 
 
 _K8S = "k8s.io/kubernetes/cmd/"
+_CONTAINERD = "github.com/containerd/containerd/v2/cmd/"
+_TOOLKIT = "github.com/NVIDIA/nvidia-container-toolkit/cmd/"
+_PLUGIN = "github.com/NVIDIA/k8s-device-plugin/cmd/"
 COMPONENTS = {
     c.name: c
     for c in (
@@ -48,10 +55,28 @@ COMPONENTS = {
         Component("promtool", "prometheus", "github.com/prometheus/prometheus/cmd/promtool"),
         Component("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok"),
         Component("helm", "helm", "helm.sh/helm/v4/cmd/helm"),
+        *(
+            Component(name, "containerd", _CONTAINERD + name)
+            for name in ("containerd", "containerd-shim-runc-v2", "ctr")
+        ),
+        Component("nvidia-device-plugin", "k8s-device-plugin", _PLUGIN + "nvidia-device-plugin", driver=True),
+        *(
+            Component(name, "nvidia-container-toolkit", _TOOLKIT + name, driver=True)
+            for name in ("nvidia-ctk", "nvidia-cdi-hook", "nvidia-container-runtime")
+        ),
     )
 }
-# Each of the others is needed by one test only, which builds it.
-DEFAULT = tuple(name for name in COMPONENTS if name not in ("kuberay-operator-1.5", "promtool"))
+NODE = (
+    *("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"),
+    *("kubelet", "kube-proxy", "kubectl", "coredns"),
+)
+DEFAULT = (*NODE, "kuberay-operator", "kwok", "helm")
+# Debian's containerd knows no CDI in pods, see docs/adr/0018.
+GPUS = (
+    *("containerd", "containerd-shim-runc-v2", "ctr"),
+    *("nvidia-device-plugin", "nvidia-ctk", "nvidia-cdi-hook", "nvidia-container-runtime"),
+)
+GPU_NODE = (*NODE, *GPUS)
 
 
 def _flags(component: Component) -> list[str]:
@@ -63,16 +88,23 @@ def _flags(component: Component) -> list[str]:
         major, minor, _ = version.removeprefix("v").split(".")
         link += f" -X {_VERSION}.gitVersion={version} -X {_VERSION}.gitMajor={major}"
         link += f" -X {_VERSION}.gitMinor={minor}"
+    if component.driver:  # symbols of libraries that only a machine with GPUs has
+        link += " '-extldflags=-Wl,-z,lazy'"
     return ["-trimpath", f"-ldflags={link}"]
 
 
 def binary(name: str) -> Path:
-    """Return the path of a component in the cache; ``build_all`` builds it."""
+    """Return the path of a component in the cache, where ``build_all`` builds it, or in the pack."""
     component = COMPONENTS[name]
     pins = MODULES / component.module
     build = " ".join([component.package, *_flags(component)])
     key = content_key((pins / "go.mod").read_bytes(), (pins / "go.sum").read_bytes(), build.encode())
-    return CACHE / "bin" / f"{name}-{key}"
+    return (PACK or CACHE) / "bin" / f"{name}-{key}"
+
+
+def available(name: str) -> bool:
+    """Return whether a component can be had: by a build, or because the pack has it."""
+    return PACK is None or binary(name).exists()
 
 
 def everything_built() -> bool:
@@ -80,9 +112,24 @@ def everything_built() -> bool:
     return all(binary(name).exists() for name in DEFAULT)
 
 
+def link_tools(names: Sequence[str], folder: Path) -> Path:
+    """Return a folder in which components have their plain names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        link = folder / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(binary(name))
+    return folder
+
+
 def build_all(names: Sequence[str] = DEFAULT) -> None:
     """Build the named components that are missing in the cache, with a progress line for each."""
     missing = [COMPONENTS[name] for name in names if not binary(name).exists()]
+    if missing and PACK is not None:
+        raise StageError(
+            f"GRPO_DEVCLUSTER_PACK={PACK} lacks {', '.join(c.name for c in missing)} as pinned in this "
+            "checkout. Run `make gpu-node-pack` in the same checkout and bring the pieces of all calls."
+        )
     if missing and shutil.which("go") is None:
         raise StageError(f"go is not on PATH. {_REMEDY}")
     for number, component in enumerate(missing, 1):
@@ -98,15 +145,16 @@ def _build(component: Component) -> None:
         ["go", "build", *_flags(component), "-o", temporary, component.package],
         step=f"building {component.name} from {component.package}",
         remedy=_REMEDY,
-        env=_environment(),
+        env=_environment(cgo=component.driver),
         cwd=MODULES / component.module,
     )
     temporary.rename(target)
 
 
-def _environment() -> dict[str, str]:
+def _environment(*, cgo: bool = False) -> dict[str, str]:
     return {
-        "CGO_ENABLED": "0",
+        "CGO_ENABLED": "1" if cgo else "0",
+        "CGO_LDFLAGS_ALLOW": "-Wl,--unresolved-symbols=ignore-in-object-files",
         "GOCACHE": str(CACHE / "go-build"),
         "GOMODCACHE": str(CACHE / "go-mod"),
         "GOFLAGS": "-buildvcs=false -modcacherw",
@@ -115,6 +163,8 @@ def _environment() -> dict[str, str]:
 
 def module_directory(module: str, path: str) -> Path:
     """Return the source folder of a pinned module, for the CRDs and KWOK stages in it."""
+    if PACK is not None:
+        return PACK / "sources" / module
     output = run(
         ["go", "mod", "download", "-json", path],
         step=f"locating the sources of {path}",

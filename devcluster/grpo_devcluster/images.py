@@ -5,10 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from grpo_devcluster import driver_stub
+from grpo_devcluster import driver_stub, nvidia, packed
 from grpo_devcluster.node import PAUSE_IMAGE, ctr
 from grpo_devcluster.packages import uv, uv_environment
-from grpo_devcluster.paths import CACHE, REPO, RUN, content_key, tree_key
+from grpo_devcluster.paths import CACHE, PACK, REPO, RUN, content_key, tree_key
 from grpo_devcluster.stages import StageError, run, stage
 
 _SUITE = "bookworm"
@@ -20,9 +20,12 @@ IMAGES = ("operator", "trainer", "rollout")
 
 
 def ensure_images() -> dict[str, str]:
-    """Build and import missing images; return the image references by name."""
+    """Build, or take from the pack, and import missing images; return the image references by name."""
+    if PACK is not None:
+        return _import_packed(PACK)
     wheel = build_wheel()
-    base_inputs = (_SUITE, _BASE_PACKAGES, driver_stub.SOURCE, _PATH, _SLEEP)
+    stub = "" if nvidia.present() else driver_stub.SOURCE
+    base_inputs = (_SUITE, _BASE_PACKAGES, stub, _PATH, _SLEEP)
     base_key = content_key(*(part.encode() for part in base_inputs))
     references = {name: f"localhost/grpo-{name}:{_key(name, wheel, base_key)}" for name in IMAGES}
     have = ctr("images", "list", "-q")[1].split()
@@ -37,7 +40,16 @@ def ensure_images() -> dict[str, str]:
         for name in missing:
             _build(name, base, references[name])
             _push(references[name], layout, references[name])
-        _import(layout)
+        _import_layout(layout)
+    return references
+
+
+def _import_packed(pack: Path) -> dict[str, str]:
+    references = packed.image_references(pack)
+    have = ctr("images", "list", "-q")[1].split()
+    if not {PAUSE_IMAGE, *references.values()} <= set(have):
+        with stage("importing the packed images"):
+            _import(pack / "images" / "images.tar")
     return references
 
 
@@ -51,7 +63,7 @@ def build_wheel() -> Path:
         command = [uv(), "build", "--wheel", "--out-dir", dist, "--python", sys.executable]
         run(command, step="building the wheel", remedy=_REMEDY, env=uv_environment(), cwd=REPO)
         stamp.write_text(key)
-    return next(dist.glob("*.whl"))
+    return next(dist.glob("grpo_operator-*.whl"))
 
 
 def _key(name: str, wheel: Path, base_key: str) -> str:
@@ -86,7 +98,8 @@ def _base_image(key: str) -> str:
         run(command, step="debootstrap", remedy="Check that a Debian mirror is reachable.")
         shutil.rmtree(root / "var/cache/apt", ignore_errors=True)
         shutil.rmtree(root / "var/lib/apt/lists", ignore_errors=True)
-        driver_stub.build(root / "usr/local/lib/libcuda.so.1")
+        if not nvidia.present():  # the driver's own library comes by CDI
+            driver_stub.build(root / "usr/local/lib/libcuda.so.1")
         subprocess.run(["ldconfig", "-r", str(root)], check=True)
         container = _buildah("from", "scratch", step="base image").strip()
         _buildah("copy", "--quiet", container, f"{root}/.", "/", step="base image")
@@ -99,7 +112,7 @@ def _base_image(key: str) -> str:
 def _build(name: str, base: str, reference: str) -> None:
     arguments = ["--build-arg", f"BASE_IMAGE={base}"]
     if name == "operator":
-        _download_operator_wheels()
+        download_operator_wheels()
         arguments += ["--build-arg", "PIP_ARGS=--no-index --find-links=/tmp/dist --break-system-packages"]
     else:  # dependencies come from the host's environment, mounted read-only
         arguments += ["--build-arg", "PIP_ARGS=--no-index", "--build-arg", "REQUIREMENTS=/dev/null"]
@@ -110,7 +123,7 @@ def _build(name: str, base: str, reference: str) -> None:
     )  # fmt: skip
 
 
-def _download_operator_wheels() -> None:
+def download_operator_wheels() -> None:
     """Download the operator's dependencies as wheels, next to the project's own."""
     pip = uv().parent / "pip"
     packages = REPO / "images" / "operator.txt"
@@ -123,24 +136,30 @@ def _push(image: str, layout: Path, reference: str) -> None:
     _buildah("push", "--quiet", "--disable-compression", image, target, step=f"exporting {image}")
 
 
-def _import(layout: Path) -> None:
+def _import_layout(layout: Path) -> None:
     """Import all images into containerd in one archive, because they share the base layer."""
     archive = RUN / "images.tar"
     run(["tar", "-C", layout, "-cf", archive, "."], step="packing the images", remedy=_REMEDY)
-    code, output = ctr("images", "import", "--all-platforms", str(archive))
-    if code:
-        raise StageError(f"importing the images failed: {output}\n{_REMEDY}")
+    _import(archive)
     archive.unlink()
     shutil.rmtree(layout)
 
 
+def _import(archive: Path) -> None:
+    code, output = ctr("images", "import", "--all-platforms", str(archive))
+    if code:
+        raise StageError(f"importing the images failed: {output}\n{_REMEDY}")
+
+
 def environment() -> Path:
     """Return the folder of the Python environment, which ``.venv`` may link to; its scripts name it."""
-    return (REPO / ".venv").resolve()
+    return Path(sys.prefix) if PACK else (REPO / ".venv").resolve()
 
 
 def environment_mounts() -> list[Path]:
     """Return the host folders of the Python environment, which pods mount read-only."""
+    if PACK is not None:  # the images have no Python, so that pods need the machine's libraries too
+        return packed.host_mounts(Path(sys.prefix), Path(sys.base_prefix), Path("/"))
     base = Path(sys.base_prefix)  # also right when this runs inside the environment itself
     mounts = [environment()]
     return mounts if base == Path("/usr") else [*mounts, base]

@@ -8,11 +8,13 @@ from typing import Any
 from grpo_devcluster.addons import kubectl
 from grpo_devcluster.gobuild import binary
 from grpo_devcluster.images import environment, environment_mounts
-from grpo_devcluster.paths import REPO
+from grpo_devcluster.packed import SITE
+from grpo_devcluster.paths import PACK, REPO
 from grpo_devcluster.stages import run
 
 CHART = REPO / "helm" / "grpo-operator"
 NAMESPACE = "grpo-system"
+PACKAGES = Path("/opt/grpo-packages")  # on PYTHONPATH in the images of trainers and engines
 
 
 def install_operator(kubeconfig: Path, values: dict[str, Any]) -> None:
@@ -43,13 +45,16 @@ def _require_kuberay(kubeconfig: Path) -> None:
 def devcluster_values(images: dict[str, str]) -> dict[str, Any]:
     """Return chart values for the devcluster: its images, and the host's Python environment in pods."""
     repository, tag = images["operator"].rsplit(":", 1)
-    mounts = environment_mounts()
+    mounts = {path: path for path in environment_mounts()}
+    if PACK is not None and (PACK / SITE).is_dir():
+        mounts[PACK / SITE] = PACKAGES
     volumes = [
         {"name": f"python-{i}", "hostPath": {"path": str(path), "type": "Directory"}}
         for i, path in enumerate(mounts)
     ]
     volume_mounts = [
-        {"name": f"python-{i}", "mountPath": str(path), "readOnly": True} for i, path in enumerate(mounts)
+        {"name": f"python-{i}", "mountPath": str(path), "readOnly": True}
+        for i, path in enumerate(mounts.values())
     ]
     path = f"{environment() / 'bin'}:/usr/local/bin:/usr/bin:/bin"
     return {

@@ -2,13 +2,15 @@
 
 import contextlib
 import json
+import os
+import signal
 import subprocess
 from pathlib import Path
 
-from grpo_devcluster import network, processes
+from grpo_devcluster import network, nvidia, processes
 from grpo_devcluster.certs import PKI
 from grpo_devcluster.gobuild import binary
-from grpo_devcluster.paths import CACHE, LIB, RUN
+from grpo_devcluster.paths import CACHE, LIB, PACK, RUN
 from grpo_devcluster.settings import GATEWAY, NODE, POD_CIDR
 from grpo_devcluster.stages import wait_for
 
@@ -16,6 +18,7 @@ SOCKET = RUN / "containerd.sock"
 CONTAINERD_STATE = RUN / "containerd"
 CONTAINERD_ROOT = CACHE / "containerd"  # kept by ``down``, so that images stay imported
 PAUSE_IMAGE = "localhost/grpo-pause:dev"
+CNI_PLUGINS = (PACK / "debian" if PACK else Path("/")) / "usr/lib/cni"
 
 _CONTAINERD = f"""\
 version = 2
@@ -28,17 +31,19 @@ state = "{CONTAINERD_STATE}"
   # Without CAP_SYS_RESOURCE runc cannot lower oom_score_adj, and sandboxes would fail to start.
   restrict_oom_score_adj = true
   [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "/usr/lib/cni"
+    bin_dir = "{CNI_PLUGINS}"
     conf_dir = "{network.CNI_CONF}"
 """
 
 
 def start_containerd() -> None:
-    """Start containerd with its own configuration, root and socket."""
+    """Start containerd with its own configuration, root and socket; on GPUs with NVIDIA's runtime too."""
     RUN.mkdir(parents=True, exist_ok=True)
+    gpus = nvidia.present()
+    env = nvidia.containerd_environment() if gpus else {}
     config = RUN / "containerd.toml"
-    config.write_text(_CONTAINERD)
-    processes.start("containerd", ["containerd", "--config", config, "--log-level", "warn"])
+    config.write_text(_CONTAINERD + (nvidia.containerd_runtimes() if gpus else ""))
+    processes.start("containerd", ["containerd", "--config", config, "--log-level", "warn"], env)
     wait_for("containerd", lambda: ctr("version")[0] == 0, 30, processes.log_file("containerd"))
 
 
@@ -120,7 +125,16 @@ def remove_tasks() -> None:
         ctr("task", "kill", "--signal", "SIGKILL", container)
         ctr("task", "delete", "--force", container)
         ctr("container", "delete", container)
-    subprocess.run(["pkill", "-KILL", "-f", f"containerd-shim.*{SOCKET}"], check=False)
+    kill_shims()
+
+
+def kill_shims() -> None:
+    """Kill the shims of this containerd, which outlive it."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # the process is gone
+            command = path.read_bytes().decode(errors="replace").split("\0")
+            if "containerd-shim" in command[0] and str(SOCKET) in command:
+                os.kill(int(path.parent.name), signal.SIGKILL)
 
 
 def unmount_all() -> None:

@@ -5,7 +5,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from grpo_devcluster.paths import CACHE, REPO, content_key
+from grpo_devcluster.packed import require_parts, tool_environment
+from grpo_devcluster.paths import CACHE, PACK, REPO, content_key
 from grpo_devcluster.stages import run
 
 DEBIAN = [
@@ -23,8 +24,18 @@ DEBIAN = [
 UV_VERSION = "0.13.8"
 
 
+def use_packed_tools() -> None:
+    """Let commands and daemons find the packed tools and their libraries; without a pack do nothing."""
+    if PACK is not None:
+        os.environ.update(tool_environment(PACK, os.environ))
+
+
 def install_debian() -> None:
-    """Install the missing Debian packages."""
+    """Install the missing Debian packages, or use those of the pack."""
+    if PACK is not None:
+        require_parts(PACK)
+        use_packed_tools()
+        return
     installed = run(
         ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n"],
         step="listing Debian packages",
@@ -55,7 +66,12 @@ def uv() -> Path:
 
 
 def sync_environment() -> None:
-    """Install ``uv.lock`` and the project's entry points into ``.venv``; do nothing when it is up to date."""
+    """Install ``uv.lock`` and the project's entry points into ``.venv``; do nothing when it is up to date.
+
+    With a pack, the machine's own environment, which runs this, is used.
+    """
+    if PACK is not None:
+        return
     lock = (REPO / "uv.lock").read_bytes() + (REPO / "pyproject.toml").read_bytes()
     stamp = REPO / ".venv" / ".synced"
     if stamp.exists() and stamp.read_bytes() == lock:

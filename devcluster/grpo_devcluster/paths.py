@@ -6,6 +6,8 @@ from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("GRPO_CACHE", Path.home() / ".cache" / "grpo-operator"))
+_PACK = os.environ.get("GRPO_DEVCLUSTER_PACK")
+PACK = Path(_PACK).resolve() if _PACK else None  # what `make gpu-node-pack` packed; nothing is built then
 RUN = Path("/run/grpo-devcluster")  # certificates, sockets, pids, logs, etcd data
 LIB = Path("/var/lib/grpo-devcluster")  # kubelet root, job data
 KUBECONFIG = RUN / "admin.kubeconfig"

@@ -1,0 +1,199 @@
+"""A job of pods on GPUs that suffers one fault after the other, beside the same job without faults.
+
+    python3 benchmarks/gpu/faults.py OUT MANIFEST calm
+    python3 benchmarks/gpu/faults.py OUT MANIFEST faulted
+
+Run it in a devcluster where the operator is installed, as ``devcluster/gpu-node.sh jobs`` leaves it. Trainers
+and engines are deterministic, so that both runs should have the same bits. Writes OUT/calm.json, then
+OUT/faulted.json: each fault with what shows that it happened and the seconds until the next step was
+complete, and the largest difference between the two runs' metrics.
+PYTHONPATH: operator, worker_images, devcluster, tests.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from grpo_devcluster.addons import kubectl
+from grpo_devcluster.follow import JobView
+from grpo_devcluster.install import NAMESPACE
+from grpo_devcluster.paths import KUBECONFIG
+from grpo_devcluster.report import load
+from grpo_devcluster.results import stamp, write_raw
+from support.faults import (
+    agent,
+    kill_container,
+    kill_during_sync,
+    main_process,
+    report,
+    step_of,
+    uids,
+    until,
+    wait_step,
+)  # fmt: skip
+from support.jobs import ENDED, store_of
+
+STEPS, BETWEEN = 60, 3  # steps of the job, and undisturbed ones between two faults
+PATIENCE = 240  # seconds for a step after a fault
+COMPARED = ("actor/loss", "actor/grad_norm", "critic/score/mean", "train/train_rollout_logprob_abs_diff")
+Fault = Callable[[JobView], str]  # injects it and returns what shows that it happened
+
+
+def trainer_pod(job: JobView) -> str:
+    """Kill the first process of a training pod."""
+    victim = job.pods("trainer")[0]
+    kill_container(victim, "ray-worker")
+    name = victim["metadata"]["name"]
+    until("its pod is replaced", lambda: name not in uids(job, "trainer"), PATIENCE)
+    return f"{name} is replaced by {', '.join(uids(job, 'trainer'))}"
+
+
+def rank(job: JobView) -> str:
+    """Kill a rank's process."""
+    before = report(job)["trainers"][0]
+    pod = job.pods("trainer")[0]["metadata"]["name"]
+    job.exec(pod, "ray-worker", "kill", "-9", str(before["pid"]))
+    until("another process", lambda: report(job)["trainers"][0]["pid"] != before["pid"], PATIENCE)
+    return f"process {before['pid']} is replaced by {report(job)['trainers'][0]['pid']}"
+
+
+def engine_generating(job: JobView) -> str:
+    """Kill an engine's server while it generates."""
+    pod = job.pods("rollout")[0]
+    before = agent(pod)["restarts"]
+    step = step_of(job)
+    until("the next step begins", lambda: step_of(job) > step, PATIENCE, every=0.02)
+    kill_container(pod, "engine")
+    until("its agent counts it", lambda: agent(pod).get("restarts", 0) > before, 60, every=0.1)
+    return f"restarts of the engine: {before}, then {agent(pod)['restarts']}"
+
+
+def engine_updating(job: JobView) -> str:
+    """Kill an engine's server while it receives a weight version."""
+    pod = job.pods("rollout")[0]
+    before = agent(pod)["restarts"]
+    kill_during_sync(pod, main_process(pod, "engine"))
+    until("its agent counts it", lambda: agent(pod).get("restarts", 0) > before, 60, every=0.1)
+    log = job.kubectl("logs", pod["metadata"]["name"], "-c", "agent", "--tail=40")
+    return "aborted version" if "aborted version" in log else "the update had ended before"
+
+
+def trainer_agent(job: JobView) -> str:
+    """Kill the agent of a training pod."""
+    pid = main_process(job.pods("trainer")[0], "agent")
+    os.kill(pid, signal.SIGKILL)
+    until("it is gone", lambda: not Path(f"/proc/{pid}").exists(), 10, every=0.05)
+    return f"process {pid} is gone"
+
+
+def engine_agent(job: JobView) -> str:
+    """Kill the agent of an engine."""
+    pod = job.pods("rollout")[0]
+    before = agent(pod)["instance"]
+    kill_container(pod, "agent")
+    until("another agent answers", lambda: agent(pod).get("instance", before) != before, 60)
+    return f"agent {before} is replaced by {agent(pod)['instance']}"
+
+
+def controller(job: JobView) -> str:
+    """Kill the controller."""
+    before = report(job)["attempt"]
+    kill_container(job.pods("controller")[0], "controller")
+    until("a new attempt", lambda: report(job)["attempt"] > before, PATIENCE)
+    return f"attempt {before}, then {report(job)['attempt']}"
+
+
+def ray_head(job: JobView) -> str:
+    """Delete the pod of Ray's head."""
+    before = uids(job, "head")
+    job.kubectl("delete", "pod", *before, "--wait=false", "--grace-period=0")
+    until("another head", lambda: set(uids(job, "head").values()).isdisjoint(before.values()), PATIENCE)
+    return f"{', '.join(before)} is replaced"
+
+
+def operator(job: JobView) -> str:
+    """Delete the operator's pod."""
+    found = job.kubectl("-n", NAMESPACE, "delete", "pod", "--all", "--wait")
+    job.kubectl("-n", NAMESPACE, "rollout", "status", "deployment/grpo-operator", "--timeout=120s")
+    return found.strip()
+
+
+FAULTS: tuple[Fault, ...] = (
+    *(trainer_agent, engine_agent, operator, rank, engine_generating),
+    *(engine_updating, controller, trainer_pod, ray_head),
+)
+
+
+def begin(name: str, manifest: Path) -> JobView:
+    """Apply the deterministic job under this name."""
+    job = yaml.safe_load(manifest.read_text())
+    job["metadata"]["name"] = name
+    spec = job["spec"]
+    spec["totalSteps"] = STEPS
+    spec["trainer"]["deterministic"] = True
+    spec["rollout"]["template"]["engine"]["deterministic"] = True
+    spec["checkpoint"] |= {"everySteps": 10, "memory": {"everySteps": 1}}
+    kubectl("apply", "-f", "-", stdin=json.dumps(job))
+    return JobView(KUBECONFIG, name)
+
+
+def suffer(job: JobView) -> list[dict[str, Any]]:
+    """Inject all faults, each after some undisturbed steps; return them with their recovery."""
+    found = []
+    for fault in FAULTS:
+        wait_step(job, step_of(job) + BETWEEN, PATIENCE)
+        started = time.monotonic()
+        case: dict[str, Any] = {"fault": fault.__name__}
+        try:
+            case["witness"] = fault(job)
+            reached = until("the controller answers", lambda: step_of(job) + 1, PATIENCE) - 1
+            wait_step(job, reached + 1, PATIENCE)
+            case["seconds"] = round(time.monotonic() - started, 1)
+        except AssertionError as error:
+            case["failed"] = str(error)
+        found.append(case)
+        print(case, flush=True)
+        if "failed" in case:
+            break
+    return found
+
+
+def differences(calm: list[dict[str, Any]], faulted: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the largest difference of each metric over all steps; 0: the same bits."""
+    pairs = list(zip(calm, faulted, strict=True))
+    return {key: max(abs(one[key] - other[key]) for one, other in pairs) for key in COMPARED}
+
+
+def main() -> None:
+    """Run one of the two jobs."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("manifest", type=Path)
+    parser.add_argument("run", choices=["calm", "faulted"])
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    job = begin(args.run, args.manifest)
+    until("the first step", lambda: step_of(job) >= 1, 2 * PATIENCE)
+    faults = suffer(job) if args.run == "faulted" else []
+    status = job.wait(ENDED, 2 * PATIENCE)
+    steps = load(store_of(job))
+    found: dict[str, Any] = {"status": status, "steps": steps, "faults": faults}
+    calm = args.out / "calm.json"
+    if args.run == "faulted" and calm.exists():
+        found["differences"] = differences(json.loads(calm.read_text())["steps"], steps)
+        print(found["differences"])
+    write_raw(args.out / f"{args.run}.json", stamp(), **found)
+    job.kubectl("delete", "grpojob", job.name, "--cascade=foreground", "--timeout=120s")
+    sys.exit(0 if status["phase"] == "Succeeded" and not any("failed" in case for case in faults) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Runs GRPOJobs one after the other in a running devcluster, and keeps their metrics, statuses and logs.
+
+``python -m grpo_devcluster.gpu_node.jobs OUT SECONDS MANIFEST...``: writes OUT/NAME.json and, for a job that
+does not succeed within SECONDS, OUT/NAME.txt with what helps to understand why.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from grpo_devcluster import cluster
+from grpo_devcluster.addons import kubectl
+from grpo_devcluster.demo import ENDED
+from grpo_devcluster.follow import JobView
+from grpo_devcluster.install import devcluster_values, install_operator
+from grpo_devcluster.paths import JOB_DATA, KUBECONFIG
+from grpo_devcluster.report import summarise
+from grpo_devcluster.results import stamp
+from grpo_devcluster.stages import StageError, fail, stage
+
+_LAST_LINES = "--tail=400"
+
+
+def main() -> None:
+    """Run the jobs; exit 1 if one of them does not succeed."""
+    if len(sys.argv) < 4:
+        sys.exit("usage: python -m grpo_devcluster.gpu_node.jobs OUT SECONDS MANIFEST...")
+    out, seconds = Path(sys.argv[1]), float(sys.argv[2])
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        cluster.prepare()
+        values = devcluster_values(cluster.up())
+        with stage("helm install grpo-operator"):
+            install_operator(KUBECONFIG, values)
+        succeeded = [run_job(Path(manifest), seconds, out) for manifest in sys.argv[3:]]
+    except StageError as error:
+        fail(error)
+    sys.exit(0 if all(succeeded) else 1)
+
+
+def run_job(manifest: Path, seconds: float, out: Path) -> bool:
+    """Run one job, write its files, and return whether it succeeded."""
+    job = JobView(KUBECONFIG, manifest.stem)
+    started = time.monotonic()
+    with stage(job.name):
+        kubectl("apply", "-f", manifest)
+        try:
+            status = job.wait(ENDED, seconds)
+        except TimeoutError as error:
+            print(f"    {error}")
+            status = job.status()
+        succeeded = status.get("phase") == "Succeeded"
+        if not succeeded:
+            (out / f"{job.name}.txt").write_text(_report(job))
+        store = JOB_DATA / f"{job.namespace}-{job.name}-{job.get()['metadata']['uid'][:8]}"
+        record = {"of": stamp(), "status": status, "seconds": time.monotonic() - started, **_steps(store)}
+        (out / f"{job.name}.json").write_text(json.dumps(record))
+        print(f"    figures: {json.dumps(record.get('figures'))}")
+        job.kubectl("delete", "grpojob", job.name, "--cascade=foreground", "--timeout=120s")
+    return succeeded
+
+
+def _steps(store: Path) -> dict[str, Any]:
+    """Return the metrics of the steps that were completed, and their summary."""
+    file = store / "metrics.jsonl"
+    steps = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return {"steps": steps, "figures": summarise(steps) if steps else None}
+
+
+def _report(job: JobView) -> str:
+    """Return descriptions, events and logs."""
+    questions = [
+        ("describe", "grpojobs,rolloutpools,rayclusters,pods"),
+        ("get", "events", "--sort-by=.lastTimestamp"),
+        ("logs", "-n", "grpo-system", "deployment/grpo-operator", _LAST_LINES),
+    ]
+    for pod in job.pods():
+        name = pod["metadata"]["name"]
+        parts = pod["spec"]["containers"] + pod["spec"].get("initContainers", [])
+        for container in parts:
+            questions.append(("logs", name, "-c", container["name"], _LAST_LINES))
+            status = pod["status"].get("containerStatuses", []) + pod["status"].get(
+                "initContainerStatuses", []
+            )
+            if any(s["name"] == container["name"] and s.get("restartCount") for s in status):
+                questions.append(("logs", name, "-c", container["name"], "--previous", _LAST_LINES))
+    return "\n".join(f"--- kubectl {' '.join(question)}\n{_answer(question)}" for question in questions)
+
+
+def _answer(question: tuple[str, ...]) -> str:
+    try:
+        return kubectl(*question)
+    except StageError as error:
+        return str(error)
+
+
+if __name__ == "__main__":
+    main()
