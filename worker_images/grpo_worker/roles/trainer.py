@@ -21,6 +21,7 @@ from grpo_worker.data.routed_experts import RoutedExperts
 from grpo_worker.metrics.flops import ModelFlops
 from grpo_worker.profiling.hang import Position, position, progress, write_flight_record
 from grpo_worker.profiling.progress import PROGRESS, Progress
+from grpo_worker.profiling.trace import RankTracer, StepTrace, Traced
 from grpo_worker.roles.checkpoints import CheckpointMethods
 from grpo_worker.roles.dispatch import Columns, Dispatch, RankInfo, register
 from grpo_worker.roles.expert_store import ExpertStore, store_whole
@@ -47,6 +48,7 @@ class TrainerWorker(WeightMethods, CheckpointMethods):
     _models: "TrainerModels"
     _rank = -1
     _experts: ExpertStore
+    _tracer: RankTracer | None = None  # from the first trace on
     _thread: int | None = None  # identifier of the thread that computes
     _store: TCPStore | None = None  # of rank 0, for the rendezvous
 
@@ -253,14 +255,15 @@ class TrainerWorker(WeightMethods, CheckpointMethods):
         return replace(batch, routed=[self._experts.rows[key.decode()] for key in keys.tolist()])
 
     @register(Dispatch.ONE_TO_ALL)
-    def begin_step(self, step: int) -> None:
-        """Start the trace if ``step`` is the first one to record."""
-        self._models.trace.begin(step)
+    def start_trace(self, trace: StepTrace) -> None:
+        """Start recording, if this is one of the trace's ranks."""
+        self._tracer = self._tracer or RankTracer(self._rank)
+        self._tracer.start(trace)
 
     @register(Dispatch.ONE_TO_ALL)
-    def end_step(self, step: int) -> dict[str, float]:
-        """Write the trace if ``step`` is the last one to record; return the trace's figures then."""
-        return self._models.trace.end(step)
+    def stop_trace(self) -> Traced:
+        """Write this rank's part of the trace."""
+        return self._tracer.stop() if self._tracer else Traced()
 
     @register(Dispatch.RANK_ZERO)
     def flops(self) -> ModelFlops:

@@ -85,7 +85,9 @@ class ProfileRequest(Model):
 def parse_request(text: str) -> ProfileRequest:
     """Read the annotation's value. Raises ValueError that names the field, its value and the grammar."""
     if len(text) > LONGEST_REQUEST:
-        raise ValueError(f"{PROFILE_ANNOTATION}: the value has more than {LONGEST_REQUEST} characters: shorten it")
+        raise ValueError(
+            f"{PROFILE_ANNOTATION}: the value has more than {LONGEST_REQUEST} characters: shorten it"
+        )
     fields = _json(text) if text.lstrip().startswith("{") else _words(text)
     try:
         return ProfileRequest.model_validate(fields)
