@@ -83,6 +83,9 @@ class Ranks:
         self._world.calls.append(method)
         return lambda: getattr(self, f"_{method}")(*args)
 
+    def beside_on(self, ranks: Sequence[int], method: str, *args: Any) -> Callable[[], list[Any]]:
+        return self.beside(method, *args)
+
     def notify(self, method: str, *args: Any) -> None: ...
 
     def kill(self) -> None:

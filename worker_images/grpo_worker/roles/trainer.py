@@ -21,6 +21,7 @@ from grpo_worker.data.routed_experts import RoutedExperts
 from grpo_worker.metrics.flops import ModelFlops
 from grpo_worker.profiling.hang import Position, position, progress, write_flight_record
 from grpo_worker.profiling.progress import PROGRESS, Progress
+from grpo_worker.profiling.stacks import write_stacks
 from grpo_worker.profiling.trace import RankTracer, StepTrace, Traced
 from grpo_worker.roles.checkpoints import CheckpointMethods
 from grpo_worker.roles.dispatch import Columns, Dispatch, RankInfo, register
@@ -122,6 +123,10 @@ class TrainerWorker(WeightMethods, CheckpointMethods):
     def write_flight_record(self, folder: str) -> None:
         """Write torch's flight recorder of this rank to a folder. Runs in a thread like ``position``."""
         write_flight_record(Path(folder), self._rank)
+
+    def write_stacks(self, folder: str, seconds: int | None) -> str:
+        """Write the stacks of this rank, by py-spy; return the file's name. Runs beside the calls."""
+        return write_stacks(Path(folder), f"trainer-rank-{self._rank}", seconds)
 
     def _build(self, rank: int, world: int, config: dict[str, Any]) -> RankInfo:
         from grpo_worker.roles.trainer_models import build_models, rank_info

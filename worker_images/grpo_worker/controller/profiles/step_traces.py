@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
-from grpo_operator.api.v1alpha1.profile_request import ProfileRequest, ProfileTarget, ProfileTool
+from grpo_operator.api.v1alpha1.profile_request import ProfileRequest, ProfileTool
+from grpo_worker.controller.profiles.background import of_steps
 from grpo_worker.controller.status.profile_orders import ProfileOrders
 from grpo_worker.profiling.trace import StepTrace, Traced
 
@@ -72,8 +73,7 @@ class StepTraces:
         """Return the trace of an order that begins with ``step``."""
 
         def fits(request: ProfileRequest) -> bool:
-            of_steps = request.target is ProfileTarget.TRAINER and request.tool is not ProfileTool.PY_SPY
-            return of_steps and not self._meets_spec(step, step + request.traced_steps - 1)
+            return of_steps(request) and not self._meets_spec(step, step + request.traced_steps - 1)
 
         order = self._orders.take(fits)
         if order is None:
