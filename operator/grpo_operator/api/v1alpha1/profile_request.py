@@ -37,7 +37,7 @@ class ProfileTarget(StrEnum):
 _TARGETS = {
     ProfileTool.TORCH: (ProfileTarget.TRAINER, ProfileTarget.ENGINES),
     ProfileTool.NSIGHT: (ProfileTarget.TRAINER,),
-    ProfileTool.PY_SPY: tuple(ProfileTarget),
+    ProfileTool.PY_SPY: (ProfileTarget.TRAINER, ProfileTarget.CONTROLLER),
 }
 
 

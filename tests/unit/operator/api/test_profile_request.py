@@ -24,6 +24,7 @@ REFUSED = {
     "perf": "'perf' is no tool and no target: write TOOL",
     "torch nsight": "gives tool twice",
     "torch controller": "tool torch has no target controller: use trainer or engines",
+    "py-spy engines": "tool py-spy has no target engines: use trainer or controller",
     "nsight engines": "tool nsight has no target engines: use trainer",
     "torch steps=two": r"rl.grpo.dev/profile.steps: .*valid integer.* \(got 'two'\)",
     "torch steps=0": r"rl.grpo.dev/profile.steps: .*greater than or equal to 1 \(got '0'\)",

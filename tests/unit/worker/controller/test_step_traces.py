@@ -7,6 +7,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from grpo_operator.api.messages import ControllerStatus, ProfileReport
+from grpo_operator.api.v1alpha1.observability import ObservabilitySpec, ProfileSpec
 from grpo_worker.controller.profiles.step_traces import StepTraces
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.status.server import application
@@ -36,7 +37,9 @@ class Controller:
 
     def __init__(self, folder: Path, profile: dict[str, Any] | None = None) -> None:
         self.board, self.ranks = ProgressBoard(), Ranks()
-        spec = spec_of(job(totalSteps=9, observability={"profile": profile} if profile else {}))
+        spec = spec_of(job(totalSteps=9))
+        changed = ObservabilitySpec(profile=ProfileSpec.model_validate(profile) if profile else None)
+        spec = spec.model_copy(update={"observability": changed})  # nsight, though the job trains on CPUs
         self.traces = StepTraces(spec, folder, self.board.profiles, self.ranks)
         self._http = TestClient(application(self.board, list))
 
@@ -126,6 +129,21 @@ def test_nsight_records_once_in_the_life_of_the_ranks(tmp_path: Path) -> None:
     controller.order("c", tool="nsight")
     controller.run(2, 2)
     assert controller.reports()[-1].state == "Written"
+
+
+def test_nsight_leaves_out_the_trace_of_the_spec_after_an_order(tmp_path: Path) -> None:
+    controller = Controller(tmp_path, {"tool": "nsight", "stepStart": 3, "stepEnd": 3})
+    controller.order("a", tool="nsight")
+    controller.run(1, 4)
+    assert [entry.first for entry in controller.ranks.log if isinstance(entry, StepTrace)] == [1]
+
+
+def test_without_steps_in_the_spec_nsight_records_what_is_ordered(tmp_path: Path) -> None:
+    controller = Controller(tmp_path, {"tool": "nsight"})
+    controller.run(1, 2)
+    controller.order("a", tool="nsight", steps=2)
+    controller.run(3, 4)
+    assert [(e.first, e.last) for e in controller.ranks.log if isinstance(e, StepTrace)] == [(3, 4)]
 
 
 def test_a_malformed_order_is_refused_and_the_others_go_on(tmp_path: Path) -> None:

@@ -14,10 +14,6 @@ from grpo_worker.profiling.trace import StepTrace, Traced
 log = logging.getLogger(__name__)
 Metrics = dict[str, float]
 _NSIGHT_FILES = "nsys writes nsight-HOST-PID.nsys-rep to this directory within minutes"
-_NSIGHT_USED = (
-    "nsys records once in the life of the ranks, and it has recorded steps {first} to {last}: use torch, or "
-    "ask again after the ranks were restarted"
-)
 
 
 class Ranks(Protocol):
@@ -64,10 +60,14 @@ class StepTraces:
         return metrics if step < self._current.last else metrics | self._finish(self._current)
 
     def _of_spec(self, step: int) -> StepTrace | None:
+        """Return the spec's trace if it begins with ``step``."""
         spec = self._spec
-        if spec is None or step != spec.step_start:
+        if spec is None or spec.steps is None or step != spec.steps[0]:
             return None
-        return StepTrace(spec.tool, tuple(spec.ranks), step, spec.step_end, str(self._folder))
+        if spec.tool == "nsight" and self._nsight is not None:
+            log.warning("steps %d to %d are not traced: %s", *spec.steps, self._nsight_used(self._nsight))
+            return None
+        return StepTrace(spec.tool, tuple(spec.ranks), *spec.steps, str(self._folder))
 
     def _ordered(self, step: int) -> StepTrace | None:
         """Return the trace of an order that begins with ``step``."""
@@ -80,8 +80,7 @@ class StepTraces:
             return None
         request, last = order.request, min(step + order.request.traced_steps - 1, self._last_step)
         if request.tool is ProfileTool.NSIGHT and self._nsight is not None:
-            used = _NSIGHT_USED.format(first=self._nsight.first, last=self._nsight.last)
-            self._orders.failed(order.id, used)
+            self._orders.failed(order.id, self._nsight_used(self._nsight))
             return None
         self._order = order.id
         tool: Literal["torch", "nsight"] = "nsight" if request.tool is ProfileTool.NSIGHT else "torch"
@@ -90,8 +89,15 @@ class StepTraces:
         return StepTrace(tool, request.of_ranks, step, last, str(folder))
 
     def _meets_spec(self, first: int, last: int) -> bool:
-        spec = self._spec
-        return spec is not None and first <= spec.step_end and last >= spec.step_start
+        steps = self._spec.steps if self._spec else None
+        return steps is not None and first <= steps[1] and last >= steps[0]
+
+    @staticmethod
+    def _nsight_used(trace: StepTrace) -> str:
+        return (
+            f"nsys records once in the life of the ranks, and it has recorded steps {trace.first} to "
+            f"{trace.last}: use torch, or ask again after the ranks were restarted"
+        )
 
     def _finish(self, trace: StepTrace) -> Metrics:
         parts = self._ranks.call("stop_trace")
