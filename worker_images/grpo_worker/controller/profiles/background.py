@@ -33,7 +33,10 @@ def of_steps(request: ProfileRequest) -> bool:
 
 
 class BackgroundProfiles:
-    """Records traces of engines and stacks of processes, one order after the other."""
+    """Records traces of engines and stacks of processes, one order after the other of each target.
+
+    An engine without requests takes no steps, which must not delay the stacks that tell why.
+    """
 
     def __init__(self, folder: Path, orders: ProfileOrders, ranks: Ranks, engines: Engines) -> None:
         """``folder``: of the job's profiles."""
@@ -41,18 +44,23 @@ class BackgroundProfiles:
         self._orders = orders
         self._ranks = ranks
         self._engines = engines
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="profile")  # starts with the first order
+        # Their threads start with the first order.
+        self._lanes = {target: ThreadPoolExecutor(1, f"profile-{target}") for target in ProfileTarget}
 
     def start(self) -> None:
         """Record from now on what is ordered, and what waits already."""
 
         def record() -> None:
-            self._thread.submit(self._record_waiting)
+            for target, lane in self._lanes.items():
+                lane.submit(self._record_waiting, target)
 
         self._orders.on_added(record)
 
-    def _record_waiting(self) -> None:
-        while (order := self._orders.take(lambda request: not of_steps(request))) is not None:
+    def _record_waiting(self, target: ProfileTarget) -> None:
+        def fits(request: ProfileRequest) -> bool:
+            return request.target is target and not of_steps(request)
+
+        while (order := self._orders.take(fits)) is not None:
             folder = self._folder / order.id
             try:
                 files = self._record(order, folder)
