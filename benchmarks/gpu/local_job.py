@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,6 +21,7 @@ from engine_process import entry_points
 
 from grpo_operator.api.base import Device
 from grpo_operator.api.job_config import JobConfig
+from grpo_operator.api.messages import ProfileOrder, ProfileReport
 from grpo_operator.api.names import AGENT_PORT, CONTROLLER_PORT, ENGINE_PORT, GCS_PORT
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.plan.weight_path import job_weight_path
@@ -49,6 +51,7 @@ class LocalJob:
         self._experts = Path("/dev/shm/grpo-routed-experts")
         template = spec.rollout.template
         self._routes = template is not None and template.engine.return_routed_experts
+        self.profiles: list[ProfileReport] = []
         self._running: list[subprocess.Popen[bytes]] = []
         self._sources = os.pathsep.join(str(REPO / part) for part in ("operator", "worker_images"))
         self._engine_path = engine_path or os.environ.get("PYTHONPATH", "")
@@ -93,8 +96,13 @@ class LocalJob:
         for path in sorted(self._weights.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
 
-    def run(self, name: str, spec: GRPOJobSpec, timeout: float = 500) -> list[dict[str, Any]]:
-        """Run one job to its end and return the metrics of its steps."""
+    def run(
+        self, name: str, spec: GRPOJobSpec, timeout: float = 500, orders: Sequence[ProfileOrder] = ()
+    ) -> list[dict[str, Any]]:
+        """Run one job to its end and return the metrics of its steps.
+
+        ``orders``: profiles, which are ordered when it begins to train; ``profiles`` then has their reports.
+        """
         store = self._folder / name
         file = self._folder / f"{name}.json"
         assert spec.rollout.template is not None, "the job has engines of its own"
@@ -116,19 +124,26 @@ class LocalJob:
         env = _RAY | {"GRPO_JOB_FILE": str(file), "RAY_ADDRESS": f"{TRAINER_HOST}:{GCS_PORT}"}
         controller = self._start(f"controller-{name}", command, env)
         try:
-            self._follow(controller, timeout)
+            self._follow(controller, timeout, orders)
         finally:
             _kill(controller)
         return [json.loads(line) for line in (store / "metrics.jsonl").read_text().splitlines()]
 
-    def _follow(self, controller: subprocess.Popen[bytes], timeout: float) -> None:
+    def _follow(
+        self, controller: subprocess.Popen[bytes], timeout: float, orders: Sequence[ProfileOrder]
+    ) -> None:
         deadline = time.monotonic() + timeout
+        body = {"orders": [order.wire() for order in orders]}
         while time.monotonic() < deadline:
             assert controller.poll() is None, "the controller ended"
             try:
                 status = httpx.get(f"http://127.0.0.1:{CONTROLLER_PORT}/v1/status", timeout=5).json()
             except httpx.HTTPError:
                 status = {"phase": ""}
+            if status["phase"] == "Training" and body["orders"]:
+                httpx.post(f"http://127.0.0.1:{CONTROLLER_PORT}/v1/profile", json=body).raise_for_status()
+                body["orders"] = []
+            self.profiles = [ProfileReport.model_validate(entry) for entry in status.get("profiles", ())]
             if status["phase"] == "Succeeded":
                 return
             assert status["phase"] not in ("Failed", "Recovering"), status["message"]

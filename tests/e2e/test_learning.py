@@ -48,7 +48,7 @@ def test_without_learning_rate_no_rise_and_suspend_and_delete(start: Start) -> N
     assert [r["step"] for r in records] == list(range(1, 25))
     assert len({tuple(r["weights"]) for r in records}) == 24  # the expert bias still moves
     assert summarise(records)["p_value"] > 0.01
-    _traced(store_of(job) / "profile" / "steps-2-3-rank-1.json")
+    _traced(store_of(job) / "profile" / "trainer-rank-1-steps-2-3.json")
     _exported(store_of(job) / "export" / "step-00000024")
     _delete_leaves_nothing(job)
 

@@ -40,6 +40,7 @@ from grpo_worker.data.routed_experts import RoutedExperts
 from grpo_worker.data.tasks import open_gym
 from grpo_worker.metrics.flops import ModelFlops
 from grpo_worker.metrics.generation import Counts
+from grpo_worker.profiling.trace import Traced
 from grpo_worker.roles.dispatch import Columns, RankInfo
 from grpo_worker.roles.host import RankHost
 from grpo_worker.roles.shared_batch import SharedBatch, SharedRows
@@ -82,6 +83,9 @@ class Ranks:
         self._world.calls.append(method)
         return lambda: getattr(self, f"_{method}")(*args)
 
+    def beside_on(self, ranks: Sequence[int], method: str, *args: Any) -> Callable[[], list[Any]]:
+        return self.beside(method, *args)
+
     def notify(self, method: str, *args: Any) -> None: ...
 
     def kill(self) -> None:
@@ -89,6 +93,9 @@ class Ranks:
 
     def death(self) -> GangError:
         return GangError("the processes of rank 1 on trainer-0 (10.0.0.2) have ended", [1])
+
+    def _stop_trace(self) -> list[Traced]:
+        return [Traced(f"trainer-rank-{rank}.json") for rank in range(2)]
 
     def _flops(self) -> ModelFlops:
         return ModelFlops(1000, 10)

@@ -55,6 +55,8 @@ _REASONS = {
     "Bound": f"{_EVENT} A job has begun to write weights to the pool.",
     "Released": f"{_EVENT} No job writes weights to the pool any more.",
     "NodeUnhealthy": f"{_EVENT} A pod was deleted because its node is cordoned and shows a sign of a fault.",
+    "ProfileWritten": f"{_EVENT} A profile requested by annotation is complete; see `status.profiles`.",
+    "ProfileFailed": f"{_EVENT} A profile was refused or not recorded; the message says why.",
 }
 _HEAD = """# Conditions and reasons
 

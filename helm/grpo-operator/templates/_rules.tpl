@@ -1,9 +1,9 @@
 {{/* Permissions of the operator in each watched namespace. */}}
 {{- define "grpo.namespacedRules" }}
-  # Its own kinds. delete is for ttlSecondsAfterFinished.
+  # Its own kinds. delete is for ttlSecondsAfterFinished, patch for removing the annotation rl.grpo.dev/profile.
   - apiGroups: [rl.grpo.dev]
     resources: [grpojobs]
-    verbs: [get, list, watch, delete]
+    verbs: [get, list, watch, patch, delete]
   - apiGroups: [rl.grpo.dev]
     resources: [rolloutpools]
     verbs: [get, list, watch, create, patch]

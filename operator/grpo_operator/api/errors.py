@@ -10,11 +10,11 @@ _EXCEPTION = re.compile(r"(?:^|\s)((?:[A-Za-z_][\w]*\.)*[A-Z]\w*(?:Error|Excepti
 _VARIES = re.compile(r"0x[0-9a-f]+|\b[0-9a-f]{8,}\b|\d+")
 
 
-def describe(error: ValidationError) -> str:
-    """Return all errors as one line, each with the dotted path and the value of its field."""
+def describe(error: ValidationError, root: str = "spec") -> str:
+    """Return all errors as one line, each with the dotted path below ``root`` and the value of its field."""
     messages = []
     for item in error.errors():
-        where = ".".join(str(part) for part in ("spec", *item["loc"]))
+        where = ".".join(str(part) for part in (root, *item["loc"]))
         value = f" (got {item['input']!r})" if not isinstance(item["input"], dict) else ""
         messages.append(f"{where}: {item['msg'].removeprefix('Value error, ')}{value}"[:_LONGEST])
     return "; ".join(messages)

@@ -9,11 +9,13 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from grpo_operator.api.v1alpha1.profile_request import ProfileRequest
 from grpo_operator.api.v1alpha1.status import (
     DataStatus,
     EngineState,
     HostState,
     Phase,
+    ProfileState,
     RestartCounts,
     TokensStatus,
 )
@@ -55,6 +57,25 @@ class TrainerProcess(Message):
     pid: int
 
 
+class ProfileOrder(Message):
+    """A profile that the operator asks the controller for. ``id``: names its folder in the store."""
+
+    id: str
+    request: ProfileRequest
+
+
+class ProfileReport(Message):
+    """What became of a ProfileOrder; see ProfileStatus."""
+
+    id: str
+    state: ProfileState = ProfileState.REQUESTED
+    path: str = ""
+    files: list[str] = Field(default_factory=list)
+    message: str = ""
+    started_at: str = ""
+    finished_at: str = ""
+
+
 class EngineSummary(Message):
     """One engine as the controller sees it. ``version``: the weights it serves, None unless it serves any."""
 
@@ -77,7 +98,7 @@ class ControllerStatus(Message):
     they were parked. ``recent_failures``: failures that no finished step has made up for yet, of any cause.
     ``backoff_seconds``: delay of the next restart if its cause is outside of the job. ``last_failure``:
     reason of the last restart. ``next_attempt``: time of the next attempt (RFC 3339, UTC) while the back-off
-    of a restart lasts, or "".
+    of a restart lasts, or "". ``profiles``: those that this controller was asked for.
     """
 
     phase: Phase = Phase.STARTING
@@ -104,6 +125,7 @@ class ControllerStatus(Message):
     data: DataStatus | None = None
     stalled: str = ""
     engines: list[EngineSummary] = Field(default_factory=list)
+    profiles: list[ProfileReport] = Field(default_factory=list)
 
 
 class EngineHost(Message):

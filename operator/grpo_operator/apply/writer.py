@@ -70,6 +70,23 @@ class Writer:
         owner["metadata"]["resourceVersion"] = written["metadata"]["resourceVersion"]
         return True
 
+    async def annotate(self, plural: str, owner: dict[str, Any], change: dict[str, str | None]) -> bool:
+        """Set annotations, or remove those that are None, in one write; return whether it was done.
+
+        It is not done when the object has changed since it was read; see ``status``.
+        """
+        meta = owner["metadata"]
+        patch = {"metadata": {"resourceVersion": meta["resourceVersion"], "annotations": change}}
+        try:
+            written = await self._kube.merge(_GROUP, plural, meta["namespace"], meta["name"], patch)
+        except ApiException as error:
+            if error.status != HTTPStatus.CONFLICT:
+                raise
+            return False
+        meta["annotations"] = written["metadata"].get("annotations") or {}
+        meta["resourceVersion"] = written["metadata"]["resourceVersion"]
+        return True
+
     async def delete_pod(self, pod: dict[str, Any]) -> None:
         meta = pod["metadata"]
         await self._kube.delete("api/v1", "pods", meta["namespace"], meta["name"])

@@ -12,6 +12,7 @@ from prometheus_client import Counter
 
 MANAGER = "grpo-operator"
 _METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+_APPLY, _MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
 PAGE = 500  # objects per page of a listing
 TIMEOUT = (5, 30)  # seconds to connect, and to read the answer
 REQUESTS = Counter("grpo_api_requests_total", "Writes to the API server", ["verb", "code"])
@@ -30,7 +31,14 @@ class Kube:
         meta = manifest["metadata"]
         path = _path(group, plural, meta.get("namespace", ""), meta["name"]) + subresource
         query = [("fieldManager", MANAGER), ("force", "true")]
-        return await self._call("PATCH", path, query, manifest)
+        return await self._call("PATCH", path, query, manifest, content=_APPLY)
+
+    async def merge(
+        self, group: str, plural: str, namespace: str, name: str, patch: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Change the fields of ``patch``; those that are None are removed."""
+        path, query = _path(group, plural, namespace, name), [("fieldManager", MANAGER)]
+        return await self._call("PATCH", path, query, patch, content=_MERGE)
 
     async def delete(self, group: str, plural: str, namespace: str, name: str) -> None:
         """Delete with background propagation; do nothing when it does not exist."""
@@ -90,18 +98,14 @@ class Kube:
 
     async def _call(
         self, method: str, path: str, query: list[tuple[str, str]] | None = None, body: Any = None,
-        accept: str = "application/json",
+        accept: str = "application/json", content: str = "application/json",
     ) -> dict[str, Any]:  # fmt: skip
-        return await asyncio.to_thread(self._request, method, path, query or [], body, accept)
+        return await asyncio.to_thread(self._request, method, path, query or [], body, accept, content)
 
     def _request(
-        self, method: str, path: str, query: list[tuple[str, str]], body: Any, accept: str
+        self, method: str, path: str, query: list[tuple[str, str]], body: Any, accept: str, content: str
     ) -> dict[str, Any]:
-        apply = method == "PATCH"
-        headers = {
-            "Accept": accept,
-            "Content-Type": "application/apply-patch+yaml" if apply else "application/json",
-        }
+        headers = {"Accept": accept, "Content-Type": content}
         request = self._api.param_serialize(
             method,
             path,

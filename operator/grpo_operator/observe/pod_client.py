@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import aiohttp
 from pydantic import ValidationError
 
 from grpo_operator.api import names
-from grpo_operator.api.messages import AgentStatus, ControllerStatus, Message
+from grpo_operator.api.messages import AgentStatus, ControllerStatus, Message, ProfileOrder
 from grpo_operator.api.names import AGENT_PORT, CONTROLLER_PORT
 from grpo_operator.apply.agent_secret import AgentSecrets
 from grpo_operator.plan.observed import first_hosts, of_pool, pod_name
@@ -49,6 +50,12 @@ class PodClient:
         """Ask the controller to save a checkpoint and stop, or to resume."""
         for pod in of_pool(pods, names.CONTROLLER):
             await self._post(pod, CONTROLLER_PORT, "/v1/suspend", {"suspend": suspend})
+
+    async def order_profiles(self, pods: tuple[dict[str, Any], ...], orders: Sequence[ProfileOrder]) -> None:
+        """Send requests for profiles to the controller, which ignores those that it has."""
+        body = {"orders": [order.wire() for order in orders]}
+        for pod in of_pool(pods, names.CONTROLLER):
+            await self._post(pod, CONTROLLER_PORT, "/v1/profile", body)
 
     async def _post(self, pod: dict[str, Any], port: int, path: str, body: dict[str, Any]) -> None:
         """Send a request without checking the answer: the next reconcile sends it again if needed."""

@@ -12,6 +12,7 @@ from grpo_worker.controller.generation.sample_ledger import SampleLedger
 from grpo_worker.controller.generation.scheduler import scheduler_of
 from grpo_worker.controller.generation.step_sampler import StepSampler
 from grpo_worker.controller.inputs import Inputs
+from grpo_worker.controller.profiles.step_traces import StepTraces
 from grpo_worker.controller.recovery.attempt_end import Failure, failure_of
 from grpo_worker.controller.recovery.checkpoints import RunCheckpoints
 from grpo_worker.controller.recovery.failures import FailureHandler
@@ -61,6 +62,7 @@ class GrpoLoop:
         self._experts = RoutedExpertsLoader(trainers, generate, weights, inputs.reward, self._parking)
         self._scheduler = scheduler_of(spec, sampler, store / "pending", self._experts.durable)
         self._training = BatchTrainer(spec, trainers)
+        self._traces = StepTraces(spec, store / "profile", board.profiles, trainers)
         self._weights = weights
         self._failures = failures
         self._record = failures.record
@@ -117,6 +119,7 @@ class GrpoLoop:
         wait(previous)  # the results of the previous attempt are of no use any more
         self._resume(restored)
         self._training.begin_attempt()
+        self._traces.begin_attempt()
         self._weights.after_trainers_start()
         self._report(message="sending the first weights", trainers=self._trainers.processes())
         self._push(StepTimer(self._clock))
@@ -153,7 +156,7 @@ class GrpoLoop:
             self._scheduler.start_next(version)
         on_policy = all(sample.version == version and not sample.spans for sample in rollouts.samples)
         scores = self._training.add_model_scores(shared, rollouts.scores, timer)
-        metrics = self._training.train(step, shared, scores, timer, on_policy)
+        metrics = self._traces.step(step, self._training.train, shared, scores, timer, on_policy)
         self._ledger.append(step, self._record.attempt, rollouts.samples, rollouts.left_out, rollouts.refused)
         self._wait_for_samples_ahead(step, rollouts, metrics, timer)
         self._step = step

@@ -21,6 +21,7 @@ from grpo_worker.metrics.generation import export
 from grpo_worker.rewards.verifiers import RewardError
 from grpo_worker.rollout.client import RolloutClient
 from grpo_worker.rollout.engine_pool import RolloutPool
+from grpo_worker.rollout.engine_profiles import EngineProfiles
 from grpo_worker.rollout.sampling import sampling_params
 
 if TYPE_CHECKING:
@@ -118,12 +119,15 @@ def build_loop(
     )
     # Imported after the files were read: importing torch and Ray takes many seconds on a busy node.
     from grpo_worker.controller.loop import GrpoLoop
+    from grpo_worker.controller.profiles.background import BackgroundProfiles
     from grpo_worker.controller.training.gang import TrainerGang
 
     board.update(message="joining the Ray cluster", checkpoint_location=str(checkpoints))
     _connect(config.name, SYSTEM_CLOCK)
     trainers = TrainerGang(spec, model.config, checkpoints)
     weights = choose_synchronizer(config, trainers, pool)
+    engines = EngineProfiles(pool.table, config.writer, lambda: pool.attempt)
+    BackgroundProfiles(config.store / "profile", board.profiles, trainers, engines).start()
     return GrpoLoop(spec, config.store, board, trainers, pool, client, inputs, weights, failures)
 
 

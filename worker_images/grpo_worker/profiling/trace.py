@@ -1,12 +1,14 @@
 """Traces of selected training steps and ranks, by torch's profiler (for Perfetto) or Nsight Systems."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from grpo_operator.api.v1alpha1.observability import ProfileSpec
+from grpo_worker.common.errors import one_line
 
 _COLLECTIVES = ("nccl", "gloo:")  # prefixes of the names of NCCL's kernels and gloo's events
 _ALL_GATHER = ("allgather", "all_gather")
@@ -30,46 +32,87 @@ def runtime_env(spec: ProfileSpec | None, folder: str) -> dict[str, Any]:
     return {"nsight": {**_NSIGHT, "o": f"{folder}/nsight-%h-%p"}}
 
 
+@dataclass(frozen=True, slots=True)
 class StepTrace:
-    """Recording from the beginning of ``stepStart`` to the end of ``stepEnd`` on the selected ranks."""
+    """Trace of the steps ``first`` to ``last`` on some ``ranks``, written to ``folder``."""
 
-    def __init__(self, spec: ProfileSpec | None, rank: int, directory: Path) -> None:
-        self._spec = spec if spec is not None and rank in spec.ranks else None
+    tool: Literal["torch", "nsight"]
+    ranks: tuple[int, ...]
+    first: int
+    last: int
+    folder: str
+
+    def file(self, rank: int) -> str:
+        """Return the name of a rank's file by torch's profiler."""
+        return f"trainer-rank-{rank}-steps-{self.first}-{self.last}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A rank's part of a trace: its file's name, and figures (see ``communication``), or why there is none.
+
+    Nsight Systems names and writes its file itself, so ``file`` is "".
+    """
+
+    file: str = ""
+    figures: dict[str, float] = field(default_factory=dict)
+    error: str = ""
+
+
+class RankTracer:
+    """Records the traces of one rank, one after the other. Errors are returned, because they end no step."""
+
+    def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._directory = directory
-        self._capturing = False
+        self._trace: StepTrace | None = None
         self._profiler: torch.profiler.profile | None = None
+        self._error = ""
 
-    def begin(self, step: int) -> None:
-        """Start recording if ``step`` is ``stepStart``."""
-        if self._spec is None or step != self._spec.step_start or self._capturing:
+    def start(self, trace: StepTrace) -> None:
+        """Start recording, if this is one of the trace's ranks."""
+        if self._rank not in trace.ranks:
             return
-        self._capturing = True
-        self._directory.mkdir(parents=True, exist_ok=True)
-        if self._spec.tool == "nsight":
-            torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
-            return
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if torch.cuda.is_available():
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
-        self._profiler = torch.profiler.profile(activities=activities)
-        self._profiler.start()
+        self._trace, self._error = trace, ""
+        try:
+            Path(trace.folder).mkdir(parents=True, exist_ok=True)
+            if trace.tool == "nsight":
+                torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+            else:
+                self._profiler = _started()
+        except (OSError, RuntimeError) as error:
+            self._error = one_line(error)
 
-    def end(self, step: int) -> dict[str, float]:
-        """Write the trace if ``step`` is ``stepEnd``; return its figures then (see ``communication``)."""
-        if self._spec is None or not self._capturing or step < self._spec.step_end:
-            return {}
-        self._capturing = False
-        if self._profiler is None:
-            torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
-            return {}
-        self._profiler.stop()
-        steps = f"{self._spec.step_start}-{self._spec.step_end}"
-        self._profiler.export_chrome_trace(str(self._directory / f"steps-{steps}-rank-{self._rank}.json"))
-        recorded = self._profiler.events() or []  # type: ignore[no-untyped-call]
+    def stop(self) -> Traced:
+        """Stop recording and write the file; return an empty part if this rank records nothing."""
+        trace, self._trace = self._trace, None
+        if trace is None or self._error:
+            return Traced(error=self._error)
+        try:
+            if trace.tool == "nsight":
+                torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+                return Traced()
+            return self._written(trace)
+        except (OSError, RuntimeError) as error:
+            return Traced(error=one_line(error))
+
+    def _written(self, trace: StepTrace) -> Traced:
+        profiler, self._profiler = self._profiler, None
+        assert profiler is not None, "set by start"
+        profiler.stop()
+        name = trace.file(self._rank)
+        profiler.export_chrome_trace(str(Path(trace.folder) / name))
+        recorded = profiler.events() or []  # type: ignore[no-untyped-call]
         events = [(e.name.lower(), float(e.time_range.start), float(e.time_range.end)) for e in recorded]
-        self._profiler = None
-        return communication(events)
+        return Traced(name, communication(events))
+
+
+def _started() -> torch.profiler.profile:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    profiler = torch.profiler.profile(activities=activities)
+    profiler.start()
+    return profiler
 
 
 def communication(events: Iterable[tuple[str, float, float]]) -> dict[str, float]:

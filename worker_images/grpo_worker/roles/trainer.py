@@ -21,6 +21,8 @@ from grpo_worker.data.routed_experts import RoutedExperts
 from grpo_worker.metrics.flops import ModelFlops
 from grpo_worker.profiling.hang import Position, position, progress, write_flight_record
 from grpo_worker.profiling.progress import PROGRESS, Progress
+from grpo_worker.profiling.stacks import write_stacks
+from grpo_worker.profiling.trace import RankTracer, StepTrace, Traced
 from grpo_worker.roles.checkpoints import CheckpointMethods
 from grpo_worker.roles.dispatch import Columns, Dispatch, RankInfo, register
 from grpo_worker.roles.expert_store import ExpertStore, store_whole
@@ -47,6 +49,7 @@ class TrainerWorker(WeightMethods, CheckpointMethods):
     _models: "TrainerModels"
     _rank = -1
     _experts: ExpertStore
+    _tracer: RankTracer | None = None  # from the first trace on
     _thread: int | None = None  # identifier of the thread that computes
     _store: TCPStore | None = None  # of rank 0, for the rendezvous
 
@@ -120,6 +123,10 @@ class TrainerWorker(WeightMethods, CheckpointMethods):
     def write_flight_record(self, folder: str) -> None:
         """Write torch's flight recorder of this rank to a folder. Runs in a thread like ``position``."""
         write_flight_record(Path(folder), self._rank)
+
+    def write_stacks(self, folder: str, seconds: int | None) -> str:
+        """Write the stacks of this rank, by py-spy; return the file's name. Runs beside the calls."""
+        return write_stacks(Path(folder), f"trainer-rank-{self._rank}", seconds)
 
     def _build(self, rank: int, world: int, config: dict[str, Any]) -> RankInfo:
         from grpo_worker.roles.trainer_models import build_models, rank_info
@@ -253,14 +260,15 @@ class TrainerWorker(WeightMethods, CheckpointMethods):
         return replace(batch, routed=[self._experts.rows[key.decode()] for key in keys.tolist()])
 
     @register(Dispatch.ONE_TO_ALL)
-    def begin_step(self, step: int) -> None:
-        """Start the trace if ``step`` is the first one to record."""
-        self._models.trace.begin(step)
+    def start_trace(self, trace: StepTrace) -> None:
+        """Start recording, if this is one of the trace's ranks."""
+        self._tracer = self._tracer or RankTracer(self._rank)
+        self._tracer.start(trace)
 
     @register(Dispatch.ONE_TO_ALL)
-    def end_step(self, step: int) -> dict[str, float]:
-        """Write the trace if ``step`` is the last one to record; return the trace's figures then."""
-        return self._models.trace.end(step)
+    def stop_trace(self) -> Traced:
+        """Write this rank's part of the trace."""
+        return self._tracer.stop() if self._tracer else Traced()
 
     @register(Dispatch.RANK_ZERO)
     def flops(self) -> ModelFlops:

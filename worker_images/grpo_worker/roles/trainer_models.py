@@ -4,7 +4,6 @@ Import this module only after ``megatron.cpu.platform.install()``: it imports Me
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +27,6 @@ from grpo_worker.megatron.training.reward_model import RewardModel
 from grpo_worker.megatron.training.runner import FP8_TOKENS, MicroBatching
 from grpo_worker.megatron.training.setup import ModelSetup
 from grpo_worker.metrics.flops import ModelFlops, attention_width
-from grpo_worker.profiling.trace import StepTrace
 from grpo_worker.roles.dispatch import RankInfo
 from grpo_worker.weightsync.trainer.links import TrainerLinks
 
@@ -49,7 +47,6 @@ class TrainerModels:
     parts: list[CheckpointPart]
     checkpointer: Checkpointer
     links: TrainerLinks
-    trace: StepTrace
     flops: ModelFlops
     expert_layers: ExpertLayers | None = None
 
@@ -86,7 +83,6 @@ def build_models(rank: int, world: int, config: dict[str, Any]) -> TrainerModels
         parts,
         Checkpointer(config["checkpoints"], parts, spec.checkpoint.keep, origin),
         links,
-        StepTrace(spec.observability.profile, rank, Path(config["checkpoints"]).parent / "profile"),
         flops,
         expert_layers(hf) if spec.algorithm.routing_replay else None,
     )

@@ -14,6 +14,8 @@ from starlette.applications import Starlette
 
 if TYPE_CHECKING:
     from grpo_worker.weightsync.agent.agent import Agent
+    from grpo_worker.weightsync.agent.engine_client import Engine
+    from grpo_worker.weightsync.agent.engine_profiles import EngineProfiles
     from grpo_worker.weightsync.agent.whole_blobs import WholeBlobs
 
 log = logging.getLogger(__name__)
@@ -101,7 +103,18 @@ def _rollout(args: argparse.Namespace) -> Starlette:
         args.double_buffer,
     )  # fmt: skip
     threading.Thread(target=_watch_forever, args=(agent,), daemon=True).start()
-    return rollout_application(agent, args.model_config, place if hosts else None, args.routed_experts)
+    return rollout_application(
+        agent, args.model_config, place if hosts else None, args.routed_experts, _profiles(args, engine)
+    )
+
+
+def _profiles(args: argparse.Namespace, engine: "Engine") -> "EngineProfiles | None":
+    """Return the profiles of the engine, if the agent shares a folder with it."""
+    from grpo_worker.weightsync.agent.engine_profiles import FOLDER, EngineProfiles
+
+    if args.model_config is None:
+        return None
+    return EngineProfiles(engine, args.engine_ranks // args.hosts, args.model_config.parent / FOLDER)
 
 
 def _whole_blobs(args: argparse.Namespace) -> "WholeBlobs | None":

@@ -9,9 +9,20 @@ from grpo_operator.api.rules import Rule
 
 _PROFILE_RULES: tuple[Rule["ProfileSpec"], ...] = (
     Rule(
-        "self.stepStart <= self.stepEnd",
+        "has(self.stepStart) == has(self.stepEnd)",
+        "set stepStart and stepEnd, or neither",
+        lambda profile: (profile.step_start is None) == (profile.step_end is None),
+    ),
+    Rule(
+        "has(self.stepStart) || self.tool == 'nsight'",
+        "set stepStart and stepEnd: torch needs no spec to trace a running job, see the annotation "
+        "rl.grpo.dev/profile",
+        lambda profile: profile.step_start is not None or profile.tool == "nsight",
+    ),
+    Rule(
+        "!has(self.stepStart) || !has(self.stepEnd) || self.stepStart <= self.stepEnd",
         "stepStart must not exceed stepEnd",
-        lambda profile: profile.step_start <= profile.step_end,
+        lambda profile: not profile.steps or profile.steps[0] <= profile.steps[1],
     ),
 )
 
@@ -28,8 +39,21 @@ class ProfileSpec(Model):
     ranks: list[Annotated[int, Field(ge=0, le=65535)]] = Field(
         default_factory=lambda: [0], min_length=1, max_length=64, description="trainer ranks to trace"
     )
-    step_start: int = Field(ge=1, le=10**7, description="first step to trace")
-    step_end: int = Field(ge=1, le=10**7, description="last step to trace")
+    step_start: int | None = Field(
+        None,
+        ge=1,
+        le=10**7,
+        description="first step to trace; default, with nsight only: none, until the annotation "
+        "rl.grpo.dev/profile asks for one",
+    )
+    step_end: int | None = Field(None, ge=1, le=10**7, description="last step to trace")
+
+    @property
+    def steps(self) -> tuple[int, int] | None:
+        """Return the first and the last step to trace; None: only what the annotation asks for."""
+        if self.step_start is None or self.step_end is None:
+            return None
+        return self.step_start, self.step_end
 
 
 class WandbSpec(Model):

@@ -1,15 +1,18 @@
 """Status of GRPOJob, and the status types that both kinds share."""
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from grpo_operator.api.base import AGENT_RESOURCES, Model, Resources
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.offload import OffloadSpec
+from grpo_operator.api.v1alpha1.profile_request import LONGEST_REQUEST, ProfileTarget, ProfileTool
 from grpo_operator.api.v1alpha1.recompute import Recompute, RecomputeKind, RecomputeModule
 
+MOST_PROFILES = 10  # in a job's status, the newest ones
+MOST_PROFILE_FILES = 64  # of one profile
 LONGEST_MESSAGE = 1024  # characters; longer messages of engines are cut
 
 
@@ -170,6 +173,41 @@ class RecomputeStatus(Model):
         return cls(kind=recompute.kind, modules=list(recompute.modules) or None, layers=recompute.layers)
 
 
+class ProfileState(StrEnum):
+    """State of a requested profile."""
+
+    REQUESTED = "Requested"
+    RECORDING = "Recording"
+    WRITTEN = "Written"
+    FAILED = "Failed"
+
+
+class ProfileStatus(Model):
+    """One profile that was requested by annotation."""
+
+    id: str = Field(max_length=8, description="identifies the request; the name of its folder")
+    request: str = Field(max_length=LONGEST_REQUEST, description="value of the annotation")
+    tool: ProfileTool | None = Field(None, description="torch, nsight or py-spy")
+    target: ProfileTarget | None = Field(None, description="trainer, engines or controller")
+    state: ProfileState = Field(description="Requested, Recording, Written or Failed")
+    path: str | None = Field(None, max_length=1024, description="directory of the files, inside the pods")
+    files: list[Annotated[str, Field(max_length=253)]] | None = Field(
+        None, max_length=MOST_PROFILE_FILES, description="names of the files in that directory"
+    )
+    message: str | None = Field(
+        None, max_length=LONGEST_MESSAGE, description="reason of a failure, or what the request waits for"
+    )
+    requested_at: str = Field(max_length=32, description="time of the request (RFC 3339, UTC)")
+    started_at: str | None = Field(
+        None, max_length=32, description="time when recording began (RFC 3339, UTC)"
+    )
+    finished_at: str | None = Field(
+        None,
+        max_length=32,
+        description="time of the end or of the failure (RFC 3339, UTC)",
+    )
+
+
 class LayoutStatus(Model):
     """Parallel layout that the operator computed from the spec."""
 
@@ -279,3 +317,8 @@ class GRPOJobStatus(Model):
     )
     tokens: TokensStatus | None = None
     data: DataStatus | None = None
+    profiles: list[ProfileStatus] | None = Field(
+        None,
+        max_length=MOST_PROFILES,
+        description="profiles that were requested by the annotation rl.grpo.dev/profile, oldest first",
+    )

@@ -150,13 +150,12 @@ class ReconcileContext:
 
     async def write_status(
         self, plural: str, obj: dict[str, Any], status: Model,
-        event_of: Callable[[dict[str, Any], dict[str, Any]], Event | None],
+        *events_of: Callable[[dict[str, Any], dict[str, Any]], Event | None],
     ) -> None:  # fmt: skip
-        """Write the status if it changed, and the event that ``event_of`` derives from the change."""
+        """Write the status if it changed, and the events that ``events_of`` derive from the change."""
         before = obj.get("status") or {}
         if await self.writer.status(plural, obj, status):
-            event = event_of(before, obj["status"])
-            if event:
+            for event in filter(None, [event_of(before, obj["status"]) for event_of in events_of]):
                 await self.writer.event(obj, *event)
 
 

@@ -25,6 +25,7 @@ from grpo_operator.plan.planner.resolve import RefusedError, resolve
 from grpo_operator.plan.planner.settled import with_layout, with_resources
 from grpo_operator.plan.status.events import job_event
 from grpo_operator.plan.status.grpojob import job_status, layout_status, refused_status, settled_layout
+from grpo_operator.plan.status.profiles import acceptance, profile_event, profile_orders
 from grpo_operator.plan.status.rolloutpool import pool_status
 from grpo_operator.render import config_map, policies
 from grpo_operator.render.ray_cluster import job_cluster
@@ -73,17 +74,27 @@ class JobReconciler:
     async def _run(
         self, job: dict[str, Any], spec: GRPOJobSpec, layout: LayoutStatus, engines: Engines
     ) -> None:
+        await self._accept_profile(job)
         observed = self._observe(job, engines)
         blocked = await self._context.refusal(self._apply(job, spec, engines, observed))
         status = job_status(job, spec, layout, engines.pool, observed, now(), blocked)
-        await self._context.write_status("grpojobs", job, status, job_event)
+        await self._context.write_status("grpojobs", job, status, job_event, profile_event)
         if engines.own:
             await self._write_pool_status(job, observed)
         await self._context.delete_pods_on_unhealthy_nodes(job, observed.pods, spec.scheduling)
         suspend = lifecycle.suspend_request(spec.suspend, observed)
         if suspend is not None:
             await self._context.pod_client.request_suspend(observed.pods, suspend)
+        orders = profile_orders(status.profiles, observed)
+        if orders:
+            await self._context.pod_client.order_profiles(observed.pods, orders)
         await self._expire(job, spec)
+
+    async def _accept_profile(self, job: dict[str, Any]) -> None:
+        """Accept the request of the annotation for profiles, if there is one."""
+        change = acceptance(job)
+        if change is not None:
+            await self._context.writer.annotate("grpojobs", job, change)
 
     async def _refuse(self, job: dict[str, Any], reason: str, message: str, waits: bool = False) -> None:
         if lifecycle.is_terminal(job.get("status") or {}):

@@ -22,6 +22,7 @@ from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.planner.resolve import JobPlan
 from grpo_operator.plan.status.conditions import Conditions
 from grpo_operator.plan.status.container_failures import container_failures
+from grpo_operator.plan.status.profiles import profile_statuses
 from grpo_operator.plan.weight_path import job_weight_path
 
 _MAX_FAILURES = 3  # container failures quoted in one message
@@ -96,6 +97,7 @@ def job_status(
             "weight_path": path,
             "started_at": old.started_at or now,
             "finished_at": (old.finished_at or now) if ended else None,
+            "profiles": profile_statuses(job, spec, old.profiles, observed.controller, ended, now),
         }
     )
     conditions = _conditions(job, phase, message, train, rollout, now, blocked, problem)

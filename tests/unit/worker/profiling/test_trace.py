@@ -7,30 +7,46 @@ import pytest
 import torch
 
 from grpo_operator.api.v1alpha1.observability import ProfileSpec
-from grpo_worker.profiling.trace import StepTrace, communication, runtime_env
+from grpo_worker.profiling.trace import RankTracer, StepTrace, Traced, communication, runtime_env
 
 SPEC = ProfileSpec(ranks=[1], step_start=2, step_end=3)
 
 
-def _run(trace: StepTrace) -> None:
-    for step in range(1, 6):
-        trace.begin(step)
+def _record(tracer: RankTracer, folder: Path) -> Traced:
+    tracer.start(StepTrace("torch", (1,), 2, 3, str(folder)))
+    for _ in range(2):
         torch.ones(4, 4).mm(torch.ones(4, 4))
-        trace.end(step)
+    return tracer.stop()
 
 
 def test_the_selected_steps_are_in_the_trace(tmp_path: Path) -> None:
-    _run(StepTrace(SPEC, 1, tmp_path / "profile"))
+    tracer = RankTracer(1)
+    torch.ones(4, 4).mm(torch.ones(4, 4))
+    traced = _record(tracer, tmp_path / "profile")
+    torch.ones(4, 4).mm(torch.ones(4, 4))
     (file,) = (tmp_path / "profile").iterdir()
     events = json.loads(file.read_text())["traceEvents"]
-    assert file.name == "steps-2-3-rank-1.json"
+    assert file.name == traced.file == "trainer-rank-1-steps-2-3.json"
     assert sum(event.get("name") == "aten::mm" for event in events) == 2
+    assert traced.figures["profile/communication_share"] == 0.0
 
 
-@pytest.mark.parametrize(("spec", "rank"), [(None, 1), (SPEC, 0)])
-def test_other_ranks_write_no_trace(tmp_path: Path, spec: ProfileSpec | None, rank: int) -> None:
-    _run(StepTrace(spec, rank, tmp_path / "profile"))
+def test_a_rank_records_one_trace_after_the_other(tmp_path: Path) -> None:
+    tracer = RankTracer(1)
+    for name in ("first", "second"):
+        assert _record(tracer, tmp_path / name).file
+        assert list((tmp_path / name).iterdir())
+
+
+def test_other_ranks_write_no_trace(tmp_path: Path) -> None:
+    assert _record(RankTracer(0), tmp_path / "profile") == Traced()
     assert not (tmp_path / "profile").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named_and_ends_no_step(tmp_path: Path) -> None:
+    (tmp_path / "profile").write_text("a file")
+    traced = _record(RankTracer(1), tmp_path / "profile")
+    assert traced.file == "" and "FileExistsError" in traced.error
 
 
 def test_the_order_of_steps_is_checked() -> None:

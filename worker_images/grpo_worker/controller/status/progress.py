@@ -4,14 +4,19 @@ import threading
 from typing import Any
 
 from grpo_operator.api.messages import ControllerStatus
+from grpo_worker.controller.status.profile_orders import ProfileOrders
 
 
 class ProgressBoard:
-    """Thread-safe holder of the latest ControllerStatus, including the request to suspend."""
+    """Thread-safe holder of the latest ControllerStatus, including the request to suspend.
+
+    ``profiles``: what the operator has ordered.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
         self._progress = ControllerStatus()
+        self.profiles = ProfileOrders(lambda reports: self.update(profiles=reports))
 
     def get(self) -> ControllerStatus:
         """Return the latest status."""

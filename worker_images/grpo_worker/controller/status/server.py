@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from grpo_operator.api.messages import EngineSummary
+from grpo_operator.api.messages import EngineSummary, ProfileOrder
 from grpo_worker.common.auth import guarded
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.rollout.routing import EngineEntry
@@ -21,7 +21,8 @@ PORT = 8090
 def application(
     board: ProgressBoard, engines: Callable[[], list[EngineEntry]], stalled: Callable[[], str] = lambda: ""
 ) -> Starlette:
-    """Return the application: ``GET /v1/status``, ``POST /v1/suspend``, ``GET /metrics``, ``GET /healthz``.
+    """Return the application: ``GET /v1/status``, ``/metrics``, ``/healthz``, and the operator's requests,
+    ``POST /v1/suspend``, ``/v1/profile``.
 
     ``stalled``: returns why the run makes no progress, or "".
     """
@@ -34,6 +35,11 @@ def application(
         board.request_suspend(bool((await request.json())["suspend"]))
         return JSONResponse({})
 
+    async def profile(request: Request) -> Response:
+        sent = (await request.json())["orders"]
+        board.profiles.add([ProfileOrder.model_validate(order) for order in sent])
+        return JSONResponse({})
+
     def metrics(_: Request) -> Response:
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
@@ -42,6 +48,7 @@ def application(
             Route("/healthz", lambda _: PlainTextResponse("ok")),
             Route("/v1/status", status),
             Route("/v1/suspend", suspend, methods=["POST"]),
+            Route("/v1/profile", profile, methods=["POST"]),
             Route("/metrics", metrics),
         ]
     )

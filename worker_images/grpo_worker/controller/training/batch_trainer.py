@@ -50,15 +50,7 @@ class BatchTrainer:
         ``on_policy``: the samples come from the weights that the gang holds. Raises ParityError if the gang
         and the engines that generated the samples compute different functions.
         """
-        # Ranks get calls for traced steps only, because every call costs time.
-        profile = self._spec.observability.profile
-        traced = profile is not None and profile.step_start <= step <= profile.step_end
-        if traced:
-            self._trainers.call("begin_step", step)
         metrics = self._train(step, shared, scores, timer, on_policy)
-        if traced:
-            for figures in self._trainers.call("end_step", step):
-                metrics |= figures
         metrics["data/put_bytes"] = float(shared.put_bytes)
         return metrics | self._utilisation(shared.batch, timer)
 

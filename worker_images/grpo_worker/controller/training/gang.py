@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +73,8 @@ class RankGroup(Protocol):
     def begin(self, method: str, *args: Any) -> Callable[[], list[Any]]: ...
 
     def beside(self, method: str, *args: Any) -> Callable[[], list[Any]]: ...
+
+    def beside_on(self, ranks: Sequence[int], method: str, *args: Any) -> Callable[[], list[Any]]: ...
 
     def share(self, batch: RaggedBatch, per_step: int) -> SharedBatch: ...
 
@@ -211,6 +213,12 @@ class TrainerGang:
         """Start a method of all ranks beside their calls; see WorkerGroup.beside."""
         assert self._group is not None, "the gang is not started"
         return self._group.beside(method, *args)
+
+    def beside_on(self, ranks: Sequence[int], method: str, *args: Any) -> Callable[[], list[Any]]:
+        """Start a method of some ranks beside their calls; see WorkerGroup.beside_on."""
+        if self._group is None:
+            raise GangError("the trainer ranks do not run now: ask again when they do", [])
+        return self._group.beside_on(ranks, method, *args)
 
     def notify(self, method: str, *args: Any) -> None:
         """Call a method of rank 0 during another call, without waiting. The rank may be gone."""

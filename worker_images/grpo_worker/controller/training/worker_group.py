@@ -1,7 +1,7 @@
 """Group of processes, one per rank, that is called like one worker."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -140,8 +140,12 @@ class WorkerGroup:
         The wait, in any thread, has no limit: it ends with the gang. The function raises GangError when a
         rank fails or ends.
         """
+        return self.beside_on(range(len(self._order)), method, *args)
+
+    def beside_on(self, ranks: Sequence[int], method: str, *args: Any) -> Callable[[], list[Any]]:
+        """Start a method beside the calls of some ranks; otherwise as ``beside``."""
         shared = [self._processes.put(arg) for arg in args]
-        calls = [self._processes.beside(index, method, *shared) for index in self._order]
+        calls = [self._processes.beside(self._order[rank], method, *shared) for rank in ranks]
 
         def results() -> list[Any]:
             pending = list(calls)

@@ -77,6 +77,10 @@ class Agent:
             if self._guard.bind(writer):
                 self._engine.drop_weights(f"bound to {writer}")
 
+    def check_writer(self, writer: str, attempt: int) -> None:
+        """Raise WriterError unless this attempt of the job may use the engine."""
+        self._guard.check(writer, attempt)
+
     def status(self) -> dict[str, Any]:
         """Return the status for the controller, the operator and the readiness probe (AgentStatus)."""
         held, state = self._engine.held, self._engine.state

@@ -202,6 +202,20 @@ class Engine:
         report = self._call("POST", "/weights_checker", action="checksum")
         return digest(json.dumps(report["ranks"], sort_keys=True).encode())
 
+    def start_profile(self, folder: Path, identity: str, steps: int) -> None:
+        """Let torch's profiler record the next ``steps`` forward passes of every rank into ``folder``.
+
+        Without a first step the server would record at once, and its loop while it has no requests.
+        """
+        self._call(
+            "POST", "/start_profile", output_dir=str(folder), profile_id=identity, start_step=1,
+            num_steps=steps, activities=["CPU", "GPU"], with_stack=False, record_shapes=False,
+        )  # fmt: skip
+
+    def await_scheduler(self) -> None:
+        """Return when the scheduler has answered: it has finished what it did before."""
+        self._call("GET", "/server_info")
+
     def _headers(self) -> dict[str, str]:
         if self._admin_key is None or not self._admin_key.is_file():
             return {}

@@ -15,10 +15,12 @@ from starlette.routing import Route
 from grpo_worker.common.auth import guarded
 from grpo_worker.weightsync.agent.agent import Agent
 from grpo_worker.weightsync.agent.engine_place import EnginePlace
+from grpo_worker.weightsync.agent.engine_profiles import EngineProfiles
 from grpo_worker.weightsync.agent.expert_routes import expert_routes
 from grpo_worker.weightsync.agent.further_host import host_route, report_of
 from grpo_worker.weightsync.agent.host_rendezvous import HostReport
 from grpo_worker.weightsync.agent.peer_routes import peer_routes
+from grpo_worker.weightsync.agent.profile_routes import profile_routes
 from grpo_worker.weightsync.agent.relay import relay_route
 from grpo_worker.weightsync.agent.writer_guard import WriterError
 from grpo_worker.weightsync.protocol.link_offer import LinkOffer
@@ -38,11 +40,13 @@ def rollout_application(
     model_config: Path | None = None,
     place: EnginePlace | None = None,
     experts: Path | None = None,
+    profiles: EngineProfiles | None = None,
 ) -> Starlette:
     """Return the application of an agent.
 
     ``model_config``: config.json that its engine started with. ``place``: of an engine of several hosts,
     whose other hosts report here. ``experts``: folder in which the engine keeps routed experts.
+    ``profiles``: of the engine.
     """
     hosts = _host_routes(agent, place) if place else []
     routes = _AgentRoutes(agent, model_config)
@@ -62,6 +66,7 @@ def rollout_application(
             Route("/v1/take", routes.receive, methods=["POST"]),
             Route("/v1/give-up", routes.give_up, methods=["POST"]),
             *expert_routes(experts),
+            *profile_routes(profiles, agent.check_writer),
             *peer_routes(agent),
             *hosts,
         ]
