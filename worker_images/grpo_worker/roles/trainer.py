@@ -54,7 +54,8 @@ class TrainerWorker(WeightMethods, CheckpointMethods):
         """Return where this process runs, which orders ranks and lets errors name pods, and its image."""
         import ray
 
-        return RankHost(ray.util.get_node_ip_address(), os.getpid(), socket.gethostname(), installed())
+        pod = os.environ.get("POD_NAME") or socket.gethostname()  # the node's name on the host's network
+        return RankHost(ray.util.get_node_ip_address(), os.getpid(), pod, installed())
 
     def live(self, seconds: float) -> None:
         """Return after ``seconds``: the caller learns at once when this process ends before."""
