@@ -20,6 +20,8 @@ from grpo_worker.common.versions import installed
 from grpo_worker.data.routed_experts import RoutedExperts
 from grpo_worker.metrics.flops import ModelFlops
 from grpo_worker.profiling.hang import Position, position, progress, write_flight_record
+from grpo_worker.profiling.nccl_log import NcclLog
+from grpo_worker.profiling.nccl_transport import Transport
 from grpo_worker.profiling.progress import PROGRESS, Progress
 from grpo_worker.roles.checkpoints import CheckpointMethods
 from grpo_worker.roles.dispatch import Columns, Dispatch, RankInfo, register
@@ -45,6 +47,7 @@ class TrainerWorker(WeightMethods, CheckpointMethods):
     # Set by ``start``; ``_rank`` and ``_world`` are declared in WeightMethods.
     rank_info: RankInfo
     _models: "TrainerModels"
+    _transport: Transport
     _rank = -1
     _experts: ExpertStore
     _thread: int | None = None  # identifier of the thread that computes
@@ -94,11 +97,20 @@ class TrainerWorker(WeightMethods, CheckpointMethods):
         store.set_timeout(NEVER)
         PROGRESS.add("rendezvous")
         backend = "nccl" if torch.cuda.is_available() else "gloo"
-        torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=NEVER)
-        PROGRESS.add("process groups")
-        self.rank_info = self._build(rank, world, config)
+        with NcclLog(backend == "nccl") as log:
+            torch.distributed.init_process_group(
+                backend, store=store, rank=rank, world_size=world, timeout=NEVER
+            )
+            PROGRESS.add("process groups")
+            self.rank_info = self._build(rank, world, config)  # its first collective makes NCCL choose
+            self._transport = log.transport()
         PROGRESS.add("starts")
         return self.rank_info
+
+    @register(Dispatch.ONE_TO_ALL)
+    def transport(self) -> Transport:
+        """Return the transport that NCCL chose in ``start``."""
+        return self._transport
 
     def progress(self) -> Progress:
         """Return how far this rank is. Runs in a separate thread, so that a hanging rank answers too."""
