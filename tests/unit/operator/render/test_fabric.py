@@ -10,10 +10,11 @@ from pydantic import ValidationError
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rdma import RdmaSpec
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec
 from grpo_operator.api.v1alpha1.scheduling import NCCL_DEFAULTS
 from grpo_operator.plan.capacity.pod_requests import job_requests
 from grpo_operator.render.fabric import NETWORKS
-from grpo_operator.render.ray_cluster import job_cluster
+from grpo_operator.render.ray_cluster import job_cluster, pool_cluster
 from grpo_operator.settings import OperatorSettings
 from support.objects import pool_of
 
@@ -83,6 +84,17 @@ def test_rails_are_resources_and_attachments(pool: str) -> None:
     assert [match.groups() if match else None for match in parsed] == [
         ("fabric", f"rail-{rail}") for rail in range(8)
     ]
+
+
+def test_engines_of_a_pool_without_a_job_reach_the_fabric() -> None:
+    template = yaml.safe_load(MANIFEST.read_text())["spec"]
+    body = template["rollout"]["template"] | {"model": template["model"], "scheduling": {"rdma": RAILS}}
+    pool = {"kind": "RolloutPool", "apiVersion": "rl.grpo.dev/v1alpha1", "spec": body}
+    pool["metadata"] = {"name": "standing", "namespace": "rl", "uid": "12345678-aaaa"}
+    settings = OperatorSettings("trainer:1", "rollout:1")
+    cluster = pool_cluster(pool, RolloutPoolSpec.model_validate(body), settings).wire()
+    (group,) = cluster["spec"]["workerGroupSpecs"]
+    assert group["template"]["metadata"]["annotations"][NETWORKS].count("fabric/rail-") == 8
 
 
 def test_a_network_may_be_attached_several_times() -> None:

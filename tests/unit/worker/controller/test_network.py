@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,7 +60,7 @@ def test_sockets_are_no_problem_where_nothing_was_asked_for() -> None:
 
 @pytest.mark.parametrize(("device", "asks"), [("cuda", True), ("cuda", False), ("cpu", False)])
 def test_the_status_shows_it_before_the_first_step(tmp_path: Path, device: str, asks: bool) -> None:
-    rdma = {"scheduling": {"rdma": {"devices": [{"resource": "rdma/hca"}]}}} if asks else {}
+    rdma: dict[str, Any] = {"scheduling": {"rdma": {"devices": [{"resource": "rdma/hca"}]}}} if asks else {}
     trainer = job()["spec"]["trainer"] | {"device": device}
     world = World(tmp_path, steps=1, trainer=trainer, **rdma)
     world.transport = SOCKET
