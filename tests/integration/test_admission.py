@@ -36,6 +36,13 @@ def _set(manifest: dict[str, Any], path: str, value: Any) -> None:
         ("staleness", {"partialRollouts": True}, ["partialRollouts needs maxVersionLag 1"]),
         ("observability", {"thresholds": [{"metric": "x"}]}, ["set minimum or maximum"]),
         ("observability", {"profile": {"tool": "nsight", "stepStart": 1, "stepEnd": 2}}, ["use torch where"]),
+        (
+            "scheduling",
+            {"rdma": {"devices": [{"resource": "hca"}]}},
+            ["spec.scheduling.rdma.devices[0].resource", "hca", "should match"],
+        ),
+        ("scheduling", {"rdma": {"hostNetwork": True}}, ["rdma.hostNetwork needs networkPolicy false"]),
+        ("scheduling", {"rdma": {}}, ["set devices, as in", "or hostNetwork"]),
         ("algorithm.klCtrl.type", "magic", ["spec.algorithm.klCtrl.type", "magic", "fixed"]),
     ],
 )

@@ -40,6 +40,7 @@ from grpo_worker.data.routed_experts import RoutedExperts
 from grpo_worker.data.tasks import open_gym
 from grpo_worker.metrics.flops import ModelFlops
 from grpo_worker.metrics.generation import Counts
+from grpo_worker.profiling.nccl_transport import Transport
 from grpo_worker.profiling.trace import Traced
 from grpo_worker.roles.dispatch import Columns, RankInfo
 from grpo_worker.roles.host import RankHost
@@ -96,6 +97,9 @@ class Ranks:
 
     def _stop_trace(self) -> list[Traced]:
         return [Traced(f"trainer-rank-{rank}.json") for rank in range(2)]
+
+    def _transport(self) -> list[Transport]:
+        return [self._world.transport] * 2
 
     def _flops(self) -> ModelFlops:
         return ModelFlops(1000, 10)
@@ -266,6 +270,7 @@ class World:
         self.away: Callable[[], str] = lambda: ""
         self.before_generation: Callable[[int], None] = lambda _version: None
         self.routing_replay = False
+        self.transport = Transport()  # that NCCL chose, if the ranks have GPUs
         self.damaged: set[str] = set()  # checkpoints in which ranks read changed values
         self.exports: list[tuple[str, int]] = []  # name and updates of the weights
         self.exported: Callable[[], bool] = lambda: True  # the export that was begun is complete

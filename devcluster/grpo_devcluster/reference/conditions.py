@@ -43,6 +43,8 @@ _REASONS = {
     "says why.",
     "Parked": "The trainers wait, alive, for `minAvailable` engines or for the reward server, and then "
     "continue the step. The message names what is missing and since when.",
+    "NoRdma": "NCCL uses sockets although `scheduling.rdma` asks for RDMA. The job trains, but slowly. See "
+    "[networking](../guides/networking.md#what-nccl-chose).",
     "PoolsWhole": "All ranks and engines are ready.",
     "PoolsIncomplete": "Some ranks or engines are not ready. They are restarted or replaced.",
     "EnginesServing": "At least `minAvailable` engines serve.",

@@ -98,7 +98,8 @@ class ControllerStatus(Message):
     they were parked. ``recent_failures``: failures that no finished step has made up for yet, of any cause.
     ``backoff_seconds``: delay of the next restart if its cause is outside of the job. ``last_failure``:
     reason of the last restart. ``next_attempt``: time of the next attempt (RFC 3339, UTC) while the back-off
-    of a restart lasts, or "". ``profiles``: those that this controller was asked for.
+    of a restart lasts, or "". ``network``: what NCCL uses between trainers with GPUs. ``network_problem``:
+    why that is not what the spec asks for, or "". ``profiles``: those that this controller was asked for.
     """
 
     phase: Phase = Phase.STARTING
@@ -124,6 +125,8 @@ class ControllerStatus(Message):
     tokens: TokensStatus | None = None
     data: DataStatus | None = None
     stalled: str = ""
+    network: str = ""
+    network_problem: str = ""
     engines: list[EngineSummary] = Field(default_factory=list)
     profiles: list[ProfileReport] = Field(default_factory=list)
 

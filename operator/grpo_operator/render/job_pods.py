@@ -11,6 +11,7 @@ from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.weight_path import Backend, WeightPath
 from grpo_operator.plan.capacity.topology import Leaves
 from grpo_operator.plan.weight_path import job_weight_path
+from grpo_operator.render.fabric import connect
 from grpo_operator.render.placement import packed, prefer_apart_from, prefer_leaves, share_host_ipc
 from grpo_operator.render.pod_template import PYTHON, PodParts, overlaid, probe, share_key
 from grpo_operator.render.rollout_pods import EnginePods
@@ -74,6 +75,8 @@ class JobPods:
             container["volumeMounts"].append({"name": "weights", "mountPath": "/weights"})
         pod = self.parts.pod(names.TRAINER, [ranks], trainer, self._trainer_affinity(gpus), gpus)
         self._with_files(pod)
+        if gpus:
+            connect(pod, self.parts.scheduling.rdma)
         if self._weight_path().direct is Backend.CUDA_IPC:
             share_host_ipc(pod["spec"])
         pod["spec"]["volumes"].append({"name": "weights", "emptyDir": {"medium": "Memory"}})

@@ -102,13 +102,8 @@ def _required(key: str, operator: str, values: Sequence[str]) -> dict[str, Any]:
     return {"requiredDuringSchedulingIgnoredDuringExecution": terms}
 
 
-def add_devices(container: dict[str, Any], scheduling: SchedulingSpec) -> None:
-    """Add RDMA devices, the capability to pin memory for them, NCCL's environment and a large /dev/shm."""
-    rdma = scheduling.rdma
-    if rdma is not None:
-        for kind in ("requests", "limits"):
-            container["resources"][kind] = container["resources"][kind] | {rdma.resource: str(rdma.count)}
-        container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
+def prepare_for_nccl(container: dict[str, Any], scheduling: SchedulingSpec) -> None:
+    """Add NCCL's environment and a large /dev/shm."""
     have = {variable["name"] for variable in container["env"]}
     container["env"] += [
         {"name": name, "value": value}
@@ -118,12 +113,11 @@ def add_devices(container: dict[str, Any], scheduling: SchedulingSpec) -> None:
     container["volumeMounts"].append({"name": "shm", "mountPath": "/dev/shm"})
 
 
-def see_all_devices(container: dict[str, Any], scheduling: SchedulingSpec) -> None:
+def see_all_gpus(container: dict[str, Any]) -> None:
     """Give a container all GPUs of the node without requesting them: the training pod owns them."""
-    owned = {GPU} | ({scheduling.rdma.resource} if scheduling.rdma else set())
     resources = container["resources"]
     for kind in ("requests", "limits"):
-        resources[kind] = {name: value for name, value in resources[kind].items() if name not in owned}
+        resources[kind] = {name: value for name, value in resources[kind].items() if name != GPU}
     container["env"].append({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"})
 
 

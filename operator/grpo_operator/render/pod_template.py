@@ -13,7 +13,7 @@ from grpo_operator.api.v1alpha1.trainer import TrainerSpec
 from grpo_operator.plan.capacity.feasibility import GPU
 from grpo_operator.plan.capacity.pod_requests import agent_resources, head_resources
 from grpo_operator.render.overlay import merge
-from grpo_operator.render.placement import add_devices, prefer_off_gpu_nodes, shared_memory, tolerations
+from grpo_operator.render.placement import prefer_off_gpu_nodes, prepare_for_nccl, shared_memory, tolerations
 from grpo_operator.settings import OperatorSettings
 
 PYTHON = "python3"
@@ -83,7 +83,7 @@ class PodParts:
     def pod(
         self, pool: str, containers: list[dict[str, Any]], of: _Pool, affinity: dict[str, Any], gpus: int = 0
     ) -> dict[str, Any]:
-        """Return the PodTemplateSpec of one pool; the first container gets the devices."""
+        """Return the PodTemplateSpec of one pool; its first container is the one that uses ``gpus``."""
         scheduling = self.scheduling
         volumes = list(self.settings.pod_overlay.get("volumes", []))
         if pool != names.HEAD:
@@ -102,7 +102,7 @@ class PodParts:
             "imagePullSecrets": [{"name": name} for name in scheduling.image_pull_secrets],
         }
         if gpus:
-            add_devices(containers[0], scheduling)
+            prepare_for_nccl(containers[0], scheduling)
             volumes.append(shared_memory(scheduling))
         overwrite = {} if pool == names.HEAD else {"ray.io/overwrite-container-cmd": "true"}
         return {

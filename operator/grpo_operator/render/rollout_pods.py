@@ -9,12 +9,13 @@ from grpo_operator.api.names import AGENT_PORT, ENGINE_PORT
 from grpo_operator.api.v1alpha1.model import WeightSyncSpec
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
 from grpo_operator.api.weight_path import Backend, WeightPath
+from grpo_operator.render.fabric import connect
 from grpo_operator.render.placement import (
     beside,
     bind_to_leaf,
     packed,
     prefer_apart_from,
-    see_all_devices,
+    see_all_gpus,
     share_host_ipc,
 )
 from grpo_operator.render.pod_template import PodParts, overlaid, probe
@@ -65,8 +66,10 @@ class EnginePods:
             for container in containers:
                 container["env"] += _host_env()
         pod = parts.pod(names.ROLLOUT, containers, pool, self._affinity(pool, gpus), gpus)
-        if self.colocated and gpus:
-            see_all_devices(containers[0], parts.scheduling)
+        if gpus and self.colocated:
+            see_all_gpus(containers[0])  # and no fabric: each engine stays within its host
+        elif gpus:
+            connect(pod, parts.scheduling.rdma)
         if self.weight_path.direct is Backend.CUDA_IPC:
             share_host_ipc(pod["spec"])
         shared = ({"name": "model", "emptyDir": {}}, {"name": "model", "mountPath": MODEL_DIRECTORY})

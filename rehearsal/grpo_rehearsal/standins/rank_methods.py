@@ -28,6 +28,7 @@ from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.data.routed_experts import RoutedExperts
 from grpo_worker.megatron.families.registry import expert_layers
 from grpo_worker.metrics.flops import ModelFlops, attention_width
+from grpo_worker.profiling.nccl_transport import Transport
 from grpo_worker.profiling.trace import Traced
 from grpo_worker.roles.dispatch import Columns, RankInfo, collect
 from grpo_worker.weightsync.planner.regions import RegionError
@@ -38,7 +39,7 @@ _FORWARD = ("log_probs", "reference_log_probs", "values", "reward_scores", "rout
 _UPDATE = ("update_actor", "update_critic")
 _AT_ONCE = (
     "listen", "flops", "start_rendezvous", "close_links", "snapshot_written", "map_routed_experts",
-    "start_trace", "stop_trace",
+    "start_trace", "stop_trace", "transport",
 )  # fmt: skip
 _IMPORT_SECONDS = 300.0  # beyond hangSeconds, that the controller waits for a new process
 
@@ -160,6 +161,7 @@ class RankMethods:
             "snapshot_written": lambda: True,
             "poll_export": lambda: self.now() >= self._exported,
             "stop_trace": Traced,
+            "transport": Transport,
         }
         return results[method]() if method in results else None
 

@@ -74,8 +74,13 @@ def _paths(python: str) -> list[str]:
 def _errors(folder: Path, codes: list[int]) -> str:
     """Return the end of what the ranks that failed first wrote; SIGKILL ended those that waited for them."""
     failed = [rank for rank, code in enumerate(codes) if code not in (0, -signal.SIGKILL)]
-    texts = {rank: (folder / f"{rank}.stderr").read_text(errors="replace") for rank in failed}
-    return "".join(f"\n--- rank {rank}:\n{text[-4000:]}" for rank, text in texts.items())
+    return "".join(f"\n--- rank {rank}:\n{_last_lines(folder / f'{rank}.stderr')}" for rank in failed)
+
+
+def _last_lines(file: Path) -> str:
+    """Return the end of a file without faulthandler's list of all extension modules, which is very long."""
+    lines = file.read_text(errors="replace").splitlines()
+    return "\n".join(line[:500] for line in lines if not line.startswith("Extension modules"))[-6000:]
 
 
 def _machine() -> str:

@@ -114,6 +114,8 @@ class GrpoLoop:
         self._parking.run(lambda: self._weights.before_trainers_start(self._show))
         self._show("starting the trainers")
         self._trainers.start()
+        network = self._trainers.network
+        self._report(network=network.text, network_problem=network.problem)
         restored = self._checkpoints.restore()
         self._report(restored={"step": restored.step, "source": restored.source})
         wait(previous)  # the results of the previous attempt are of no use any more

@@ -20,6 +20,8 @@ from grpo_worker.common.versions import installed
 from grpo_worker.data.routed_experts import RoutedExperts
 from grpo_worker.metrics.flops import ModelFlops
 from grpo_worker.profiling.hang import Position, position, progress, write_flight_record
+from grpo_worker.profiling.nccl_log import NcclLog
+from grpo_worker.profiling.nccl_transport import Transport
 from grpo_worker.profiling.progress import PROGRESS, Progress
 from grpo_worker.profiling.stacks import write_stacks
 from grpo_worker.profiling.trace import RankTracer, StepTrace, Traced
@@ -47,6 +49,7 @@ class TrainerWorker(WeightMethods, CheckpointMethods):
     # Set by ``start``; ``_rank`` and ``_world`` are declared in WeightMethods.
     rank_info: RankInfo
     _models: "TrainerModels"
+    _transport: Transport
     _rank = -1
     _experts: ExpertStore
     _tracer: RankTracer | None = None  # from the first trace on
@@ -57,7 +60,8 @@ class TrainerWorker(WeightMethods, CheckpointMethods):
         """Return where this process runs, which orders ranks and lets errors name pods, and its image."""
         import ray
 
-        return RankHost(ray.util.get_node_ip_address(), os.getpid(), socket.gethostname(), installed())
+        pod = os.environ.get("POD_NAME") or socket.gethostname()  # the node's name on the host's network
+        return RankHost(ray.util.get_node_ip_address(), os.getpid(), pod, installed())
 
     def live(self, seconds: float) -> None:
         """Return after ``seconds``: the caller learns at once when this process ends before."""
@@ -96,11 +100,20 @@ class TrainerWorker(WeightMethods, CheckpointMethods):
         store.set_timeout(NEVER)
         PROGRESS.add("rendezvous")
         backend = "nccl" if torch.cuda.is_available() else "gloo"
-        torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=NEVER)
-        PROGRESS.add("process groups")
-        self.rank_info = self._build(rank, world, config)
+        with NcclLog(backend == "nccl") as log:
+            torch.distributed.init_process_group(
+                backend, store=store, rank=rank, world_size=world, timeout=NEVER
+            )
+            PROGRESS.add("process groups")
+            self.rank_info = self._build(rank, world, config)  # its first collective makes NCCL choose
+            self._transport = log.transport()
         PROGRESS.add("starts")
         return self.rank_info
+
+    @register(Dispatch.ONE_TO_ALL)
+    def transport(self) -> Transport:
+        """Return the transport that NCCL chose in ``start``."""
+        return self._transport
 
     def progress(self) -> Progress:
         """Return how far this rank is. Runs in a separate thread, so that a hanging rank answers too."""

@@ -131,6 +131,17 @@ _RULES: tuple[Rule["GRPOJobSpec"], ...] = (
         ),
     ),
     Rule(
+        "!has(self.scheduling.rdma) || self.trainer.device == 'cuda'"
+        " || (has(self.rollout.template) && self.rollout.template.engine.device == 'cuda')",
+        "scheduling.rdma connects GPU pods, and this job has none: remove it, or set trainer.device or"
+        " rollout.template.engine.device to cuda",
+        lambda job: (
+            job.scheduling.rdma is None
+            or job.trainer.device is Device.CUDA
+            or (job.rollout.template is not None and job.rollout.template.engine.device is Device.CUDA)
+        ),
+    ),
+    Rule(
         "!has(self.observability.profile) || self.observability.profile.tool != 'nsight'"
         " || self.trainer.device == 'cuda'",
         "observability.profile.tool nsight records GPU activity: use torch where trainer.device is cpu",

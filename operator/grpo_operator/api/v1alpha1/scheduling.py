@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from grpo_operator.api.base import Model, Name
+from grpo_operator.api.rules import Rule
+from grpo_operator.api.v1alpha1.rdma import RdmaSpec
 
 LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=r"^[A-Za-z0-9._/-]+$")]
 EnvValue = Annotated[str, Field(max_length=1024)]
@@ -29,13 +31,6 @@ class Toleration(Model):
     effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = Field(
         "", description="taint effect; empty: all effects"
     )
-
-
-class RdmaSpec(Model):
-    """RDMA devices of each GPU pod, provided by a device plugin."""
-
-    resource: LabelKey = Field("rdma/hca", description="extended resource that the device plugin advertises")
-    count: int = Field(8, ge=1, le=64, description="number of devices per pod")
 
 
 class PodOverlay(Model):
@@ -72,9 +67,22 @@ class UnhealthyNodes(Model):
     )
 
 
-class SchedulingSpec(Model):
-    """Scheduling of the pods of all pools."""
+_RULES: tuple[Rule["SchedulingSpec"], ...] = (
+    Rule(
+        "!has(self.rdma) || !self.rdma.hostNetwork || !self.networkPolicy",
+        "rdma.hostNetwork needs networkPolicy false: a policy selects pods, but connections from a host's "
+        "network come from the node, and pods that use it are not selected",
+        lambda scheduling: (
+            scheduling.rdma is None or not scheduling.rdma.host_network or not scheduling.network_policy
+        ),
+    ),
+)
 
+
+class SchedulingSpec(Model):
+    """Scheduling of the pods of all pools, and their networks."""
+
+    rules = _RULES
     queue_name: Name | None = Field(
         None, description="Kueue LocalQueue; the job waits there until all of its pods can start"
     )

@@ -299,6 +299,12 @@ class GRPOJobStatus(Model):
         description="path of new weights into the engines, resolved from spec.weightSync: backend of direct "
         "transfers, then the path of staged versions",
     )
+    network: str | None = Field(
+        None,
+        max_length=LONGEST_MESSAGE,
+        description="network that NCCL uses between the trainers: its name (IB, Socket or a plugin's), its "
+        "devices, and the transports within hosts",
+    )
     started_at: str | None = Field(None, max_length=32, description="start time (RFC 3339, UTC)")
     finished_at: str | None = Field(None, max_length=32, description="end time (RFC 3339, UTC)")
     conditions: list[Condition] = Field(

@@ -21,7 +21,8 @@ _QUANTITY = re.compile(r"([0-9.]+(?:[eE][0-9]+)?)([A-Za-z]*)")
 class PodRequest:
     """Resource request of ``count`` equal pods of one pool: cpu in cores, memory in bytes, per pod.
 
-    ``field_name``: the field of the spec that sets ``count``.
+    ``field_name``: the field of the spec that sets ``count``. ``host_network``: the pods listen on
+    fixed ports of their host.
     """
 
     pool: str
@@ -31,17 +32,19 @@ class PodRequest:
     memory: int
     gpus: int = 0
     node_selector: dict[str, str] = field(default_factory=dict)
+    host_network: bool = False
 
 
 @dataclass(slots=True)
 class NodeCapacity:
-    """Free capacity of a node; ``place`` subtracts from it."""
+    """Free capacity of a node; ``place`` subtracts from it. ``ports``: no pod uses the host's network yet."""
 
     name: str
     cpu: float
     memory: int
     gpus: int
     labels: dict[str, str]
+    ports: bool = True
 
     def fits(self, request: PodRequest) -> bool:
         """Return whether one pod of the request fits."""
@@ -50,7 +53,15 @@ class NodeCapacity:
             and self.cpu >= request.cpu
             and self.memory >= request.memory
             and self.gpus >= request.gpus
+            and (self.ports or not request.host_network)
         )
+
+    def take(self, request: PodRequest) -> None:
+        """Subtract one pod of the request."""
+        self.cpu -= request.cpu
+        self.memory -= request.memory
+        self.gpus -= request.gpus
+        self.ports = self.ports and not request.host_network
 
 
 def quantity(text: str) -> float:
@@ -92,6 +103,8 @@ class Missing:
         each = f"{request.cpu:g} CPU, {request.memory / 2**30:.1f} GiB"
         if request.gpus:
             each += f", {request.gpus} GPUs"
+        if request.host_network:
+            each += ", one on a node because of scheduling.rdma.hostNetwork"
         return (
             f"{request.field_name}={request.count}: only {self.placed} of {request.count} {request.pool} "
             f"pods ({each} each) fit on the {self.nodes} schedulable nodes of this cluster {qualifier}"
@@ -119,9 +132,7 @@ def place(requests: Sequence[PodRequest], free: list[NodeCapacity]) -> Missing |
             node = next((node for node in free if node.fits(request)), None)
             if node is None:
                 return Missing(request, placed[request.pool], len(free))
-            node.cpu -= request.cpu
-            node.memory -= request.memory
-            node.gpus -= request.gpus
+            node.take(request)
             placed[request.pool] += 1
     return None
 

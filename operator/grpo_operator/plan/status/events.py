@@ -4,6 +4,8 @@ from typing import Any, NamedTuple
 
 from grpo_operator.api.v1alpha1.status import Phase
 
+_NO_RDMA = "NoRdma"  # reason of Degraded: NCCL uses sockets where the spec asks for RDMA
+
 
 class Event(NamedTuple):
     """A Kubernetes event. ``reason`` is CamelCase, as in conditions; ``warning``: event type Warning."""
@@ -38,14 +40,15 @@ def pool_event(before: dict[str, Any], after: dict[str, Any]) -> Event | None:
 
 def _condition_event(before: dict[str, Any], after: dict[str, Any]) -> Event | None:
     for kind in ("Stalled", "Degraded"):
-        message = _message(after, kind)
-        if (
-            message
-            and message != _message(before, kind)
-            and (kind == "Stalled" or not _message(before, kind))
-        ):
+        message, earlier = _message(after, kind), _message(before, kind)
+        if message and message != earlier and (kind == "Stalled" or not earlier or _slow(before, after)):
             return Event(_reason(after, kind), message, True)
     return None
+
+
+def _slow(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Return whether a job that was degraded by other causes has become one that lacks RDMA."""
+    return _reason(after, "Degraded") == _NO_RDMA != _reason(before, "Degraded")
 
 
 def _first_message(status: dict[str, Any]) -> str:

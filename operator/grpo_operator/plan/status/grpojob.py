@@ -176,7 +176,7 @@ def _phase(job: dict[str, Any], spec: GRPOJobSpec, observed: Observed) -> tuple[
 class Problem(NamedTuple):
     """Why a running job makes no or slow progress.
 
-    ``reason``: Parked, NoSamples, ContainersFailing or "".
+    ``reason``: Parked, NoSamples, ContainersFailing, NoRdma or "".
     """
 
     reason: str = ""
@@ -191,7 +191,10 @@ def _problem(phase: Phase, observed: Observed) -> Problem:
     if observed.controller and observed.controller.stalled:
         return Problem("NoSamples", observed.controller.stalled)
     failures = "; ".join(failure.text for failure in observed.container_failures()[:_MAX_FAILURES])
-    return Problem("ContainersFailing", failures) if failures else Problem()
+    if failures:
+        return Problem("ContainersFailing", failures)
+    slow = observed.controller.network_problem if observed.controller else ""
+    return Problem("NoRdma", slow) if slow and phase != Phase.RECOVERING else Problem()
 
 
 def engine_start_failure(spec: GRPOJobSpec, observed: Observed, old: dict[str, Any]) -> str:
@@ -248,6 +251,8 @@ def _from_controller(old: GRPOJobStatus, controller: ControllerStatus | None) ->
         values["tokens"] = controller.tokens
     if controller.data:
         values["data"] = controller.data
+    if controller.network:
+        values["network"] = controller.network[:LONGEST_MESSAGE]
     if version is not None:
         values |= {"weight_version": version, "weights": f"v{version}"}
     if reward is not None:

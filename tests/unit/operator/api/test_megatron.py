@@ -69,7 +69,10 @@ def test_a_number_that_yaml_reads_as_a_string_is_a_number() -> None:
         ({"moe_z_loss_coeff": None}, "moe_z_loss_coeff: must be a number (got None)"),
         ({"cuda_graph_warmup_steps": 1.5}, "cuda_graph_warmup_steps: must be an integer (got 1.5)"),
         ({"cuda_graph_warmup_steps": "2"}, "cuda_graph_warmup_steps: must be an integer (got '2')"),
-        ({"moe_pad_expert_input_to_capacity": 1}, "moe_pad_expert_input_to_capacity: must be true or false (got 1)"),
+        (
+            {"moe_pad_expert_input_to_capacity": 1},
+            "moe_pad_expert_input_to_capacity: must be true or false (got 1)",
+        ),
         ({"moe_token_drop_policy": "no"}, "moe_token_drop_policy: must be one of probs, position (got 'no')"),
         ({"cp_comm_type": [1]}, "cp_comm_type: must be a string or a list of strings (got [1])"),
         ({"timers": "x"}, "timers: the field takes a Python object, which a manifest cannot hold: remove it"),

@@ -49,6 +49,7 @@ OVERLAP: Changes = {
     "trainer.parallelism": {"expert": 2},
 }
 IPC = {"weightSync": {"transport": "cuda-ipc"}}
+RDMA: Changes = {"trainer.device": "cuda"}
 
 # Changes to the manifest, by dotted path. Together they violate every rule, and most rules also hold in a
 # case close to the violation.
@@ -328,6 +329,30 @@ CASES: dict[str, Changes] = {
     "nsight without steps": {"observability": {"profile": {"tool": "nsight"}}},
     "nsight on CPUs": {"observability": {"profile": {"tool": "nsight", "stepStart": 1, "stepEnd": 2}}},
     "empty threshold": {"observability": {"thresholds": [{"metric": "x"}, {"metric": "y", "maximum": 0.0}]}},
+    "RDMA of CPU pods": {"scheduling": {"rdma": {"devices": [{"resource": "rdma/hca"}]}}},
+    "RDMA of trainers": RDMA | {"scheduling": {"rdma": {"devices": [{"resource": "rdma/hca", "count": 8}]}}},
+    "RDMA of engines": {
+        f"{ENGINE}.device": "cuda",
+        "scheduling": {"rdma": {"devices": [{"resource": "rdma/hca"}]}},
+    },
+    "RDMA without a way": RDMA | {"scheduling": {"rdma": {}}},
+    "a resource twice": RDMA
+    | {"scheduling": {"rdma": {"devices": [{"resource": "rdma/hca"}, {"resource": "rdma/hca"}]}}},
+    "GPUs as RDMA devices": RDMA
+    | {"scheduling": {"rdma": {"devices": [{"resource": "nvidia.com/gpu", "count": 8}]}}},
+    "rails": RDMA
+    | {
+        "scheduling": {
+            "rdma": {
+                "devices": [{"resource": "nvidia.com/rail0"}, {"resource": "nvidia.com/rail1"}],
+                "networks": ["fabric/rail0", "rail1"],
+            }
+        }
+    },
+    "host network": RDMA | {"scheduling": {"networkPolicy": False, "rdma": {"hostNetwork": True}}},
+    "host network behind a policy": RDMA | {"scheduling": {"rdma": {"hostNetwork": True}}},
+    "networks of the host network": RDMA
+    | {"scheduling": {"networkPolicy": False, "rdma": {"hostNetwork": True, "networks": ["rail0"]}}},
     "colocated": COLOCATED,
     "colocated in a standing pool": {**COLOCATED, "rollout": {"poolRef": {"name": "x"}}},
     "colocated on other devices": {**COLOCATED, "trainer.device": "cpu"},

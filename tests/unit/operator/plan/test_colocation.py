@@ -113,7 +113,7 @@ def test_colocated_engines_request_no_gpus() -> None:
 
 
 def test_an_engine_is_bound_to_a_training_pods_node() -> None:
-    manifest = colocated(scheduling={"rdma": {"resource": "rdma/ib", "count": 8}})
+    manifest = colocated(scheduling={"rdma": {"devices": [{"resource": "rdma/ib", "count": 8}]}})
     spec = spec_of(manifest)
     cluster = job_cluster(manifest, spec, pool_of(spec), OperatorSettings("t:1", "r:1"), False).wire()
     pods = {g["groupName"]: g["template"]["spec"] for g in cluster["spec"]["workerGroupSpecs"]}
@@ -131,6 +131,18 @@ def test_an_engine_is_bound_to_a_training_pods_node() -> None:
     assert apart[0]["labelSelector"]["matchLabels"]["rl.grpo.dev/pool"] == "rollout", "one engine a node"
     assert "podAntiAffinity" not in pods["trainer"].get("affinity", {})
     assert pods["trainer"]["containers"][0]["resources"]["limits"][GPU] == "4"
+
+
+def test_only_the_training_pods_of_shared_gpus_reach_the_fabric() -> None:
+    rdma = {"hostNetwork": True}
+    manifest = colocated(scheduling={"rdma": rdma, "networkPolicy": False})
+    spec = spec_of(manifest)
+    cluster = job_cluster(manifest, spec, pool_of(spec), OperatorSettings("t:1", "r:1"), False).wire()
+    pods = {g["groupName"]: g["template"]["spec"] for g in cluster["spec"]["workerGroupSpecs"]}
+    assert pods["trainer"]["hostNetwork"] is True, "an agent of each pod listens on port 9000"
+    assert "hostNetwork" not in pods["rollout"] and "securityContext" not in pods["rollout"]["containers"][0]
+    apart = pods["trainer"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert [t["labelSelector"]["matchLabels"]["rl.grpo.dev/pool"] for t in apart] == ["trainer"]
 
 
 def test_only_cuda_ipc_needs_the_host_ipc_namespace() -> None:

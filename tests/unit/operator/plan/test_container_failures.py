@@ -145,6 +145,17 @@ def test_a_job_without_samples_is_not_ready() -> None:
         assert (found.status, found.reason) == (value, "NoSamples") and "HTTP 400" in found.message
 
 
+def test_a_job_without_the_rdma_it_asks_for_trains_degraded() -> None:
+    text = "NCCL uses sockets in trainer-0"
+    status = _status(running(network="NCCL 2.30.7: network Socket (eth0)", network_problem=text))
+    assert (status.phase, status.network) == ("Training", "NCCL 2.30.7: network Socket (eth0)")
+    found = _condition(status, "Degraded")
+    assert (found.status, found.reason) == ("True", "NoRdma") and text in found.message
+    assert _condition(status, "Ready").status == "True"
+    recovering = _status(running("Recovering", network_problem=text))
+    assert _condition(recovering, "Degraded").reason != "NoRdma", "the gang of that network is gone"
+
+
 def test_parked_trainers_say_what_they_wait_for_and_since_when() -> None:
     text = "waiting since 2026-01-01T00:00:00Z: 0 of minAvailable=2 engines serve version 7: a RESTARTING"
     status = _status(running("Recovering", message=text, waiting=text, times_parked=1))

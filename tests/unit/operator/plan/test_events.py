@@ -49,6 +49,17 @@ def test_flapping_engines_are_one_degraded_event() -> None:
     assert job_event(one, two) is None
 
 
+def test_a_lack_of_rdma_is_an_event_also_of_a_job_whose_engines_start() -> None:
+    whole = _status("Starting")
+    starting = _status("Starting", ("Degraded", "PoolsIncomplete", "engines 0/8"))
+    slow = _status("Starting", ("Degraded", "NoRdma", "NCCL uses sockets in trainer-0; engines 0/8"))
+    for before in (whole, starting):
+        event = job_event(before, slow)
+        assert event is not None and (event.reason, event.warning) == ("NoRdma", True)
+    later = _status("Starting", ("Degraded", "NoRdma", "NCCL uses sockets in trainer-0; engines 8/8"))
+    assert job_event(slow, later) is None, "it is told once"
+
+
 def test_a_pool_event_names_the_writer() -> None:
     bound = pool_event({}, {"boundTo": "a"})
     released = pool_event({"boundTo": "a"}, {})

@@ -1,5 +1,6 @@
 """Feasibility of pods on the nodes of a cluster: quantities, packing, messages."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,6 +28,16 @@ def test_too_few_nodes_names_field_value_and_remedy() -> None:
 def test_cordoned_nodes_do_not_count() -> None:
     assert infeasible([need(1)], [node("a", unschedulable=True)]) is not None
     assert infeasible([need(1)], [node("a")]) is None
+
+
+def test_a_node_has_the_ports_of_one_pod_on_its_network() -> None:
+    nodes = [node("a", "64", gpus=8), node("b", "64", gpus=8)]
+    pods = replace(need(3, gpus=4), host_network=True)
+    message = infeasible([pods], nodes)
+    assert message is not None and "only 2 of 3 trainer pods" in message
+    assert "one on a node because of scheduling.rdma.hostNetwork" in message
+    assert infeasible([replace(pods, count=2)], nodes) is None
+    assert infeasible([replace(pods, count=2), need(2, gpus=4)], nodes) is None, "the others use no ports"
 
 
 @given(nodes=st.integers(1, 8), pods=st.integers(1, 20))

@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
-from grpo_operator.api.v1alpha1.scheduling import NCCL_DEFAULTS
 from grpo_operator.plan.capacity.pod_requests import job_requests
 from grpo_operator.plan.capacity.topology import Leaves
 from grpo_operator.render.overlay import merge
@@ -107,15 +106,6 @@ def test_gpu_pods_get_devices_and_anti_affinity(pool: str) -> None:
     other = {"trainer": "rollout", "rollout": "trainer"}[pool]
     assert apart["labelSelector"]["matchLabels"]["rl.grpo.dev/pool"] == other
     assert apart["topologyKey"] == "kubernetes.io/hostname"
-
-
-def test_variables_of_a_job_leave_the_other_defaults_in_place() -> None:
-    changed = {"NCCL_IB_HCA": "=mlx5_0", "NCCL_CUMEM_ENABLE": "1"}
-    manifest = job()
-    manifest["spec"]["scheduling"]["ncclEnv"] = changed
-    main = template("trainer", manifest)["spec"]["containers"][0]
-    env = [(e["name"], e.get("value")) for e in main["env"] if e["name"] in NCCL_DEFAULTS | changed]
-    assert dict(env) == NCCL_DEFAULTS | changed and len(env) == 4
 
 
 def test_an_engine_stays_within_one_leaf() -> None:

@@ -24,6 +24,7 @@ from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
 from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.common.versions import Versions
 from grpo_worker.controller.training.image_versions import versions_of
+from grpo_worker.controller.training.network import GangNetwork, gang_network
 from grpo_worker.controller.training.processes import RayProcesses
 from grpo_worker.controller.training.resource_pools import ResourcePoolManager
 from grpo_worker.controller.training.worker_group import GangError, WorkerGroup
@@ -132,6 +133,7 @@ class TrainerGang:
         self._group: RankGroup | None = None
         self._pool: Any = None
         self.versions = Versions()  # of the ranks' image
+        self.network = GangNetwork()  # of ranks with GPUs
         self.world = spec.trainer.nodes * spec.trainer.gpus_per_node
 
     def acquire(self, report: Callable[[str], None]) -> None:
@@ -147,6 +149,10 @@ class TrainerGang:
         self._group = self._make_group(self._pool)
         self.versions = versions_of(self._group.hosts)
         self._group.start(self._config)
+        if self._gpus:
+            rdma = self._spec.scheduling.rdma is not None
+            transports = self.call("transport")
+            self.network = gang_network(self._group.hosts, transports, self.versions.nccl, rdma)
 
     def _ray_group(self, pool: PlacementGroup) -> RankGroup:
         profile = str(self._checkpoints.parent / "profile")
