@@ -24,12 +24,13 @@ def connect(pod: dict[str, Any], rdma: RdmaSpec | None) -> None:
 
 
 def _use_host_network(spec: dict[str, Any], labels: dict[str, str]) -> None:
-    """Move a pod to the network of its host, and away from other pods with its labels.
+    """Move a pod to the network of its host, and away from pods with its labels or whose hosts it avoids.
 
     Their ports are fixed, so two of them could not listen on one host.
     """
     spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}  # Host would resolve no services
-    affinity = spec.setdefault("affinity", {})
-    apart = affinity.setdefault("podAntiAffinity", {})
+    apart = spec.setdefault("affinity", {}).setdefault("podAntiAffinity", {})
+    avoided = apart.pop("preferredDuringSchedulingIgnoredDuringExecution", [])
+    alike = {"labelSelector": {"matchLabels": dict(labels)}, "topologyKey": "kubernetes.io/hostname"}
     terms = apart.setdefault("requiredDuringSchedulingIgnoredDuringExecution", [])
-    terms.append({"labelSelector": {"matchLabels": dict(labels)}, "topologyKey": "kubernetes.io/hostname"})
+    terms += [*(term["podAffinityTerm"] for term in avoided), alike]
