@@ -29,8 +29,8 @@ _SECTIONS = (
     ),
     (
         "GPUs",
-        "Port 9000 of each pod that has GPUs (trainers and engines), path `/metrics`. `gpu` is the UUID. What a "
-        "GPU or driver does not support is left out.",
+        "Port 9000 of each pod that has GPUs (trainers and engines), path `/metrics`. `gpu` is the UUID. "
+        "What a GPU or driver does not support is left out.",
         "worker_images/grpo_worker/gpu_health",
     ),
 )

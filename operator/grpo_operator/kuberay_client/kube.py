@@ -12,6 +12,7 @@ from prometheus_client import Counter
 
 MANAGER = "grpo-operator"
 _METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+MERGE, STRATEGIC_MERGE = "application/merge-patch+json", "application/strategic-merge-patch+json"
 PAGE = 500  # objects per page of a listing
 TIMEOUT = (5, 30)  # seconds to connect, and to read the answer
 REQUESTS = Counter("grpo_api_requests_total", "Writes to the API server", ["verb", "code"])
@@ -32,13 +33,26 @@ class Kube:
         query = [("fieldManager", MANAGER), ("force", "true")]
         return await self._call("PATCH", path, query, manifest)
 
-    async def delete(self, group: str, plural: str, namespace: str, name: str) -> None:
-        """Delete with background propagation; do nothing when it does not exist."""
-        body = {"propagationPolicy": "Background"}
+    async def patch(
+        self, group: str, plural: str, manifest: dict[str, Any], content_type: str, subresource: str = ""
+    ) -> None:
+        """Patch an object that others own too. ``content_type``: MERGE or STRATEGIC_MERGE."""
+        meta = manifest["metadata"]
+        path = _path(group, plural, meta.get("namespace", ""), meta["name"]) + subresource
+        await self._call("PATCH", path, [("fieldManager", MANAGER)], manifest, content_type=content_type)
+
+    async def delete(self, group: str, plural: str, namespace: str, name: str, uid: str = "") -> None:
+        """Delete with background propagation; do nothing when it does not exist.
+
+        ``uid``: of the object that is meant; its successor of the same name is not deleted.
+        """
+        body: dict[str, Any] = {"propagationPolicy": "Background"}
+        if uid:
+            body["preconditions"] = {"uid": uid}
         try:
             await self._call("DELETE", _path(group, plural, namespace, name), body=body)
         except client.ApiException as error:
-            if error.status != 404:
+            if error.status != 404 and not (uid and error.status == 409):
                 raise
 
     async def get(self, group: str, plural: str, namespace: str, name: str) -> dict[str, Any] | None:
@@ -90,18 +104,15 @@ class Kube:
 
     async def _call(
         self, method: str, path: str, query: list[tuple[str, str]] | None = None, body: Any = None,
-        accept: str = "application/json",
+        accept: str = "application/json", content_type: str = "",
     ) -> dict[str, Any]:  # fmt: skip
-        return await asyncio.to_thread(self._request, method, path, query or [], body, accept)
+        return await asyncio.to_thread(self._request, method, path, query or [], body, accept, content_type)
 
     def _request(
-        self, method: str, path: str, query: list[tuple[str, str]], body: Any, accept: str
+        self, method: str, path: str, query: list[tuple[str, str]], body: Any, accept: str, content_type: str
     ) -> dict[str, Any]:
-        apply = method == "PATCH"
-        headers = {
-            "Accept": accept,
-            "Content-Type": "application/apply-patch+yaml" if apply else "application/json",
-        }
+        default = "application/apply-patch+yaml" if method == "PATCH" else "application/json"
+        headers = {"Accept": accept, "Content-Type": content_type or default}
         request = self._api.param_serialize(
             method,
             path,

@@ -1,7 +1,7 @@
 """Status of GRPOJob, and the status types that both kinds share."""
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -10,6 +10,7 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.offload import OffloadSpec
 from grpo_operator.api.v1alpha1.recompute import Recompute, RecomputeKind, RecomputeModule
 
+MAX_SICK_NODES = 32  # in a job's status
 LONGEST_MESSAGE = 1024  # characters; longer messages of engines are cut
 
 
@@ -279,3 +280,6 @@ class GRPOJobStatus(Model):
     )
     tokens: TokensStatus | None = None
     data: DataStatus | None = None
+    sick_nodes: list[Annotated[str, Field(max_length=512)]] | None = Field(
+        None, max_length=MAX_SICK_NODES, description="nodes that lost pods of this job to a sick GPU, and why"
+    )

@@ -13,7 +13,8 @@ from support.clocks import FakeClock
 
 
 def gpu(**fields: Any) -> GpuReading:
-    return GpuReading(**{"index": 0, "uuid": "GPU-a"} | fields)
+    values: dict[str, Any] = {"index": 0, "uuid": "GPU-a"} | fields
+    return GpuReading(**values)
 
 
 @pytest.mark.parametrize(
