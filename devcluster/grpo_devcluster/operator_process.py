@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,14 +25,17 @@ def install_crds() -> None:
 
 @contextmanager
 def operator_process(
-    directory: Path, kubeconfig: Path = KUBECONFIG, namespaces: Sequence[str] = ()
+    directory: Path,
+    kubeconfig: Path = KUBECONFIG,
+    namespaces: Sequence[str] = (),
+    changes: Mapping[str, object] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run the operator until the block ends. Its settings and log are in ``directory``.
 
-    ``namespaces``: the namespaces that it watches; empty means all.
+    ``namespaces``: the namespaces that it watches; empty means all. ``changes``: to its settings.
     """
     settings = directory / "settings.json"
-    settings.write_text(json.dumps(_SETTINGS | {"watchNamespaces": list(namespaces)}))
+    settings.write_text(json.dumps(_SETTINGS | {"watchNamespaces": list(namespaces)} | dict(changes or {})))
     env = os.environ | {"KUBECONFIG": str(kubeconfig), "GRPO_SETTINGS": str(settings)}
     env["MALLOC_ARENA_MAX"] = "2"  # as in the image
     command = [

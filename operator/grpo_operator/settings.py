@@ -7,6 +7,22 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
+class GpuHealthSettings:
+    """What the operator does about sick GPUs.
+
+    ``node_conditions`` and ``taints``: whether it may write them. ``window_hours``: in which two strikes put
+    a node in quarantine. ``max_nodes_percent``: of the nodes of a job, and of the cluster, that may have
+    strikes.
+    """
+
+    enabled: bool = True
+    node_conditions: bool = False
+    taints: bool = False
+    window_hours: float = 24
+    max_nodes_percent: float = 10
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorSettings:
     """Settings of the operator.
 
@@ -22,6 +38,7 @@ class OperatorSettings:
     pod_overlay: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     watch_namespaces: tuple[str, ...] = ()
     scrape_namespace: str | None = None
+    gpu_health: GpuHealthSettings = GpuHealthSettings()
 
 
 def load_settings(path: Path) -> OperatorSettings:
@@ -35,4 +52,16 @@ def load_settings(path: Path) -> OperatorSettings:
         pod_overlay=data.get("podOverlay") or {},
         watch_namespaces=tuple(data.get("watchNamespaces") or ()),
         scrape_namespace=data.get("scrapeNamespace") or None,
+        gpu_health=_gpu_health(data.get("gpuHealth") or {}),
     )
+
+
+def _gpu_health(data: dict[str, Any]) -> GpuHealthSettings:
+    keys = {
+        "enabled": "enabled",
+        "nodeConditions": "node_conditions",
+        "taints": "taints",
+        "windowHours": "window_hours",
+        "maxNodesPercent": "max_nodes_percent",
+    }
+    return GpuHealthSettings(**{field: data[key] for key, field in keys.items() if key in data})

@@ -45,7 +45,7 @@ def test_roles_are_limited_to_the_listed_namespaces() -> None:
     resources = {r for rule in cluster["rules"] for r in rule["resources"]}
     assert resources == {"nodes", "namespaces", "customresourcedefinitions"}
     assert {v for rule in cluster["rules"] for v in rule["verbs"]} == {"get", "list", "watch"}
-    roles = [o for o in objects if o["kind"] in NAMESPACED]
+    roles = [o for o in objects if o["kind"] in NAMESPACED and o["metadata"]["name"] == "ops"]
     assert sorted({o["metadata"]["namespace"] for o in roles}) == ["team-a", "team-b"] and len(roles) == 4
     (deployment,) = _of(objects, "Deployment")
     arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
@@ -58,6 +58,35 @@ def test_the_cluster_role_has_no_wildcard_and_only_its_own_secret() -> None:
         assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
     secrets = [(r["verbs"], r.get("resourceNames")) for r in cluster["rules"] if "secrets" in r["resources"]]
     assert secrets == [(["get"], ["grpo-agents"]), (["create"], None)]
+
+
+def _node_rights(*arguments: str) -> dict[str, set[str]]:
+    (cluster,) = _of(_render(*arguments), "ClusterRole")
+    rights: dict[str, set[str]] = {}
+    for rule in cluster["rules"]:
+        for resource in rule["resources"]:
+            if resource.startswith("nodes"):
+                rights[resource] = rights.get(resource, set()) | set(rule["verbs"])
+    return rights
+
+
+def test_nodes_are_written_only_when_the_chart_allows_it() -> None:
+    read = {"get", "list", "watch"}
+    assert _node_rights() == {"nodes": read}
+    both = ("--set", "gpuHealth.nodeConditions=true,gpuHealth.taints=true")
+    assert _node_rights(*both) == {"nodes": read | {"patch"}, "nodes/status": {"patch"}}
+    assert _node_rights(*both, "--set", "gpuHealth.enabled=false") == {"nodes": read}
+
+
+def test_strikes_are_kept_in_one_config_map_of_the_operators_namespace() -> None:
+    objects = _render("--set", "watchNamespaces={team-a}")
+    (role,) = _of(objects, "Role", "ops-gpu-health")
+    assert "namespace" not in role["metadata"], "that of the release"
+    named = [rule for rule in role["rules"] if "patch" in rule["verbs"]]
+    assert [rule["resourceNames"] for rule in named] == [["grpo-gpu-health"]]
+    (settings,) = _of(objects, "ConfigMap", "ops-settings")
+    loaded = json.loads(settings["data"]["settings.json"])["gpuHealth"]
+    assert loaded["windowHours"] == 24 and loaded["maxNodesPercent"] == 10 and not loaded["taints"]
 
 
 def test_the_operator_reads_only_one_secret_of_a_namespace(api: Api) -> None:
@@ -99,7 +128,7 @@ def test_monitoring_objects_are_rendered_only_when_enabled() -> None:
     (rule,) = _of(asked, "PrometheusRule")
     alerts = [r["alert"] for group in rule["spec"]["groups"] for r in group["rules"]]
     assert len(alerts) == len(set(alerts)) >= 5
-    for name in ("ops", "ops-jobs", "ops-engines"):
+    for name in ("ops", "ops-jobs", "ops-trainers", "ops-engines"):
         assert _of(asked, "PodMonitor", name), name
     (dashboard,) = _of(asked, "ConfigMap", "ops-dashboard")
     panels = json.loads(dashboard["data"]["grpo-operator.json"])["panels"]
@@ -113,6 +142,7 @@ def test_monitoring_objects_are_rendered_only_when_enabled() -> None:
         ("image.tag=", "image.tag|/image/tag"),
         ("watchNamespaces=all", "watchNamespaces"),
         ("images.pullPolicy=Sometimes", "pullPolicy"),
+        ("gpuHealth.maxNodesPercent=0", "maxNodesPercent"),
     ],
 )
 def test_a_wrong_value_is_refused_by_the_schema(setting: str, text: str) -> None:

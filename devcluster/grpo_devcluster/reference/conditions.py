@@ -59,6 +59,10 @@ _REASONS = {
     "NodeUnhealthy": f"{_EVENT} A pod was deleted because its node is cordoned and shows a sign of a fault.",
     "ProfileWritten": f"{_EVENT} A profile requested by annotation is complete; see `status.profiles`.",
     "ProfileFailed": f"{_EVENT} A profile was refused or not recorded; the message says why.",
+    "GpuSick": f"{_EVENT} A GPU of the node is sick: the job's pods there are replaced. After two strikes "
+    "the node is in quarantine: see [GPU health](../guides/gpu-health.md).",
+    "GpuSickNotReplaced": f"{_EVENT} A GPU is sick, but too many nodes have strikes already. Look at GPUs "
+    "and agents, or raise `gpuHealth.maxNodesPercent` of the chart.",
 }
 _HEAD = """# Conditions and reasons
 
@@ -100,7 +104,8 @@ def _from_code() -> tuple[set[str], set[str]]:
             elif isinstance(node, ast.Assign) and _is_name(node.targets[0], "reason"):
                 reasons.update(strings(node.value))
             elif isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):  # (reason, message)
-                reasons.update(text for text in strings(node.value.elts[0]) if text[:1].isupper())
+                first = node.value.elts[:1]
+                reasons.update(text for item in first for text in strings(item) if text[:1].isupper())
     phases = {phase.value for phase in Phase}
     return types, {reason for reason in reasons if reason.isidentifier()} - phases
 

@@ -27,6 +27,12 @@ _SECTIONS = (
         "Port 9000 of each engine pod, path `/metrics`.",
         "worker_images/grpo_worker/weightsync",
     ),
+    (
+        "GPUs",
+        "Port 9000 of each pod that has GPUs (trainers and engines), path `/metrics`. `gpu` is the UUID. "
+        "What a GPU or driver does not support is left out.",
+        "worker_images/grpo_worker/gpu_health",
+    ),
 )
 
 

@@ -35,7 +35,7 @@
   - apiGroups: [""]
     resources: [secrets]
     verbs: [create]
-  # State of pods. delete is for pods on nodes that match scheduling.unhealthyNodes.
+  # State of pods. delete is for pods on nodes that match scheduling.unhealthyNodes or have sick GPUs.
   - apiGroups: [""]
     resources: [pods]
     verbs: [get, list, watch, delete]

@@ -51,6 +51,11 @@ class Owner(NamedTuple):
         """Return the name of the headless service of all engine pods, which is the RolloutPool's name."""
         return rollout_pool(self.name) if self.kind == "GRPOJob" else self.name
 
+    @property
+    def text(self) -> str:
+        """Return kind, namespace and name for messages."""
+        return f"{self.kind} {self.namespace}/{self.name}"
+
     def engine_service(self, group: str, index: int) -> str:
         """Return the name of the headless service of one engine's first pod."""
         return f"{self.name}-{group}-{index}"

@@ -9,7 +9,7 @@ from kubernetes.client import ApiException
 from grpo_operator.api.base import API_VERSION, Model
 from grpo_operator.api.names import Owner, owner_reference
 from grpo_operator.kuberay_client.client import RayClusterApi
-from grpo_operator.kuberay_client.kube import Kube
+from grpo_operator.kuberay_client.kube import MERGE, STRATEGIC_MERGE, Kube
 from grpo_operator.kuberay_client.models import RayCluster
 from grpo_operator.render.metadata import is_current, with_hash
 
@@ -76,9 +76,11 @@ class Writer:
         It is not done when the object has changed since it was read; see ``status``.
         """
         meta = owner["metadata"]
-        patch = {"metadata": {"resourceVersion": meta["resourceVersion"], "annotations": change}}
+        own = {key: meta[key] for key in ("name", "namespace", "resourceVersion")}
         try:
-            written = await self._kube.merge(_GROUP, plural, meta["namespace"], meta["name"], patch)
+            written = await self._kube.patch(
+                _GROUP, plural, {"metadata": own | {"annotations": change}}, MERGE
+            )
         except ApiException as error:
             if error.status != HTTPStatus.CONFLICT:
                 raise
@@ -89,7 +91,17 @@ class Writer:
 
     async def delete_pod(self, pod: dict[str, Any]) -> None:
         meta = pod["metadata"]
-        await self._kube.delete("api/v1", "pods", meta["namespace"], meta["name"])
+        await self._kube.delete("api/v1", "pods", meta["namespace"], meta["name"], meta.get("uid", ""))
+
+    async def node_condition(self, node: dict[str, Any], condition: dict[str, Any]) -> None:
+        """Write one condition of a node; those of others stay."""
+        patch = {"metadata": {"name": node["metadata"]["name"]}, "status": {"conditions": [condition]}}
+        await self._kube.patch("api/v1", "nodes", patch, STRATEGIC_MERGE, "/status")
+
+    async def node_taints(self, node: dict[str, Any], taints: list[dict[str, Any]]) -> None:
+        """Replace the taints of a node unless it has changed since it was read. Raises ApiException (409)."""
+        meta = {key: node["metadata"][key] for key in ("name", "resourceVersion")}
+        await self._kube.patch("api/v1", "nodes", {"metadata": meta, "spec": {"taints": taints}}, MERGE)
 
     async def uid_of(self, owner: Owner) -> str | None:
         """Return the UID of a GRPOJob or RolloutPool from the API server, or None when it does not exist."""

@@ -12,7 +12,9 @@ from prometheus_client import REGISTRY, start_http_server
 
 from grpo_operator.api.names import OWNER_LABELS, owner_in_labels, owner_of
 from grpo_operator.apply.agent_secret import AgentSecrets
+from grpo_operator.apply.gpu_ledger import GpuLedger
 from grpo_operator.apply.writer import Writer
+from grpo_operator.handlers.gpu_health import GpuHealth
 from grpo_operator.handlers.kopf_storage import NoProgress, NullDiffBase
 from grpo_operator.handlers.metrics import JobCollector
 from grpo_operator.handlers.reconcile_loop import Loop
@@ -65,13 +67,16 @@ async def startup(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
     context = ReconcileContext(
         cache, writer, memo.pod_client, memo.poller, chart, AdmissionRound(cache), secrets
     )
+    ledger = GpuLedger(kube, chart.namespace)
+    gpu_health = GpuHealth(cache, memo.pod_client, writer, ledger, chart.gpu_health, loop.enqueue)
     relist = Relist(kube, cache, chart.watch_namespaces)
     REGISTRY.register(JobCollector(cache))
     start_http_server(METRICS_PORT)
     memo.tasks = [
-        asyncio.create_task(loop.run(context, relist)),
+        asyncio.create_task(loop.run(context, relist, gpu_health)),
         asyncio.create_task(loop.check_prerequisites(Prerequisites(kube, cache))),
         asyncio.create_task(loop.forget_deleted(relist)),
+        asyncio.create_task(gpu_health.run()),
     ]
     for task in memo.tasks:
         task.add_done_callback(_exit)

@@ -12,6 +12,7 @@ from kubernetes.client import ApiException
 from urllib3.exceptions import HTTPError
 
 from grpo_operator.api.names import Owner
+from grpo_operator.handlers.gpu_health import GpuHealth
 from grpo_operator.handlers.metrics import RECONCILE_SECONDS, RECONCILES
 from grpo_operator.handlers.reconcilers.context import ReconcileContext
 from grpo_operator.handlers.reconcilers.grpojob import JobReconciler
@@ -46,12 +47,14 @@ class Loop:
             self._work.add(owner, time.monotonic())
         self._wake.set()
 
-    async def run(self, context: ReconcileContext, relist: Relist) -> None:
-        """Reconcile until cancelled, starting once the cache is complete.
+    async def run(self, context: ReconcileContext, relist: Relist, gpu_health: GpuHealth) -> None:
+        """Reconcile until cancelled, starting once the cache is complete and the quarantine is known.
 
         With a partial cache the operator would apply children that already exist.
         """
         while not await _succeeds("listing", relist.wait_complete):  # noqa: ASYNC110 - retries, does not poll
+            await asyncio.sleep(ROUND_SECONDS)
+        while not await _succeeds("reading the strikes of nodes", gpu_health.load):  # noqa: ASYNC110
             await asyncio.sleep(ROUND_SECONDS)
         await self._prerequisites_known.wait()
         _release_memory()

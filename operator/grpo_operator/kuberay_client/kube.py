@@ -12,7 +12,8 @@ from prometheus_client import Counter
 
 MANAGER = "grpo-operator"
 _METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-_APPLY, _MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
+_APPLY = "application/apply-patch+yaml"
+MERGE, STRATEGIC_MERGE = "application/merge-patch+json", "application/strategic-merge-patch+json"
 PAGE = 500  # objects per page of a listing
 TIMEOUT = (5, 30)  # seconds to connect, and to read the answer
 REQUESTS = Counter("grpo_api_requests_total", "Writes to the API server", ["verb", "code"])
@@ -33,20 +34,29 @@ class Kube:
         query = [("fieldManager", MANAGER), ("force", "true")]
         return await self._call("PATCH", path, query, manifest, content=_APPLY)
 
-    async def merge(
-        self, group: str, plural: str, namespace: str, name: str, patch: dict[str, Any]
+    async def patch(
+        self, group: str, plural: str, manifest: dict[str, Any], content: str, subresource: str = ""
     ) -> dict[str, Any]:
-        """Change the fields of ``patch``; those that are None are removed."""
-        path, query = _path(group, plural, namespace, name), [("fieldManager", MANAGER)]
-        return await self._call("PATCH", path, query, patch, content=_MERGE)
+        """Change fields of an object that others own too; those that are None are removed.
 
-    async def delete(self, group: str, plural: str, namespace: str, name: str) -> None:
-        """Delete with background propagation; do nothing when it does not exist."""
-        body = {"propagationPolicy": "Background"}
+        ``content``: MERGE or STRATEGIC_MERGE.
+        """
+        meta = manifest["metadata"]
+        path = _path(group, plural, meta.get("namespace", ""), meta["name"]) + subresource
+        return await self._call("PATCH", path, [("fieldManager", MANAGER)], manifest, content=content)
+
+    async def delete(self, group: str, plural: str, namespace: str, name: str, uid: str = "") -> None:
+        """Delete with background propagation; do nothing when it does not exist.
+
+        ``uid``: of the object that is meant; its successor of the same name is not deleted.
+        """
+        body: dict[str, Any] = {"propagationPolicy": "Background"}
+        if uid:
+            body["preconditions"] = {"uid": uid}
         try:
             await self._call("DELETE", _path(group, plural, namespace, name), body=body)
         except client.ApiException as error:
-            if error.status != 404:
+            if error.status != 404 and not (uid and error.status == 409):
                 raise
 
     async def get(self, group: str, plural: str, namespace: str, name: str) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from grpo_operator.api.names import Owner, owner_in_labels
 from grpo_operator.observe.watched_kinds import WATCHED, Object, reduced
+from grpo_operator.plan.gpu_health.strikes import Records
 
 Key = tuple[str, str]  # namespace ("" for nodes), name
 
@@ -20,12 +21,23 @@ class Cache:
         self.pools = self._tables["rolloutpools"]
         self.ray_clusters = self._tables["rayclusters"]
         self.kuberay_fields: frozenset[str] = frozenset()  # of RayCluster.spec; empty without KubeRay
+        self.gpu_records: Records = {}  # strikes against nodes with sick GPUs
         self.crd_problem = ""  # message when the installed CRDs are older than the operator
 
     @property
     def nodes(self) -> list[Object]:
         """Return all nodes."""
         return list(self._tables["nodes"].values())
+
+    @property
+    def usable_nodes(self) -> list[Object]:
+        """Return the nodes that are not in quarantine for sick GPUs."""
+        kept = (node for node in self.nodes if not self._quarantined(node["metadata"]["name"]))
+        return list(kept)
+
+    def _quarantined(self, node: str) -> bool:
+        record = self.gpu_records.get(node)
+        return record is not None and record.quarantined
 
     def node(self, name: str) -> Object | None:
         """Return a node by name, or None."""

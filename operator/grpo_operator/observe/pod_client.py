@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 import aiohttp
 from pydantic import ValidationError
 
 from grpo_operator.api import names
+from grpo_operator.api.gpu_messages import GpuReport
 from grpo_operator.api.messages import AgentStatus, ControllerStatus, Message, ProfileOrder
 from grpo_operator.api.names import AGENT_PORT, CONTROLLER_PORT
 from grpo_operator.apply.agent_secret import AgentSecrets
@@ -42,6 +44,10 @@ class PodClient:
         pairs = zip(rollout, statuses, strict=True)
         return {pod_name(pod): status for pod, status in pairs if status is not None}
 
+    async def gpus(self, pod: dict[str, Any]) -> GpuReport | None:
+        """Return what the agent of a pod finds of its node's GPUs, or None when it does not answer."""
+        return await self._status(pod, AGENT_PORT, GpuReport, "/v1/gpus")
+
     async def set_writer(self, pod: dict[str, Any], writer: str) -> None:
         """Set the job from which an engine's agent accepts weights."""
         await self._post(pod, AGENT_PORT, "/v1/writer", {"writer": writer})
@@ -68,12 +74,16 @@ class PodClient:
             async with self._session.post(url, json=body, headers=headers):
                 pass
 
-    async def _status(self, pod: dict[str, Any], port: int, model: type[_Status]) -> _Status | None:
+    async def _status(
+        self, pod: dict[str, Any], port: int, model: type[_Status], path: str = "/v1/status"
+    ) -> _Status | None:
         address = _address(pod)
         if not address:
             return None
         try:
-            async with self._session.get(f"http://{address}:{port}/v1/status") as reply:
+            async with self._session.get(f"http://{address}:{port}{path}") as reply:
+                if reply.status != HTTPStatus.OK:
+                    return None
                 return model.model_validate(await reply.json())
         except (aiohttp.ClientError, TimeoutError):
             return None

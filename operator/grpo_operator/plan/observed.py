@@ -15,6 +15,7 @@ from grpo_operator.plan.status.container_failures import ContainerFailure, conta
 class Observed:
     """State of one job or pool. ``controller``: None while the controller cannot be reached.
     ``agents``: by pod name. ``pool_pods``: pods of a RolloutPool that the job uses but does not own.
+    ``sick_nodes``: nodes that lost pods of the job to a sick GPU, and why.
     """
 
     ray_cluster: RayClusterStatus | None = None
@@ -22,6 +23,7 @@ class Observed:
     controller: ControllerStatus | None = None
     agents: dict[str, AgentStatus] = field(default_factory=dict)
     pool_pods: tuple[dict[str, Any], ...] = ()
+    sick_nodes: tuple[str, ...] = ()
 
     def of_pool(self, pool: str) -> list[dict[str, Any]]:
         """Return the pods of one pool that are not being deleted."""

@@ -12,7 +12,13 @@ from grpo_operator.api.weight_path import Backend, WeightPath
 from grpo_operator.plan.capacity.topology import Leaves
 from grpo_operator.plan.weight_path import job_weight_path
 from grpo_operator.render.fabric import connect
-from grpo_operator.render.placement import packed, prefer_apart_from, prefer_leaves, share_host_ipc
+from grpo_operator.render.placement import (
+    avoid_hosts,
+    packed,
+    prefer_apart_from,
+    prefer_leaves,
+    share_host_ipc,
+)
 from grpo_operator.render.pod_template import PYTHON, PodParts, overlaid, probe, share_key
 from grpo_operator.render.rollout_pods import EnginePods
 from grpo_operator.render.volumes import STORE_MOUNT, fetch, job_files, job_store, model_files
@@ -70,13 +76,14 @@ class JobPods:
         ranks = self.parts.container("ray-worker", self._image(), trainer.resources, gpus, env, command)
         if self.spec.algorithm.routing_replay:
             share_key(ranks)  # ranks read the routed experts from the engines' agents
-        agent = self.parts.agent(self._image(), trainer, "trainer")
+        agent = self.parts.agent(self._image(), trainer, "trainer", gpus > 0)
         for container in (ranks, agent):
             container["volumeMounts"].append({"name": "weights", "mountPath": "/weights"})
         pod = self.parts.pod(names.TRAINER, [ranks], trainer, self._trainer_affinity(gpus), gpus)
         self._with_files(pod)
         if gpus:
             connect(pod, self.parts.scheduling.rdma)
+            avoid_hosts(pod["spec"], self.parts.avoided)
         if self._weight_path().direct is Backend.CUDA_IPC:
             share_host_ipc(pod["spec"])
         pod["spec"]["volumes"].append({"name": "weights", "emptyDir": {"medium": "Memory"}})

@@ -8,6 +8,14 @@ from grpo_operator.api.v1alpha1.scheduling import SchedulingSpec
 from grpo_operator.plan.capacity.feasibility import GPU
 from grpo_operator.plan.capacity.topology import Leaves
 
+# NVIDIA's container runtime gives such a container NVML for all GPUs of the node, and not CUDA; in the modes
+# in which it ignores the capabilities, CUDA finds no device. Where it does not read the variables of containers
+# without GPUs, there is no NVML, and the agent reports no GPU health.
+MANAGEMENT_ENV = {
+    "NVIDIA_VISIBLE_DEVICES": "all",
+    "NVIDIA_DRIVER_CAPABILITIES": "utility",
+    "CUDA_VISIBLE_DEVICES": "",
+}
 GPU_NODE = "nvidia.com/gpu.present"  # label that NVIDIA's GPU feature discovery sets on GPU nodes
 _MOST = 100  # weight of a preference, Kubernetes' largest
 
@@ -81,6 +89,21 @@ def prefer_leaves(key: str, leaves: Leaves) -> dict[str, Any]:
 def bind_to_leaf(spec: dict[str, Any], key: str, leaf: str) -> None:
     """Restrict the pod to the nodes of this leaf."""
     spec.setdefault("affinity", {})["nodeAffinity"] = _required(key, "In", [leaf])
+
+
+def avoid_hosts(spec: dict[str, Any], hosts: Sequence[str]) -> None:
+    """Keep the pod off these hosts, besides what its node affinity requires already."""
+    if not hosts:
+        return
+    rule = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(hosts)}
+    node = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+    required = node.get("requiredDuringSchedulingIgnoredDuringExecution") or {"nodeSelectorTerms": [{}]}
+    node["requiredDuringSchedulingIgnoredDuringExecution"] = {
+        "nodeSelectorTerms": [
+            term | {"matchExpressions": [*term.get("matchExpressions", ()), rule]}
+            for term in required["nodeSelectorTerms"]
+        ]
+    }
 
 
 def prefer_off_gpu_nodes() -> dict[str, Any]:

@@ -13,7 +13,13 @@ from grpo_operator.api.v1alpha1.trainer import TrainerSpec
 from grpo_operator.plan.capacity.feasibility import GPU
 from grpo_operator.plan.capacity.pod_requests import agent_resources, head_resources
 from grpo_operator.render.overlay import merge
-from grpo_operator.render.placement import prefer_off_gpu_nodes, prepare_for_nccl, shared_memory, tolerations
+from grpo_operator.render.placement import (
+    MANAGEMENT_ENV,
+    prefer_off_gpu_nodes,
+    prepare_for_nccl,
+    shared_memory,
+    tolerations,
+)
 from grpo_operator.settings import OperatorSettings
 
 PYTHON = "python3"
@@ -30,12 +36,16 @@ _HEAD_ENV = {
 
 @dataclass(frozen=True, slots=True)
 class PodParts:
-    """Builder of the common parts of one owner's pods. ``gpu_cluster``: whether any pool uses GPUs."""
+    """Builder of the common parts of one owner's pods.
+
+    ``gpu_cluster``: whether any pool uses GPUs. ``avoided``: hosts that pods with GPUs must not run on.
+    """
 
     owner: Owner
     scheduling: SchedulingSpec
     settings: OperatorSettings
     gpu_cluster: bool
+    avoided: tuple[str, ...] = ()
 
     def head(self, image: str, of: ControllerSpec, ranks: int = 0) -> dict[str, Any]:
         """Return the pod of Ray's head, which runs no actors. ``ranks``: of the training pool."""
@@ -46,10 +56,13 @@ class PodParts:
         """Return the affinity of pods without GPUs."""
         return prefer_off_gpu_nodes() if self.gpu_cluster else {}
 
-    def agent(self, image: str, of: TrainerSpec | RolloutTemplate, arguments: str) -> dict[str, Any]:
-        """Return the sidecar container that transfers weights."""
+    def agent(
+        self, image: str, of: TrainerSpec | RolloutTemplate, arguments: str, gpus: bool
+    ) -> dict[str, Any]:
+        """Return the sidecar container that transfers weights. ``gpus``: it watches the node's GPUs, too."""
         command = f"exec {PYTHON} -m grpo_worker.weightsync.main {arguments}"
-        agent = self.container("agent", image, agent_resources(of), command=command)
+        env = MANAGEMENT_ENV if gpus else {}
+        agent = self.container("agent", image, agent_resources(of), env=env, command=command)
         share_key(agent)
         agent["ports"] = [{"name": "agent", "containerPort": AGENT_PORT}]
         # Enough time to import torch on a busy node.

@@ -44,12 +44,16 @@ def job_cluster(
     settings: OperatorSettings,
     suspend: bool,
     leaves: Leaves = NO_LEAVES,
+    avoided: tuple[str, ...] = (),
 ) -> RayCluster:
-    """Return a job's RayCluster: head, controller, training pool, and the engines of its own ``pool``."""
+    """Return a job's RayCluster: head, controller, training pool, and the engines of its own ``pool``.
+
+    ``avoided``: hosts that its pods with GPUs must not run on.
+    """
     trainer = spec.trainer
     on_gpu = trainer.device == Device.CUDA
     pods = JobPods(
-        PodParts(owner_of(job), spec.scheduling, settings, on_gpu), spec, leaves, names.writer(job)
+        PodParts(owner_of(job), spec.scheduling, settings, on_gpu, avoided), spec, leaves, names.writer(job)
     )
     resources = {"resources": trainer_ray_resources(trainer.gpus_per_node)}
     params = {} if on_gpu else _SMALL_STORE
@@ -62,11 +66,15 @@ def job_cluster(
 
 
 def pool_cluster(
-    pool: dict[str, Any], spec: RolloutPoolSpec, settings: OperatorSettings, leaves: Leaves = NO_LEAVES
+    pool: dict[str, Any],
+    spec: RolloutPoolSpec,
+    settings: OperatorSettings,
+    leaves: Leaves = NO_LEAVES,
+    avoided: tuple[str, ...] = (),
 ) -> RayCluster:
     """Return the RayCluster of a RolloutPool without a job: engines, and the head that KubeRay requires."""
     on_gpu = spec.engine.device == Device.CUDA
-    parts = PodParts(owner_of(pool), spec.scheduling, settings, on_gpu)
+    parts = PodParts(owner_of(pool), spec.scheduling, settings, on_gpu, avoided)
     path = pool_weight_path(spec)
     engines = EnginePods(parts, spec.model.path, spec.weight_sync, path, model=model_files(spec.model))
     head = parts.head(settings.trainer_image, ControllerSpec())

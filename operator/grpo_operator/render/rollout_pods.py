@@ -11,6 +11,7 @@ from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutTemplate
 from grpo_operator.api.weight_path import Backend, WeightPath
 from grpo_operator.render.fabric import connect
 from grpo_operator.render.placement import (
+    avoid_hosts,
     beside,
     bind_to_leaf,
     packed,
@@ -88,6 +89,8 @@ class EnginePods:
         key = parts.scheduling.topology_key
         if leaf and key:
             bind_to_leaf(pod["spec"], key, leaf)
+        if pool.engine.device == Device.CUDA:
+            avoid_hosts(pod["spec"], parts.avoided)
         return overlaid(pod, pool)
 
     def _affinity(self, pool: RolloutTemplate, gpus: int) -> dict[str, Any]:
@@ -146,7 +149,8 @@ class EnginePods:
             first = f"{self.parts.owner.name}-$GROUP-$REPLICA_INDEX"  # Owner.engine_service
             arguments += f' --hosts {pool.engine.nodes_per_engine} --host-index "$HOST_INDEX"'
             arguments += f' --first-host "http://{first}:{AGENT_PORT}" --address "$POD_IP"'
-        agent = self.parts.agent(self._image(pool), pool, arguments)
+        gpus = pool.engine.device == Device.CUDA
+        agent = self.parts.agent(self._image(pool), pool, arguments, gpus)
         # Ready means that the engine serves the pool's version. Two failures: one update is no reason for
         # unreadiness, and it is shorter than two periods.
         agent["readinessProbe"] = probe("/readyz", AGENT_PORT, period=2, failures=2)

@@ -20,7 +20,9 @@ FILE = (
     "GRPO_KEY_FILE"  # variable with the path of the key; if it is unset (outside of pods), no key is needed
 )
 # Routes without authentication, for probes, Prometheus and users.
-OPEN = frozenset({"/healthz", "/readyz", "/enginez", "/turnz", "/hostz", "/metrics", "/v1/status"})
+OPEN = frozenset(
+    {"/healthz", "/readyz", "/enginez", "/turnz", "/hostz", "/metrics", "/v1/status", "/v1/gpus"}
+)
 _SCHEME = "Bearer "
 
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import uvicorn
 from starlette.applications import Starlette
 
+from grpo_worker.gpu_health.service import GpuWatch
+
 if TYPE_CHECKING:
     from grpo_worker.weightsync.agent.agent import Agent
     from grpo_worker.weightsync.agent.engine_client import Engine
@@ -59,8 +61,12 @@ def main() -> None:
     parser.add_argument(
         "--start-seconds", type=float, default=1800, help="in which a started server must answer"
     )
+    parser.add_argument("--gpu-seconds", type=float, default=10, help="between two readings of the GPUs")
     args = parser.parse_args()
     app = _trainer(args.weights) if args.role == "trainer" else _rollout(args)
+    gpus = GpuWatch(args.gpu_seconds)
+    gpus.start()
+    app.router.routes.append(gpus.route())
     uvicorn.run(app, host=args.host, port=args.port, log_level="warning")
 
 

@@ -13,6 +13,7 @@ from grpo_operator.api.v1alpha1.recompute import Recompute, RecomputeKind, Recom
 
 MOST_PROFILES = 10  # in a job's status, the newest ones
 MOST_PROFILE_FILES = 64  # of one profile
+MAX_SICK_NODES = 32  # in a job's status
 LONGEST_MESSAGE = 1024  # characters; longer messages of engines are cut
 
 
@@ -327,4 +328,7 @@ class GRPOJobStatus(Model):
         None,
         max_length=MOST_PROFILES,
         description="profiles that were requested by the annotation rl.grpo.dev/profile, oldest first",
+    )
+    sick_nodes: list[Annotated[str, Field(max_length=512)]] | None = Field(
+        None, max_length=MAX_SICK_NODES, description="nodes that lost pods of this job to a sick GPU, and why"
     )

@@ -61,7 +61,7 @@ class AdmissionRound:
             self._waiting = {}
         else:
             leaving = self._cache.nodes_of_others({claim.key for claim in claims})
-            self._waiting = waiting(claims, self._cache.nodes, leaving)
+            self._waiting = waiting(claims, self._cache.usable_nodes, leaving)
 
     def _valid(self, job: dict[str, Any]) -> tuple[dict[str, Any], GRPOJobSpec] | None:
         """Return a job with its spec if it is managed by this operator, not ended and valid; else None."""

@@ -24,6 +24,7 @@ from grpo_operator.observe.pod_poller import PodPoller
 from grpo_operator.observe.watched_kinds import WATCHED
 from grpo_operator.plan.capacity import unhealthy_nodes
 from grpo_operator.plan.capacity.topology import Leaves, assign, free_nodes
+from grpo_operator.plan.gpu_health.node_state import avoided_hosts
 from grpo_operator.plan.observed import of_pool
 from grpo_operator.plan.planner.resolve import RefusedError
 from grpo_operator.plan.status.events import Event
@@ -84,9 +85,14 @@ class ReconcileContext:
             return Leaves()
         before = settled_leaves(self.cache.ray_clusters.get((owner.namespace, owner.name)))
         used = self.cache.gpus_of_others({owner})
-        free = free_nodes(self.cache.nodes, used, trainer_nodes, key, pool.engine.gpus_per_node)
+        free = free_nodes(self.cache.usable_nodes, used, trainer_nodes, key, pool.engine.gpus_per_node)
         hosts, trainers = pool.engine.nodes_per_engine, trainer.nodes if trainer else 0
         return assign(free, trainers, pool.replicas, hosts, before or Leaves())
+
+    def avoided_hosts(self, scheduling: SchedulingSpec) -> tuple[str, ...]:
+        """Return the hosts in quarantine for sick GPUs that only an affinity keeps the pods off."""
+        taints = self.settings.gpu_health.taints
+        return avoided_hosts(self.cache.gpu_records, self.cache.nodes, scheduling, taints)
 
     def pool_children(
         self, owner: dict[str, Any], pool: RolloutTemplate, leaves: Leaves

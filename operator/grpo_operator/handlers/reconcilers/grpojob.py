@@ -19,6 +19,7 @@ from grpo_operator.plan import lifecycle
 from grpo_operator.plan.capacity.feasibility import infeasible, oversized_node
 from grpo_operator.plan.capacity.pod_requests import job_requests
 from grpo_operator.plan.compatibility import kuberay_problem
+from grpo_operator.plan.gpu_health.strikes import sick_nodes
 from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.planner.pool_checks import check_reference
 from grpo_operator.plan.planner.resolve import RefusedError, resolve
@@ -150,7 +151,7 @@ class JobReconciler:
         if isinstance(engines.pool, RolloutPoolSpec) and not engines.own:
             check_reference(spec, engines.pool)
         plan = resolve(spec, engines.pool)
-        nodes, trainer = self._context.cache.nodes, spec.trainer
+        nodes, trainer = self._context.cache.usable_nodes, spec.trainer
         layout = layout_status(plan)
         own = with_resources(engines.pool, layout) if engines.own else None
         problem = infeasible(job_requests(with_layout(spec, layout), own), nodes)
@@ -194,6 +195,7 @@ class JobReconciler:
             reports.controller,
             reports.agents | pool_reports.agents,
             () if engines.own else cache.pods_of(engines.owner),
+            sick_nodes(cache.gpu_records, owner.text),
         )
 
     async def _apply(
@@ -209,7 +211,9 @@ class JobReconciler:
         # The RayCluster first, because its pods take longest to start; they wait for their ConfigMap.
         queued = spec.scheduling.queue_name is not None
         if not lifecycle.cluster_unwanted(status, spec.cleanup_policy, suspend, queued):
-            await context.apply_ray_cluster(job_cluster(job, spec, own, context.settings, suspend, leaves))
+            avoided = context.avoided_hosts(spec.scheduling)
+            cluster = job_cluster(job, spec, own, context.settings, suspend, leaves, avoided)
+            await context.apply_ray_cluster(cluster)
         elif context.cache.ray_clusters.get((owner.namespace, owner.name)):
             await context.writer.delete_ray_cluster(owner.namespace, owner.name)
         children = [

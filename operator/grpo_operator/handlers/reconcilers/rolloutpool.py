@@ -63,7 +63,7 @@ class PoolReconciler:
         if (pool.get("status") or {}).get("engines"):
             return spec  # a running pool is not refused when nodes are lost
         check_pool(spec)
-        problem = infeasible(pool_requests(spec), self._context.cache.nodes)
+        problem = infeasible(pool_requests(spec), self._context.cache.usable_nodes)
         if problem:
             raise RefusedError(problem, "Infeasible")
         return spec
@@ -94,7 +94,8 @@ class PoolReconciler:
                 ("networkpolicies", policies.network_policy(pool, context.settings, policies.ANY_JOB))
             )
         await context.apply_children(*children)
-        await context.apply_ray_cluster(pool_cluster(pool, spec, context.settings, leaves))
+        avoided = context.avoided_hosts(spec.scheduling)
+        await context.apply_ray_cluster(pool_cluster(pool, spec, context.settings, leaves, avoided))
 
     async def _set_writer(self, observed: Observed, writer: Owner) -> None:
         """Bind every agent to the job, so that it accepts weights from no other job.

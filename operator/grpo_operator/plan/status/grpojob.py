@@ -9,6 +9,7 @@ from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.api.v1alpha1.status import (
     LONGEST_MESSAGE,
+    MAX_SICK_NODES,
     CheckpointStatus,
     GRPOJobStatus,
     LayoutStatus,
@@ -95,6 +96,7 @@ def job_status(
             "rollout_ready": f"{rollout.ready}/{rollout.total}",
             "layout": layout,
             "weight_path": path,
+            "sick_nodes": list(observed.sick_nodes[:MAX_SICK_NODES]) or None,
             "started_at": old.started_at or now,
             "finished_at": (old.finished_at or now) if ended else None,
             "profiles": profile_statuses(job, spec, old.profiles, observed.controller, ended, now),

@@ -38,6 +38,39 @@ def template(name: str, manifest: dict[str, Any] | None = None) -> dict[str, Any
     return dict(next(g["template"] for g in groups if g["groupName"] == name))
 
 
+def test_agents_see_all_gpus_of_their_node_through_nvml_only() -> None:
+    manifest = job()
+    for name in ("trainer", "rollout"):
+        spec = template(name, manifest)["spec"]
+        containers = [*spec["containers"], *spec.get("initContainers", ())]
+        (agent,) = [c for c in containers if c["name"] == "agent"]
+        env = {e["name"]: e.get("value") for e in agent["env"]}
+        assert (env["NVIDIA_VISIBLE_DEVICES"], env["NVIDIA_DRIVER_CAPABILITIES"]) == ("all", "utility")
+        assert "nvidia.com/gpu" not in agent["resources"]["limits"]
+
+
+def test_pods_with_gpus_avoid_hosts_in_quarantine_besides_their_other_rules() -> None:
+    manifest = job()
+    spec = GRPOJobSpec.model_validate(manifest["spec"])
+    leaves = Leaves(("leaf-a",), (("leaf-b", 8),), ("leaf-b",))
+
+    def rules(avoided: tuple[str, ...]) -> dict[str, list[list[dict[str, Any]]]]:
+        made = job_cluster(manifest, spec, pool_of(spec), SETTINGS, False, leaves, avoided).wire()
+        found: dict[str, list[list[dict[str, Any]]]] = {}
+        for group in made["spec"]["workerGroupSpecs"]:
+            affinity = group["template"]["spec"]["affinity"].get("nodeAffinity", {})
+            required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {})
+            terms = required.get("nodeSelectorTerms", [])
+            found[group["groupName"].split("-")[0]] = [term["matchExpressions"] for term in terms]
+        return found
+
+    before, after = rules(()), rules(("h1", "h2"))
+    extra = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["h1", "h2"]}
+    assert after["controller"] == before["controller"], "it runs on no GPU node"
+    for name in ("trainer", "rollout"):
+        assert before[name] and after[name] == [[*rules_of, extra] for rules_of in before[name]]
+
+
 def test_pods_of_an_engine_restart_together() -> None:
     (group,) = [g for g in cluster()["spec"]["workerGroupSpecs"] if g["groupName"] == "rollout"]
     assert (group["replicas"], group["numOfHosts"]) == (8, 4)

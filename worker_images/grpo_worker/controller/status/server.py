@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable
 
 import uvicorn
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -12,6 +11,7 @@ from starlette.routing import Route
 
 from grpo_operator.api.messages import EngineSummary, ProfileOrder
 from grpo_worker.common.auth import guarded
+from grpo_worker.common.prometheus import metrics_route
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.rollout.routing import EngineEntry
 
@@ -40,16 +40,13 @@ def application(
         board.profiles.add([ProfileOrder.model_validate(order) for order in sent])
         return JSONResponse({})
 
-    def metrics(_: Request) -> Response:
-        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
-
     return guarded(
         [
             Route("/healthz", lambda _: PlainTextResponse("ok")),
             Route("/v1/status", status),
             Route("/v1/suspend", suspend, methods=["POST"]),
             Route("/v1/profile", profile, methods=["POST"]),
-            Route("/metrics", metrics),
+            metrics_route(),
         ]
     )
 

@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from grpo_worker.common.auth import guarded, headers
+from grpo_worker.common.prometheus import metrics_route
 from grpo_worker.weightsync.agent.engine_place import START_SECONDS
 from grpo_worker.weightsync.agent.expert_routes import expert_routes
 from grpo_worker.weightsync.agent.host_rendezvous import HostReport
@@ -111,6 +112,7 @@ def application(host: FurtherHost, parts: HostParts, experts: Path | None = None
     return guarded(
         [
             Route("/healthz", lambda _: PlainTextResponse("ok")),
+            metrics_route(),
             Route("/readyz", lambda _: _verdict(host.serving, "the engine does not serve")),
             Route("/enginez", lambda _: _verdict(host.lives(), "the engine does not answer")),
             host_route(host.report),

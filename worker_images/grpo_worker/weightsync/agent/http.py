@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -13,6 +12,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from grpo_worker.common.auth import guarded
+from grpo_worker.common.prometheus import metrics_route
 from grpo_worker.weightsync.agent.agent import Agent
 from grpo_worker.weightsync.agent.engine_place import EnginePlace
 from grpo_worker.weightsync.agent.engine_profiles import EngineProfiles
@@ -53,7 +53,7 @@ def rollout_application(
     return guarded(
         [
             Route("/healthz", lambda _: PlainTextResponse("ok")),
-            Route("/metrics", routes.metrics),
+            metrics_route(),
             Route("/readyz", routes.ready),
             Route("/enginez", _engine_route(agent.engine_lives)),
             Route("/turnz", routes.may_start),
@@ -117,9 +117,6 @@ class _AgentRoutes:
         if self._model_config is None or not self._model_config.is_file():
             return JSONResponse({"error": "the engine has no config.json yet"}, 404)
         return Response(self._model_config.read_bytes(), media_type="application/json")
-
-    def metrics(self, _: Request) -> Response:
-        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
     async def bind(self, request: Request) -> Response:
         await run_in_threadpool(self._agent.bind, (await request.json())["writer"])

@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from grpo_worker.checkpointing.snapshots import file_of, pull, remove_older
 from grpo_worker.common.auth import guarded
+from grpo_worker.common.prometheus import metrics_route
 from grpo_worker.weightsync.protocol.manifest import rank_file
 from grpo_worker.weightsync.transport.nixl.exporter import Exporter
 
@@ -33,6 +34,7 @@ def application(root: Path) -> Starlette:
     return guarded(
         [
             Route("/healthz", lambda _: PlainTextResponse("ok")),
+            metrics_route(),
             Route("/v1/versions", weights.versions),
             Route("/v1/snapshots", snapshots.fetch, methods=["POST"]),
             Route("/v1/snapshots/{name:str}/{rank:int}.{suffix:str}", snapshots.file),
