@@ -77,10 +77,9 @@ class Writer:
         """
         meta = owner["metadata"]
         own = {key: meta[key] for key in ("name", "namespace", "resourceVersion")}
+        patch = {"metadata": own | {"annotations": change}}
         try:
-            written = await self._kube.patch(
-                _GROUP, plural, {"metadata": own | {"annotations": change}}, MERGE
-            )
+            written = await self._kube.patch(_GROUP, plural, patch, MERGE)
         except ApiException as error:
             if error.status != HTTPStatus.CONFLICT:
                 raise

@@ -51,8 +51,8 @@ class _Kube:
         self._cache.forget("pods", (namespace, name))
 
     async def patch(
-        self, _: str, plural: str, manifest: dict[str, Any], content_type: str, subresource: str = ""
-    ) -> None:
+        self, _: str, plural: str, manifest: dict[str, Any], content: str, subresource: str = ""
+    ) -> dict[str, Any]:
         assert plural == "nodes"
         if self.fails == plural + subresource:
             raise ApiException(403)
@@ -64,6 +64,7 @@ class _Kube:
             node["status"]["conditions"] = [*others, condition]
         else:
             node["spec"]["taints"] = manifest["spec"]["taints"]
+        return node
 
 
 class World:
