@@ -11,6 +11,7 @@ from grpo_operator.api.rules import Rule, UpdateRule
 GROUP = "rl.grpo.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
+LONGEST_MESSAGE = 1024  # characters in a status; longer messages of pods are cut
 LONGEST_NAME = 40  # characters in metadata.name of a GRPOJob: names of pods and services derive from it
 
 

@@ -10,12 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from grpo_operator.api.v1alpha1.profile_request import ProfileRequest
+from grpo_operator.api.v1alpha1.profile_status import ProfileState
 from grpo_operator.api.v1alpha1.status import (
     DataStatus,
     EngineState,
     HostState,
     Phase,
-    ProfileState,
     RestartCounts,
     TokensStatus,
 )

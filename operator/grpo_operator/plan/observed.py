@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from grpo_operator.api import names
+from grpo_operator.api.base import LONGEST_MESSAGE
 from grpo_operator.api.messages import AgentStatus, ControllerStatus, EngineHost
-from grpo_operator.api.v1alpha1.status import LONGEST_MESSAGE, EngineHostStatus, EngineState, EngineStatus
+from grpo_operator.api.v1alpha1.status import EngineHostStatus, EngineState, EngineStatus
 from grpo_operator.kuberay_client.models import RayClusterStatus
 from grpo_operator.plan.status.container_failures import ContainerFailure, container_failures
 

@@ -8,9 +8,9 @@ from grpo_operator.api.v1alpha1.scheduling import SchedulingSpec
 from grpo_operator.plan.capacity.feasibility import GPU
 from grpo_operator.plan.capacity.topology import Leaves
 
-# NVIDIA's container runtime gives such a container NVML for all GPUs of the node, and not CUDA; where it ignores
-# the capabilities, CUDA finds no device. Where it does not read the variables of containers without GPUs, there
-# is no NVML, and the agent reports no GPU health.
+# NVIDIA's container runtime gives such a container NVML for all GPUs of the node, and not CUDA. Where it
+# ignores the capabilities, CUDA finds no device. Where it does not read the variables of containers without
+# GPUs, the agent has no NVML and reports no GPU health.
 MANAGEMENT_ENV = {
     "NVIDIA_VISIBLE_DEVICES": "all",
     "NVIDIA_DRIVER_CAPABILITIES": "utility",

@@ -5,16 +5,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from grpo_operator.api.base import AGENT_RESOURCES, Model, Resources
+from grpo_operator.api.base import AGENT_RESOURCES, LONGEST_MESSAGE, Model, Resources
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.offload import OffloadSpec
-from grpo_operator.api.v1alpha1.profile_request import LONGEST_REQUEST, ProfileTarget, ProfileTool
+from grpo_operator.api.v1alpha1.profile_status import MOST_PROFILES, ProfileStatus
 from grpo_operator.api.v1alpha1.recompute import Recompute, RecomputeKind, RecomputeModule
 
-MOST_PROFILES = 10  # in a job's status, the newest ones
-MOST_PROFILE_FILES = 64  # of one profile
 MAX_SICK_NODES = 32  # in a job's status
-LONGEST_MESSAGE = 1024  # characters; longer messages of engines are cut
 
 
 class Phase(StrEnum):
@@ -172,41 +169,6 @@ class RecomputeStatus(Model):
     def of(cls, recompute: Recompute) -> "RecomputeStatus":
         """Return the form in the status."""
         return cls(kind=recompute.kind, modules=list(recompute.modules) or None, layers=recompute.layers)
-
-
-class ProfileState(StrEnum):
-    """State of a requested profile."""
-
-    REQUESTED = "Requested"
-    RECORDING = "Recording"
-    WRITTEN = "Written"
-    FAILED = "Failed"
-
-
-class ProfileStatus(Model):
-    """One profile that was requested by annotation."""
-
-    id: str = Field(max_length=8, description="identifies the request; the name of its folder")
-    request: str = Field(max_length=LONGEST_REQUEST, description="value of the annotation")
-    tool: ProfileTool | None = Field(None, description="torch, nsight or py-spy")
-    target: ProfileTarget | None = Field(None, description="trainer, engines or controller")
-    state: ProfileState = Field(description="Requested, Recording, Written or Failed")
-    path: str | None = Field(None, max_length=1024, description="directory of the files, inside the pods")
-    files: list[Annotated[str, Field(max_length=253)]] | None = Field(
-        None, max_length=MOST_PROFILE_FILES, description="names of the files in that directory"
-    )
-    message: str | None = Field(
-        None, max_length=LONGEST_MESSAGE, description="reason of a failure, or what the request waits for"
-    )
-    requested_at: str = Field(max_length=32, description="time of the request (RFC 3339, UTC)")
-    started_at: str | None = Field(
-        None, max_length=32, description="time when recording began (RFC 3339, UTC)"
-    )
-    finished_at: str | None = Field(
-        None,
-        max_length=32,
-        description="time of the end or of the failure (RFC 3339, UTC)",
-    )
 
 
 class LayoutStatus(Model):

@@ -3,12 +3,12 @@
 from typing import Any, NamedTuple
 
 from grpo_operator.api import names
+from grpo_operator.api.base import LONGEST_MESSAGE
 from grpo_operator.api.errors import cause_of
 from grpo_operator.api.messages import ControllerStatus
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.api.v1alpha1.status import (
-    LONGEST_MESSAGE,
     MAX_SICK_NODES,
     CheckpointStatus,
     GRPOJobStatus,

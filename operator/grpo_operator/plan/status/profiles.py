@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from grpo_operator.api.base import LONGEST_MESSAGE
 from grpo_operator.api.messages import ControllerStatus, ProfileOrder, ProfileReport
 from grpo_operator.api.names import ACCEPTED_PROFILE, PROFILE_ANNOTATION
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
@@ -20,9 +21,8 @@ from grpo_operator.api.v1alpha1.profile_request import (
     ProfileTool,
     parse_request,
 )
-from grpo_operator.api.v1alpha1.status import (
-    LONGEST_MESSAGE,
-    MOST_PROFILE_FILES,
+from grpo_operator.api.v1alpha1.profile_status import (
+    MOST_FILES,
     MOST_PROFILES,
     ProfileState,
     ProfileStatus,
@@ -134,7 +134,7 @@ def _reported(entry: ProfileStatus, report: ProfileReport) -> ProfileStatus:
         update={
             "state": report.state,
             "path": report.path or None,
-            "files": report.files[:MOST_PROFILE_FILES] or None,
+            "files": report.files[:MOST_FILES] or None,
             "message": report.message[:LONGEST_MESSAGE] or None,
             "started_at": report.started_at or None,
             "finished_at": report.finished_at or None,

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from grpo_operator.api.messages import ProfileReport
-from grpo_operator.api.v1alpha1.status import GRPOJobStatus, ProfileState
+from grpo_operator.api.v1alpha1.profile_status import ProfileState
+from grpo_operator.api.v1alpha1.status import GRPOJobStatus
 from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.planner.resolve import resolve
 from grpo_operator.plan.status.grpojob import job_status, layout_status

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from grpo_operator.api.messages import ProfileOrder, ProfileReport
 from grpo_operator.api.v1alpha1.profile_request import ProfileRequest
-from grpo_operator.api.v1alpha1.status import MOST_PROFILES, ProfileState
+from grpo_operator.api.v1alpha1.profile_status import MOST_PROFILES, ProfileState
 from grpo_worker.common.clock import utc_time
 
 
