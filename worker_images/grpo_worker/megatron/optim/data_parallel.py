@@ -1,4 +1,4 @@
-"""Megatron-Core's data parallelism, whose collectives run beside the passes.
+"""Megatron-Core's data parallelism, whose collectives run beside the passes on GPUs.
 
 A bucket's gradients are reduced while the backward pass computes those of the layers before it. Updated
 weights are gathered while the host prepares the next pass, and while that computes the layers before them.
@@ -7,6 +7,7 @@ weights are gathered while the host prepares the next pass, and while that compu
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import (
     DistributedDataParallel,
@@ -18,7 +19,9 @@ from megatron.core.distributed import (
 # buckets (Megatron-Core's hold 1 to 5 million of each rank) a chunk would belong to many ranks, and each
 # would read all of it.
 SHARD = 2**25
-OVERLAP = True
+# On CPUs collectives would take the cores of the passes. Besides, with torch 2.14 a process that has several
+# collectives of gloo under way ends with a corrupted heap in one of about a thousand steps.
+OVERLAP = torch.cuda.is_available()
 
 
 class DataParallel:
