@@ -18,7 +18,7 @@ def test_the_choice_changes_no_bit_on_cpus(ranks: int, layout: dict[str, int]) -
             "overlap_cases:updates",
             ranks,
             layout=layout,
-            overlap=True,
+            overlap=False,
             shard=2000,
             deterministic=deterministic,
         )

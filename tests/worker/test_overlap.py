@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from support.ranks.launcher import run as run_on_ranks
+from support.ranks.launcher import run_overlapped
 
 # Two ranks share each gradient: the sum of more has other last bits in another bucket.
 DP2: tuple[int, dict[str, int]] = 2, {}
@@ -46,7 +47,7 @@ def test_overlapping_collectives_changes_no_bit(
 ) -> None:
     world, layout = ranks
     plain = run_on_ranks("overlap_cases:updates", world, layout=layout, overlap=False, shard=FEW, **fields)
-    beside = run_on_ranks("overlap_cases:updates", world, layout=layout, overlap=True, shard=FEW, **fields)
+    beside = run_overlapped("overlap_cases:updates", world, layout=layout, overlap=True, shard=FEW, **fields)
     for found, expected in zip(beside, plain, strict=True):
         _same(found, expected)
         assert found["pending"] == found["buckets"] and expected["pending"] == 0
@@ -56,7 +57,7 @@ def test_overlapping_collectives_changes_no_bit(
 def test_offloaded_weights_are_gathered_before_they_leave() -> None:
     arguments: dict[str, Any] = {"layout": {"expert": 2}, "shard": FEW}
     plain = run_on_ranks("overlap_cases:updates", 2, overlap=False, **arguments)
-    away = run_on_ranks("overlap_cases:updates", 2, overlap=True, offloads=True, **arguments)
+    away = run_overlapped("overlap_cases:updates", 2, overlap=True, offloads=True, **arguments)
     for found, expected in zip(away, plain, strict=True):
         _same(found, expected)
         assert found["pending"] == 0
