@@ -39,7 +39,7 @@ from support.faults import (
     until,
     wait_step,
 )  # fmt: skip
-from support.jobs import ENDED, store_of
+from support.jobs import ENDED
 
 STEPS, BETWEEN = 60, 3  # steps of the job, and undisturbed ones between two faults
 PATIENCE = 240  # seconds for a step after a fault
@@ -184,7 +184,7 @@ def main() -> None:
     until("the first step", lambda: step_of(job) >= 1, 2 * PATIENCE)
     faults = suffer(job) if args.run == "faulted" else []
     status = job.wait(ENDED, 2 * PATIENCE)
-    steps = load(store_of(job))
+    steps = load(job.store())
     found: dict[str, Any] = {"status": status, "steps": steps, "faults": faults}
     calm = args.out / "calm.json"
     if args.run == "faulted" and calm.exists():

@@ -1,4 +1,4 @@
-"""What NCCL's log says of the transport between the GPUs of a host, and what reading it costs.
+"""Transport between the GPUs of a host by NCCL's log, and the cost of reading that log.
 
     python3 benchmarks/gpu/nccl_transport.py FILE  # on a host with at least two GPUs
 

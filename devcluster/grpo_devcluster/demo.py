@@ -15,7 +15,7 @@ from grpo_devcluster.follow import JobView, memory_used
 from grpo_devcluster.gobuild import everything_built, link_tools
 from grpo_devcluster.images import environment
 from grpo_devcluster.install import devcluster_values, install_operator
-from grpo_devcluster.paths import JOB_DATA, KUBECONFIG, REPO
+from grpo_devcluster.paths import KUBECONFIG, REPO
 from grpo_devcluster.results import record
 from grpo_devcluster.stages import StageError, fail, run, stage
 
@@ -86,8 +86,7 @@ def _summary(
 ) -> None:
     print("\n" + job.kubectl("get", "grpojobs,rolloutpools"))
     if local:
-        uid = job.get()["metadata"]["uid"][:8]
-        store = JOB_DATA / f"{job.namespace}-{job.name}-{uid}"
+        store = job.store()
         run_figures = _report(store)
         figures |= run_figures
         name = "demo_gpu" if nvidia.present() else "demo"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_devcluster.addons import kubectl
+from grpo_devcluster.paths import JOB_DATA
 
 JOB_LABEL, POOL_LABEL = "rl.grpo.dev/job", "rl.grpo.dev/pool"
 
@@ -25,6 +26,10 @@ class JobView:
         text = self.kubectl("get", "grpojob", self.name, "-o", "json")
         data: dict[str, Any] = json.loads(text)
         return data
+
+    def store(self) -> Path:
+        """Return the devcluster's folder of the job's checkpoints and metrics on this machine."""
+        return JOB_DATA / f"{self.namespace}-{self.name}-{self.get()['metadata']['uid'][:8]}"
 
     def status(self) -> dict[str, Any]:
         return dict(self.get().get("status") or {})

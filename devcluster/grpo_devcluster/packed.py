@@ -1,4 +1,6 @@
-"""What `make gpu-node-pack` packed, in place of what a machine without a network cannot build or download.
+"""Contents of a pack, which replace what a machine without a network cannot build or download.
+
+`make gpu-node-pack` makes packs.
 
 GRPO_DEVCLUSTER_PACK names the pack's folder. In it are: bin/ (components by the content of their pins),
 tools/ (links to them by plain names), debian/ (unpacked packages), images/, sources/ (of Go modules), site/.

@@ -8,11 +8,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class GpuHealthSettings:
-    """What the operator does about sick GPUs.
+    """Treatment of sick GPUs.
 
-    ``node_conditions`` and ``taints``: whether it may write them. ``window_hours``: in which two strikes put
-    a node in quarantine. ``max_nodes_percent``: of the nodes of a job, and of the cluster, that may have
-    strikes.
+    ``node_conditions`` and ``taints``: whether the operator may write them. ``window_hours``: in which two
+    strikes put a node in quarantine. ``max_nodes_percent``: of the nodes of a job, and of the cluster, that
+    may have strikes.
     """
 
     enabled: bool = True

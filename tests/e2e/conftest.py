@@ -12,7 +12,7 @@ from grpo_devcluster import cluster
 from grpo_devcluster.follow import JobView
 from grpo_devcluster.install import devcluster_values, install_operator
 from grpo_devcluster.paths import KUBECONFIG, REPO
-from support.jobs import ENDED, STEPS, Start, apply, store_of
+from support.jobs import ENDED, STEPS, Start, apply
 
 
 @pytest.fixture(scope="session")
@@ -50,6 +50,6 @@ def undisturbed(start: Start) -> list[dict[str, Any]]:
     job = start("undisturbed")
     status = job.wait(ENDED, 1200)
     assert status["phase"] == "Succeeded", status
-    records = load(store_of(job))
+    records = load(job.store())
     job.kubectl("delete", "grpojob", job.name, "--cascade=foreground")
     return records

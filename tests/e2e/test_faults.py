@@ -26,7 +26,7 @@ from support.faults import (
     until,
     wait_step,
 )  # fmt: skip
-from support.jobs import ENDED, STEPS, Start, store_of
+from support.jobs import ENDED, STEPS, Start
 
 DEADLINE = 20  # seconds of weightSync.timeoutSeconds
 POOL_TIMEOUT = 4 * DEADLINE  # seconds that a step waits for engines before the trainers are parked
@@ -137,7 +137,7 @@ def test_an_engine_cut_off_from_the_trainers_holds_them_up_no_longer_than_the_de
     with cut_off(pod, job.pods("trainer")):
         wait_step(job, step + 3, 240)
         # A version may first wait for the transfer group to form, then for the transfer and for the engines.
-        links = [r["timing_s/update_weights_link"] for r in load(store_of(job)) if r["step"] > step]
+        links = [r["timing_s/update_weights_link"] for r in load(job.store()) if r["step"] > step]
         assert max(links, default=0) < JOIN_SECONDS + 3 * DEADLINE, links
         log = job.kubectl("logs", pod["metadata"]["name"], "-c", "agent", "--tail=200")
         assert "aborted version" in log, "the trainers were still reached"
@@ -208,7 +208,7 @@ def test_the_end_is_the_same_bit_for_bit(job: JobView, undisturbed: list[dict[st
     status = job.wait(ENDED, 900)
     assert status["phase"] == "Succeeded" and status["restarts"]["job"] == 0
     assert status["restarts"]["infrastructure"] in (3, 4), "two of the gang, the others of the controller"
-    records = load(store_of(job))
+    records = load(job.store())
     for mine, theirs in zip(records, undisturbed, strict=True):
         for key in ("step", "actor/loss", "actor/grad_norm", "critic/score/mean", "weights"):
             assert mine[key] == theirs[key], f"step {mine['step']}: {key}"
@@ -217,7 +217,7 @@ def test_the_end_is_the_same_bit_for_bit(job: JobView, undisturbed: list[dict[st
 
 
 def test_every_sample_was_consumed_exactly_once(job: JobView) -> None:
-    lines = (store_of(job) / "ledger.jsonl").read_text().splitlines()
+    lines = (job.store() / "ledger.jsonl").read_text().splitlines()
     entries = [json.loads(line) for line in lines]
     assert max(Counter(e["uid"] for e in entries).values()) == 1
     assert sorted({e["uid"] for e in entries}) == sorted(

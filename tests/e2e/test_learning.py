@@ -13,7 +13,7 @@ from grpo_devcluster.report import GAP, load, summarise
 from grpo_worker.megatron.conversion.readers import SafetensorsWeights, SeededWeights
 from grpo_worker.megatron.families.registry import family_of
 from support.faults import step_of, until, wait_step
-from support.jobs import ENDED, STEPS, Start, store_of
+from support.jobs import ENDED, STEPS, Start
 
 GAP_BOUND = 1e-5  # fp32 on both sides; benchmarks/results/demo.json has 3e-7
 
@@ -44,12 +44,12 @@ def test_without_learning_rate_no_rise_and_suspend_and_delete(start: Start) -> N
     _suspend_and_resume(job)
     status = job.wait(ENDED, 900)
     assert status["phase"] == "Succeeded" and status["weights"] == "v24"
-    records = load(store_of(job))
+    records = load(job.store())
     assert [r["step"] for r in records] == list(range(1, 25))
     assert len({tuple(r["weights"]) for r in records}) == 24  # the expert bias still moves
     assert summarise(records)["p_value"] > 0.01
-    _traced(store_of(job) / "profile" / "trainer-rank-1-steps-2-3.json")
-    _exported(store_of(job) / "export" / "step-00000024")
+    _traced(job.store() / "profile" / "trainer-rank-1-steps-2-3.json")
+    _exported(job.store() / "export" / "step-00000024")
     _delete_leaves_nothing(job)
 
 

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from grpo_devcluster.paths import JOB_DATA, REPO
 from grpo_devcluster.report import GAP, load
 from grpo_worker.model_files.config import model_config
-from support.jobs import ENDED, Start, store_of
+from support.jobs import ENDED, Start
 
 STEPS, SAMPLES = 6, 16
 WITH_NEXT = model_config("preset:tiny-moe") | {"num_nextn_predict_layers": 1}
@@ -65,7 +65,7 @@ def test_ppo_on_files_packed_and_with_the_engines_experts(start: Start, ppo: dic
     job = start("ppo", steps=STEPS, **ppo)
     status = job.wait(ENDED, 600)
     assert status["phase"] == "Succeeded", status
-    records = load(store_of(job))
+    records = load(job.store())
     assert [r["step"] for r in records] == list(range(1, STEPS + 1))
     assert "actor/pg_loss" not in records[0], "the first step warms up the critic alone"
     assert all("actor/pg_loss" in r and r["actor/entropy"] > 0 for r in records[1:])
@@ -74,7 +74,7 @@ def test_ppo_on_files_packed_and_with_the_engines_experts(start: Start, ppo: dic
     assert [r["reward/failures"] for r in records] == [SAMPLES * step for step in range(1, STEPS + 1)]
     assert max(r[GAP] for r in records) < 1e-4, "engines that do not draft take no notice of the next layer"
     assert all(r["moe/load_ratio/max"] >= 1 for r in records[1:])
-    _next_tokens_were_trained(store_of(job), records)
+    _next_tokens_were_trained(job.store(), records)
     job.kubectl("delete", "grpojob", job.name, "--cascade=foreground")
 
 

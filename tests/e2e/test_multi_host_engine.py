@@ -30,7 +30,7 @@ from support.faults import (
     until,
     wait_step,
 )
-from support.jobs import ENDED, Start, store_of
+from support.jobs import ENDED, Start
 
 pytestmark = pytest.mark.slow  # two engines of two servers start and start again: many minutes
 STEPS = 40
@@ -56,7 +56,7 @@ def test_two_pods_are_one_engine_and_both_are_in_its_status(job: JobView) -> Non
     assert roles == {_name(leader): ("leader", "Running"), _name(worker): ("worker", "Running")}
     assert engine["name"] == _name(leader)
     until("both pods are ready", lambda: all(map(_ready, _hosts(job))), 30)
-    records = load(store_of(job))
+    records = load(job.store())
     assert records[-1]["weight_sync/link_failures"] == 0, "the weights did not come from the trainer ranks"
     log = job.kubectl("logs", _name(worker), "-c", "engine", "--tail=-1")
     assert "TP1] Weight version changed" in log, "the second host has received no weights"

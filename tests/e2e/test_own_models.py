@@ -15,7 +15,7 @@ from grpo_devcluster.settings import GATEWAY
 from grpo_worker.data.tokenizer import load_tokenizer
 from support import sglang_server
 from support.faults import until
-from support.jobs import ENDED, Start, store_of
+from support.jobs import ENDED, Start
 from support.published_models import job as own_model
 from support.stand_in_hub import StandInHub
 
@@ -28,7 +28,7 @@ def _run(start: Start, name: str, spec: dict[str, Any]) -> tuple[Any, dict[str, 
     job = start(name, **({"steps": spec.pop("totalSteps")} | spec))
     status = job.wait(ENDED, 900)
     assert status["phase"] == "Succeeded", status
-    return job, status, store_of(job)
+    return job, status, job.store()
 
 
 def _trained(store: Path) -> None:
@@ -108,7 +108,7 @@ def _second_job(start: Start, export: Path, layout: dict[str, int]) -> None:
         status = job.wait(ENDED, 600)
         assert status["phase"] == "Succeeded", status
         assert len(hub.reads("model-00000-00000.safetensors")) == 1, "fetched once for all pods"
-    assert [record["step"] for record in load(store_of(job))] == [1, 2, 3]
+    assert [record["step"] for record in load(job.store())] == [1, 2, 3]
     job.kubectl("delete", "secret", "hub")
     job.kubectl("delete", "grpojob", job.name, "--cascade=foreground")
 

@@ -21,7 +21,7 @@ from grpo_devcluster.gobuild import binary
 from grpo_devcluster.install import CHART, NAMESPACE
 from grpo_devcluster.paths import REPO
 from support.faults import AGENT_PORT, agent, report, step_of, uids, until, wait_step
-from support.jobs import ENDED, Start, apply, store_of
+from support.jobs import ENDED, Start, apply
 
 LAST, SAMPLES = 32, 16
 REFERENCE = {"poolRef": {"name": "shared"}}
@@ -73,7 +73,7 @@ def test_two_jobs_write_in_turn_and_an_upgrade_disturbs_neither(
     assert uids(second) == before, "the upgrade replaced a pod"
     assert second.wait(ENDED, 300)["phase"] == "Succeeded"
     for job, steps in ((first, 8), (second, LAST)):
-        lines = (store_of(job) / "ledger.jsonl").read_text().splitlines()
+        lines = (job.store() / "ledger.jsonl").read_text().splitlines()
         entries = [json.loads(line) for line in lines]
         assert len(entries) == steps * 8 * 16
         assert all(e["version"] == e["step"] - 1 for e in entries), "sampled with another policy"
@@ -134,15 +134,15 @@ def _superseded(job: JobView) -> int:
     """Another controller of the job has begun an attempt, as when a node is cut off: the one that still
     runs touches nothing any more. The attempt.
     """
-    file = store_of(job) / "run.json"
+    file = job.store() / "run.json"
     record = json.loads(file.read_text())
     record["attempt"] += 1
     file.with_suffix(".new").write_text(json.dumps(record))
     file.with_suffix(".new").rename(file)
     until("it gives way", lambda: "has begun in another controller" in report(job)["message"], 120)
-    before = [(store_of(job) / name).read_bytes() for name in ("ledger.jsonl", "run.json")]
+    before = [(job.store() / name).read_bytes() for name in ("ledger.jsonl", "run.json")]
     time.sleep(5)
-    assert before == [(store_of(job) / name).read_bytes() for name in ("ledger.jsonl", "run.json")]
+    assert before == [(job.store() / name).read_bytes() for name in ("ledger.jsonl", "run.json")]
     return int(record["attempt"])
 
 
@@ -162,7 +162,7 @@ def test_one_step_ahead_answers_go_on_and_none_is_lost_through_a_restart(
     until("a new attempt", lambda: step_of(job) >= 0 and report(job)["attempt"] > attempt, 240)
     status = job.wait(ENDED, 600)
     assert status["phase"] == "Succeeded", status
-    rows = [json.loads(line) for line in (store_of(job) / "ledger.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (job.store() / "ledger.jsonl").read_text().splitlines()]
     uids = [row["uid"] for row in rows]
     assert len(set(uids)) == len(uids) == steps * 8 * SAMPLES
     assert {int(uid.split(".")[0]) for uid in uids} == set(range(steps * 8)), "short ones were not favoured"

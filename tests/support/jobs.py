@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from grpo_devcluster.follow import JobView
-from grpo_devcluster.paths import JOB_DATA
 
 ENDED = frozenset({"Succeeded", "Failed"})
 
@@ -24,8 +23,3 @@ def apply(kubeconfig: Path, text: str, *arguments: str) -> str:
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def store_of(job: JobView) -> Path:
-    """Return the job's folder of checkpoints and metrics on this machine."""
-    return JOB_DATA / f"{job.namespace}-{job.name}-{job.get()['metadata']['uid'][:8]}"

@@ -15,8 +15,8 @@ from grpo_devcluster.addons import kubectl
 from grpo_devcluster.demo import ENDED
 from grpo_devcluster.follow import JobView
 from grpo_devcluster.install import devcluster_values, install_operator
-from grpo_devcluster.paths import JOB_DATA, KUBECONFIG
-from grpo_devcluster.report import summarise
+from grpo_devcluster.paths import KUBECONFIG
+from grpo_devcluster.report import load, summarise
 from grpo_devcluster.results import stamp
 from grpo_devcluster.stages import StageError, fail, stage
 
@@ -54,8 +54,8 @@ def run_job(manifest: Path, seconds: float, out: Path) -> bool:
         succeeded = status.get("phase") == "Succeeded"
         if not succeeded:
             (out / f"{job.name}.txt").write_text(_report(job))
-        store = JOB_DATA / f"{job.namespace}-{job.name}-{job.get()['metadata']['uid'][:8]}"
-        record = {"of": stamp(), "status": status, "seconds": time.monotonic() - started, **_steps(store)}
+        taken = time.monotonic() - started
+        record = {"of": stamp(), "status": status, "seconds": taken, **_steps(job.store())}
         (out / f"{job.name}.json").write_text(json.dumps(record))
         print(f"    figures: {json.dumps(record.get('figures'))}")
         job.kubectl("delete", "grpojob", job.name, "--cascade=foreground", "--timeout=120s")
@@ -64,8 +64,7 @@ def run_job(manifest: Path, seconds: float, out: Path) -> bool:
 
 def _steps(store: Path) -> dict[str, Any]:
     """Return the metrics of the steps that were completed, and their summary."""
-    file = store / "metrics.jsonl"
-    steps = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    steps = load(store) if (store / "metrics.jsonl").exists() else []
     return {"steps": steps, "figures": summarise(steps) if steps else None}
 
 

@@ -13,7 +13,7 @@ MAX_FINDINGS = 64  # in one report
 
 
 class Severity(StrEnum):
-    """How ill a GPU is. ``DEGRADED``: slower, or due for a reset; ``SICK``: work on it fails."""
+    """Health of a GPU. ``DEGRADED``: slower, or due for a reset; ``SICK``: work on it fails."""
 
     OK = "Ok"
     DEGRADED = "Degraded"

@@ -65,7 +65,7 @@ class ProfileOrder(Message):
 
 
 class ProfileReport(Message):
-    """What became of a ProfileOrder; see ProfileStatus."""
+    """Outcome of a ProfileOrder so far; see ProfileStatus."""
 
     id: str
     state: ProfileState = ProfileState.REQUESTED

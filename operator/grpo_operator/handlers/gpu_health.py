@@ -80,13 +80,14 @@ class GpuHealth:
                 await self._writer.delete_pod(pod)
         reports = await gpu_reports(self._client, (p for owner in places for p in cache.pods_of(owner)))
         counted = [(p, r) for p, r in reports if strikes.fresh(p, records.get(p["spec"]["nodeName"]))]
+        sick = _sick(counted)
         texts = {owner.text: nodes for owner, nodes in places.items()}
-        judged = strikes.judge(records, _sick(counted), texts, self._gpu_node_count(), now, self._limits)
+        judged = strikes.judge(records, sick, texts, self._gpu_node_count(), now, self._limits)
         if judged.records != before:
             await self._ledger.write(judged.records)
         self._publish(judged.records)
         await self._report(judged, places)
-        healthy = {p["spec"]["nodeName"] for p, _ in counted} - _sick(counted).keys()
+        healthy = {p["spec"]["nodeName"] for p, _ in counted} - sick.keys()
         await self._mark_nodes(judged.records, healthy)
 
     def _publish(self, records: strikes.Records) -> None:

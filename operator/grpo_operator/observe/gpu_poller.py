@@ -10,7 +10,7 @@ CONCURRENCY = 64  # agents asked at once; one that does not answer costs 3 s
 
 
 class GpuClient(Protocol):
-    """What the poller needs of the pod client."""
+    """Part of the pod client that the poller uses."""
 
     async def gpus(self, pod: dict[str, Any]) -> GpuReport | None: ...
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from grpo_operator.api.v1alpha1.rdma import RdmaSpec
+from grpo_operator.render.placement import same_host
 
 NETWORKS = "k8s.v1.cni.cncf.io/networks"  # annotation from which Multus reads a pod's further networks
 
@@ -31,6 +32,5 @@ def _use_host_network(spec: dict[str, Any], labels: dict[str, str]) -> None:
     spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}  # Host would resolve no services
     apart = spec.setdefault("affinity", {}).setdefault("podAntiAffinity", {})
     avoided = apart.pop("preferredDuringSchedulingIgnoredDuringExecution", [])
-    alike = {"labelSelector": {"matchLabels": dict(labels)}, "topologyKey": "kubernetes.io/hostname"}
     terms = apart.setdefault("requiredDuringSchedulingIgnoredDuringExecution", [])
-    terms += [*(term["podAffinityTerm"] for term in avoided), alike]
+    terms += [*(term["podAffinityTerm"] for term in avoided), same_host(dict(labels))]

@@ -44,20 +44,21 @@ def prefer_apart_from(labels: dict[str, str]) -> dict[str, Any]:
 
     It does not exclude the others: all GPUs of a small cluster may be in one node.
     """
-    preferred = {"weight": _MOST, "podAffinityTerm": _same_host(labels)}
+    preferred = {"weight": _MOST, "podAffinityTerm": same_host(labels)}
     return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}}
 
 
 def beside(labels: dict[str, str], alone: dict[str, str] | None) -> dict[str, Any]:
     """Return an affinity for nodes with a pod that has these labels, and no pod with the labels ``alone``."""
-    together = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [_same_host(labels)]}}
+    together = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [same_host(labels)]}}
     if not alone:
         return together
-    apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [_same_host(alone)]}}
+    apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [same_host(alone)]}}
     return together | apart
 
 
-def _same_host(labels: dict[str, str]) -> dict[str, Any]:
+def same_host(labels: dict[str, str]) -> dict[str, Any]:
+    """Return the affinity term of hosts with a pod that has these labels."""
     return {"labelSelector": {"matchLabels": labels}, "topologyKey": "kubernetes.io/hostname"}
 
 

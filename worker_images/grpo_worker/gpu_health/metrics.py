@@ -1,13 +1,13 @@
 """Prometheus metrics of the GPUs, from the newest readings."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from grpo_operator.api.gpu_messages import Severity
 from grpo_worker.gpu_health.monitor import GpuMonitor
-from grpo_worker.gpu_health.reading import GpuReading
+from grpo_worker.gpu_health.reading import GpuReading, NvLink
 
 _GPU = ["gpu", "index"]
 _LINK = ["gpu", "index", "link"]
@@ -96,10 +96,7 @@ def _values(readings: list[GpuReading]) -> Iterator[Metric]:
         ),
     }
     for gpu in readings:
-        for field, family in families.items():
-            value = getattr(gpu, field)
-            if value is not None:
-                family.add_metric(_labels(gpu), float(value))
+        _add(families, gpu, _labels(gpu))
     yield from families.values()
 
 
@@ -118,11 +115,20 @@ def _links(readings: list[GpuReading]) -> Iterator[Metric]:
         for link in gpu.links:
             labels = [*_labels(gpu), str(link.link)]
             active.add_metric(labels, float(link.active))
-            for field, family in counters.items():
-                value = getattr(link, field)
-                if value is not None:
-                    family.add_metric(labels, float(value))
+            _add(counters, link, labels)
     yield from (active, *counters.values())
+
+
+def _add(
+    families: Mapping[str, CounterMetricFamily | GaugeMetricFamily],
+    of: GpuReading | NvLink,
+    labels: list[str],
+) -> None:
+    """Add the values of the fields by which ``families`` are named, where the GPU supports them."""
+    for field, family in families.items():
+        value = getattr(of, field)
+        if value is not None:
+            family.add_metric(labels, float(value))
 
 
 def _labels(gpu: GpuReading) -> list[str]:

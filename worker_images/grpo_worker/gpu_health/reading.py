@@ -1,4 +1,4 @@
-"""What is read of a GPU at one time. None: the GPU or the driver does not support it."""
+"""One reading of a GPU. None: the GPU or the driver does not support it."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What an XID says about the GPU (pure).
+"""Meaning of XIDs, the driver's error codes (pure).
 
 Source: NVIDIA's Xid catalog for Ampere and newer GPUs,
 https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html. The classes follow its column

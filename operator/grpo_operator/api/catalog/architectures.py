@@ -5,7 +5,7 @@ the operator can plan for it.
 Source of the figures: the models' published config.json.
 """
 
-import json
+import copy
 from typing import Any
 
 _YARN: dict[str, Any] = {"type": "yarn", "rope_type": "yarn", "beta_fast": 32, "beta_slow": 1}
@@ -276,4 +276,4 @@ def architecture(name: str) -> dict[str, Any]:
     """
     if name not in ARCHITECTURES:
         raise ValueError(f"unknown architecture {name!r}: use one of {', '.join(sorted(ARCHITECTURES))}")
-    return json.loads(json.dumps(ARCHITECTURES[name]))  # type: ignore[no-any-return]
+    return copy.deepcopy(ARCHITECTURES[name])

@@ -3,7 +3,7 @@
 Their tokenizer has one token for each of 128 characters.
 """
 
-import json
+import copy
 from typing import Any
 
 from grpo_operator.api.catalog.architectures import DEEPSEEK_V3, QWEN3_30B_A3B, TINY_MOE
@@ -61,4 +61,4 @@ def preset(path: str) -> dict[str, Any]:
     if name not in PRESETS:
         known = ", ".join(PRESET + known for known in PRESETS)
         raise ValueError(f"unknown preset {path!r}: use {known}, or an absolute path")
-    return json.loads(json.dumps(PRESETS[name]))  # type: ignore[no-any-return]
+    return copy.deepcopy(PRESETS[name])

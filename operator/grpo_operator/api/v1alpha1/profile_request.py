@@ -19,7 +19,7 @@ _GRAMMAR = (
 
 
 class ProfileTool(StrEnum):
-    """What records a profile."""
+    """Program that records a profile."""
 
     TORCH = "torch"
     NSIGHT = "nsight"
@@ -27,7 +27,7 @@ class ProfileTool(StrEnum):
 
 
 class ProfileTarget(StrEnum):
-    """Which processes of a job are profiled."""
+    """Processes of a job that are profiled."""
 
     TRAINER = "trainer"
     ENGINES = "engines"
@@ -42,7 +42,7 @@ _TARGETS = {
 
 
 class ProfileRequest(Model):
-    """What to profile, with which tool and for how long.
+    """Processes to profile, the tool, and the length of the profile.
 
     ``ranks``: of the trainer. ``engines``: names of engines; None: one that serves. ``steps``: training
     steps, or forward passes of an engine. ``seconds``: py-spy samples so long; None: it writes each stack

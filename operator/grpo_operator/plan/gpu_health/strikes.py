@@ -26,7 +26,7 @@ class Strike(Message):
 
 
 class NodeRecord(Message):
-    """What is remembered of a node. ``tainted``: the taint of its quarantine has been seen on it."""
+    """Memory of one node. ``tainted``: the taint of its quarantine has been seen on it."""
 
     strikes: tuple[Strike, ...] = ()
     quarantined: bool = False
