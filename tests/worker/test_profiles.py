@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,7 +79,7 @@ class Controller:
 @pytest.fixture(scope="module")
 def gang() -> Iterator[WorkerGroup]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{os.path.dirname(__file__)}:{os.environ.get('PYTHONPATH', '')}")
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         resources = {"trainer": 2}
         ray.init(
             address="local", num_cpus=2, resources=resources, include_dashboard=False, log_to_driver=False
