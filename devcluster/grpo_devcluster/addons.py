@@ -85,6 +85,8 @@ def start_kwok() -> None:
             f"--kubeconfig={KUBECONFIG}",
             "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake",
             "--enable-crds=Stage",
+            # Tests simulate nodes without power: nothing reports for them or confirms the end of a pod.
+            "--disregard-status-with-annotation-selector=kwok.x-k8s.io/status=custom",
             f"--cidr={FAKE_POD_CIDR}",
             # Heartbeats by lease, like kubelets: status patches alone are too rare.
             "--node-lease-duration-seconds=20",

@@ -88,9 +88,10 @@ class Writer:
         meta["resourceVersion"] = written["metadata"]["resourceVersion"]
         return True
 
-    async def delete_pod(self, pod: dict[str, Any]) -> None:
-        meta = pod["metadata"]
-        await self._kube.delete("api/v1", "pods", meta["namespace"], meta["name"], meta.get("uid", ""))
+    async def delete_pod(self, pod: dict[str, Any], confirmed: bool = True) -> None:
+        """Delete a pod. ``confirmed``: after the kubelet of its node has confirmed that it has ended."""
+        meta, grace = pod["metadata"], None if confirmed else 0
+        await self._kube.delete("api/v1", "pods", meta["namespace"], meta["name"], meta.get("uid", ""), grace)
 
     async def node_condition(self, node: dict[str, Any], condition: dict[str, Any]) -> None:
         """Write one condition of a node; those of others stay."""

@@ -23,6 +23,7 @@ from grpo_operator.handlers.reconcilers.context import ReconcileContext
 from grpo_operator.handlers.workqueue import WorkQueue
 from grpo_operator.kuberay_client.kube import Kube
 from grpo_operator.observe.cache import Cache, key_of
+from grpo_operator.observe.outage_watch import OutageWatch
 from grpo_operator.observe.pod_client import PodClient
 from grpo_operator.observe.pod_poller import PodPoller
 from grpo_operator.observe.prerequisites import Prerequisites
@@ -65,7 +66,7 @@ async def startup(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
     memo.pod_client = PodClient(secrets)
     memo.poller = PodPoller(cache, memo.pod_client, lambda owner: loop.enqueue([owner]))
     context = ReconcileContext(
-        cache, writer, memo.pod_client, memo.poller, chart, AdmissionRound(cache), secrets
+        cache, writer, memo.pod_client, memo.poller, chart, AdmissionRound(cache), secrets, OutageWatch(cache)
     )
     ledger = GpuLedger(kube, chart.namespace)
     gpu_health = GpuHealth(cache, memo.pod_client, writer, ledger, chart.gpu_health, loop.enqueue)

@@ -45,12 +45,17 @@ class Kube:
         path = _path(group, plural, meta.get("namespace", ""), meta["name"]) + subresource
         return await self._call("PATCH", path, [("fieldManager", MANAGER)], manifest, content=content)
 
-    async def delete(self, group: str, plural: str, namespace: str, name: str, uid: str = "") -> None:
+    async def delete(
+        self, group: str, plural: str, namespace: str, name: str, uid: str = "", grace: int | None = None
+    ) -> None:
         """Delete with background propagation; do nothing when it does not exist.
 
-        ``uid``: of the object that is meant; its successor of the same name is not deleted.
+        ``uid``: of the object that is meant; its successor of the same name is not deleted. ``grace``:
+        seconds that a pod has to end, 0 to remove it from the API at once; default: what the pod says.
         """
         body: dict[str, Any] = {"propagationPolicy": "Background"}
+        if grace is not None:
+            body["gracePeriodSeconds"] = grace
         if uid:
             body["preconditions"] = {"uid": uid}
         try:

@@ -4,6 +4,7 @@
 needed. Field names follow KubeRay's ``ray.io/v1`` (1.5 and 1.6).
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -31,6 +32,7 @@ class WorkerGroup(_Model):
     min_replicas: int
     max_replicas: int
     num_of_hosts: int = 1
+    scale_strategy: dict[str, list[str]] | None = None
     ray_start_params: dict[str, str]
     template: dict[str, Any]
 
@@ -51,6 +53,12 @@ class RayCluster(_Model):
 
     metadata: dict[str, Any]
     spec: RayClusterSpec
+
+    def delete_workers(self, pods: Mapping[str, list[str]]) -> None:
+        """Name the pods that KubeRay is to delete when it makes a group smaller, by group."""
+        for group in self.spec.worker_group_specs:
+            if group.group_name in pods:
+                group.scale_strategy = {"workersToDelete": pods[group.group_name]}
 
     def wire(self) -> dict[str, Any]:
         """Return the manifest as JSON-compatible data."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from grpo_operator.api.names import Owner, owner_in_labels
 from grpo_operator.observe.watched_kinds import WATCHED, Object, reduced
+from grpo_operator.plan.capacity.feasibility import node_capacity
 from grpo_operator.plan.gpu_health.strikes import Records
 
 Key = tuple[str, str]  # namespace ("" for nodes), name
@@ -34,6 +35,11 @@ class Cache:
         """Return the nodes that are not in quarantine for sick GPUs."""
         kept = (node for node in self.nodes if not self._quarantined(node["metadata"]["name"]))
         return list(kept)
+
+    def is_usable(self, name: str) -> bool:
+        """Return whether a node accepts new pods and is not in quarantine."""
+        node = self.node(name)
+        return node is not None and node_capacity(node) is not None and not self._quarantined(name)
 
     def _quarantined(self, node: str) -> bool:
         record = self.gpu_records.get(node)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_operator.api.base import GROUP, VERSION
+from grpo_operator.api.names import GROUP as RAY_GROUP
 from grpo_operator.api.names import HOST_INDEX, OWNER_LABELS, POOL_LABEL, REPLICA_NAME
 from grpo_operator.plan.capacity.feasibility import GPU
 from grpo_operator.plan.status.container_failures import failing
@@ -50,7 +51,7 @@ WATCHED = (
     Watched("", "v1", "nodes", owned=False, namespaced=False),
 )
 _POD_METADATA = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp")
-_POD_LABELS = (*OWNER_LABELS.values(), POOL_LABEL, REPLICA_NAME, HOST_INDEX)
+_POD_LABELS = (*OWNER_LABELS.values(), POOL_LABEL, RAY_GROUP, REPLICA_NAME, HOST_INDEX)
 
 
 def reduced(plural: str, obj: Object) -> Object:

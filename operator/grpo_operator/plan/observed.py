@@ -16,7 +16,8 @@ from grpo_operator.plan.status.container_failures import ContainerFailure, conta
 class Observed:
     """State of one job or pool. ``controller``: None while the controller cannot be reached.
     ``agents``: by pod name. ``pool_pods``: pods of a RolloutPool that the job uses but does not own.
-    ``sick_nodes``: nodes that lost pods of the job to a sick GPU, and why.
+    ``sick_nodes``: nodes that lost pods of the job to a sick GPU, and why. ``node_problem``: a message about
+    nodes of its pods that are not Ready.
     """
 
     ray_cluster: RayClusterStatus | None = None
@@ -25,6 +26,7 @@ class Observed:
     agents: dict[str, AgentStatus] = field(default_factory=dict)
     pool_pods: tuple[dict[str, Any], ...] = ()
     sick_nodes: tuple[str, ...] = ()
+    node_problem: str = ""
 
     def of_pool(self, pool: str) -> list[dict[str, Any]]:
         """Return the pods of one pool that are not being deleted."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpo_operator.api import names
-from grpo_operator.api.v1alpha1.scheduling import SchedulingSpec
+from grpo_operator.api.v1alpha1.scheduling import SchedulingSpec, WithOverlay
 from grpo_operator.plan.capacity.feasibility import GPU
 from grpo_operator.plan.capacity.topology import Leaves
 
@@ -20,12 +20,12 @@ GPU_NODE = "nvidia.com/gpu.present"  # label that NVIDIA's GPU feature discovery
 _MOST = 100  # weight of a preference, Kubernetes' largest
 
 
-def tolerations(scheduling: SchedulingSpec, seconds: int | None) -> list[dict[str, Any]]:
+def tolerations(scheduling: SchedulingSpec, pool: WithOverlay) -> list[dict[str, Any]]:
     """Return the tolerations of a pod, with the seconds that it stays on an unreachable node.
 
     With Kubernetes' default of 5 minutes, one lost node would idle the whole gang for that time.
     """
-    wait = scheduling.eviction_seconds if seconds is None else seconds
+    wait = scheduling.eviction_seconds_of(pool)
     own = [
         {
             "key": f"node.kubernetes.io/{condition}",

@@ -107,7 +107,7 @@ class PodParts:
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "terminationGracePeriodSeconds": 5,
-            "tolerations": tolerations(scheduling, of.eviction_seconds),
+            "tolerations": tolerations(scheduling, of),
             "affinity": affinity,
             "nodeSelector": of.node_selector,
             "priorityClassName": scheduling.priority_class_name,

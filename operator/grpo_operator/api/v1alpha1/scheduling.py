@@ -132,6 +132,11 @@ class SchedulingSpec(Model):
         """Environment variables of GPU pods."""
         return NCCL_DEFAULTS | self.nccl_env
 
+    def eviction_seconds_of(self, pool: "WithOverlay") -> int:
+        """Return the seconds after which pods of a pool on an unreachable node are replaced."""
+        own = pool.eviction_seconds
+        return self.eviction_seconds if own is None else own
+
 
 class WithOverlay(Model):
     """Base of pools whose pod template can be changed."""

@@ -1,7 +1,8 @@
 """Tools shared by the reconcilers of both kinds."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from kubernetes.client import ApiException
 
 from grpo_operator.api.base import Device, Model
-from grpo_operator.api.names import POOL_LABEL, Owner, owner_in_labels
+from grpo_operator.api.names import POOL_LABEL, ROLLOUT, Owner, owner_in_labels
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.api.v1alpha1.scheduling import SchedulingSpec
 from grpo_operator.api.v1alpha1.trainer import TrainerSpec
@@ -19,10 +20,12 @@ from grpo_operator.handlers.reconcilers.admission_round import AdmissionRound
 from grpo_operator.handlers.reconcilers.orphans import owner_uid
 from grpo_operator.kuberay_client.models import RayCluster, RayClusterStatus
 from grpo_operator.observe.cache import Cache, key_of
+from grpo_operator.observe.outage_watch import OutageWatch
 from grpo_operator.observe.pod_client import PodClient
 from grpo_operator.observe.pod_poller import PodPoller
 from grpo_operator.observe.watched_kinds import WATCHED
-from grpo_operator.plan.capacity import unhealthy_nodes
+from grpo_operator.plan.capacity import node_outages, unhealthy_nodes
+from grpo_operator.plan.capacity.surplus_engines import engines_to_delete
 from grpo_operator.plan.capacity.topology import Leaves, assign, free_nodes
 from grpo_operator.plan.gpu_health.node_state import avoided_hosts
 from grpo_operator.plan.observed import of_pool
@@ -49,6 +52,7 @@ class ReconcileContext:
     settings: OperatorSettings
     admissions: AdmissionRound
     secrets: AgentSecrets
+    outages: OutageWatch
 
     def cluster_status(self, owner: Owner) -> RayClusterStatus | None:
         """Return the status of the owner's RayCluster, or None when it does not exist."""
@@ -85,7 +89,12 @@ class ReconcileContext:
             return Leaves()
         before = settled_leaves(self.cache.ray_clusters.get((owner.namespace, owner.name)))
         used = self.cache.gpus_of_others({owner})
-        free = free_nodes(self.cache.usable_nodes, used, trainer_nodes, key, pool.engine.gpus_per_node)
+        # Engines stay in the leaf of a node that may come back.
+        pods = of_pool(self.cache.pods_of(owner), ROLLOUT)
+        patience = {ROLLOUT: scheduling.eviction_seconds_of(pool)}
+        awaited = node_outages.awaited(pods, self.outages.outages(pods), patience)
+        nodes = node_outages.as_ready(self.cache.usable_nodes, awaited)
+        free = free_nodes(nodes, used, trainer_nodes, key, pool.engine.gpus_per_node)
         hosts, trainers = pool.engine.nodes_per_engine, trainer.nodes if trainer else 0
         return assign(free, trainers, pool.replicas, hosts, before or Leaves())
 
@@ -127,9 +136,12 @@ class ReconcileContext:
         seen = self.cache.live(plural, key_of(manifest))
         await self.writer.child(_PATHS[plural], plural, manifest, seen)
 
-    async def apply_ray_cluster(self, cluster: RayCluster) -> None:
+    async def apply_ray_cluster(self, cluster: RayCluster, owner: Owner) -> None:
         """Apply a RayCluster, and before it the Secret that its pods mount."""
         await self.secrets.key(cluster.metadata["namespace"])
+        pods = self.cache.pods_of(owner)
+        groups = {group.group_name: group.replicas for group in cluster.spec.worker_group_specs}
+        cluster.delete_workers(engines_to_delete(pods, groups, self.cache.is_usable))
         seen = self.cache.live("rayclusters", (cluster.metadata["namespace"], cluster.metadata["name"]))
         await self.writer.ray_cluster(cluster, seen)
 
@@ -140,6 +152,33 @@ class ReconcileContext:
         for pod, message in unhealthy_nodes.to_replace(pods, self.cache.node, scheduling):
             await self.writer.delete_pod(pod)
             await self.writer.event(owner, "NodeUnhealthy", message, True)
+
+    def node_problem(self, pods: Iterable[dict[str, Any]]) -> str:
+        """Return a message about nodes of these pods that are not Ready, or ""."""
+        outages = self.outages.outages(pods)
+        return node_outages.problem(outages.values(), self._partition(outages))
+
+    async def delete_unconfirmed(
+        self, owner: dict[str, Any], pods: tuple[dict[str, Any], ...], eviction_seconds: Mapping[str, int]
+    ) -> None:
+        """Delete the pods on unreachable nodes, which KubeRay then recreates on others.
+
+        ``eviction_seconds``: by pool.
+        """
+        outages = self.outages.outages(pods)
+        if self._partition(outages):
+            return
+        gone: dict[str, list[str]] = {}
+        for pod in node_outages.unconfirmed(pods, outages, eviction_seconds, time.time()):
+            await self.writer.delete_pod(pod, confirmed=False)
+            gone.setdefault(pod["spec"]["nodeName"], []).append(pod["metadata"]["name"])
+        for node, deleted in gone.items():
+            text = f"{outages[node].text}: deleted {', '.join(sorted(deleted))} without its confirmation"
+            await self.writer.event(owner, "NodeLost", text, True)
+
+    def _partition(self, outages: node_outages.Outages) -> str:
+        silent = any(outage.silent for outage in outages.values())
+        return node_outages.partition(self.cache.nodes) if silent else ""
 
     async def refusal(self, apply: Awaitable[None]) -> str:
         """Await ``apply`` and return why the API server refused the manifests themselves, or "".

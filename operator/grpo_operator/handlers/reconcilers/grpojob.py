@@ -83,6 +83,7 @@ class JobReconciler:
         if engines.own:
             await self._write_pool_status(job, observed)
         await self._context.delete_pods_on_unhealthy_nodes(job, observed.pods, spec.scheduling)
+        await self._context.delete_unconfirmed(job, observed.pods, _eviction_seconds(spec, engines.pool))
         suspend = lifecycle.suspend_request(spec.suspend, observed)
         if suspend is not None:
             await self._context.pod_client.request_suspend(observed.pods, suspend)
@@ -189,13 +190,15 @@ class JobReconciler:
         reports, pool_reports = self._context.poller.reports(owner), Reports()
         if not engines.own:
             pool_reports = self._context.poller.reports(engines.owner)
+        pods, pool_pods = cache.pods_of(owner), () if engines.own else cache.pods_of(engines.owner)
         return Observed(
             self._context.cluster_status(owner),
-            cache.pods_of(owner),
+            pods,
             reports.controller,
             reports.agents | pool_reports.agents,
-            () if engines.own else cache.pods_of(engines.owner),
+            pool_pods,
             sick_nodes(cache.gpu_records, owner.text),
+            self._context.node_problem((*pods, *pool_pods)),
         )
 
     async def _apply(
@@ -213,7 +216,7 @@ class JobReconciler:
         if not lifecycle.cluster_unwanted(status, spec.cleanup_policy, suspend, queued):
             avoided = context.avoided_hosts(spec.scheduling)
             cluster = job_cluster(job, spec, own, context.settings, suspend, leaves, avoided)
-            await context.apply_ray_cluster(cluster)
+            await context.apply_ray_cluster(cluster, owner)
         elif context.cache.ray_clusters.get((owner.namespace, owner.name)):
             await context.writer.delete_ray_cluster(owner.namespace, owner.name)
         children = [
@@ -244,3 +247,12 @@ class JobReconciler:
         age = datetime.now(UTC) - datetime.fromisoformat(finished)
         if age.total_seconds() >= ttl:
             await self._context.writer.delete_job(job)
+
+
+def _eviction_seconds(spec: GRPOJobSpec, engines: RolloutTemplate) -> dict[str, int]:
+    """Return the seconds after which pods on an unreachable node are replaced, by pool."""
+    pools = {
+        names.HEAD: spec.controller, names.CONTROLLER: spec.controller, names.TRAINER: spec.trainer,
+        names.ROLLOUT: engines,
+    }  # fmt: skip
+    return {name: spec.scheduling.eviction_seconds_of(pool) for name, pool in pools.items()}

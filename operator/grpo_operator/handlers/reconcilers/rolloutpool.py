@@ -76,12 +76,16 @@ class PoolReconciler:
         context, owner = self._context, owner_of(pool)
         writer, pods = context.admissions.writer(owner), context.cache.pods_of(owner)
         reports = context.poller.reports(owner)
-        observed = Observed(context.cluster_status(owner), pods, None, reports.agents)
+        problem = context.node_problem(pods)
+        observed = Observed(context.cluster_status(owner), pods, None, reports.agents, node_problem=problem)
         name = writer.name if writer else None
         blocked = await context.refusal(self._apply(pool, spec))
         status = pool_status(pool, spec, owner, observed, name, now(), blocked)
         await context.write_status("rolloutpools", pool, status, pool_event)
         await context.delete_pods_on_unhealthy_nodes(pool, pods, spec.scheduling)
+        seconds = {names.HEAD: spec.scheduling.eviction_seconds}
+        seconds[names.ROLLOUT] = spec.scheduling.eviction_seconds_of(spec)
+        await context.delete_unconfirmed(pool, pods, seconds)
         if writer:
             await self._set_writer(observed, writer)
 
@@ -95,7 +99,8 @@ class PoolReconciler:
             )
         await context.apply_children(*children)
         avoided = context.avoided_hosts(spec.scheduling)
-        await context.apply_ray_cluster(pool_cluster(pool, spec, context.settings, leaves, avoided))
+        cluster = pool_cluster(pool, spec, context.settings, leaves, avoided)
+        await context.apply_ray_cluster(cluster, owner_of(pool))
 
     async def _set_writer(self, observed: Observed, writer: Owner) -> None:
         """Bind every agent to the job, so that it accepts weights from no other job.

@@ -178,7 +178,7 @@ def _phase(job: dict[str, Any], spec: GRPOJobSpec, observed: Observed) -> tuple[
 class Problem(NamedTuple):
     """Why a running job makes no or slow progress.
 
-    ``reason``: Parked, NoSamples, ContainersFailing, NoRdma or "".
+    ``reason``: Parked, NoSamples, NodeNotReady, ContainersFailing, NoRdma or "".
     """
 
     reason: str = ""
@@ -188,10 +188,13 @@ class Problem(NamedTuple):
 def _problem(phase: Phase, observed: Observed) -> Problem:
     if phase not in (Phase.STARTING, Phase.TRAINING, Phase.RECOVERING):
         return Problem()
-    if observed.controller and observed.controller.waiting:
-        return Problem("Parked", observed.controller.waiting)
-    if observed.controller and observed.controller.stalled:
-        return Problem("NoSamples", observed.controller.stalled)
+    controller, nodes = observed.controller, observed.node_problem
+    if controller and controller.waiting:
+        return Problem("Parked", "; ".join(filter(None, (controller.waiting, nodes))))
+    if controller and controller.stalled:
+        return Problem("NoSamples", "; ".join(filter(None, (controller.stalled, nodes))))
+    if nodes:
+        return Problem("NodeNotReady", nodes)
     failures = "; ".join(failure.text for failure in observed.container_failures()[:_MAX_FAILURES])
     if failures:
         return Problem("ContainersFailing", failures)

@@ -35,7 +35,13 @@ def pool_status(
     available = len(serving) + sum(bool(e.waits) for e in engines)
     enough, whole = available >= spec.min_available, available >= spec.replicas
     idle = writer is None and not available
-    text = "; ".join([f"{available} of {spec.replicas} engines serve", *_messages(engines)])
+    text = "; ".join(
+        [
+            f"{available} of {spec.replicas} engines serve",
+            *_messages(engines),
+            *filter(None, [observed.node_problem]),
+        ]
+    )
     conditions.set(
         "Ready", enough, "EnginesServing" if enough else "TooFewEngines", _NO_WEIGHTS if idle else text
     )

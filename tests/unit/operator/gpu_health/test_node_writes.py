@@ -84,4 +84,11 @@ async def test_a_pod_is_deleted_by_uid_so_that_its_successor_stays(server: _Serv
     await _writer(server).delete_pod({"metadata": {"namespace": "default", "name": "a", "uid": "u1"}})
     ((method, path, _, body),) = server.requests
     assert (method, path) == ("DELETE", "/api/v1/namespaces/default/pods/a")
-    assert body["preconditions"] == {"uid": "u1"}
+    assert body["preconditions"] == {"uid": "u1"} and "gracePeriodSeconds" not in body
+
+
+async def test_a_pod_of_a_lost_node_is_deleted_without_its_kubelet(server: _Server) -> None:
+    pod = {"metadata": {"namespace": "default", "name": "a", "uid": "u1"}}
+    await _writer(server).delete_pod(pod, confirmed=False)
+    ((_, _, _, body),) = server.requests
+    assert body["gracePeriodSeconds"] == 0 and body["preconditions"] == {"uid": "u1"}

@@ -45,8 +45,10 @@ class _Kube:
         self.events.append((manifest["reason"], manifest["message"]))
         return manifest
 
-    async def delete(self, _: str, plural: str, namespace: str, name: str, uid: str = "") -> None:
-        assert (plural, uid) == ("pods", f"uid-{name}")
+    async def delete(
+        self, _: str, plural: str, namespace: str, name: str, uid: str, grace: int | None
+    ) -> None:
+        assert (plural, uid, grace) == ("pods", f"uid-{name}", None)
         self.deleted.append(name)
         self._cache.forget("pods", (namespace, name))
 

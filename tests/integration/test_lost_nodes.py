@@ -1,0 +1,141 @@
+"""Nodes without power that stay in the API, under a job of 256 training and 256 rollout GPUs.
+
+A real API server, controller manager, scheduler and KubeRay; KWOK runs the pods.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_devcluster.fakenodes import gpu_cluster, volume
+from grpo_devcluster.paths import REPO
+from support.api_server import POOL, Api, until
+from support.power import power_off, power_on
+
+REPLICA = "ray.io/worker-group-replica-name"
+EVICTION_SECONDS = 20
+BOUND = EVICTION_SECONDS + 60
+WHOLE = (32, 32)
+MANIFEST = REPO / "manifests" / "deepseek-v3-512xh100.yaml"
+_Pod = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def job(api: Api) -> Iterator[str]:
+    """Return the name of a running job on 72 nodes of 8 GPUs, of which 8 are spare."""
+    objects = [*gpu_cluster(leaves=9), *volume("grpo-checkpoints")]
+    api.ok("apply", "-f", "-", stdin=yaml.safe_dump_all(objects))
+    manifest = yaml.safe_load(MANIFEST.read_text())
+    manifest["spec"]["scheduling"]["evictionSeconds"] = EVICTION_SECONDS
+    api.ok("apply", "-f", "-", stdin=yaml.safe_dump(manifest))
+    until("all pods run", lambda: _count(api) == WHOLE, 180)
+    yield manifest["metadata"]["name"]
+    api.run("delete", "grpojobs", "--all", "--wait", "--timeout=60s")
+    until("no pod is left", lambda: not api.get("pods")["items"], 120)
+    api.ok("delete", "-f", "-", "--ignore-not-found", stdin=yaml.safe_dump_all(objects))
+
+
+@pytest.fixture
+def lost(api: Api, job: str) -> Iterator[list[str]]:
+    """Give a list of nodes that get their power back after the test."""
+    nodes: list[str] = []
+    yield nodes
+    power_on(api, *nodes)
+    until("all pods run", lambda: _count(api) == WHOLE, 60)
+
+
+def _pods(api: Api, pool: str) -> list[_Pod]:
+    """Return the running pods of a pool."""
+    pods = api.get("pods", "-l", f"{POOL}={pool}")["items"]
+    return [
+        p for p in pods if p["status"]["phase"] == "Running" and not p["metadata"].get("deletionTimestamp")
+    ]
+
+
+def _count(api: Api) -> tuple[int, int]:
+    return len(_pods(api, "trainer")), len(_pods(api, "rollout"))
+
+
+def _gpu_pods(api: Api) -> list[_Pod]:
+    return [*_pods(api, "trainer"), *_pods(api, "rollout")]
+
+
+def _uids(pods: list[_Pod], without: Collection[str] = ()) -> set[str]:
+    return {p["metadata"]["uid"] for p in pods if p["spec"]["nodeName"] not in without}
+
+
+def _engines(api: Api) -> dict[str, list[_Pod]]:
+    engines: dict[str, list[_Pod]] = defaultdict(list)
+    for pod in _pods(api, "rollout"):
+        engines[pod["metadata"]["labels"][REPLICA]].append(pod)
+    return engines
+
+
+def _degraded(api: Api, job: str) -> tuple[str, str]:
+    conditions = api.get("grpojob", job)["status"]["conditions"]
+    (degraded,) = [c for c in conditions if c["type"] == "Degraded"]
+    return degraded.get("reason", ""), degraded.get("message", "")
+
+
+def _whole_without(api: Api, nodes: list[str]) -> bool:
+    pods = _gpu_pods(api)
+    return len(pods) == sum(WHOLE) and not {p["spec"]["nodeName"] for p in pods} & set(nodes)
+
+
+def _lose(api: Api, job: str, lost: list[str], *nodes: str) -> float:
+    """Take the power of nodes; return the seconds until the job is whole on others."""
+    lost += nodes
+    power_off(api, *nodes)
+    started = time.monotonic()
+    until("the status names the node", lambda: nodes[0] in _degraded(api, job)[1], 20)
+    assert _degraded(api, job)[0] == "NodeNotReady"
+    until("the job is whole on other nodes", lambda: _whole_without(api, lost), BOUND)
+    return time.monotonic() - started
+
+
+def test_a_node_that_flaps_is_not_chased(api: Api, job: str, lost: list[str]) -> None:
+    before = _uids(_gpu_pods(api))
+    nodes = [_pods(api, pool)[0]["spec"]["nodeName"] for pool in ("trainer", "rollout")]
+    for _ in range(4):
+        power_off(api, *nodes)
+        time.sleep(EVICTION_SECONDS / 2)
+        assert _degraded(api, job)[0] == "NodeNotReady"
+        power_on(api, *nodes)
+        time.sleep(2)
+    assert _uids(_gpu_pods(api)) == before
+
+
+def test_training_pods_of_a_node_without_power_come_back_elsewhere(
+    api: Api, job: str, lost: list[str]
+) -> None:
+    node = _pods(api, "trainer")[0]["spec"]["nodeName"]
+    others = _uids(_gpu_pods(api), {node})
+    seconds = _lose(api, job, lost, node)
+    print(f"trainer node: whole after {seconds:.0f} s")
+    assert others <= _uids(_gpu_pods(api)), "other pods were replaced"
+    events = api.get("events", "--field-selector=reason=NodeLost")["items"]
+    assert any(node in event["message"] for event in events)
+
+
+def test_an_engine_of_several_pods_moves_to_a_leaf_with_room(api: Api, job: str, lost: list[str]) -> None:
+    engines = _engines(api)
+    broken = next(iter(engines.values()))
+    node = broken[1]["spec"]["nodeName"]
+    others = _uids(_gpu_pods(api)) - _uids(broken)
+    seconds = _lose(api, job, lost, node)
+    print(f"engine node: whole after {seconds:.0f} s")
+    assert others <= _uids(_gpu_pods(api)), "other engines were replaced"
+    for pods in _engines(api).values():
+        assert len({pod["spec"]["nodeName"].split("-")[1] for pod in pods}) == 1, "an engine spans leaves"
+
+
+def test_a_tenth_of_the_nodes_at_once(api: Api, job: str, lost: list[str]) -> None:
+    trainers = sorted({p["spec"]["nodeName"] for p in _pods(api, "trainer")})[:7]
+    others = _uids(_gpu_pods(api), set(trainers))
+    seconds = _lose(api, job, lost, *trainers)
+    print(f"7 of 72 nodes: whole after {seconds:.0f} s")
+    assert others <= _uids(_gpu_pods(api)), "other pods were replaced"
