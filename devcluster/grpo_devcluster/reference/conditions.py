@@ -43,6 +43,9 @@ _REASONS = {
     "says why.",
     "Parked": "The trainers wait, alive, for `minAvailable` engines or for the reward server, and then "
     "continue the step. The message names what is missing and since when.",
+    "NodeNotReady": "A node with pods of the job is not Ready. The message names it and says since when. "
+    "Its pods are replaced when it has been silent for `evictionSeconds`: see "
+    "[scheduling](../guides/scheduling.md#nodes-without-power).",
     "NoRdma": "NCCL uses sockets although `scheduling.rdma` asks for RDMA. The job trains, but slowly. See "
     "[networking](../guides/networking.md#what-nccl-chose).",
     "PoolsWhole": "All ranks and engines are ready.",
@@ -56,6 +59,8 @@ _REASONS = {
     "TrainingRestarted": f"{_EVENT} The gang was restarted; the message names the cause.",
     "Bound": f"{_EVENT} A job has begun to write weights to the pool.",
     "Released": f"{_EVENT} No job writes weights to the pool any more.",
+    "NodeLost": f"{_EVENT} Pods of a node that no longer reports were deleted, to start on others: see "
+    "[scheduling](../guides/scheduling.md#nodes-without-power).",
     "NodeUnhealthy": f"{_EVENT} A pod was deleted because its node is cordoned and shows a sign of a fault.",
     "ProfileWritten": f"{_EVENT} A profile requested by annotation is complete; see `status.profiles`.",
     "ProfileFailed": f"{_EVENT} A profile was refused or not recorded; the message says why.",
