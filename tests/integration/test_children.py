@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from grpo_devcluster.fakenodes import fake_node
 from support.api_server import WHOLE, Api, running, until
 
 CHILDREN = {
@@ -20,8 +21,8 @@ CHILDREN = {
 }
 
 
-def _stalled(api: Api, name: str) -> dict[str, str]:
-    conditions = api.get("grpojob", name).get("status", {}).get("conditions", [])
+def _stalled(api: Api, name: str, kind: str = "grpojob") -> dict[str, str]:
+    conditions = api.get(kind, name).get("status", {}).get("conditions", [])
     found = (c for c in conditions if c["type"] == "Stalled" and c["status"] == "True")
     return next(found, {})
 
@@ -156,3 +157,29 @@ def test_an_older_crd_is_reported_with_its_missing_fields(
         crd["metadata"]["resourceVersion"] = newest
         api.ok("replace", "-f", "-", stdin=yaml.safe_dump(crd))
     until("all pods run", lambda: running(api) == WHOLE, 90)
+
+
+def test_a_template_that_is_too_large_when_it_is_repeated_for_each_leaf(api: Api) -> None:
+    leaf, room = "leaf", {"cpu": "64", "memory": "512Gi", "nvidia.com/gpu": "4"}
+    nodes = [fake_node(f"leaf-{i}", {leaf: f"l{i}"}, room) for i in range(4)]
+    env = [{"name": "LARGE", "value": "x" * 450_000}]
+    pool = {
+        "apiVersion": "rl.grpo.dev/v1alpha1",
+        "kind": "RolloutPool",
+        "metadata": {"name": "large"},
+        "spec": {
+            "replicas": 4,
+            "model": {"path": "/models/Qwen3-8B", "architecture": "qwen3-8b"},
+            "engine": {"tensorParallel": 4, "gpusPerNode": 4, "contextLength": 4096},
+            "scheduling": {"topologyKey": leaf},
+            "podTemplate": {"spec": {"containers": [{"name": "engine", "env": env}]}},
+        },
+    }
+    api.ok("apply", "-f", "-", stdin=yaml.safe_dump_all(nodes))
+    try:
+        api.ok("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(pool))
+        stalled = until("Stalled", lambda: _stalled(api, "large", "rolloutpool"), 30)
+        assert stalled["reason"] == "ApplyRefused" and "repeated for each network leaf" in stalled["message"]
+    finally:
+        api.ok("delete", "rolloutpool", "large")
+        api.ok("delete", "nodes", "--all")

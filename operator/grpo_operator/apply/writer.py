@@ -11,7 +11,7 @@ from grpo_operator.api.names import Owner, owner_reference
 from grpo_operator.kuberay_client.client import RayClusterApi
 from grpo_operator.kuberay_client.kube import MERGE, STRATEGIC_MERGE, Kube
 from grpo_operator.kuberay_client.models import RayCluster
-from grpo_operator.render.metadata import is_current, with_hash
+from grpo_operator.render.metadata import is_child, is_current, with_hash
 
 _GROUP = f"apis/{API_VERSION}"
 _PLURALS = {"GRPOJob": "grpojobs", "RolloutPool": "rolloutpools"}
@@ -43,6 +43,12 @@ class Writer:
         stamped = _changed(manifest, observed, shared=plural == "rolloutpools")
         if stamped:
             await self._kube.apply(group, plural, stamped)
+
+    async def is_taken(self, group: str, plural: str, manifest: dict[str, Any]) -> bool:
+        """Return whether an object of this name exists that belongs to somebody else."""
+        meta = manifest["metadata"]
+        found = await self._kube.get(group, plural, meta["namespace"], meta["name"])
+        return found is not None and not is_child(found, manifest)
 
     async def status(self, plural: str, owner: dict[str, Any], status: Model) -> bool:
         """Apply a status if it differs from the object's; return whether it was written.

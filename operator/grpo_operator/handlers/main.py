@@ -132,10 +132,14 @@ async def on_node(event: Any, **_: Any) -> None:
 
 
 async def on_child(event: Any, resource: Any, **_: Any) -> None:
-    """Handle an event of a child object: enqueue the owner that its label names."""
-    cache.store(resource.plural, event)
-    owner = owner_in_labels(event["object"])
-    loop.enqueue([owner] if owner else [])
+    """Handle an event of a child object: enqueue the owner that its label names, or named before."""
+    key, owner = key_of(event["object"]), owner_in_labels(event["object"])
+    before = cache.owner_of_child(resource.plural, key)
+    if owner:
+        cache.store(resource.plural, event)
+    else:
+        cache.forget(resource.plural, key)
+    loop.enqueue(filter(None, {owner, before}))
 
 
 def _claim(job: Any) -> tuple[Any, ...]:
@@ -143,13 +147,15 @@ def _claim(job: Any) -> tuple[Any, ...]:
     return job["metadata"]["generation"], (job.get("status") or {}).get("phase")
 
 
-def _owned(labels: Any, **_: Any) -> bool:
-    return any(label in labels for label in OWNER_LABELS.values())
+def _is_child(labels: Any, body: Any, resource: Any, **_: Any) -> bool:
+    """Return whether the object has an owner's label, or has lost it since it was cached."""
+    labelled = any(label in labels for label in OWNER_LABELS.values())
+    return labelled or cache.owner_of_child(resource.plural, key_of(body)) is not None
 
 
 def _watch(kind: Watched) -> None:
     handler = {"grpojobs": on_job, "rolloutpools": on_pool, "nodes": on_node}.get(kind.plural, on_child)
-    kopf.on.event(kind.group, kind.version, kind.plural, when=_owned if kind.owned else None)(handler)
+    kopf.on.event(kind.group, kind.version, kind.plural, when=_is_child if kind.owned else None)(handler)
 
 
 for _kind in WATCHED:

@@ -77,6 +77,11 @@ class Cache:
         table = self.jobs if owner.kind == "GRPOJob" else self.pools
         return table.get((owner.namespace, owner.name))
 
+    def owner_of_child(self, plural: str, key: Key) -> Owner | None:
+        """Return the owner in the labels of a cached child, or None."""
+        kept = self._tables[plural].get(key)
+        return owner_in_labels(kept) if kept else None
+
     def keys(self, plural: str) -> set[Key]:
         """Return the keys of all cached objects of a kind."""
         return set(self._tables[plural])

@@ -31,6 +31,16 @@ def with_hash(manifest: dict[str, Any]) -> dict[str, Any]:
     return manifest | {"metadata": meta | {"annotations": annotations}}
 
 
+def is_child(existing: dict[str, Any], manifest: dict[str, Any]) -> bool:
+    """Return whether an existing object has the owner of ``manifest``, by label or by owner reference.
+
+    An object of an owner that was deleted, and of which another one has the name now, counts too.
+    """
+    owners = {reference["uid"] for reference in existing["metadata"].get("ownerReferences") or []}
+    own = {reference["uid"] for reference in manifest["metadata"].get("ownerReferences") or []}
+    return bool(owners & own) or names.owner_in_labels(existing) == names.owner_in_labels(manifest)
+
+
 def is_current(manifest: dict[str, Any], observed: dict[str, Any] | None, shared: bool = False) -> bool:
     """Return whether the observed object was made from ``manifest`` (of with_hash) and is unchanged.
 

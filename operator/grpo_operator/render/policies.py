@@ -34,6 +34,8 @@ def _budget(owner: dict[str, Any], pool: str, available: int) -> dict[str, Any]:
         "metadata": metadata(owner, f"{owner['metadata']['name']}-{pool}"),
         "spec": {
             "minAvailable": available,
+            # A pod that is not ready does nothing that a drain would interrupt.
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
             "selector": {"matchLabels": owner_of(owner).labels(pool)},
         },
     }

@@ -30,6 +30,7 @@ from grpo_operator.plan.capacity.topology import Leaves, assign, free_nodes
 from grpo_operator.plan.gpu_health.node_state import avoided_hosts
 from grpo_operator.plan.observed import of_pool
 from grpo_operator.plan.planner.resolve import RefusedError
+from grpo_operator.plan.status.conditions import Problem
 from grpo_operator.plan.status.events import Event
 from grpo_operator.render import policies, services
 from grpo_operator.render.ray_cluster import settled_leaves
@@ -38,6 +39,11 @@ from grpo_operator.settings import OperatorSettings
 # HTTP statuses by which the API server rejects a manifest itself: retrying does not help.
 REFUSALS = (400, 403, 413, 422)
 _TYPED = "failed to create typed patch object"  # a value of a wrong type, which is answered with 500
+_TOO_LARGE = "request is too large"  # etcd's answer to more than 1.5 MiB, which becomes a 500
+_SMALLER = (
+    "an object made from this spec is larger than etcd's limit of 1.5 MiB: make the podTemplates smaller; "
+    "that of the engines is repeated for each network leaf"
+)
 _PATHS = {kind.plural: kind.path for kind in WATCHED}
 
 
@@ -134,7 +140,19 @@ class ReconcileContext:
     async def _apply_child(self, plural: str, manifest: dict[str, Any]) -> None:
         # The answer is not stored in the cache: only watches fill it, or it could outlive its object.
         seen = self.cache.live(plural, key_of(manifest))
+        if seen is None:
+            await self._check_name(plural, manifest)
         await self.writer.child(_PATHS[plural], plural, manifest, seen)
+
+    async def _check_name(self, plural: str, manifest: dict[str, Any]) -> None:
+        """Raise RefusedError if the name of a new child is taken: it would overwrite a foreign object."""
+        if await self.writer.is_taken(_PATHS[plural], plural, manifest):
+            kind, name = manifest["kind"], manifest["metadata"]["name"]
+            raise RefusedError(
+                f"{kind} {name} exists already and belongs to somebody else, but this object needs one of "
+                f"that name: delete the {kind}, or choose another name",
+                "NameTaken",
+            )
 
     async def apply_ray_cluster(self, cluster: RayCluster, owner: Owner) -> None:
         """Apply a RayCluster, and before it the Secret that its pods mount."""
@@ -143,6 +161,8 @@ class ReconcileContext:
         groups = {group.group_name: group.replicas for group in cluster.spec.worker_group_specs}
         cluster.delete_workers(engines_to_delete(pods, groups, self.cache.is_usable))
         seen = self.cache.live("rayclusters", (cluster.metadata["namespace"], cluster.metadata["name"]))
+        if seen is None:
+            await self._check_name("rayclusters", cluster.wire())
         await self.writer.ray_cluster(cluster, seen)
 
     async def delete_pods_on_unhealthy_nodes(
@@ -180,18 +200,24 @@ class ReconcileContext:
         silent = any(outage.silent for outage in outages.values())
         return node_outages.partition(self.cache.nodes) if silent else ""
 
-    async def refusal(self, apply: Awaitable[None]) -> str:
-        """Await ``apply`` and return why the API server refused the manifests themselves, or "".
+    async def refusal(self, apply: Awaitable[None]) -> Problem:
+        """Await ``apply`` and return why the manifests themselves cannot be applied, if they cannot.
 
         Temporary errors are raised: conflicts, overload, an unreachable API server.
         """
         try:
             await apply
+        except RefusedError as error:
+            return Problem(error.reason, str(error))
         except ApiException as error:
-            if error.status not in REFUSALS and _TYPED not in str(error.reason):
+            reason = str(error.reason)
+            if _TOO_LARGE in reason:
+                return Problem("ApplyRefused", _SMALLER)
+            if error.status not in REFUSALS and _TYPED not in reason:
                 raise
-            return f"the API server refused an object made from this spec: {error.reason}"
-        return ""
+            text = f"the API server refused an object made from this spec: {error.reason}"
+            return Problem("ApplyRefused", text)
+        return Problem()
 
     async def write_status(
         self, plural: str, obj: dict[str, Any], status: Model,

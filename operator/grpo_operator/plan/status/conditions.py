@@ -1,8 +1,18 @@
 """Conditions that follow metav1.Condition and kstatus (pure)."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo_operator.api.v1alpha1.status import Condition
+
+
+class Problem(NamedTuple):
+    """Something that a condition must tell. ``reason`` is CamelCase; both are "" when there is none."""
+
+    reason: str = ""
+    message: str = ""
+
+
+NO_PROBLEM = Problem()
 
 
 class Conditions:

@@ -1,6 +1,6 @@
 """Computes the status of a GRPOJob (pure)."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from grpo_operator.api import names
 from grpo_operator.api.base import LONGEST_MESSAGE
@@ -21,7 +21,7 @@ from grpo_operator.api.v1alpha1.status import (
 from grpo_operator.plan.lifecycle import is_terminal
 from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.planner.resolve import JobPlan
-from grpo_operator.plan.status.conditions import Conditions
+from grpo_operator.plan.status.conditions import NO_PROBLEM, Conditions, Problem
 from grpo_operator.plan.status.container_failures import container_failures
 from grpo_operator.plan.status.profiles import profile_statuses
 from grpo_operator.plan.weight_path import job_weight_path
@@ -66,12 +66,12 @@ def job_status(
     pool: RolloutTemplate,
     observed: Observed,
     now: str,
-    blocked: str = "",
+    blocked: Problem = NO_PROBLEM,
 ) -> GRPOJobStatus:
     """Return the status of a job that runs, is suspended or has ended.
 
     ``pool``: the job's own rollout pool, or the shared one that it uses.
-    ``blocked``: why its children cannot be applied, or "".
+    ``blocked``: why its children cannot be applied.
     """
     old = GRPOJobStatus.model_validate(_old(job))
     phase, message = _phase(job, spec, observed)
@@ -175,17 +175,11 @@ def _phase(job: dict[str, Any], spec: GRPOJobSpec, observed: Observed) -> tuple[
     return Phase.STARTING, "pods are starting"
 
 
-class Problem(NamedTuple):
-    """Why a running job makes no or slow progress.
-
-    ``reason``: Parked, NoSamples, NodeNotReady, ContainersFailing, NoRdma or "".
-    """
-
-    reason: str = ""
-    message: str = ""
-
-
 def _problem(phase: Phase, observed: Observed) -> Problem:
+    """Return why a running job makes no or slow progress.
+
+    The reason is Parked, NoSamples, NodeNotReady, ContainersFailing or NoRdma.
+    """
     if phase not in (Phase.STARTING, Phase.TRAINING, Phase.RECOVERING):
         return Problem()
     controller, nodes = observed.controller, observed.node_problem
@@ -272,7 +266,7 @@ def _from_controller(old: GRPOJobStatus, controller: ControllerStatus | None) ->
 
 def _conditions(
     job: dict[str, Any], phase: Phase, message: str, train: PoolCount, rollout: PoolCount, now: str,
-    blocked: str, problem: Problem,
+    blocked: Problem, problem: Problem,
 ) -> list[Any]:  # fmt: skip
     generation = job["metadata"]["generation"]
     conditions = Conditions(_old(job).get("conditions") or [], generation, now)
@@ -297,7 +291,8 @@ def _conditions(
         ("Reconciling", changing),
     ):
         conditions.set(kind, value, phase, message if value else "")
-    stalled = bool(blocked) or phase == Phase.FAILED
-    reason = "ApplyRefused" if blocked else phase
-    conditions.set("Stalled", stalled, reason, (blocked or message) if stalled else "")
+    stalled = bool(blocked.reason) or phase == Phase.FAILED
+    conditions.set(
+        "Stalled", stalled, blocked.reason or phase, (blocked.message or message) if stalled else ""
+    )
     return conditions.result()

@@ -7,7 +7,7 @@ from grpo_operator.api.names import Owner
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutPoolStatus
 from grpo_operator.api.v1alpha1.status import EngineState, EngineStatus
 from grpo_operator.plan.observed import Observed
-from grpo_operator.plan.status.conditions import Conditions
+from grpo_operator.plan.status.conditions import NO_PROBLEM, Conditions, Problem
 
 _MAX_MESSAGES = 4  # engine messages quoted in one condition
 _NO_WEIGHTS = "the engines wait for weights: name this pool in a GRPOJob's spec.rollout.poolRef"
@@ -20,12 +20,12 @@ def pool_status(
     observed: Observed,
     writer: str | None,
     now: str,
-    blocked: str = "",
+    blocked: Problem = NO_PROBLEM,
 ) -> RolloutPoolStatus:
     """Return the status of a pool.
 
     ``owner``: owner of the RayCluster that runs the engines. ``writer``: the job that is bound to the pool.
-    ``blocked``: why the pool's children cannot be applied, or "".
+    ``blocked``: why the pool's children cannot be applied.
     """
     engines = observed.engines()
     serving = [e for e in engines if e.state == EngineState.SERVING]
@@ -49,7 +49,7 @@ def pool_status(
         "Degraded", not whole, "EnginesMissing" if not whole else "PoolWhole", "" if whole else text
     )
     conditions.set("Reconciling", not whole, "EnginesStarting" if not whole else "PoolWhole")
-    conditions.set("Stalled", bool(blocked), "ApplyRefused" if blocked else "Reconciled", blocked)
+    conditions.set("Stalled", bool(blocked.reason), blocked.reason or "Reconciled", blocked.message)
     selector = ",".join(f"{k}={v}" for k, v in sorted(owner.labels(names.ROLLOUT).items()))
     return RolloutPoolStatus(
         observed_generation=pool["metadata"]["generation"],
