@@ -11,13 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from kubernetes.client import ApiException
-from urllib3.exceptions import HTTPError
-
 from grpo_operator.api.gpu_messages import GpuReport, Severity
 from grpo_operator.api.names import Owner
 from grpo_operator.apply.gpu_ledger import GpuLedger
 from grpo_operator.apply.writer import Writer
+from grpo_operator.handlers.background import succeeds
 from grpo_operator.handlers.reconcilers.context import now as kubernetes_time
 from grpo_operator.observe.cache import Cache
 from grpo_operator.observe.gpu_poller import GpuClient, gpu_reports
@@ -59,12 +57,7 @@ class GpuHealth:
         await self._loaded.wait()
         while self._settings.enabled:
             await asyncio.sleep(SECONDS)
-            try:
-                await self.round()
-            except (ApiException, HTTPError) as error:
-                log.warning("the round of GPU health failed: %s", error)
-            except Exception:  # the next round may succeed
-                log.exception("the round of GPU health failed")
+            await succeeds("the round of GPU health", self.round)
         await asyncio.Event().wait()
 
     async def round(self) -> None:
