@@ -11,6 +11,7 @@ from dataclasses import dataclass
 Key = tuple[str, str, str]  # kind, namespace, name
 RESYNC_SECONDS = 15.0
 BURST_SECONDS = 0.3  # between two reconciles of an owner, so that the second covers a burst of changes
+BUSY_SECONDS = 1.2  # the same of an owner that goes on changing: each status in between would be a write
 _MAX_BACKOFF = 30.0  # seconds
 
 
@@ -33,7 +34,7 @@ class WorkQueue:
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
         self._due: dict[Key, float] = {}
-        self._rest: dict[Key, float] = {}  # until when a key that was just reconciled rests
+        self._rest: dict[Key, tuple[float, float]] = {}  # end and seconds of the rest after a reconcile
         self._failures: dict[Key, int] = {}
         self._ready: dict[str, deque[Key]] = {}  # by namespace; the one that was served last comes last
         self._running: dict[Key, float] = {}  # with the time of the start
@@ -42,7 +43,7 @@ class WorkQueue:
     def add(self, key: Key, now: float) -> None:
         """Make a key due now. A key that failed keeps its backoff, or it would be retried in a loop."""
         if key not in self._failures:
-            due = max(now, self._rest.get(key, now))
+            due = max(now, self._rest.get(key, (now, 0))[0])
             self._due[key] = min(self._due.get(key, due), due)
 
     def release(self, now: float) -> list[Key]:
@@ -81,9 +82,9 @@ class WorkQueue:
 
     def done(self, key: Key, succeeded: bool, now: float) -> None:
         """Schedule the next reconcile: after RESYNC_SECONDS, or after an error with exponential backoff."""
-        del self._running[key]
+        rested = self._rest_after(key, self._running.pop(key))
         self._busy[key[1]] -= 1
-        self._rest[key] = now + BURST_SECONDS
+        self._rest[key] = now + rested, rested
         if succeeded:
             self._failures.pop(key, None)
             wait = RESYNC_SECONDS
@@ -91,7 +92,12 @@ class WorkQueue:
             self._failures[key] = self._failures.get(key, 0) + 1
             wait = min(2.0 ** self._failures[key] / 2, _MAX_BACKOFF)
         due = min(self._due.get(key, now + wait), now + wait)
-        self._due[key] = max(due, self._rest[key])
+        self._due[key] = max(due, now + rested)
+
+    def _rest_after(self, key: Key, started: float) -> float:
+        """Return the seconds to rest: twice as many as before when the last rest had hardly ended."""
+        end, before = self._rest.get(key, (started, 0.0))
+        return min(2 * before, BUSY_SECONDS) if before and started - end < before else BURST_SECONDS
 
     def longest_running(self, now: float) -> float:
         """Return the seconds since the start of the key that has run longest; 0 while none runs.

@@ -51,6 +51,23 @@ def test_a_burst_after_a_reconcile_ends_in_one_more() -> None:
     assert _started(work, 2 + 2 * BURST_SECONDS) == []
 
 
+def test_an_object_that_goes_on_changing_is_reconciled_less_often_until_it_is_quiet() -> None:
+    work, now, starts = WorkQueue(), 0.0, []
+    while now < 10:
+        work.add(A, now)
+        if _started(work, now):
+            starts.append(now)
+            work.done(A, True, now)
+        now = round(now + 0.1, 1)
+    assert starts[:4] == [0, 0.3, 0.9, 2.1] and 9 <= len(starts) <= 11
+    now = 15.0
+    work.add(A, now)
+    assert _started(work, now) == [A]
+    work.done(A, True, now)
+    work.add(A, now)
+    assert work.next_due() == now + BURST_SECONDS
+
+
 def test_changes_of_an_object_that_waits_for_a_place_add_nothing() -> None:
     work = WorkQueue(Limits(total=1))
     work.add(A, 0)
