@@ -14,7 +14,7 @@ class JobConfig(Message):
     ``spec``: with explicit parallel sizes in place of ``auto``.
     ``rollout_service``: DNS name of the headless service of the job's rollout pool.
     ``min_available``: engines of that pool that must serve a version before the job goes on.
-    ``engines``: of that pool, if all are there.
+    ``engines``: of that pool, if all are there. ``engine_gpus``: of each engine.
     ``max_running_requests``: of one engine, for those that do not report it.
     ``fp8``: whether the engines hold FP8 weights, in blocks of 128 x 128.
     ``weight_path``: path of the weights into those engines.
@@ -28,6 +28,7 @@ class JobConfig(Message):
     rollout_service: str
     min_available: int
     engines: int = 1
+    engine_gpus: int = 1
     max_running_requests: int = 128
     fp8: bool
     weight_path: WeightPath

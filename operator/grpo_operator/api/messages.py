@@ -100,6 +100,7 @@ class ControllerStatus(Message):
     reason of the last restart. ``next_attempt``: time of the next attempt (RFC 3339, UTC) while the back-off
     of a restart lasts, or "". ``network``: what NCCL uses between trainers with GPUs. ``network_problem``:
     why that is not what the spec asks for, or "". ``profiles``: those that this controller was asked for.
+    ``gpu_seconds``: of the whole run, by use. ``lost_gpu_seconds``: idle and replayed ones, by cause.
     """
 
     phase: Phase = Phase.STARTING
@@ -127,6 +128,8 @@ class ControllerStatus(Message):
     stalled: str = ""
     network: str = ""
     network_problem: str = ""
+    gpu_seconds: dict[str, int] = Field(default_factory=dict)
+    lost_gpu_seconds: dict[str, int] = Field(default_factory=dict)
     engines: list[EngineSummary] = Field(default_factory=list)
     profiles: list[ProfileReport] = Field(default_factory=list)
 

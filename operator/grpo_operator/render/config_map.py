@@ -28,6 +28,7 @@ def job_config_map(
         rollout_service=f"{rollout_service}.{namespace}.svc.cluster.local",
         min_available=pool.min_available,
         engines=pool.replicas,
+        engine_gpus=pool.engine.tensor_parallel,
         max_running_requests=pool.engine.max_running_requests,
         fp8=pool.engine.quantization == "fp8-block128",
         weight_path=job_weight_path(spec, pool),

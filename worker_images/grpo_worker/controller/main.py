@@ -128,7 +128,10 @@ def build_loop(
     weights = choose_synchronizer(config, trainers, pool)
     engines = EngineProfiles(pool.table, config.writer, lambda: pool.attempt)
     BackgroundProfiles(config.store / "profile", board.profiles, trainers, engines).start()
-    return GrpoLoop(spec, config.store, board, trainers, pool, client, inputs, weights, failures)
+    gpus = config.engines * config.engine_gpus
+    return GrpoLoop(
+        spec, config.store, board, trainers, pool, client, inputs, weights, failures, rollout_gpus=gpus
+    )
 
 
 def choose_synchronizer(

@@ -23,6 +23,7 @@ from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.planner.resolve import JobPlan
 from grpo_operator.plan.status.conditions import NO_PROBLEM, Conditions, Problem
 from grpo_operator.plan.status.container_failures import container_failures
+from grpo_operator.plan.status.goodput import goodput_status
 from grpo_operator.plan.status.profiles import profile_statuses
 from grpo_operator.plan.weight_path import job_weight_path
 
@@ -96,6 +97,7 @@ def job_status(
             "rollout_ready": f"{rollout.ready}/{rollout.total}",
             "layout": layout,
             "weight_path": path,
+            "goodput": goodput_status(old.goodput, spec, observed.controller),
             "sick_nodes": list(observed.sick_nodes[:MAX_SICK_NODES]) or None,
             "started_at": old.started_at or now,
             "finished_at": (old.finished_at or now) if ended else None,

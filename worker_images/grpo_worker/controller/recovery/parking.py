@@ -10,6 +10,7 @@ from grpo_operator.api.v1alpha1.status import Phase
 from grpo_worker.common.clock import Clock, utc_time
 from grpo_worker.common.errors import one_line
 from grpo_worker.controller.recovery.failures import FailureHandler
+from grpo_worker.controller.status.gpu_time import SUSPENDED, GpuTime
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.training.gang import TrainerGang
 from grpo_worker.controller.training.worker_group import GangError
@@ -37,9 +38,11 @@ class Parking:
         board: ProgressBoard,
         failures: FailureHandler,
         clock: Clock,
+        gpus: GpuTime,
         background: Callable[[], Sequence[Future[Any]]] = tuple,
     ) -> None:
         """``background``: returns what runs beside the work, such as the staging of weights."""
+        self._gpus = gpus
         self._background = background
         self._trainers = trainers
         self._board = board
@@ -73,6 +76,7 @@ class Parking:
                 if parked is not None:
                     log.info("the trainers are no longer parked")
                     self._board.update(phase=parked[0], message="", waiting="")
+                    self._gpus.goes_on()
                 return result
 
     def continues(self, key: Hashable) -> bool:
@@ -89,6 +93,7 @@ class Parking:
             left[1].exception()
 
     def _begin(self) -> tuple[Phase, str]:
+        self._gpus.stops("engines")
         self._failures.parked()
         self._board.update(**self._failures.counts())
         return self._board.get().phase, utc_time()
@@ -107,8 +112,10 @@ class Parking:
         if status.suspend_requested:
             message = f"checkpoint of step {status.last_checkpoint or 0} is complete"
             self._board.update(phase=Phase.SUSPENDED, message=message, waiting="")
+            self._gpus.stops(SUSPENDED)
             with self._failures.idle():
                 self._board.wait_until_resumed()
+            self._gpus.stops("engines")
             self._board.update(phase=Phase.RECOVERING)
 
     def _beside_gang(self, work: Callable[[], _T], key: Hashable) -> _T:
