@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from grpo_worker.checkpointing.snapshots import file_of, sound
+from grpo_worker.checkpointing.snapshot_seal import Snapshot
+from grpo_worker.checkpointing.snapshots import check, file_of, seal
 from grpo_worker.megatron.checkpoint import snapshot
 from grpo_worker.roles import checkpoints
 from grpo_worker.roles.checkpoints import CheckpointMethods
@@ -36,7 +37,9 @@ def _written(rank: CheckpointMethods, name: str) -> Any:
 def test_the_complete_snapshot_and_the_new_one_stay(rank: CheckpointMethods, tmp_path: Path) -> None:
     for name, kept in (("1.1", None), ("2.1", "1.1"), ("3.1", "1.1"), ("2.2", "3.1")):
         rank.take_snapshot(name, kept)
-        assert _written(rank, name) is True and sound(tmp_path, name, 3)
+        assert _written(rank, name) is True
+        seal(tmp_path, Snapshot("job", name, 3))
+        check(tmp_path, Snapshot("job", name, 3))
     assert sorted(folder.name for folder in tmp_path.iterdir()) == ["2.2", "3.1"]
 
 
