@@ -7,6 +7,7 @@ from typing import Any
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.status import Phase
+from grpo_worker.checkpointing.attempts import SupersededError
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock, utc_time
 from grpo_worker.controller.generation.sample_ledger import SampleLedger
 from grpo_worker.controller.generation.scheduler import scheduler_of
@@ -18,7 +19,6 @@ from grpo_worker.controller.recovery.checkpoints import RunCheckpoints
 from grpo_worker.controller.recovery.failures import FailureHandler
 from grpo_worker.controller.recovery.parking import Parking
 from grpo_worker.controller.recovery.routed_experts import RoutedExpertsLoader
-from grpo_worker.controller.recovery.run_record import SupersededError
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.step_records import StepRecords
 from grpo_worker.controller.training.batch_trainer import BatchTrainer

@@ -9,8 +9,9 @@ import pytest
 
 from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.checkpointing import store
+from grpo_worker.checkpointing.attempts import SupersededError
 from grpo_worker.controller.generation.sample_ledger import SampleLedger
-from grpo_worker.controller.recovery.run_record import RunRecord, SupersededError
+from grpo_worker.controller.recovery.run_record import RunRecord
 from grpo_worker.data.build_tiny_tokenizer import build
 from grpo_worker.data.prompts import Prompt, PromptSource
 from grpo_worker.data.tasks import open_gym
