@@ -93,7 +93,7 @@ class ControllerStatus(Message):
     ``attempt``: starts of the controller or of the training gang; 0 until the controller has read the
     run's record, and then ``step`` and ``restarts`` are not known yet either. ``reward_mean`` and
     ``tokens_per_second_per_gpu`` are those of the last step. ``last_checkpoint``: step of the newest complete
-    checkpoint below ``checkpoint_location``. ``stalled``: why the run makes no progress, or "".
+    checkpoint, and ``checkpoint_location`` its folder. ``stalled``: why the run makes no progress, or "".
     ``waiting``: what the parked trainers wait for, why and since when, or "". ``times_parked``: how often
     they were parked. ``recent_failures``: failures that no finished step has made up for yet, of any cause.
     ``backoff_seconds``: delay of the next restart if its cause is outside of the job. ``last_failure``:

@@ -89,6 +89,15 @@ def restored(folder: Path) -> tuple[int, int]:
     return 0, 0
 
 
+def counts(folder: Path, step: int, attempt: int) -> bool:
+    """Return whether what an attempt saved after ``step`` belongs to the job's course.
+
+    It does not if a newer attempt has started from an earlier step: that one repeats the step.
+    """
+    newer, start = restored(folder)
+    return attempt >= newer or step <= start
+
+
 def _place(folder: Path, attempt: int) -> Path:
     return folder / ATTEMPTS / f"{attempt:08d}"
 

@@ -69,8 +69,9 @@ class GrpoLoop:
         self._ledger = SampleLedger(store / "ledger.jsonl")
         self._records = StepRecords(store, spec.observability, client)
         self._checkpoints = RunCheckpoints(
-            spec, store, trainers, self._scheduler, board, self._state, self._flush, self._parking
-        )
+            spec, store, trainers, self._scheduler, board, self._state, self._flush, self._parking,
+            self._record.check,
+        )  # fmt: skip
         self._step = 0
         self._background: list[Future[Any]] = []  # work of the last step, beside the next one
         self._initial_state = self._state()
@@ -113,10 +114,11 @@ class GrpoLoop:
         self._trainers.acquire(self._show)
         self._parking.run(lambda: self._weights.before_trainers_start(self._show))
         self._show("starting the trainers")
-        self._trainers.start()
+        self._trainers.start(self._record.attempt)
         network = self._trainers.network
         self._report(network=network.text, network_problem=network.problem)
         restored = self._checkpoints.restore()
+        self._record.note_restored(restored.step)  # before anything of the attempts before is overwritten
         self._report(restored={"step": restored.step, "source": restored.source})
         wait(previous)  # the results of the previous attempt are of no use any more
         self._resume(restored)
@@ -133,7 +135,7 @@ class GrpoLoop:
         # If nothing was lost, the answers that are being generated are those of the next step.
         if self._spec.shares_gpus or not self._parking.continues(restored.step):
             # The scheduler comes first: generation that still runs draws prompts until it is cancelled.
-            self._scheduler.restore(restored.step)
+            self._scheduler.restore(restored.step, restored.attempt)
             self._parking.discard()
             self._load_state(restored.controller_state or self._initial_state)
         self._step = restored.step

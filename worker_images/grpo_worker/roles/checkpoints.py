@@ -10,7 +10,6 @@ import torch
 from grpo_operator.api.catalog.presets import PRESET
 from grpo_worker.checkpointing.snapshots import file_of, remove_older, seal
 from grpo_worker.checkpointing.store import WEIGHTS as STORED_WEIGHTS
-from grpo_worker.checkpointing.store import directory
 from grpo_worker.profiling.background import join
 from grpo_worker.profiling.counted_file import open_counted
 from grpo_worker.profiling.progress import PROGRESS
@@ -44,7 +43,7 @@ class CheckpointMethods:
         if not self._models.spec.fills_engines_from_store:
             checkpointer.save(step, controller_state, from_host)
             return
-        to = directory(checkpointer.root, step) / STORED_WEIGHTS
+        to = checkpointer.directory(step) / STORED_WEIGHTS
         copy = self._version_copy = VersionCopy(WEIGHTS, step, self.rank_info.rank, to)
         checkpointer.save(step, controller_state, from_host, copy.run)
 
@@ -93,7 +92,7 @@ class CheckpointMethods:
         return self._models.checkpointer.poll(blocking)
 
     @register(Dispatch.ONE_TO_ALL)
-    def export_weights(self, path: str, beside: bool) -> None:
+    def export_weights(self, path: str, beside: bool, attempt: int) -> None:
         """Export the policy as a Hugging Face directory.
 
         ``beside``: the call returns as soon as the weights are copied; ``poll_export`` tells of the end.
@@ -112,6 +111,7 @@ class CheckpointMethods:
                 source,
                 self._models.spec.checkpoint.export_quantization,
                 beside,
+                attempt,
             )
             if not beside:
                 join(self._export)

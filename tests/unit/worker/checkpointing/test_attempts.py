@@ -7,6 +7,7 @@ import signal
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -69,8 +70,8 @@ def test_two_controllers_that_begin_together_never_get_the_same_number(tmp_path:
 
 def _die_between_claim_and_save(file: Path) -> None:
     record = RunRecord.load(file)
-    RunRecord.save = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
-    record.begin_attempt()
+    with patch.object(RunRecord, "save", lambda _: os.kill(os.getpid(), signal.SIGKILL)):
+        record.begin_attempt()
 
 
 def test_a_death_between_the_claim_and_the_record_costs_one_number(tmp_path: Path) -> None:
@@ -127,8 +128,8 @@ def test_a_claim_whose_answer_was_lost_belongs_to_who_made_it(
         rename(path, target)
         raise OSError(110, "Connection timed out")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", lost)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", lost)
         with pytest.raises(OSError, match="timed out"):
             record.begin_attempt()
     record.begin_attempt()

@@ -58,7 +58,7 @@ def await_folder(folder: Path, key: str) -> None:
 def _created(folder: Path) -> str:
     """Create the folder and return why that is not possible, or ""."""
     try:
-        shutil.rmtree(folder, ignore_errors=True)  # left by an attempt that died
+        shutil.rmtree(folder, ignore_errors=True)  # left by an earlier save of this attempt
         folder.mkdir(parents=True)
     except OSError as error:
         return f"{folder} cannot be created ({error.strerror or error}): check checkpoint.store"
