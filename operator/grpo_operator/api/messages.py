@@ -100,6 +100,7 @@ class ControllerStatus(Message):
     reason of the last restart. ``next_attempt``: time of the next attempt (RFC 3339, UTC) while the back-off
     of a restart lasts, or "". ``network``: what NCCL uses between trainers with GPUs. ``network_problem``:
     why that is not what the spec asks for, or "". ``profiles``: those that this controller was asked for.
+    ``superseded``: another controller has taken over; the answer's status code is 410 (Gone) then.
     """
 
     phase: Phase = Phase.STARTING
@@ -129,6 +130,7 @@ class ControllerStatus(Message):
     network_problem: str = ""
     engines: list[EngineSummary] = Field(default_factory=list)
     profiles: list[ProfileReport] = Field(default_factory=list)
+    superseded: bool = False
 
 
 class EngineHost(Message):

@@ -82,7 +82,7 @@ class GrpoLoop:
             self._run()
         except SupersededError as error:
             log.error("%s", error)
-            self._board.update(phase=Phase.RECOVERING, message=str(error))
+            self._board.update(phase=Phase.RECOVERING, message=str(error), superseded=True)
             self._trainers.stop()
 
     def _run(self) -> None:
