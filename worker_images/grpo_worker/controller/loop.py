@@ -66,11 +66,11 @@ class GrpoLoop:
         self._weights = weights
         self._failures = failures
         self._record = failures.record
-        self._ledger = SampleLedger(store / "ledger.jsonl")
-        self._records = StepRecords(store, spec.observability, client)
+        self._ledger = SampleLedger(store / "ledger.jsonl", self._record.check_claims)
+        self._records = StepRecords(store, spec.observability, client, self._record.check_claims)
         self._checkpoints = RunCheckpoints(
             spec, store, trainers, self._scheduler, board, self._state, self._flush, self._parking,
-            self._record.check,
+            self._record.check_claims,
         )  # fmt: skip
         self._step = 0
         self._background: list[Future[Any]] = []  # work of the last step, beside the next one

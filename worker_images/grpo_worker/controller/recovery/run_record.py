@@ -103,6 +103,10 @@ class RunRecord:
             self.refuse(newest)
         self.attempt = max(self.attempt, newest)
 
+    def check_claims(self) -> None:
+        """Raise SupersededError if another controller has claimed an attempt; from any thread."""
+        attempts.check(self.path.parent, self.attempt)
+
     def refuse(self, newest: int) -> None:
         """Raise SupersededError if ``newest``, an attempt in the store, is newer than this one."""
         attempts.refuse(newest, self.attempt)
