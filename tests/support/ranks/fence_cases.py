@@ -2,6 +2,7 @@
 
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,5 +85,6 @@ class _Overwriting:
                 handle.seek(0)
                 handle.write(os.urandom(1 << 16))
                 handle.flush()
-                file.parent.mkdir(exist_ok=True)
-                file.write_bytes(os.urandom(1 << 16))
+                with suppress(FileNotFoundError):  # the new gang removes it
+                    file.parent.mkdir(exist_ok=True)
+                    file.write_bytes(os.urandom(1 << 16))

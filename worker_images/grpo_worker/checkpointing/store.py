@@ -180,6 +180,14 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
+def remove_remains(root: str | Path, attempt: int) -> None:
+    """Remove what older attempts have begun and not completed, so that a new checkpoint has room."""
+    for path in _all(root):
+        finished = (path / MARKER).is_file() or (path / SET_ASIDE).is_file()
+        if step_and_attempt(path)[1] < attempt and not finished:
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def prune(root: str | Path, keep: int, attempt: int = 0) -> None:
     """Remove all but the newest ``keep`` complete checkpoints, incomplete ones, and those that do not count.
 

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+from contextlib import suppress
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
@@ -59,8 +60,9 @@ def _write_on(folder: Path, writes: Event, stop: Event) -> None:
             handle.seek(0)
             handle.write(os.urandom(SIZE))
             handle.flush()
-            folder.mkdir(exist_ok=True)  # a rank 0 that begins to save again
-            (folder / name).write_bytes(os.urandom(SIZE))
+            with suppress(FileNotFoundError):  # the new gang removes it
+                folder.mkdir(exist_ok=True)  # a rank 0 that begins to save again
+                (folder / name).write_bytes(os.urandom(SIZE))
         writes.set()
 
 
@@ -136,6 +138,20 @@ def test_what_is_committed_at_the_moment_of_the_handover_does_not_count(
     third.save(3)
     assert complete(old.root) == {2: old.path(2), 3: third.path(3)}
     assert not old.path(3).exists()
+
+
+def test_a_new_checkpoint_gets_the_room_of_those_that_were_not_completed(tmp_path: Path) -> None:
+    old = Gang(tmp_path)
+    for step in (1, 2, 3):
+        old.save(step)
+    old.write(4)
+    store.set_aside(old.path(3), store.DamagedCheckpointError("a bit is wrong"))
+    new = Gang(tmp_path, start=2)
+    new.write(3)
+    store.remove_remains(old.root, old.record.attempt)  # by a rank of the old gang
+    assert old.path(4).is_dir() and new.path(3).is_dir()
+    store.remove_remains(new.root, new.record.attempt)
+    assert sorted(new.root.iterdir()) == [old.path(2), old.path(3), new.path(3)]
 
 
 def test_checkpoints_of_earlier_versions_are_found_and_removed(tmp_path: Path) -> None:
