@@ -70,6 +70,7 @@ class Ranks:
     def start(self, config: dict[str, Any]) -> None:
         self._world.starts += 1
         self._world.updates = 0
+        self._attempt = config["attempt"]
 
     def call(self, method: str, *args: Any) -> Any:
         self._world.calls.append(method)
@@ -128,11 +129,11 @@ class Ranks:
     def _save_checkpoint(self, step: int, state: dict[str, Any], from_host: bool) -> None:
         assert from_host or not self._world.engines_hold, "engines hold the GPUs"
         self._world.saved_from_host.append(from_host)
-        path = directory(self._world.store / "checkpoints", step)
+        path = directory(self._world.store / "checkpoints", step, self._attempt)
         path.mkdir(parents=True, exist_ok=True)
         (path / CONTROLLER_STATE).write_text(json.dumps(state))
         (path / "updates").write_text(str(self._world.updates))
-        commit(self._world.store / "checkpoints", step, Origin(self._world.model, ""))
+        commit(self._world.store / "checkpoints", step, Origin(self._world.model, "", self._attempt))
         self._world.writing.append(step)
 
     def _load_routed_experts(
@@ -152,7 +153,7 @@ class Ranks:
             places.append({reference.key: (str(file), 0) for reference in references[rank::2]})
         return places
 
-    def _export_weights(self, path: str, beside: bool) -> list[None]:
+    def _export_weights(self, path: str, beside: bool, attempt: int) -> list[None]:
         self._world.exports.append((Path(path).name, self._world.updates))
         return [None, None]
 

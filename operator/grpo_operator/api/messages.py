@@ -93,7 +93,7 @@ class ControllerStatus(Message):
     ``attempt``: starts of the controller or of the training gang; 0 until the controller has read the
     run's record, and then ``step`` and ``restarts`` are not known yet either. ``reward_mean`` and
     ``tokens_per_second_per_gpu`` are those of the last step. ``last_checkpoint``: step of the newest complete
-    checkpoint below ``checkpoint_location``. ``stalled``: why the run makes no progress, or "".
+    checkpoint, and ``checkpoint_location`` its folder. ``stalled``: why the run makes no progress, or "".
     ``waiting``: what the parked trainers wait for, why and since when, or "". ``times_parked``: how often
     they were parked. ``recent_failures``: failures that no finished step has made up for yet, of any cause.
     ``backoff_seconds``: delay of the next restart if its cause is outside of the job. ``last_failure``:
@@ -101,6 +101,7 @@ class ControllerStatus(Message):
     of a restart lasts, or "". ``network``: what NCCL uses between trainers with GPUs. ``network_problem``:
     why that is not what the spec asks for, or "". ``profiles``: those that this controller was asked for.
     ``gpu_seconds``: of the whole run, by use. ``lost_gpu_seconds``: idle and replayed ones, by cause.
+    ``superseded``: another controller has taken over; the answer's status code is 410 (Gone) then.
     """
 
     phase: Phase = Phase.STARTING
@@ -132,6 +133,7 @@ class ControllerStatus(Message):
     lost_gpu_seconds: dict[str, int] = Field(default_factory=dict)
     engines: list[EngineSummary] = Field(default_factory=list)
     profiles: list[ProfileReport] = Field(default_factory=list)
+    superseded: bool = False
 
 
 class EngineHost(Message):

@@ -30,12 +30,15 @@ class PodClient:
         self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
 
     async def controller(self, pods: tuple[dict[str, Any], ...]) -> ControllerStatus | None:
-        """Return the controller's status, or None when no controller pod answers."""
-        for pod in of_pool(pods, names.CONTROLLER):
-            status = await self._status(pod, CONTROLLER_PORT, ControllerStatus)
-            if status is not None:
-                return status
-        return None
+        """Return the status of the controller with the newest attempt, or None when none answers.
+
+        While a node is cut off, the job may have two. One that knows that it is superseded answers with 410.
+        """
+        asked = [
+            self._status(pod, CONTROLLER_PORT, ControllerStatus) for pod in of_pool(pods, names.CONTROLLER)
+        ]
+        answers = [status for status in await asyncio.gather(*asked) if status is not None]
+        return max(answers, key=lambda status: status.attempt, default=None)
 
     async def agents(self, pods: tuple[dict[str, Any], ...]) -> dict[str, AgentStatus]:
         """Return the status of every engine's agent that answers, by pod name."""

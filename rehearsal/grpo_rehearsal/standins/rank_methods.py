@@ -83,6 +83,7 @@ class RankMethods:
     nbytes: Counter[str]
     slow: Mapping[int, float] = field(default_factory=dict)
     saves: list[Save] = field(default_factory=list)
+    attempt: int = 0  # of the job, whose gang this is
     _saving: tuple[Save, dict[str, Any]] | None = None  # (checkpoint, controller's state)
     _problem: str = ""  # of the exchange of layouts
     _exported: float = 0.0  # when the export is complete
@@ -276,11 +277,12 @@ class RankMethods:
         (save, state), self._saving = self._saving, None
         step, save.committed = save.step, self.now()
         self.nbytes["trainer>store"] += save.nbytes
-        path = directory(self.job.checkpoints, step)
+        path = directory(self.job.checkpoints, step, self.attempt)
         if not path.is_dir():
             path.mkdir(parents=True)
             (path / CONTROLLER_STATE).write_text(json.dumps(state))
-            commit(self.job.checkpoints, step, Origin(model_digest(self.job.hf), "rehearsal"))
+            origin = Origin(model_digest(self.job.hf), "rehearsal", self.attempt)
+            commit(self.job.checkpoints, step, origin)
         return [step]
 
 

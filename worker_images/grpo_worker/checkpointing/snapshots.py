@@ -25,6 +25,11 @@ def name_of(step: int, attempt: int) -> str:
     return f"{step}.{attempt}"
 
 
+def attempt_of(name: str) -> int:
+    """Return the attempt that took a snapshot. Raises ValueError for an invalid name."""
+    return _order(name)[0]
+
+
 def file_of(root: Path, name: str, rank: int) -> Path:
     """Return the path of a rank's snapshot. Raises ValueError for an invalid name."""
     _order(name)

@@ -7,6 +7,7 @@ from typing import Any
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.status import Phase
+from grpo_worker.checkpointing.attempts import SupersededError
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock, utc_time
 from grpo_worker.controller.generation.sample_ledger import SampleLedger
 from grpo_worker.controller.generation.scheduler import scheduler_of
@@ -18,7 +19,6 @@ from grpo_worker.controller.recovery.checkpoints import RunCheckpoints
 from grpo_worker.controller.recovery.failures import FailureHandler
 from grpo_worker.controller.recovery.parking import Parking
 from grpo_worker.controller.recovery.routed_experts import RoutedExpertsLoader
-from grpo_worker.controller.recovery.run_record import SupersededError
 from grpo_worker.controller.status.gpu_time import SUSPENDED, GpuTime
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.step_records import StepRecords
@@ -73,11 +73,12 @@ class GrpoLoop:
         self._weights = weights
         self._failures = failures
         self._record = failures.record
-        self._ledger = SampleLedger(store / "ledger.jsonl")
-        self._records = StepRecords(store, spec.observability, client)
+        self._ledger = SampleLedger(store / "ledger.jsonl", self._record.check_claims)
+        self._records = StepRecords(store, spec.observability, client, self._record.check_claims)
         self._checkpoints = RunCheckpoints(
-            spec, store, trainers, self._scheduler, board, self._state, self._flush, self._parking
-        )
+            spec, store, trainers, self._scheduler, board, self._state, self._flush, self._parking,
+            self._record.check_claims,
+        )  # fmt: skip
         self._step = 0
         self._background: list[Future[Any]] = []  # work of the last step, beside the next one
         self._initial_state = self._state()
@@ -88,7 +89,7 @@ class GrpoLoop:
             self._run()
         except SupersededError as error:
             log.error("%s", error)
-            self._board.update(phase=Phase.RECOVERING, message=str(error))
+            self._board.update(phase=Phase.RECOVERING, message=str(error), superseded=True)
             self._trainers.stop()
 
     def _run(self) -> None:
@@ -120,10 +121,11 @@ class GrpoLoop:
         self._trainers.acquire(self._show)
         self._parking.run(lambda: self._weights.before_trainers_start(self._show))
         self._show("starting the trainers")
-        self._trainers.start()
+        self._trainers.start(self._record.attempt)
         network = self._trainers.network
         self._report(network=network.text, network_problem=network.problem)
         restored = self._checkpoints.restore()
+        self._record.note_restored(restored.step)  # before anything of the attempts before is overwritten
         self._report(restored={"step": restored.step, "source": restored.source})
         wait(previous)  # the results of the previous attempt are of no use any more
         self._resume(restored)
@@ -143,7 +145,7 @@ class GrpoLoop:
         self._gpus.interrupt(keeps)
         if not keeps:
             # The scheduler comes first: generation that still runs draws prompts until it is cancelled.
-            self._scheduler.restore(restored.step)
+            self._scheduler.restore(restored.step, restored.attempt)
             self._parking.discard()
             self._load_state(restored.controller_state or self._initial_state)
         self._step = restored.step

@@ -122,7 +122,7 @@ def build_loop(
     from grpo_worker.controller.profiles.background import BackgroundProfiles
     from grpo_worker.controller.training.gang import TrainerGang
 
-    board.update(message="joining the Ray cluster", checkpoint_location=str(checkpoints))
+    board.update(message="joining the Ray cluster")
     _connect(config.name, SYSTEM_CLOCK)
     trainers = TrainerGang(spec, model.config, checkpoints)
     weights = choose_synchronizer(config, trainers, pool)

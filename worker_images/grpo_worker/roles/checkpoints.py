@@ -9,7 +9,6 @@ from grpo_operator.api.catalog.presets import PRESET
 from grpo_worker.checkpointing.snapshots import file_of, is_written, mark_written, remove_older
 from grpo_worker.checkpointing.state_file import read_state, write_state
 from grpo_worker.checkpointing.store import WEIGHTS as STORED_WEIGHTS
-from grpo_worker.checkpointing.store import directory
 from grpo_worker.profiling.background import join
 from grpo_worker.profiling.progress import PROGRESS
 from grpo_worker.roles.dispatch import Dispatch, RankInfo, register
@@ -42,7 +41,7 @@ class CheckpointMethods:
         if not self._models.spec.fills_engines_from_store:
             checkpointer.save(step, controller_state, from_host)
             return
-        to = directory(checkpointer.root, step) / STORED_WEIGHTS
+        to = checkpointer.directory(step) / STORED_WEIGHTS
         copy = self._version_copy = VersionCopy(WEIGHTS, step, self.rank_info.rank, to)
         checkpointer.save(step, controller_state, from_host, copy.run)
 
@@ -89,7 +88,7 @@ class CheckpointMethods:
         return self._models.checkpointer.poll(blocking)
 
     @register(Dispatch.ONE_TO_ALL)
-    def export_weights(self, path: str, beside: bool) -> None:
+    def export_weights(self, path: str, beside: bool, attempt: int) -> None:
         """Export the policy as a Hugging Face directory.
 
         ``beside``: the call returns as soon as the weights are copied; ``poll_export`` tells of the end.
@@ -108,6 +107,7 @@ class CheckpointMethods:
                 source,
                 self._models.spec.checkpoint.export_quantization,
                 beside,
+                attempt,
             )
             if not beside:
                 join(self._export)

@@ -54,7 +54,8 @@ class TrainerModels:
 def build_models(rank: int, world: int, config: dict[str, Any]) -> TrainerModels:
     """Create the process groups and build the models of this rank. Collective.
 
-    ``config``: the job's ``spec``, ``hf`` (contents of config.json) and ``checkpoints`` (root directory).
+    ``config``: the job's ``spec``, ``hf`` (contents of config.json), ``checkpoints`` (root directory) and
+    ``attempt``.
     Raises RuntimeError when the job trains on GPUs and this rank has none, and ValueError for models or
     layouts that cannot be trained.
     """
@@ -73,7 +74,7 @@ def build_models(rank: int, world: int, config: dict[str, Any]) -> TrainerModels
         parts.append(CheckpointPart("critic.", critic.trainable.chunks, critic.trainable))
     with policy.trainable.weights.on_device():
         flops = ModelFlops(active_parameters(policy.chunks, policy.family), attention_width(hf))
-    origin = Origin(model_digest(hf), str(layout))
+    origin = Origin(model_digest(hf), str(layout), config["attempt"])
     return TrainerModels(
         spec,
         hf,

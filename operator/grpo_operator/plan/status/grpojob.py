@@ -261,7 +261,7 @@ def _from_controller(old: GRPOJobStatus, controller: ControllerStatus | None) ->
     if speed is not None:
         values["tokens_per_second_per_gpu"] = f"{speed:.1f}"
     if checkpoint is not None:
-        location = f"{controller.checkpoint_location}/step-{checkpoint:08d}"
+        location = controller.checkpoint_location
         values["last_checkpoint"] = CheckpointStatus(step=checkpoint, location=location, complete=True)
     return values
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
-from grpo_worker.checkpointing.store import complete_steps, directory
+from grpo_worker.checkpointing.store import complete_steps, directory, step_and_attempt
 from grpo_worker.controller.generation.scheduler import RolloutScheduler
 from grpo_worker.controller.recovery.memory_tier import MemoryTier
 from grpo_worker.controller.recovery.parking import Parking
@@ -32,9 +32,11 @@ class RunCheckpoints:
         state: Callable[[], dict[str, Any]],
         flush: Callable[[], None],
         parking: Parking,
+        check: Callable[[], None],
     ) -> None:
         """``store``: folder of the job. ``state``: returns the controller's state. ``flush``: waits until
-        the records of all finished steps are on the store; no checkpoint counts before.
+        the records of all finished steps are on the store; no checkpoint counts before. ``check``: raises
+        SupersededError when another controller has taken over.
         """
         self._spec = spec.checkpoint
         self._root = store / "checkpoints"
@@ -45,6 +47,7 @@ class RunCheckpoints:
         self._state = state
         self._flush = flush
         self._parking = parking
+        self._check = check
         self._stored = 0  # step of the newest complete checkpoint in the store
         self._saving: int | None = None  # step of the checkpoint that is being written
         self._due = False  # a checkpoint should have begun, but the one before was being written
@@ -73,7 +76,7 @@ class RunCheckpoints:
         self._newest.exception()  # wait for the thread; an error belongs to a checkpoint that does not count
         restored = self._restore_from_memory() or self._trainers.restore()
         if restored.source == "store":
-            self._note_stored(restored.step)
+            self._note_stored(directory(self._root, restored.step, restored.attempt))
         self._snapshots = [restored.step]
         names = [path.name for path in self._exports.glob("step-*") if not path.suffix]
         self._exported = {int(name.removeprefix("step-")) for name in names}
@@ -84,9 +87,9 @@ class RunCheckpoints:
         if self._memory is None:
             return None
         self._memory.begin_attempt()
-        newest = self._trainers.newest
+        newest = self._trainers.newest or directory(self._root, 0)
         self._note_stored(newest)
-        return self._memory.restore(newest)
+        return self._memory.restore(self._stored)
 
     def poll(self) -> None:
         """Note an export and a checkpoint that are complete.
@@ -148,7 +151,7 @@ class RunCheckpoints:
         self._poll_export(blocking=True)
         if step not in self._exported:
             self._board.update(message=f"exporting step {step}")
-            self._trainers.call("export_weights", str(directory(self._exports, step)), False)
+            self._export(step, beside=False)
             self._exported.add(step)
             self._board.update(message="")
 
@@ -158,8 +161,12 @@ class RunCheckpoints:
         if every and step and step % every == 0:
             self._export_due = step not in self._exported
         if self._export_due and self._exporting is None:
-            self._trainers.call("export_weights", str(directory(self._exports, step)), True)
+            self._export(step, beside=True)
             self._exporting, self._export_due = step, False
+
+    def _export(self, step: int, *, beside: bool) -> None:
+        target = directory(self._exports, step)
+        self._trainers.call("export_weights", str(target), beside, self._trainers.attempt)
 
     def _poll_export(self, blocking: bool) -> None:
         if self._exporting is not None and self._trainers.call("poll_export", blocking)[0]:
@@ -199,25 +206,30 @@ class RunCheckpoints:
         if with_samples:
             # While engines are away, no step may be lost either; the samples are added when they are there.
             self._parking.run(self._scheduler.wait, lambda: self.save_parked(step))
-            write, self._lacks_samples = self._scheduler.save(step, batch), None
+            write, self._lacks_samples = self._scheduler.save(step, self._trainers.attempt, batch), None
         kept = {step, *self._snapshots}
         if self._saving is not None:
             kept.add(self._saving)
+
+        attempt = self._trainers.attempt
 
         def keep() -> None:
             if write is not None:
                 write()
             self._flush()
-            self._scheduler.prune(kept.union(complete_steps(self._root)))
+            self._check()  # all of that may have taken long
+            self._scheduler.prune(kept.union(complete_steps(self._root)), attempt)
 
         self._newest = self._thread.submit(keep)
         return self._newest
 
     def _note_complete(self, steps_by_rank: list[list[int]]) -> None:
         for step in steps_by_rank[0]:
-            self._note_stored(step)
+            self._note_stored(directory(self._root, step, self._trainers.attempt))
             self._saving = None
 
-    def _note_stored(self, step: int) -> None:
-        self._stored = step
-        self._board.update(last_checkpoint=step or None)
+    def _note_stored(self, checkpoint: Path) -> None:
+        """Note the newest complete checkpoint; the one of step 0 is the initial state."""
+        self._stored = step_and_attempt(checkpoint)[0]
+        location = str(checkpoint) if self._stored else ""
+        self._board.update(last_checkpoint=self._stored or None, checkpoint_location=location)

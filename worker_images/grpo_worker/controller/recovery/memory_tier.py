@@ -13,7 +13,8 @@ from typing import Any
 
 import httpx
 
-from grpo_worker.checkpointing.snapshots import name_of
+from grpo_worker.checkpointing import attempts
+from grpo_worker.checkpointing.snapshots import attempt_of, name_of
 from grpo_worker.common.auth import headers, is_signed, signature
 from grpo_worker.common.errors import LONGEST
 from grpo_worker.common.files import write_text
@@ -92,6 +93,8 @@ class MemoryTier:
         if record is None or record["step"] <= after:
             return None
         name = record["name"]
+        if not attempts.counts(self._file.parent, record["step"], attempt_of(name)):
+            return None
         self._kept = name
         holders = {int(rank): urls for rank, urls in record["holders"].items()}
         targets = {rank: [url] for rank, url in self._trainers.sources().items()}
@@ -101,7 +104,7 @@ class MemoryTier:
         self._file.unlink()  # if loading fails, the next attempt uses the checkpoint in the store
         self._trainers.call("load_snapshot", name)
         self._write(record)
-        return Restored(record["step"], record["state"], "memory")
+        return Restored(record["step"], record["state"], "memory", attempt_of(name))
 
     def _replicate(self, taken: dict[str, Any], sources: dict[int, str], records: "Future[None]") -> None:
         holders = {rank: [url] for rank, url in sources.items()}

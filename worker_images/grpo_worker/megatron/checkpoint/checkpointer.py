@@ -101,8 +101,12 @@ class Checkpointer:
             if dist.get_rank() == 0:
                 write_common_state(state, draft.path)
                 (draft.path / CONTROLLER_STATE).write_text(json.dumps(controller_state))
-            self._queue.write(request, directory(self.root, step), first)
+            self._queue.write(request, self.directory(step), first)
             blocks.extend(POOL.end())
+
+    def directory(self, step: int) -> Path:
+        """Return the directory of the checkpoint that these ranks save after ``step``."""
+        return directory(self.root, step, self._origin.attempt)
 
     def poll(self, blocking: bool = False) -> list[int]:
         """Start to commit the checkpoints that all ranks have written.
@@ -126,9 +130,9 @@ class Checkpointer:
 
     def _commit(self, step: int, draft: Draft) -> int:
         """Complete the checkpoint and remove old ones, in a thread of rank 0."""
-        draft.publish(directory(self.root, step))
+        draft.publish(self.directory(step))
         commit(self.root, step, self._origin)
-        prune(self.root, self._keep)
+        prune(self.root, self._keep, self._origin.attempt)
         return step
 
     def load(self, path: Path) -> None:

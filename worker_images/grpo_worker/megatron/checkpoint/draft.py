@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from grpo_worker.checkpointing.store import remove_remains, step_and_attempt
 from grpo_worker.megatron.host_sync.notes import leave, read
 from grpo_worker.profiling.progress import BACKGROUND, WRITTEN
 
@@ -58,8 +59,9 @@ def await_folder(folder: Path, key: str) -> None:
 def _created(folder: Path) -> str:
     """Create the folder and return why that is not possible, or ""."""
     try:
-        shutil.rmtree(folder, ignore_errors=True)  # left by an attempt that died
+        shutil.rmtree(folder, ignore_errors=True)  # left by an earlier save of this attempt
         folder.mkdir(parents=True)
+        remove_remains(folder.parent, step_and_attempt(folder)[1])
     except OSError as error:
         return f"{folder} cannot be created ({error.strerror or error}): check checkpoint.store"
     return ""
