@@ -5,6 +5,7 @@ key, seals the digest together with the job, the snapshot's name and the rank. N
 off other bytes, or the snapshot of another job, step, attempt or rank.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -14,6 +15,11 @@ from grpo_worker.common.auth import is_signed, signature
 
 NOTE_BYTES = 4096  # more than a note ever has
 _PURPOSE = b"grpo snapshots"
+
+
+def content_digest() -> "hashlib.blake2b":
+    """Return the digest of a file's bytes, still of none."""
+    return hashlib.blake2b(digest_size=32)
 
 
 class SnapshotError(RuntimeError):

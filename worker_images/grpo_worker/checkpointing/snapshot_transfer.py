@@ -6,9 +6,8 @@ from pathlib import Path
 
 import httpx
 
-from grpo_worker.checkpointing.snapshot_seal import NOTE_BYTES, Note, Snapshot, SnapshotError
+from grpo_worker.checkpointing.snapshot_seal import NOTE_BYTES, Note, Snapshot, SnapshotError, content_digest
 from grpo_worker.checkpointing.snapshots import NOTE, STATE, check, file_of
-from grpo_worker.checkpointing.state_file import content_digest
 from grpo_worker.common.auth import headers
 from grpo_worker.common.files import write_text
 

@@ -11,8 +11,7 @@ import re
 import shutil
 from pathlib import Path
 
-from grpo_worker.checkpointing.snapshot_seal import NOTE_BYTES, Note, Snapshot, SnapshotError
-from grpo_worker.checkpointing.state_file import content_digest
+from grpo_worker.checkpointing.snapshot_seal import NOTE_BYTES, Note, Snapshot, SnapshotError, content_digest
 from grpo_worker.common.files import write_text
 
 STATE, NOTE = ".safetensors", ".json"

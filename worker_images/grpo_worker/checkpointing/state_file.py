@@ -4,7 +4,6 @@ The safetensors package writes a file in one call, which shows no byte to a dige
 here, in one pass that also computes the digest. The package reads it: it maps the file and checks the header.
 """
 
-import hashlib
 import json
 import struct
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from grpo_worker.checkpointing.snapshot_seal import content_digest
 from grpo_worker.checkpointing.state_tree import StateError, flatten, nest
 
 CHUNK = 1 << 20  # small enough to stay in the processor's cache between the digest and the write
@@ -70,11 +70,6 @@ def read_state(path: Path) -> Any:
         raise StateError(f"{path} has no state in its header: it was written by something else") from error
     except (SafetensorError, ValueError, RecursionError) as error:
         raise StateError(f"{path} is not the file of a state: {error}") from error
-
-
-def content_digest() -> "hashlib.blake2b":
-    """Return the digest of a file's bytes, still of none."""
-    return hashlib.blake2b(digest_size=32)
 
 
 def _header(tree: Any, tensors: dict[str, torch.Tensor]) -> bytes:

@@ -14,12 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from grpo_worker.checkpointing.state_file import (
-    CHUNK,
-    content_digest,
-    read_state,
-    write_state,
-)
+from grpo_worker.checkpointing.snapshot_seal import content_digest
+from grpo_worker.checkpointing.state_file import CHUNK, read_state, write_state
 from grpo_worker.checkpointing.state_tree import StateError, flatten, nest
 
 DTYPES = [

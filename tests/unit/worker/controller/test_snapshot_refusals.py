@@ -16,10 +16,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from grpo_worker.checkpointing.snapshot_seal import Note, Snapshot, SnapshotError
+from grpo_worker.checkpointing.snapshot_seal import Note, Snapshot, SnapshotError, content_digest
 from grpo_worker.checkpointing.snapshot_transfer import pull
 from grpo_worker.checkpointing.snapshots import check, file_of, mark_written, seal
-from grpo_worker.checkpointing.state_file import content_digest, write_state
+from grpo_worker.checkpointing.state_file import write_state
 from grpo_worker.checkpointing.state_tree import StateError
 from grpo_worker.common.auth import FILE
 from grpo_worker.controller.recovery.memory_tier import MemoryTier
