@@ -105,7 +105,7 @@ class GrpoLoop:
             except SupersededError:
                 raise
             except Exception as error:  # noqa: BLE001 - any failure is counted and retried, within limits
-                self._end_attempt(failure_of(error))
+                self._end_attempt(failure_of(error, self._spec.checkpoint.store.label))
         self._board.update(phase=Phase.FAILED, message=self._record.failed)
 
     def _begin(self) -> None:
