@@ -68,7 +68,7 @@ class GrpoLoop:
         self._parking = Parking(trainers, board, failures, clock, self._gpus, lambda: self._background)
         self._experts = RoutedExpertsLoader(trainers, generate, weights, inputs.reward, self._parking)
         self._scheduler = scheduler_of(spec, sampler, store / "pending", self._experts.durable)
-        self._training = BatchTrainer(spec, trainers)
+        self._training = BatchTrainer(spec, trainers, pool.table.suspect)
         self._traces = StepTraces(spec, store / "profile", board.profiles, trainers)
         self._weights = weights
         self._failures = failures
@@ -105,7 +105,7 @@ class GrpoLoop:
             except SupersededError:
                 raise
             except Exception as error:  # noqa: BLE001 - any failure is counted and retried, within limits
-                self._end_attempt(failure_of(error))
+                self._end_attempt(failure_of(error, self._spec.checkpoint.store.label))
         self._board.update(phase=Phase.FAILED, message=self._record.failed)
 
     def _begin(self) -> None:
@@ -187,6 +187,7 @@ class GrpoLoop:
         seconds = timer.total()
         metrics["data/too_long"] = float(self._source.too_long)
         metrics["recovery/unread_records"] = float(self._record.unread)
+        metrics["recovery/checkpoint_put_off_steps"] = float(self._checkpoints.put_off)
         metrics["reward/failures"] = float(self._reward.failures)
         metrics |= self._records.generated(rollouts, seconds)
         metrics |= step_metrics(shared.batch, scores, seconds, self._trainers.world)
@@ -195,7 +196,7 @@ class GrpoLoop:
         self._report(
             reward_mean=metrics["critic/score/mean"],
             tokens_per_second_per_gpu=metrics["perf/throughput"],
-            message=refused_message(rollouts.refused),
+            message=self._checkpoints.with_problem(refused_message(rollouts.refused)),
         )
 
     def _generate(self, version: Version, timer: StepTimer) -> RolloutBatch:

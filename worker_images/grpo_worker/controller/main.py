@@ -10,6 +10,7 @@ from grpo_operator.api.job_config import JobConfig
 from grpo_operator.api.v1alpha1.status import Phase
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock, utc_time
 from grpo_worker.common.errors import one_line
+from grpo_worker.common.store_problems import with_store_problem
 from grpo_worker.controller.config import load_job_config, pool_timeout
 from grpo_worker.controller.inputs import read_inputs
 from grpo_worker.controller.recovery.failures import CONTROLLER_DIED, FailureHandler, comes_from_outside
@@ -91,7 +92,7 @@ def run(
             log.exception("the job cannot begin")
             # An unreachable store or server is not the fault of the job.
             cause: Cause = "infrastructure" if comes_from_outside(error) else "job"
-            message = one_line(error)
+            message = with_store_problem(one_line(error), error, config.spec.checkpoint.store.label)
             back_off(message, failures.count(message, cause))
         else:
             loop.run()

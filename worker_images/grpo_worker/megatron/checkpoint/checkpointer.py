@@ -28,6 +28,7 @@ from grpo_worker.checkpointing.store import (
     prune,
     verify,
 )
+from grpo_worker.common.store_problems import UnwritableStoreError, errno_of
 from grpo_worker.megatron.checkpoint.common_state import write_common_state
 from grpo_worker.megatron.checkpoint.draft import Draft
 from grpo_worker.megatron.checkpoint.host_pool import POOL, Block
@@ -112,15 +113,30 @@ class Checkpointer:
         """Start to commit the checkpoints that all ranks have written.
 
         Returns the steps of those that became complete, on rank 0; other ranks return none. ``blocking``:
-        wait until all are complete.
+        wait until all are complete. Raises UnwritableStoreError on all ranks when any of them cannot write.
         """
-        self._queue.maybe_finalize_async_calls(blocking=blocking)
+        try:
+            self._queue.maybe_finalize_async_calls(blocking=blocking)
+        except CheckpointException as error:  # it is no Exception, so it would end the process
+            raise self._unwritten(error) from None
         finished = []
         while self._commits and (blocking or self._commits[0].done()):
             finished.append(join(self._commits.popleft()))
         if blocking:
             store_barrier(range(dist.get_world_size())).wait()
         return finished
+
+    def _unwritten(self, error: CheckpointException) -> UnwritableStoreError:
+        """Return what any rank could not write, with the system's number. Collective."""
+        mine = self._queue.problem
+        own = None if mine is None else (f"{type(mine).__name__}: {mine}", errno_of(mine))
+        problems: list[tuple[str, int] | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(problems, own)
+        found = [(rank, *problem) for rank, problem in enumerate(problems) if problem is not None]
+        rank, text, number = found[0] if found else (0, str(error), 0)
+        return UnwritableStoreError(
+            f"checkpoint.store: rank {rank} cannot write a checkpoint below {self.root}: {text}", number
+        )
 
     def _written(self, step: int, draft: Draft) -> None:
         if dist.get_rank() == 0:

@@ -12,6 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from grpo_worker.checkpointing import attempts
+from grpo_worker.common.store_problems import UnwritableStoreError, errno_of
 from grpo_worker.megatron.export.companions import write_companions
 from grpo_worker.megatron.export.config import Quantization, exported_config
 from grpo_worker.megatron.export.files import FileWriter, WriteReport, write_index
@@ -24,7 +25,7 @@ from grpo_worker.profiling.progress import PROGRESS
 _NUMBERS = itertools.count()  # of the exports of this process; all ranks take part in each
 
 
-class ExportError(RuntimeError):
+class ExportError(UnwritableStoreError):
     """The directory was not written; every rank raises the same error."""
 
 
@@ -112,7 +113,7 @@ class _Place:
                 attempts.check(self._target.parent.parent, self._attempt)
                 shutil.rmtree(self._target, ignore_errors=True)
                 self.building.rename(self._target)
-            except OSError:
+            except (OSError, UnwritableStoreError):
                 shutil.rmtree(self.building, ignore_errors=True)  # incomplete files would fill the store
                 raise
 
@@ -125,11 +126,12 @@ class _Place:
             try:
                 action()
             except Exception as error:  # noqa: BLE001 - otherwise the other ranks would wait for this one
-                leave(key, f"checkpoint.store: {self._target} was not exported: {error}")
+                text = f"checkpoint.store: {self._target} was not exported: {error}"
+                leave(key, json.dumps([text, errno_of(error)]))
             else:
                 leave(key, "")
         if problem := read(key):
-            raise ExportError(problem)
+            raise ExportError(*json.loads(problem))
 
 
 def _attempt_of(building: Path) -> int:
@@ -139,6 +141,7 @@ def _attempt_of(building: Path) -> int:
 
 
 def _raise_failure(reports: Sequence[WriteReport]) -> None:
-    failures = [report.failure for report in reports if report.failure is not None]
-    if failures:
-        raise OSError(f"{failures[0]} ({len(failures)} of {len(reports)} ranks failed)")
+    failed = [report for report in reports if report.failure is not None]
+    if failed:
+        text = f"{failed[0].failure} ({len(failed)} of {len(reports)} ranks failed)"
+        raise UnwritableStoreError(text, failed[0].errno)
