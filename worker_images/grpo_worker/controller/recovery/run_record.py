@@ -2,11 +2,12 @@
 
 import json
 import threading
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from grpo_worker.common.files import write_text
+from grpo_worker.common.known_fields import known
 
 _SAVING = threading.Lock()  # the last save has the newest values
 Cause = Literal["job", "infrastructure"]
@@ -33,16 +34,16 @@ class RunRecord:
     interrupted_step: int = 0  # the furthest step that a failure of any cause interrupted
     times_parked: int = 0  # times that the trainers waited, alive, for engines
     unread: int = 0  # times that the record could not be read beside the steps
+    others: dict[str, Any] = field(default_factory=dict, repr=False)  # fields that a newer version wrote
 
     @classmethod
     def load(cls, path: Path) -> "RunRecord":
-        """Read the record, or create a new one. Fields that a newer version wrote are ignored."""
+        """Read the record, or create a new one. Fields that a newer version wrote are kept."""
         if not path.is_file():
             return cls(path)
-        known = {item.name for item in fields(cls)}
-        return cls(
-            path, **{key: value for key, value in json.loads(path.read_text()).items() if key in known}
-        )
+        data = json.loads(path.read_text())
+        own = known(cls, data)
+        return cls(path, **own, others={name: data[name] for name in data.keys() - own.keys()})
 
     @property
     def restarts(self) -> dict[str, int]:
@@ -55,7 +56,7 @@ class RunRecord:
             self.check()
             data = asdict(self)
             del data["path"]
-            write_text(self.path, json.dumps(data))
+            write_text(self.path, json.dumps(data.pop("others") | data))
 
     def begin_controller(self) -> bool:
         """Record that a controller runs; return whether the one before it died. Raises SupersededError."""
