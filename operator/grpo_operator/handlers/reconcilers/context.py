@@ -10,7 +10,7 @@ from typing import Any
 from kubernetes.client import ApiException
 
 from grpo_operator.api.base import Device, Model
-from grpo_operator.api.names import POOL_LABEL, ROLLOUT, Owner, owner_in_labels
+from grpo_operator.api.names import PARTS_ANNOTATION, POOL_LABEL, ROLLOUT, Owner, owner_in_labels
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.api.v1alpha1.scheduling import SchedulingSpec
 from grpo_operator.api.v1alpha1.status import SettledImages
@@ -115,6 +115,11 @@ class ReconcileContext:
         """Return the images of the pods of a job or pool. ``accepted``: those in its status."""
         cluster = None if accepted else self.cache.live("rayclusters", key_of(obj))
         return settled_images(accepted, cluster, self.settings.images)
+
+    def record_of(self, obj: dict[str, Any]) -> str | None:
+        """Return the record of parts of the live RayCluster of a job or pool, or None."""
+        annotations = self.cache.ray_clusters.get(key_of(obj), {}).get("metadata", {}).get("annotations")
+        return (annotations or {}).get(PARTS_ANNOTATION)
 
     def pool_children(
         self, owner: dict[str, Any], pool: RolloutTemplate, leaves: Leaves

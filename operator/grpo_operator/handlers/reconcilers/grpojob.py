@@ -30,7 +30,7 @@ from grpo_operator.plan.status.grpojob import job_status, layout_status, refused
 from grpo_operator.plan.status.profiles import acceptance, profile_event, profile_orders
 from grpo_operator.plan.status.rolloutpool import pool_status
 from grpo_operator.render import config_map, policies
-from grpo_operator.render.ray_cluster import job_cluster
+from grpo_operator.render.accepted_clusters import JobSources, Places, accepted_job_cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,17 +221,18 @@ class JobReconciler:
         dedicated = None if spec.mode == "colocated" else own  # colocated engines follow the trainers' pods
         leaves = context.leaves(owner, spec.scheduling, dedicated, spec.trainer, trainers)
         service = engines.owner.rollout_service
+        places = Places(leaves, context.avoided_hosts(spec.scheduling))
+        settings = context.settings.with_images(layout.images or context.settings.images)
+        sources = JobSources(spec, engines.pool, engines.own, places)
+        cluster, path = accepted_job_cluster(job, sources, settings, suspend, context.record_of(job))
         # The RayCluster first, because its pods take longest to start; they wait for their ConfigMap.
         queued = spec.scheduling.queue_name is not None
         if not lifecycle.cluster_unwanted(status, spec.cleanup_policy, suspend, queued):
-            avoided = context.avoided_hosts(spec.scheduling)
-            settings = context.settings.with_images(layout.images or context.settings.images)
-            cluster = job_cluster(job, spec, own, settings, suspend, leaves, avoided)
             await context.apply_ray_cluster(cluster, owner)
         elif context.cache.ray_clusters.get((owner.namespace, owner.name)):
             await context.writer.delete_ray_cluster(owner.namespace, owner.name)
         children = [
-            ("configmaps", config_map.job_config_map(job, spec, service, engines.pool)),
+            ("configmaps", config_map.job_config_map(job, spec, service, engines.pool, path)),
             ("poddisruptionbudgets", policies.trainer_budget(job, spec.trainer.nodes)),
         ]
         if spec.scheduling.network_policy:

@@ -22,7 +22,7 @@ from grpo_operator.plan.planner.resources import completed_pool
 from grpo_operator.plan.status.events import pool_event
 from grpo_operator.plan.status.rolloutpool import pool_status, refused_pool, settled_pool_images
 from grpo_operator.render import policies
-from grpo_operator.render.ray_cluster import pool_cluster
+from grpo_operator.render.accepted_clusters import Places, accepted_pool_cluster
 
 
 class PoolReconciler:
@@ -101,8 +101,9 @@ class PoolReconciler:
                 ("networkpolicies", policies.network_policy(pool, context.settings, policies.ANY_JOB))
             )
         await context.apply_children(*children)
-        avoided = context.avoided_hosts(spec.scheduling)
-        cluster = pool_cluster(pool, spec, context.settings.with_images(images), leaves, avoided)
+        places = Places(leaves, context.avoided_hosts(spec.scheduling))
+        settings = context.settings.with_images(images)
+        cluster = accepted_pool_cluster(pool, settings, places, context.record_of(pool))
         await context.apply_ray_cluster(cluster, owner_of(pool))
 
     async def _set_writer(self, observed: Observed, writer: Owner) -> None:
