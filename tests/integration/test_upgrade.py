@@ -1,7 +1,7 @@
 """Another operator takes over running jobs and pools: newer, with other settings, or older."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -158,3 +158,42 @@ def test_a_running_job_goes_on_with_fields_of_a_newer_operator(
     refused = tiny | {"metadata": {"name": "strict"}, "spec": tiny["spec"] | {ADDED: "x"}}
     assert api.apply(refused).returncode == 0
     until("InvalidSpec", lambda: "InvalidSpec" in api.ok("get", "grpojob", "strict", "-o", "json"), 30)
+
+
+@pytest.fixture
+def older_crds(api: Api) -> Iterator[Callable[[], None]]:
+    """Take fields of this operator from the CRD when the test asks for it."""
+    path = f"{SCHEMA}/status/properties/layout/properties/images"
+    schema = api.get("crd", CRD)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
+    images = schema["status"]["properties"]["layout"]["properties"]["images"]
+
+    def patch(**change: Any) -> None:
+        api.ok("patch", "crd", CRD, "--type=json", "-p", json.dumps([change | {"path": path}]))
+
+    yield lambda: patch(op="remove")
+    patch(op="add", value=images)
+
+
+def test_running_jobs_are_looked_after_while_the_crds_are_older(
+    api: Api, older_crds: Callable[[], None], operator: Operator, tiny: dict[str, Any], fake_nodes: Any
+) -> None:
+    fake_nodes(3)
+    uids = _start(api, tiny)
+    older_crds()
+    until("the older CRD is served", lambda: "images" not in _layout(api))
+    operator.restart(images=IMAGES)
+    until("the scale is applied", lambda: _scaled(api) == 3, 60)
+    engines = until("engines", lambda: _more(api, uids["job"]), 60)
+    assert _images(engines) <= OLD
+    assert set(_pods(api, OWNERS["job"])) >= uids["job"]
+    operator.restart()
+
+
+def _scaled(api: Api) -> int:
+    """Scale the engines and return their number in the job's status."""
+    api.ok("scale", "rpool", "tiny-moe-rollout", "--replicas=3")
+    return int(api.get("grpojob", "tiny-moe")["status"]["rollout"]["total"])
+
+
+def _more(api: Api, before: set[str]) -> dict[str, dict[str, Any]]:
+    return {uid: pod for uid, pod in _pods(api, OWNERS["job"]).items() if uid not in before}

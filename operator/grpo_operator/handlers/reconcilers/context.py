@@ -237,7 +237,7 @@ class ReconcileContext:
     ) -> None:  # fmt: skip
         """Write the status if it changed, and the events that ``events_of`` derive from the change."""
         before = obj.get("status") or {}
-        if await self.writer.status(plural, obj, status):
+        if await self.writer.status(plural, obj, status, self.cache.older_statuses.get(plural)):
             for event in filter(None, [event_of(before, obj["status"]) for event_of in events_of]):
                 await self.writer.event(obj, *event)
 

@@ -250,7 +250,7 @@ class JobReconciler:
         if pool:
             spec = spec_of(RolloutPoolSpec, pool, is_accepted(job))
             status = pool_status(pool, spec, owner, observed, owner.name, now())
-            await self._context.writer.status("rolloutpools", pool, status)
+            await self._context.write_status("rolloutpools", pool, status)
 
     async def _expire(self, job: dict[str, Any], spec: GRPOJobSpec) -> None:
         finished, ttl = (job.get("status") or {}).get("finishedAt"), spec.ttl_seconds_after_finished
