@@ -1,7 +1,7 @@
 """RayClusters of accepted jobs and pools, whose pods no other operator changes (pure)."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTemplate
@@ -10,11 +10,12 @@ from grpo_operator.kuberay_client.models import RayCluster
 from grpo_operator.plan.capacity.topology import Leaves
 from grpo_operator.plan.planner.resources import completed_pool
 from grpo_operator.plan.weight_path import job_weight_path
+from grpo_operator.render.config_map import owned_pool_spec
 from grpo_operator.render.kept_parts import Parts, kept_record, parts_of, with_parts
 from grpo_operator.render.ray_cluster import job_cluster, pool_cluster
 from grpo_operator.settings import OperatorSettings
 
-_PATH = "weightPath"
+_PATH, _POOL = "weightPath", "rolloutPool"
 _SIZES = {"replicas", "minAvailable"}  # they change no pod
 # In a pool that belongs to a job, the job's settings apply.
 _OF_POOLS = {"model", "weightSync", "scheduling", "upgradeStrategy"}
@@ -67,19 +68,32 @@ class JobSources:
         return cls(spec, engines, data["own"], Places.read(data))
 
 
-def accepted_job_cluster(
+class AcceptedJob(NamedTuple):
+    """What a job runs. ``path``: of its weights. ``pool``: spec of its own RolloutPool, if it has one.
+
+    The pool is not rendered again either: that would undo what users have scaled.
+    """
+
+    cluster: RayCluster
+    path: WeightPath
+    pool: dict[str, Any] | None
+
+
+def accepted_job(
     job: dict[str, Any], sources: JobSources, settings: OperatorSettings, suspend: bool, seen: str | None
-) -> tuple[RayCluster, WeightPath]:
-    """Return a job's RayCluster and the path of its weights. ``seen``: record of the live RayCluster."""
+) -> AcceptedJob:
+    """Return what a job runs. ``seen``: record of the live RayCluster."""
 
     def render(of: JobSources) -> tuple[RayCluster, Parts]:
         pool, places = of.engines if of.own else None, of.places
         cluster = job_cluster(job, of.spec, pool, settings, suspend, places.leaves, places.avoided)
-        return cluster, parts_of(cluster) | {_PATH: job_weight_path(of.spec, of.engines).wire()}
+        others = {_PATH: job_weight_path(of.spec, of.engines).wire(), _POOL: owned_pool_spec(of.spec)}
+        return cluster, parts_of(cluster) | others
 
     cluster, parts = render(sources)
     record = kept_record(sources.wire(), parts, seen, lambda data: render(JobSources.read(data))[1])
-    return with_parts(cluster, record), WeightPath.model_validate(record.parts[_PATH])
+    path = WeightPath.model_validate(record.parts[_PATH])
+    return AcceptedJob(with_parts(cluster, record), path, record.parts[_POOL])
 
 
 def accepted_pool_cluster(

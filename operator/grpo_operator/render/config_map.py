@@ -51,11 +51,17 @@ def job_config_map(
     }
 
 
-def owned_pool(job: dict[str, Any], spec: GRPOJobSpec, template: RolloutTemplate) -> dict[str, Any]:
+def owned_pool_spec(spec: GRPOJobSpec) -> dict[str, Any] | None:
+    """Return the spec of the RolloutPool of the job's own engines; None if it uses a shared one."""
+    template = spec.rollout.template
+    return template.wire() | {"model": spec.model.wire()} if template else None
+
+
+def owned_pool(job: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
     """Return the RolloutPool of the job's own engines, which shows their status and can be scaled."""
     return {
         "apiVersion": API_VERSION,
         "kind": "RolloutPool",
         "metadata": metadata(job, names.rollout_pool(job["metadata"]["name"])),
-        "spec": template.wire() | {"model": spec.model.wire()},
+        "spec": spec,
     }

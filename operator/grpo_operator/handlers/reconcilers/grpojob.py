@@ -30,7 +30,7 @@ from grpo_operator.plan.status.grpojob import job_status, layout_status, refused
 from grpo_operator.plan.status.profiles import acceptance, profile_event, profile_orders
 from grpo_operator.plan.status.rolloutpool import pool_status
 from grpo_operator.render import config_map, policies
-from grpo_operator.render.accepted_clusters import JobSources, Places, accepted_job_cluster
+from grpo_operator.render.accepted_clusters import JobSources, Places, accepted_job
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,15 +224,15 @@ class JobReconciler:
         places = Places(leaves, context.avoided_hosts(spec.scheduling))
         settings = context.settings.with_images(layout.images or context.settings.images)
         sources = JobSources(spec, engines.pool, engines.own, places)
-        cluster, path = accepted_job_cluster(job, sources, settings, suspend, context.record_of(job))
+        accepted = accepted_job(job, sources, settings, suspend, context.record_of(job))
         # The RayCluster first, because its pods take longest to start; they wait for their ConfigMap.
         queued = spec.scheduling.queue_name is not None
         if not lifecycle.cluster_unwanted(status, spec.cleanup_policy, suspend, queued):
-            await context.apply_ray_cluster(cluster, owner)
+            await context.apply_ray_cluster(accepted.cluster, owner)
         elif context.cache.ray_clusters.get((owner.namespace, owner.name)):
             await context.writer.delete_ray_cluster(owner.namespace, owner.name)
         children = [
-            ("configmaps", config_map.job_config_map(job, spec, service, engines.pool, path)),
+            ("configmaps", config_map.job_config_map(job, spec, service, engines.pool, accepted.path)),
             ("poddisruptionbudgets", policies.trainer_budget(job, spec.trainer.nodes)),
         ]
         if spec.scheduling.network_policy:
@@ -240,8 +240,8 @@ class JobReconciler:
             children.append(("networkpolicies", policies.network_policy(job, context.settings, allowed)))
         if own:
             children += context.pool_children(job, own, leaves)
-        if own and spec.rollout.template:
-            children.append(("rolloutpools", config_map.owned_pool(job, spec, spec.rollout.template)))
+        if accepted.pool:
+            children.append(("rolloutpools", config_map.owned_pool(job, accepted.pool)))
         await context.apply_children(*children)
 
     async def _write_pool_status(self, job: dict[str, Any], observed: Observed) -> None:

@@ -17,7 +17,7 @@ from grpo_operator.render import accepted_clusters, pod_template, ray_cluster
 from grpo_operator.render.accepted_clusters import (
     JobSources,
     Places,
-    accepted_job_cluster,
+    accepted_job,
     accepted_pool_cluster,
 )
 from grpo_operator.render.config_map import job_config_map
@@ -41,8 +41,8 @@ class Rendered:
         pool = pool_of(spec)
         seen: str | None = live.record if live else None
         sources = JobSources(spec, pool, True, places or Places())
-        cluster, path = accepted_job_cluster(manifest, sources, settings, False, seen)
-        self.cluster = cluster.wire()
+        cluster, path, own = accepted_job(manifest, sources, settings, False, seen)
+        self.cluster, self.pool = cluster.wire(), own or {}
         self.config = job_config_map(manifest, spec, "engines", pool, path)["data"]["job.json"]
         self.record: str | None = self.cluster["metadata"]["annotations"][PARTS_ANNOTATION]
 
@@ -88,10 +88,12 @@ def test_a_release_with_more_defaults_changes_nothing_and_so_does_one_with_fewer
     made_of, parts, _ = Record.read(live.record) or pytest.fail("no record")
     older = {key: value for key, value in made_of["spec"].items() if key not in ("restartPolicy", "seed")}
     newer = made_of["spec"] | {ADDED: 1, "trainer": made_of["spec"]["trainer"] | {ADDED: {"of": 1}}}
+    parts["rolloutPool"].pop("resources")  # as if this release had added it, with a default
     for spec in (older, newer):
         live.record = Record.of(made_of | {"spec": spec}, parts).text
         then = Rendered(job(), B, live)
         assert then.record == live.record, "nothing is written"
+        assert then.pool == parts["rolloutPool"], "users may have scaled the pool"
         assert then.template("trainer") == live.template("trainer")
 
 
@@ -100,7 +102,7 @@ def test_engines_are_scaled_with_the_pods_that_they_have() -> None:
     manifest["spec"]["rollout"]["template"] |= {"replicas": 5, "minAvailable": 4}
     manifest["spec"]["totalSteps"] = 99
     scaled = Rendered(manifest, B, live)
-    assert scaled.groups["rollout"]["replicas"] == 5 and scaled.record == live.record
+    assert scaled.groups["rollout"]["replicas"] == scaled.pool["replicas"] == 5
     assert scaled.template("rollout") == live.template("rollout")
     assert '"engines": 5' in scaled.config and '"minAvailable": 4' in scaled.config
 
