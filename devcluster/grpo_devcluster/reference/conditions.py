@@ -23,6 +23,7 @@ _TYPES = {
     "Failed": "The job has failed. It never starts again.",
     "Reconciling": "kstatus: the observed state is not yet the desired one.",
     "Stalled": "kstatus: the spec must be changed. The message names field, value and remedy.",
+    "FieldsIgnored": "Only present when true: the spec has fields that this operator does not know.",
 }
 _EVENT = "Event only."
 _REASONS = {
@@ -37,6 +38,8 @@ _REASONS = {
     "KubeRayMissing": "Install KubeRay in the version that the message names.",
     "KubeRayTooOld": "Upgrade KubeRay, or remove the field that needs a newer one.",
     "CrdTooOld": "Apply the CRDs of this operator version: see [upgrades](../guides/upgrades.md).",
+    "OlderOperator": "A newer operator has accepted the spec. The message names the fields that this one "
+    "ignores. Upgrade it: see [upgrades](../guides/upgrades.md#downgrades).",
     "ApplyRefused": "The message quotes the API server: mostly an invalid `podTemplate`, or a quota.",
     "ContainersFailing": "The message names each failing container and its last error.",
     "NoSamples": "No token arrived for `rollout.stallSeconds` while samples were awaited. The message "

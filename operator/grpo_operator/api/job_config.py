@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_operator.api.messages import Message
+from grpo_operator.api.unknown_fields import with_unknown
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.weight_path import WeightPath
 
@@ -37,4 +38,4 @@ class JobConfig(Message):
 
     def wire(self) -> dict[str, Any]:
         """Return the content of job.json, without unset values: the spec is that of the manifest."""
-        return self.model_dump(by_alias=True, mode="json", exclude_none=True)
+        return with_unknown(self, self.model_dump(by_alias=True, mode="json", exclude_none=True))

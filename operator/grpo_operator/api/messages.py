@@ -1,7 +1,8 @@
 """Messages between the operator and the processes of a job: answers to ``GET /v1/status``.
 
-The writer builds these models and the reader parses them, so both ends share one definition. Readers
-ignore keys that they do not know and use the default for a missing one.
+The writer builds these models and the reader parses them, so both ends share one definition. The two may be
+of different releases: readers ignore keys that they do not know, at every level, and use the default for a
+missing one. So a field that is added needs a default.
 """
 
 from typing import Any, Self
@@ -25,6 +26,19 @@ class Message(BaseModel):
     """Base of the messages: camelCase keys on the wire, immutable."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
+
+    @classmethod
+    def model_validate(cls, obj: Any, **options: Any) -> Self:
+        """Return the message that ``obj`` holds, without keys that only a newer release knows.
+
+        Nested models refuse unknown keys where users write them, but not within a message.
+        """
+        return super().model_validate(obj, **{"extra": "ignore"} | options)
+
+    @classmethod
+    def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:
+        """Return the message in ``json_data``, as ``model_validate`` does."""
+        return super().model_validate_json(json_data, **{"extra": "ignore"} | options)
 
     def wire(self) -> dict[str, Any]:
         """Return the message as JSON-compatible data with camelCase keys."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_worker.checkpointing import attempts
+from grpo_worker.common.known_fields import known
 
 log = logging.getLogger(__name__)
 MARKER = "COMMITTED"
@@ -144,7 +145,7 @@ def verify(path: Path, model: str, contents: bool = False) -> Origin:
     remedy = f"remove {path / MARKER} to fall back to an older checkpoint"
     try:
         marker = json.loads((path / MARKER).read_text())
-        version, files, origin = marker["format"], marker["files"], Origin(**marker["origin"])
+        version, files, origin = marker["format"], marker["files"], Origin(**known(Origin, marker["origin"]))
     except FileNotFoundError as error:
         raise ValueError(
             f"checkpoint {path} has no {MARKER}: it was never completed: use another one"

@@ -61,7 +61,7 @@ def build_models(rank: int, world: int, config: dict[str, Any]) -> TrainerModels
     Raises RuntimeError when the job trains on GPUs and this rank has none, and ValueError for models or
     layouts that cannot be trained.
     """
-    spec = GRPOJobSpec.model_validate(config["spec"])
+    spec = GRPOJobSpec.model_validate(config["spec"], extra="ignore")
     if spec.trainer.device is Device.CUDA and not torch.cuda.is_available():
         raise RuntimeError("spec.trainer.device is cuda, but this rank sees no GPU: check its pod's limits")
     if spec.trainer.deterministic:

@@ -1,11 +1,12 @@
 """Status of GRPOJob, and the status types that both kinds share."""
 
+from dataclasses import fields
 from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from grpo_operator.api.base import AGENT_RESOURCES, LONGEST_MESSAGE, Model, Resources
+from grpo_operator.api.base import AGENT_RESOURCES, LONGEST_MESSAGE, Model, Resources, ShortString
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.offload import OffloadSpec
 from grpo_operator.api.v1alpha1.profile_status import MOST_PROFILES, ProfileStatus
@@ -154,6 +155,15 @@ class PlannedDeadlines(Model):
     timeout_seconds: int = Field(description="of weightSync.timeoutSeconds")
 
 
+class SettledImages(Model):
+    """Images of the operator's settings when the job or pool was accepted. Pods get them until its end."""
+
+    trainer: ShortString = Field(
+        description="image of trainers, controller and Ray's head where the spec names none"
+    )
+    rollout: ShortString = Field(description="image of the engines where the spec names none")
+
+
 class RecomputeStatus(Model):
     """Recomputation on the ranks, which the operator completed from the spec."""
 
@@ -201,11 +211,11 @@ class LayoutStatus(Model):
     offload: OffloadSpec | None = None
     resources: PlannedResources | None = None
     deadlines: PlannedDeadlines | None = None
+    images: SettledImages | None = None
 
     def layout(self) -> Layout:
         """Return the sizes as a Layout."""
-        others = {"data", "stages", "bytes_per_gpu", "reason", "recompute", "offload", "resources"}
-        return Layout(**self.model_dump(exclude=others | {"deadlines"}))
+        return Layout(**{size.name: getattr(self, size.name) for size in fields(Layout)})
 
 
 class GoodputStatus(Model):

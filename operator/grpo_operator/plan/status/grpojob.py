@@ -18,6 +18,7 @@ from grpo_operator.api.v1alpha1.status import (
     RecomputeStatus,
     RestartCounts,
 )
+from grpo_operator.plan.accepted import note_unknown_fields
 from grpo_operator.plan.lifecycle import is_terminal
 from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.planner.resolve import JobPlan
@@ -47,7 +48,7 @@ def refused_status(
     conditions.set("Failed", False, reason)
     conditions.set("Reconciling", waits, reason, message if waits else "")
     conditions.set("Stalled", not waits, reason, "" if waits else message)
-    return GRPOJobStatus.model_validate(_old(job)).model_copy(
+    return GRPOJobStatus.of_any_release(_old(job)).model_copy(
         update={
             "observed_generation": generation,
             "phase": Phase.PENDING,
@@ -73,8 +74,9 @@ def job_status(
 
     ``pool``: the job's own rollout pool, or the shared one that it uses.
     ``blocked``: why its children cannot be applied.
+    Fields that only a newer operator knows are kept: it may be back soon.
     """
-    old = GRPOJobStatus.model_validate(_old(job))
+    old = GRPOJobStatus.of_any_release(_old(job))
     phase, message = _phase(job, spec, observed)
     problem = _problem(phase, observed)
     train = _ranks(spec, observed)
@@ -105,7 +107,8 @@ def job_status(
         }
     )
     conditions = _conditions(job, phase, message, train, rollout, now, blocked, problem)
-    return status.model_copy(update={"conditions": conditions})
+    note_unknown_fields(conditions, spec)
+    return status.model_copy(update={"conditions": conditions.result()})
 
 
 def layout_status(plan: JobPlan) -> LayoutStatus:
@@ -138,7 +141,7 @@ def settled_layout(job: dict[str, Any]) -> LayoutStatus | None:
     A layout is chosen once: checkpoints and pods depend on it, so a newer planner must not change it.
     """
     seen = _old(job).get("layout")
-    return LayoutStatus.model_validate(seen) if seen else None
+    return LayoutStatus.of_any_release(seen) if seen else None
 
 
 def _ranks(spec: GRPOJobSpec, observed: Observed) -> PoolCount:
@@ -271,7 +274,7 @@ def _from_controller(old: GRPOJobStatus, controller: ControllerStatus | None) ->
 def _conditions(
     job: dict[str, Any], phase: Phase, message: str, train: PoolCount, rollout: PoolCount, now: str,
     blocked: Problem, problem: Problem,
-) -> list[Any]:  # fmt: skip
+) -> Conditions:  # fmt: skip
     generation = job["metadata"]["generation"]
     conditions = Conditions(_old(job).get("conditions") or [], generation, now)
     running = phase == Phase.TRAINING
@@ -299,4 +302,4 @@ def _conditions(
     conditions.set(
         "Stalled", stalled, blocked.reason or phase, (blocked.message or message) if stalled else ""
     )
-    return conditions.result()
+    return conditions

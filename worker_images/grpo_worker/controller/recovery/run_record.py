@@ -3,13 +3,14 @@
 import json
 import threading
 import uuid
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from grpo_worker.checkpointing import attempts
 from grpo_worker.checkpointing.attempts import SupersededError
 from grpo_worker.common.files import write_text
+from grpo_worker.common.known_fields import known
 
 _SAVING = threading.Lock()  # the last save has the newest values
 Cause = Literal["job", "infrastructure"]
@@ -35,16 +36,17 @@ class RunRecord:
     interrupted_step: int = 0  # the furthest step that a failure of any cause interrupted
     times_parked: int = 0  # times that the trainers waited, alive, for engines
     unread: int = 0  # times that the record could not be read beside the steps
+    others: dict[str, Any] = field(default_factory=dict, repr=False)  # fields that a newer version wrote
 
     @classmethod
     def load(cls, path: Path) -> "RunRecord":
-        """Read the record, or create a new one. Fields that a newer version wrote are ignored.
+        """Read the record, or create a new one. Fields that a newer version wrote are kept.
 
         An attempt counts as soon as it is claimed, even if its controller died before it saved the record.
         """
         saved = json.loads(path.read_text()) if path.is_file() else {}
-        known = {item.name for item in fields(cls)}.difference(_OWN)
-        record = cls(path, **{key: value for key, value in saved.items() if key in known})
+        own = {name: value for name, value in known(cls, saved).items() if name not in (*_OWN, "others")}
+        record = cls(path, **own, others={name: saved[name] for name in saved.keys() - own.keys()})
         record.attempt = max(record.attempt, attempts.newest(path.parent))
         return record
 
@@ -59,7 +61,7 @@ class RunRecord:
             self.check()
             saved = {key: value for key, value in asdict(self).items() if key not in _OWN}
             try:
-                write_text(self.path, json.dumps(saved), f".{self.owner}.tmp")
+                write_text(self.path, json.dumps(saved.pop("others") | saved), f".{self.owner}.tmp")
             except FileNotFoundError:
                 self.check()  # a newer attempt removes the drafts of older ones
                 raise
