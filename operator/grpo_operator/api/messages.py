@@ -117,6 +117,7 @@ class ControllerStatus(Message):
     ``profiles``: those that this controller was asked for. ``gpu_seconds``: of the whole run, by use.
     ``lost_gpu_seconds``: idle and replayed ones, by cause. ``superseded``: another controller has taken over;
     the answer's status code is 410 (Gone) then.
+    ``writer``: identity of the job, "" from an image that does not report it yet.
     """
 
     phase: Phase = Phase.STARTING
@@ -149,6 +150,7 @@ class ControllerStatus(Message):
     lost_gpu_seconds: dict[str, int] = Field(default_factory=dict)
     engines: list[EngineSummary] = Field(default_factory=list)
     profiles: list[ProfileReport] = Field(default_factory=list)
+    writer: str = ""
     superseded: bool = False
 
 

@@ -19,7 +19,12 @@ from grpo_operator.plan.observed import first_hosts, of_pool, pod_name
 
 log = logging.getLogger(__name__)
 _TIMEOUT = aiohttp.ClientTimeout(total=3)
+_LARGEST = 4 << 20  # bytes of a status; that of thousands of processes and engines has less than one MiB
 _Status = TypeVar("_Status", bound=Message)
+
+
+class TooLargeError(ValueError):
+    """An answer that no pod of a job sends; it is not read to its end."""
 
 
 class PodClient:
@@ -87,16 +92,25 @@ class PodClient:
             async with self._session.get(f"http://{address}:{port}{path}") as reply:
                 if reply.status != HTTPStatus.OK:
                     return None
-                return model.model_validate(await reply.json())
+                return model.model_validate_json(await _bounded(reply.content))
         except (aiohttp.ClientError, TimeoutError):
             return None
-        except ValidationError as error:
+        except (ValidationError, TooLargeError) as error:
             log.warning("pod %s sent a status that cannot be parsed: %s", pod_name(pod), error)
             return None
 
     async def close(self) -> None:
         """Close all connections."""
         await self._session.close()
+
+
+async def _bounded(content: aiohttp.StreamReader) -> bytes:
+    """Return the whole content. Raises TooLargeError."""
+    try:
+        await content.readexactly(_LARGEST + 1)
+    except asyncio.IncompleteReadError as end:
+        return end.partial
+    raise TooLargeError(f"it has more than {_LARGEST} bytes")
 
 
 def _address(pod: dict[str, Any]) -> str | None:

@@ -39,7 +39,7 @@ def main() -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     config = load_job_config()
     spec = config.spec
-    board = ProgressBoard()
+    board = ProgressBoard(config.writer)
     engines = config.min_available, config.engines
     pool = RolloutPool(config.rollout_service, *engines, config.writer, config.fp8)
     client = RolloutClient(

@@ -21,7 +21,7 @@ from grpo_operator.plan.capacity.feasibility import infeasible, oversized_node
 from grpo_operator.plan.capacity.pod_requests import job_requests
 from grpo_operator.plan.compatibility import kuberay_problem
 from grpo_operator.plan.gpu_health.strikes import sick_nodes
-from grpo_operator.plan.observed import Observed
+from grpo_operator.plan.observed import Observed, own_report
 from grpo_operator.plan.planner.pool_checks import check_reference
 from grpo_operator.plan.planner.resolve import RefusedError, resolve
 from grpo_operator.plan.planner.settled import with_layout, with_resources
@@ -199,7 +199,7 @@ class JobReconciler:
         return Observed(
             self._context.cluster_status(owner),
             pods,
-            reports.controller,
+            own_report(job, reports.controller),
             reports.agents | pool_reports.agents,
             pool_pods,
             sick_nodes(cache.gpu_records, owner.text),

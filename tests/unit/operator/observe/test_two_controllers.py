@@ -15,11 +15,13 @@ from grpo_operator.api.v1alpha1.status import Phase
 from grpo_operator.apply.agent_secret import AgentSecrets
 from grpo_operator.observe import pod_client
 from grpo_operator.observe.pod_client import PodClient
+from grpo_operator.plan.observed import own_report
 from grpo_worker.controller.recovery.run_record import RunRecord
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.status.server import application
 from support.engine_server import free_port
 from support.loop_world import World
+from support.objects import job
 
 ADDRESSES = ("127.0.0.2", "127.0.0.3")
 
@@ -102,3 +104,25 @@ async def test_a_controller_that_finds_itself_superseded_reports_no_more(
     assert await client.controller(_pods(ADDRESSES[0])) is None
     found = await client.controller(_pods(*ADDRESSES))
     assert found is not None and found.attempt == 0, "of the one that has just started"
+
+
+async def test_the_report_of_a_deleted_job_of_the_same_name_is_not_its_successors(
+    boards: list[ProgressBoard], client: PodClient
+) -> None:
+    old, new = job(), job()
+    new["metadata"]["uid"] = "87654321-bbbb"
+    boards[0].update(writer=names.writer(old), attempt=3, phase=Phase.SUCCEEDED)
+    report = await client.controller(_pods(ADDRESSES[0]))
+    assert report is not None and own_report(old, report) == report
+    assert own_report(new, report) is None
+    boards[0].update(writer="")
+    assert own_report(new, await client.controller(_pods(ADDRESSES[0]))) is not None, (
+        "an older image names no job"
+    )
+
+
+async def test_an_answer_without_end_is_not_read_to_its_end(
+    boards: list[ProgressBoard], client: PodClient
+) -> None:
+    boards[0].update(message="x" * (5 << 20))
+    assert await client.controller(_pods(ADDRESSES[0])) is None
