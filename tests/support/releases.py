@@ -4,7 +4,15 @@ from typing import Any
 
 ADDED = "fieldOfTomorrow"
 # Maps whose keys are not fields of the API.
-_MAPS = {"chatTemplateKwargs", "megatron", "nodeSelector", "ncclEnv", "podTemplate"}
+_MAPS = {
+    "chatTemplateKwargs",
+    "gpuSeconds",
+    "lostGpuSeconds",
+    "megatron",
+    "ncclEnv",
+    "nodeSelector",
+    "podTemplate",
+}
 
 
 def of_tomorrow(document: Any) -> Any:
