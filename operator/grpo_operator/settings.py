@@ -1,9 +1,11 @@
 """Cluster-wide settings of the operator, set by the Helm chart."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from grpo_operator.api.v1alpha1.status import SettledImages
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,15 @@ class OperatorSettings:
     watch_namespaces: tuple[str, ...] = ()
     scrape_namespace: str | None = None
     gpu_health: GpuHealthSettings = GpuHealthSettings()
+
+    @property
+    def images(self) -> SettledImages:
+        """Return the images of the pods of jobs and pools that are accepted now."""
+        return SettledImages(trainer=self.trainer_image, rollout=self.rollout_image)
+
+    def with_images(self, images: SettledImages) -> "OperatorSettings":
+        """Return the settings with the images of an accepted job or pool."""
+        return replace(self, trainer_image=images.trainer, rollout_image=images.rollout)
 
 
 def load_settings(path: Path) -> OperatorSettings:

@@ -124,7 +124,10 @@ def _loop(
         spec, model.config, config.store / "checkpoints", _Pools(), partial(_group, spec, cluster)
     )
     weights = choose_synchronizer(config, trainers, pool)
-    return GrpoLoop(spec, config.store, board, trainers, pool, client, inputs, weights, failures)
+    gpus = config.engines * config.engine_gpus
+    return GrpoLoop(
+        spec, config.store, board, trainers, pool, client, inputs, weights, failures, rollout_gpus=gpus
+    )
 
 
 def _group(spec: Any, cluster: Cluster, pool: Any) -> WorkerGroup:

@@ -20,6 +20,7 @@ from grpo_devcluster.follow import JobView
 from grpo_devcluster.gobuild import binary
 from grpo_devcluster.install import CHART, NAMESPACE
 from grpo_devcluster.paths import REPO
+from grpo_worker.controller.recovery.run_record import RunRecord
 from support.faults import AGENT_PORT, agent, report, step_of, uids, until, wait_step
 from support.jobs import ENDED, Start, apply
 
@@ -134,16 +135,13 @@ def _superseded(job: JobView) -> int:
     """Another controller of the job has begun an attempt, as when a node is cut off: the one that still
     runs touches nothing any more. The attempt.
     """
-    file = job.store() / "run.json"
-    record = json.loads(file.read_text())
-    record["attempt"] += 1
-    file.with_suffix(".new").write_text(json.dumps(record))
-    file.with_suffix(".new").rename(file)
+    record = RunRecord.load(job.store() / "run.json")
+    record.begin_attempt()
     until("it gives way", lambda: "has begun in another controller" in report(job)["message"], 120)
     before = [(job.store() / name).read_bytes() for name in ("ledger.jsonl", "run.json")]
     time.sleep(5)
     assert before == [(job.store() / name).read_bytes() for name in ("ledger.jsonl", "run.json")]
-    return int(record["attempt"])
+    return record.attempt
 
 
 def test_one_step_ahead_answers_go_on_and_none_is_lost_through_a_restart(

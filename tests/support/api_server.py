@@ -46,10 +46,11 @@ class Operator:
         self._stack = stack
         self.process = stack.enter_context(operator_process(directory))
 
-    def restart(self) -> None:
+    def restart(self, **changes: object) -> None:
+        """Start another one; ``changes``: to the settings."""
         self.process.terminate()
         self.process.wait(20)
-        self.process = self._stack.enter_context(operator_process(self._directory))
+        self.process = self._stack.enter_context(operator_process(self._directory, changes=changes))
 
 
 def until(what: str, check: Callable[[], Any], timeout: float = 30) -> Any:

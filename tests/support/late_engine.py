@@ -82,10 +82,10 @@ class Process:
         """Return the status of a rollout agent."""
         return dict(httpx.get(f"{self.url}/v1/status", timeout=30).json())
 
-    def sync(self, version: int, sources: dict[int, str]) -> dict[str, Any]:
+    def sync(self, version: int, sources: dict[int, str], attempt: int = 0) -> dict[str, Any]:
         """Let a rollout agent load a version, as the controller does. Raises httpx.HTTPError."""
         named = {str(rank): url for rank, url in sources.items()}
-        body = {"writer": JOB, "attempt": 0, "version": version, "sources": named}
+        body = {"writer": JOB, "attempt": attempt, "version": version, "sources": named}
         return dict(httpx.post(f"{self.url}/v1/sync", json=body, timeout=300).json())
 
     def await_state(self, state: str, seconds: float) -> dict[str, Any]:

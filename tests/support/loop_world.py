@@ -70,6 +70,7 @@ class Ranks:
     def start(self, config: dict[str, Any]) -> None:
         self._world.starts += 1
         self._world.updates = 0
+        self._attempt = config["attempt"]
 
     def call(self, method: str, *args: Any) -> Any:
         self._world.calls.append(method)
@@ -101,6 +102,9 @@ class Ranks:
     def _transport(self) -> list[Transport]:
         return [self._world.transport] * 2
 
+    def _checkpoint_bytes(self) -> int:
+        return self._world.checkpoint_bytes
+
     def _flops(self) -> ModelFlops:
         return ModelFlops(1000, 10)
 
@@ -128,11 +132,11 @@ class Ranks:
     def _save_checkpoint(self, step: int, state: dict[str, Any], from_host: bool) -> None:
         assert from_host or not self._world.engines_hold, "engines hold the GPUs"
         self._world.saved_from_host.append(from_host)
-        path = directory(self._world.store / "checkpoints", step)
+        path = directory(self._world.store / "checkpoints", step, self._attempt)
         path.mkdir(parents=True, exist_ok=True)
         (path / CONTROLLER_STATE).write_text(json.dumps(state))
         (path / "updates").write_text(str(self._world.updates))
-        commit(self._world.store / "checkpoints", step, Origin(self._world.model, ""))
+        commit(self._world.store / "checkpoints", step, Origin(self._world.model, "", self._attempt))
         self._world.writing.append(step)
 
     def _load_routed_experts(
@@ -152,7 +156,7 @@ class Ranks:
             places.append({reference.key: (str(file), 0) for reference in references[rank::2]})
         return places
 
-    def _export_weights(self, path: str, beside: bool) -> list[None]:
+    def _export_weights(self, path: str, beside: bool, attempt: int) -> list[None]:
         self._world.exports.append((Path(path).name, self._world.updates))
         return [None, None]
 
@@ -261,6 +265,7 @@ class World:
         self.starts = 0
         self.model = ""  # digest
         self.updates = 0  # of the ranks' weights
+        self.checkpoint_bytes = 0  # that the ranks estimate for the first one
         self.writing: list[int] = []
         self.snapshots: dict[str, int] = {}  # updates by name, in the memory of the pods
         self.calls: list[str] = []
@@ -317,8 +322,13 @@ class World:
         if (tier := loop._checkpoints._memory) is not None:
             # The agents of the pods: each finds the snapshots that it is asked for.
             tier._http = httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200)))
+        self.loop = loop
         loop.run()
         return [json.loads(line) for line in (store / "ledger.jsonl").read_text().splitlines()]
+
+    def settle(self) -> None:
+        """Wait until the thread beside the steps has done what it was asked for."""
+        self.loop._checkpoints._thread.submit(lambda: None).result(30)
 
     def await_snapshot(self, step: int) -> None:
         """Wait until the snapshot of ``step`` is complete, which a thread of the loop notes."""

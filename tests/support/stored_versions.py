@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_worker.checkpointing.restart_point import CHECKPOINTS, LEDGER, RUN
-from grpo_worker.checkpointing.store import WEIGHTS, Origin, commit, complete_steps, directory
+from grpo_worker.checkpointing.store import WEIGHTS, Origin, commit, complete, directory
 from grpo_worker.common.step_log import StepLog
 from grpo_worker.controller.recovery.run_record import RunRecord
 from grpo_worker.model_files.config import model_config
@@ -36,22 +36,22 @@ class JobStore:
         spec["trainer"] |= {"nodes": 1, "gpusPerNode": RANKS, "parallelism": LAYOUT}
         hf = model_config("preset:tiny-moe")
         memory.mkdir()
-        first = max(complete_steps(self.checkpoints), default=0)
+        first = max(complete(self.checkpoints), default=0)
         self.begin_attempt()
         digests = run_on_ranks(
             "store_cases:train_and_save", RANKS, weights=str(memory), store=str(self.folder),
-            spec=spec, hf=hf, last=last, every=every,
+            spec=spec, hf=hf, last=last, every=every, attempt=self.attempt,
         )  # fmt: skip
         self.finish_steps(first + 1, last)
         return digests
 
     def keep(self, memory: Path, version: int, world: int) -> None:
         """Save a checkpoint with what ``world`` ranks have published in ``memory``, in a new attempt."""
-        weights = self.weights(version)
+        weights = directory(self.checkpoints, version, self.attempt) / WEIGHTS
         weights.mkdir(parents=True)
         for rank in range(world):
             VersionCopy(memory, version, rank, weights).run()
-        commit(self.checkpoints, version, Origin("model", "layout"))
+        self.commit(version)
         self.begin_attempt()
         self.finish_steps(version, version)
 
@@ -64,17 +64,25 @@ class JobStore:
         self.folder.mkdir(exist_ok=True)
         RunRecord.load(self.folder / RUN).begin_attempt()
 
+    @property
+    def attempt(self) -> int:
+        return RunRecord.load(self.folder / RUN).attempt
+
+    def commit(self, step: int) -> None:
+        """Complete the checkpoint of ``step``, like rank 0."""
+        commit(self.checkpoints, step, Origin("model", "layout", self.attempt))
+
     def finish_steps(self, first: int, last: int) -> None:
         """Write the ledger's records of steps, like the controller."""
-        attempt, log = RunRecord.load(self.folder / RUN).attempt, StepLog(self.folder / LEDGER)
+        attempt, log = self.attempt, StepLog(self.folder / LEDGER)
         log.truncate(first - 1)
         for step in range(first, last + 1):
             log.append(step, [{"attempt": attempt, "uid": f"{step}/0"}])
         log.flush()
 
     def weights(self, step: int) -> Path:
-        """Return the folder with the copy of a checkpoint's version."""
-        return directory(self.checkpoints, step) / WEIGHTS
+        """Return the folder with the copy of a complete checkpoint's version."""
+        return complete(self.checkpoints)[step] / WEIGHTS
 
     def copy(self, to: Path) -> "JobStore":
         """Return a store with the same files."""

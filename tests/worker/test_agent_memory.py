@@ -18,7 +18,8 @@ import pytest
 import torch
 
 from grpo_operator.plan.planner.agent_memory import AGENT_MEMORY, trainer_agent
-from grpo_worker.checkpointing.snapshots import file_of, seal
+from grpo_worker.checkpointing.snapshots import file_of, mark_written
+from grpo_worker.checkpointing.state_file import write_state
 from grpo_worker.weightsync.trainer.publisher import publish
 from support import whole_versions
 from support.late_engine import WORLD, Process, trainers
@@ -26,6 +27,7 @@ from support.memory_limits import MemoryLimit
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="memory limits need root")
 SNAPSHOT = 640 << 20  # bytes; more than an agent has that keeps none
+STATE = torch.zeros(SNAPSHOT, dtype=torch.uint8)
 
 
 class Pod:
@@ -36,17 +38,16 @@ class Pod:
         self.agent = Process(f"trainer --weights {root}", root / "log", limit)
 
     def write(self, name: str, rank: int) -> None:
-        """Write a rank's snapshot, as its process does."""
+        """Write a rank's snapshot, as its process does, and let the agent seal it."""
         file = file_of(self.root / "snapshots", name, rank)
         file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("wb") as handle:
-            for _ in range(SNAPSHOT >> 20):
-                handle.write(bytes(1 << 20))
-        seal(file)
+        mark_written(file, write_state(file, STATE))
+        body = {"job": "job", "name": name, "rank": rank}
+        httpx.post(f"{self.agent.url}/v1/snapshots/seals", json=body).raise_for_status()
 
     def fetch(self, name: str, rank: int, kept: str | None, holder: "Pod") -> int:
         """Let the agent fetch a snapshot; return the HTTP status."""
-        body = {"name": name, "rank": rank, "holders": [holder.agent.url], "kept": kept}
+        body = {"job": "job", "name": name, "rank": rank, "holders": [holder.agent.url], "kept": kept}
         return httpx.post(f"{self.agent.url}/v1/snapshots", json=body, timeout=300).status_code
 
 
@@ -100,7 +101,7 @@ def test_an_agent_with_the_planned_memory_keeps_replicas_and_restores_its_own() 
             shutil.rmtree(holder.root / "snapshots" / (kept or "none"), ignore_errors=True)
             kept = name
         assert limit.kills == 0
-        held = sorted(str(file.parent.name) for file in pod.root.glob("snapshots/*/rank-0.pt"))
+        held = sorted(str(file.parent.name) for file in pod.root.glob("snapshots/*/rank-0.safetensors"))
         assert held == ["2.1", "3.1"]
 
 

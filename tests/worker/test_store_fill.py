@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from grpo_worker.checkpointing.store import MARKER, directory, prune
+from grpo_worker.checkpointing.store import MARKER, complete, prune
 from grpo_worker.weightsync.agent.agent import Agent
 from grpo_worker.weightsync.agent.file_reader import FileReader
 from grpo_worker.weightsync.agent.installer import UpdateError
@@ -205,19 +205,20 @@ def test_a_checkpoint_removed_while_it_is_read_is_followed_by_the_newer_one(
     server: Server, store: JobStore, trained: Trained, versions: dict[int, tuple[str, str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    newer = directory(store.checkpoints, SECOND)
-    shutil.copytree(directory(trained.second.checkpoints, SECOND), newer)
+    written, older = complete(trained.second.checkpoints)[SECOND], store.weights(FIRST)
+    newer = store.checkpoints / written.name
+    shutil.copytree(written, newer)
     marker = (newer / MARKER).rename(newer / "later")
 
-    def complete() -> None:
+    def replace() -> None:
         marker.rename(newer / MARKER)
-        prune(store.checkpoints, keep=1)
+        prune(store.checkpoints, 1, store.attempt)
 
     agent = store.agent(server, bucket_bytes=1 << 16)  # many reads
     with monkeypatch.context() as patch:
-        reads = during_read(patch, 10, complete)
+        reads = during_read(patch, 10, replace)
         error = failure(agent)
-    assert len(reads) >= 10 and f"No such file or directory: '{store.weights(FIRST)}" in error
+    assert len(reads) >= 10 and f"No such file or directory: '{older}" in error
     store.begin_attempt()
     assert_filled(agent, server, SECOND, versions)
 

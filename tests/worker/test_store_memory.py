@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from grpo_operator.plan.planner.agent_memory import AGENT_MEMORY
-from grpo_worker.checkpointing.store import Origin, commit
+from grpo_worker.checkpointing.store import WEIGHTS, directory
 from grpo_worker.weightsync.trainer.version_copy import VersionCopy
 from support.engine_server import Server, free_port
 from support.late_engine import MODEL, WORLD, limited_agent, publish_model, trainers
@@ -48,18 +48,19 @@ def test_an_engine_that_restarts_gets_its_weights_from_the_store(
     store = JobStore(tmp_path / "store")
     store.begin_attempt()
     store.finish_steps(1, STEP)
-    store.weights(STEP).mkdir(parents=True)
+    weights = directory(store.checkpoints, STEP, store.attempt) / WEIGHTS
+    weights.mkdir(parents=True)
     for rank in range(WORLD):
-        VersionCopy(memory, STEP, rank, store.weights(STEP)).run()
+        VersionCopy(memory, STEP, rank, weights).run()
     # The agent comes before the checkpoint counts, or it would not wait for the trainers.
     with limited_agent(LIMIT, engine.url, engine.key, tmp_path, store=store.folder) as (agent, limit):
         agent.await_state("STALE", 30)
         with trainers(memory) as sources:
             served = agent.sync(STEP, sources)
         assert served["state"] == "SERVING", served
-        weights = engine.control(120).checksum()
+        checksum = engine.control(120).checksum()
         shutil.rmtree(memory)
-        commit(store.checkpoints, STEP, Origin("model", "layout"))
+        store.commit(STEP)
 
         engine.kill()
         agent.await_state("RESTARTING", 60)
@@ -67,7 +68,7 @@ def test_an_engine_that_restarts_gets_its_weights_from_the_store(
         status = agent.await_state("SERVING", 500)
         assert (status["weightVersion"], status["restarts"]) == (STEP, 1)
         assert status["checksum"] == served["checksum"] and status["stagedVersion"] is None
-        assert engine.control(120).checksum() == weights
+        assert engine.control(120).checksum() == checksum
         peak = agent.peak_mebibytes()
         assert peak < LIMIT and limit.kills == 0
     print(f"{peak:.0f} MiB")

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from grpo_operator.api.rules import Rule, UpdateRule
+from grpo_operator.api.unknown_fields import with_unknown
 
 GROUP = "rl.grpo.dev"
 VERSION = "v1alpha1"
@@ -33,9 +34,17 @@ class Model(BaseModel):
             raise ValueError("; ".join(errors))
         return self
 
+    @classmethod
+    def of_any_release(cls, data: Any) -> Self:
+        """Return the object made from data that a newer release may have written.
+
+        Fields that this release does not know are kept, at every level, and ``wire`` returns them.
+        """
+        return cls.model_validate(data, extra="allow")
+
     def wire(self) -> dict[str, Any]:
         """Return the object as JSON-compatible data with camelCase keys, without unset values."""
-        return self.model_dump(by_alias=True, mode="json", exclude_none=True)
+        return with_unknown(self, self.model_dump(by_alias=True, mode="json", exclude_none=True))
 
 
 Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_operator.api.messages import Message
+from grpo_operator.api.unknown_fields import with_unknown
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.weight_path import WeightPath
 
@@ -14,7 +15,7 @@ class JobConfig(Message):
     ``spec``: with explicit parallel sizes in place of ``auto``.
     ``rollout_service``: DNS name of the headless service of the job's rollout pool.
     ``min_available``: engines of that pool that must serve a version before the job goes on.
-    ``engines``: of that pool, if all are there.
+    ``engines``: of that pool, if all are there. ``engine_gpus``: of each engine.
     ``max_running_requests``: of one engine, for those that do not report it.
     ``fp8``: whether the engines hold FP8 weights, in blocks of 128 x 128.
     ``weight_path``: path of the weights into those engines.
@@ -28,6 +29,7 @@ class JobConfig(Message):
     rollout_service: str
     min_available: int
     engines: int = 1
+    engine_gpus: int = 1
     max_running_requests: int = 128
     fp8: bool
     weight_path: WeightPath
@@ -36,4 +38,4 @@ class JobConfig(Message):
 
     def wire(self) -> dict[str, Any]:
         """Return the content of job.json, without unset values: the spec is that of the manifest."""
-        return self.model_dump(by_alias=True, mode="json", exclude_none=True)
+        return with_unknown(self, self.model_dump(by_alias=True, mode="json", exclude_none=True))

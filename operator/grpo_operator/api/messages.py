@@ -1,7 +1,8 @@
 """Messages between the operator and the processes of a job: answers to ``GET /v1/status``.
 
-The writer builds these models and the reader parses them, so both ends share one definition. Readers
-ignore keys that they do not know and use the default for a missing one.
+The writer builds these models and the reader parses them, so both ends share one definition. The two may be
+of different releases: readers ignore keys that they do not know, at every level, and use the default for a
+missing one. So a field that is added needs a default.
 """
 
 from typing import Any, Self
@@ -25,6 +26,19 @@ class Message(BaseModel):
     """Base of the messages: camelCase keys on the wire, immutable."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
+
+    @classmethod
+    def model_validate(cls, obj: Any, **options: Any) -> Self:
+        """Return the message that ``obj`` holds, without keys that only a newer release knows.
+
+        Nested models refuse unknown keys where users write them, but not within a message.
+        """
+        return super().model_validate(obj, **{"extra": "ignore"} | options)
+
+    @classmethod
+    def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:
+        """Return the message in ``json_data``, as ``model_validate`` does."""
+        return super().model_validate_json(json_data, **{"extra": "ignore"} | options)
 
     def wire(self) -> dict[str, Any]:
         """Return the message as JSON-compatible data with camelCase keys."""
@@ -93,13 +107,17 @@ class ControllerStatus(Message):
     ``attempt``: starts of the controller or of the training gang; 0 until the controller has read the
     run's record, and then ``step`` and ``restarts`` are not known yet either. ``reward_mean`` and
     ``tokens_per_second_per_gpu`` are those of the last step. ``last_checkpoint``: step of the newest complete
-    checkpoint below ``checkpoint_location``. ``stalled``: why the run makes no progress, or "".
+    checkpoint, and ``checkpoint_location`` its folder. ``stalled``: why the run makes no progress, or "".
     ``waiting``: what the parked trainers wait for, why and since when, or "". ``times_parked``: how often
     they were parked. ``recent_failures``: failures that no finished step has made up for yet, of any cause.
     ``backoff_seconds``: delay of the next restart if its cause is outside of the job. ``last_failure``:
     reason of the last restart. ``next_attempt``: time of the next attempt (RFC 3339, UTC) while the back-off
     of a restart lasts, or "". ``network``: what NCCL uses between trainers with GPUs. ``network_problem``:
-    why that is not what the spec asks for, or "". ``profiles``: those that this controller was asked for.
+    why that is not what the spec asks for, or "". ``checkpoint_problem``: why a checkpoint is put off, or "".
+    ``profiles``: those that this controller was asked for. ``gpu_seconds``: of the whole run, by use.
+    ``lost_gpu_seconds``: idle and replayed ones, by cause. ``superseded``: another controller has taken over;
+    the answer's status code is 410 (Gone) then.
+    ``writer``: identity of the job, "" from an image that does not report it yet.
     """
 
     phase: Phase = Phase.STARTING
@@ -127,8 +145,13 @@ class ControllerStatus(Message):
     stalled: str = ""
     network: str = ""
     network_problem: str = ""
+    checkpoint_problem: str = ""
+    gpu_seconds: dict[str, int] = Field(default_factory=dict)
+    lost_gpu_seconds: dict[str, int] = Field(default_factory=dict)
     engines: list[EngineSummary] = Field(default_factory=list)
     profiles: list[ProfileReport] = Field(default_factory=list)
+    writer: str = ""
+    superseded: bool = False
 
 
 class EngineHost(Message):

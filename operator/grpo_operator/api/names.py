@@ -8,6 +8,7 @@ ROLLOUT_POOL_LABEL = "rl.grpo.dev/rolloutpool"  # on children of a RolloutPool w
 POOL_LABEL = "rl.grpo.dev/pool"
 HASH_ANNOTATION = "rl.grpo.dev/applied"
 LEAVES_ANNOTATION = "rl.grpo.dev/leaves"
+PARTS_ANNOTATION = "rl.grpo.dev/parts"  # on a RayCluster: what its pods run, and what that was made of
 PROFILE_ANNOTATION = "rl.grpo.dev/profile"  # a user's request to profile the job
 ACCEPTED_PROFILE = "rl.grpo.dev/profile-accepted"  # annotation: the last request that the operator has taken
 OWNER_UID = "rl.grpo.dev/owner-uid"  # annotation: a RayCluster may have no owner reference

@@ -11,6 +11,7 @@ from grpo_operator.api.names import Owner, owner_reference
 from grpo_operator.kuberay_client.client import RayClusterApi
 from grpo_operator.kuberay_client.kube import MERGE, STRATEGIC_MERGE, Kube
 from grpo_operator.kuberay_client.models import RayCluster
+from grpo_operator.plan.compatibility import declared
 from grpo_operator.render.metadata import is_child, is_current, with_hash
 
 _GROUP = f"apis/{API_VERSION}"
@@ -50,13 +51,17 @@ class Writer:
         found = await self._kube.get(group, plural, meta["namespace"], meta["name"])
         return found is not None and not is_child(found, manifest)
 
-    async def status(self, plural: str, owner: dict[str, Any], status: Model) -> bool:
+    async def status(
+        self, plural: str, owner: dict[str, Any], status: Model, older: dict[str, Any] | None = None
+    ) -> bool:
         """Apply a status if it differs from the object's; return whether it was written.
+
+        ``older``: schema of the status in the installed CRD if it lacks fields, which are left out.
 
         The status is not written when the object has changed since it was read, because it was computed from
         the old object. The change itself enqueues the object for another reconcile.
         """
-        new = status.wire()
+        new = declared(status.wire(), older or {})
         if new == (owner.get("status") or {}):
             return False
         meta = owner["metadata"]

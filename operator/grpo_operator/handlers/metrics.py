@@ -41,7 +41,7 @@ class JobCollector(Collector):
             ),
             "timesParked": GaugeMetricFamily(
                 "grpo_job_times_parked",
-                "Times that the trainers waited, alive, for engines or for the reward server",
+                "Times that the trainers waited, alive, for engines, the reward or room in the store",
                 labels=_JOB,
             ),
             "tokensPerSecondPerGpu": GaugeMetricFamily(
@@ -51,6 +51,12 @@ class JobCollector(Collector):
         lag = GaugeMetricFamily(
             "grpo_job_weight_version_lag", "Versions that the slowest engine is behind", labels=_JOB
         )
+        uses = CounterMetricFamily(
+            "grpo_job_gpu_seconds", "GPU seconds of the run by use; see status.goodput", labels=[*_JOB, "use"]
+        )
+        losses = CounterMetricFamily(
+            "grpo_job_lost_gpu_seconds", "Idle and replayed GPU seconds by cause", labels=[*_JOB, "cause"]
+        )
         for (namespace, name), job in list(self._cache.jobs.items()):
             status, key = job.get("status") or {}, [namespace, name]
             info.add_metric([*key, status.get("phase", "Pending")], 1)
@@ -59,10 +65,15 @@ class JobCollector(Collector):
                     family.add_metric(key, float(status[field]))
             for cause, count in (status.get("restarts") or {}).items():
                 restarts.add_metric([*key, cause], count)
+            goodput = status.get("goodput") or {}
+            for use, spent in (goodput.get("gpuSeconds") or {}).items():
+                uses.add_metric([*key, use], spent)
+            for cause, spent in (goodput.get("lostGpuSeconds") or {}).items():
+                losses.add_metric([*key, cause], spent)
             behind = self._lag(namespace, name, status)
             if behind is not None:
                 lag.add_metric(key, behind)
-        yield from (info, restarts, lag, *gauges.values())
+        yield from (info, restarts, uses, losses, lag, *gauges.values())
 
     def _lag(self, namespace: str, name: str, status: dict[str, Any]) -> int | None:
         pool = self._cache.pools.get((namespace, f"{name}-rollout")) or {}

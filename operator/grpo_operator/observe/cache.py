@@ -24,6 +24,7 @@ class Cache:
         self.kuberay_fields: frozenset[str] = frozenset()  # of RayCluster.spec; empty without KubeRay
         self.gpu_records: Records = {}  # strikes against nodes with sick GPUs
         self.crd_problem = ""  # message when the installed CRDs are older than the operator
+        self.older_statuses: dict[str, Object] = {}  # schemas of the statuses that are older, by plural
 
     @property
     def nodes(self) -> list[Object]:

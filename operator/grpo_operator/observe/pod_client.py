@@ -19,7 +19,12 @@ from grpo_operator.plan.observed import first_hosts, of_pool, pod_name
 
 log = logging.getLogger(__name__)
 _TIMEOUT = aiohttp.ClientTimeout(total=3)
+_LARGEST = 4 << 20  # bytes of a status; that of thousands of processes and engines has less than one MiB
 _Status = TypeVar("_Status", bound=Message)
+
+
+class TooLargeError(ValueError):
+    """An answer that no pod of a job sends; it is not read to its end."""
 
 
 class PodClient:
@@ -30,12 +35,15 @@ class PodClient:
         self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
 
     async def controller(self, pods: tuple[dict[str, Any], ...]) -> ControllerStatus | None:
-        """Return the controller's status, or None when no controller pod answers."""
-        for pod in of_pool(pods, names.CONTROLLER):
-            status = await self._status(pod, CONTROLLER_PORT, ControllerStatus)
-            if status is not None:
-                return status
-        return None
+        """Return the status of the controller with the newest attempt, or None when none answers.
+
+        While a node is cut off, the job may have two. One that knows that it is superseded answers with 410.
+        """
+        asked = [
+            self._status(pod, CONTROLLER_PORT, ControllerStatus) for pod in of_pool(pods, names.CONTROLLER)
+        ]
+        answers = [status for status in await asyncio.gather(*asked) if status is not None]
+        return max(answers, key=lambda status: status.attempt, default=None)
 
     async def agents(self, pods: tuple[dict[str, Any], ...]) -> dict[str, AgentStatus]:
         """Return the status of every engine's agent that answers, by pod name."""
@@ -84,16 +92,25 @@ class PodClient:
             async with self._session.get(f"http://{address}:{port}{path}") as reply:
                 if reply.status != HTTPStatus.OK:
                     return None
-                return model.model_validate(await reply.json())
+                return model.model_validate_json(await _bounded(reply.content))
         except (aiohttp.ClientError, TimeoutError):
             return None
-        except ValidationError as error:
+        except (ValidationError, TooLargeError) as error:
             log.warning("pod %s sent a status that cannot be parsed: %s", pod_name(pod), error)
             return None
 
     async def close(self) -> None:
         """Close all connections."""
         await self._session.close()
+
+
+async def _bounded(content: aiohttp.StreamReader) -> bytes:
+    """Return the whole content. Raises TooLargeError."""
+    try:
+        await content.readexactly(_LARGEST + 1)
+    except asyncio.IncompleteReadError as end:
+        return end.partial
+    raise TooLargeError(f"it has more than {_LARGEST} bytes")
 
 
 def _address(pod: dict[str, Any]) -> str | None:

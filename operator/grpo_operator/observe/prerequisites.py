@@ -1,6 +1,7 @@
 """Prerequisites in the cluster: KubeRay, and CRDs that are as new as the operator."""
 
 import time
+from typing import Any
 
 from grpo_operator.api.base import API_VERSION
 from grpo_operator.api.crd import grpojob_crd, rolloutpool_crd
@@ -36,13 +37,16 @@ class Prerequisites:
 
     async def _crd_problem(self) -> str:
         """Return what the installed CRDs lack of this operator's CRDs, or ""."""
-        schemas = await self._kube.schemas(f"apis/{API_VERSION}")
+        schemas, problems = await self._kube.schemas(f"apis/{API_VERSION}"), []
+        self._cache.older_statuses = {}
         for crd in (grpojob_crd(), rolloutpool_crd()):
             kind = crd["spec"]["names"]["kind"]
-            served = [s for name, s in schemas.items() if name.endswith(f".{kind}")]
+            served: dict[str, Any] = next((s for name, s in schemas.items() if name.endswith(f".{kind}")), {})
             schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]
             needed = {"properties": {key: schema[key] for key in ("spec", "status")}}
-            problem = crd_problem(kind, served[0] if served else {}, needed)
+            problem = crd_problem(kind, served, needed)
             if problem:
-                return problem
-        return ""
+                problems.append(problem)
+                status = served.get("properties", {}).get("status", {})
+                self._cache.older_statuses[crd["spec"]["names"]["plural"]] = status
+        return problems[0] if problems else ""

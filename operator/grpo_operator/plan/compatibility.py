@@ -38,7 +38,7 @@ def crd_problem(kind: str, served: dict[str, Any], needed: dict[str, Any]) -> st
     """Return a message when the served schema lacks fields of the needed one, else "".
 
     ``helm upgrade`` does not upgrade CRDs, so the cluster may have older ones. The API server would then drop
-    new fields of specs silently and refuse statuses.
+    new fields of specs silently and refuse statuses with new fields.
     """
     missing = list(_missing(served, needed, ""))
     if not missing:
@@ -47,6 +47,16 @@ def crd_problem(kind: str, served: dict[str, Any], needed: dict[str, Any]) -> st
     if len(missing) > _MAX_FIELDS:
         some += f" and {len(missing) - _MAX_FIELDS} more"
     return f"the {kind} CRD in this cluster is older than the operator and lacks {some}: {_CRD_REMEDY}"
+
+
+def declared(data: Any, schema: dict[str, Any]) -> Any:
+    """Return the part of an object that a served schema declares: the API server applies no other."""
+    if isinstance(data, dict) and "properties" in schema:
+        known = schema["properties"]
+        return {name: declared(value, known[name]) for name, value in data.items() if name in known}
+    if isinstance(data, list) and "items" in schema:
+        return [declared(item, schema["items"]) for item in data]
+    return data
 
 
 def _missing(served: dict[str, Any], needed: dict[str, Any], path: str) -> Iterator[str]:

@@ -83,6 +83,12 @@ class Observed:
         return container_failures((*self.pods, *self.pool_pods))
 
 
+def own_report(job: dict[str, Any], report: ControllerStatus | None) -> ControllerStatus | None:
+    """Return the report if the job's own controller sent it, not one of a deleted job of the same name."""
+    foreign = report is not None and report.writer not in ("", names.writer(job))
+    return None if foreign else report
+
+
 def _host(host: EngineHost) -> EngineHostStatus:
     role: Literal["leader", "worker"] = "worker" if host.host else "leader"
     return EngineHostStatus(pod=host.pod, role=role, host=host.host, state=host.state)

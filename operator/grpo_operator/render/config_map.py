@@ -9,15 +9,23 @@ from grpo_operator.api.base import API_VERSION
 from grpo_operator.api.job_config import JobConfig
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
+from grpo_operator.api.weight_path import WeightPath
 from grpo_operator.plan.weight_path import job_weight_path
 from grpo_operator.render.metadata import metadata
 from grpo_operator.render.volumes import job_store
 
 
 def job_config_map(
-    job: dict[str, Any], spec: GRPOJobSpec, rollout_service: str, pool: RolloutTemplate
+    job: dict[str, Any],
+    spec: GRPOJobSpec,
+    rollout_service: str,
+    pool: RolloutTemplate,
+    path: WeightPath | None = None,
 ) -> dict[str, Any]:
-    """Return the ConfigMap with job.json. ``rollout_service``: name of the service of ``pool``."""
+    """Return the ConfigMap with job.json. ``rollout_service``: name of the service of ``pool``.
+
+    ``path``: that of the weights; None: as this operator chooses it.
+    """
     meta = job["metadata"]
     name, namespace = meta["name"], meta["namespace"]
     config = JobConfig(
@@ -28,9 +36,10 @@ def job_config_map(
         rollout_service=f"{rollout_service}.{namespace}.svc.cluster.local",
         min_available=pool.min_available,
         engines=pool.replicas,
+        engine_gpus=pool.engine.tensor_parallel,
         max_running_requests=pool.engine.max_running_requests,
         fp8=pool.engine.quantization == "fp8-block128",
-        weight_path=job_weight_path(spec, pool),
+        weight_path=path or job_weight_path(spec, pool),
         writer=names.writer(job),
         store=Path(job_store(namespace, names.writer(job))),
     )
@@ -42,11 +51,17 @@ def job_config_map(
     }
 
 
-def owned_pool(job: dict[str, Any], spec: GRPOJobSpec, template: RolloutTemplate) -> dict[str, Any]:
+def owned_pool_spec(spec: GRPOJobSpec) -> dict[str, Any] | None:
+    """Return the spec of the RolloutPool of the job's own engines; None if it uses a shared one."""
+    template = spec.rollout.template
+    return template.wire() | {"model": spec.model.wire()} if template else None
+
+
+def owned_pool(job: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
     """Return the RolloutPool of the job's own engines, which shows their status and can be scaled."""
     return {
         "apiVersion": API_VERSION,
         "kind": "RolloutPool",
         "metadata": metadata(job, names.rollout_pool(job["metadata"]["name"])),
-        "spec": template.wire() | {"model": spec.model.wire()},
+        "spec": spec,
     }

@@ -25,6 +25,7 @@ from grpo_operator.render.sglang_command import (
     MODEL_DIRECTORY,
     ROUTED_EXPERTS,
     TURNS,
+    WRITER,
     cpu_engine_env,
     engine_command,
 )
@@ -128,6 +129,7 @@ class EnginePods:
             f" --timeout {self.weight_sync.patience}"
             f" --start-seconds {pool.engine.start_seconds}"
             f" --model-config {MODEL_DIRECTORY}/config.json --admin-key {ADMIN_KEY}"
+            f" --writer-file {WRITER}"
         )
         if self.weight_path.delta:
             arguments += " --deltas"

@@ -39,7 +39,7 @@ _FORWARD = ("log_probs", "reference_log_probs", "values", "reward_scores", "rout
 _UPDATE = ("update_actor", "update_critic")
 _AT_ONCE = (
     "listen", "flops", "start_rendezvous", "close_links", "snapshot_written", "map_routed_experts",
-    "start_trace", "stop_trace", "transport",
+    "start_trace", "stop_trace", "transport", "checkpoint_bytes",
 )  # fmt: skip
 _IMPORT_SECONDS = 300.0  # beyond hangSeconds, that the controller waits for a new process
 
@@ -83,6 +83,7 @@ class RankMethods:
     nbytes: Counter[str]
     slow: Mapping[int, float] = field(default_factory=dict)
     saves: list[Save] = field(default_factory=list)
+    attempt: int = 0  # of the job, whose gang this is
     _saving: tuple[Save, dict[str, Any]] | None = None  # (checkpoint, controller's state)
     _problem: str = ""  # of the exchange of layouts
     _exported: float = 0.0  # when the export is complete
@@ -153,6 +154,7 @@ class RankMethods:
             "listen": lambda: 29500,
             "start_rendezvous": lambda: 29501,
             "flops": lambda: self.flops,
+            "checkpoint_bytes": lambda: 0,  # the stand-ins write none of them
             "empty_cache": lambda: (0, 0),
             "exchange_layouts": lambda: self._problem if rank.rank == 0 else "",
             "open_links": lambda: [self._open(rank.rank, offer) for offer in args[0]],
@@ -276,11 +278,12 @@ class RankMethods:
         (save, state), self._saving = self._saving, None
         step, save.committed = save.step, self.now()
         self.nbytes["trainer>store"] += save.nbytes
-        path = directory(self.job.checkpoints, step)
+        path = directory(self.job.checkpoints, step, self.attempt)
         if not path.is_dir():
             path.mkdir(parents=True)
             (path / CONTROLLER_STATE).write_text(json.dumps(state))
-            commit(self.job.checkpoints, step, Origin(model_digest(self.job.hf), "rehearsal"))
+            origin = Origin(model_digest(self.job.hf), "rehearsal", self.attempt)
+            commit(self.job.checkpoints, step, origin)
         return [step]
 
 

@@ -244,6 +244,7 @@ class StandInProcesses:
             return self._host(self._place.addresses[index], 1000 + index, self._place.pods[index])
         if method == "start":
             self._rank_of[index] = int(args[0])
+            self._methods.attempt = args[-1]["attempt"]
             return self._infos[self._rank_of[index]]
         return self._methods.result(method, self._infos[self._rank_of[index]], args)
 

@@ -1,5 +1,7 @@
 """Functions that run on ranks: a tiny policy, its steps and its weights."""
 
+import os
+import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -18,8 +20,10 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.offload import OffloadSpec
 from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
 from grpo_worker.algorithms.losses import PolicyLossConfig
+from grpo_worker.checkpointing.state_file import read_state, write_state
 from grpo_worker.checkpointing.store import DamagedCheckpointError, Origin, complete_steps, directory
 from grpo_worker.common.ragged_batch import INPUT_IDS, RaggedBatch, spread_spans
+from grpo_worker.common.store_problems import UnwritableStoreError
 from grpo_worker.data.micro_batch import Batch
 from grpo_worker.megatron.checkpoint import owned_state, snapshot
 from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer
@@ -29,7 +33,7 @@ from grpo_worker.megatron.conversion.readers import SeededWeights
 from grpo_worker.megatron.model.build import device, initialize_parallel
 from grpo_worker.megatron.optim.optimizer import inner_optimizers
 from grpo_worker.megatron.training.policy import PolicyModel
-from grpo_worker.megatron.training.reductions import active_parameters
+from grpo_worker.megatron.training.reductions import active_parameters, all_parameters
 from grpo_worker.megatron.training.runner import MicroBatching
 from grpo_worker.megatron.training.setup import ModelSetup
 from grpo_worker.model_files.config import model_config
@@ -364,19 +368,48 @@ def save_on_a_stuck_store(root: str, layout: dict[str, int]) -> dict[str, Any]:
             "complete": complete, "resumed": train(policy, range(1, 3))}  # fmt: skip
 
 
+def saved_parameters(root: str, layout: dict[str, int]) -> int:
+    """Save a checkpoint and return how many parameters the ranks count."""
+    policy = make(layout)
+    saver = checkpointer(root, policy)
+    train(policy, range(1))
+    saver.save(1, {})
+    saver.poll(blocking=True)
+    return all_parameters(policy.chunks, policy.family)
+
+
+def save_on_a_full_store(root: str, layout: dict[str, int]) -> tuple[str, int]:
+    """Return text and number of the error of a checkpoint for which the store has too little room."""
+    policy = make(layout)
+    saver = checkpointer(root, policy)
+    train(policy, range(1))
+    filled = Path(root) / "filled"
+    if dist.get_rank() == 0:
+        with filled.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(root).free - 2**20)
+    dist.barrier()
+    saver.save(1, {})
+    try:
+        saver.poll(blocking=True)
+    except UnwritableStoreError as error:
+        return str(error), error.errno
+    raise AssertionError("the checkpoint was saved")
+
+
 def snapshot_and_resume(root: str, layout: dict[str, int]) -> dict[str, Any]:
     """Return steps 0-3 with a snapshot after 1, and steps 2-3 repeated from it in another model."""
     policy = make(layout)
     train(policy, range(2))
-    file = Path(root) / f"rank-{dist.get_rank()}.pt"
-    torch.save(snapshot.capture(policy.parts(True)), file)
+    file = Path(root) / f"rank-{dist.get_rank()}.safetensors"
+    write_state(file, snapshot.capture(policy.parts(True)))
     undisturbed, expected = train(policy, range(2, 4)), whole_weights(policy)
     again = make_model(model_config("preset:tiny-moe"), layout, initialised=True)
     train(again, range(7, 8))
-    snapshot.restore(again.parts(True), torch.load(file, weights_only=False))
+    snapshot.restore(again.parts(True), read_state(file))
+    mapped = file.name in Path("/proc/self/maps").read_text()  # its memory could not be freed
     resumed, actual = train(again, range(2, 4)), whole_weights(again)
     equal = all(torch.equal(expected[name], actual[name]) for name in expected)
-    return {"undisturbed": undisturbed, "resumed": resumed, "weights_equal": equal}
+    return {"undisturbed": undisturbed, "resumed": resumed, "weights_equal": equal, "mapped": mapped}
 
 
 def publish(

@@ -10,6 +10,7 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.offload import OffloadSpec
 from grpo_operator.api.v1alpha1.optimizer_dtypes import OptimizerDtypes
 from grpo_operator.api.v1alpha1.trainer import OptimizerSpec
+from grpo_worker.checkpointing.state_file import read_state, write_state
 from grpo_worker.checkpointing.store import Origin, directory
 from grpo_worker.megatron.checkpoint import rank_state, snapshot
 from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer
@@ -44,7 +45,8 @@ def saved(
     saver.load(directory(Path(root), 1))
     loaded = _state(policy)
     again = [train(policy, range(2, 3))]
-    snapshot.restore(policy.parts(False), copy)
+    write_state(file := Path(root) / f"rank-{dist.get_rank()}.safetensors", copy)
+    snapshot.restore(policy.parts(False), read_state(file))
     again.append(train(policy, range(2, 3)))
     return {
         "state": state, "loaded": loaded, "history": history, "again": again, "weights": weights,

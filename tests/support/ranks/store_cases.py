@@ -5,13 +5,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-from grpo_worker.checkpointing.store import complete_steps, directory
+from grpo_worker.checkpointing.store import complete
 from grpo_worker.weightsync.protocol.version import Version
 from support.ranks.policy_cases import train
 
 
 def train_and_save(
-    weights: str, store: str, spec: dict[str, Any], hf: dict[str, Any], last: int, every: int
+    weights: str, store: str, spec: dict[str, Any], hf: dict[str, Any], last: int, every: int, attempt: int
 ) -> list[str]:
     """Start from the newest checkpoint in ``store``, and train up to step ``last``.
 
@@ -25,10 +25,12 @@ def train_and_save(
     rank, world, root = dist.get_rank(), dist.get_world_size(), f"{store}/checkpoints"
     worker = TrainerWorker()
     worker._rank, worker._world = rank, world
-    worker.rank_info = worker._build(rank, world, {"spec": spec, "hf": hf, "checkpoints": root})
-    first = max(complete_steps(root), default=0)
+    config = {"spec": spec, "hf": hf, "checkpoints": root, "attempt": attempt}
+    worker.rank_info = worker._build(rank, world, config)
+    found = complete(root)
+    first = max(found, default=0)
     if first:
-        worker.load_checkpoint(str(directory(root, first)))
+        worker.load_checkpoint(str(found[first]))
     digests = [worker.publish_weights(Version(first), False, False)]
     for step in range(first + 1, last + 1):
         train(worker._models.policy, range(step, step + 1))

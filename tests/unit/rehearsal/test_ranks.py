@@ -57,7 +57,7 @@ def test_results_come_from_the_right_ranks_and_in_the_rows_order(
         group = WorkerGroup(
             TrainerWorker, StandInProcesses(scheduler, methods, infos, place, RankHost, record), 240.0
         )
-        group.start({})
+        group.start({"attempt": 1})
         assert group.ranks == infos
         before = Counter(record.nbytes)
         shared = group.share(batch, 3)

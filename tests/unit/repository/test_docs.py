@@ -28,7 +28,7 @@ ROOTS = [
     REPO / "worker_images" / "grpo_worker" / "weightsync" / "planner",
 ]
 # Folders of a job's store and of the machine.
-STORED = ("export/", "profile/", "pending/", "volumes/", "wandb/", "tensorboard/", "/")
+STORED = ("attempts/", "export/", "profile/", "pending/", "volumes/", "wandb/", "tensorboard/", "/")
 
 
 def name_of(page: Path) -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_worker.checkpointing.store import WEIGHTS, complete_steps, directory
+from grpo_worker.checkpointing import attempts
+from grpo_worker.checkpointing.store import WEIGHTS, complete
 from grpo_worker.common.step_log import first_record_of_last_step
 
 # In the folder of a job.
@@ -35,16 +36,17 @@ def restart_point(folder: Path) -> RestartPoint | None:
     later steps, or a newer copy of their state may be in the memory of their pods.
     Raises OSError, and ValueError, KeyError or TypeError for a damaged file.
     """
-    steps = complete_steps(folder / CHECKPOINTS)
-    if not steps:
+    found = complete(folder / CHECKPOINTS)
+    if not found:
         return None
-    version, attempt = steps[-1], int(_read(folder / RUN).get("attempt", 0))
+    version, newest = max(found.items())
+    attempt = max(attempts.newest(folder), int(_read(folder / RUN).get("attempt", 0)))
     last = first_record_of_last_step(folder / LEDGER) or {"attempt": 0, "step": 0}
     if (attempt, version) < (last["attempt"], last["step"]):
         return None
     if version < int(_read(folder / MEMORY).get("step", 0)):
         return None
-    return RestartPoint(attempt, version, directory(folder / CHECKPOINTS, version) / WEIGHTS)
+    return RestartPoint(attempt, version, newest / WEIGHTS)
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -1,22 +1,22 @@
-"""Snapshots of ranks in a pod's memory: ``root/STEP.ATTEMPT/rank-R.pt``, each with a digest file.
+"""Snapshots of ranks in a pod's memory: ``root/STEP.ATTEMPT/rank-R.safetensors``, each with a sealed note.
+
+A rank marks its file as written (``rank-R.written``), and the pod's agent seals that mark (``rank-R.json``).
 
 The attempt is part of the name because two attempts may reach a step with different bits, which must not be
 mixed. A pod keeps two snapshots at most, and the plan of its memory counts on that: the newest complete one,
 and the one that is being written or copied.
 """
 
-import hashlib
-import json
 import re
 import shutil
 from pathlib import Path
 
-import httpx
-
-from grpo_worker.common.auth import headers
+from grpo_worker.checkpointing.snapshot_seal import NOTE_BYTES, Note, Snapshot, SnapshotError, content_digest
 from grpo_worker.common.files import write_text
 
-CHUNK = 16 << 20
+STATE, NOTE = ".safetensors", ".json"
+_MARK = ".written"
+_CHUNK = 1 << 20
 
 
 def name_of(step: int, attempt: int) -> str:
@@ -24,10 +24,15 @@ def name_of(step: int, attempt: int) -> str:
     return f"{step}.{attempt}"
 
 
+def attempt_of(name: str) -> int:
+    """Return the attempt that took a snapshot. Raises ValueError for an invalid name."""
+    return _order(name)[0]
+
+
 def file_of(root: Path, name: str, rank: int) -> Path:
     """Return the path of a rank's snapshot. Raises ValueError for an invalid name."""
     _order(name)
-    return root / name / f"rank-{rank}.pt"
+    return root / name / f"rank-{rank}{STATE}"
 
 
 def remove_older(root: Path, name: str, kept: str | None) -> None:
@@ -42,57 +47,54 @@ def remove_older(root: Path, name: str, kept: str | None) -> None:
             shutil.rmtree(folder, ignore_errors=True)  # other ranks of the pod remove it too
 
 
-def seal(file: Path) -> None:
-    """Mark a snapshot as complete by writing its digest."""
-    note = {"bytes": file.stat().st_size, "digest": _digest(file)}
-    write_text(file.with_suffix(".json"), json.dumps(note))
+def mark_written(file: Path, digest: str) -> None:
+    """Mark a snapshot as completely written. ``digest``: of its content."""
+    write_text(file.with_suffix(_MARK), Note(file.stat().st_size, digest).text())
 
 
-def sound(root: Path, name: str, rank: int) -> bool:
-    """Return whether the rank's snapshot is here and matches its digest."""
-    file = file_of(root, name, rank)
-    try:
-        note = json.loads(file.with_suffix(".json").read_text())
-        return bool(file.stat().st_size == note["bytes"] and _digest(file) == note["digest"])
-    except (OSError, ValueError, KeyError):
-        return False
+def is_written(root: Path, name: str, rank: int) -> bool:
+    """Return whether the rank of this pod has written its snapshot."""
+    return file_of(root, name, rank).with_suffix(_MARK).is_file()
 
 
-def pull(root: Path, name: str, rank: int, holders: list[str], timeout: float) -> bool:
-    """Fetch the rank's snapshot from the first holder that has it; return whether it is here and sound.
+def seal(root: Path, which: Snapshot) -> None:
+    """Seal the snapshot that a rank of this pod has written.
 
-    ``holders``: base URLs of agents. Nothing is fetched if this pod has a sound copy.
+    Raises SnapshotError when there is none, ValueError for an invalid name, and PermissionError when the key
+    cannot be read.
     """
-    if sound(root, name, rank):
-        return True
-    for holder in holders:
-        try:
-            _fetch(f"{holder}/v1/snapshots/{name}/{rank}", file_of(root, name, rank), timeout)
-        except (httpx.HTTPError, OSError):
-            continue
-        if sound(root, name, rank):
-            return True
-    return False
+    file = file_of(root, which.name, which.rank)
+    note = _note(file.with_suffix(_MARK))
+    _check_size(file, note)
+    write_text(file.with_suffix(NOTE), note.sealed(which).text())
 
 
-def _fetch(url: str, file: Path, timeout: float) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    for suffix in (".pt", ".json"):
-        temporary = file.with_suffix(f".pulled{suffix}")
-        request = httpx.stream("GET", url + suffix, timeout=timeout, headers=headers())
-        with request as response, temporary.open("wb") as handle:
-            response.raise_for_status()
-            for chunk in response.iter_bytes(CHUNK):
-                handle.write(chunk)
-        temporary.rename(file.with_suffix(suffix))
-
-
-def _digest(file: Path) -> str:
-    digest = hashlib.blake2b(digest_size=16)
+def check(root: Path, which: Snapshot) -> None:
+    """Raise SnapshotError unless the snapshot is here, is sealed as this one, and has the sealed bytes."""
+    file = file_of(root, which.name, which.rank)
+    note = _note(file.with_suffix(NOTE))
+    note.verify(which)
+    _check_size(file, note)
+    digest = content_digest()
     with file.open("rb") as handle:
-        while chunk := handle.read(CHUNK):
+        while chunk := handle.read(_CHUNK):
             digest.update(chunk)
-    return digest.hexdigest()
+    if digest.hexdigest() != note.digest:
+        raise SnapshotError("its bytes have changed since it was sealed")
+
+
+def _note(path: Path) -> Note:
+    try:
+        with path.open("rb") as handle:
+            return Note.parse(handle.read(NOTE_BYTES))
+    except FileNotFoundError as error:
+        raise SnapshotError(f"there is no {path.name}") from error
+
+
+def _check_size(file: Path, note: Note) -> None:
+    size = file.stat().st_size if file.is_file() else 0
+    if size != note.size:
+        raise SnapshotError(f"it has {size} bytes instead of {note.size}")
 
 
 def _order(name: str) -> tuple[int, int]:

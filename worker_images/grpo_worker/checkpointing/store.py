@@ -1,18 +1,26 @@
 """Layout of the checkpoint directory, readable without Megatron-Core.
 
-A checkpoint is a directory ``step-00000010``. It is complete when it contains ``COMMITTED``,
+A checkpoint is a directory ``step-00000010.attempt-3``. It is complete when it contains ``COMMITTED``,
 which is written last; incomplete checkpoints are ignored on load and removed by ``prune``.
+
+Ranks that nobody can reach may go on writing after their attempt has ended. They write into directories of
+their own attempt, and cannot commit once a newer one was claimed. If they do so at that very moment, what
+they commit beyond the step from which the newer attempt has started does not count.
 """
 
 import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from grpo_worker.checkpointing import attempts
+from grpo_worker.common.known_fields import known
 
 log = logging.getLogger(__name__)
 MARKER = "COMMITTED"
@@ -22,6 +30,7 @@ CONTROLLER_STATE = "controller.json"
 WEIGHTS = "weights"  # folder with a copy of the checkpoint's weight version, which engines can be filled from
 # Fields of a config.json that do not affect the function that a model computes.
 NO_SHAPE = ("transformers_version", "torch_dtype", "dtype", "quantization_config")
+_NAME = re.compile(r"step-(\d{8,})(?:\.attempt-(\d+))?")
 FORMAT = 1  # of the marker and the checkpoint; increment it when older code could not load them
 
 
@@ -31,10 +40,14 @@ class DamagedCheckpointError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Origin of a checkpoint. ``model``: digest of the architecture; ``layout``: that of the saving job."""
+    """Origin of a checkpoint.
+
+    ``model``: digest of the architecture. ``layout``: that of the saving job. ``attempt``: that saved it.
+    """
 
     model: str
     layout: str
+    attempt: int = 0
 
 
 def model_digest(hf: Mapping[str, Any]) -> str:
@@ -43,15 +56,37 @@ def model_digest(hf: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def directory(root: str | Path, step: int) -> Path:
-    """Return the directory of the checkpoint of ``step``."""
-    return Path(root) / f"step-{step:08d}"
+def directory(root: str | Path, step: int, attempt: int = 0) -> Path:
+    """Return the directory of the checkpoint that an attempt saves after ``step``.
+
+    ``attempt``: 0 for what no other attempt writes, and for checkpoints of earlier versions.
+    """
+    return Path(root) / (f"step-{step:08d}" + (f".attempt-{attempt}" if attempt else ""))
+
+
+def step_and_attempt(path: Path) -> tuple[int, int]:
+    """Return the step and the attempt in the name of a directory. Raises ValueError for other names."""
+    found = _NAME.fullmatch(path.name)
+    if found is None:
+        raise ValueError(f"{path} is no checkpoint: its name must be like {directory('', 10, 3)}")
+    return int(found[1]), int(found[2] or 0)
+
+
+def complete(root: str | Path) -> dict[int, Path]:
+    """Return the complete checkpoints that count by step, ascending; of each step the newest attempt's."""
+    found = {step_and_attempt(path): path for path in _all(root) if (path / MARKER).is_file()}
+    folder = Path(root).parent
+    return {step: found[step, own] for step, own in sorted(found) if attempts.counts(folder, step, own)}
 
 
 def complete_steps(root: str | Path) -> list[int]:
     """Return the steps with a complete checkpoint, ascending."""
-    markers = Path(root).glob(f"step-*/{MARKER}")
-    return sorted(int(marker.parent.name.removeprefix("step-")) for marker in markers)
+    return list(complete(root))
+
+
+def _all(root: str | Path) -> list[Path]:
+    """Return the directories of all checkpoints, complete or not."""
+    return sorted(path for path in Path(root).glob("step-*") if _NAME.fullmatch(path.name))
 
 
 def commit(root: str | Path, step: int, origin: Origin) -> None:
@@ -59,8 +94,9 @@ def commit(root: str | Path, step: int, origin: Origin) -> None:
 
     It has the digests of the small files. Each tensor in a file of ``STATE`` has a checksum beside it, which
     ranks check when they load it. ``WEIGHTS`` is not listed: training can be restored without it.
+    Raises SupersededError if a newer attempt was claimed.
     """
-    path = directory(root, step)
+    path = directory(root, step, origin.attempt)
     files = [file for file in sorted(path.iterdir()) if file.is_file()]
     marker = {
         "format": FORMAT,
@@ -74,24 +110,24 @@ def commit(root: str | Path, step: int, origin: Origin) -> None:
         json.dump(marker, handle)
         handle.flush()
         os.fsync(handle.fileno())
+    attempts.check(Path(root).parent, origin.attempt)
     temporary.rename(path / MARKER)
 
 
-def newest_sound(root: str | Path, model: str) -> int:
-    """Return the step of the newest complete checkpoint that can be loaded; 0: there is none.
+def newest_sound(root: str | Path, model: str) -> Path | None:
+    """Return the newest complete checkpoint that can be loaded; None: there is none.
 
     A damaged one loses its marker, so that the one before is used. Raises ValueError like ``verify`` for
     checkpoints that are whole, but of another model or of a newer version.
     """
-    for step in reversed(complete_steps(root)):
-        path = directory(root, step)
+    for path in reversed(complete(root).values()):
         try:
             verify(path, model, contents=True)
         except DamagedCheckpointError as error:
             set_aside(path, error)
         else:
-            return step
-    return 0
+            return path
+    return None
 
 
 def set_aside(path: Path, error: DamagedCheckpointError) -> None:
@@ -109,7 +145,7 @@ def verify(path: Path, model: str, contents: bool = False) -> Origin:
     remedy = f"remove {path / MARKER} to fall back to an older checkpoint"
     try:
         marker = json.loads((path / MARKER).read_text())
-        version, files, origin = marker["format"], marker["files"], Origin(**marker["origin"])
+        version, files, origin = marker["format"], marker["files"], Origin(**known(Origin, marker["origin"]))
     except FileNotFoundError as error:
         raise ValueError(
             f"checkpoint {path} has no {MARKER}: it was never completed: use another one"
@@ -145,17 +181,30 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def prune(root: str | Path, keep: int) -> None:
-    """Remove all but the newest ``keep`` complete checkpoints, and incomplete ones older than these.
+def remove_remains(root: str | Path, attempt: int) -> None:
+    """Remove what older attempts have begun and not completed, so that a new checkpoint has room."""
+    for path in _all(root):
+        finished = (path / MARKER).is_file() or (path / SET_ASIDE).is_file()
+        if step_and_attempt(path)[1] < attempt and not finished:
+            shutil.rmtree(path, ignore_errors=True)
 
+
+def prune(root: str | Path, keep: int, attempt: int = 0) -> None:
+    """Remove all but the newest ``keep`` complete checkpoints, incomplete ones, and those that do not count.
+
+    Incomplete ones of the same attempt stay while they are newer than these: they are being written.
     Only the newest keeps its copy of the weight version: trainers restart from no other.
+    Raises SupersededError if a newer attempt was claimed than ``attempt``, whose ranks call this.
     """
-    kept = set(complete_steps(root)[-keep:])
-    newest = max(kept, default=-1)
-    for path in sorted(Path(root).glob("step-*")):
-        step = int(path.name.removeprefix("step-"))
-        if step not in kept and step < newest:
+    attempts.check(Path(root).parent, attempt)
+    found = complete(root)
+    kept = list(found.values())[-keep:]
+    newest = max(found, default=-1)
+    for path in _all(root):
+        step, own = step_and_attempt(path)
+        if path in kept:
+            if step < newest:
+                shutil.rmtree(path / WEIGHTS, ignore_errors=True)
+        elif own < attempt or (own == attempt and step < newest):
             (path / MARKER).unlink(missing_ok=True)  # first, so that no partial directory has a marker
             shutil.rmtree(path, ignore_errors=True)
-        elif step < newest:
-            shutil.rmtree(path / WEIGHTS, ignore_errors=True)

@@ -4,10 +4,13 @@ The key protects the routes that move weights or control a job. The operator cre
 a file, which is read for every call, so that a replaced key takes effect.
 """
 
+import hashlib
 import hmac
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -35,6 +38,25 @@ def headers() -> dict[str, str]:
 def guarded(routes: Sequence[BaseRoute]) -> Starlette:
     """Return an application that answers 401 to callers without the key, except on ``OPEN`` routes."""
     return Starlette(routes=routes, middleware=[Middleware(_Guard)])
+
+
+def signature(purpose: bytes, content: Any) -> str:
+    """Return what only a holder of the key can compute for some JSON; a plain digest if no key is configured.
+
+    ``purpose``: at most 16 bytes. A signature for one purpose is none for another. Raises PermissionError
+    when the key cannot be read.
+    """
+    key = _key()
+    if key == "":
+        raise PermissionError(f"the key of this namespace's pods in {os.environ[FILE]} cannot be read")
+    derived = hashlib.blake2b(key.encode(), digest_size=32, person=purpose).digest() if key else b""
+    text = json.dumps(content, sort_keys=True).encode()
+    return hashlib.blake2b(text, key=derived, digest_size=32, person=purpose).hexdigest()
+
+
+def is_signed(purpose: bytes, content: Any, by: str) -> bool:
+    """Return whether ``by`` is the content's signature."""
+    return hmac.compare_digest(signature(purpose, content).encode(), by.encode())
 
 
 class _Guard:

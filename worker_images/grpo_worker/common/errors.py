@@ -1,6 +1,5 @@
 """Formatting of errors for users."""
 
-import errno
 from collections.abc import Iterator
 
 from grpo_operator.api.errors import last_error_line
@@ -8,24 +7,11 @@ from grpo_operator.api.errors import last_error_line
 LONGEST = 1000  # characters of a message in status
 
 
-# Errors of a file system whose server or disk does not answer. A file that is missing, forbidden or too large
-# is not among them: the job names it, or fills the store.
-_STORE_FAILS = frozenset(
-    {
-        errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ENODEV, errno.ENXIO, errno.EREMOTEIO,
-        errno.ESHUTDOWN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH,
-        errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET,
-    }
-)  # fmt: skip
+def causes_of(error: BaseException, contexts: bool = False) -> Iterator[BaseException]:
+    """Return an error and what caused it, in this process, in a task of Ray, or in reads of torch.
 
-
-def store_fails(error: BaseException) -> bool:
-    """Return whether a store that does not answer is among the causes of an error, also of a rank's."""
-    return any(isinstance(found, OSError) and found.errno in _STORE_FAILS for found in _causes(error))
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Return an error and what caused it, in this process, in a task of Ray, or in reads of torch."""
+    ``contexts``: also what was being handled when an error was raised, which need not have caused it.
+    """
     pending, seen = [error], set[int]()
     while pending:
         found = pending.pop()
@@ -34,6 +20,8 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(found))
         yield found
         causes = [found.__cause__, getattr(found, "cause", None)]
+        if contexts and not found.__suppress_context__:
+            causes.append(found.__context__)
         # torch.distributed.checkpoint: rank -> exception and its stack
         failures = getattr(found, "failures", None)
         causes += [failure[0] for failure in failures.values()] if isinstance(failures, dict) else []

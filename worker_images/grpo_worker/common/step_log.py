@@ -3,7 +3,7 @@
 import json
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Queue
 from threading import Condition, Thread
@@ -24,8 +24,12 @@ class StepLog:
     belong to a step that was being written when the process died.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Open or create the log. An index that is missing is made from the lines, which are read once."""
+    def __init__(self, path: Path, check: Callable[[], None] = lambda: None) -> None:
+        """Open or create the log. An index that is missing is made from the lines, which are read once.
+
+        ``check``: called before each write; raises an error if another process has the log now.
+        """
+        self._check = check
         self._path, self._index = path, path.with_name(path.name + ".index")
         self._problem: Exception | None = None
         path.touch()
@@ -75,8 +79,9 @@ class StepLog:
             try:
                 # After an error nothing is written until the log is truncated: no step may be missing.
                 if self._problem is None:
+                    self._check()
                     self._write(step, lines)
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - append and flush raise it
                 self._problem = error
             finally:
                 with self._room:

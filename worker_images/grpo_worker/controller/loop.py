@@ -7,6 +7,7 @@ from typing import Any
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.status import Phase
+from grpo_worker.checkpointing.attempts import SupersededError
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock, utc_time
 from grpo_worker.controller.generation.sample_ledger import SampleLedger
 from grpo_worker.controller.generation.scheduler import scheduler_of
@@ -18,7 +19,7 @@ from grpo_worker.controller.recovery.checkpoints import RunCheckpoints
 from grpo_worker.controller.recovery.failures import FailureHandler
 from grpo_worker.controller.recovery.parking import Parking
 from grpo_worker.controller.recovery.routed_experts import RoutedExpertsLoader
-from grpo_worker.controller.recovery.run_record import SupersededError
+from grpo_worker.controller.status.gpu_time import SUSPENDED, GpuTime
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.step_records import StepRecords
 from grpo_worker.controller.training.batch_trainer import BatchTrainer
@@ -26,6 +27,7 @@ from grpo_worker.controller.training.gang import Restored, TrainerGang
 from grpo_worker.controller.training.image_versions import check_pool
 from grpo_worker.controller.weight_sync.synchronizer import PushResult, WeightSynchronizer
 from grpo_worker.metrics.generation import refused_message
+from grpo_worker.metrics.gpu_time import Use
 from grpo_worker.metrics.step import step_metrics
 from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.rollout.batch_file import RolloutBatch
@@ -46,9 +48,12 @@ class GrpoLoop:
     def __init__(
         self, spec: GRPOJobSpec, store: Path, board: ProgressBoard, trainers: TrainerGang, pool: RolloutPool,
         client: RolloutClient, inputs: Inputs, weights: WeightSynchronizer, failures: FailureHandler,
-        clock: Clock = SYSTEM_CLOCK,
+        clock: Clock = SYSTEM_CLOCK, *, rollout_gpus: int = 1,
     ) -> None:  # fmt: skip
-        """``store``: folder of the job. ``inputs``: the model's files, the prompts and the reward."""
+        """``store``: folder of the job. ``inputs``: the model's files, the prompts and the reward.
+
+        ``rollout_gpus``: of all engines.
+        """
         self._spec = spec
         self._clock = clock
         self._board = board
@@ -56,21 +61,24 @@ class GrpoLoop:
         self._pool = pool
         self._source = inputs.source
         self._reward = inputs.reward
-        sampler = StepSampler(spec, inputs.source, client, inputs.reward)
+        engines = 0 if spec.shares_gpus else rollout_gpus
+        self._gpus = GpuTime(store / "gpu_time.json", spec.trainer.world, engines, clock)
+        sampler = StepSampler(spec, inputs.source, client, inputs.reward, self._gpus.generates)
         generate = None if spec.shares_gpus else client.generate  # not while trainers use the engines' GPUs
-        self._parking = Parking(trainers, board, failures, clock, lambda: self._background)
+        self._parking = Parking(trainers, board, failures, clock, self._gpus, lambda: self._background)
         self._experts = RoutedExpertsLoader(trainers, generate, weights, inputs.reward, self._parking)
         self._scheduler = scheduler_of(spec, sampler, store / "pending", self._experts.durable)
-        self._training = BatchTrainer(spec, trainers)
+        self._training = BatchTrainer(spec, trainers, pool.table.suspect)
         self._traces = StepTraces(spec, store / "profile", board.profiles, trainers)
         self._weights = weights
         self._failures = failures
         self._record = failures.record
-        self._ledger = SampleLedger(store / "ledger.jsonl")
-        self._records = StepRecords(store, spec.observability, client)
+        self._ledger = SampleLedger(store / "ledger.jsonl", self._record.check_claims)
+        self._records = StepRecords(store, spec.observability, client, self._record.check_claims)
         self._checkpoints = RunCheckpoints(
-            spec, store, trainers, self._scheduler, board, self._state, self._flush, self._parking
-        )
+            spec, store, trainers, self._scheduler, board, self._state, self._flush, self._parking,
+            self._record.check_claims,
+        )  # fmt: skip
         self._step = 0
         self._background: list[Future[Any]] = []  # work of the last step, beside the next one
         self._initial_state = self._state()
@@ -81,7 +89,7 @@ class GrpoLoop:
             self._run()
         except SupersededError as error:
             log.error("%s", error)
-            self._board.update(phase=Phase.RECOVERING, message=str(error))
+            self._board.update(phase=Phase.RECOVERING, message=str(error), superseded=True)
             self._trainers.stop()
 
     def _run(self) -> None:
@@ -97,7 +105,7 @@ class GrpoLoop:
             except SupersededError:
                 raise
             except Exception as error:  # noqa: BLE001 - any failure is counted and retried, within limits
-                self._end_attempt(failure_of(error))
+                self._end_attempt(failure_of(error, self._spec.checkpoint.store.label))
         self._board.update(phase=Phase.FAILED, message=self._record.failed)
 
     def _begin(self) -> None:
@@ -113,10 +121,11 @@ class GrpoLoop:
         self._trainers.acquire(self._show)
         self._parking.run(lambda: self._weights.before_trainers_start(self._show))
         self._show("starting the trainers")
-        self._trainers.start()
+        self._trainers.start(self._record.attempt)
         network = self._trainers.network
         self._report(network=network.text, network_problem=network.problem)
         restored = self._checkpoints.restore()
+        self._record.note_restored(restored.step)  # before anything of the attempts before is overwritten
         self._report(restored={"step": restored.step, "source": restored.source})
         wait(previous)  # the results of the previous attempt are of no use any more
         self._resume(restored)
@@ -124,6 +133,7 @@ class GrpoLoop:
         self._traces.begin_attempt()
         self._weights.after_trainers_start()
         self._report(message="sending the first weights", trainers=self._trainers.processes())
+        self._gpus.trains(Use.SYNC)
         self._push(StepTimer(self._clock))
         warning = self._parking.run(self._check_engines, self._save_parked)
         self._report(phase=Phase.TRAINING, message=warning)
@@ -131,9 +141,11 @@ class GrpoLoop:
     def _resume(self, restored: Restored) -> None:
         """Continue after the restored step."""
         # If nothing was lost, the answers that are being generated are those of the next step.
-        if self._spec.shares_gpus or not self._parking.continues(restored.step):
+        keeps = not self._spec.shares_gpus and self._parking.continues(restored.step)
+        self._gpus.interrupt(keeps)
+        if not keeps:
             # The scheduler comes first: generation that still runs draws prompts until it is cancelled.
-            self._scheduler.restore(restored.step)
+            self._scheduler.restore(restored.step, restored.attempt)
             self._parking.discard()
             self._load_state(restored.controller_state or self._initial_state)
         self._step = restored.step
@@ -150,25 +162,32 @@ class GrpoLoop:
         step, timer = self._step + 1, StepTimer(self._clock)
         version = Version(self._step)  # generates the samples of this step
         self._report()
+        self._gpus.trains(Use.WAIT)
         rollouts = self._generate(version, timer)
         self._poll_checkpoint()
+        self._gpus.trains(Use.SYNC if self._spec.shares_gpus else Use.TRAIN)
         self._parking.run(lambda: self._weights.before_training(timer), lambda: self._save_parked(rollouts))
         rollouts, shared = self._experts.load(rollouts, self._training.share, version, self._save_parked)
+        self._gpus.trains(Use.TRAIN)
         if step < self._spec.total_steps:
             self._scheduler.start_next(version)
         on_policy = all(sample.version == version and not sample.spans for sample in rollouts.samples)
         scores = self._training.add_model_scores(shared, rollouts.scores, timer)
         metrics = self._traces.step(step, self._training.train, shared, scores, timer, on_policy)
         self._ledger.append(step, self._record.attempt, rollouts.samples, rollouts.left_out, rollouts.refused)
+        self._gpus.trains(Use.WAIT)
         self._wait_for_samples_ahead(step, rollouts, metrics, timer)
         self._step = step
         pushed = self._push(timer)
         self._source.consumed(rollouts.taken)
+        self._gpus.trains(Use.WAIT)
         with timer.phase("save_checkpoint"):
             self._checkpoints.after_step(step, self._record.attempt)
+        self._gpus.finish_step(step)
         seconds = timer.total()
         metrics["data/too_long"] = float(self._source.too_long)
         metrics["recovery/unread_records"] = float(self._record.unread)
+        metrics["recovery/checkpoint_put_off_steps"] = float(self._checkpoints.put_off)
         metrics["reward/failures"] = float(self._reward.failures)
         metrics |= self._records.generated(rollouts, seconds)
         metrics |= step_metrics(shared.batch, scores, seconds, self._trainers.world)
@@ -177,7 +196,7 @@ class GrpoLoop:
         self._report(
             reward_mean=metrics["critic/score/mean"],
             tokens_per_second_per_gpu=metrics["perf/throughput"],
-            message=refused_message(rollouts.refused),
+            message=self._checkpoints.with_problem(refused_message(rollouts.refused)),
         )
 
     def _generate(self, version: Version, timer: StepTimer) -> RolloutBatch:
@@ -221,6 +240,7 @@ class GrpoLoop:
         """Make the trainers' weights the version of the finished steps."""
         with timer.phase("update_weights"):
             self._finish_background()
+            self._gpus.trains(Use.SYNC)
             pushed = self._weights.push(Version(self._step))
             self._background.append(pushed)
             self._parking.run(lambda: self._weights.after_push(pushed))
@@ -255,6 +275,7 @@ class GrpoLoop:
         self._report(phase=Phase.SUSPENDING, message="saving a checkpoint")
         self._save_now()
         self._report(phase=Phase.SUSPENDED, message=f"checkpoint of step {self._step} is complete")
+        self._gpus.stops(SUSPENDED)
         with self._failures.idle():
             self._board.wait_until_resumed()
         self._report(phase=Phase.TRAINING, message="")
@@ -264,6 +285,7 @@ class GrpoLoop:
         if self._spec.checkpoint.export_at_end:
             self._checkpoints.export(self._step)
         self._trainers.stop()
+        self._gpus.save().result()
         self._records.end()
         self._failures.finished()
         self._report(phase=Phase.SUCCEEDED, message=f"{self._step} steps done", trainers=[])
@@ -271,6 +293,7 @@ class GrpoLoop:
     def _end_attempt(self, failure: Failure) -> None:
         """Count the failure, stop the whole gang, and wait for the back-off before the next attempt."""
         message, seconds = failure.message[:500], 0.0
+        self._gpus.stops(failure.cause)
         if failure.final:
             self._failures.end(failure.message)
         else:
@@ -301,5 +324,5 @@ class GrpoLoop:
         served = self._weights.served
         if served is not None:  # else the engines may serve the version of an earlier controller
             changes["weight_version"] = served
-        counts = self._failures.counts()
-        self._board.update(step=self._step, attempt=self._record.attempt, **counts, **changes)
+        changes |= self._failures.counts() | self._gpus.report()
+        self._board.update(step=self._step, attempt=self._record.attempt, **changes)

@@ -10,6 +10,7 @@ from grpo_operator.api.job_config import JobConfig
 from grpo_operator.api.v1alpha1.status import Phase
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock, utc_time
 from grpo_worker.common.errors import one_line
+from grpo_worker.common.store_problems import with_store_problem
 from grpo_worker.controller.config import load_job_config, pool_timeout
 from grpo_worker.controller.inputs import read_inputs
 from grpo_worker.controller.recovery.failures import CONTROLLER_DIED, FailureHandler, comes_from_outside
@@ -38,7 +39,7 @@ def main() -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     config = load_job_config()
     spec = config.spec
-    board = ProgressBoard()
+    board = ProgressBoard(config.writer)
     engines = config.min_available, config.engines
     pool = RolloutPool(config.rollout_service, *engines, config.writer, config.fp8)
     client = RolloutClient(
@@ -91,7 +92,7 @@ def run(
             log.exception("the job cannot begin")
             # An unreachable store or server is not the fault of the job.
             cause: Cause = "infrastructure" if comes_from_outside(error) else "job"
-            message = one_line(error)
+            message = with_store_problem(one_line(error), error, config.spec.checkpoint.store.label)
             back_off(message, failures.count(message, cause))
         else:
             loop.run()
@@ -122,13 +123,16 @@ def build_loop(
     from grpo_worker.controller.profiles.background import BackgroundProfiles
     from grpo_worker.controller.training.gang import TrainerGang
 
-    board.update(message="joining the Ray cluster", checkpoint_location=str(checkpoints))
+    board.update(message="joining the Ray cluster")
     _connect(config.name, SYSTEM_CLOCK)
     trainers = TrainerGang(spec, model.config, checkpoints)
     weights = choose_synchronizer(config, trainers, pool)
     engines = EngineProfiles(pool.table, config.writer, lambda: pool.attempt)
     BackgroundProfiles(config.store / "profile", board.profiles, trainers, engines).start()
-    return GrpoLoop(spec, config.store, board, trainers, pool, client, inputs, weights, failures)
+    gpus = config.engines * config.engine_gpus
+    return GrpoLoop(
+        spec, config.store, board, trainers, pool, client, inputs, weights, failures, rollout_gpus=gpus
+    )
 
 
 def choose_synchronizer(

@@ -1,6 +1,7 @@
 """Records of finished steps: their metrics, written beside the next step."""
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,10 +20,12 @@ class StepRecords:
     Writing waits for the digests of the step's weights, which come while the next step generates.
     """
 
-    def __init__(self, store: Path, observability: ObservabilitySpec, client: Generating) -> None:
-        """``store``: folder of the job. ``client``: generates the samples."""
+    def __init__(
+        self, store: Path, observability: ObservabilitySpec, client: Generating, check: Callable[[], None]
+    ) -> None:
+        """``store``: folder of the job. ``client``: generates the samples. ``check``: see StepLog."""
         sinks = sinks_of(observability, store.name, store)
-        self._writer = MetricsWriter(store, sinks, observability.thresholds)
+        self._writer = MetricsWriter(store, sinks, observability.thresholds, check)
         self._preliminary: int | None = None  # step whose record is to be replaced
         self._generation = GenerationMetrics(client)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="record")

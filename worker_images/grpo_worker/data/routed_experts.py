@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from grpo_worker.common.known_fields import known
+
 Spans = Sequence[tuple[int, int]]  # (first token, end) of consecutive tokens
 SpansOf = Callable[[int], Spans]  # tokens of a sample -> those that a rank needs
 PROBLEM = "problem"  # key of a response whose experts could not be kept
@@ -151,7 +153,7 @@ class ExpertLayers:
             fields = json.loads(base64.b64decode(text))
             if PROBLEM in fields:
                 raise ExpertsError(f"the engine cannot keep routed experts: {fields[PROBLEM]}")
-            found = RoutedExperts(**fields)
+            found = RoutedExperts(**known(RoutedExperts, fields))
         except ExpertsError:
             raise
         except (ValueError, TypeError) as error:

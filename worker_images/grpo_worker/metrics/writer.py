@@ -20,9 +20,16 @@ _STEP = Gauge("grpo_step", "Completed training steps")
 class MetricsWriter:
     """Writer of each step's metrics. Sinks are called in threads of their own."""
 
-    def __init__(self, directory: Path, sinks: Sequence[Sink], thresholds: Sequence[ThresholdSpec]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        sinks: Sequence[Sink],
+        thresholds: Sequence[ThresholdSpec],
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``check``: see StepLog."""
         self.file = directory / "metrics.jsonl"
-        self._log = StepLog(self.file)
+        self._log = StepLog(self.file, check)
         self._sinks = [SinkThread(sink) for sink in sinks]
         for bound in thresholds:
             if bound.minimum is not None:

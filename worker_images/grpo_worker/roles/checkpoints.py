@@ -5,14 +5,11 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from grpo_operator.api.catalog.presets import PRESET
-from grpo_worker.checkpointing.snapshots import file_of, remove_older, seal
+from grpo_worker.checkpointing.snapshots import file_of, is_written, mark_written, remove_older
+from grpo_worker.checkpointing.state_file import read_state, write_state
 from grpo_worker.checkpointing.store import WEIGHTS as STORED_WEIGHTS
-from grpo_worker.checkpointing.store import directory
 from grpo_worker.profiling.background import join
-from grpo_worker.profiling.counted_file import open_counted
 from grpo_worker.profiling.progress import PROGRESS
 from grpo_worker.roles.dispatch import Dispatch, RankInfo, register
 from grpo_worker.roles.weight_sync import WEIGHTS
@@ -44,7 +41,7 @@ class CheckpointMethods:
         if not self._models.spec.fills_engines_from_store:
             checkpointer.save(step, controller_state, from_host)
             return
-        to = directory(checkpointer.root, step) / STORED_WEIGHTS
+        to = checkpointer.directory(step) / STORED_WEIGHTS
         copy = self._version_copy = VersionCopy(WEIGHTS, step, self.rank_info.rank, to)
         checkpointer.save(step, controller_state, from_host, copy.run)
 
@@ -63,8 +60,7 @@ class CheckpointMethods:
 
         def write() -> None:
             try:
-                torch.save(state, file)
-                seal(file)
+                mark_written(file, write_state(file, state))
             except Exception as error:  # noqa: BLE001 - the call that asks for the snapshot reports it
                 self._snapshot_error = (name, f"rank {self.rank_info.rank} cannot write {file}: {error}")
 
@@ -76,15 +72,14 @@ class CheckpointMethods:
         failed, error = self._snapshot_error
         if failed == name:
             return error
-        return file_of(SNAPSHOTS, name, self.rank_info.rank).with_suffix(".json").is_file()
+        return is_written(SNAPSHOTS, name, self.rank_info.rank)
 
     @register(Dispatch.ONE_TO_ALL)
     def load_snapshot(self, name: str) -> None:
-        """Restore this rank from a snapshot whose digest the pod's agent has checked."""
+        """Restore this rank from a snapshot whose seal the pod's agent has checked."""
         from grpo_worker.megatron.checkpoint import snapshot
 
-        with open_counted(file_of(SNAPSHOTS, name, self.rank_info.rank)) as file:
-            state = torch.load(file, weights_only=False)
+        state = read_state(file_of(SNAPSHOTS, name, self.rank_info.rank))
         snapshot.restore(self._models.parts, state)
 
     @register(Dispatch.ONE_TO_ALL)
@@ -93,7 +88,7 @@ class CheckpointMethods:
         return self._models.checkpointer.poll(blocking)
 
     @register(Dispatch.ONE_TO_ALL)
-    def export_weights(self, path: str, beside: bool) -> None:
+    def export_weights(self, path: str, beside: bool, attempt: int) -> None:
         """Export the policy as a Hugging Face directory.
 
         ``beside``: the call returns as soon as the weights are copied; ``poll_export`` tells of the end.
@@ -112,6 +107,7 @@ class CheckpointMethods:
                 source,
                 self._models.spec.checkpoint.export_quantization,
                 beside,
+                attempt,
             )
             if not beside:
                 join(self._export)

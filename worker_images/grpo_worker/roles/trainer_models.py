@@ -12,6 +12,7 @@ from megatron.core import parallel_state
 from grpo_operator.api.base import Device
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.trainer import Precision
+from grpo_worker.checkpointing.space import estimated_bytes
 from grpo_worker.checkpointing.store import Origin, model_digest
 from grpo_worker.data.routed_experts import ExpertLayers
 from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer
@@ -22,7 +23,7 @@ from grpo_worker.megatron.families.registry import expert_layers
 from grpo_worker.megatron.model.build import device, initialize_parallel
 from grpo_worker.megatron.training.critic import CriticModel
 from grpo_worker.megatron.training.policy import PolicyModel
-from grpo_worker.megatron.training.reductions import active_parameters
+from grpo_worker.megatron.training.reductions import active_parameters, all_parameters
 from grpo_worker.megatron.training.reward_model import RewardModel
 from grpo_worker.megatron.training.runner import FP8_TOKENS, MicroBatching
 from grpo_worker.megatron.training.setup import ModelSetup
@@ -48,17 +49,19 @@ class TrainerModels:
     checkpointer: Checkpointer
     links: TrainerLinks
     flops: ModelFlops
+    checkpoint_bytes: int  # of all ranks, estimated
     expert_layers: ExpertLayers | None = None
 
 
 def build_models(rank: int, world: int, config: dict[str, Any]) -> TrainerModels:
     """Create the process groups and build the models of this rank. Collective.
 
-    ``config``: the job's ``spec``, ``hf`` (contents of config.json) and ``checkpoints`` (root directory).
+    ``config``: the job's ``spec``, ``hf`` (contents of config.json), ``checkpoints`` (root directory) and
+    ``attempt``.
     Raises RuntimeError when the job trains on GPUs and this rank has none, and ValueError for models or
     layouts that cannot be trained.
     """
-    spec = GRPOJobSpec.model_validate(config["spec"])
+    spec = GRPOJobSpec.model_validate(config["spec"], extra="ignore")
     if spec.trainer.device is Device.CUDA and not torch.cuda.is_available():
         raise RuntimeError("spec.trainer.device is cuda, but this rank sees no GPU: check its pod's limits")
     if spec.trainer.deterministic:
@@ -73,7 +76,8 @@ def build_models(rank: int, world: int, config: dict[str, Any]) -> TrainerModels
         parts.append(CheckpointPart("critic.", critic.trainable.chunks, critic.trainable))
     with policy.trainable.weights.on_device():
         flops = ModelFlops(active_parameters(policy.chunks, policy.family), attention_width(hf))
-    origin = Origin(model_digest(hf), str(layout))
+        count = all_parameters(policy.chunks, policy.family)
+    origin = Origin(model_digest(hf), str(layout), config["attempt"])
     return TrainerModels(
         spec,
         hf,
@@ -84,7 +88,18 @@ def build_models(rank: int, world: int, config: dict[str, Any]) -> TrainerModels
         Checkpointer(config["checkpoints"], parts, spec.checkpoint.keep, origin),
         links,
         flops,
+        _checkpoint_bytes(spec, count),
         expert_layers(hf) if spec.algorithm.routing_replay else None,
+    )
+
+
+def _checkpoint_bytes(spec: GRPOJobSpec, parameters: int) -> int:
+    return estimated_bytes(
+        parameters,
+        2 if torch.cuda.is_available() else 4,
+        critic=spec.algorithm.critic is not None,
+        reference=spec.algorithm.refresh_reference_steps is not None,
+        copy=spec.fills_engines_from_store,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from grpo_worker.common.known_fields import known
 from grpo_worker.data.prompts import Prompt
 from grpo_worker.data.routed_experts import RoutedExperts
 from grpo_worker.rollout.sampling import Sample
@@ -112,7 +113,7 @@ def _samples(arrays: dict[str, np.ndarray], name: str) -> list[Sample]:
     spans = np.split(column["spans"], np.cumsum(column["span_counts"])[:-1])
     routed: list[RoutedExperts | None] = [None] * count
     if "routed" in column:
-        routed = [RoutedExperts(**json.loads(str(text))) for text in column["routed"]]
+        routed = [RoutedExperts(**known(RoutedExperts, json.loads(str(text)))) for text in column["routed"]]
     return [
         Sample(
             int(column["prompt"][i]),

@@ -35,8 +35,8 @@ def main() -> None:
     """Fetch the volumes and exit; after a permanent error, serve its message until the pod is deleted."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    board = ProgressBoard()
     config = load_job_config()
+    board = ProgressBoard(config.writer)
     serve_in_background(application(board, list))
     try:
         for argument in sys.argv[1:]:

@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from grpo_worker.common.known_fields import known
+
 log = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 10.0
 STALE_SECONDS = 60.0  # a holder without a heartbeat for this long is considered dead
@@ -70,7 +72,7 @@ class FetchLease:
         except FileNotFoundError:
             return None
         try:
-            return Holder(**json.loads(text))
+            return Holder(**known(Holder, json.loads(text)))
         except (ValueError, TypeError):  # the holder is writing the file, or died while it did
             return Holder("", "")
 

@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--turns", type=Path, help="colocated GPUs: file that keeps the engine's GPU lease")
     parser.add_argument("--routed-experts", type=Path, help="folder in which the engine keeps them")
     parser.add_argument("--writer", help="job that may update weights; default: none until bound")
+    parser.add_argument("--writer-file", type=Path, help="keeps the writer and its attempt over a restart")
     parser.add_argument("--hosts", type=int, default=1, help="pods of the engine")
     parser.add_argument(
         "--host-index", type=_host_index, default=0, help="0: the first host, which leads the others"
@@ -106,7 +107,7 @@ def _rollout(args: argparse.Namespace) -> Starlette:
     engine = Engine(args.engine, args.timeout, args.admin_key, hosts)
     agent = Agent(
         args.name, engine, args.engine_ranks, bucket, args.timeout, args.writer, fetcher, args.turns, place,
-        args.double_buffer,
+        args.double_buffer, writer_file=args.writer_file,
     )  # fmt: skip
     threading.Thread(target=_watch_forever, args=(agent,), daemon=True).start()
     return rollout_application(

@@ -23,6 +23,11 @@ class StoreSpec(Model):
     path: Path | None = Field(None, pattern=r"^/.+$", description="absolute directory on every node")
     pvc: Name | None = Field(None, description="name of a ReadWriteMany PersistentVolumeClaim")
 
+    @property
+    def label(self) -> str:
+        """Name of the store in messages: the field that names it, and its value."""
+        return f"checkpoint.store.pvc={self.pvc}" if self.pvc else f"checkpoint.store.path={self.path}"
+
 
 class MemoryTierSpec(Model):
     """Copies of the training state in the host memory of the training pods.

@@ -124,3 +124,6 @@ class ObservabilitySpec(Model):
         description="normal ranges that the Helm chart's alerts check",
     )
     profile: ProfileSpec | None = None
+    price_per_gpu_hour: float | None = Field(
+        None, ge=0, le=10**6, description="price of one GPU for one hour, in any currency, for status.goodput"
+    )

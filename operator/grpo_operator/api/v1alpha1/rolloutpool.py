@@ -13,7 +13,7 @@ from grpo_operator.api.catalog.gpus import GpuType
 from grpo_operator.api.rules import Rule
 from grpo_operator.api.v1alpha1.model import ModelSpec, WeightSyncSpec
 from grpo_operator.api.v1alpha1.scheduling import SchedulingSpec, WithOverlay
-from grpo_operator.api.v1alpha1.status import Condition, EngineStatus
+from grpo_operator.api.v1alpha1.status import Condition, EngineStatus, SettledImages
 
 # Arguments of sglang.launch_server that fields of EngineSpec set.
 TYPED_ARGUMENTS = (
@@ -310,3 +310,4 @@ class RolloutPoolStatus(Model):
     conditions: list[Condition] = Field(
         default_factory=list, max_length=16, description="Ready, Degraded, Reconciling, Stalled"
     )
+    images: SettledImages | None = None

@@ -1,11 +1,12 @@
 """Status of GRPOJob, and the status types that both kinds share."""
 
+from dataclasses import fields
 from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from grpo_operator.api.base import AGENT_RESOURCES, LONGEST_MESSAGE, Model, Resources
+from grpo_operator.api.base import AGENT_RESOURCES, LONGEST_MESSAGE, Model, Resources, ShortString
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.offload import OffloadSpec
 from grpo_operator.api.v1alpha1.profile_status import MOST_PROFILES, ProfileStatus
@@ -154,6 +155,15 @@ class PlannedDeadlines(Model):
     timeout_seconds: int = Field(description="of weightSync.timeoutSeconds")
 
 
+class SettledImages(Model):
+    """Images of the operator's settings when the job or pool was accepted. Pods get them until its end."""
+
+    trainer: ShortString = Field(
+        description="image of trainers, controller and Ray's head where the spec names none"
+    )
+    rollout: ShortString = Field(description="image of the engines where the spec names none")
+
+
 class RecomputeStatus(Model):
     """Recomputation on the ranks, which the operator completed from the spec."""
 
@@ -201,11 +211,37 @@ class LayoutStatus(Model):
     offload: OffloadSpec | None = None
     resources: PlannedResources | None = None
     deadlines: PlannedDeadlines | None = None
+    images: SettledImages | None = None
 
     def layout(self) -> Layout:
         """Return the sizes as a Layout."""
-        others = {"data", "stages", "bytes_per_gpu", "reason", "recompute", "offload", "resources"}
-        return Layout(**self.model_dump(exclude=others | {"deadlines"}))
+        return Layout(**{size.name: getattr(self, size.name) for size in fields(Layout)})
+
+
+class GoodputStatus(Model):
+    """GPU time of the run since its first controller started. On CPUs each rank counts as a GPU."""
+
+    effective: str | None = Field(
+        None,
+        max_length=16,
+        description="share of the GPU time that was neither idle nor spent on repeated steps, in percent",
+    )
+    gpu_seconds: dict[str, int] = Field(
+        default_factory=dict,
+        max_length=16,
+        description="GPU seconds by use: generate, train, sync, wait (trainers, for samples or the store), "
+        "bubble (engines, for new weights), replayed and idle; they add up to all GPUs x wall time",
+    )
+    lost_gpu_seconds: dict[str, int] = Field(
+        default_factory=dict,
+        max_length=16,
+        description="replayed and idle GPU seconds by cause: start, job, infrastructure, controller (time "
+        "without one), engines (parked trainers) and suspended",
+    )
+    cost: str | None = Field(
+        None, max_length=32, description="price of the GPU time by observability.pricePerGpuHour"
+    )
+    cost_per_step: str | None = Field(None, max_length=32, description="cost divided by finished steps")
 
 
 class GRPOJobStatus(Model):
@@ -253,7 +289,7 @@ class GRPOJobStatus(Model):
     times_parked: int | None = Field(
         None,
         description="number of times that the trainers were parked: they waited, alive, because too "
-        "few engines served or the reward server was away",
+        "few engines served, or the reward or room in the store was away",
     )
     layout: LayoutStatus | None = None
     weight_path: str | None = Field(
@@ -268,6 +304,7 @@ class GRPOJobStatus(Model):
         description="network that NCCL uses between the trainers: its name (IB, Socket or a plugin's), its "
         "devices, and the transports within hosts",
     )
+    goodput: GoodputStatus | None = None
     started_at: str | None = Field(None, max_length=32, description="start time (RFC 3339, UTC)")
     finished_at: str | None = Field(None, max_length=32, description="end time (RFC 3339, UTC)")
     conditions: list[Condition] = Field(

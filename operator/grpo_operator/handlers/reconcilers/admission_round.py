@@ -12,6 +12,7 @@ from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTempl
 from grpo_operator.api.v1alpha1.status import LayoutStatus
 from grpo_operator.observe.cache import Cache
 from grpo_operator.plan import lifecycle
+from grpo_operator.plan.accepted import is_accepted, spec_of
 from grpo_operator.plan.capacity.admission import Claim, PoolCandidate, bind, waiting
 from grpo_operator.plan.capacity.feasibility import PodRequest
 from grpo_operator.plan.capacity.pod_requests import job_requests, pool_requests
@@ -151,7 +152,7 @@ class _SpecCache(Generic[_Spec]):
         generation, spec = self._specs.get(meta["uid"], (None, None))
         if generation != meta["generation"]:
             try:
-                spec = self._model.model_validate(obj["spec"])
+                spec = spec_of(self._model, obj, is_accepted(obj))
             except ValidationError:
                 spec = None
             self._specs[meta["uid"]] = (meta["generation"], spec)

@@ -10,9 +10,10 @@ from typing import Any
 from kubernetes.client import ApiException
 
 from grpo_operator.api.base import Device, Model
-from grpo_operator.api.names import POOL_LABEL, ROLLOUT, Owner, owner_in_labels
+from grpo_operator.api.names import PARTS_ANNOTATION, POOL_LABEL, ROLLOUT, Owner, owner_in_labels
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.api.v1alpha1.scheduling import SchedulingSpec
+from grpo_operator.api.v1alpha1.status import SettledImages
 from grpo_operator.api.v1alpha1.trainer import TrainerSpec
 from grpo_operator.apply.agent_secret import AgentSecrets
 from grpo_operator.apply.writer import Writer
@@ -24,6 +25,7 @@ from grpo_operator.observe.outage_watch import OutageWatch
 from grpo_operator.observe.pod_client import PodClient
 from grpo_operator.observe.pod_poller import PodPoller
 from grpo_operator.observe.watched_kinds import WATCHED
+from grpo_operator.plan.accepted import settled_images
 from grpo_operator.plan.capacity import node_outages, unhealthy_nodes
 from grpo_operator.plan.capacity.surplus_engines import engines_to_delete
 from grpo_operator.plan.capacity.topology import Leaves, assign, free_nodes
@@ -108,6 +110,16 @@ class ReconcileContext:
         """Return the hosts in quarantine for sick GPUs that only an affinity keeps the pods off."""
         taints = self.settings.gpu_health.taints
         return avoided_hosts(self.cache.gpu_records, self.cache.nodes, scheduling, taints)
+
+    def images_of(self, obj: dict[str, Any], accepted: SettledImages | None) -> SettledImages:
+        """Return the images of the pods of a job or pool. ``accepted``: those in its status."""
+        cluster = None if accepted else self.cache.live("rayclusters", key_of(obj))
+        return settled_images(accepted, cluster, self.settings.images)
+
+    def record_of(self, obj: dict[str, Any]) -> str | None:
+        """Return the record of parts of the live RayCluster of a job or pool, or None."""
+        annotations = self.cache.ray_clusters.get(key_of(obj), {}).get("metadata", {}).get("annotations")
+        return (annotations or {}).get(PARTS_ANNOTATION)
 
     def pool_children(
         self, owner: dict[str, Any], pool: RolloutTemplate, leaves: Leaves
@@ -225,7 +237,7 @@ class ReconcileContext:
     ) -> None:  # fmt: skip
         """Write the status if it changed, and the events that ``events_of`` derive from the change."""
         before = obj.get("status") or {}
-        if await self.writer.status(plural, obj, status):
+        if await self.writer.status(plural, obj, status, self.cache.older_statuses.get(plural)):
             for event in filter(None, [event_of(before, obj["status"]) for event_of in events_of]):
                 await self.writer.event(obj, *event)
 

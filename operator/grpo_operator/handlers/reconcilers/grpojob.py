@@ -16,11 +16,12 @@ from grpo_operator.handlers.reconcilers.admission_round import MANAGER
 from grpo_operator.handlers.reconcilers.context import ReconcileContext, now
 from grpo_operator.observe.pod_poller import Reports
 from grpo_operator.plan import lifecycle
+from grpo_operator.plan.accepted import is_accepted, spec_of
 from grpo_operator.plan.capacity.feasibility import infeasible, oversized_node
 from grpo_operator.plan.capacity.pod_requests import job_requests
 from grpo_operator.plan.compatibility import kuberay_problem
 from grpo_operator.plan.gpu_health.strikes import sick_nodes
-from grpo_operator.plan.observed import Observed
+from grpo_operator.plan.observed import Observed, own_report
 from grpo_operator.plan.planner.pool_checks import check_reference
 from grpo_operator.plan.planner.resolve import RefusedError, resolve
 from grpo_operator.plan.planner.settled import with_layout, with_resources
@@ -29,7 +30,7 @@ from grpo_operator.plan.status.grpojob import job_status, layout_status, refused
 from grpo_operator.plan.status.profiles import acceptance, profile_event, profile_orders
 from grpo_operator.plan.status.rolloutpool import pool_status
 from grpo_operator.render import config_map, policies
-from grpo_operator.render.ray_cluster import job_cluster
+from grpo_operator.render.accepted_clusters import JobSources, Places, accepted_job
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +61,9 @@ class JobReconciler:
         try:
             if self._context.predecessor_remains(job):
                 return  # wait until the RayCluster of a deleted job of this name is gone
-            spec = GRPOJobSpec.model_validate(job["spec"])
+            spec = spec_of(GRPOJobSpec, job, is_accepted(job))
             engines = self._engines(job, spec)
-            layout = self._layout(job, spec, engines)
+            layout = self._with_images(job, self._layout(job, spec, engines))
             self._check_may_start(job, spec, engines)
         except ValidationError as error:
             await self._refuse(job, "InvalidSpec", describe(error))
@@ -77,7 +78,7 @@ class JobReconciler:
     ) -> None:
         await self._accept_profile(job)
         observed = self._observe(job, engines)
-        blocked = await self._context.refusal(self._apply(job, spec, engines, observed))
+        blocked = await self._context.refusal(self._apply(job, spec, layout, engines, observed))
         status = job_status(job, spec, layout, engines.pool, observed, now(), blocked)
         await self._context.write_status("grpojobs", job, status, job_event, profile_event)
         if engines.own:
@@ -119,7 +120,7 @@ class JobReconciler:
                 "and belongs to no job, but this job needs that name for its own pool: choose another name",
                 "NameTaken",
             )
-        return Engines(owner, RolloutPoolSpec.model_validate(owned["spec"]), True)
+        return Engines(owner, spec_of(RolloutPoolSpec, owned, is_accepted(job)), True)
 
     def _referenced(self, job: dict[str, Any], name: str) -> Engines:
         namespace = job["metadata"]["namespace"]
@@ -139,7 +140,7 @@ class JobReconciler:
                 "RolloutPool that you created",
                 "PoolOwned",
             )
-        return Engines(owner_of(pool), RolloutPoolSpec.model_validate(pool["spec"]), False)
+        return Engines(owner_of(pool), spec_of(RolloutPoolSpec, pool, is_accepted(pool)), False)
 
     def _layout(self, job: dict[str, Any], spec: GRPOJobSpec, engines: Engines) -> LayoutStatus:
         """Return the job's layout, from its status if it has one: an accepted job is never refused later.
@@ -161,6 +162,10 @@ class JobReconciler:
         if problem:
             raise RefusedError(problem, "Infeasible")
         return layout
+
+    def _with_images(self, job: dict[str, Any], layout: LayoutStatus) -> LayoutStatus:
+        """Return the layout with the images that the job keeps."""
+        return layout.model_copy(update={"images": self._context.images_of(job, layout.images)})
 
     def _check_may_start(self, job: dict[str, Any], spec: GRPOJobSpec, engines: Engines) -> None:
         """Raise WaitError while KubeRay, the CRDs, the pool or the nodes are not available for this job."""
@@ -194,7 +199,7 @@ class JobReconciler:
         return Observed(
             self._context.cluster_status(owner),
             pods,
-            reports.controller,
+            own_report(job, reports.controller),
             reports.agents | pool_reports.agents,
             pool_pods,
             sick_nodes(cache.gpu_records, owner.text),
@@ -202,7 +207,12 @@ class JobReconciler:
         )
 
     async def _apply(
-        self, job: dict[str, Any], spec: GRPOJobSpec, engines: Engines, observed: Observed
+        self,
+        job: dict[str, Any],
+        spec: GRPOJobSpec,
+        layout: LayoutStatus,
+        engines: Engines,
+        observed: Observed,
     ) -> None:
         context, owner, status = self._context, owner_of(job), job.get("status") or {}
         suspend = lifecycle.pods_suspended(status, spec.suspend, observed, spec.cleanup_policy)
@@ -211,16 +221,18 @@ class JobReconciler:
         dedicated = None if spec.mode == "colocated" else own  # colocated engines follow the trainers' pods
         leaves = context.leaves(owner, spec.scheduling, dedicated, spec.trainer, trainers)
         service = engines.owner.rollout_service
+        places = Places(leaves, context.avoided_hosts(spec.scheduling))
+        settings = context.settings.with_images(layout.images or context.settings.images)
+        sources = JobSources(spec, engines.pool, engines.own, places)
+        accepted = accepted_job(job, sources, settings, suspend, context.record_of(job))
         # The RayCluster first, because its pods take longest to start; they wait for their ConfigMap.
         queued = spec.scheduling.queue_name is not None
         if not lifecycle.cluster_unwanted(status, spec.cleanup_policy, suspend, queued):
-            avoided = context.avoided_hosts(spec.scheduling)
-            cluster = job_cluster(job, spec, own, context.settings, suspend, leaves, avoided)
-            await context.apply_ray_cluster(cluster, owner)
+            await context.apply_ray_cluster(accepted.cluster, owner)
         elif context.cache.ray_clusters.get((owner.namespace, owner.name)):
             await context.writer.delete_ray_cluster(owner.namespace, owner.name)
         children = [
-            ("configmaps", config_map.job_config_map(job, spec, service, engines.pool)),
+            ("configmaps", config_map.job_config_map(job, spec, service, engines.pool, accepted.path)),
             ("poddisruptionbudgets", policies.trainer_budget(job, spec.trainer.nodes)),
         ]
         if spec.scheduling.network_policy:
@@ -228,17 +240,17 @@ class JobReconciler:
             children.append(("networkpolicies", policies.network_policy(job, context.settings, allowed)))
         if own:
             children += context.pool_children(job, own, leaves)
-        if own and spec.rollout.template:
-            children.append(("rolloutpools", config_map.owned_pool(job, spec, spec.rollout.template)))
+        if accepted.pool:
+            children.append(("rolloutpools", config_map.owned_pool(job, accepted.pool)))
         await context.apply_children(*children)
 
     async def _write_pool_status(self, job: dict[str, Any], observed: Observed) -> None:
         owner = owner_of(job)
         pool = self._context.cache.pools.get((owner.namespace, names.rollout_pool(owner.name)))
         if pool:
-            spec = RolloutPoolSpec.model_validate(pool["spec"])
+            spec = spec_of(RolloutPoolSpec, pool, is_accepted(job))
             status = pool_status(pool, spec, owner, observed, owner.name, now())
-            await self._context.writer.status("rolloutpools", pool, status)
+            await self._context.write_status("rolloutpools", pool, status)
 
     async def _expire(self, job: dict[str, Any], spec: GRPOJobSpec) -> None:
         finished, ttl = (job.get("status") or {}).get("finishedAt"), spec.ttl_seconds_after_finished

@@ -9,7 +9,9 @@ from grpo_operator.api.base import LONGEST_NAME
 from grpo_operator.api.errors import describe
 from grpo_operator.api.names import Owner, owner_in_labels, owner_of
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec
+from grpo_operator.api.v1alpha1.status import SettledImages
 from grpo_operator.handlers.reconcilers.context import ReconcileContext, now
+from grpo_operator.plan.accepted import is_accepted, spec_of
 from grpo_operator.plan.capacity.feasibility import infeasible
 from grpo_operator.plan.capacity.pod_requests import pool_requests
 from grpo_operator.plan.compatibility import kuberay_problem
@@ -18,9 +20,9 @@ from grpo_operator.plan.planner.pool_checks import check_pool
 from grpo_operator.plan.planner.resolve import RefusedError
 from grpo_operator.plan.planner.resources import completed_pool
 from grpo_operator.plan.status.events import pool_event
-from grpo_operator.plan.status.rolloutpool import pool_status, refused_pool
+from grpo_operator.plan.status.rolloutpool import pool_status, refused_pool, settled_pool_images
 from grpo_operator.render import policies
-from grpo_operator.render.ray_cluster import pool_cluster
+from grpo_operator.render.accepted_clusters import Places, accepted_pool_cluster
 
 
 class PoolReconciler:
@@ -59,7 +61,7 @@ class PoolReconciler:
                 f"metadata.name={name}: {len(name)} characters, and names of pods and services derive from "
                 f"it: use at most {LONGEST_NAME}"
             )
-        spec = completed_pool(RolloutPoolSpec.model_validate(pool["spec"]))
+        spec = completed_pool(spec_of(RolloutPoolSpec, pool, is_accepted(pool)))
         if (pool.get("status") or {}).get("engines"):
             return spec  # a running pool is not refused when nodes are lost
         check_pool(spec)
@@ -79,8 +81,9 @@ class PoolReconciler:
         problem = context.node_problem(pods)
         observed = Observed(context.cluster_status(owner), pods, None, reports.agents, node_problem=problem)
         name = writer.name if writer else None
-        blocked = await context.refusal(self._apply(pool, spec))
-        status = pool_status(pool, spec, owner, observed, name, now(), blocked)
+        images = context.images_of(pool, settled_pool_images(pool))
+        blocked = await context.refusal(self._apply(pool, spec, images))
+        status = pool_status(pool, spec, owner, observed, name, now(), blocked, images)
         await context.write_status("rolloutpools", pool, status, pool_event)
         await context.delete_pods_on_unhealthy_nodes(pool, pods, spec.scheduling)
         seconds = {names.HEAD: spec.scheduling.eviction_seconds}
@@ -89,7 +92,7 @@ class PoolReconciler:
         if writer:
             await self._set_writer(observed, writer)
 
-    async def _apply(self, pool: dict[str, Any], spec: RolloutPoolSpec) -> None:
+    async def _apply(self, pool: dict[str, Any], spec: RolloutPoolSpec, images: SettledImages) -> None:
         context = self._context
         leaves = context.leaves(owner_of(pool), spec.scheduling, spec, None, set())
         children = context.pool_children(pool, spec, leaves)
@@ -98,8 +101,9 @@ class PoolReconciler:
                 ("networkpolicies", policies.network_policy(pool, context.settings, policies.ANY_JOB))
             )
         await context.apply_children(*children)
-        avoided = context.avoided_hosts(spec.scheduling)
-        cluster = pool_cluster(pool, spec, context.settings, leaves, avoided)
+        places = Places(leaves, context.avoided_hosts(spec.scheduling))
+        settings = context.settings.with_images(images)
+        cluster = accepted_pool_cluster(pool, settings, places, context.record_of(pool))
         await context.apply_ray_cluster(cluster, owner_of(pool))
 
     async def _set_writer(self, observed: Observed, writer: Owner) -> None:

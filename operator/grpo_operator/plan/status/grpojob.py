@@ -18,11 +18,13 @@ from grpo_operator.api.v1alpha1.status import (
     RecomputeStatus,
     RestartCounts,
 )
+from grpo_operator.plan.accepted import note_unknown_fields
 from grpo_operator.plan.lifecycle import is_terminal
 from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.planner.resolve import JobPlan
 from grpo_operator.plan.status.conditions import NO_PROBLEM, Conditions, Problem
 from grpo_operator.plan.status.container_failures import container_failures
+from grpo_operator.plan.status.goodput import goodput_status
 from grpo_operator.plan.status.profiles import profile_statuses
 from grpo_operator.plan.weight_path import job_weight_path
 
@@ -46,7 +48,7 @@ def refused_status(
     conditions.set("Failed", False, reason)
     conditions.set("Reconciling", waits, reason, message if waits else "")
     conditions.set("Stalled", not waits, reason, "" if waits else message)
-    return GRPOJobStatus.model_validate(_old(job)).model_copy(
+    return GRPOJobStatus.of_any_release(_old(job)).model_copy(
         update={
             "observed_generation": generation,
             "phase": Phase.PENDING,
@@ -72,8 +74,9 @@ def job_status(
 
     ``pool``: the job's own rollout pool, or the shared one that it uses.
     ``blocked``: why its children cannot be applied.
+    Fields that only a newer operator knows are kept: it may be back soon.
     """
-    old = GRPOJobStatus.model_validate(_old(job))
+    old = GRPOJobStatus.of_any_release(_old(job))
     phase, message = _phase(job, spec, observed)
     problem = _problem(phase, observed)
     train = _ranks(spec, observed)
@@ -96,6 +99,7 @@ def job_status(
             "rollout_ready": f"{rollout.ready}/{rollout.total}",
             "layout": layout,
             "weight_path": path,
+            "goodput": goodput_status(old.goodput, spec, observed.controller),
             "sick_nodes": list(observed.sick_nodes[:MAX_SICK_NODES]) or None,
             "started_at": old.started_at or now,
             "finished_at": (old.finished_at or now) if ended else None,
@@ -103,7 +107,8 @@ def job_status(
         }
     )
     conditions = _conditions(job, phase, message, train, rollout, now, blocked, problem)
-    return status.model_copy(update={"conditions": conditions})
+    note_unknown_fields(conditions, spec)
+    return status.model_copy(update={"conditions": conditions.result()})
 
 
 def layout_status(plan: JobPlan) -> LayoutStatus:
@@ -136,7 +141,7 @@ def settled_layout(job: dict[str, Any]) -> LayoutStatus | None:
     A layout is chosen once: checkpoints and pods depend on it, so a newer planner must not change it.
     """
     seen = _old(job).get("layout")
-    return LayoutStatus.model_validate(seen) if seen else None
+    return LayoutStatus.of_any_release(seen) if seen else None
 
 
 def _ranks(spec: GRPOJobSpec, observed: Observed) -> PoolCount:
@@ -178,7 +183,7 @@ def _phase(job: dict[str, Any], spec: GRPOJobSpec, observed: Observed) -> tuple[
 def _problem(phase: Phase, observed: Observed) -> Problem:
     """Return why a running job makes no or slow progress.
 
-    The reason is Parked, NoSamples, NodeNotReady, ContainersFailing or NoRdma.
+    The reason is Parked, NoSamples, NodeNotReady, ContainersFailing, StoreFull or NoRdma.
     """
     if phase not in (Phase.STARTING, Phase.TRAINING, Phase.RECOVERING):
         return Problem()
@@ -192,6 +197,8 @@ def _problem(phase: Phase, observed: Observed) -> Problem:
     failures = "; ".join(failure.text for failure in observed.container_failures()[:_MAX_FAILURES])
     if failures:
         return Problem("ContainersFailing", failures)
+    if controller and controller.checkpoint_problem:
+        return Problem("StoreFull", controller.checkpoint_problem)
     slow = observed.controller.network_problem if observed.controller else ""
     return Problem("NoRdma", slow) if slow and phase != Phase.RECOVERING else Problem()
 
@@ -259,7 +266,7 @@ def _from_controller(old: GRPOJobStatus, controller: ControllerStatus | None) ->
     if speed is not None:
         values["tokens_per_second_per_gpu"] = f"{speed:.1f}"
     if checkpoint is not None:
-        location = f"{controller.checkpoint_location}/step-{checkpoint:08d}"
+        location = controller.checkpoint_location
         values["last_checkpoint"] = CheckpointStatus(step=checkpoint, location=location, complete=True)
     return values
 
@@ -267,7 +274,7 @@ def _from_controller(old: GRPOJobStatus, controller: ControllerStatus | None) ->
 def _conditions(
     job: dict[str, Any], phase: Phase, message: str, train: PoolCount, rollout: PoolCount, now: str,
     blocked: Problem, problem: Problem,
-) -> list[Any]:  # fmt: skip
+) -> Conditions:  # fmt: skip
     generation = job["metadata"]["generation"]
     conditions = Conditions(_old(job).get("conditions") or [], generation, now)
     running = phase == Phase.TRAINING
@@ -295,4 +302,4 @@ def _conditions(
     conditions.set(
         "Stalled", stalled, blocked.reason or phase, (blocked.message or message) if stalled else ""
     )
-    return conditions.result()
+    return conditions

@@ -5,7 +5,8 @@ from typing import Any
 from grpo_operator.api import names
 from grpo_operator.api.names import Owner
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutPoolStatus
-from grpo_operator.api.v1alpha1.status import EngineState, EngineStatus
+from grpo_operator.api.v1alpha1.status import EngineState, EngineStatus, SettledImages
+from grpo_operator.plan.accepted import note_unknown_fields
 from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.status.conditions import NO_PROBLEM, Conditions, Problem
 
@@ -21,11 +22,12 @@ def pool_status(
     writer: str | None,
     now: str,
     blocked: Problem = NO_PROBLEM,
+    images: SettledImages | None = None,
 ) -> RolloutPoolStatus:
     """Return the status of a pool.
 
     ``owner``: owner of the RayCluster that runs the engines. ``writer``: the job that is bound to the pool.
-    ``blocked``: why the pool's children cannot be applied.
+    ``blocked``: why the pool's children cannot be applied. ``images``: None for the pool of a job.
     """
     engines = observed.engines()
     serving = [e for e in engines if e.state == EngineState.SERVING]
@@ -50,9 +52,11 @@ def pool_status(
     )
     conditions.set("Reconciling", not whole, "EnginesStarting" if not whole else "PoolWhole")
     conditions.set("Stalled", bool(blocked.reason), blocked.reason or "Reconciled", blocked.message)
+    note_unknown_fields(conditions, spec)
     selector = ",".join(f"{k}={v}" for k, v in sorted(owner.labels(names.ROLLOUT).items()))
-    return RolloutPoolStatus(
-        observed_generation=pool["metadata"]["generation"],
+    return _updated(
+        pool,
+        conditions,
         phase="Serving" if whole else ("Degraded" if enough else "Starting"),
         replicas=len(engines),
         ready_replicas=available,
@@ -60,13 +64,19 @@ def pool_status(
         bound_to=writer,
         selector=selector,
         engines=engines,
-        conditions=conditions.result(),
+        images=images,
     )
 
 
 def _messages(engines: list[EngineStatus]) -> list[str]:
     """Return why engines do not serve, each reason once."""
     return list(dict.fromkeys(e.message for e in engines if e.message and not e.waits))[:_MAX_MESSAGES]
+
+
+def settled_pool_images(pool: dict[str, Any]) -> SettledImages | None:
+    """Return the images from the pool's status, or None."""
+    seen = (pool.get("status") or {}).get("images")
+    return SettledImages.of_any_release(seen) if seen else None
 
 
 def refused_pool(
@@ -78,11 +88,24 @@ def refused_pool(
     conditions.set("Degraded", False, reason)
     conditions.set("Reconciling", waits, reason, message if waits else "")
     conditions.set("Stalled", not waits, reason, "" if waits else message)
-    return RolloutPoolStatus(
-        observed_generation=pool["metadata"]["generation"],
+    return _updated(
+        pool,
+        conditions,
         phase="Pending",
-        conditions=conditions.result(),
+        replicas=None,
+        ready_replicas=None,
+        weight_version=None,
+        bound_to=None,
+        selector=None,
+        engines=[],
     )
+
+
+def _updated(pool: dict[str, Any], conditions: Conditions, **values: Any) -> RolloutPoolStatus:
+    """Return the pool's status with new values. Fields that only a newer operator knows are kept."""
+    before = {k: v for k, v in (pool.get("status") or {}).items() if k not in ("engines", "conditions")}
+    values |= {"observed_generation": pool["metadata"]["generation"], "conditions": conditions.result()}
+    return RolloutPoolStatus.of_any_release(before).model_copy(update=values)
 
 
 def _conditions(pool: dict[str, Any], now: str) -> Conditions:

@@ -11,7 +11,8 @@ from grpo_operator.handlers.reconcilers.admission_round import AdmissionRound
 from grpo_operator.observe.cache import Cache
 from grpo_operator.plan.capacity.admission import Claim
 from grpo_operator.plan.planner.resolve import JobPlan, resolve
-from support.objects import job
+from grpo_operator.plan.status.grpojob import layout_status
+from support.objects import job, pool_of, spec_of
 
 
 def _claims(monkeypatch: pytest.MonkeyPatch, round_: AdmissionRound) -> dict[str, Claim]:
@@ -65,3 +66,17 @@ def test_a_waiting_job_is_planned_once_for_each_generation(monkeypatch: pytest.M
     waits["metadata"]["generation"] = 2
     round_.update()
     assert len(calls) == 2
+
+
+def test_a_running_job_with_fields_of_a_newer_operator_holds_its_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache = Cache()
+    runs, new = _job("runs"), _job("new")
+    for made in (runs, new):
+        made["spec"]["fieldOfTomorrow"] = 1
+        cache.jobs["default", made["metadata"]["name"]] = made
+    layout = layout_status(resolve(spec_of(_job("any")), pool_of(spec_of(_job("any")))))
+    runs["status"] = {"phase": "Training", "layout": layout.wire()}
+    claims = _claims(monkeypatch, AdmissionRound(cache))
+    assert claims.keys() == {"runs"}, "the other one is refused for the field"

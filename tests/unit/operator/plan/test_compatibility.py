@@ -2,8 +2,9 @@
 
 import pytest
 
-from grpo_operator.api.crd import grpojob_crd
-from grpo_operator.plan.compatibility import crd_problem, kuberay_problem
+from grpo_operator.api.crd import grpojob_crd, structural
+from grpo_operator.api.v1alpha1.status import GRPOJobStatus
+from grpo_operator.plan.compatibility import crd_problem, declared, kuberay_problem
 from grpo_operator.render.metadata import covers, is_current, with_hash
 
 MANIFEST = {"metadata": {"name": "a"}, "spec": {"replicas": 2, "groups": [{"name": "x", "n": 1}]}}
@@ -59,3 +60,18 @@ def test_an_older_crd_lacks_named_fields() -> None:
     older = {"properties": {"spec": wanted["properties"]["spec"], "status": {"properties": {}}}}
     text = crd_problem("GRPOJob", older, {"properties": {"status": wanted["properties"]["status"]}})
     assert "status.phase" in text and "more" in text and "kubectl apply --server-side" in text
+
+
+def test_a_status_is_cut_to_what_an_older_crd_declares() -> None:
+    schema = structural(GRPOJobStatus)
+    status = {
+        "phase": "Training",
+        "layout": {"world": 2, "stages": [1, 1], "images": {"trainer": "t", "rollout": "r"}},
+        "conditions": [{"type": "Ready", "status": "True", "message": ""}],
+    }
+    assert declared(status, schema) == status and declared(status, {}) == status
+    del schema["properties"]["layout"]["properties"]["images"]
+    del schema["properties"]["conditions"]["items"]["properties"]["message"]
+    cut = declared(status, schema)
+    assert cut["layout"] == {"world": 2, "stages": [1, 1]}
+    assert cut["conditions"] == [{"type": "Ready", "status": "True"}]

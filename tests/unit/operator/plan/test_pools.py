@@ -48,7 +48,7 @@ def test_agents_of_a_pools_own_ray_cluster_wait_for_a_writer() -> None:
     labels = group["template"]["metadata"]["labels"]
     assert owner_in_labels({"metadata": {"labels": labels, "namespace": "default"}}) == OWNER
     agent = group["template"]["spec"]["containers"][1]
-    assert "--writer" not in agent["args"][0]
+    assert "--writer " not in agent["args"][0]
     service = rollout_service(pool(), pool_spec())
     assert service["metadata"]["name"] == "shared"
     assert service["spec"]["selector"].items() <= labels.items()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from grpo_operator.render.config_map import job_config_map, owned_pool
+from grpo_operator.render.config_map import job_config_map, owned_pool, owned_pool_spec
 from grpo_operator.render.metadata import is_current, with_hash
 from grpo_operator.render.ray_cluster import job_cluster
 from grpo_operator.render.services import rollout_service
@@ -145,7 +145,7 @@ def test_pools_and_services_follow_the_job() -> None:
     spec = spec_of(manifest)
     service = rollout_service(manifest, pool_of(spec_of(manifest)))
     assert service["spec"]["publishNotReadyAddresses"] is True
-    model = owned_pool(manifest, spec, pool_of(spec))["spec"]["model"]
+    model = owned_pool(manifest, owned_pool_spec(spec) or {})["spec"]["model"]
     assert model == {"path": "preset:tiny-moe", "multiTokenPrediction": False}
     config = yaml.safe_load(
         job_config_map(manifest, spec, "tiny-moe-rollout", pool_of(spec))["data"]["job.json"]

@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 
 from grpo_worker.checkpointing.restart_point import CHECKPOINTS, LEDGER, MEMORY, RUN, restart_point
-from grpo_worker.checkpointing.store import WEIGHTS, Origin, commit, directory, prune, verify
+from grpo_worker.checkpointing.store import WEIGHTS, Origin, commit, complete, directory, prune, verify
 from grpo_worker.common.step_log import StepLog, first_record_of_last_step
 from grpo_worker.controller.recovery.run_record import RunRecord
-
-ORIGIN = Origin("model", "TP1")
 
 
 class Job:
@@ -29,16 +27,24 @@ class Job:
         self._ledger.flush()
 
     def save(self, step: int, keep: int = 2) -> None:
-        path = directory(self.folder / CHECKPOINTS, step)
+        path = self.checkpoint(step)
         (path / WEIGHTS).mkdir(parents=True)
         (path / WEIGHTS / "rank-0.bin").write_bytes(b"w")
         (path / "__0_0.distcp").write_bytes(b"state")
-        commit(self.folder / CHECKPOINTS, step, ORIGIN)
-        prune(self.folder / CHECKPOINTS, keep)
+        commit(self.folder / CHECKPOINTS, step, self.origin)
+        prune(self.folder / CHECKPOINTS, keep, self.record.attempt)
+
+    def checkpoint(self, step: int) -> Path:
+        return directory(self.folder / CHECKPOINTS, step, self.record.attempt)
+
+    @property
+    def origin(self) -> Origin:
+        return Origin("model", "TP1", self.record.attempt)
 
     def restart(self, step: int) -> None:
         """Start again from a checkpoint."""
         self.record.begin_attempt()
+        self.record.note_restored(step)
         self._ledger.truncate(step)
 
     @property
@@ -47,7 +53,7 @@ class Job:
         point = restart_point(self.folder)
         if point is None:
             return None
-        assert point.weights == directory(self.folder / CHECKPOINTS, point.version) / WEIGHTS
+        assert point.weights == complete(self.folder / CHECKPOINTS)[point.version] / WEIGHTS
         return point.attempt, point.version
 
 
@@ -96,7 +102,7 @@ def test_a_newer_copy_in_the_pods_memory_may_be_what_the_trainers_start_from(job
 def test_an_incomplete_checkpoint_does_not_count(job: Job) -> None:
     job.steps(1, 4)
     job.save(2)
-    directory(job.folder / CHECKPOINTS, 4).mkdir()
+    job.checkpoint(4).mkdir()
     job.record.begin_attempt()
     assert job.found == (2, 2)
 
@@ -105,17 +111,16 @@ def test_only_the_newest_checkpoint_keeps_its_weights_and_all_remain_whole(job: 
     for step in (2, 4, 6):
         job.save(step)
     root = job.folder / CHECKPOINTS
-    assert sorted(path.name for path in root.iterdir()) == ["step-00000004", "step-00000006"]
-    assert [file.parent.parent.name for file in root.glob(f"*/{WEIGHTS}/*")] == ["step-00000006"]
+    assert sorted(root.iterdir()) == [job.checkpoint(4), job.checkpoint(6)]
+    assert [file.parent.parent for file in root.glob(f"*/{WEIGHTS}/*")] == [job.checkpoint(6)]
     for step in (4, 6):
-        assert verify(directory(root, step), "model") == ORIGIN
+        assert verify(job.checkpoint(step), "model") == job.origin
 
 
 def test_a_checkpoint_that_lost_its_weights_is_whole_for_the_trainers(job: Job) -> None:
     job.save(2)
-    path = directory(job.folder / CHECKPOINTS, 2)
-    (path / WEIGHTS / "rank-0.bin").unlink()
-    assert verify(path, "model") == ORIGIN
+    (job.checkpoint(2) / WEIGHTS / "rank-0.bin").unlink()
+    assert verify(job.checkpoint(2), "model") == job.origin
 
 
 def test_the_last_step_of_a_log_is_read_without_the_others(tmp_path: Path) -> None:

@@ -128,3 +128,22 @@ def test_no_step_is_missing_after_a_failed_write(tmp_path: Path, monkeypatch: py
     log.append(2, [{}])
     log.flush()
     assert _steps(path) == [1, 2]
+
+
+def test_nothing_is_written_once_another_process_has_the_log(tmp_path: Path) -> None:
+    taken = False
+
+    def check() -> None:
+        if taken:
+            raise RuntimeError("another controller has the log")
+
+    log = StepLog(tmp_path / "ledger.jsonl", check)
+    log.append(1, [{"n": 1}])
+    log.flush()
+    before, taken = (tmp_path / "ledger.jsonl").read_bytes(), True
+    log.append(2, [{"n": 2}])
+    with pytest.raises(RuntimeError, match="another controller has the log"):
+        log.flush()
+    with pytest.raises(RuntimeError, match="another controller has the log"):
+        log.append(3, [{"n": 3}])
+    assert (tmp_path / "ledger.jsonl").read_bytes() == before

@@ -67,7 +67,7 @@ def test_parked_trainers_save_without_the_gpus(tmp_path: Path, dies: bool) -> No
     assert (status.phase, status.attempt, world.starts) == (Phase.SUCCEEDED, 1 + dies, 1 + dies)
     assert world.clock.now() >= 1000 + OUTAGE and status.times_parked >= 1
     assert world.saved_from_host == [True, False, False], "step 3 while engines were away, then 4 and 6"
-    assert (tmp_path / "away" / "checkpoints" / "step-00000003" / "COMMITTED").is_file() or not dies
+    assert (tmp_path / "away" / "checkpoints" / "step-00000003.attempt-1" / "COMMITTED").is_file() or not dies
     assert not dies or (status.restored is not None and status.restored.step == 3)
 
 

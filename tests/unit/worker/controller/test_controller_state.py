@@ -9,8 +9,9 @@ import pytest
 
 from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.checkpointing import store
+from grpo_worker.checkpointing.attempts import SupersededError
 from grpo_worker.controller.generation.sample_ledger import SampleLedger
-from grpo_worker.controller.recovery.run_record import RunRecord, SupersededError
+from grpo_worker.controller.recovery.run_record import RunRecord
 from grpo_worker.data.build_tiny_tokenizer import build
 from grpo_worker.data.prompts import Prompt, PromptSource
 from grpo_worker.data.tasks import open_gym
@@ -165,9 +166,9 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(tmp_path: 
         path.mkdir()
         (path / "__0_0.distcp").write_bytes(b"0123")
         store.commit(tmp_path, step, ORIGIN)
-    assert store.newest_sound(tmp_path, ORIGIN.model) == 8
+    assert store.newest_sound(tmp_path, ORIGIN.model) == store.directory(tmp_path, 8)
     (store.directory(tmp_path, 8) / "__0_0.distcp").write_bytes(b"01")
-    assert store.newest_sound(tmp_path, ORIGIN.model) == 4
+    assert store.newest_sound(tmp_path, ORIGIN.model) == store.directory(tmp_path, 4)
     assert store.complete_steps(tmp_path) == [4]
     with pytest.raises(ValueError, match="another model"):
         store.newest_sound(tmp_path, "of another model")
@@ -183,7 +184,7 @@ def test_a_changed_small_file_is_damage(tmp_path: Path) -> None:
     assert store.verify(path, ORIGIN.model) == ORIGIN, "ranks look at the sizes only"
     with pytest.raises(store.DamagedCheckpointError, match=r"\.metadata was changed after the save; remove"):
         store.verify(path, ORIGIN.model, contents=True)
-    assert store.newest_sound(tmp_path, ORIGIN.model) == 0
+    assert store.newest_sound(tmp_path, ORIGIN.model) is None
 
 
 def _replace(marker: Path, old: str, new: str) -> None:

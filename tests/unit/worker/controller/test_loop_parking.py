@@ -45,7 +45,7 @@ def test_engines_that_are_away_for_hours_cost_time_and_nothing_else(
     assert status.waiting == ""
     # Steps 4 and 6 (the last) are due; step 2 was saved once, because the trainers were parked.
     assert world.calls.count("save_checkpoint") == 3
-    assert (tmp_path / "checkpoints" / "step-00000002" / "COMMITTED").is_file()
+    assert (tmp_path / "checkpoints" / "step-00000002.attempt-1" / "COMMITTED").is_file()
 
 
 def test_an_engine_that_is_late_at_the_first_push_costs_no_start_of_the_trainers(

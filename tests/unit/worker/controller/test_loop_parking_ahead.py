@@ -39,8 +39,8 @@ def test_samples_generated_ahead_are_saved_when_the_trainers_are_parked(tmp_path
     assert without_attempts(world.run()) == without_attempts(undisturbed)
     status = world.board.get()
     assert status.phase == Phase.SUCCEEDED and status.attempt == world.starts == 1 + dies
-    assert (tmp_path / "parked" / "checkpoints" / "step-00000003" / "COMMITTED").is_file()
-    assert (tmp_path / "parked" / "pending" / "step-00000003.npz").is_file()
+    assert (tmp_path / "parked" / "checkpoints" / "step-00000003.attempt-1" / "COMMITTED").is_file()
+    assert (tmp_path / "parked" / "pending" / "step-00000003.attempt-1.npz").is_file()
     assert not dies or (status.restored is not None and status.restored.step == 3)
     assert {entry["version"] for entry in undisturbed if entry["step"] == 4} == {2}, "one step ahead"
 
@@ -59,12 +59,14 @@ def test_no_step_is_lost_while_samples_are_generated_ahead(tmp_path: Path, parti
     status = world.board.get()
     assert status.phase == Phase.SUCCEEDED and status.attempt == world.starts == 1 + dies
     assert status.times_parked == 1 + dies
-    assert (tmp_path / "parked" / "checkpoints" / "step-00000003" / "COMMITTED").is_file()
+    assert (tmp_path / "parked" / "checkpoints" / "step-00000003.attempt-1" / "COMMITTED").is_file()
     records = [json.loads(line) for line in (tmp_path / "parked" / "metrics.jsonl").open()]
     assert [record["step"] for record in records] == [1, 2, 3, 4, 5, 6]
     if not dies:
         assert ledger == undisturbed
-        assert (tmp_path / "parked" / "pending" / "step-00000003.npz").is_file(), "added when it was there"
+        assert (tmp_path / "parked" / "pending" / "step-00000003.attempt-1.npz").is_file(), (
+            "added when it was there"
+        )
         assert all(record["weights"] for record in records), "no record is preliminary"
         return
     assert status.restored is not None and status.restored.step == 3
@@ -123,7 +125,7 @@ def test_a_checkpoint_whose_samples_are_still_generated_parks_the_trainers(
     ledger = world.run()
     status = world.board.get()
     assert status.phase == Phase.SUCCEEDED and status.attempt == world.starts == 1 + dies
-    assert (tmp_path / "away" / "checkpoints" / "step-00000004" / "COMMITTED").is_file()
+    assert (tmp_path / "away" / "checkpoints" / "step-00000004.attempt-1" / "COMMITTED").is_file()
     if dies:
         assert status.restored is not None and status.restored.step == 4, "saved before those samples"
         assert [entry["uid"] for entry in ledger] == [entry["uid"] for entry in undisturbed]
@@ -131,4 +133,4 @@ def test_a_checkpoint_whose_samples_are_still_generated_parks_the_trainers(
     assert ledger == undisturbed
     assert status.times_parked == 1 and status.restarts.infrastructure == 0
     assert world.calls.count("save_checkpoint") == 2, "step 4 is saved once"
-    assert (tmp_path / "away" / "pending" / "step-00000004.npz").is_file()
+    assert (tmp_path / "away" / "pending" / "step-00000004.attempt-1.npz").is_file()

@@ -57,7 +57,7 @@ def test_engines_that_end_before_their_experts_are_loaded_park_the_trainers(
     assert any("engines serve" in text or "no engine serves" in text for text in waiting)
     assert any("engine.routedExpertsGibibytes is too small" in text for text in waiting) == (rounds > 2)
     assert world.calls.count("save_checkpoint") == 3, "steps 4 and 6, and step 2 while parked"
-    assert (tmp_path / "away" / "checkpoints" / "step-00000002" / "COMMITTED").is_file()
+    assert (tmp_path / "away" / "checkpoints" / "step-00000002.attempt-1" / "COMMITTED").is_file()
 
 
 @pytest.mark.parametrize("lag", [0, 1])

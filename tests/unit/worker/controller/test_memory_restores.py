@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from grpo_operator.api.v1alpha1.status import Phase
+from grpo_worker.checkpointing.store import complete_steps
 from support.loop_world import World
 
 OUTAGE = 7200.0  # seconds
@@ -28,7 +29,7 @@ def _lose_a_rank(world: World, outage: float = 0.0, suspend: bool = False) -> No
 
 
 def _committed(world: World, step: int) -> bool:
-    return (world.store / "checkpoints" / f"step-{step:08d}" / "COMMITTED").is_file()
+    return step in complete_steps(world.store / "checkpoints")
 
 
 def _without_attempts(ledger: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -67,7 +68,7 @@ def test_trainers_that_are_parked_at_the_restored_step_save_it(tmp_path: Path, a
 def test_a_checkpoint_that_ranks_cannot_read_is_set_aside(tmp_path: Path) -> None:
     calm = World(tmp_path / "calm", steps=10).run()
     world = World(tmp_path / "damaged", steps=10)
-    world.damaged = {"step-00000008"}
+    world.damaged = {"step-00000008.attempt-1"}
 
     def lose_a_rank(version: int) -> None:
         if version == 8 and world.starts == 1:

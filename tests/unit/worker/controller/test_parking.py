@@ -8,6 +8,7 @@ import pytest
 
 from grpo_worker.controller.recovery.failures import FailureHandler
 from grpo_worker.controller.recovery.parking import Parking
+from grpo_worker.controller.status.gpu_time import GpuTime
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.training.gang import TrainerGang
 from grpo_worker.controller.training.worker_group import GangError
@@ -22,8 +23,9 @@ class Gang:
 
 
 def parking(background: list[Future[Any]]) -> Parking:
-    failures = cast(FailureHandler, None)  # only a parked gang needs it
-    return Parking(cast(TrainerGang, Gang()), ProgressBoard(), failures, FakeClock(), lambda: background)
+    failures, gpus = cast(FailureHandler, None), cast(GpuTime, None)  # only a parked gang needs them
+    gang = cast(TrainerGang, Gang())
+    return Parking(gang, ProgressBoard(), failures, FakeClock(), gpus, lambda: background)
 
 
 def test_a_call_that_hangs_in_the_background_ends_the_wait_for_answers() -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from grpo_worker.checkpointing.attempts import SupersededError
 from grpo_worker.controller.recovery.record_watch import RecordWatch
-from grpo_worker.controller.recovery.run_record import RunRecord, SupersededError
+from grpo_worker.controller.recovery.run_record import RunRecord
 
 
 @pytest.fixture

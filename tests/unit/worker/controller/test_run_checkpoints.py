@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from grpo_worker.checkpointing.attempts import SupersededError
 from grpo_worker.checkpointing.store import Origin, commit, directory
 from grpo_worker.controller.recovery.checkpoints import RunCheckpoints
 from grpo_worker.controller.status.progress import ProgressBoard
@@ -23,6 +24,7 @@ class Store:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.attempt = 1
         self.opened = threading.Event()
         self.opened.set()
         self.problem: OSError | None = None
@@ -35,16 +37,18 @@ class Store:
     def call(self, method: str, *args: Any) -> Any:
         if method == "save_checkpoint":
             assert not self._unfinished, "two checkpoints compete for the store"
-            directory(self.root / "checkpoints", args[0]).mkdir(parents=True)
+            directory(self.root / "checkpoints", args[0], self.attempt).mkdir(parents=True)
             self.begun.append(args[0])
             self._unfinished.append(args[0])
             return None
+        if method == "checkpoint_bytes":
+            return 0
         assert method == "poll_checkpoint"
         if self.writing and not args[0]:
             return [[]]
         for step in self._unfinished:
             assert self.flushed >= step, "a checkpoint counts before its records"
-            commit(self.root / "checkpoints", step, Origin("", ""))
+            commit(self.root / "checkpoints", step, Origin("", "", self.attempt))
         done, self._unfinished = self._unfinished, []
         return [done]
 
@@ -55,9 +59,12 @@ class Store:
     def run(self, work: Callable[[], None], park: Callable[[], None]) -> None:
         work()
 
+    def wait_while(self, missing: Callable[[], str]) -> None:
+        assert not missing(), "the store of a test has room"
+
     def wait(self) -> None: ...
 
-    def save(self, step: int, batch: Any = None) -> Callable[[], None]:
+    def save(self, step: int, attempt: int, batch: Any = None) -> Callable[[], None]:
         def write() -> None:
             assert threading.current_thread() is not threading.main_thread()
             assert self.opened.wait(60)
@@ -67,7 +74,7 @@ class Store:
 
         return write
 
-    def prune(self, kept: Collection[int]) -> None:
+    def prune(self, kept: Collection[int], attempt: int) -> None:
         self.kept = set(kept)
 
 
@@ -82,7 +89,7 @@ def _checkpoints(store: Store, board: ProgressBoard, every: int = 2) -> RunCheck
     manifest["spec"]["checkpoint"].pop("memory", None)
     replaced = cast(Any, store)
     return RunCheckpoints(
-        spec_of(manifest), store.root, replaced, replaced, board, dict, lambda: None, replaced
+        spec_of(manifest), store.root, replaced, replaced, board, dict, lambda: None, replaced, lambda: None
     )
 
 
@@ -172,3 +179,17 @@ def test_a_restart_waits_until_nothing_is_written_any_more(store: Store) -> None
     threading.Timer(0.1, store.opened.set).start()
     checkpoints.restore()
     assert store.flushed == 2
+
+
+def test_a_superseded_controller_removes_no_samples_of_the_newer_one(store: Store) -> None:
+    checkpoints = _checkpoints(store, ProgressBoard())
+
+    def superseded() -> None:
+        raise SupersededError("attempt 2 has begun in another controller; this one is attempt 1")
+
+    checkpoints._check = superseded
+    checkpoints.after_step(2, 1)
+    _settle(checkpoints)
+    with pytest.raises(SupersededError):
+        checkpoints.poll()
+    assert not store.kept

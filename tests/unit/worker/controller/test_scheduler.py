@@ -22,6 +22,8 @@ from grpo_worker.weightsync.protocol.version import Version
 from support.objects import job, spec_of
 from support.rollout_fakes import WANTED, Even, N
 
+ATTEMPT = 2
+
 
 class Engines(Even):
     """Answers whose length, log-prob and experts follow from prompt, number and version."""
@@ -73,12 +75,12 @@ class Run:
             self.scheduler.before_push(StepTimer())
             self.source.consumed(found[-1].taken)
             self.scheduler.wait()
-            self.scheduler.save(step)()
+            self.scheduler.save(step, ATTEMPT)()
             (self.folder / f"source-{step}.json").write_text(json.dumps(self.source.state_dict()))
         return found
 
     def resume(self, step: int) -> None:
-        self.scheduler.restore(step)
+        self.scheduler.restore(step, ATTEMPT)
         self.source.load_state_dict(json.loads((self.folder / f"source-{step}.json").read_text()))
 
 
@@ -152,7 +154,7 @@ def test_engines_that_were_away_generate_the_same_samples_again(tmp_path: Path, 
         _until_it_works(lambda: scheduler.before_push(StepTimer()))
     run.source.consumed(found[-1].taken)
     _until_it_works(scheduler.wait)
-    scheduler.save(3)()
+    scheduler.save(3, ATTEMPT)()
     found.append(scheduler.next_batch(Version(3), StepTimer()))
     assert found == undisturbed
 
@@ -183,9 +185,13 @@ def test_what_is_under_way_holds_up_no_change_of_weights_when_it_may_go_on(tmp_p
 def test_samples_are_kept_as_long_as_their_checkpoints(tmp_path: Path) -> None:
     run = Run(tmp_path, Engines())
     run.steps(1, 6)
-    (tmp_path / "step-00000003.experts").mkdir()
-    run.scheduler.prune({2, 5, 6, 7})
-    assert [f.name for f in sorted(tmp_path.glob("step-*"))] == [f"step-{s:08d}.npz" for s in (2, 5, 6)]
+    (tmp_path / f"step-00000003.attempt-{ATTEMPT}.experts").mkdir()
+    (tmp_path / "step-00000004.npz").touch()  # of an earlier version
+    (tmp_path / f"step-00000004.attempt-{ATTEMPT + 1}.npz").touch()
+    run.scheduler.prune({2, 5, 6, 7}, ATTEMPT)
+    kept = [(2, ATTEMPT), (4, ATTEMPT + 1), (5, ATTEMPT), (6, ATTEMPT)]
+    names = [f"step-{step:08d}.attempt-{attempt}.npz" for step, attempt in kept]
+    assert [f.name for f in sorted(tmp_path.glob("step-*"))] == names
 
 
 def test_copies_of_experts_are_not_copied_onto_themselves(tmp_path: Path) -> None:
@@ -199,10 +205,10 @@ def test_copies_of_experts_are_not_copied_onto_themselves(tmp_path: Path) -> Non
     run = Run(tmp_path, Engines())
     run.scheduler._durable = durable
     run.steps(1, 2)
-    run.scheduler.save(2)()
+    run.scheduler.save(2, ATTEMPT)()
     run.resume(2)
-    run.scheduler.save(2)()
-    assert copied == ["step-00000001.experts", "step-00000002.experts"]
+    run.scheduler.save(2, ATTEMPT)()
+    assert copied == [f"step-0000000{step}.attempt-{ATTEMPT}.experts" for step in (1, 2)]
 
 
 def test_on_policy_samples_come_from_the_newest_weights() -> None:

@@ -69,10 +69,10 @@ def test_a_store_that_blocks_takes_no_time_of_a_step(
     assert status.last_checkpoint == 6
     pending = sorted(file.name for file in (world.store / "pending").glob("*.npz"))
     assert pending == sorted(file.name for file in (calm.store / "pending").glob("*.npz"))
-    assert ("step-00000004.npz" in pending) == bool(changes)
+    assert ("step-00000004.attempt-1.npz" in pending) == bool(changes)
     assert ("rank-0.bin" in blocked.waited) == replay
     if replay:
-        saved = RolloutBatch.read(world.store / "pending" / "step-00000004.npz").samples
+        saved = RolloutBatch.read(world.store / "pending" / "step-00000004.attempt-1.npz").samples
         assert saved and all(sample.routed and Path(sample.routed.location).is_file() for sample in saved)
 
 

@@ -1,6 +1,7 @@
 """Calls of a gang of 256 stand-in ranks: progress has no limit, a hang is named soon, and by its rank."""
 
 import errno
+import pickle
 from traceback import StackSummary
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from ray.exceptions import RayTaskError
 from torch.distributed.checkpoint.api import CheckpointException
 
+from grpo_worker.common.store_problems import UnwritableStoreError, errno_of
 from grpo_worker.controller.recovery.attempt_end import failure_of
 from grpo_worker.controller.training.progress_watch import LONGEST_POLL
 from grpo_worker.controller.training.worker_group import GangError, WorkerGroup
@@ -100,27 +102,52 @@ def _of_reads(error: Exception) -> CheckpointException:
 STALE, MISSING = OSError(errno.ESTALE, "Stale file handle"), FileNotFoundError(errno.ENOENT, "no such file")
 
 
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
 @pytest.mark.parametrize(
-    ("error", "outside"),
+    ("error", "said"),
     [
-        (RayTaskError("work", "Traceback", STALE), True),
-        (RayTaskError("work", "Traceback", _of_reads(OSError(errno.EIO, "Input/output error"))), True),
-        (RayTaskError("work", "Traceback", MISSING), False),
-        (RayTaskError("work", "Traceback", OSError(errno.ENOSPC, "No space left on device")), False),
-        (RayTaskError("work", "Traceback", ValueError("shape (3,), expected (4,)")), False),
+        (RayTaskError("work", "Traceback", STALE), "a store does not answer"),
+        (RayTaskError("work", "Traceback", _of_reads(OSError(errno.EIO, "no"))), "a store does not answer"),
+        (RayTaskError("work", "Traceback", FULL), "checkpoint.store.pvc=runs is full: free space"),
+        (RayTaskError("work", "Traceback", _of_reads(FULL)), "checkpoint.store.pvc=runs is full: free space"),
+        (
+            RayTaskError("work", "Traceback", UnwritableStoreError("rank 3 cannot write", errno.EDQUOT)),
+            "checkpoint.store.pvc=runs has no quota left: free space in it or raise the quota",
+        ),
+        (
+            RayTaskError("work", "Traceback", OSError(errno.EROFS, "Read-only file system")),
+            "checkpoint.store.pvc=runs is mounted read-only: make it writable",
+        ),
+        (RayTaskError("work", "Traceback", MISSING), ""),
+        (RayTaskError("work", "Traceback", UnwritableStoreError("a thread died")), ""),
+        (RayTaskError("work", "Traceback", ValueError("shape (3,), expected (4,)")), ""),
     ],
-    ids=["stale", "of torch's reads", "missing", "full", "wrong"],
-)
+    ids=["stale", "of torch's reads", "full", "of torch's writes", "quota", "read-only", "missing", "died",
+         "wrong"],
+)  # fmt: skip
+@pytest.mark.parametrize("beside", [False, True])
 def test_a_store_that_fails_a_rank_is_named_and_is_not_the_jobs_fault(
-    error: Exception, outside: bool
+    error: Exception, said: str, beside: bool
 ) -> None:
     gang, processes, _ = _gang()
     processes.errors = {5: error}
     with pytest.raises(GangError) as caught:
-        gang.call("work")
-    failure = failure_of(caught.value)
-    assert failure.cause == ("infrastructure" if outside else "job") and not failure.final
-    assert ("a store does not answer" in failure.message) is outside
+        gang.beside("work")() if beside else gang.call("work")
+    failure = failure_of(caught.value, "checkpoint.store.pvc=runs")
+    assert failure.cause == ("infrastructure" if said else "job") and not failure.final
+    assert f"({said}" in failure.message if said else "store" not in failure.message
+
+
+def test_the_systems_number_is_found_in_errors_of_libraries_and_survives_pickling() -> None:
+    rust = RuntimeError("I/O error: No space left on device (os error 28)")
+    assert errno_of(rust) == errno.ENOSPC and errno_of(ValueError("step 28")) == 0
+    masked = RuntimeError("unexpected pos 704 vs 598")  # as torch's when it closes the file
+    masked.__context__ = FULL
+    assert errno_of(masked) == errno.ENOSPC
+    error = pickle.loads(pickle.dumps(UnwritableStoreError("not exported", errno_of(rust))))
+    assert (str(error), error.errno) == ("not exported", errno.ENOSPC)
 
 
 def test_a_wait_for_others_than_the_gang_has_its_own_deadline() -> None:

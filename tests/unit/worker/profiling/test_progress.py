@@ -8,8 +8,8 @@ import pytest
 
 from grpo_worker.controller.training.progress_watch import ProgressWatch, Standstill
 from grpo_worker.profiling import counted_file
-from grpo_worker.profiling.counted_file import growing, open_counted
-from grpo_worker.profiling.progress import BACKGROUND, PROGRESS, READ, WRITTEN, Progress, ProgressRecord
+from grpo_worker.profiling.counted_file import growing
+from grpo_worker.profiling.progress import BACKGROUND, WRITTEN, Progress, ProgressRecord
 
 
 def test_every_piece_of_work_makes_the_count_grow() -> None:
@@ -40,17 +40,6 @@ def test_a_wait_for_others_is_announced_and_its_end_is_progress() -> None:
     with record.waiting(60):
         assert record.get().allowance == 60
     assert record.get().allowance == 0 and record.get().count == 1
-
-
-def test_bytes_of_a_file_count_while_it_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "snapshot"
-    path.write_bytes(bytes(3 * 2**20))
-    before = PROGRESS.amounts().get(READ, 0)
-    with open_counted(path) as file:
-        assert len(file.read(2**20)) == 2**20
-        assert PROGRESS.amounts()[READ] - before >= 2**20
-        assert len(file.read()) == 2 * 2**20
-    assert PROGRESS.amounts()[READ] - before >= 3 * 2**20
 
 
 def test_the_growth_of_a_file_counts_while_one_call_writes_it(

@@ -35,7 +35,6 @@ class Store:
 
     def __init__(self, root: Path, timeout: float = 5) -> None:
         store = JobStore(root / "store")
-        self.folder, self.weights = store.folder, store.weights(STEP)
         generator = torch.Generator().manual_seed(1)
         self.tensors = {
             name: torch.randn(64, 48, generator=generator) for name in ("rows", "columns", "whole")
@@ -43,6 +42,7 @@ class Store:
         for rank in range(WORLD):
             publish(root / "memory", STEP, rank, WORLD, self._parts(rank))
         store.keep(root / "memory", STEP, WORLD)
+        self.folder, self.weights = store.folder, store.weights(STEP)
         self.calls, self.fetcher = WaitingCalls(), Fetcher(timeout)
         self.fill = StoreFill(self.folder, JOB, self.fetcher, 1 << 20, timeout, self.calls)
 

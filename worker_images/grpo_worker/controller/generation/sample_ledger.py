@@ -1,6 +1,6 @@
 """Sample ledger: a file with the samples that each optimizer step consumed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ class SampleLedger:
     The ledger proves that every sample was consumed exactly once.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._log = StepLog(path)
+    def __init__(self, path: Path, check: Callable[[], None] = lambda: None) -> None:
+        """``check``: see StepLog."""
+        self._log = StepLog(path, check)
 
     def append(
         self,

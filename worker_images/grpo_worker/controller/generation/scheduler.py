@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
-from grpo_worker.checkpointing.store import directory
+from grpo_worker.checkpointing.store import directory, step_and_attempt
 from grpo_worker.controller.generation.step_sampler import StepSampler
 from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.rollout.batch_file import RolloutBatch
@@ -44,17 +44,21 @@ class RolloutScheduler(Protocol):
     def wait(self) -> None:
         """Wait for the samples of the next step; call it again after TimeoutError and ConnectionError."""
 
-    def save(self, step: int, batch: RolloutBatch | None = None) -> Callable[[], None]:
+    def save(self, step: int, attempt: int, batch: RolloutBatch | None = None) -> Callable[[], None]:
         """Return a function that writes the samples of the step after ``step`` to the store, in any thread.
 
-        ``wait`` must have returned. ``batch``: these samples if ``next_batch`` has returned them.
+        They belong to a checkpoint of ``attempt``. ``wait`` must have returned. ``batch``: these samples if
+        ``next_batch`` has returned them.
         """
 
-    def prune(self, kept: Collection[int]) -> None:
-        """Remove the saved samples of all checkpoints but those of the steps ``kept``; any thread."""
+    def prune(self, kept: Collection[int], attempt: int) -> None:
+        """Remove the samples of all checkpoints but those of the steps ``kept``; any thread.
 
-    def restore(self, step: int) -> None:
-        """Cancel generation, and continue after ``step`` with the samples that were saved for it.
+        Those of newer attempts than ``attempt`` stay.
+        """
+
+    def restore(self, step: int, attempt: int) -> None:
+        """Cancel generation, and continue after ``step`` with the samples that ``attempt`` saved for it.
 
         ``next_batch``, which may still run in a thread of an earlier attempt, raises CancelledError.
         """
@@ -78,12 +82,12 @@ class OnPolicy:
 
     def wait(self) -> None: ...
 
-    def save(self, step: int, batch: RolloutBatch | None = None) -> Callable[[], None]:
+    def save(self, step: int, attempt: int, batch: RolloutBatch | None = None) -> Callable[[], None]:
         return lambda: None
 
-    def prune(self, kept: Collection[int]) -> None: ...
+    def prune(self, kept: Collection[int], attempt: int) -> None: ...
 
-    def restore(self, step: int) -> None:
+    def restore(self, step: int, attempt: int) -> None:
         self._cancelled.set()
         self._sampler.forget()
         self._cancelled = threading.Event()
@@ -158,37 +162,44 @@ class OneStepAhead:
     def wait(self) -> None:
         self._wait(StepTimer())
 
-    def save(self, step: int, batch: RolloutBatch | None = None) -> Callable[[], None]:
+    def save(self, step: int, attempt: int, batch: RolloutBatch | None = None) -> Callable[[], None]:
         saved = self._ready if batch is None else batch
         if saved is None:
             return lambda: None
-        file = self._file(step)
+        file = self._file(step, attempt)
         if self._durable is None:
             return partial(saved.write, file)
         if self._copies is None or self._copies[0] != step:  # else it would overwrite what it reads
-            self._copies = step, self._durable(saved.samples, file.with_suffix(".experts"))
+            self._copies = step, self._durable(saved.samples, _experts(file))
         copied = self._copies[1]
         return lambda: replace(saved, samples=copied()).write(file)
 
-    def prune(self, kept: Collection[int]) -> None:
+    def prune(self, kept: Collection[int], attempt: int) -> None:
         for file in self._folder.glob("step-*.npz"):
-            if int(file.stem.removeprefix("step-")) not in kept:
+            step, own = step_and_attempt(file.with_suffix(""))
+            if step not in kept and own <= attempt:
                 file.unlink()
-                shutil.rmtree(file.with_suffix(".experts"), ignore_errors=True)
+                shutil.rmtree(_experts(file), ignore_errors=True)
 
-    def restore(self, step: int) -> None:
+    def restore(self, step: int, attempt: int) -> None:
         self._cancelled.set()
         if self._running is not None:
             self._running.exception()  # wait for its end; the samples are discarded
             self._running = None
         self._sampler.forget()
         self._cancelled = threading.Event()
-        file = self._file(step)
+        file = self._file(step, attempt)
         self._ready = ready = RolloutBatch.read(file) if file.is_file() else None
         self._copies = (step, lambda: ready.samples) if ready is not None else None
 
-    def _file(self, step: int) -> Path:
-        return directory(self._folder, step).with_suffix(".npz")
+    def _file(self, step: int, attempt: int) -> Path:
+        place = directory(self._folder, step, attempt)
+        return place.with_name(f"{place.name}.npz")
+
+
+def _experts(file: Path) -> Path:
+    """Return the folder of the routed experts of the samples in ``file``."""
+    return file.with_suffix(".experts")
 
 
 def scheduler_of(spec: GRPOJobSpec, sampler: StepSampler, folder: Path, durable: Durable) -> RolloutScheduler:

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.controller.generation.batch_selection import BatchSelection
@@ -18,7 +18,12 @@ from grpo_worker.weightsync.protocol.version import Version
 class StepSampler:
     """Turns prompts into scored groups. A replay of a step draws the same prompts in the same order."""
 
-    def __init__(self, spec: GRPOJobSpec, source: PromptSource, client: GroupClient, reward: Scorer) -> None:
+    def __init__(
+        self, spec: GRPOJobSpec, source: PromptSource, client: GroupClient, reward: Scorer,
+        generates: Callable[[bool], None] = lambda _: None,
+    ) -> None:  # fmt: skip
+        """``generates``: is called when engines begin and end to generate."""
+        self._generates = generates
         self._size = spec.data.train_batch_size
         self._filter = spec.algorithm.filter_groups
         self._refusals = max(1, int(spec.data.max_refused_share * self._size))
@@ -62,13 +67,16 @@ class StepSampler:
         groups: dict[int, Group] = {}
         try:
             while not chosen.complete:
+                self._generates(True)
                 prompts = self._source.take(chosen.missing, after=skip + chosen.count)
                 chosen.start(prompts)
                 for prompt in prompts:
                     group = earlier.pop(prompt.index, None) or self._group(prompt, version)
                     groups[prompt.index] = group
                     scoring.add(group)
-                with timer.phase("gen" if scoring.generating else "reward"):
+                generating = scoring.generating
+                self._generates(generating)
+                with timer.phase("gen" if generating else "reward"):
                     arrivals = scoring.wait(cancelled)
                 for arrived in arrivals:
                     if isinstance(arrived, PromptRefusedError):
@@ -84,6 +92,7 @@ class StepSampler:
             groups.clear()
             raise
         finally:
+            self._generates(False)
             scoring.cancel()
             _cancel([*groups.values(), *earlier.values()])
         return batch

@@ -4,9 +4,10 @@ import logging
 from dataclasses import dataclass
 
 from grpo_worker.common.errors import one_line
+from grpo_worker.common.store_problems import STORE, store_problem, with_store_problem
 from grpo_worker.controller.recovery.failures import comes_from_outside
 from grpo_worker.controller.recovery.run_record import Cause
-from grpo_worker.controller.training.parity import ParityError
+from grpo_worker.controller.training.parity import NotFiniteError, ParityError
 from grpo_worker.controller.training.worker_group import GangError
 from grpo_worker.rewards.verifiers import RewardError
 from grpo_worker.rollout.sampling import UnfitEngineError
@@ -24,11 +25,16 @@ class Failure:
     final: bool
 
 
-def failure_of(error: Exception) -> Failure:
-    """Return the failure that an error is; one that nobody expected is logged with its stack."""
+def failure_of(error: Exception, store: str = STORE) -> Failure:
+    """Return the failure that an error is; one that nobody expected is logged with its stack.
+
+    ``store``: name of the job's store in the message.
+    """
     outside = error.outside if isinstance(error, GangError) else comes_from_outside(error)
+    outside = outside or bool(store_problem(error))
     cause: Cause = "infrastructure" if outside else "job"
-    if isinstance(error, (GangError, *_FINAL)):
-        return Failure(str(error), cause, isinstance(error, _FINAL) and not outside)
+    if isinstance(error, (GangError, NotFiniteError, *_FINAL)):
+        message = with_store_problem(str(error), error, store)
+        return Failure(message, cause, isinstance(error, _FINAL) and not outside)
     log.error("the attempt failed", exc_info=error)
-    return Failure(one_line(error), cause, False)
+    return Failure(with_store_problem(one_line(error), error, store), cause, False)

@@ -1,18 +1,22 @@
 """Checkpoints of a run: when they are saved, in the store and in the pods' memory, and exports."""
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
-from grpo_worker.checkpointing.store import complete_steps, directory
+from grpo_worker.checkpointing.store import complete_steps, directory, remove_remains, step_and_attempt
 from grpo_worker.controller.generation.scheduler import RolloutScheduler
 from grpo_worker.controller.recovery.memory_tier import MemoryTier
 from grpo_worker.controller.recovery.parking import Parking
+from grpo_worker.controller.recovery.store_room import StoreRoom
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.training.gang import Restored, TrainerGang
 from grpo_worker.rollout.batch_file import RolloutBatch
+
+log = logging.getLogger(__name__)
 
 
 class RunCheckpoints:
@@ -20,6 +24,8 @@ class RunCheckpoints:
 
     A thread brings what belongs to a checkpoint to the store: the records of all steps up to it, and samples
     that were generated ahead. The checkpoint is completed after that, so a slow store delays it but no step.
+    It also looks whether the store has room for the next checkpoint. One without room is put off until there
+    is some, and training goes on.
     """
 
     def __init__(
@@ -32,9 +38,11 @@ class RunCheckpoints:
         state: Callable[[], dict[str, Any]],
         flush: Callable[[], None],
         parking: Parking,
+        check: Callable[[], None],
     ) -> None:
         """``store``: folder of the job. ``state``: returns the controller's state. ``flush``: waits until
-        the records of all finished steps are on the store; no checkpoint counts before.
+        the records of all finished steps are on the store; no checkpoint counts before. ``check``: raises
+        SupersededError when another controller has taken over.
         """
         self._spec = spec.checkpoint
         self._root = store / "checkpoints"
@@ -45,6 +53,7 @@ class RunCheckpoints:
         self._state = state
         self._flush = flush
         self._parking = parking
+        self._check = check
         self._stored = 0  # step of the newest complete checkpoint in the store
         self._saving: int | None = None  # step of the checkpoint that is being written
         self._due = False  # a checkpoint should have begun, but the one before was being written
@@ -56,6 +65,8 @@ class RunCheckpoints:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="bookkeeping")
         self._records = self._thread.submit(lambda: None)  # done when those of ``_saving`` are on the store
         self._newest = self._records  # the same of the newest checkpoint, also of one in memory
+        self._room = StoreRoom(self._root, self._spec.keep, self._spec.store.label, self._thread.submit)
+        self.put_off = 0  # steps after which a checkpoint was due and had no room
         memory = spec.checkpoint.memory
         self._memory: MemoryTier | None = None
         if memory is not None:
@@ -71,9 +82,15 @@ class RunCheckpoints:
         self._saving, self._due, self._lacks_samples = None, False, None
         self._exporting, self._export_due = None, False
         self._newest.exception()  # wait for the thread; an error belongs to a checkpoint that does not count
+        self._room.forget()
+        remove_remains(self._root, self._trainers.attempt)  # which may be what fills the store
         restored = self._restore_from_memory() or self._trainers.restore()
         if restored.source == "store":
-            self._note_stored(restored.step)
+            self._note_stored(directory(self._root, restored.step, restored.attempt))
+        if not self._stored:
+            self._room.estimate = self._trainers.call("checkpoint_bytes")
+        self._room.attempt = self._trainers.attempt
+        self._room.look()
         self._snapshots = [restored.step]
         names = [path.name for path in self._exports.glob("step-*") if not path.suffix]
         self._exported = {int(name.removeprefix("step-")) for name in names}
@@ -84,9 +101,9 @@ class RunCheckpoints:
         if self._memory is None:
             return None
         self._memory.begin_attempt()
-        newest = self._trainers.newest
+        newest = self._trainers.newest or directory(self._root, 0)
         self._note_stored(newest)
-        return self._memory.restore(newest)
+        return self._memory.restore(self._stored)
 
     def poll(self) -> None:
         """Note an export and a checkpoint that are complete.
@@ -114,25 +131,35 @@ class RunCheckpoints:
         if self._stored == step:  # saved while the trainers were parked
             self._due = False
             self.add_samples(step)
-        elif self._due and self._saving is None:
+        elif self._due and self._saving is None and self._fits(step):
             self._save(step)
         elif self._memory is not None and self._memory.due(step) and self._exporting is None:
             self._snapshots = [*self._snapshots[-1:], step]
             self._memory.snapshot(step, attempt, self._state(), self._keep_records(step))
         self._export_if_due(step)
+        if self._saving is None and (self._due or (step + 1) % self._spec.every_steps == 0):
+            self._room.look()  # the next step finds out
+
+    def with_problem(self, message: str) -> str:
+        """Return a step's message with the reason why a checkpoint is put off, if one is."""
+        return "; ".join(filter(None, (self._board.get().checkpoint_problem, message)))
 
     def save_now(self, step: int) -> None:
-        """Save a checkpoint of this step in the store, unless it exists, and wait until it is complete."""
-        self._save_and_wait(step)
+        """Save a checkpoint of this step in the store, unless it exists, and wait until it is complete.
+
+        Before that, wait until the store has room for it.
+        """
+        self._begin_and_end(step, lambda: self._parking.wait_while(self._room.measured))
 
     def save_parked(self, step: int, batch: RolloutBatch | None = None, from_host: bool = False) -> None:
         """Do the same while engines are away, without samples that are still generated ahead.
 
+        A checkpoint that the store has no room for is put off.
         ``batch``: samples of the next step, if it has begun. ``from_host``: engines may hold the GPUs.
         """
         with_samples = batch is not None or not self._scheduler.generates_ahead
-        self._save_and_wait(step, with_samples, batch, from_host)
-        if not with_samples:
+        self._begin_and_end(step, self._room.measured, with_samples, batch, from_host)
+        if self._stored == step and not with_samples:
             self._lacks_samples = step
 
     def add_samples(self, step: int, batch: RolloutBatch | None = None) -> None:
@@ -148,7 +175,7 @@ class RunCheckpoints:
         self._poll_export(blocking=True)
         if step not in self._exported:
             self._board.update(message=f"exporting step {step}")
-            self._trainers.call("export_weights", str(directory(self._exports, step)), False)
+            self._export(step, beside=False)
             self._exported.add(step)
             self._board.update(message="")
 
@@ -158,33 +185,54 @@ class RunCheckpoints:
         if every and step and step % every == 0:
             self._export_due = step not in self._exported
         if self._export_due and self._exporting is None:
-            self._trainers.call("export_weights", str(directory(self._exports, step)), True)
+            self._export(step, beside=True)
             self._exporting, self._export_due = step, False
+
+    def _export(self, step: int, *, beside: bool) -> None:
+        target = directory(self._exports, step)
+        self._trainers.call("export_weights", str(target), beside, self._trainers.attempt)
 
     def _poll_export(self, blocking: bool) -> None:
         if self._exporting is not None and self._trainers.call("poll_export", blocking)[0]:
             self._exported.add(self._exporting)
             self._exporting = None
 
-    def _save_and_wait(
-        self, step: int, with_samples: bool = True, batch: RolloutBatch | None = None, from_host: bool = False
-    ) -> None:
+    def _begin_and_end(
+        self, step: int, measure: Callable[[], object], with_samples: bool = True,
+        batch: RolloutBatch | None = None, from_host: bool = False,
+    ) -> None:  # fmt: skip
+        """Save a checkpoint from its beginning to its end if it has room after ``measure``."""
         self._flush()
         self._poll_export(blocking=True)
         if self._stored != step:
             self._complete()
         if self._stored != step:
-            self._save(step, with_samples, batch, from_host)
-            self._complete()
+            measure()
+            if self._fits(step):
+                self._save(step, with_samples, batch, from_host)
+                self._complete()
 
     def _save(
         self, step: int, with_samples: bool = True, batch: RolloutBatch | None = None, from_host: bool = False
     ) -> None:
         """Start a checkpoint. One at a time: two would compete for the store."""
         self._saving, self._due = step, False
+        self._room.forget()
         self._records = self._keep_records(step, with_samples, batch)
         if self._stored != step:  # else it was saved while the trainers were parked
             self._trainers.call("save_checkpoint", step, self._state(), from_host)
+
+    def _fits(self, step: int) -> bool:
+        """Return whether the store has room for a checkpoint of ``step``, as far as is known; report it."""
+        shortage = self._room.shortage()
+        self.put_off = self.put_off + 1 if shortage else 0
+        self._due = self._due or bool(shortage)
+        if shortage:
+            shortage = f"the checkpoint of step {step} is put off: {shortage}"
+        if shortage != self._board.get().checkpoint_problem:
+            log.warning("%s", shortage or "the store has room for checkpoints again")
+            self._board.update(checkpoint_problem=shortage)
+        return not shortage
 
     def _complete(self) -> None:
         """Wait until the checkpoint in progress, if there is one, is complete."""
@@ -199,25 +247,32 @@ class RunCheckpoints:
         if with_samples:
             # While engines are away, no step may be lost either; the samples are added when they are there.
             self._parking.run(self._scheduler.wait, lambda: self.save_parked(step))
-            write, self._lacks_samples = self._scheduler.save(step, batch), None
+            write, self._lacks_samples = self._scheduler.save(step, self._trainers.attempt, batch), None
         kept = {step, *self._snapshots}
         if self._saving is not None:
             kept.add(self._saving)
+
+        attempt = self._trainers.attempt
 
         def keep() -> None:
             if write is not None:
                 write()
             self._flush()
-            self._scheduler.prune(kept.union(complete_steps(self._root)))
+            self._check()  # all of that may have taken long
+            self._scheduler.prune(kept.union(complete_steps(self._root)), attempt)
 
         self._newest = self._thread.submit(keep)
         return self._newest
 
     def _note_complete(self, steps_by_rank: list[list[int]]) -> None:
         for step in steps_by_rank[0]:
-            self._note_stored(step)
+            self._note_stored(directory(self._root, step, self._trainers.attempt))
             self._saving = None
+            if self._due:
+                self._room.look()
 
-    def _note_stored(self, step: int) -> None:
-        self._stored = step
-        self._board.update(last_checkpoint=step or None)
+    def _note_stored(self, checkpoint: Path) -> None:
+        """Note the newest complete checkpoint; the one of step 0 is the initial state."""
+        self._stored = step_and_attempt(checkpoint)[0]
+        location = str(checkpoint) if self._stored else ""
+        self._board.update(last_checkpoint=self._stored or None, checkpoint_location=location)

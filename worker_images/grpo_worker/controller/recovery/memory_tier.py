@@ -7,32 +7,37 @@ one is lost nevertheless, the job resumes from the newest checkpoint in the stor
 import json
 import logging
 from concurrent.futures import Future, ThreadPoolExecutor
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from grpo_worker.checkpointing.snapshots import name_of
-from grpo_worker.common.auth import headers
+from grpo_worker.checkpointing import attempts
+from grpo_worker.checkpointing.snapshots import attempt_of, name_of
+from grpo_worker.common.auth import headers, is_signed, signature
+from grpo_worker.common.errors import LONGEST
 from grpo_worker.common.files import write_text
 from grpo_worker.common.patient_http import patient_transport
 from grpo_worker.controller.training.gang import Restored, TrainerGang
 
 log = logging.getLogger(__name__)
 _CONNECT_SECONDS = 30.0
+_PURPOSE = b"grpo memory.json"
 
 
 class MemoryTier:
     """Takes a snapshot every ``every`` steps and records the newest complete one in ``file``.
 
-    ``replicas``: number of other pods that keep a copy.
+    ``replicas``: number of other pods that keep a copy. ``file``: in the job's folder of the store; the name
+    of that folder is part of every seal.
     """
 
     def __init__(self, trainers: TrainerGang, every: int, replicas: int, file: Path) -> None:
         self._trainers = trainers
         self._every = every
         self._replicas = replicas
-        self._file = file
+        self._file, self._job = file, file.parent.name
         # A copy may take as long as it needs: the agent that copies ends it when no byte arrives.
         timeout = httpx.Timeout(None, connect=_CONNECT_SECONDS)
         self._http = httpx.Client(transport=patient_transport(), timeout=timeout)
@@ -88,6 +93,8 @@ class MemoryTier:
         if record is None or record["step"] <= after:
             return None
         name = record["name"]
+        if not attempts.counts(self._file.parent, record["step"], attempt_of(name)):
+            return None
         self._kept = name
         holders = {int(rank): urls for rank, urls in record["holders"].items()}
         targets = {rank: [url] for rank, url in self._trainers.sources().items()}
@@ -97,10 +104,12 @@ class MemoryTier:
         self._file.unlink()  # if loading fails, the next attempt uses the checkpoint in the store
         self._trainers.call("load_snapshot", name)
         self._write(record)
-        return Restored(record["step"], record["state"], "memory")
+        return Restored(record["step"], record["state"], "memory", attempt_of(name))
 
     def _replicate(self, taken: dict[str, Any], sources: dict[int, str], records: "Future[None]") -> None:
         holders = {rank: [url] for rank, url in sources.items()}
+        if not self._ask_all("/v1/snapshots/seals", taken["name"], holders):
+            raise RuntimeError(f"snapshot {taken['name']} is not sealed")
         for distance in range(1, self._replicas + 1):
             further = next_pods(sources, distance)
             if self._pull_all(taken["name"], further, {rank: [url] for rank, url in sources.items()}):
@@ -111,23 +120,47 @@ class MemoryTier:
             self._write(taken | {"holders": holders})
 
     def _pull_all(self, name: str, to: dict[int, list[str]], holders: dict[int, list[str]]) -> bool:
-        def pull(rank: int, url: str) -> bool:
-            body = {"name": name, "rank": rank, "holders": holders[rank], "kept": self._kept}
+        bodies = {rank: {"holders": urls, "kept": self._kept} for rank, urls in holders.items()}
+        return self._ask_all("/v1/snapshots", name, to, bodies)
+
+    def _ask_all(
+        self, route: str, name: str, to: dict[int, list[str]], bodies: dict[int, dict[str, Any]] | None = None
+    ) -> bool:
+        """Ask for each rank the agents at ``to``; return whether all did what they were asked."""
+
+        def ask(rank: int, url: str) -> bool:
+            body = {"job": self._job, "name": name, "rank": rank} | (bodies or {}).get(rank, {})
             try:
-                return self._http.post(f"{url}/v1/snapshots", json=body, headers=headers()).status_code == 200
+                answer = self._http.post(url + route, json=body, headers=headers())
             except httpx.HTTPError as error:
                 log.warning("snapshot of rank %d to %s: %r", rank, url, error)
                 return False
+            if answer.status_code != HTTPStatus.OK:
+                log.warning("snapshot of rank %d to %s: %s", rank, url, answer.text[:LONGEST])
+            return answer.status_code == HTTPStatus.OK
 
-        calls = [self._threads.submit(pull, rank, url) for rank, urls in to.items() for url in urls]
-        pulled = [call.result() for call in calls]  # all of them must have ended
-        return all(pulled)
+        calls = [self._threads.submit(ask, rank, url) for rank, urls in to.items() for url in urls]
+        answers = [call.result() for call in calls]  # all of them must have ended
+        return all(answers)
 
     def _read(self) -> dict[str, Any] | None:
-        return json.loads(self._file.read_text()) if self._file.is_file() else None
+        """Return the record; None if there is none, or whoever wrote it has not the namespace's key.
+
+        Others may write to the store too, and agents show the key to the holders that a record names.
+        """
+        if not self._file.is_file():
+            return None
+        record: dict[str, Any] = json.loads(self._file.read_text())
+        seal = str(record.pop("seal", ""))
+        if is_signed(_PURPOSE, [self._job, record], seal):
+            return record
+        log.warning("%s is not used: its seal is of another key or job", self._file)
+        return None
 
     def _write(self, record: dict[str, Any]) -> None:
-        write_text(self._file, json.dumps(record))
+        content = json.loads(json.dumps(record))  # with the keys that a reader finds
+        seal = signature(_PURPOSE, [self._job, content])
+        write_text(self._file, json.dumps(content | {"seal": seal}))
         self._complete = record["name"]
 
 

@@ -1,4 +1,4 @@
-"""Parking: while engines or the reward server are away, the trainers wait, alive, and then go on."""
+"""Parking: while engines, the reward or room in the store are away, the trainers wait, alive."""
 
 import logging
 import threading
@@ -10,6 +10,7 @@ from grpo_operator.api.v1alpha1.status import Phase
 from grpo_worker.common.clock import Clock, utc_time
 from grpo_worker.common.errors import one_line
 from grpo_worker.controller.recovery.failures import FailureHandler
+from grpo_worker.controller.status.gpu_time import SUSPENDED, GpuTime
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.training.gang import TrainerGang
 from grpo_worker.controller.training.worker_group import GangError
@@ -18,7 +19,8 @@ from grpo_worker.rollout.engine_pool import SyncError
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 2.0
-# Too few engines have the version, none serves it or keeps its experts, or the reward server does not answer.
+# Too few engines have the version, none serves it or keeps its experts, the reward server does not
+# answer, or no process of the reward function starts.
 AWAY = (SyncError, TimeoutError, ConnectionError, ExpertsLostError)
 _T = TypeVar("_T")
 
@@ -37,9 +39,11 @@ class Parking:
         board: ProgressBoard,
         failures: FailureHandler,
         clock: Clock,
+        gpus: GpuTime,
         background: Callable[[], Sequence[Future[Any]]] = tuple,
     ) -> None:
         """``background``: returns what runs beside the work, such as the staging of weights."""
+        self._gpus = gpus
         self._background = background
         self._trainers = trainers
         self._board = board
@@ -71,9 +75,20 @@ class Parking:
                 self._suspend_if_requested()
             else:
                 if parked is not None:
-                    log.info("the trainers are no longer parked")
-                    self._board.update(phase=parked[0], message="", waiting="")
+                    self._end(parked[0])
                 return result
+
+    def wait_while(self, missing: Callable[[], str]) -> None:
+        """Park the trainers while ``missing`` says what is missing. Raises GangError when a rank dies."""
+        parked: tuple[Phase, str] | None = None
+        while reason := missing():
+            parked = parked or self._begin("infrastructure")
+            self._report(reason, parked[1])
+            self._clock.sleep(POLL_SECONDS)
+            self._trainers.check()
+            self._failures.watch.check()
+        if parked is not None:
+            self._end(parked[0])
 
     def continues(self, key: Hashable) -> bool:
         """Return whether work with this key has outlived its gang and may still succeed."""
@@ -88,17 +103,25 @@ class Parking:
         if left is not None:
             left[1].exception()
 
-    def _begin(self) -> tuple[Phase, str]:
+    def _begin(self, cause: str = "engines") -> tuple[Phase, str]:
+        self._gpus.stops(cause)
         self._failures.parked()
         self._board.update(**self._failures.counts())
         return self._board.get().phase, utc_time()
+
+    def _end(self, phase: Phase) -> None:
+        log.info("the trainers are no longer parked")
+        self._board.update(phase=phase, message="", waiting="")
+        self._gpus.goes_on()
 
     def _report(self, reason: str, since: str) -> None:
         text = f"waiting since {since}: {reason}"
         if self._board.get().waiting != text:
             log.warning("%s", text)
-            recovering = self._board.get().phase in (Phase.TRAINING, Phase.RECOVERING)
-            phase = Phase.RECOVERING if recovering else Phase.STARTING
+            phase = self._board.get().phase
+            if phase != Phase.SUSPENDING:
+                began = phase in (Phase.TRAINING, Phase.RECOVERING)
+                phase = Phase.RECOVERING if began else Phase.STARTING
             self._board.update(phase=phase, message=text, waiting=text)
 
     def _suspend_if_requested(self) -> None:
@@ -107,8 +130,10 @@ class Parking:
         if status.suspend_requested:
             message = f"checkpoint of step {status.last_checkpoint or 0} is complete"
             self._board.update(phase=Phase.SUSPENDED, message=message, waiting="")
+            self._gpus.stops(SUSPENDED)
             with self._failures.idle():
                 self._board.wait_until_resumed()
+            self._gpus.stops("engines")
             self._board.update(phase=Phase.RECOVERING)
 
     def _beside_gang(self, work: Callable[[], _T], key: Hashable) -> _T:

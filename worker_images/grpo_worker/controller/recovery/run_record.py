@@ -2,18 +2,19 @@
 
 import json
 import threading
-from dataclasses import asdict, dataclass, field, fields
+import uuid
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from grpo_worker.checkpointing import attempts
+from grpo_worker.checkpointing.attempts import SupersededError
 from grpo_worker.common.files import write_text
+from grpo_worker.common.known_fields import known
 
 _SAVING = threading.Lock()  # the last save has the newest values
 Cause = Literal["job", "infrastructure"]
-
-
-class SupersededError(RuntimeError):
-    """Another controller of this job has begun an attempt, so this one must change nothing any more."""
+_OWN = ("path", "owner", "begun")  # fields of this process, which are not saved
 
 
 @dataclass(slots=True)
@@ -21,6 +22,8 @@ class RunRecord:
     """Mutable record that is saved atomically with each change."""
 
     path: Path = field(repr=False)
+    owner: str = field(default_factory=lambda: uuid.uuid4().hex)  # id of this controller
+    begun: bool = False  # this controller has begun an attempt
     attempt: int = 0
     running: bool = False  # a controller runs the job; true when one begins: the one before has died
     job_restarts: int = 0
@@ -33,16 +36,19 @@ class RunRecord:
     interrupted_step: int = 0  # the furthest step that a failure of any cause interrupted
     times_parked: int = 0  # times that the trainers waited, alive, for engines
     unread: int = 0  # times that the record could not be read beside the steps
+    others: dict[str, Any] = field(default_factory=dict, repr=False)  # fields that a newer version wrote
 
     @classmethod
     def load(cls, path: Path) -> "RunRecord":
-        """Read the record, or create a new one. Fields that a newer version wrote are ignored."""
-        if not path.is_file():
-            return cls(path)
-        known = {item.name for item in fields(cls)}
-        return cls(
-            path, **{key: value for key, value in json.loads(path.read_text()).items() if key in known}
-        )
+        """Read the record, or create a new one. Fields that a newer version wrote are kept.
+
+        An attempt counts as soon as it is claimed, even if its controller died before it saved the record.
+        """
+        saved = json.loads(path.read_text()) if path.is_file() else {}
+        own = {name: value for name, value in known(cls, saved).items() if name not in (*_OWN, "others")}
+        record = cls(path, **own, others={name: saved[name] for name in saved.keys() - own.keys()})
+        record.attempt = max(record.attempt, attempts.newest(path.parent))
+        return record
 
     @property
     def restarts(self) -> dict[str, int]:
@@ -53,9 +59,12 @@ class RunRecord:
         """Write the record to the store, from any thread. Raises SupersededError."""
         with _SAVING:
             self.check()
-            data = asdict(self)
-            del data["path"]
-            write_text(self.path, json.dumps(data))
+            saved = {key: value for key, value in asdict(self).items() if key not in _OWN}
+            try:
+                write_text(self.path, json.dumps(saved.pop("others") | saved), f".{self.owner}.tmp")
+            except FileNotFoundError:
+                self.check()  # a newer attempt removes the drafts of older ones
+                raise
 
     def begin_controller(self) -> bool:
         """Record that a controller runs; return whether the one before it died. Raises SupersededError."""
@@ -64,25 +73,45 @@ class RunRecord:
         return died
 
     def begin_attempt(self) -> None:
-        """Count the start of a controller or of a training gang. Raises SupersededError."""
-        self.check()  # before this controller claims a number that another one uses
-        self.attempt += 1
+        """Count the start of a controller or of a training gang. Raises SupersededError.
+
+        No two controllers get the same number. A controller takes over when it begins its first attempt: an
+        older one finds itself superseded.
+        """
+        self.check()
+        while not attempts.claim(self.path.parent, self.attempt + 1, self.owner):
+            if self.begun:
+                self.check()
+                raise SupersededError(f"attempt {self.attempt + 1} was claimed by another controller")
+            self.attempt = max(self.attempt + 1, attempts.newest(self.path.parent))
+        self.attempt, self.begun = self.attempt + 1, True
+        for draft in self.path.parent.glob(f"{self.path.stem}.*.tmp"):
+            draft.unlink(missing_ok=True)  # left by controllers that died
         self.save()
 
+    def note_restored(self, step: int) -> None:
+        """Note the step from which the attempt starts. Raises SupersededError."""
+        self.check()
+        attempts.note_restored(self.path.parent, self.attempt, step)
+
     def check(self) -> None:
-        """Raise SupersededError if another controller has begun an attempt.
+        """Raise SupersededError if another controller has begun an attempt since this one began its own.
 
         A node without a connection to the cluster keeps its controller running while Kubernetes starts
         another one elsewhere.
         """
-        self.refuse(RunRecord.load(self.path).attempt)
+        newest = RunRecord.load(self.path).attempt
+        if self.begun and not attempts.owned(self.path.parent, newest, self.owner):
+            self.refuse(newest)
+        self.attempt = max(self.attempt, newest)
+
+    def check_claims(self) -> None:
+        """Raise SupersededError if another controller has claimed an attempt; from any thread."""
+        attempts.check(self.path.parent, self.attempt)
 
     def refuse(self, newest: int) -> None:
         """Raise SupersededError if ``newest``, an attempt in the store, is newer than this one."""
-        if newest > self.attempt:
-            raise SupersededError(
-                f"attempt {newest} has begun in another controller; this one is attempt {self.attempt}"
-            )
+        attempts.refuse(newest, self.attempt)
 
     def count_restart(self, cause: Cause, why: str = "", step: int = 0) -> int:
         """Count a restart; return how many restarts in a row the job itself caused for the reason ``why``.

@@ -10,12 +10,12 @@ from grpo_worker.controller.status.profile_orders import ProfileOrders
 class ProgressBoard:
     """Thread-safe holder of the latest ControllerStatus, including the request to suspend.
 
-    ``profiles``: what the operator has ordered.
+    ``writer``: identity of the job. ``profiles``: what the operator has ordered.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, writer: str = "") -> None:
         self._lock = threading.Condition()
-        self._progress = ControllerStatus()
+        self._progress = ControllerStatus(writer=writer)
         self.profiles = ProfileOrders(lambda reports: self.update(profiles=reports))
 
     def get(self) -> ControllerStatus:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from http import HTTPStatus
 
 import uvicorn
 from starlette.applications import Starlette
@@ -24,12 +25,13 @@ def application(
     """Return the application: ``GET /v1/status``, ``/metrics``, ``/healthz``, and the operator's requests,
     ``POST /v1/suspend``, ``/v1/profile``.
 
-    ``stalled``: returns why the run makes no progress, or "".
+    ``stalled``: returns why the run makes no progress, or "". A controller that another one has superseded
+    does not speak for the job any more: it answers ``/v1/status`` with 410 (Gone).
     """
 
     def status(_: Request) -> Response:
         report = board.get().updated(stalled=stalled(), engines=[_summary(entry) for entry in engines()])
-        return JSONResponse(report.wire())
+        return JSONResponse(report.wire(), HTTPStatus.GONE if report.superseded else HTTPStatus.OK)
 
     async def suspend(request: Request) -> Response:
         board.request_suspend(bool((await request.json())["suspend"]))

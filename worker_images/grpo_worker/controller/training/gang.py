@@ -15,10 +15,10 @@ from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.checkpointing.store import (
     CONTROLLER_STATE,
     DamagedCheckpointError,
-    directory,
     model_digest,
     newest_sound,
     set_aside,
+    step_and_attempt,
 )
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
 from grpo_worker.common.ragged_batch import RaggedBatch
@@ -43,14 +43,15 @@ AGENT_PORT = 9000
 class Restored:
     """State that a gang starts from.
 
-    ``step``: of its checkpoint; 0: there is none. ``controller_state``: of the controller, in that
-    checkpoint.
-    ``source``: where the checkpoint was read, ``store`` or ``memory``.
+    ``step``, ``attempt``: after which it was saved, and by which; 0: it is the initial state.
+    ``controller_state``: the controller's, saved with it. ``source``: where it was read, ``store`` or
+    ``memory``.
     """
 
     step: int
     controller_state: dict[str, Any] | None
     source: str = "store"
+    attempt: int = 0
 
 
 class RankGroup(Protocol):
@@ -135,6 +136,7 @@ class TrainerGang:
         self.versions = Versions()  # of the ranks' image
         self.network = GangNetwork()  # of ranks with GPUs
         self.world = spec.trainer.nodes * spec.trainer.gpus_per_node
+        self.attempt = 0  # of the job, whose gang this is
 
     def acquire(self, report: Callable[[str], None]) -> None:
         """Wait until all pods of the pool are there, and the ranks of the previous attempt have ended.
@@ -143,12 +145,13 @@ class TrainerGang:
         """
         self._pool = self._pools.acquire(RESOURCE, self.world, self._gpus, report)
 
-    def start(self) -> None:
-        """Start every rank. Raises ParityError if their images differ."""
+    def start(self, attempt: int) -> None:
+        """Start every rank of the job's ``attempt``. Raises ParityError if their images differ."""
         assert self._pool is not None, "the pool is not acquired"
+        self.attempt = attempt
         self._group = self._make_group(self._pool)
         self.versions = versions_of(self._group.hosts)
-        self._group.start(self._config)
+        self._group.start(self._config | {"attempt": attempt})
         if self._gpus:
             rdma = self._spec.scheduling.rdma is not None
             transports = self.call("transport")
@@ -162,8 +165,8 @@ class TrainerGang:
         return WorkerGroup(TrainerWorker, processes, limit, f"{profile}/hang", self._clock)
 
     @property
-    def newest(self) -> int:
-        """Return the step of the newest complete checkpoint in the store; 0: there is none.
+    def newest(self) -> Path | None:
+        """Return the newest complete checkpoint in the store; None: there is none.
 
         Damaged checkpoints are set aside.
         """
@@ -171,19 +174,18 @@ class TrainerGang:
 
     def restore(self) -> Restored:
         """Load the newest complete checkpoint of the store into the ranks."""
-        step = self.newest
-        if step == 0:
+        path = self.newest
+        if path is None:
             return Restored(0, None)
-        log.info("loading the checkpoint of step %d", step)
-        path = directory(self._checkpoints, step)
+        log.info("loading the checkpoint %s", path)
         try:
             self.call("load_checkpoint", str(path))
         except GangError as error:
             if isinstance(error.__cause__, DamagedCheckpointError):
                 set_aside(path, error.__cause__)  # the next attempt takes the one before
             raise
-        file = path / CONTROLLER_STATE
-        return Restored(step, json.loads(file.read_text()))
+        step, attempt = step_and_attempt(path)
+        return Restored(step, json.loads((path / CONTROLLER_STATE).read_text()), attempt=attempt)
 
     def stop(self) -> None:
         """End every rank and release the pool. Can be called when nothing runs."""

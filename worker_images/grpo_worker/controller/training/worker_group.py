@@ -7,8 +7,9 @@ from functools import partial
 from typing import Any
 
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
-from grpo_worker.common.errors import one_line, store_fails
+from grpo_worker.common.errors import one_line
 from grpo_worker.common.ragged_batch import RaggedBatch
+from grpo_worker.common.store_problems import store_problem
 from grpo_worker.controller.training.processes import RankProcesses
 from grpo_worker.controller.training.progress_watch import ProgressWatch, Standstill, poll_seconds
 from grpo_worker.profiling.hang import Position, caused_outside, report
@@ -26,7 +27,7 @@ class GangError(RuntimeError):
     """A rank failed, died or hung, so the gang must be restarted.
 
     ``lost``: ranks that died. ``outside``: the cause is not in the job, such as a frozen process or a store
-    that does not answer.
+    that does not answer or is full.
     """
 
     def __init__(self, message: str, lost: list[int], outside: bool = False) -> None:
@@ -153,7 +154,7 @@ class WorkerGroup:
                 done, pending = self._processes.wait(pending, 1, _BESIDE_SECONDS)
                 failure = next((error for error in map(self._processes.error, done) if error), None)
                 if failure is not None:
-                    raise GangError(f"{method}: {one_line(failure)}", self._lost()) from failure
+                    raise self._failed(method, failure) from failure
             return [self._processes.result(call) for call in calls]
 
         return results
@@ -190,9 +191,7 @@ class WorkerGroup:
 
     def _failed(self, method: str, failure: Exception) -> GangError:
         """Return the error that names what a rank raised."""
-        outside = store_fails(failure)
-        text = f"{method}: {one_line(failure)}" + (" (a store does not answer)" if outside else "")
-        return GangError(text, self._lost(), outside)
+        return GangError(f"{method}: {one_line(failure)}", self._lost(), bool(store_problem(failure)))
 
     def _hanging(self, method: str, stands: Standstill) -> GangError:
         """Return the error that names the stuck ranks; only now are stacks asked for."""

@@ -28,6 +28,7 @@ from grpo_worker.checkpointing.store import (
     prune,
     verify,
 )
+from grpo_worker.common.store_problems import UnwritableStoreError, errno_of
 from grpo_worker.megatron.checkpoint.common_state import write_common_state
 from grpo_worker.megatron.checkpoint.draft import Draft
 from grpo_worker.megatron.checkpoint.host_pool import POOL, Block
@@ -101,22 +102,41 @@ class Checkpointer:
             if dist.get_rank() == 0:
                 write_common_state(state, draft.path)
                 (draft.path / CONTROLLER_STATE).write_text(json.dumps(controller_state))
-            self._queue.write(request, directory(self.root, step), first)
+            self._queue.write(request, self.directory(step), first)
             blocks.extend(POOL.end())
+
+    def directory(self, step: int) -> Path:
+        """Return the directory of the checkpoint that these ranks save after ``step``."""
+        return directory(self.root, step, self._origin.attempt)
 
     def poll(self, blocking: bool = False) -> list[int]:
         """Start to commit the checkpoints that all ranks have written.
 
         Returns the steps of those that became complete, on rank 0; other ranks return none. ``blocking``:
-        wait until all are complete.
+        wait until all are complete. Raises UnwritableStoreError on all ranks when any of them cannot write.
         """
-        self._queue.maybe_finalize_async_calls(blocking=blocking)
+        try:
+            self._queue.maybe_finalize_async_calls(blocking=blocking)
+        except CheckpointException as error:  # it is no Exception, so it would end the process
+            raise self._unwritten(error) from None
         finished = []
         while self._commits and (blocking or self._commits[0].done()):
             finished.append(join(self._commits.popleft()))
         if blocking:
             store_barrier(range(dist.get_world_size())).wait()
         return finished
+
+    def _unwritten(self, error: CheckpointException) -> UnwritableStoreError:
+        """Return what any rank could not write, with the system's number. Collective."""
+        mine = self._queue.problem
+        own = None if mine is None else (f"{type(mine).__name__}: {mine}", errno_of(mine))
+        problems: list[tuple[str, int] | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(problems, own)
+        found = [(rank, *problem) for rank, problem in enumerate(problems) if problem is not None]
+        rank, text, number = found[0] if found else (0, str(error), 0)
+        return UnwritableStoreError(
+            f"checkpoint.store: rank {rank} cannot write a checkpoint below {self.root}: {text}", number
+        )
 
     def _written(self, step: int, draft: Draft) -> None:
         if dist.get_rank() == 0:
@@ -126,9 +146,9 @@ class Checkpointer:
 
     def _commit(self, step: int, draft: Draft) -> int:
         """Complete the checkpoint and remove old ones, in a thread of rank 0."""
-        draft.publish(directory(self.root, step))
+        draft.publish(self.directory(step))
         commit(self.root, step, self._origin)
-        prune(self.root, self._keep)
+        prune(self.root, self._keep, self._origin.attempt)
         return step
 
     def load(self, path: Path) -> None:

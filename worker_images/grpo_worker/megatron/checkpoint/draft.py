@@ -4,6 +4,7 @@ Megatron-Core creates the folder and writes the small files in the call that beg
 gets the draft for them, so that a slow store delays no step; threads of the ranks do the rest.
 """
 
+import json
 import os
 import shutil
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from grpo_worker.checkpointing.store import remove_remains, step_and_attempt
 from grpo_worker.megatron.host_sync.notes import leave, read
 from grpo_worker.profiling.progress import BACKGROUND, WRITTEN
 
@@ -52,14 +54,16 @@ def await_folder(folder: Path, key: str) -> None:
     if dist.get_rank() == 0:
         leave(key, _created(folder))
     if problem := read(key):
-        raise OSError(problem)
+        raise OSError(*json.loads(problem))
 
 
 def _created(folder: Path) -> str:
-    """Create the folder and return why that is not possible, or ""."""
+    """Create the folder and return why that is not possible, as JSON of number and text, or ""."""
     try:
-        shutil.rmtree(folder, ignore_errors=True)  # left by an attempt that died
+        shutil.rmtree(folder, ignore_errors=True)  # left by an earlier save of this attempt
         folder.mkdir(parents=True)
+        remove_remains(folder.parent, step_and_attempt(folder)[1])
     except OSError as error:
-        return f"{folder} cannot be created ({error.strerror or error}): check checkpoint.store"
+        text = f"{folder} cannot be created ({error.strerror or error}): check checkpoint.store"
+        return json.dumps([error.errno or 0, text])
     return ""

@@ -24,10 +24,14 @@ def capture(parts: Sequence[CheckpointPart]) -> dict[str, Any]:
 
 @torch.no_grad()
 def restore(parts: Sequence[CheckpointPart], state: dict[str, Any]) -> None:
-    """Restore the state that ``capture`` returned. Raises ValueError for other parts or shapes."""
+    """Restore the state that ``capture`` returned. Raises ValueError for other parts or shapes.
+
+    All of it is copied: the tensors of a state that was read from a file keep that file in memory.
+    """
     with all_on_device(parts):
         _restore(parts, state["parts"])
-    restore_rng(state["rng"])
+    rng = state["rng"]
+    restore_rng(rng | {"tracker": {name: kept.clone() for name, kept in rng["tracker"].items()}})
 
 
 def _restore(parts: Sequence[CheckpointPart], state: Sequence[dict[str, Any]]) -> None:
@@ -42,9 +46,9 @@ def _restore(parts: Sequence[CheckpointPart], state: Sequence[dict[str, Any]]) -
                 group.update(fields)
             for parameter, (value, moments) in zip(_parameters(optimizer), kept["state"], strict=True):
                 if value is not None:
-                    parameter.copy_(value)
+                    _set(parameter, value)
                 optimizer.state[parameter] = {
-                    key: moment.to(parameter.device) if key != "step" else moment.clone()
+                    key: _on(parameter.device if key != "step" else moment.device, moment)
                     for key, moment in moments.items()
                 }
         part.trainable.schedule.load_state_dict(saved["schedule"])
@@ -85,8 +89,17 @@ def _main(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> torch.Te
 
 
 def _host(tensor: torch.Tensor) -> torch.Tensor:
+    return _on(torch.device("cpu"), tensor.detach())
+
+
+def _on(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
     PROGRESS.add("bytes copied", tensor.nbytes)
-    return tensor.detach().to("cpu", copy=True)
+    return tensor.to(device, copy=True)
+
+
+def _set(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    tensor.copy_(value)
+    PROGRESS.add("bytes copied", tensor.nbytes)
 
 
 def _fill(targets: dict[str, torch.Tensor], saved: dict[str, torch.Tensor]) -> None:
@@ -97,4 +110,4 @@ def _fill(targets: dict[str, torch.Tensor], saved: dict[str, torch.Tensor]) -> N
             raise ValueError(
                 f"the snapshot's {name} has shape {tuple(saved[name].shape)}, not {tuple(tensor.shape)}"
             )
-        tensor.copy_(saved[name])
+        _set(tensor, saved[name])

@@ -27,6 +27,7 @@ class _Writer(AsyncCaller):  # type: ignore[misc]
     def __init__(self, folder: Path, key: str, first: Callable[[], None] | None) -> None:
         self._folder, self._key, self._first = folder, key, first
         self._work: Future[None] | None = None
+        self.problem: BaseException | None = None  # why the state was not written
 
     def schedule_async_call(self, async_req: AsyncRequest) -> None:
         """Copy this rank's state, and start to write it to the folder, as soon as that exists."""
@@ -39,6 +40,7 @@ class _Writer(AsyncCaller):  # type: ignore[misc]
             try:
                 await_folder(self._folder, self._key)
             except OSError as error:
+                self.problem = error
                 if async_req.async_fn is not None:
                     arguments[2].put(error)  # the results, which Megatron-Core checks on all ranks
                 return
@@ -46,6 +48,8 @@ class _Writer(AsyncCaller):  # type: ignore[misc]
                 self._first()
             if async_req.async_fn is not None:  # else this rank has no state to write
                 async_req.async_fn(*arguments, **async_req.async_fn_kwargs)
+                # Megatron-Core tells the other ranks what the results are, but of errors only the text.
+                self.problem = next((r for r in list(arguments[2].queue) if isinstance(r, Exception)), None)
 
         self._work = start(write, "checkpoint")
 
@@ -69,6 +73,12 @@ class WriterQueue(AsyncCallsQueue):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self._number = next(_NUMBERS)
+        self._writer: _Writer | None = None  # of the newest checkpoint
+
+    @property
+    def problem(self) -> BaseException | None:
+        """Why this rank has not written its part of the newest checkpoint; None: it has, or still writes."""
+        return self._writer.problem if self._writer is not None else None
 
     def write(self, request: AsyncRequest, folder: Path, first: Callable[[], None] | None) -> None:
         """Copy this rank's state and start to write it to a folder of the store. Collective.
@@ -79,4 +89,5 @@ class WriterQueue(AsyncCallsQueue):  # type: ignore[misc]
         self.schedule_async_request(request)
 
     def _get_async_caller(self) -> AsyncCaller:
-        return _Writer(self._folder, f"checkpoint/{self._number}/{self.call_idx}", self._first)
+        self._writer = _Writer(self._folder, f"checkpoint/{self._number}/{self.call_idx}", self._first)
+        return self._writer

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shutil
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,6 +11,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from grpo_worker.checkpointing import attempts
+from grpo_worker.common.store_problems import UnwritableStoreError, errno_of
 from grpo_worker.megatron.export.companions import write_companions
 from grpo_worker.megatron.export.config import Quantization, exported_config
 from grpo_worker.megatron.export.files import FileWriter, WriteReport, write_index
@@ -22,7 +25,7 @@ from grpo_worker.profiling.progress import PROGRESS
 _NUMBERS = itertools.count()  # of the exports of this process; all ranks take part in each
 
 
-class ExportError(RuntimeError):
+class ExportError(UnwritableStoreError):
     """The directory was not written; every rank raises the same error."""
 
 
@@ -34,6 +37,7 @@ def begin_export(
     source: Path | None = None,
     quantization: Quantization = "none",
     beside: bool = True,
+    attempt: int = 0,
 ) -> "Future[None]":
     """Start to write ``target`` with config.json, safetensors files and their index. Collective.
 
@@ -43,9 +47,10 @@ def begin_export(
 
     ``beside``: threads write a copy of the weights after this has returned, so the weights may change; else
     the first ranks keep at most one file in memory. The future ends on all ranks when the export is complete,
-    with ExportError on every rank when any of them cannot write.
+    with ExportError on every rank when any of them cannot write. ``attempt``: of the job whose folder
+    ``target`` is in; ranks of an older one, which may still write, cannot complete theirs.
     """
-    place = _Place(target, f"export/{next(_NUMBERS)}")
+    place = _Place(target, f"export/{next(_NUMBERS)}", attempt)
     thread = ThreadPoolExecutor(1, thread_name_prefix="export")
     prepared = thread.submit(place.prepare, hf, source)
     if not beside:
@@ -73,13 +78,21 @@ def begin_export(
 class _Place:
     """Directory of one export, which the ranks' threads write. ``key``: names it, the same on all ranks."""
 
-    def __init__(self, target: Path, key: str) -> None:
-        self._target, self._key = target, key
-        self.building = target.with_name(target.name + ".incomplete")
+    def __init__(self, target: Path, key: str, attempt: int) -> None:
+        self._target, self._key, self._attempt = target, key, attempt
+        self.building = target.with_name(f"{target.name}.attempt-{attempt}.incomplete")
 
     def prepare(self, hf: dict[str, Any], source: Path | None) -> None:
         """Create the directory on rank 0, with the small files; the other ranks wait until it exists."""
-        self._on_first_rank("folder", lambda: _begin(self.building, hf, source))
+        self._on_first_rank("folder", lambda: self._begin(hf, source))
+
+    def _begin(self, hf: dict[str, Any], source: Path | None) -> None:
+        """Create the folder and write the small files first, so that a missing one is reported early."""
+        for left in self._target.parent.glob(f"{self._target.name}.*incomplete"):
+            if _attempt_of(left) <= self._attempt:
+                shutil.rmtree(left, ignore_errors=True)
+        self.building.mkdir(parents=True)
+        write_companions(self.building, hf, source)
 
     def finish(self, report: WriteReport, config: Callable[[Collection[str]], dict[str, Any]]) -> None:
         """Complete the directory on rank 0 when all ranks have written; the others wait for that."""
@@ -97,9 +110,10 @@ class _Place:
                 write_index(self.building, tensors)
                 text = json.dumps(config(tensors), indent=1, sort_keys=True)
                 (self.building / "config.json").write_text(text)
+                attempts.check(self._target.parent.parent, self._attempt)
                 shutil.rmtree(self._target, ignore_errors=True)
                 self.building.rename(self._target)
-            except OSError:
+            except (OSError, UnwritableStoreError):
                 shutil.rmtree(self.building, ignore_errors=True)  # incomplete files would fill the store
                 raise
 
@@ -112,21 +126,22 @@ class _Place:
             try:
                 action()
             except Exception as error:  # noqa: BLE001 - otherwise the other ranks would wait for this one
-                leave(key, f"checkpoint.store: {self._target} was not exported: {error}")
+                text = f"checkpoint.store: {self._target} was not exported: {error}"
+                leave(key, json.dumps([text, errno_of(error)]))
             else:
                 leave(key, "")
         if problem := read(key):
-            raise ExportError(problem)
+            raise ExportError(*json.loads(problem))
 
 
-def _begin(folder: Path, hf: dict[str, Any], source: Path | None) -> None:
-    """Create the folder and write the small files first, so that a missing one is reported early."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    write_companions(folder, hf, source)
+def _attempt_of(building: Path) -> int:
+    """Return the attempt whose ranks write an export; 0: that of an earlier version."""
+    found = re.search(r"\.attempt-(\d+)\.incomplete$", building.name)
+    return int(found[1]) if found else 0
 
 
 def _raise_failure(reports: Sequence[WriteReport]) -> None:
-    failures = [report.failure for report in reports if report.failure is not None]
-    if failures:
-        raise OSError(f"{failures[0]} ({len(failures)} of {len(reports)} ranks failed)")
+    failed = [report for report in reports if report.failure is not None]
+    if failed:
+        text = f"{failed[0].failure} ({len(failed)} of {len(reports)} ranks failed)"
+        raise UnwritableStoreError(text, failed[0].errno)

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from grpo_worker.common.store_problems import errno_of
 from grpo_worker.model_files.names import INDEX
 from grpo_worker.profiling.background import join
 from grpo_worker.profiling.counted_file import growing
@@ -18,20 +19,24 @@ FILE_BYTES = 2 * 2**30
 
 @dataclass(slots=True)
 class WriteReport:
-    """Files that one rank wrote. ``tensors``: tensor -> (file, bytes); ``failure``: why it stopped."""
+    """Files that one rank wrote.
+
+    ``tensors``: tensor -> (file, bytes). ``failure``: why it stopped; ``errno``: the system's number for it.
+    """
 
     tensors: dict[str, tuple[str, int]] = field(default_factory=dict)
     failure: str | None = None
+    errno: int = 0
 
     def to_json(self) -> str:
         """Return the report as a note for another rank."""
-        return json.dumps([self.tensors, self.failure])
+        return json.dumps([self.tensors, self.failure, self.errno])
 
     @classmethod
     def from_json(cls, text: str) -> "WriteReport":
         """Return the report of another rank."""
-        tensors, failure = json.loads(text)
-        return cls({name: (file, size) for name, (file, size) in tensors.items()}, failure)
+        tensors, failure, number = json.loads(text)
+        return cls({name: (file, size) for name, (file, size) in tensors.items()}, failure, number)
 
 
 class FileWriter:
@@ -78,6 +83,7 @@ class FileWriter:
             with growing(self._folder / name):
                 save_file(tensors, self._folder / name, metadata={"format": "pt"})
         except Exception as error:  # noqa: BLE001 - safetensors has its own type for a full disk
+            self.report.errno = errno_of(error)
             self.report.failure = (
                 f"rank {self._rank} cannot write {self._folder / name} ({error}): "
                 "free or add space, and check that the pods may write there"

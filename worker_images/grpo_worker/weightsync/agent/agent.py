@@ -45,9 +45,12 @@ class Agent:
     def __init__(
         self, name: str, engine: Engine, engine_ranks: int, bucket_bytes: int, timeout: float,
         writer: str | None = None, fetcher: Fetcher | None = None, lease_file: Path | None = None,
-        place: EnginePlace | None = None, double_buffer: bool = False,
+        place: EnginePlace | None = None, double_buffer: bool = False, *, writer_file: Path | None = None,
     ) -> None:  # fmt: skip
-        """``double_buffer``: an engine that serves receives versions over its link into a second copy."""
+        """``double_buffer``: an engine that serves receives versions over its link into a second copy.
+
+        ``lease_file``, ``writer_file``: keep the lease and the writer when this process restarts.
+        """
         self.name = name
         self._instance = uuid.uuid4().hex[:12]  # a restarted agent has another one, and has joined no group
         self._ranks = engine_ranks
@@ -56,7 +59,7 @@ class Agent:
         self._place = place or EnginePlace()
         self._lock = threading.Lock()  # held while ``_engine`` changes
         self._calls = WaitingCalls()
-        self._guard = WriterGuard(writer)
+        self._guard = WriterGuard(writer, writer_file)
         self._fetcher = fetcher or Fetcher(timeout)
         self._lease = GpuLease(engine, lease_file)
         shares_gpus = lease_file is not None

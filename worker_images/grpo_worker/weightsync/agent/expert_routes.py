@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
+from grpo_worker.common.known_fields import known
 from grpo_worker.data.expert_folder import ExpertFolder
 from grpo_worker.data.routed_experts import RoutedExperts
 
@@ -21,7 +22,7 @@ def expert_routes(root: Path | None) -> Sequence[BaseRoute]:
     async def read(request: Request) -> Response:
         """Answer with the bytes of layers and tokens of several samples, see ExpertFolder.read."""
         body = await request.json()
-        references = [RoutedExperts(**fields) for fields in body["references"]]
+        references = [RoutedExperts(**known(RoutedExperts, fields)) for fields in body["references"]]
         pieces = folder.read(references, body["layers"], body["spans"])
         return StreamingResponse(pieces, media_type="application/octet-stream")
 

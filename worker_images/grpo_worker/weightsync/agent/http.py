@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from grpo_worker.common.auth import guarded
+from grpo_worker.common.known_fields import known
 from grpo_worker.common.prometheus import metrics_route
 from grpo_worker.weightsync.agent.agent import Agent
 from grpo_worker.weightsync.agent.engine_place import EnginePlace
@@ -80,7 +81,7 @@ def _host_routes(agent: Agent, place: EnginePlace) -> list[Route]:
         return bool(agent.status()["state"] == "SERVING")
 
     async def other(request: Request) -> Response:
-        report = HostReport(**await request.json())
+        report = HostReport(**known(HostReport, await request.json()))
         return JSONResponse(await run_in_threadpool(place.answer, report, serving()))
 
     def own(fields: dict[str, str]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from grpo_worker.common.known_fields import known
 from grpo_worker.weightsync.agent import metrics
 from grpo_worker.weightsync.agent.blobs import Bytes
 from grpo_worker.weightsync.agent.chunks import CHUNK
@@ -101,7 +102,7 @@ class WholeBlobs:
     def offer(self, sources: Mapping[int, str], manifest: Manifest) -> Offer:
         """Return the NIXL offer of the blob of ``manifest``. Raises FetchError."""
         with self._reader.get(url_of(sources, manifest.version, manifest.rank, "nixl")) as body:
-            return Offer(**json.loads(body.read()))
+            return Offer(**known(Offer, json.loads(body.read())))
 
     def _memory(self, manifest: Manifest) -> Bytes:
         """Return memory for a blob: that of the rank's last blob if the size is the same."""

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from grpo_worker.common.known_fields import known
 from grpo_worker.weightsync.protocol.digest import PIECE, Bounds
 
 _SKIP = 255
@@ -121,7 +122,7 @@ def _read_head(read: Read) -> tuple[Head, int]:
         read(memoryview(text))
         data = json.loads(text)
         gaps, words = (tuple(int(count) for count in data.pop(name)) for name in ("gaps", "words"))
-        return Head(**data, gaps=gaps, words=words), _HEAD.size + length
+        return Head(**known(Head, data), gaps=gaps, words=words), _HEAD.size + length
     except (KeyError, TypeError, ValueError) as error:
         raise DeltaError(f"no delta: {error}") from error
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from grpo_worker.common.known_fields import known
 from grpo_worker.weightsync.protocol.buffers import aligned, dtype_name
 from grpo_worker.weightsync.protocol.digest import SIZE, Bounds, pieces_of
 
@@ -61,7 +62,8 @@ class Manifest:
     def from_json(cls, text: str | bytes) -> "Manifest":
         data = json.loads(text)
         slices = tuple(_slice(*row) for row in data.pop("slices"))
-        return cls(slices=slices, piece_digests=bytes.fromhex(data.pop("piece_digests")), **data)
+        digests = bytes.fromhex(data.pop("piece_digests"))
+        return cls(slices=slices, piece_digests=digests, **known(cls, data))
 
     @property
     def pieces(self) -> Iterator[Bounds]:

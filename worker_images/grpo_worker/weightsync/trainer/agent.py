@@ -4,8 +4,9 @@ It answers while the trainer process computes, restarts or is gone, so that a re
 the trainer. The snapshots are those of the pod's own ranks and of ranks of other pods.
 """
 
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -13,7 +14,9 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from grpo_worker.checkpointing.snapshots import file_of, pull, remove_older
+from grpo_worker.checkpointing.snapshot_seal import Snapshot, SnapshotError
+from grpo_worker.checkpointing.snapshot_transfer import pull
+from grpo_worker.checkpointing.snapshots import NOTE, STATE, file_of, remove_older, seal
 from grpo_worker.common.auth import guarded
 from grpo_worker.common.prometheus import metrics_route
 from grpo_worker.weightsync.protocol.manifest import rank_file
@@ -37,6 +40,7 @@ def application(root: Path) -> Starlette:
             metrics_route(),
             Route("/v1/versions", weights.versions),
             Route("/v1/snapshots", snapshots.fetch, methods=["POST"]),
+            Route("/v1/snapshots/seals", snapshots.seal, methods=["POST"]),
             Route("/v1/snapshots/{name:str}/{rank:int}.{suffix:str}", snapshots.file),
             Route("/v1/weights/{version:int}/{rank:int}.delta", weights.delta),
             Route("/v1/weights/{version:int}/{rank:int}.nixl", weights.nixl_offer),
@@ -100,27 +104,40 @@ class _Snapshots:
         self._root = root
 
     def file(self, request: Request) -> Response:
-        """Answer with a rank's snapshot (pt) or its description (json)."""
+        """Answer with a rank's snapshot (safetensors) or its note (json)."""
         params = request.path_params
         try:
             path = file_of(self._root, params["name"], params["rank"]).with_suffix(f".{params['suffix']}")
         except ValueError as error:
             return JSONResponse({"error": str(error)}, 400)
-        if params["suffix"] not in ("pt", "json") or not path.is_file():
+        if f".{params['suffix']}" not in (STATE, NOTE) or not path.is_file():
             return JSONResponse({"error": f"no snapshot {params['name']} of rank {params['rank']}"}, 404)
         return LargeFile(path)
+
+    async def seal(self, request: Request) -> Response:
+        """Seal the snapshot that a rank of this pod has written."""
+        return await _answer(request, lambda body: seal(self._root, Snapshot.of(body)))
 
     async def fetch(self, request: Request) -> Response:
         """Fetch a rank's snapshot from one of the pods that hold it, and keep it.
 
         The memory for it must be free: older snapshots, except ``kept``, are removed before.
         """
-        body = await request.json()
-        name = body["name"]
-        call = partial(pull, self._root, name, body["rank"], body["holders"], PULL_TIMEOUT)
-        try:
-            await run_in_threadpool(remove_older, self._root, name, body["kept"])
-            fetched = await run_in_threadpool(call)
-        except ValueError as error:
-            return JSONResponse({"error": str(error)}, 400)
-        return JSONResponse({}, 200) if fetched else JSONResponse({"error": "no holder has it"}, 404)
+        return await _answer(request, self._fetch)
+
+    def _fetch(self, body: dict[str, Any]) -> None:
+        which = Snapshot.of(body)
+        remove_older(self._root, which.name, body["kept"])
+        pull(self._root, which, body["holders"], PULL_TIMEOUT)
+
+
+async def _answer(request: Request, call: Callable[[dict[str, Any]], None]) -> Response:
+    try:
+        await run_in_threadpool(call, await request.json())
+    except ValueError as error:
+        return JSONResponse({"error": str(error)}, 400)
+    except SnapshotError as error:
+        return JSONResponse({"error": str(error)}, 404)
+    except OSError as error:
+        return JSONResponse({"error": str(error)}, 500)
+    return JSONResponse({})

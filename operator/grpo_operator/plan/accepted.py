@@ -1,0 +1,68 @@
+"""What an object keeps from its acceptance, whichever operator reconciles it later (pure).
+
+The pods of an accepted job or pool get the images of that time, and its spec may have fields that only the
+operator which accepted it knows.
+"""
+
+from typing import Any, TypeVar
+
+from grpo_operator.api import names
+from grpo_operator.api.base import Model
+from grpo_operator.api.unknown_fields import unknown_fields
+from grpo_operator.api.v1alpha1.status import Phase, SettledImages
+from grpo_operator.plan.status.conditions import Conditions
+
+_MOST_FIELDS = 8  # named in one condition
+_Spec = TypeVar("_Spec", bound=Model)
+
+
+def is_accepted(obj: dict[str, Any]) -> bool:
+    """Return whether an operator has accepted the job or pool, so that it has pods or had some."""
+    status = obj.get("status") or {}
+    settled = status.get("layout") or status.get("images")
+    return bool(settled) or status.get("phase") not in (None, Phase.PENDING)
+
+
+def spec_of(model: type[_Spec], obj: dict[str, Any], accepted: bool) -> _Spec:
+    """Return the spec of a job or pool. Raises ValidationError.
+
+    Unknown fields are refused until the object is ``accepted``. Afterwards a newer operator has accepted
+    them, and an older one must not stop what runs.
+    """
+    spec = obj["spec"]
+    return model.of_any_release(spec) if accepted else model.model_validate(spec)
+
+
+def note_unknown_fields(conditions: Conditions, spec: Model) -> None:
+    """Add the condition that names the fields of an accepted spec which this operator does not know."""
+    fields = unknown_fields(spec, "spec")
+    if not fields:
+        return
+    more = f" and {len(fields) - _MOST_FIELDS} more" if len(fields) > _MOST_FIELDS else ""
+    message = (
+        f"a newer operator has accepted fields that this one ignores: {', '.join(fields[:_MOST_FIELDS])}"
+        f"{more}: upgrade the operator"
+    )
+    conditions.set("FieldsIgnored", True, "OlderOperator", message)
+
+
+def settled_images(
+    accepted: SettledImages | None, cluster: dict[str, Any] | None, default: SettledImages
+) -> SettledImages:
+    """Return the images of an object's pods where its spec names none.
+
+    ``accepted``: those in its status. Without them, an older operator has accepted the object, or one was
+    stopped before it wrote the status; then the live RayCluster ``cluster`` has them, if there is one.
+    ``default``: of the operator's settings.
+    """
+    if accepted is not None or cluster is None:
+        return accepted or default
+    spec = cluster["spec"]
+    (head,) = spec["headGroupSpec"]["template"]["spec"]["containers"]
+    engines = (g for g in spec["workerGroupSpecs"] if g["groupName"].startswith(names.ROLLOUT))
+    agents = (_image_of("agent", group["template"]) for group in engines)
+    return SettledImages(trainer=head["image"], rollout=next(agents, default.rollout))
+
+
+def _image_of(container: str, template: dict[str, Any]) -> str:
+    return next(str(c["image"]) for c in template["spec"]["containers"] if c["name"] == container)

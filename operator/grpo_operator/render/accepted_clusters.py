@@ -1,0 +1,117 @@
+"""RayClusters of accepted jobs and pools, whose pods no other operator changes (pure)."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTemplate
+from grpo_operator.api.weight_path import WeightPath
+from grpo_operator.kuberay_client.models import RayCluster
+from grpo_operator.plan.capacity.topology import Leaves
+from grpo_operator.plan.planner.resources import completed_pool
+from grpo_operator.plan.weight_path import job_weight_path
+from grpo_operator.render.config_map import owned_pool_spec
+from grpo_operator.render.kept_parts import Parts, kept_record, parts_of, with_parts
+from grpo_operator.render.ray_cluster import job_cluster, pool_cluster
+from grpo_operator.settings import OperatorSettings
+
+_PATH, _POOL = "weightPath", "rolloutPool"
+_SIZES = {"replicas", "minAvailable"}  # they change no pod
+# In a pool that belongs to a job, the job's settings apply.
+_OF_POOLS = {"model", "weightSync", "scheduling", "upgradeStrategy"}
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where pods may run. ``avoided``: hosts that pods with GPUs must not run on."""
+
+    leaves: Leaves = Leaves()
+    avoided: tuple[str, ...] = ()
+
+    def wire(self) -> Parts:
+        """Return the leaves and hosts as JSON-compatible data."""
+        rollout = [list(leaf) for leaf in self.leaves.rollout]
+        leaves = {name: list(value) for name, value in asdict(self.leaves).items()}
+        return {"leaves": leaves | {"rollout": rollout}, "avoided": list(self.avoided)}
+
+    @classmethod
+    def read(cls, data: Parts) -> "Places":
+        """Return the places of ``wire``."""
+        leaves = data["leaves"]
+        rollout = tuple((leaf, count) for leaf, count in leaves["rollout"])
+        return cls(
+            Leaves(tuple(leaves["trainer"]), rollout, tuple(leaves["reserved"])), tuple(data["avoided"])
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JobSources:
+    """What a job's pods are made of. ``engines``: its ``own`` pool, or the shared one that it uses."""
+
+    spec: GRPOJobSpec
+    engines: RolloutTemplate
+    own: bool
+    places: Places
+
+    def wire(self) -> Parts:
+        """Return them as JSON-compatible data, without what changes no pod."""
+        left_out = _SIZES | _OF_POOLS if self.own else _SIZES
+        engines = {name: value for name, value in self.engines.wire().items() if name not in left_out}
+        spec = self.spec.model_copy(update={"suspend": False}).wire()
+        return {"spec": spec, "engines": engines, "own": self.own} | self.places.wire()
+
+    @classmethod
+    def read(cls, data: Parts) -> "JobSources":
+        """Return what any release has written. Raises ValidationError."""
+        kind: type[RolloutTemplate] = RolloutTemplate if data["own"] else RolloutPoolSpec
+        spec, engines = GRPOJobSpec.of_any_release(data["spec"]), kind.of_any_release(data["engines"])
+        return cls(spec, engines, data["own"], Places.read(data))
+
+
+class AcceptedJob(NamedTuple):
+    """What a job runs. ``path``: of its weights. ``pool``: spec of its own RolloutPool, if it has one.
+
+    The pool is not rendered again either: that would undo what users have scaled.
+    """
+
+    cluster: RayCluster
+    path: WeightPath
+    pool: dict[str, Any] | None
+
+
+def accepted_job(
+    job: dict[str, Any], sources: JobSources, settings: OperatorSettings, suspend: bool, seen: str | None
+) -> AcceptedJob:
+    """Return what a job runs. ``seen``: record of the live RayCluster."""
+
+    def render(of: JobSources) -> tuple[RayCluster, Parts]:
+        pool, places = of.engines if of.own else None, of.places
+        cluster = job_cluster(job, of.spec, pool, settings, suspend, places.leaves, places.avoided)
+        others = {_PATH: job_weight_path(of.spec, of.engines).wire(), _POOL: owned_pool_spec(of.spec)}
+        return cluster, parts_of(cluster) | others
+
+    cluster, parts = render(sources)
+    record = kept_record(sources.wire(), parts, seen, lambda data: render(JobSources.read(data))[1])
+    path = WeightPath.model_validate(record.parts[_PATH])
+    return AcceptedJob(with_parts(cluster, record), path, record.parts[_POOL])
+
+
+def accepted_pool_cluster(
+    pool: dict[str, Any], settings: OperatorSettings, places: Places, seen: str | None
+) -> RayCluster:
+    """Return the RayCluster of a RolloutPool without a job. ``seen``: record of the live RayCluster."""
+
+    def render(spec: dict[str, Any], at: Places) -> RayCluster:
+        # What this release plans where the spec sets nothing is no source, but a part of rendering it.
+        completed = completed_pool(RolloutPoolSpec.of_any_release(spec))
+        return pool_cluster(pool, completed, settings, at.leaves, at.avoided)
+
+    cluster = render(pool["spec"], places)
+    sources = {"spec": {name: value for name, value in pool["spec"].items() if name not in _SIZES}}
+    record = kept_record(
+        sources | places.wire(),
+        parts_of(cluster),
+        seen,
+        lambda data: parts_of(render(data["spec"], Places.read(data))),
+    )
+    return with_parts(cluster, record)
