@@ -12,6 +12,7 @@ import yaml
 from grpo_devcluster.gobuild import binary, build_all
 from grpo_devcluster.install import CHART
 from grpo_devcluster.operator_process import operator_process
+from grpo_operator.handlers.health import PORT as HEALTH_PORT
 from support.api_server import POOL, Api, until
 from support.fault_proxy import FaultProxy
 
@@ -119,6 +120,19 @@ def test_every_pod_of_the_chart_meets_the_restricted_standard() -> None:
             context = container["securityContext"]
             assert context["allowPrivilegeEscalation"] is False and context["readOnlyRootFilesystem"] is True
             assert context["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_probes_ask_the_operators_own_server_and_liveness_is_the_more_patient() -> None:
+    (deployment,) = _of(_render(), "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports["health"] == HEALTH_PORT and not [a for a in container["args"] if "liveness" in a]
+    probes = {name: container[f"{name}Probe"] for name in ("startup", "liveness", "readiness")}
+    assert {probe["httpGet"]["port"] for probe in probes.values()} == {"health"}
+    paths = {name: probe["httpGet"]["path"] for name, probe in probes.items()}
+    assert paths == {"startup": "/healthz", "liveness": "/healthz", "readiness": "/readyz"}
+    patience = {name: probe["periodSeconds"] * probe["failureThreshold"] for name, probe in probes.items()}
+    assert patience["readiness"] < patience["liveness"] < patience["startup"]
 
 
 def test_monitoring_objects_are_rendered_only_when_enabled() -> None:

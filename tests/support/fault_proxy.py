@@ -1,4 +1,4 @@
-"""A proxy before the API server that fails on demand: refuses, answers errors, cuts or repeats watches."""
+"""A proxy before the API server that fails on demand: refuses, delays, answers errors, cuts watches."""
 
 import asyncio
 import base64
@@ -29,10 +29,12 @@ class FaultProxy:
         self.down = False
         self.repeat_events = False
         self.write_codes: deque[int] = deque()  # answers to the next writes
+        self.write_delays: dict[str, float] = {}  # seconds by part of the path, as of a webhook that hangs
+        self.forbidden: set[str] = set()  # last parts of the paths that are answered with 403
         self.before_write: Callable[[int], None] | None = None  # called with the write's number
         self.writes = 0
         self.paths: list[str] = []  # of all requests, with their queries
-        self.refused = self.failed = self.cut = self.repeated = 0  # faults that really happened
+        self.refused = self.failed = self.cut = self.repeated = self.delayed = 0  # faults that happened
         self.kubeconfig = directory / "proxy.kubeconfig"
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -85,6 +87,10 @@ class FaultProxy:
             assert request.transport is not None
             request.transport.abort()
             raise ConnectionResetError
+        if request.path.rsplit("/", 1)[1] in self.forbidden:
+            return _status(403)
+        if request.method != "GET":
+            await self._delay(request.path)
         if request.method in ("PATCH", "POST") and self.write_codes:
             self.failed += 1
             return _status(self.write_codes.popleft())
@@ -95,6 +101,13 @@ class FaultProxy:
         with contextlib.suppress(ConnectionResetError):  # the operator hung up, or was killed
             return await self._forward(request)
         return web.Response(status=499)
+
+    async def _delay(self, path: str) -> None:
+        """Hold a write while its path has a delay; a test that ends removes the delays."""
+        began, part = self._loop.time(), next((part for part in self.write_delays if part in path), "")
+        self.delayed += bool(part)
+        while part and self._loop.time() - began < self.write_delays.get(part, 0):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP}

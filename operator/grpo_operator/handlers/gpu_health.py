@@ -9,15 +9,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
-
-from kubernetes.client import ApiException
-from urllib3.exceptions import HTTPError
 
 from grpo_operator.api.gpu_messages import GpuReport, Severity
 from grpo_operator.api.names import Owner
 from grpo_operator.apply.gpu_ledger import GpuLedger
 from grpo_operator.apply.writer import Writer
+from grpo_operator.handlers.background import succeeds
+from grpo_operator.handlers.owner_calls import OwnerCalls
 from grpo_operator.handlers.reconcilers.context import now as kubernetes_time
 from grpo_operator.observe.cache import Cache
 from grpo_operator.observe.gpu_poller import GpuClient, gpu_reports
@@ -43,6 +43,7 @@ class GpuHealth:
         self._settings, self._changed, self._now = settings, changed, now
         self._limits = strikes.Limits(settings.window_hours * 3600, settings.max_nodes_percent / 100)
         self._loaded = asyncio.Event()
+        self._deletions, self._events = OwnerCalls("deleting pods of sick GPUs"), OwnerCalls("GPU events")
         self._spared: set[str] = set()  # nodes about which the limit has been reported
 
     async def load(self) -> None:
@@ -59,12 +60,7 @@ class GpuHealth:
         await self._loaded.wait()
         while self._settings.enabled:
             await asyncio.sleep(SECONDS)
-            try:
-                await self.round()
-            except (ApiException, HTTPError) as error:
-                log.warning("the round of GPU health failed: %s", error)
-            except Exception:  # the next round may succeed
-                log.exception("the round of GPU health failed")
+            await succeeds("the round of GPU health", self.round)
         await asyncio.Event().wait()
 
     async def round(self) -> None:
@@ -75,9 +71,9 @@ class GpuHealth:
         names = {node["metadata"]["name"] for node in cache.nodes}
         records = strikes.remembered(records, names, now, self._limits)
         places = {owner: self._gpu_nodes(owner) for owner in cache.owners()}
-        for owner in places:
-            for pod in strikes.to_replace(cache.pods_of(owner), records):
-                await self._writer.delete_pod(pod)
+        sick_pods = {owner: list(strikes.to_replace(cache.pods_of(owner), records)) for owner in places}
+        leaving = {owner: partial(self._delete, pods) for owner, pods in sick_pods.items() if pods}
+        await self._deletions.run(leaving)
         reports = await gpu_reports(self._client, (p for owner in places for p in cache.pods_of(owner)))
         counted = [(p, r) for p, r in reports if strikes.fresh(p, records.get(p["spec"]["nodeName"]))]
         sick = _sick(counted)
@@ -90,6 +86,10 @@ class GpuHealth:
         healthy = {p["spec"]["nodeName"] for p, _ in counted} - sick.keys()
         await self._mark_nodes(judged.records, healthy)
 
+    async def _delete(self, pods: list[dict[str, Any]]) -> None:
+        for pod in pods:
+            await self._writer.delete_pod(pod)
+
     def _publish(self, records: strikes.Records) -> None:
         if records != self._cache.gpu_records:
             self._cache.gpu_records = records
@@ -101,12 +101,18 @@ class GpuHealth:
         self._spared = set(judged.spared)
         events = [(node, Event("GpuSick", text, True)) for node, text in judged.struck.items()]
         events += [(node, Event("GpuSickNotReplaced", text, True)) for node, text in spared.items()]
-        for node, event in events:
+        for _, event in events:
             log.warning("%s: %s", event.reason, event.message)
-            for owner in (owner for owner, nodes in places.items() if node in nodes):
-                obj = self._cache.owner(owner)
-                if obj is not None:
-                    await self._writer.event(obj, *event)
+        due = {owner: [event for node, event in events if node in nodes] for owner, nodes in places.items()}
+        await self._events.run(
+            {owner: partial(self._write_events, owner, own) for owner, own in due.items() if own}
+        )
+
+    async def _write_events(self, owner: Owner, events: list[Event]) -> None:
+        for event in events:
+            obj = self._cache.owner(owner)
+            if obj is not None:
+                await self._writer.event(obj, *event)
 
     async def _mark_nodes(self, records: strikes.Records, healthy: set[str]) -> None:
         for node in self._cache.nodes:

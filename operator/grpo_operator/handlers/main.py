@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,19 @@ from grpo_operator.api.names import OWNER_LABELS, owner_in_labels, owner_of
 from grpo_operator.apply.agent_secret import AgentSecrets
 from grpo_operator.apply.gpu_ledger import GpuLedger
 from grpo_operator.apply.writer import Writer
+from grpo_operator.handlers.admission_beside import AdmissionBeside
+from grpo_operator.handlers.background import Pauses, keep_running
 from grpo_operator.handlers.gpu_health import GpuHealth
+from grpo_operator.handlers.health import Health, HealthCollector, HealthServer
 from grpo_operator.handlers.kopf_storage import NoProgress, NullDiffBase
 from grpo_operator.handlers.metrics import JobCollector
 from grpo_operator.handlers.reconcile_loop import Loop
-from grpo_operator.handlers.reconcilers.admission_round import AdmissionRound
 from grpo_operator.handlers.reconcilers.context import ReconcileContext
+from grpo_operator.handlers.tasks import Tasks
 from grpo_operator.handlers.workqueue import WorkQueue
 from grpo_operator.kuberay_client.kube import Kube
 from grpo_operator.observe.cache import Cache, key_of
+from grpo_operator.observe.freshness import Freshness
 from grpo_operator.observe.outage_watch import OutageWatch
 from grpo_operator.observe.pod_client import PodClient
 from grpo_operator.observe.pod_poller import PodPoller
@@ -36,16 +41,53 @@ log = logging.getLogger(__name__)
 SETTINGS_FILE = Path(os.environ.get("GRPO_SETTINGS", "/etc/grpo-operator/settings.json"))
 METRICS_PORT = 9090
 PAGE = 100  # objects per page of a listing, to limit the memory that unreduced objects take
+WATCH_SECONDS = 120  # after which the API server ends a watch, and kopf begins the next
+CONNECTIONS = 64  # to the API server that are kept open
 
 cache = Cache()
 loop = Loop(cache, WorkQueue())
 
 
-@kopf.on.startup()
+@kopf.on.startup(errors=kopf.ErrorsMode.PERMANENT)
 async def startup(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
-    """Configure kopf and start the reconcile loop."""
+    """Configure kopf and start the background tasks. What fails here no retry heals: the process ends."""
+    _configure(settings)
+    try:
+        config.load_incluster_config()
+    except config.ConfigException:
+        config.load_kube_config()
+    chart = load_settings(SETTINGS_FILE)
+    connection = client.Configuration.get_default_copy()
+    connection.connection_pool_maxsize = CONNECTIONS
+    kube = Kube(client.ApiClient(connection))
+    writer, secrets, admissions = Writer(kube), AgentSecrets(kube), AdmissionBeside(cache)
+    memo.pod_client = PodClient(secrets)
+    memo.poller = PodPoller(cache, memo.pod_client, lambda owner: loop.enqueue([owner]))
+    memo.freshness = Freshness(kube, cache, chart.watch_namespaces)
+    context = ReconcileContext(
+        cache, writer, memo.pod_client, memo.poller, chart, admissions, secrets, OutageWatch(cache)
+    )
+    ledger, relist = GpuLedger(kube, chart.namespace), Relist(kube, cache, chart.watch_namespaces)
+    gpu_health = GpuHealth(cache, memo.pod_client, writer, ledger, chart.gpu_health, loop.enqueue)
+    health = Health(loop, memo.freshness, lambda: relist.waiting_for, time.monotonic)
+    memo.probes = HealthServer(health)
+    await memo.probes.start()
+    for collector in (JobCollector(cache), HealthCollector(health)):
+        REGISTRY.register(collector)
+    start_http_server(METRICS_PORT)
+    tasks = Tasks(loop, context, admissions, relist, Prerequisites(kube, cache), gpu_health, memo.freshness)
+    memo.tasks = [asyncio.create_task(keep_running(name, run)) for name, run in tasks.all().items()]
+    for task in memo.tasks:
+        task.add_done_callback(_exit)
+
+
+def _configure(settings: kopf.OperatorSettings) -> None:
     settings.posting.enabled = False  # events are written from state changes, not from logs
-    settings.watching.server_timeout = 120
+    settings.watching.server_timeout = WATCH_SECONDS
+    # A connection whose other end is gone without a word would never deliver anything.
+    settings.watching.client_timeout = WATCH_SECONDS + 30
+    # kopf would end the process when one kind cannot be watched for a minute; see handlers/health.py.
+    settings.networking.error_backoffs = Pauses()
     settings.watching.chunk_size = PAGE
     for kind in WATCHED:
         if kind.label:
@@ -55,36 +97,10 @@ async def startup(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
     settings.persistence.diffbase_storage = NullDiffBase()
     settings.persistence.progress_storage = NoProgress()
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # it logs a line per event of each pod
-    try:
-        config.load_incluster_config()
-    except config.ConfigException:
-        config.load_kube_config()
-    chart = load_settings(SETTINGS_FILE)
-    kube = Kube(client.ApiClient())
-    writer = Writer(kube)
-    secrets = AgentSecrets(kube)
-    memo.pod_client = PodClient(secrets)
-    memo.poller = PodPoller(cache, memo.pod_client, lambda owner: loop.enqueue([owner]))
-    context = ReconcileContext(
-        cache, writer, memo.pod_client, memo.poller, chart, AdmissionRound(cache), secrets, OutageWatch(cache)
-    )
-    ledger = GpuLedger(kube, chart.namespace)
-    gpu_health = GpuHealth(cache, memo.pod_client, writer, ledger, chart.gpu_health, loop.enqueue)
-    relist = Relist(kube, cache, chart.watch_namespaces)
-    REGISTRY.register(JobCollector(cache))
-    start_http_server(METRICS_PORT)
-    memo.tasks = [
-        asyncio.create_task(loop.run(context, relist, gpu_health)),
-        asyncio.create_task(loop.check_prerequisites(Prerequisites(kube, cache))),
-        asyncio.create_task(loop.forget_deleted(relist)),
-        asyncio.create_task(gpu_health.run()),
-    ]
-    for task in memo.tasks:
-        task.add_done_callback(_exit)
 
 
 def _exit(task: asyncio.Task[None]) -> None:
-    """Exit the process, so that Kubernetes restarts it: these tasks never end by themselves."""
+    """Exit the process, so that Kubernetes restarts it: what ends these tasks no retry heals."""
     log.critical(
         "a background task of the operator ended", exc_info=None if task.cancelled() else task.exception()
     )
@@ -98,31 +114,37 @@ async def cleanup(memo: Any, **_: Any) -> None:
         task.remove_done_callback(_exit)
         task.cancel()
     memo.poller.stop()
+    await memo.probes.stop()
     await memo.pod_client.close()
 
 
-async def on_job(event: Any, **_: Any) -> None:
+def _store(memo: Any, plural: str, event: Any) -> None:
+    cache.store(plural, event)
+    memo.freshness.seen(plural, event["object"])
+
+
+async def on_job(event: Any, memo: Any, **_: Any) -> None:
     """Handle a GRPOJob event. If its resource claim changed, enqueue every owner: capacity may be free."""
     before = cache.jobs.get(key_of(event["object"]))
-    cache.store("grpojobs", event)
+    _store(memo, "grpojobs", event)
     loop.enqueue([owner_of(event["object"])])
     if event["type"] == "DELETED" or before is None or _claim(before) != _claim(event["object"]):
         loop.enqueue(cache.owners())
 
 
-async def on_pool(event: Any, **_: Any) -> None:
+async def on_pool(event: Any, memo: Any, **_: Any) -> None:
     """Handle a RolloutPool event: enqueue its job, or the pool itself and every job that references it."""
-    cache.store("rolloutpools", event)
+    _store(memo, "rolloutpools", event)
     owner = owner_in_labels(event["object"])
     loop.enqueue(
         [owner] if owner else [owner_of(event["object"]), *cache.jobs_of_pool(*key_of(event["object"]))]
     )
 
 
-async def on_node(event: Any, **_: Any) -> None:
+async def on_node(event: Any, memo: Any, **_: Any) -> None:
     """Handle a node event: enqueue every owner if its capacity changed, which heartbeats do not do."""
     before = cache.node(event["object"]["metadata"]["name"])
-    cache.store("nodes", event)
+    _store(memo, "nodes", event)
     if (
         event["type"] == "DELETED"
         or before is None
@@ -131,12 +153,12 @@ async def on_node(event: Any, **_: Any) -> None:
         loop.enqueue(cache.owners())
 
 
-async def on_child(event: Any, resource: Any, **_: Any) -> None:
+async def on_child(event: Any, resource: Any, memo: Any, **_: Any) -> None:
     """Handle an event of a child object: enqueue the owner that its label names, or named before."""
     key, owner = key_of(event["object"]), owner_in_labels(event["object"])
     before = cache.owner_of_child(resource.plural, key)
     if owner:
-        cache.store(resource.plural, event)
+        _store(memo, resource.plural, event)
     else:
         cache.forget(resource.plural, key)
     loop.enqueue(filter(None, {owner, before}))

@@ -1,14 +1,16 @@
 """Async client of the API server: server-side apply, get, list names, create, delete.
 
-The official client is synchronous; calls run in threads so that the event loop never blocks.
+The official client is synchronous; calls run in threads so that the event loop never blocks. Each namespace
+has a lane of its own: its admission webhooks may hang.
 """
 
-import asyncio
 import json
 from typing import Any
 
 from kubernetes import client
 from prometheus_client import Counter
+
+from grpo_operator.kuberay_client.lanes import Lanes
 
 MANAGER = "grpo-operator"
 _METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
@@ -24,6 +26,7 @@ class Kube:
 
     def __init__(self, api: client.ApiClient) -> None:
         self._api = api
+        self._lanes = Lanes()
 
     async def apply(
         self, group: str, plural: str, manifest: dict[str, Any], subresource: str = ""
@@ -78,17 +81,31 @@ class Kube:
         ``namespace``: "" for all. Only metadata is requested, in pages.
         """
         names: set[tuple[str, str]] = set()
-        path = _path(group, plural, namespace)
-        query = {"limit": str(PAGE), "labelSelector": selector}
+        following = ""
         while True:
-            page = await self._get(path, list(query.items()), _METADATA)
-            if page is None:
-                return set()
-            metadata = [item["metadata"] for item in page["items"] or ()]
-            names |= {(meta.get("namespace", ""), meta["name"]) for meta in metadata}
-            query["continue"] = page["metadata"].get("continue", "")
-            if not query["continue"]:
+            page, following = await self._page(group, plural, namespace, selector, following)
+            names |= page.keys()
+            if not following:
                 return names
+
+    async def versions(
+        self, group: str, plural: str, namespace: str, selector: str
+    ) -> dict[tuple[str, str], str]:
+        """Return the resourceVersions of the first PAGE objects by (namespace, name); see ``names``."""
+        page, _ = await self._page(group, plural, namespace, selector)
+        return page
+
+    async def _page(
+        self, group: str, plural: str, namespace: str, selector: str, following: str = ""
+    ) -> tuple[dict[tuple[str, str], str], str]:
+        """Return the resourceVersions of one page by (namespace, name), and the token of the next, or ""."""
+        query = {"limit": str(PAGE), "labelSelector": selector, "continue": following}
+        page = await self._get(_path(group, plural, namespace), list(query.items()), _METADATA)
+        if page is None:
+            return {}, ""
+        metadata = [item["metadata"] for item in page["items"] or ()]
+        found = {(meta.get("namespace", ""), meta["name"]): str(meta["resourceVersion"]) for meta in metadata}
+        return found, str(page["metadata"].get("continue") or "")
 
     async def kinds(self, group: str) -> set[str]:
         """Return the plural names that the API server serves in ``group`` (``apis/GROUP/VERSION``)."""
@@ -115,7 +132,9 @@ class Kube:
         self, method: str, path: str, query: list[tuple[str, str]] | None = None, body: Any = None,
         accept: str = "application/json", content: str = "application/json",
     ) -> dict[str, Any]:  # fmt: skip
-        return await asyncio.to_thread(self._request, method, path, query or [], body, accept, content)
+        return await self._lanes.call(
+            _namespace(path), self._request, method, path, query or [], body, accept, content
+        )
 
     def _request(
         self, method: str, path: str, query: list[tuple[str, str]], body: Any, accept: str, content: str
@@ -150,3 +169,9 @@ def _message(answer: str) -> str:
 def _path(group: str, plural: str, namespace: str = "", name: str = "") -> str:
     parts = [group, *(["namespaces", namespace] if namespace else []), plural, *([name] if name else [])]
     return "/" + "/".join(parts)
+
+
+def _namespace(path: str) -> str:
+    """Return the namespace in a path of the API, or ""."""
+    before, _, after = path.partition("/namespaces/")
+    return after.split("/")[0] if before else ""

@@ -87,6 +87,11 @@ class Cache:
         """Return the keys of all cached objects of a kind."""
         return set(self._tables[plural])
 
+    def version(self, plural: str, key: Key) -> str | None:
+        """Return the resourceVersion of a cached object, or None."""
+        kept = self._tables[plural].get(key)
+        return kept["metadata"].get("resourceVersion") if kept else None
+
     def pods_of(self, owner: Owner) -> tuple[Object, ...]:
         """Return the pods that carry this owner's label."""
         return tuple(self._pods.get(owner, {}).values())

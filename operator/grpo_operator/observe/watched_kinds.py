@@ -50,7 +50,7 @@ WATCHED = (
     Watched("networking.k8s.io", "v1", "networkpolicies"),
     Watched("", "v1", "nodes", owned=False, namespaced=False),
 )
-_POD_METADATA = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp")
+_POD_METADATA = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "resourceVersion")
 _POD_LABELS = (*OWNER_LABELS.values(), POOL_LABEL, RAY_GROUP, REPLICA_NAME, HOST_INDEX)
 
 
