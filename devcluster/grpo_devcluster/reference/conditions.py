@@ -64,6 +64,8 @@ _REASONS = {
     "TrainingRestarted": f"{_EVENT} The gang was restarted; the message names the cause.",
     "Bound": f"{_EVENT} A job has begun to write weights to the pool.",
     "Released": f"{_EVENT} No job writes weights to the pool any more.",
+    "ControllerSuperseded": f"{_EVENT} The job's controller had given way to one on a node that is cut off. "
+    "It was replaced, so that the new one takes over.",
     "NodeLost": f"{_EVENT} Pods of a node that no longer reports were deleted, to start on others: see "
     "[scheduling](../guides/scheduling.md#nodes-without-power).",
     "NodeUnhealthy": f"{_EVENT} A pod was deleted because its node is cordoned and shows a sign of a fault.",

@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import aiohttp
 from pydantic import ValidationError
@@ -27,6 +27,15 @@ class TooLargeError(ValueError):
     """An answer that no pod of a job sends; it is not read to its end."""
 
 
+class Controllers(NamedTuple):
+    """Answers of a job's controllers. ``status``: of the one with the newest attempt, None if none answers.
+    ``superseded``: names of the pods whose controller knows that another one has taken over.
+    """
+
+    status: ControllerStatus | None = None
+    superseded: frozenset[str] = frozenset()
+
+
 class PodClient:
     """Calls pods by their IP address. A pod that does not answer yields None: it is starting or gone."""
 
@@ -34,16 +43,14 @@ class PodClient:
         self._secrets = secrets
         self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
 
-    async def controller(self, pods: tuple[dict[str, Any], ...]) -> ControllerStatus | None:
-        """Return the status of the controller with the newest attempt, or None when none answers.
-
-        While a node is cut off, the job may have two. One that knows that it is superseded answers with 410.
-        """
-        asked = [
-            self._status(pod, CONTROLLER_PORT, ControllerStatus) for pod in of_pool(pods, names.CONTROLLER)
-        ]
-        answers = [status for status in await asyncio.gather(*asked) if status is not None]
-        return max(answers, key=lambda status: status.attempt, default=None)
+    async def controllers(self, pods: tuple[dict[str, Any], ...]) -> Controllers:
+        """Return what the job's controllers answer. While a node is cut off, the job may have two."""
+        asked = of_pool(pods, names.CONTROLLER)
+        statuses = await asyncio.gather(*(self._status(p, CONTROLLER_PORT, ControllerStatus) for p in asked))
+        answers = {pod_name(p): status for p, status in zip(asked, statuses, strict=True) if status}
+        own = [status for status in answers.values() if not status.superseded]
+        superseded = frozenset(name for name, status in answers.items() if status.superseded)
+        return Controllers(max(own, key=lambda status: status.attempt, default=None), superseded)
 
     async def agents(self, pods: tuple[dict[str, Any], ...]) -> dict[str, AgentStatus]:
         """Return the status of every engine's agent that answers, by pod name."""
@@ -90,7 +97,7 @@ class PodClient:
             return None
         try:
             async with self._session.get(f"http://{address}:{port}{path}") as reply:
-                if reply.status != HTTPStatus.OK:
+                if reply.status not in (HTTPStatus.OK, HTTPStatus.GONE):
                     return None
                 return model.model_validate_json(await _bounded(reply.content))
         except (aiohttp.ClientError, TimeoutError):

@@ -10,7 +10,7 @@ from functools import partial
 from grpo_operator.api.messages import AgentStatus, ControllerStatus
 from grpo_operator.api.names import Owner
 from grpo_operator.observe.cache import Cache
-from grpo_operator.observe.pod_client import PodClient
+from grpo_operator.observe.pod_client import Controllers, PodClient
 
 log = logging.getLogger(__name__)
 _MAX_BACKOFF = 8.0  # seconds between two polls of an owner none of whose pods answers
@@ -18,10 +18,11 @@ _MAX_BACKOFF = 8.0  # seconds between two polls of an owner none of whose pods a
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """Latest answers of an owner's pods. ``agents``: by pod name."""
+    """Latest answers of an owner's pods. ``agents``: by pod name. ``superseded``: see Controllers."""
 
     controller: ControllerStatus | None = None
     agents: dict[str, AgentStatus] = field(default_factory=dict)
+    superseded: frozenset[str] = frozenset()
 
 
 class PodPoller:
@@ -61,13 +62,13 @@ class PodPoller:
 
     async def _poll(self, owner: Owner) -> None:
         pods = self._cache.pods_of(owner)
-        controller, agents = await asyncio.gather(self._client.controller(pods), self._client.agents(pods))
-        if controller is None and not agents:
+        found, agents = await asyncio.gather(self._client.controllers(pods), self._client.agents(pods))
+        if found == Controllers() and not agents:
             polls = self._backoff.get(owner, (0, 0.0))[0] + 1
             self._backoff[owner] = (polls, time.monotonic() + min(2.0**polls / 2, _MAX_BACKOFF))
         else:
             self._backoff.pop(owner, None)
-        latest = Reports(controller, agents)
+        latest = Reports(found.status, agents, found.superseded)
         if latest != self._reports.get(owner, Reports()):
             if latest == Reports():
                 del self._reports[owner]

@@ -1,6 +1,6 @@
 """Snapshot of one job or pool, gathered before anything is decided."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -87,6 +87,16 @@ def own_report(job: dict[str, Any], report: ControllerStatus | None) -> Controll
     """Return the report if the job's own controller sent it, not one of a deleted job of the same name."""
     foreign = report is not None and report.writer not in ("", names.writer(job))
     return None if foreign else report
+
+
+def given_way(pods: Iterable[dict[str, Any]], superseded: Collection[str]) -> list[dict[str, Any]]:
+    """Return the job's controller pods if all of them have given way to a controller that is no pod of it.
+
+    That one runs on a node which is cut off, and whose pods were replaced. None of the job's own controllers
+    would do anything any more, but the next one takes over again.
+    """
+    controllers = of_pool(pods, names.CONTROLLER)
+    return controllers if all(pod_name(pod) in superseded for pod in controllers) else []
 
 
 def _host(host: EngineHost) -> EngineHostStatus:

@@ -21,7 +21,7 @@ from grpo_operator.plan.capacity.feasibility import infeasible, oversized_node
 from grpo_operator.plan.capacity.pod_requests import job_requests
 from grpo_operator.plan.compatibility import kuberay_problem
 from grpo_operator.plan.gpu_health.strikes import sick_nodes
-from grpo_operator.plan.observed import Observed, own_report
+from grpo_operator.plan.observed import Observed, given_way, own_report, pod_name
 from grpo_operator.plan.planner.pool_checks import check_reference
 from grpo_operator.plan.planner.resolve import RefusedError, resolve
 from grpo_operator.plan.planner.settled import with_layout, with_resources
@@ -85,6 +85,7 @@ class JobReconciler:
             await self._write_pool_status(job, observed)
         await self._context.delete_pods_on_unhealthy_nodes(job, observed.pods, spec.scheduling)
         await self._context.delete_unconfirmed(job, observed.pods, _eviction_seconds(spec, engines.pool))
+        await self._replace_superseded(job, observed)
         suspend = lifecycle.suspend_request(spec.suspend, observed)
         if suspend is not None:
             await self._context.pod_client.request_suspend(observed.pods, suspend)
@@ -92,6 +93,14 @@ class JobReconciler:
         if orders:
             await self._context.pod_client.order_profiles(observed.pods, orders)
         await self._expire(job, spec)
+
+    async def _replace_superseded(self, job: dict[str, Any], observed: Observed) -> None:
+        """Delete controllers that have given way, so that another one takes over."""
+        for pod in given_way(observed.pods, self._context.poller.reports(owner_of(job)).superseded):
+            name = pod_name(pod)
+            await self._context.writer.delete_pod(pod)
+            text = f"{name} is replaced: it had given way to a controller on a node that is cut off"
+            await self._context.writer.event(job, "ControllerSuperseded", text, True)
 
     async def _accept_profile(self, job: dict[str, Any]) -> None:
         """Accept the request of the annotation for profiles, if there is one."""

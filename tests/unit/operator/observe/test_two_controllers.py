@@ -14,8 +14,8 @@ from grpo_operator.api import names
 from grpo_operator.api.v1alpha1.status import Phase
 from grpo_operator.apply.agent_secret import AgentSecrets
 from grpo_operator.observe import pod_client
-from grpo_operator.observe.pod_client import PodClient
-from grpo_operator.plan.observed import own_report
+from grpo_operator.observe.pod_client import Controllers, PodClient
+from grpo_operator.plan.observed import given_way, own_report
 from grpo_worker.controller.recovery.run_record import RunRecord
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.status.server import application
@@ -75,11 +75,11 @@ async def test_the_report_with_the_newest_attempt_counts(
     old.update(attempt=3, step=9)
     pods = _pods(*ADDRESSES)
     for order in (pods, pods[::-1]):
-        found = await client.controller(order)
+        found = (await client.controllers(order)).status
         assert found is not None and found.attempt == 3, "the new one has not begun"
     new.update(attempt=4, step=7)
     for order in (pods, pods[::-1]):
-        found = await client.controller(order)
+        found = (await client.controllers(order)).status
         assert found is not None and (found.attempt, found.step) == (4, 7)
 
 
@@ -101,9 +101,12 @@ async def test_a_controller_that_finds_itself_superseded_reports_no_more(
     status = old.get()
     assert status.superseded and status.phase == Phase.RECOVERING
     assert status.message == "attempt 2 has begun in another controller; this one is attempt 1"
-    assert await client.controller(_pods(ADDRESSES[0])) is None
-    found = await client.controller(_pods(*ADDRESSES))
-    assert found is not None and found.attempt == 0, "of the one that has just started"
+    alone = await client.controllers(_pods(ADDRESSES[0]))
+    assert alone == Controllers(None, frozenset([ADDRESSES[0]]))
+    assert given_way(_pods(ADDRESSES[0]), alone.superseded) == list(_pods(ADDRESSES[0]))
+    both = await client.controllers(_pods(*ADDRESSES))
+    assert both.status is not None and both.status.attempt == 0, "of the one that has just started"
+    assert given_way(_pods(*ADDRESSES), both.superseded) == [], "the other one goes on"
 
 
 async def test_the_report_of_a_deleted_job_of_the_same_name_is_not_its_successors(
@@ -112,11 +115,11 @@ async def test_the_report_of_a_deleted_job_of_the_same_name_is_not_its_successor
     old, new = job(), job()
     new["metadata"]["uid"] = "87654321-bbbb"
     boards[0].update(writer=names.writer(old), attempt=3, phase=Phase.SUCCEEDED)
-    report = await client.controller(_pods(ADDRESSES[0]))
+    report = (await client.controllers(_pods(ADDRESSES[0]))).status
     assert report is not None and own_report(old, report) == report
     assert own_report(new, report) is None
     boards[0].update(writer="")
-    assert own_report(new, await client.controller(_pods(ADDRESSES[0]))) is not None, (
+    assert own_report(new, (await client.controllers(_pods(ADDRESSES[0]))).status) is not None, (
         "an older image names no job"
     )
 
@@ -125,4 +128,4 @@ async def test_an_answer_without_end_is_not_read_to_its_end(
     boards: list[ProgressBoard], client: PodClient
 ) -> None:
     boards[0].update(message="x" * (5 << 20))
-    assert await client.controller(_pods(ADDRESSES[0])) is None
+    assert (await client.controllers(_pods(ADDRESSES[0]))).status is None
