@@ -102,6 +102,9 @@ class Ranks:
     def _transport(self) -> list[Transport]:
         return [self._world.transport] * 2
 
+    def _checkpoint_bytes(self) -> int:
+        return self._world.checkpoint_bytes
+
     def _flops(self) -> ModelFlops:
         return ModelFlops(1000, 10)
 
@@ -262,6 +265,7 @@ class World:
         self.starts = 0
         self.model = ""  # digest
         self.updates = 0  # of the ranks' weights
+        self.checkpoint_bytes = 0  # that the ranks estimate for the first one
         self.writing: list[int] = []
         self.snapshots: dict[str, int] = {}  # updates by name, in the memory of the pods
         self.calls: list[str] = []
@@ -318,8 +322,13 @@ class World:
         if (tier := loop._checkpoints._memory) is not None:
             # The agents of the pods: each finds the snapshots that it is asked for.
             tier._http = httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200)))
+        self.loop = loop
         loop.run()
         return [json.loads(line) for line in (store / "ledger.jsonl").read_text().splitlines()]
+
+    def settle(self) -> None:
+        """Wait until the thread beside the steps has done what it was asked for."""
+        self.loop._checkpoints._thread.submit(lambda: None).result(30)
 
     def await_snapshot(self, step: int) -> None:
         """Wait until the snapshot of ``step`` is complete, which a thread of the loop notes."""

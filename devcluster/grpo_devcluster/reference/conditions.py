@@ -41,11 +41,13 @@ _REASONS = {
     "ContainersFailing": "The message names each failing container and its last error.",
     "NoSamples": "No token arrived for `rollout.stallSeconds` while samples were awaited. The message "
     "says why.",
-    "Parked": "The trainers wait, alive, for `minAvailable` engines or for the reward server, and then "
-    "continue the step. The message names what is missing and since when.",
+    "Parked": "The trainers wait, alive, for `minAvailable` engines, for the reward or for room in the "
+    "store, and then continue. The message names what is missing and since when.",
     "NodeNotReady": "A node with pods of the job is not Ready. The message names it and says since when. "
     "Its pods are replaced when it has been silent for `evictionSeconds`: see "
     "[scheduling](../guides/scheduling.md#nodes-without-power).",
+    "StoreFull": "The store has too little room for the next checkpoint, which is put off. The job trains. "
+    "Free what the message says, or enlarge the store.",
     "NoRdma": "NCCL uses sockets although `scheduling.rdma` asks for RDMA. The job trains, but slowly. See "
     "[networking](../guides/networking.md#what-nccl-chose).",
     "PoolsWhole": "All ranks and engines are ready.",

@@ -39,7 +39,7 @@ _FORWARD = ("log_probs", "reference_log_probs", "values", "reward_scores", "rout
 _UPDATE = ("update_actor", "update_critic")
 _AT_ONCE = (
     "listen", "flops", "start_rendezvous", "close_links", "snapshot_written", "map_routed_experts",
-    "start_trace", "stop_trace", "transport",
+    "start_trace", "stop_trace", "transport", "checkpoint_bytes",
 )  # fmt: skip
 _IMPORT_SECONDS = 300.0  # beyond hangSeconds, that the controller waits for a new process
 
@@ -154,6 +154,7 @@ class RankMethods:
             "listen": lambda: 29500,
             "start_rendezvous": lambda: 29501,
             "flops": lambda: self.flops,
+            "checkpoint_bytes": lambda: 0,  # the stand-ins write none of them
             "empty_cache": lambda: (0, 0),
             "exchange_layouts": lambda: self._problem if rank.rank == 0 else "",
             "open_links": lambda: [self._open(rank.rank, offer) for offer in args[0]],

@@ -33,7 +33,7 @@ from grpo_worker.megatron.conversion.readers import SeededWeights
 from grpo_worker.megatron.model.build import device, initialize_parallel
 from grpo_worker.megatron.optim.optimizer import inner_optimizers
 from grpo_worker.megatron.training.policy import PolicyModel
-from grpo_worker.megatron.training.reductions import active_parameters
+from grpo_worker.megatron.training.reductions import active_parameters, all_parameters
 from grpo_worker.megatron.training.runner import MicroBatching
 from grpo_worker.megatron.training.setup import ModelSetup
 from grpo_worker.model_files.config import model_config
@@ -366,6 +366,16 @@ def save_on_a_stuck_store(root: str, layout: dict[str, int]) -> dict[str, Any]:
     saver.load(directory(root, 3))
     return {"history": history, "polled": polled, "created": created, "marked": marked, "finished": finished,
             "complete": complete, "resumed": train(policy, range(1, 3))}  # fmt: skip
+
+
+def saved_parameters(root: str, layout: dict[str, int]) -> int:
+    """Save a checkpoint and return how many parameters the ranks count."""
+    policy = make(layout)
+    saver = checkpointer(root, policy)
+    train(policy, range(1))
+    saver.save(1, {})
+    saver.poll(blocking=True)
+    return all_parameters(policy.chunks, policy.family)
 
 
 def save_on_a_full_store(root: str, layout: dict[str, int]) -> tuple[str, int]:

@@ -7,8 +7,11 @@ from grpo_operator.api.errors import last_error_line
 LONGEST = 1000  # characters of a message in status
 
 
-def causes_of(error: BaseException) -> Iterator[BaseException]:
-    """Return an error and what caused it, in this process, in a task of Ray, or in reads of torch."""
+def causes_of(error: BaseException, contexts: bool = False) -> Iterator[BaseException]:
+    """Return an error and what caused it, in this process, in a task of Ray, or in reads of torch.
+
+    ``contexts``: also what was being handled when an error was raised, which need not have caused it.
+    """
     pending, seen = [error], set[int]()
     while pending:
         found = pending.pop()
@@ -17,6 +20,8 @@ def causes_of(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(found))
         yield found
         causes = [found.__cause__, getattr(found, "cause", None)]
+        if contexts and not found.__suppress_context__:
+            causes.append(found.__context__)
         # torch.distributed.checkpoint: rank -> exception and its stack
         failures = getattr(found, "failures", None)
         causes += [failure[0] for failure in failures.values()] if isinstance(failures, dict) else []

@@ -36,11 +36,12 @@ class UnwritableStoreError(RuntimeError):
 
 
 def errno_of(error: BaseException) -> int:
-    """Return the system's number of an error or of one of its causes; 0 if none has one.
+    """Return the system's number of an error while something was written; 0 if none is known.
 
-    Libraries in Rust and C++ have it, or the system's text, in their message only.
+    safetensors, in Rust, has it in the message only. torch replaces an error of a write by one of its own
+    about the file that is not complete.
     """
-    for found in causes_of(error):
+    for found in causes_of(error, contexts=True):
         number = getattr(found, "errno", None)
         if isinstance(number, int) and number:
             return number

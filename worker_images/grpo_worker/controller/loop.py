@@ -187,6 +187,7 @@ class GrpoLoop:
         seconds = timer.total()
         metrics["data/too_long"] = float(self._source.too_long)
         metrics["recovery/unread_records"] = float(self._record.unread)
+        metrics["recovery/checkpoint_put_off_steps"] = float(self._checkpoints.put_off)
         metrics["reward/failures"] = float(self._reward.failures)
         metrics |= self._records.generated(rollouts, seconds)
         metrics |= step_metrics(shared.batch, scores, seconds, self._trainers.world)
@@ -195,7 +196,7 @@ class GrpoLoop:
         self._report(
             reward_mean=metrics["critic/score/mean"],
             tokens_per_second_per_gpu=metrics["perf/throughput"],
-            message=refused_message(rollouts.refused),
+            message=self._checkpoints.with_problem(refused_message(rollouts.refused)),
         )
 
     def _generate(self, version: Version, timer: StepTimer) -> RolloutBatch:

@@ -287,3 +287,8 @@ class TrainerWorker(WeightMethods, CheckpointMethods):
     def flops(self) -> ModelFlops:
         """Return the floating-point operations per token of this model."""
         return self._models.flops
+
+    @register(Dispatch.RANK_ZERO)
+    def checkpoint_bytes(self) -> int:
+        """Return an estimate of the bytes of a checkpoint of all ranks."""
+        return self._models.checkpoint_bytes

@@ -12,6 +12,7 @@ from megatron.core import parallel_state
 from grpo_operator.api.base import Device
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.trainer import Precision
+from grpo_worker.checkpointing.space import estimated_bytes
 from grpo_worker.checkpointing.store import Origin, model_digest
 from grpo_worker.data.routed_experts import ExpertLayers
 from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer
@@ -22,7 +23,7 @@ from grpo_worker.megatron.families.registry import expert_layers
 from grpo_worker.megatron.model.build import device, initialize_parallel
 from grpo_worker.megatron.training.critic import CriticModel
 from grpo_worker.megatron.training.policy import PolicyModel
-from grpo_worker.megatron.training.reductions import active_parameters
+from grpo_worker.megatron.training.reductions import active_parameters, all_parameters
 from grpo_worker.megatron.training.reward_model import RewardModel
 from grpo_worker.megatron.training.runner import FP8_TOKENS, MicroBatching
 from grpo_worker.megatron.training.setup import ModelSetup
@@ -48,6 +49,7 @@ class TrainerModels:
     checkpointer: Checkpointer
     links: TrainerLinks
     flops: ModelFlops
+    checkpoint_bytes: int  # of all ranks, estimated
     expert_layers: ExpertLayers | None = None
 
 
@@ -74,6 +76,7 @@ def build_models(rank: int, world: int, config: dict[str, Any]) -> TrainerModels
         parts.append(CheckpointPart("critic.", critic.trainable.chunks, critic.trainable))
     with policy.trainable.weights.on_device():
         flops = ModelFlops(active_parameters(policy.chunks, policy.family), attention_width(hf))
+        count = all_parameters(policy.chunks, policy.family)
     origin = Origin(model_digest(hf), str(layout), config["attempt"])
     return TrainerModels(
         spec,
@@ -85,7 +88,18 @@ def build_models(rank: int, world: int, config: dict[str, Any]) -> TrainerModels
         Checkpointer(config["checkpoints"], parts, spec.checkpoint.keep, origin),
         links,
         flops,
+        _checkpoint_bytes(spec, count),
         expert_layers(hf) if spec.algorithm.routing_replay else None,
+    )
+
+
+def _checkpoint_bytes(spec: GRPOJobSpec, parameters: int) -> int:
+    return estimated_bytes(
+        parameters,
+        2 if torch.cuda.is_available() else 4,
+        critic=spec.algorithm.critic is not None,
+        reference=spec.algorithm.refresh_reference_steps is not None,
+        copy=spec.fills_engines_from_store,
     )
 
 

@@ -180,7 +180,7 @@ def _phase(job: dict[str, Any], spec: GRPOJobSpec, observed: Observed) -> tuple[
 def _problem(phase: Phase, observed: Observed) -> Problem:
     """Return why a running job makes no or slow progress.
 
-    The reason is Parked, NoSamples, NodeNotReady, ContainersFailing or NoRdma.
+    The reason is Parked, NoSamples, NodeNotReady, ContainersFailing, StoreFull or NoRdma.
     """
     if phase not in (Phase.STARTING, Phase.TRAINING, Phase.RECOVERING):
         return Problem()
@@ -194,6 +194,8 @@ def _problem(phase: Phase, observed: Observed) -> Problem:
     failures = "; ".join(failure.text for failure in observed.container_failures()[:_MAX_FAILURES])
     if failures:
         return Problem("ContainersFailing", failures)
+    if controller and controller.checkpoint_problem:
+        return Problem("StoreFull", controller.checkpoint_problem)
     slow = observed.controller.network_problem if observed.controller else ""
     return Problem("NoRdma", slow) if slow and phase != Phase.RECOVERING else Problem()
 

@@ -156,6 +156,14 @@ def test_a_job_without_the_rdma_it_asks_for_trains_degraded() -> None:
     assert _condition(recovering, "Degraded").reason != "NoRdma", "the gang of that network is gone"
 
 
+def test_a_store_without_room_for_a_checkpoint_degrades_a_job_that_trains() -> None:
+    text = "the checkpoint of step 40 is put off: checkpoint.store.pvc=runs has 1 GiB free of the 14 GiB"
+    status = _status(running(checkpoint_problem=text, network_problem="NCCL uses sockets"))
+    found = _condition(status, "Degraded")
+    assert (status.phase, found.status, found.reason) == ("Training", "True", "StoreFull")
+    assert text in found.message and _condition(status, "Ready").status == "True"
+
+
 def test_parked_trainers_say_what_they_wait_for_and_since_when() -> None:
     text = "waiting since 2026-01-01T00:00:00Z: 0 of minAvailable=2 engines serve version 7: a RESTARTING"
     status = _status(running("Recovering", message=text, waiting=text, times_parked=1))

@@ -140,9 +140,12 @@ def test_a_store_that_fails_a_rank_is_named_and_is_not_the_jobs_fault(
     assert f"({said}" in failure.message if said else "store" not in failure.message
 
 
-def test_the_systems_number_is_found_in_the_text_of_libraries_and_survives_pickling() -> None:
+def test_the_systems_number_is_found_in_errors_of_libraries_and_survives_pickling() -> None:
     rust = RuntimeError("I/O error: No space left on device (os error 28)")
     assert errno_of(rust) == errno.ENOSPC and errno_of(ValueError("step 28")) == 0
+    masked = RuntimeError("unexpected pos 704 vs 598")  # as torch's when it closes the file
+    masked.__context__ = FULL
+    assert errno_of(masked) == errno.ENOSPC
     error = pickle.loads(pickle.dumps(UnwritableStoreError("not exported", errno_of(rust))))
     assert (str(error), error.errno) == ("not exported", errno.ENOSPC)
 

@@ -1,18 +1,22 @@
 """Checkpoints of a run: when they are saved, in the store and in the pods' memory, and exports."""
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
-from grpo_worker.checkpointing.store import complete_steps, directory, step_and_attempt
+from grpo_worker.checkpointing.store import complete_steps, directory, remove_remains, step_and_attempt
 from grpo_worker.controller.generation.scheduler import RolloutScheduler
 from grpo_worker.controller.recovery.memory_tier import MemoryTier
 from grpo_worker.controller.recovery.parking import Parking
+from grpo_worker.controller.recovery.store_room import StoreRoom
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.training.gang import Restored, TrainerGang
 from grpo_worker.rollout.batch_file import RolloutBatch
+
+log = logging.getLogger(__name__)
 
 
 class RunCheckpoints:
@@ -20,6 +24,8 @@ class RunCheckpoints:
 
     A thread brings what belongs to a checkpoint to the store: the records of all steps up to it, and samples
     that were generated ahead. The checkpoint is completed after that, so a slow store delays it but no step.
+    It also looks whether the store has room for the next checkpoint. One without room is put off until there
+    is some, and training goes on.
     """
 
     def __init__(
@@ -59,6 +65,8 @@ class RunCheckpoints:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="bookkeeping")
         self._records = self._thread.submit(lambda: None)  # done when those of ``_saving`` are on the store
         self._newest = self._records  # the same of the newest checkpoint, also of one in memory
+        self._room = StoreRoom(self._root, self._spec.keep, self._spec.store.label, self._thread.submit)
+        self.put_off = 0  # steps after which a checkpoint was due and had no room
         memory = spec.checkpoint.memory
         self._memory: MemoryTier | None = None
         if memory is not None:
@@ -74,9 +82,15 @@ class RunCheckpoints:
         self._saving, self._due, self._lacks_samples = None, False, None
         self._exporting, self._export_due = None, False
         self._newest.exception()  # wait for the thread; an error belongs to a checkpoint that does not count
+        self._room.forget()
+        remove_remains(self._root, self._trainers.attempt)  # which may be what fills the store
         restored = self._restore_from_memory() or self._trainers.restore()
         if restored.source == "store":
             self._note_stored(directory(self._root, restored.step, restored.attempt))
+        if not self._stored:
+            self._room.estimate = self._trainers.call("checkpoint_bytes")
+        self._room.attempt = self._trainers.attempt
+        self._room.look()
         self._snapshots = [restored.step]
         names = [path.name for path in self._exports.glob("step-*") if not path.suffix]
         self._exported = {int(name.removeprefix("step-")) for name in names}
@@ -117,25 +131,35 @@ class RunCheckpoints:
         if self._stored == step:  # saved while the trainers were parked
             self._due = False
             self.add_samples(step)
-        elif self._due and self._saving is None:
+        elif self._due and self._saving is None and self._fits(step):
             self._save(step)
         elif self._memory is not None and self._memory.due(step) and self._exporting is None:
             self._snapshots = [*self._snapshots[-1:], step]
             self._memory.snapshot(step, attempt, self._state(), self._keep_records(step))
         self._export_if_due(step)
+        if self._saving is None and (self._due or (step + 1) % self._spec.every_steps == 0):
+            self._room.look()  # the next step finds out
+
+    def with_problem(self, message: str) -> str:
+        """Return a step's message with the reason why a checkpoint is put off, if one is."""
+        return "; ".join(filter(None, (self._board.get().checkpoint_problem, message)))
 
     def save_now(self, step: int) -> None:
-        """Save a checkpoint of this step in the store, unless it exists, and wait until it is complete."""
-        self._save_and_wait(step)
+        """Save a checkpoint of this step in the store, unless it exists, and wait until it is complete.
+
+        Before that, wait until the store has room for it.
+        """
+        self._begin_and_end(step, lambda: self._parking.wait_while(self._room.measured))
 
     def save_parked(self, step: int, batch: RolloutBatch | None = None, from_host: bool = False) -> None:
         """Do the same while engines are away, without samples that are still generated ahead.
 
+        A checkpoint that the store has no room for is put off.
         ``batch``: samples of the next step, if it has begun. ``from_host``: engines may hold the GPUs.
         """
         with_samples = batch is not None or not self._scheduler.generates_ahead
-        self._save_and_wait(step, with_samples, batch, from_host)
-        if not with_samples:
+        self._begin_and_end(step, self._room.measured, with_samples, batch, from_host)
+        if self._stored == step and not with_samples:
             self._lacks_samples = step
 
     def add_samples(self, step: int, batch: RolloutBatch | None = None) -> None:
@@ -173,25 +197,42 @@ class RunCheckpoints:
             self._exported.add(self._exporting)
             self._exporting = None
 
-    def _save_and_wait(
-        self, step: int, with_samples: bool = True, batch: RolloutBatch | None = None, from_host: bool = False
-    ) -> None:
+    def _begin_and_end(
+        self, step: int, measure: Callable[[], object], with_samples: bool = True,
+        batch: RolloutBatch | None = None, from_host: bool = False,
+    ) -> None:  # fmt: skip
+        """Save a checkpoint from its beginning to its end if it has room after ``measure``."""
         self._flush()
         self._poll_export(blocking=True)
         if self._stored != step:
             self._complete()
         if self._stored != step:
-            self._save(step, with_samples, batch, from_host)
-            self._complete()
+            measure()
+            if self._fits(step):
+                self._save(step, with_samples, batch, from_host)
+                self._complete()
 
     def _save(
         self, step: int, with_samples: bool = True, batch: RolloutBatch | None = None, from_host: bool = False
     ) -> None:
         """Start a checkpoint. One at a time: two would compete for the store."""
         self._saving, self._due = step, False
+        self._room.forget()
         self._records = self._keep_records(step, with_samples, batch)
         if self._stored != step:  # else it was saved while the trainers were parked
             self._trainers.call("save_checkpoint", step, self._state(), from_host)
+
+    def _fits(self, step: int) -> bool:
+        """Return whether the store has room for a checkpoint of ``step``, as far as is known; report it."""
+        shortage = self._room.shortage()
+        self.put_off = self.put_off + 1 if shortage else 0
+        self._due = self._due or bool(shortage)
+        if shortage:
+            shortage = f"the checkpoint of step {step} is put off: {shortage}"
+        if shortage != self._board.get().checkpoint_problem:
+            log.warning("%s", shortage or "the store has room for checkpoints again")
+            self._board.update(checkpoint_problem=shortage)
+        return not shortage
 
     def _complete(self) -> None:
         """Wait until the checkpoint in progress, if there is one, is complete."""
@@ -227,6 +268,8 @@ class RunCheckpoints:
         for step in steps_by_rank[0]:
             self._note_stored(directory(self._root, step, self._trainers.attempt))
             self._saving = None
+            if self._due:
+                self._room.look()
 
     def _note_stored(self, checkpoint: Path) -> None:
         """Note the newest complete checkpoint; the one of step 0 is the initial state."""

@@ -1,4 +1,4 @@
-"""Parking: while engines or the reward server are away, the trainers wait, alive, and then go on."""
+"""Parking: while engines, the reward or room in the store are away, the trainers wait, alive."""
 
 import logging
 import threading
@@ -74,10 +74,20 @@ class Parking:
                 self._suspend_if_requested()
             else:
                 if parked is not None:
-                    log.info("the trainers are no longer parked")
-                    self._board.update(phase=parked[0], message="", waiting="")
-                    self._gpus.goes_on()
+                    self._end(parked[0])
                 return result
+
+    def wait_while(self, missing: Callable[[], str]) -> None:
+        """Park the trainers while ``missing`` says what is missing. Raises GangError when a rank dies."""
+        parked: tuple[Phase, str] | None = None
+        while reason := missing():
+            parked = parked or self._begin("infrastructure")
+            self._report(reason, parked[1])
+            self._clock.sleep(POLL_SECONDS)
+            self._trainers.check()
+            self._failures.watch.check()
+        if parked is not None:
+            self._end(parked[0])
 
     def continues(self, key: Hashable) -> bool:
         """Return whether work with this key has outlived its gang and may still succeed."""
@@ -92,18 +102,25 @@ class Parking:
         if left is not None:
             left[1].exception()
 
-    def _begin(self) -> tuple[Phase, str]:
-        self._gpus.stops("engines")
+    def _begin(self, cause: str = "engines") -> tuple[Phase, str]:
+        self._gpus.stops(cause)
         self._failures.parked()
         self._board.update(**self._failures.counts())
         return self._board.get().phase, utc_time()
+
+    def _end(self, phase: Phase) -> None:
+        log.info("the trainers are no longer parked")
+        self._board.update(phase=phase, message="", waiting="")
+        self._gpus.goes_on()
 
     def _report(self, reason: str, since: str) -> None:
         text = f"waiting since {since}: {reason}"
         if self._board.get().waiting != text:
             log.warning("%s", text)
-            recovering = self._board.get().phase in (Phase.TRAINING, Phase.RECOVERING)
-            phase = Phase.RECOVERING if recovering else Phase.STARTING
+            phase = self._board.get().phase
+            if phase != Phase.SUSPENDING:
+                began = phase in (Phase.TRAINING, Phase.RECOVERING)
+                phase = Phase.RECOVERING if began else Phase.STARTING
             self._board.update(phase=phase, message=text, waiting=text)
 
     def _suspend_if_requested(self) -> None:

@@ -55,6 +55,12 @@ def largest_memory() -> dict[str, float]:
     return {"perf/max_memory_allocated_gb": float(peak) / 2**30}
 
 
+def all_parameters(chunks: Sequence[Any], family: Family) -> int:
+    """Return how many parameters the whole model has. Collective."""
+    count = sum(shard.tensor.numel() for shard in shards(chunks, family) if shard.owner)
+    return round(_sum(float(count)))
+
+
 def active_parameters(chunks: Sequence[Any], family: Family) -> int:
     """Return how many parameters the whole model multiplies with one token. Collective.
 
@@ -69,6 +75,11 @@ def active_parameters(chunks: Sequence[Any], family: Family) -> int:
         if not shard.owner or (shard.name.endswith("embed_tokens.weight") and not tied):
             continue
         count += shard.tensor.numel() * (share if ".mlp.experts." in shard.name else 1.0)
+    return round(_sum(count))
+
+
+def _sum(count: float) -> float:
+    """Return the sum over all ranks. Collective."""
     total = torch.tensor(count, dtype=torch.float64, device=device())
     dist.all_reduce(total)
-    return round(float(total))
+    return float(total)

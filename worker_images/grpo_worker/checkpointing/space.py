@@ -1,0 +1,77 @@
+"""Space that checkpoints take in the store, and what the store has left for the next one."""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from grpo_worker.checkpointing.store import MARKER, WEIGHTS, complete, prune
+
+_SPARE = 1.02  # of the bytes of a checkpoint: records and samples are written meanwhile
+
+_OPTIMIZER_BYTES = 12  # of a parameter: main weight and two moments in fp32
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """A store's own account of its bytes: ``total`` and ``free``. ``kept``: what checkpoints take of it."""
+
+    total: int
+    free: int
+    kept: int = 0
+
+    def missing(self, needed: int) -> int:
+        """Return how many bytes are missing for ``needed`` more; 0 if they fit, or if nobody knows.
+
+        Network file systems that do not know their size report none at all, or one that cannot be: less than
+        they keep. What they say of free space means nothing then.
+        """
+        if self.total <= 0 or not 0 <= self.free <= self.total or self.total < self.kept:
+            return 0
+        return max(0, int(needed * _SPARE) - self.free)
+
+
+def checkpoint_bytes(path: Path) -> int:
+    """Return the bytes of a complete checkpoint, with its copy of the weight version.
+
+    Raises OSError, and ValueError or KeyError for a marker that cannot be read.
+    """
+    files: dict[str, int] = json.loads((path / MARKER).read_text())["files"]
+    return sum(files.values()) + weights_bytes(path)
+
+
+def weights_bytes(path: Path) -> int:
+    """Return the bytes of a checkpoint's copy of the weight version, which only the newest one has."""
+    return sum(file.stat().st_size for file in (path / WEIGHTS).glob("*"))
+
+
+def estimated_bytes(parameters: int, weight: int, *, critic: bool, reference: bool, copy: bool) -> int:
+    """Return about how many bytes a checkpoint takes of which none exists yet.
+
+    ``parameters``: of the policy; a critic has as many. ``weight``: bytes of a parameter in the model.
+    ``reference``: it contains the weights of the reference, ``copy``: of a weight version for engines.
+    """
+    trained = (weight + _OPTIMIZER_BYTES) * (1 + critic)
+    return parameters * (trained + weight * (reference + copy))
+
+
+def space_of(root: Path) -> Space:
+    """Ask the store how much space it has. Raises OSError."""
+    usage = shutil.disk_usage(root)
+    kept = sum(map(checkpoint_bytes, complete(root).values()))
+    return Space(usage.total, usage.free, kept)
+
+
+def make_room(root: Path, keep: int, attempt: int, missing: int) -> bool:
+    """Remove the checkpoints that the next complete one removes anyway, if their bytes suffice.
+
+    At least one complete checkpoint stays, so nothing is removed if ``keep`` is 1. Return whether any was
+    removed. Call it while no checkpoint is being written. Raises SupersededError if a newer attempt than
+    ``attempt`` was claimed.
+    """
+    found = list(complete(root).values())
+    surplus = found[: max(0, len(found) - max(1, keep - 1))]
+    if not surplus or sum(map(checkpoint_bytes, surplus)) < missing:
+        return False
+    prune(root, max(1, keep - 1), attempt)
+    return True
