@@ -63,11 +63,13 @@ class Verifier(Protocol):
     def check(self, item: Item) -> None:
         """Judge one answer before the job starts.
 
-        Raises RewardError for any failure, except ConnectionError for a server that is not up yet.
+        Raises RewardError for any failure, except ConnectionError for a server that is not up yet. It has a
+        ConnectionError as its cause if the function's process did not start for a reason outside of it.
         """
 
     def score(self, items: Sequence[Item]) -> list[float]:
         """Return one reward per item, in order.
 
-        Raises RewardError when the step must not continue, ConnectionError when a server is unreachable.
+        Raises RewardError when the step must not continue, ConnectionError when a server is unreachable or
+        a function's process does not start, which waiting may change.
         """

@@ -76,8 +76,9 @@ async def _wait(awaitable: Any) -> Any:
 def main() -> None:
     """Limit memory, load the function, then answer requests, one a line, until the pipe closes.
 
-    The first line of output names the fields of a request that the function needs, or the error that makes
-    the function unusable.
+    The first line of output says that the loading begins: what goes wrong before is not the function's fault.
+    The second one names the fields of a request that the function needs, or the error that makes it unusable
+    and the system's number of that error.
     """
     program = Program(**json.loads(sys.argv[1]))
     requests, answers = _pipes()
@@ -85,11 +86,12 @@ def main() -> None:
     limit = program.memory_megabytes * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _write(answers, {"loading": program.function})
     try:
         judge = Judge(_load(program))
-    except ValueError as error:
+    except (ValueError, OSError) as error:  # OSError: the file's folder cannot be read
         prefix = f"{program.field}={program.function}: "  # the caller names the field itself
-        _write(answers, {"error": str(error).removeprefix(prefix)})
+        _write(answers, {"error": str(error).removeprefix(prefix), "errno": _errno_of(error)})
         return
     _write(answers, {"fields": judge.fields})
     for line in requests:
@@ -114,6 +116,15 @@ def _load(program: Program) -> Callable[..., Any]:
         return function
     # An answer that takes too long to judge is wrong, not a failure, so built-in functions enforce the limit.
     return functools.partial(function, timeout_seconds=program.timeout_seconds)
+
+
+def _errno_of(error: BaseException | None) -> int:
+    """Return the system's number of an error or of what it was raised for; 0 if there is none."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno:
+            return error.errno
+        error = error.__cause__ or error.__context__
+    return 0
 
 
 def _pipes() -> tuple[TextIO, TextIO]:

@@ -8,7 +8,7 @@ from grpo_operator.api.v1alpha1.data import RewardSpec
 from grpo_worker.rewards.base import Item, RewardError
 from grpo_worker.rewards.builtin import BUILTIN
 from grpo_worker.rewards.child import Program
-from grpo_worker.rewards.process import DeadError, Outcome
+from grpo_worker.rewards.process import DeadError, NotStartedError, Outcome
 from grpo_worker.rewards.sandbox import Sandbox
 
 log = logging.getLogger(__name__)
@@ -37,12 +37,18 @@ class FunctionVerifier:
 
     def check(self, item: Item) -> None:
         """Judge one answer without retries, so that an error is reported right after the job is applied."""
-        problem = self._call([item], pauses=())[0].problem
+        try:
+            problem = self._call([item], pauses=())[0].problem
+        except ConnectionError as error:  # the caller sees the cause and tries again
+            raise RewardError(str(error)) from error
         if problem:
             raise RewardError(f"{self._name}: {problem}")
 
     def score(self, items: Sequence[Item]) -> list[float]:
-        """Return one reward per item; a failure gives 0 or, with onFailure: stop, raises RewardError."""
+        """Return one reward per item; a failure gives 0 or, with onFailure: stop, raises RewardError.
+
+        Raises ConnectionError when no process starts for a reason outside the function.
+        """
         outcomes = self._call(items, START_PAUSES)
         failed = [outcome.problem for outcome in outcomes if outcome.problem]
         with self._counting:
@@ -56,8 +62,14 @@ class FunctionVerifier:
         return [outcome.value for outcome in outcomes]
 
     def _call(self, items: Sequence[Item], pauses: Sequence[float]) -> list[Outcome]:
-        """Judge all items. Raises RewardError when no process starts, which is not the answers' fault."""
+        """Judge all items.
+
+        When no process starts, which is not the answers' fault, raises RewardError if the function's module
+        is the reason, else ConnectionError: a node or a file system may recover.
+        """
         try:
             return self._sandbox.call([item.request() for item in items], pauses)
+        except NotStartedError as error:
+            raise ConnectionError(f"{self._name}: {error}; it is tried again") from error
         except DeadError as error:
             raise RewardError(f"{self._name}: {error}") from error

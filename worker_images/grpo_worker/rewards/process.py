@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -13,11 +14,13 @@ from typing import Any
 
 import psutil
 
+from grpo_worker.common.store_problems import store_problem
 from grpo_worker.rewards.child import Program
 from grpo_worker.rewards.environment import reward_environment
 
 # Timeout of the start in timeouts of an answer: an import may read gigabytes from a cold filesystem.
 START_FACTOR = 20
+_KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +44,15 @@ class LateError(DeadError):
     """The process did not read a request, or did not answer, in time."""
 
 
+class NotStartedError(DeadError):
+    """The process did not start for a reason outside the function: a later try may succeed."""
+
+
 class RewardProcess:
-    """A process that runs a reward function. Raises DeadError when it does not start."""
+    """A process that runs a reward function.
+
+    Raises NotStartedError when it does not start, and DeadError when the function's own module is the reason.
+    """
 
     def __init__(self, program: Program) -> None:
         self._timeout = program.timeout_seconds
@@ -50,20 +60,32 @@ class RewardProcess:
         self._buffer = b""
         self._process = _started(program)
         try:
-            hello = self._answer(program.timeout_seconds * START_FACTOR)
-        except LateError as error:
+            self._fields = self._loaded(program.timeout_seconds)
+        except DeadError:
             self.end()
-            raise DeadError(
+            raise
+
+    def _loaded(self, timeout: float) -> frozenset[str]:
+        """Wait until the function is loaded; return the fields of a request that it needs."""
+        begun = False
+        try:
+            begun = bool(self._answer(timeout * START_FACTOR))
+            hello = self._answer(timeout * START_FACTOR)
+        except LateError as error:
+            raise NotStartedError(
                 f"the reward process did not start: {error} (an import may take {START_FACTOR} times "
-                f"spec.reward.timeoutSeconds={program.timeout_seconds:g})"
+                f"spec.reward.timeoutSeconds={timeout:g})"
             ) from error
         except DeadError as error:
-            self.end()
-            raise DeadError(f"the reward process did not start: {error}") from error
+            # Of the function's own module are an exit and a crash, but not the end by a node without memory.
+            own = begun and self._process.poll() not in _KILLED
+            raise (DeadError if own else NotStartedError)(
+                f"the reward process did not start: {error}"
+            ) from error
         if "error" in hello:
-            self.end()
-            raise DeadError(str(hello["error"]))
-        self._fields = frozenset(hello.get("fields", ()))
+            outside = store_problem(OSError(hello["errno"], ""))
+            raise (NotStartedError if outside else DeadError)(str(hello["error"]))
+        return frozenset(hello["fields"])
 
     def ask(self, request: dict[str, Any]) -> Outcome:
         """Judge one answer. Raises DeadError when the process cannot be used any more."""
@@ -145,7 +167,7 @@ def _started(program: Program) -> subprocess.Popen[bytes]:
             start_new_session=True,  # so that ``end`` finds all processes that it starts
         )
     except OSError as error:  # no memory, or too many processes
-        raise DeadError(f"the reward process did not start: {error}") from error
+        raise NotStartedError(f"the reward process did not start: {error}") from error
     assert process.stdin is not None
     os.set_blocking(process.stdin.fileno(), False)
     return process

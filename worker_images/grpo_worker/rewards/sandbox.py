@@ -26,8 +26,8 @@ class Sandbox:
     def call(self, requests: Sequence[dict[str, Any]], pauses: Sequence[float] = ()) -> list[Outcome]:
         """Judge all requests; return their outcomes in order, with a problem where judging failed.
 
-        ``pauses``: seconds to wait before each retry when no process starts. Raises DeadError when no
-        process starts after the last retry.
+        ``pauses``: seconds to wait before each retry when no process starts. Raises the DeadError of a
+        process when none starts after the last retry.
         """
         work = _Work(requests)
         left_pauses = deque(pauses)
@@ -41,7 +41,8 @@ class Sandbox:
             elif left_pauses:
                 time.sleep(left_pauses.popleft())
             else:
-                raise DeadError(work.problem)
+                assert work.problem is not None, "a thread ends early for a problem only"
+                raise work.problem
         return [work.done[number] for number in range(len(requests))]
 
     def _judge(self, work: "_Work") -> None:
@@ -50,7 +51,7 @@ class Sandbox:
             try:
                 process = self._process()
             except DeadError as error:
-                work.problem = str(error)
+                work.problem = error
                 log.warning("reward function: %s", error)
                 return
             try:
@@ -78,4 +79,4 @@ class _Work:
     def __init__(self, requests: Sequence[dict[str, Any]]) -> None:
         self.todo = deque(enumerate(requests))
         self.done: dict[int, Outcome] = {}
-        self.problem = ""
+        self.problem: DeadError | None = None

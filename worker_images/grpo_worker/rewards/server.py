@@ -15,8 +15,9 @@ from grpo_worker.rewards.base import Item, RewardError
 log = logging.getLogger(__name__)
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 5.0
-# Bad gateway, service unavailable, gateway timeout: a proxy's answers while its server is down.
-_AWAY = frozenset({502, 503, 504})
+# Too many requests, bad gateway, service unavailable, gateway timeout: a server without room for a request,
+# and a proxy's answers while its server is down.
+_AWAY = frozenset({429, 502, 503, 504})
 
 
 class HttpVerifier:

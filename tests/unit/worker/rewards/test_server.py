@@ -97,7 +97,7 @@ def test_a_server_that_never_answers_stops_the_step(
     assert judge.failures == len(handler.requests) == 4 and sum(clock) <= 5
 
 
-@pytest.mark.parametrize("code", [502, 503, 504])
+@pytest.mark.parametrize("code", [429, 502, 503, 504])
 def test_http_errors_are_not_scored_as_wrong_answers(
     server: tuple[str, type[_Server]], clock: list[float], code: int
 ) -> None:

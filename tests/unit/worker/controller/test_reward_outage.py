@@ -1,0 +1,98 @@
+"""A node that starts no reward process for hours: the trainers wait, alive, and nothing is lost."""
+
+import errno
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo_operator.api.job_config import JobConfig
+from grpo_operator.api.v1alpha1.data import RewardSpec
+from grpo_operator.api.v1alpha1.status import Phase
+from grpo_operator.api.weight_path import WeightPath
+from grpo_worker.controller.main import run
+from grpo_worker.controller.status.progress import ProgressBoard
+from grpo_worker.data.tasks import Record
+from grpo_worker.rewards.verifiers import FunctionVerifier, Item
+from grpo_worker.rollout.sampling import Sample
+from support.clocks import FakeClock
+from support.loop_world import World
+from support.objects import job, spec_of
+from support.parking import OUTAGE
+
+FUNCTION = "def compute_score(solution_str): return float(int(solution_str) % 2)"
+
+
+@pytest.fixture
+def verifier(tmp_path: Path) -> FunctionVerifier:
+    (tmp_path / "own.py").write_text(FUNCTION)
+    name = f"{tmp_path}/own.py:compute_score"
+    return FunctionVerifier(RewardSpec(function=name, workers=2, timeout_seconds=30))
+
+
+@pytest.fixture
+def outage(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeClock, Callable[[], bool]], None]:
+    """Return a function that lets processes start only while it is so; pauses before retries are virtual."""
+    popen = subprocess.Popen
+
+    def install(clock: FakeClock, starts: Callable[[], bool]) -> None:
+        def start(*args: Any, **kwargs: Any) -> Any:
+            if not starts():
+                raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+            return popen(*args, **kwargs)
+
+        monkeypatch.setattr(subprocess, "Popen", start)
+        monkeypatch.setattr("grpo_worker.rewards.sandbox.time.sleep", clock.sleep)
+
+    return install
+
+
+def test_a_step_whose_reward_processes_do_not_start_for_hours_waits(
+    tmp_path: Path, verifier: FunctionVerifier, outage: Any
+) -> None:
+    calm = World(tmp_path / "calm").run()
+    world = World(tmp_path / "late")
+    began: list[float] = []
+
+    def starts() -> bool:
+        began.append(world.clock.now())
+        return world.clock.now() >= began[0] + OUTAGE
+
+    def score(samples: list[Sample]) -> list[float]:
+        record = Record("mine", "", {})
+        return verifier.score([Item(s.prompt_index, str(s.ids[0]), record) for s in samples])
+
+    outage(world.clock, starts)
+    world.engines.score = score  # type: ignore[method-assign]
+    assert world.run() == calm, "the same samples of the same attempt, with the same rewards"
+    status = world.board.get()
+    assert (status.phase, status.attempt, world.starts, status.times_parked) == (Phase.SUCCEEDED, 1, 1, 1)
+    assert world.clock.now() >= 1000 + OUTAGE
+    assert any("spec.reward.function=" in seen.waiting for seen in world.seen)
+
+
+def test_a_job_that_begins_on_such_a_node_waits_with_a_back_off(
+    tmp_path: Path, verifier: FunctionVerifier, outage: Any
+) -> None:
+    clock, board, ran = FakeClock(), ProgressBoard(), []
+    config = JobConfig(
+        name="j", namespace="n", spec=spec_of(job()), rollout_service="s", min_available=1, fp8=False,
+        weight_path=WeightPath(), writer="w", store=tmp_path / "store",
+    )  # fmt: skip
+    outage(clock, lambda: clock.now() >= 1000 + OUTAGE)
+
+    class Loop:
+        def run(self) -> None:
+            ran.append(clock.now())
+
+    def build(_failures: Any) -> Any:
+        verifier.check(Item(0, "1", Record("mine", "", {})))
+        return Loop()
+
+    run(config, board, build, clock)
+    assert ran and ran[0] >= 1000 + OUTAGE
+    status = board.get()
+    assert status.restarts.job == 0 and 0 < status.restarts.infrastructure < 40
+    assert "Resource temporarily unavailable; it is tried again" in status.last_failure
