@@ -68,7 +68,7 @@ class GrpoLoop:
         self._parking = Parking(trainers, board, failures, clock, self._gpus, lambda: self._background)
         self._experts = RoutedExpertsLoader(trainers, generate, weights, inputs.reward, self._parking)
         self._scheduler = scheduler_of(spec, sampler, store / "pending", self._experts.durable)
-        self._training = BatchTrainer(spec, trainers)
+        self._training = BatchTrainer(spec, trainers, pool.table.suspect)
         self._traces = StepTraces(spec, store / "profile", board.profiles, trainers)
         self._weights = weights
         self._failures = failures

@@ -1,6 +1,7 @@
 """Reader of SGLang's streamed answers: server-sent events with JSON, each a part of one answer."""
 
 import json
+import math
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +61,9 @@ def chunk_of(answer: Mapping[str, Any]) -> Chunk:
     if reason is not None and reason["type"] == "abort":
         _raise(reason.get("status_code"), str(reason.get("message")))
     ids = [int(token) for token in answer["output_ids"]]
-    log_probs = [float(entry[0]) for entry in meta["output_token_logprobs"]]
+    # JSON has no NaN: SGLang writes null. The trainer names the engine of such a sample.
+    values = [entry[0] for entry in meta["output_token_logprobs"]]
+    log_probs = [math.nan if value is None else float(value) for value in values]
     if len(ids) != len(log_probs):
         raise ValueError(f"{len(log_probs)} log-probabilities for {len(ids)} tokens")
     total = int(meta.get("completion_tokens", len(ids)))

@@ -14,7 +14,7 @@ from grpo_worker.rollout.unfinished import Unfinished
 from grpo_worker.weightsync.agent.engine_client import Engine, EngineError
 
 PARAMS = {"max_new_tokens": 2, "stop_token_ids": []}
-ANSWER = {
+ANSWER: dict[str, Any] = {
     "output_ids": [5, 6],
     "meta_info": {
         "finish_reason": {"type": "length"},
@@ -65,3 +65,8 @@ def test_partial_rollouts_need_the_version_of_each_token() -> None:
     work.request()
     with pytest.raises(UnfitEngineError, match="does not report the weight version of each token"):
         work.take(chunk_of(ANSWER), 3, None)
+
+
+def test_a_log_prob_that_json_cannot_express_is_no_number() -> None:
+    meta = ANSWER["meta_info"] | {"output_token_logprobs": [[None, 5, None], [-0.25, 6, None]]}
+    assert repr(chunk_of(ANSWER | {"meta_info": meta}).log_probs) == "[nan, -0.25]"

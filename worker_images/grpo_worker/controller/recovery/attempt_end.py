@@ -7,7 +7,7 @@ from grpo_worker.common.errors import one_line
 from grpo_worker.common.store_problems import STORE, store_problem, with_store_problem
 from grpo_worker.controller.recovery.failures import comes_from_outside
 from grpo_worker.controller.recovery.run_record import Cause
-from grpo_worker.controller.training.parity import ParityError
+from grpo_worker.controller.training.parity import NotFiniteError, ParityError
 from grpo_worker.controller.training.worker_group import GangError
 from grpo_worker.rewards.verifiers import RewardError
 from grpo_worker.rollout.sampling import UnfitEngineError
@@ -33,7 +33,7 @@ def failure_of(error: Exception, store: str = STORE) -> Failure:
     outside = error.outside if isinstance(error, GangError) else comes_from_outside(error)
     outside = outside or bool(store_problem(error))
     cause: Cause = "infrastructure" if outside else "job"
-    if isinstance(error, (GangError, *_FINAL)):
+    if isinstance(error, (GangError, NotFiniteError, *_FINAL)):
         message = with_store_problem(str(error), error, store)
         return Failure(message, cause, isinstance(error, _FINAL) and not outside)
     log.error("the attempt failed", exc_info=error)

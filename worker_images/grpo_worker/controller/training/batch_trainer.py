@@ -1,5 +1,7 @@
 """Training on the batch of a step: log-probabilities, advantages, optimizer steps."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -11,11 +13,17 @@ from grpo_worker.algorithms.kl import KlController
 from grpo_worker.algorithms.losses import row_weights
 from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.controller.training.gang import TrainerGang
-from grpo_worker.controller.training.parity import check_log_probs, check_routers
+from grpo_worker.controller.training.parity import (
+    NotFiniteError,
+    check_finite,
+    check_log_probs,
+    check_routers,
+)
 from grpo_worker.metrics.flops import utilisation
 from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.roles.shared_batch import WEIGHTS, SharedBatch
 from grpo_worker.rollout.batch_file import RolloutBatch
+from grpo_worker.rollout.sampling import Sample
 from grpo_worker.rollout.train_batch import make_batch
 
 
@@ -25,9 +33,12 @@ class BatchTrainer:
     ``kl``: controller of the KL coefficient; its state belongs in checkpoints.
     """
 
-    def __init__(self, spec: GRPOJobSpec, trainers: TrainerGang) -> None:
+    def __init__(self, spec: GRPOJobSpec, trainers: TrainerGang, suspect: Callable[[str, str], None]) -> None:
+        """``suspect``: called with the name of an engine that computes no numbers, and the reason."""
         self._spec = spec
         self._trainers = trainers
+        self._suspect = suspect
+        self._samples: list[Sample] = []  # of the newest batch
         self._compared = False
         self.kl = KlController(spec.algorithm.kl_ctrl)
 
@@ -38,7 +49,7 @@ class BatchTrainer:
 
     def share(self, rollouts: RolloutBatch) -> SharedBatch:
         """Return the batch of a step for ``add_model_scores`` and ``train``."""
-        batch = make_batch(rollouts.prompts, rollouts.samples)
+        batch, self._samples = make_batch(rollouts.prompts, rollouts.samples), rollouts.samples
         rows = self._spec.trainer.mini_batch_size * self._spec.algorithm.samples_per_prompt
         return self._trainers.share(batch, rows)
 
@@ -48,7 +59,8 @@ class BatchTrainer:
         """Train on the batch of ``step``, add columns to it; return metrics under verl's names.
 
         ``on_policy``: the samples come from the weights that the gang holds. Raises ParityError if the gang
-        and the engines that generated the samples compute different functions.
+        and the engines that generated the samples compute different functions, NotFiniteError if one of them
+        computes no numbers.
         """
         metrics = self._train(step, shared, scores, timer, on_policy)
         metrics["data/put_bytes"] = float(shared.put_bytes)
@@ -61,6 +73,7 @@ class BatchTrainer:
         with timer.phase("old_log_prob"):
             policy = self._trainers.call("log_probs", everything)
             shared.batch = shared.batch.with_columns(old_log_probs=policy.response["log_probs"])
+        self._check_finite(shared)
         if on_policy and not self._compared:
             self._compare(shared)
         if algorithm.needs_reference:
@@ -89,6 +102,14 @@ class BatchTrainer:
         with timer.phase("reward_model"):
             added = self._trainers.call("reward_scores", shared.all()).row["scores"].tolist()
         return [score + model.weight * value for score, value in zip(scores, added, strict=True)]
+
+    def _check_finite(self, shared: SharedBatch) -> None:
+        try:
+            check_finite(shared.batch, self._samples)
+        except NotFiniteError as error:
+            for engine in error.engines:
+                self._suspect(engine, str(error))
+            raise
 
     def _compare(self, shared: SharedBatch) -> None:
         algorithm = self._spec.algorithm
