@@ -41,7 +41,7 @@ class JobCollector(Collector):
             ),
             "timesParked": GaugeMetricFamily(
                 "grpo_job_times_parked",
-                "Times that the trainers waited, alive, for engines or for the reward server",
+                "Times that the trainers waited, alive, for engines, the reward or room in the store",
                 labels=_JOB,
             ),
             "tokensPerSecondPerGpu": GaugeMetricFamily(

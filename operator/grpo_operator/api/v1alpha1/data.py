@@ -177,5 +177,5 @@ class RewardSpec(Model):
     on_failure: Literal["zero", "stop"] = Field(
         "zero",
         description="action when the function raises, hangs or crashes. zero: reward 0. stop: the job fails. "
-        "A function that cannot be started always fails the job",
+        "A function whose module cannot be loaded always fails the job",
     )

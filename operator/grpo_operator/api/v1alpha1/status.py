@@ -279,7 +279,7 @@ class GRPOJobStatus(Model):
     times_parked: int | None = Field(
         None,
         description="number of times that the trainers were parked: they waited, alive, because too "
-        "few engines served or the reward server was away",
+        "few engines served, or the reward or room in the store was away",
     )
     layout: LayoutStatus | None = None
     weight_path: str | None = Field(
