@@ -59,7 +59,15 @@ def test_a_controller_that_cannot_write_for_hours_never_ends_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calm: list[dict[str, Any]]
 ) -> None:
     world = World(tmp_path)
-    check, opens = _failing(world, errno.ENOSPC), Path.open
+    check, opens, update = _failing(world, errno.ENOSPC), Path.open, world.board.update
+
+    def at_step(**values: Any) -> None:
+        update(**values)
+        assert world.starts < 100, "there is no back-off"
+        if "reward_mean" in values:
+            world.loop._ledger._log._queue.join()  # a real step is longer than a write
+
+    world.board.update = at_step  # type: ignore[method-assign]
 
     def open_or_fail(path: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         if world.board.get().step >= 2 and mode != "r" and path.name in ("ledger.jsonl", "run.tmp"):
