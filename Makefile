@@ -46,7 +46,7 @@ unit: env  ## pure logic, no network, a few minutes
 	$(PYTEST) tests/unit -n 2
 
 worker: env  ## Megatron-Core on gloo ranks, a real SGLang server
-	$(PYTEST) tests/worker -v --durations=12 -m "not slow"
+	$(PYTEST) tests/worker -v --durations=30 -m "not slow"
 
 NEXT_PYTHON ?= 3.12
 test-megatron-next: env  ## the trainer with Megatron-Core 0.19.2 on Python 3.12, beside uv.lock's (NEXT_PYTHON=PATH: yours)
@@ -54,11 +54,11 @@ test-megatron-next: env  ## the trainer with Megatron-Core 0.19.2 on Python 3.12
 
 integration:  ## API server, KubeRay and KWOK, no pods
 	$(DEV) prepare
-	$(PYTEST) tests/integration -v -m "not slow"
+	$(PYTEST) tests/integration -v --durations=30 -m "not slow"
 
 e2e:  ## real pods, injected faults
 	$(DEV) prepare
-	$(PYTEST) tests/e2e -v --timeout=1800 --durations=12 -m "not slow"
+	$(PYTEST) tests/e2e -v --timeout=1800 --durations=30 -m "not slow"
 
 slow:  ## tests that take minutes and rarely break
 	$(DEV) prepare

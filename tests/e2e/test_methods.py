@@ -61,6 +61,7 @@ def ppo() -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow  # a whole job more
 def test_ppo_on_files_packed_and_with_the_engines_experts(start: Start, ppo: dict[str, Any]) -> None:
     job = start("ppo", steps=STEPS, **ppo)
     status = job.wait(ENDED, 600)

@@ -135,6 +135,7 @@ def test_the_rollout_pool_scales_by_whole_engines_while_training_stays(
     assert {pod["metadata"]["uid"] for pod in _running(api, name)["trainer"]} == trainers
 
 
+@pytest.mark.slow  # in test_lost_nodes.py, nodes are lost whose objects stay
 def test_pods_of_a_lost_node_come_back_elsewhere(api: Api, large: dict[str, Any]) -> None:
     name = large["metadata"]["name"]
     large["spec"]["rollout"]["template"] |= {"replicas": 7}

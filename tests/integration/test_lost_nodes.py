@@ -102,6 +102,7 @@ def _lose(api: Api, job: str, lost: list[str], *nodes: str) -> None:
     SECONDS.append(time.monotonic() - started)
 
 
+@pytest.mark.slow  # waits for three quarters of a minute
 def test_a_node_that_flaps_is_not_chased(api: Api, job: str, lost: list[str]) -> None:
     before = _uids(_gpu_pods(api))
     nodes = [_pods(api, pool)[0]["spec"]["nodeName"] for pool in ("trainer", "rollout")]
@@ -136,6 +137,7 @@ def test_an_engine_of_several_pods_moves_to_a_leaf_with_room(api: Api, job: str,
         assert len({pod["spec"]["nodeName"].split("-")[1] for pod in pods}) == 1, "an engine spans leaves"
 
 
+@pytest.mark.slow  # the same as for one node, seven times
 def test_a_tenth_of_the_nodes_at_once(api: Api, job: str, lost: list[str]) -> None:
     trainers = sorted({p["spec"]["nodeName"] for p in _pods(api, "trainer")})[:7]
     others = _uids(_gpu_pods(api), set(trainers))
