@@ -59,6 +59,7 @@ def devcluster_values(images: dict[str, str]) -> dict[str, Any]:
     path = f"{environment() / 'bin'}:/usr/local/bin:/usr/bin:/bin"
     return {
         "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
+        "replicas": 1,  # a second one on the same node would only take memory
         "images": {"trainer": images["trainer"], "rollout": images["rollout"], "pullPolicy": "Never"},
         "podOverlay": {
             "volumes": volumes,

@@ -13,7 +13,8 @@ from grpo_devcluster.paths import KUBECONFIG, REPO
 from grpo_devcluster.stages import wait_for
 
 _SETTINGS: dict[str, object] = {
-    "images": {"trainer": "localhost/trainer:test", "rollout": "localhost/rollout:test"}
+    "images": {"trainer": "localhost/trainer:test", "rollout": "localhost/rollout:test"},
+    "namespace": "default",
 }
 
 
@@ -29,15 +30,17 @@ def operator_process(
     kubeconfig: Path = KUBECONFIG,
     namespaces: Sequence[str] = (),
     changes: Mapping[str, object] | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run the operator until the block ends. Its settings and log are in ``directory``.
 
-    ``namespaces``: the namespaces that it watches; empty means all. ``changes``: to its settings.
+    ``namespaces``: the namespaces that it watches; empty means all. ``changes``: to its settings. ``env``:
+    additional environment variables.
     """
     settings = directory / "settings.json"
     settings.write_text(json.dumps(_SETTINGS | {"watchNamespaces": list(namespaces)} | dict(changes or {})))
-    env = os.environ | {"KUBECONFIG": str(kubeconfig), "GRPO_SETTINGS": str(settings)}
-    env["MALLOC_ARENA_MAX"] = "2"  # as in the image
+    own = {"KUBECONFIG": str(kubeconfig), "GRPO_SETTINGS": str(settings)}
+    own["MALLOC_ARENA_MAX"] = "2"  # as in the image
     command = [
         sys.executable,
         "-m",
@@ -48,7 +51,7 @@ def operator_process(
         "--module=grpo_operator.handlers.main",
     ]
     with (directory / "operator.log").open("a") as log:
-        process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
+        process = subprocess.Popen(command, env=os.environ | own | dict(env or {}), stdout=log, stderr=log)
         try:
             yield process
         finally:

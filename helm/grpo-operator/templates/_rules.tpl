@@ -1,3 +1,7 @@
+{{/* Name of the Lease: operators that watch the same namespaces share it, other ones do not. */}}
+{{- define "grpo.lease" -}}
+grpo-operator-{{ if .Values.watchNamespaces }}{{ .Values.watchNamespaces | sortAlpha | join "," | sha256sum | trunc 8 }}{{ else }}all{{ end }}
+{{- end }}
 {{/* Permissions of the operator in each watched namespace. */}}
 {{- define "grpo.namespacedRules" }}
   # Its own kinds. delete is for ttlSecondsAfterFinished, patch for removing the annotation rl.grpo.dev/profile.

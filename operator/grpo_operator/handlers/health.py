@@ -37,16 +37,23 @@ class Passes(Protocol):
 
 
 class Health:
-    """The state of the operator. ``waiting_for``: returns what the start waits for, or ""."""
+    """The state of the operator. ``waiting_for``: returns what the start waits for, or "".
+
+    ``on_standby``: returns whether another replica is the leader, so that the loop must not run.
+    """
 
     def __init__(
-        self, loop: Passes, cached: Cached, waiting_for: Callable[[], str], now: Callable[[], float]
-    ) -> None:
+        self, loop: Passes, cached: Cached, waiting_for: Callable[[], str], now: Callable[[], float],
+        on_standby: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
         self._loop, self._cached, self._waiting_for, self._now = loop, cached, waiting_for, now
+        self._on_standby = on_standby
 
     def loop_age(self) -> float | None:
-        """Return the seconds since the last finished pass of the loop; None before the first."""
-        return None if self._loop.last_pass is None else self._now() - self._loop.last_pass
+        """Return the seconds since the last finished pass; None before the first, and on standby."""
+        if self._loop.last_pass is None or self._on_standby():
+            return None
+        return self._now() - self._loop.last_pass
 
     def longest_reconcile(self) -> float:
         """Return the seconds that the longest running reconcile has taken."""
@@ -62,7 +69,8 @@ class Health:
 
     def not_ready(self) -> list[str]:
         """Return why the operator does not do its work at present."""
-        starting = [] if self._loop.last_pass is not None else [self._starting()]
+        begun = self._loop.last_pass is not None or self._on_standby()
+        starting = [] if begun else [self._starting()]
         return [*starting, *self._slow_loop(READY_SECONDS), *self._old_kinds(READY_SECONDS)]
 
     def _starting(self) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from grpo_operator.apply.agent_secret import AgentSecrets
 from grpo_operator.apply.gpu_ledger import GpuLedger
 from grpo_operator.apply.writer import Writer
 from grpo_operator.handlers.admission_beside import AdmissionBeside
-from grpo_operator.handlers.background import Pauses, keep_running
+from grpo_operator.handlers.background import Pauses, keep_running, succeeds
 from grpo_operator.handlers.gpu_health import GpuHealth
 from grpo_operator.handlers.health import Health, HealthCollector, HealthServer
 from grpo_operator.handlers.kopf_storage import NoProgress, NullDiffBase
+from grpo_operator.handlers.leader import Leader, lease_name
 from grpo_operator.handlers.metrics import JobCollector
 from grpo_operator.handlers.reconcile_loop import Loop
 from grpo_operator.handlers.reconcilers.context import ReconcileContext
@@ -39,7 +41,9 @@ from grpo_operator.settings import load_settings
 
 log = logging.getLogger(__name__)
 SETTINGS_FILE = Path(os.environ.get("GRPO_SETTINGS", "/etc/grpo-operator/settings.json"))
-METRICS_PORT = 9090
+METRICS_PORT = int(os.environ.get("GRPO_METRICS_PORT", "9090"))
+HEALTH_PORT = int(os.environ.get("GRPO_HEALTH_PORT", "9091"))
+IDENTITY = os.environ.get("POD_NAME") or socket.gethostname()  # in the election of a leader
 PAGE = 100  # objects per page of a listing, to limit the memory that unreduced objects take
 WATCH_SECONDS = 120  # after which the API server ends a watch, and kopf begins the next
 CONNECTIONS = 64  # to the API server that are kept open
@@ -69,13 +73,17 @@ async def startup(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
     )
     ledger, relist = GpuLedger(kube, chart.namespace), Relist(kube, cache, chart.watch_namespaces)
     gpu_health = GpuHealth(cache, memo.pod_client, writer, ledger, chart.gpu_health, loop.enqueue)
-    health = Health(loop, memo.freshness, lambda: relist.waiting_for, time.monotonic)
-    memo.probes = HealthServer(health)
+    memo.leader = leader = Leader(kube, chart.namespace, lease_name(chart.watch_namespaces), IDENTITY)
+    prerequisites = Prerequisites(kube, cache)
+    tasks = Tasks(loop, context, admissions, relist, prerequisites, gpu_health, memo.freshness, leader)
+    health = Health(
+        loop, memo.freshness, lambda: relist.waiting_for, time.monotonic, lambda: tasks.on_standby
+    )
+    memo.probes = HealthServer(health, port=HEALTH_PORT)
     await memo.probes.start()
-    for collector in (JobCollector(cache), HealthCollector(health)):
+    for collector in (JobCollector(cache, lambda: leader.leads), HealthCollector(health)):
         REGISTRY.register(collector)
     start_http_server(METRICS_PORT)
-    tasks = Tasks(loop, context, admissions, relist, Prerequisites(kube, cache), gpu_health, memo.freshness)
     memo.tasks = [asyncio.create_task(keep_running(name, run)) for name, run in tasks.all().items()]
     for task in memo.tasks:
         task.add_done_callback(_exit)
@@ -113,6 +121,8 @@ async def cleanup(memo: Any, **_: Any) -> None:
     for task in memo.tasks:
         task.remove_done_callback(_exit)
         task.cancel()
+    await asyncio.gather(*memo.tasks, return_exceptions=True)  # nothing is written any more
+    await succeeds("releasing the lease", memo.leader.release)
     memo.poller.stop()
     await memo.probes.stop()
     await memo.pod_client.close()

@@ -1,6 +1,6 @@
 """Prometheus metrics of the operator: its reconciles, and the status of every job in the cache."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from prometheus_client import Counter, Histogram
@@ -21,11 +21,14 @@ _JOB = ["namespace", "name"]
 class JobCollector(Collector):
     """Collector that reads the cache at each scrape, so that series of deleted jobs disappear."""
 
-    def __init__(self, cache: Cache) -> None:
-        self._cache = cache
+    def __init__(self, cache: Cache, leads: Callable[[], bool]) -> None:
+        self._cache, self._leads = cache, leads
 
     def collect(self) -> Iterator[Metric]:
-        """Yield one sample per job and metric; values that are not known yet are left out."""
+        """Yield one sample per job and metric; values that are not known yet are left out.
+
+        Only the leader among the operator's replicas has samples, so that each job is counted once.
+        """
         info = GaugeMetricFamily("grpo_job_info", "Jobs by phase", labels=[*_JOB, "phase"])
         restarts = CounterMetricFamily(
             "grpo_job_restarts", "Restarts by cause: job or infrastructure", labels=[*_JOB, "cause"]
@@ -57,7 +60,7 @@ class JobCollector(Collector):
         losses = CounterMetricFamily(
             "grpo_job_lost_gpu_seconds", "Idle and replayed GPU seconds by cause", labels=[*_JOB, "cause"]
         )
-        for (namespace, name), job in list(self._cache.jobs.items()):
+        for (namespace, name), job in list(self._cache.jobs.items()) if self._leads() else ():
             status, key = job.get("status") or {}, [namespace, name]
             info.add_metric([*key, status.get("phase", "Pending")], 1)
             for field, family in gauges.items():

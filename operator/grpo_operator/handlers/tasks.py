@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from grpo_operator.handlers.admission_beside import AdmissionBeside
 from grpo_operator.handlers.background import succeeds, until_success
 from grpo_operator.handlers.gpu_health import GpuHealth
+from grpo_operator.handlers.leader import Leader
 from grpo_operator.handlers.reconcile_loop import Loop
 from grpo_operator.handlers.reconcilers.context import ReconcileContext
 from grpo_operator.handlers.reconcilers.grpojob import JobReconciler
@@ -37,31 +38,47 @@ class Tasks:
     prerequisites: Prerequisites
     gpu_health: GpuHealth
     freshness: Freshness
+    leader: Leader
     _prerequisites_known: asyncio.Event = field(default_factory=asyncio.Event)
     _cache_complete: asyncio.Event = field(default_factory=asyncio.Event)
 
     def all(self) -> dict[str, Callable[[], Awaitable[None]]]:
         """Return the tasks by name."""
         return {
-            "reconciling": self.reconcile,
+            "electing a leader": self.leader.run,
+            "filling the cache": self.fill_cache,
             "checking prerequisites": self.check_prerequisites,
             "checking watches": self.freshness.run,
             "dropping deleted objects": self.forget_deleted,
-            "deleting orphans": self.delete_orphans,
-            "GPU health": self.gpu_health.run,
+            "reconciling": lambda: self._lead(self.reconcile),
+            "deleting orphans": lambda: self._lead(self.delete_orphans),
+            "GPU health": lambda: self._lead(self.gpu_health.run),
         }
 
-    async def reconcile(self) -> None:
-        """Reconcile until cancelled, starting once the cache is complete and the quarantine is known.
+    @property
+    def on_standby(self) -> bool:
+        """Whether only another leader keeps this replica from its work."""
+        return self._cache_complete.is_set() and not self.leader.leads
+
+    async def fill_cache(self) -> None:
+        """Wait until the watches have delivered everything.
 
         With a partial cache the operator would apply children that already exist.
         """
         await until_success("listing", self.relist.wait_complete)
-        await until_success("reading the strikes of nodes", self.gpu_health.load)
         await self._prerequisites_known.wait()
         _release_memory()
         log.info("the cache is complete: %d jobs", len(self.context.cache.jobs))
         self._cache_complete.set()
+        await asyncio.Event().wait()
+
+    async def _lead(self, work: Callable[[], Awaitable[None]]) -> None:
+        await self._cache_complete.wait()
+        await self.leader.while_leading(work)
+
+    async def reconcile(self) -> None:
+        """Reconcile until cancelled, once the quarantine is known."""
+        await until_success("reading the strikes of nodes", self.gpu_health.load)
         jobs, pools = JobReconciler(self.context), PoolReconciler(self.context)
         reconcilers = {"GRPOJob": jobs.reconcile, "RolloutPool": pools.reconcile}
         await self.loop.run(self.admissions, reconcilers, self.context.poller.start)
@@ -86,7 +103,6 @@ class Tasks:
 
     async def delete_orphans(self) -> None:
         """Delete RayClusters whose owners are gone: beside the loop, because the API server is asked."""
-        await self._cache_complete.wait()
         while True:
             await until_success(
                 "deleting orphans", lambda: delete_orphans(self.context.cache, self.context.writer)
