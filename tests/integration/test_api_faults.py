@@ -74,6 +74,7 @@ def test_stale_and_repeated_events_change_nothing(
     assert {p["metadata"]["uid"] for p in api.get("pods")["items"]} == uids and len(_clusters(api)) == 1
 
 
+@pytest.mark.slow  # two minutes; test_leader.py cuts an operator off for a shorter time
 def test_two_minutes_without_the_api_server(
     api: Api, proxy: FaultProxy, tiny: dict[str, Any], fake_nodes: Any
 ) -> None:
