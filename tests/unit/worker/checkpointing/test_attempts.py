@@ -158,3 +158,29 @@ def test_a_job_of_an_earlier_version_goes_on_with_its_numbers(tmp_path: Path) ->
     record = RunRecord.load(tmp_path / "run.json")
     record.begin_attempt()
     assert record.attempt == 8
+
+
+def test_a_draft_that_an_older_attempt_removes_is_written_again(tmp_path: Path) -> None:
+    record = RunRecord.load(tmp_path / "run.json")
+    record.begin_attempt()
+    rename, removed = Path.rename, list[Path]()
+
+    def remove_first(draft: Path, target: Path) -> Path:
+        if draft.suffix == ".tmp" and not removed:
+            removed.append(draft)
+            draft.unlink()
+        return rename(draft, target)
+
+    with patch.object(Path, "rename", remove_first):
+        record.count_restart("infrastructure")
+    assert removed and RunRecord.load(tmp_path / "run.json").infrastructure_restarts == 1
+
+
+def test_a_store_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    record = RunRecord.load(tmp_path / "run.json")
+    record.begin_attempt()
+    with (
+        patch.object(Path, "rename", side_effect=FileNotFoundError("gone")),
+        pytest.raises(FileNotFoundError),
+    ):
+        record.save()

@@ -14,6 +14,7 @@ from grpo_worker.common.known_fields import known
 
 _SAVING = threading.Lock()  # the last save has the newest values
 Cause = Literal["job", "infrastructure"]
+_TRIES = 5  # to save the record
 _OWN = ("path", "owner", "begun")  # fields of this process, which are not saved
 
 
@@ -58,13 +59,17 @@ class RunRecord:
     def save(self) -> None:
         """Write the record to the store, from any thread. Raises SupersededError."""
         with _SAVING:
-            self.check()
-            saved = {key: value for key, value in asdict(self).items() if key not in _OWN}
-            try:
-                write_text(self.path, json.dumps(saved.pop("others") | saved), f".{self.owner}.tmp")
-            except FileNotFoundError:
-                self.check()  # a newer attempt removes the drafts of older ones
-                raise
+            for left in reversed(range(_TRIES)):
+                self.check()
+                saved = {key: value for key, value in asdict(self).items() if key not in _OWN}
+                try:
+                    write_text(self.path, json.dumps(saved.pop("others") | saved), f".{self.owner}.tmp")
+                    return
+                except FileNotFoundError:
+                    # Another controller that began an attempt at this moment has removed the draft. If its
+                    # attempt is the newer one, the next check says so.
+                    if not left:
+                        raise
 
     def begin_controller(self) -> bool:
         """Record that a controller runs; return whether the one before it died. Raises SupersededError."""
