@@ -1,4 +1,4 @@
-"""What the probes of the operator answer, and why.
+"""Answers of the operator's probes, with their reasons.
 
 Liveness fails only where a new process can help: the loop stands still, or a watch delivers nothing although
 the API server lists the objects. An operator that waits for the API server or for a right is not ready, but

@@ -17,12 +17,13 @@ from typing import Any, Protocol
 from kubernetes.client import ApiException
 from urllib3.exceptions import HTTPError
 
+from grpo_operator.kuberay_client.kube import MERGE
+
 log = logging.getLogger(__name__)
 LEASE_SECONDS = 15.0  # without a renewal, after which another replica takes over
 RENEW_SECONDS = 10.0  # without success, after which the leader gives up
 RETRY_SECONDS = 2.0  # between two looks, and between two renewals
 _GROUP = "apis/coordination.k8s.io/v1"
-_MERGE = "application/merge-patch+json"
 _Lease = dict[str, Any]
 
 
@@ -62,7 +63,7 @@ class Leader:
 
     @property
     def leads(self) -> bool:
-        """Whether this replica is the leader."""
+        """Return whether this replica is the leader."""
         return self._elected.is_set()
 
     async def run(self) -> None:
@@ -156,7 +157,7 @@ class Leader:
         metadata = {key: lease["metadata"][key] for key in ("name", "namespace", "resourceVersion")}
         return await _won(
             self._api.patch(
-                _GROUP, "leases", {"metadata": metadata, "spec": spec | {"renewTime": _timestamp()}}, _MERGE
+                _GROUP, "leases", {"metadata": metadata, "spec": spec | {"renewTime": _timestamp()}}, MERGE
             )
         )
 

@@ -16,7 +16,6 @@ from grpo_operator.api.names import OWNER_LABELS, owner_in_labels, owner_of
 from grpo_operator.apply.agent_secret import AgentSecrets
 from grpo_operator.apply.gpu_ledger import GpuLedger
 from grpo_operator.apply.writer import Writer
-from grpo_operator.handlers.admission_beside import AdmissionBeside
 from grpo_operator.handlers.background import Pauses, keep_running, succeeds
 from grpo_operator.handlers.gpu_health import GpuHealth
 from grpo_operator.handlers.health import Health, HealthCollector, HealthServer
@@ -24,6 +23,7 @@ from grpo_operator.handlers.kopf_storage import NoProgress, NullDiffBase
 from grpo_operator.handlers.leader import Leader, lease_name
 from grpo_operator.handlers.metrics import JobCollector
 from grpo_operator.handlers.reconcile_loop import Loop
+from grpo_operator.handlers.reconcilers.admission_round import AdmissionRound
 from grpo_operator.handlers.reconcilers.context import ReconcileContext
 from grpo_operator.handlers.tasks import Tasks
 from grpo_operator.handlers.workqueue import WorkQueue
@@ -64,7 +64,7 @@ async def startup(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
     connection = client.Configuration.get_default_copy()
     connection.connection_pool_maxsize = CONNECTIONS
     kube = Kube(client.ApiClient(connection))
-    writer, secrets, admissions = Writer(kube), AgentSecrets(kube), AdmissionBeside(cache)
+    writer, secrets, admissions = Writer(kube), AgentSecrets(kube), AdmissionRound(cache)
     memo.pod_client = PodClient(secrets)
     memo.poller = PodPoller(cache, memo.pod_client, lambda owner: loop.enqueue([owner]))
     memo.freshness = Freshness(kube, cache, chart.watch_namespaces)

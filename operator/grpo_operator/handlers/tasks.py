@@ -8,11 +8,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from grpo_operator.handlers.admission_beside import AdmissionBeside
 from grpo_operator.handlers.background import succeeds, until_success
 from grpo_operator.handlers.gpu_health import GpuHealth
 from grpo_operator.handlers.leader import Leader
 from grpo_operator.handlers.reconcile_loop import Loop
+from grpo_operator.handlers.reconcilers.admission_round import AdmissionRound
 from grpo_operator.handlers.reconcilers.context import ReconcileContext
 from grpo_operator.handlers.reconcilers.grpojob import JobReconciler
 from grpo_operator.handlers.reconcilers.orphans import delete_orphans
@@ -33,7 +33,7 @@ class Tasks:
 
     loop: Loop
     context: ReconcileContext
-    admissions: AdmissionBeside
+    admissions: AdmissionRound
     relist: Relist
     prerequisites: Prerequisites
     gpu_health: GpuHealth
@@ -57,7 +57,7 @@ class Tasks:
 
     @property
     def on_standby(self) -> bool:
-        """Whether only another leader keeps this replica from its work."""
+        """Return whether only another leader keeps this replica from its work."""
         return self._cache_complete.is_set() and not self.leader.leads
 
     async def fill_cache(self) -> None:

@@ -1,4 +1,4 @@
-"""What an object keeps from its acceptance, whichever operator reconciles it later (pure).
+"""Parts of a job or pool that no later operator changes, once one has accepted it (pure).
 
 The pods of an accepted job or pool get the images of that time, and its spec may have fields that only the
 operator which accepted it knows.

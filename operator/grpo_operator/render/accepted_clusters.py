@@ -1,6 +1,6 @@
 """RayClusters of accepted jobs and pools, whose pods no other operator changes (pure)."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
@@ -23,30 +23,24 @@ _OF_POOLS = {"model", "weightSync", "scheduling", "upgradeStrategy"}
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where pods may run. ``avoided``: hosts that pods with GPUs must not run on."""
+    """Places of pods. ``avoided``: hosts that pods with GPUs must not run on."""
 
     leaves: Leaves = Leaves()
     avoided: tuple[str, ...] = ()
 
     def wire(self) -> Parts:
         """Return the leaves and hosts as JSON-compatible data."""
-        rollout = [list(leaf) for leaf in self.leaves.rollout]
-        leaves = {name: list(value) for name, value in asdict(self.leaves).items()}
-        return {"leaves": leaves | {"rollout": rollout}, "avoided": list(self.avoided)}
+        return {"leaves": self.leaves.wire(), "avoided": list(self.avoided)}
 
     @classmethod
     def read(cls, data: Parts) -> "Places":
         """Return the places of ``wire``."""
-        leaves = data["leaves"]
-        rollout = tuple((leaf, count) for leaf, count in leaves["rollout"])
-        return cls(
-            Leaves(tuple(leaves["trainer"]), rollout, tuple(leaves["reserved"])), tuple(data["avoided"])
-        )
+        return cls(Leaves.read(data["leaves"]), tuple(data["avoided"]))
 
 
 @dataclass(frozen=True, slots=True)
 class JobSources:
-    """What a job's pods are made of. ``engines``: its ``own`` pool, or the shared one that it uses."""
+    """Sources of a job's pods. ``engines``: its ``own`` pool, or the shared one that it uses."""
 
     spec: GRPOJobSpec
     engines: RolloutTemplate
@@ -69,9 +63,10 @@ class JobSources:
 
 
 class AcceptedJob(NamedTuple):
-    """What a job runs. ``path``: of its weights. ``pool``: spec of its own RolloutPool, if it has one.
+    """RayCluster of an accepted job. ``path``: of its weights.
 
-    The pool is not rendered again either: that would undo what users have scaled.
+    ``pool``: spec of its own RolloutPool, if it has one. It is not rendered again either: that would undo
+    what users have scaled.
     """
 
     cluster: RayCluster

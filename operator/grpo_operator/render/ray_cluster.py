@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import Any
 
 from grpo_operator.api import names
@@ -32,9 +31,7 @@ def settled_leaves(cluster: dict[str, Any] | None) -> Leaves | None:
     text = annotations.get(names.LEAVES_ANNOTATION)
     if text is None:
         return None
-    leaves = json.loads(text)
-    rollout = tuple((leaf, count) for leaf, count in leaves["rollout"])
-    return Leaves(tuple(leaves["trainer"]), rollout, tuple(leaves["reserved"]))
+    return Leaves.read(json.loads(text))
 
 
 def job_cluster(
@@ -87,7 +84,7 @@ def _cluster(
     params: dict[str, str], groups: Iterable[WorkerGroup], suspend: bool, leaves: Leaves,
 ) -> RayCluster:  # fmt: skip
     annotations = {
-        names.LEAVES_ANNOTATION: json.dumps(asdict(leaves)),
+        names.LEAVES_ANNOTATION: json.dumps(leaves.wire()),
         names.OWNER_UID: owner["metadata"]["uid"],
     }
     described = metadata(owner, owner["metadata"]["name"], cluster_labels(spec.scheduling), annotations)

@@ -1,6 +1,7 @@
 """Admission of jobs and pools, computed once per round so that all reconciles see the same result."""
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
@@ -22,14 +23,21 @@ from grpo_operator.plan.planner.settled import with_layout, with_resources
 from grpo_operator.plan.status.grpojob import layout_status, settled_layout
 
 MANAGER = "rl.grpo.dev/grpo-operator"
+SETTLE_SECONDS = 2.0  # after a reconcile, until the cache has what it wrote
 _Spec = TypeVar("_Spec", bound=Model)
 
 
 class AdmissionRound:
-    """Owners that wait for capacity, and the job that each shared RolloutPool is bound to."""
+    """Owners that wait for capacity, and the job that each shared RolloutPool is bound to.
 
-    def __init__(self, cache: Cache) -> None:
-        self._cache = cache
+    An owner that is being started holds its capacity: its RayCluster may exist although the cache does not
+    show it yet. An older owner that comes in that moment must not be admitted to the same nodes, nor another
+    job be bound to the same pool.
+    """
+
+    def __init__(self, cache: Cache, now: Callable[[], float] = time.monotonic) -> None:
+        self._cache, self._now = cache, now
+        self._starting: dict[Owner, float] = {}  # with the time until which the owner holds its capacity
         self._waiting: dict[Owner, str] = {}
         self._writers: dict[Owner, Owner] = {}
         # Parsing hundreds of specs in each round would take most of its time.
@@ -46,8 +54,23 @@ class AdmissionRound:
         """Return the job that is bound to a RolloutPool, or None."""
         return self._writers.get(pool)
 
+    def started(self, owner: Owner) -> None:
+        """Note that a reconcile of the owner begins, which reads the admission now."""
+        job = self._cache.owner(owner) if owner.kind == "GRPOJob" else None
+        reference = job["spec"]["rollout"].get("poolRef") if job else None
+        pool = reference["name"] if reference else ""
+        if not self._lacks_pool(owner, pool) and not self.wait_reason(owner):
+            self._starting[owner] = float("inf")
+
+    def ended(self, owner: Owner) -> None:
+        """Note that the reconcile of the owner has ended."""
+        if owner in self._starting:
+            self._starting[owner] = self._now() + SETTLE_SECONDS
+
     def update(self) -> None:
-        """Recompute the admission from the cache."""
+        """Recompute the admission from the cache and the running reconciles."""
+        now = self._now()
+        self._starting = {owner: until for owner, until in self._starting.items() if until > now}
         self._job_spec.retain(self._cache.jobs.values())
         self._pool_spec.retain(self._cache.pools.values())
         waiting_jobs = {
@@ -86,12 +109,16 @@ class AdmissionRound:
         if spec.suspend or spec.scheduling.queue_name:
             return None
         owner, reference = owner_of(job), spec.rollout.pool_ref
-        if reference and self.writer(Owner("RolloutPool", owner.namespace, reference.name)) != owner:
+        if self._lacks_pool(owner, reference.name if reference else ""):
             return None
         scaled = self._cache.pools.get((owner.namespace, rollout_pool(owner.name)))
         own = None if reference else self._pool_spec(scaled) if scaled else spec.rollout.template
         requests = self._requests(job, spec, own)
         return None if requests is None else self._claim(job, requests)
+
+    def _lacks_pool(self, owner: Owner, pool: str) -> bool:
+        """Return whether a job uses the shared RolloutPool ``pool``, "" for none, and is not bound to it."""
+        return bool(pool) and self.writer(Owner("RolloutPool", owner.namespace, pool)) != owner
 
     def _requests(
         self, job: dict[str, Any], spec: GRPOJobSpec, own: RolloutTemplate | None
@@ -136,6 +163,8 @@ class AdmissionRound:
         return Claim(owner, obj["metadata"]["creationTimestamp"], self._holds(owner), requests)
 
     def _holds(self, owner: Owner) -> bool:
+        if owner in self._starting:
+            return True
         cluster = self._cache.ray_clusters.get((owner.namespace, owner.name))
         return cluster is not None and not cluster["spec"].get("suspend")
 

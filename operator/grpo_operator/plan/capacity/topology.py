@@ -7,7 +7,7 @@ gets and binds their pods to it, and decides which leaves the training pods pref
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from grpo_operator.plan.capacity.feasibility import node_capacity
@@ -24,6 +24,17 @@ class Leaves:
     trainer: tuple[str, ...] = ()
     rollout: tuple[tuple[str, int], ...] = ()
     reserved: tuple[str, ...] = ()
+
+    def wire(self) -> dict[str, Any]:
+        """Return the leaves as JSON-compatible data."""
+        lists = {name: list(value) for name, value in asdict(self).items()}
+        return lists | {"rollout": [list(pair) for pair in self.rollout]}
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any]) -> "Leaves":
+        """Return the leaves of ``wire``."""
+        rollout = tuple((leaf, count) for leaf, count in data["rollout"])
+        return cls(tuple(data["trainer"]), rollout, tuple(data["reserved"]))
 
 
 def free_nodes(

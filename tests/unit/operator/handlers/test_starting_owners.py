@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from grpo_operator.api.names import Owner
-from grpo_operator.handlers.admission_beside import SETTLE_SECONDS, AdmissionBeside
+from grpo_operator.handlers.reconcilers.admission_round import SETTLE_SECONDS, AdmissionRound
 from grpo_operator.observe.cache import Cache
 from support.clocks import FakeClock
 from support.objects import job
@@ -45,7 +45,7 @@ def _add(cache: Cache, owner: Owner, created: str, **rollout: Any) -> None:
 def test_an_owner_that_is_being_started_keeps_its_place_before_an_older_one(
     cache: Cache, clock: FakeClock
 ) -> None:
-    admissions = AdmissionBeside(cache, clock.now)
+    admissions = AdmissionRound(cache, clock.now)
     admissions.update()
     assert not admissions.wait_reason(YOUNG)
     admissions.started(YOUNG)
@@ -66,7 +66,7 @@ def test_an_owner_that_is_being_started_keeps_its_place_before_an_older_one(
 
 def test_an_owner_that_waits_gains_nothing_by_being_reconciled(cache: Cache, clock: FakeClock) -> None:
     _add(cache, OLD, "2026-01-01T00:00:00Z")
-    admissions = AdmissionBeside(cache, clock.now)
+    admissions = AdmissionRound(cache, clock.now)
     admissions.update()
     assert admissions.wait_reason(YOUNG)
     admissions.started(YOUNG)
@@ -78,7 +78,7 @@ def test_a_job_that_waits_for_a_pool_is_not_bound_by_being_reconciled(cache: Cac
     pool = Owner("RolloutPool", "default", "shared")
     for owner, created in ((YOUNG, "2026-01-02T00:00:00Z"), (OLD, "2026-01-01T00:00:00Z")):
         _add(cache, owner, created, poolRef={"name": "shared"})
-    admissions = AdmissionBeside(cache, clock.now)
+    admissions = AdmissionRound(cache, clock.now)
     admissions.update()
     assert admissions.writer(pool) == OLD
     admissions.started(YOUNG)
