@@ -46,6 +46,10 @@ class GpuAccount:
     _generating: bool = False
     _cause: str = "start"
 
+    def stopped_by(self, cause: str) -> bool:
+        """Return whether the trainers can do nothing now, because of ``cause``."""
+        return self._use is Use.IDLE and self._cause == cause
+
     @property
     def use(self) -> Use:
         """Return what the trainers do."""

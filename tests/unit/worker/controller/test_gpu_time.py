@@ -111,6 +111,17 @@ def test_the_time_without_a_controller_counts_unless_the_job_is_suspended(
     assert second.report()["gpu_seconds"]["replayed"] == 3, "step 4 had been finished by the first one"
 
 
+def test_a_job_that_goes_on_after_a_suspension_is_not_suspended_any_more(tmp_path: Path) -> None:
+    clock, wall = FakeClock(), [5000.0]
+    first = _gpu_time(tmp_path / "gpu_time.json", clock, wall)
+    first.stops(SUSPENDED)
+    first.trains(Use.WAIT)
+    first.save().result()
+    wall[0] += 100
+    second = _gpu_time(tmp_path / "gpu_time.json", clock, wall)
+    assert second.report()["lost_gpu_seconds"]["controller"] == 300
+
+
 def test_a_clock_that_was_set_back_loses_nothing(tmp_path: Path) -> None:
     clock, wall = FakeClock(), [5000.0]
     _gpu_time(tmp_path / "gpu_time.json", clock, wall).save().result()

@@ -33,7 +33,6 @@ class GpuTime:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gpu time")
         self._furthest = 0  # the last step that was ever finished
         self._before: Use | None = None  # what the trainers did before a pause
-        self._cause = "start"
         self._load()
         self._last = self._now()
 
@@ -55,7 +54,6 @@ class GpuTime:
         with self._lock:
             self._advance()
             self._before = self._before or self._account.use
-            self._cause = cause
             self._account.stops(cause)
         self.save()
 
@@ -93,8 +91,10 @@ class GpuTime:
         with self._lock:
             self._advance()
             state = self._account.state() | {
-                "furthest": self._furthest, "cause": self._cause, "at": self._wall(),
-            }  # fmt: skip
+                "furthest": self._furthest,
+                "suspended": self._account.stopped_by(SUSPENDED),
+                "at": self._wall(),
+            }
         return self._thread.submit(self._write, state)
 
     def _write(self, state: dict[str, Any]) -> None:
@@ -110,7 +110,7 @@ class GpuTime:
         self._account.load(state)
         self._furthest = state["furthest"]
         absent = max(int((self._wall() - state["at"]) * 1e9), 0)
-        if state["cause"] != SUSPENDED:
+        if not state["suspended"]:
             self._account.absent(absent, "controller")
         self._account.stops("controller")
 
