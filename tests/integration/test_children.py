@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from grpo_devcluster.fakenodes import fake_node
-from support.api_server import WHOLE, Api, running, until
+from support.api_server import WHOLE, Api, running, stalled, until
 
 CHILDREN = {
     "configmap": "tiny-moe-job",
@@ -19,12 +19,6 @@ CHILDREN = {
     "networkpolicy": "tiny-moe",
     "rolloutpool": "tiny-moe-rollout",
 }
-
-
-def _stalled(api: Api, name: str, kind: str = "grpojob") -> dict[str, str]:
-    conditions = api.get(kind, name).get("status", {}).get("conditions", [])
-    found = (c for c in conditions if c["type"] == "Stalled" and c["status"] == "True")
-    return next(found, {})
 
 
 def test_deleted_children_are_recreated(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
@@ -127,8 +121,8 @@ def test_the_job_reports_what_the_api_server_refuses(
     if done.returncode:
         assert text in done.stderr  # etcd takes no object of more than 1.5 MiB
         return
-    stalled = until("Stalled", lambda: _stalled(api, "tiny-moe"), 30)
-    assert stalled["reason"] == "ApplyRefused" and text in stalled["message"]
+    refusal = until("Stalled", lambda: stalled(api, "tiny-moe"), 30)
+    assert refusal["reason"] == "ApplyRefused" and text in refusal["message"]
     assert api.get("pods")["items"] == []
 
 
@@ -178,8 +172,8 @@ def test_a_template_that_is_too_large_when_it_is_repeated_for_each_leaf(api: Api
     api.ok("apply", "-f", "-", stdin=yaml.safe_dump_all(nodes))
     try:
         api.ok("apply", "--server-side", "-f", "-", stdin=yaml.safe_dump(pool))
-        stalled = until("Stalled", lambda: _stalled(api, "large", "rolloutpool"), 30)
-        assert stalled["reason"] == "ApplyRefused" and "repeated for each network leaf" in stalled["message"]
+        refusal = until("Stalled", lambda: stalled(api, "large", "rolloutpool"), 30)
+        assert refusal["reason"] == "ApplyRefused" and "repeated for each network leaf" in refusal["message"]
     finally:
         api.ok("delete", "rolloutpool", "large")
         api.ok("delete", "nodes", "--all")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.api_server import POOL, WHOLE, Api, running, until
+from support.api_server import POOL, WHOLE, Api, running, stalled, until
 
 _PORT = {"port": 80}
 _POD = {"spec": {"containers": [{"name": "ray", "image": "x"}]}}
@@ -21,12 +21,6 @@ FOREIGN: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-def _stalled(api: Api) -> tuple[str, str]:
-    conditions = api.get("grpojob", "tiny-moe").get("status", {}).get("conditions", [])
-    found = [c for c in conditions if c["type"] == "Stalled" and c["status"] == "True"]
-    return (found[0]["reason"], found[0]["message"]) if found else ("", "")
-
-
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_an_object_of_somebody_else_is_not_overwritten(
     api: Api, tiny: dict[str, Any], fake_nodes: Callable[[int], None], kind: str
@@ -37,8 +31,8 @@ def test_an_object_of_somebody_else_is_not_overwritten(
     api.ok("create", "-f", "-", stdin=yaml.safe_dump(manifest))
     before = api.get(kind, name)
     assert api.apply(tiny).returncode == 0
-    until("the job says so", lambda: _stalled(api)[0] == "NameTaken", 60)
-    message = _stalled(api)[1]
+    until("the job says so", lambda: stalled(api, "tiny-moe").get("reason") == "NameTaken", 60)
+    message = stalled(api, "tiny-moe")["message"]
     assert message.startswith(f"{kind} {name} exists already") and "choose another name" in message
     after = api.get(kind, name)
     assert (after["spec" if "spec" in after else "data"], after["metadata"]) == (
@@ -46,7 +40,7 @@ def test_an_object_of_somebody_else_is_not_overwritten(
     )  # fmt: skip
     api.ok("delete", kind, name)
     until("all pods run", lambda: running(api) == WHOLE, 60)
-    until("the job is no longer stalled", lambda: _stalled(api) == ("", ""), 30)
+    until("the job is no longer stalled", lambda: stalled(api, "tiny-moe") == {}, 30)
 
 
 def test_a_child_without_its_label_is_still_a_child(
@@ -62,7 +56,7 @@ def test_a_child_without_its_label_is_still_a_child(
         return label in (api.get("configmap", "tiny-moe-job")["metadata"].get("labels") or {})
 
     until("the label is back", labelled, 30)
-    assert _stalled(api) == ("", "")
+    assert stalled(api, "tiny-moe") == {}
 
 
 def test_a_training_pod_that_is_not_ready_does_not_block_a_drain(

@@ -74,6 +74,13 @@ def running(api: Api) -> Counter[str]:
     return Counter(p["metadata"]["labels"][POOL] for p in items if p["status"].get("phase") == "Running")
 
 
+def stalled(api: Api, name: str, kind: str = "grpojob") -> dict[str, str]:
+    """Return the condition Stalled while it is true, else {}."""
+    conditions = api.get(kind, name).get("status", {}).get("conditions", [])
+    found = (c for c in conditions if c["type"] == "Stalled" and c["status"] == "True")
+    return next(found, {})
+
+
 def lose_controller(api: Api, job: str) -> None:
     """Leave the job without a running controller.
 

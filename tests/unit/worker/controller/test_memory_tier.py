@@ -1,7 +1,6 @@
 """Snapshots in pods' memory: replicas, losses, damage, and which attempt they are of."""
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -12,24 +11,6 @@ from grpo_worker.checkpointing.snapshot_seal import Snapshot, SnapshotError
 from grpo_worker.checkpointing.snapshot_transfer import pull
 from grpo_worker.controller.recovery.memory_tier import MemoryTier, next_pods
 from support.snapshot_pods import RANKS, Gang, Pod, complete_snapshot, on_the_store, open_tier, until
-
-
-@pytest.fixture
-def pods(tmp_path: Path) -> Iterator[list[Pod]]:
-    found = [Pod(tmp_path / name) for name in ("a", "b")]
-    yield found
-    for pod in found:
-        pod.end()
-
-
-@pytest.fixture
-def gang(pods: list[Pod]) -> Gang:
-    return Gang(pods)
-
-
-@pytest.fixture
-def tier(gang: Gang, tmp_path: Path) -> MemoryTier:
-    return open_tier(gang, tmp_path)
 
 
 def test_a_new_controller_brings_the_gang_back(tier: MemoryTier, gang: Gang, tmp_path: Path) -> None:

@@ -29,30 +29,12 @@ NAME = "3.1"
 OTHER = "its seal is of another key, job, snapshot or rank"
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "key"
     file.write_text("the namespace's")
     monkeypatch.setenv(FILE, str(file))
     return file
-
-
-@pytest.fixture
-def pods(key: Path, tmp_path: Path) -> Iterator[list[Pod]]:
-    found = [Pod(tmp_path / name) for name in ("a", "b")]
-    yield found
-    for pod in found:
-        pod.end()
-
-
-@pytest.fixture
-def gang(pods: list[Pod]) -> Gang:
-    return Gang(pods)
-
-
-@pytest.fixture
-def tier(gang: Gang, tmp_path: Path) -> MemoryTier:
-    return open_tier(gang, tmp_path)
 
 
 def _replace(root: Path, job: str, content: bytes, name: str = NAME, rank: int = 0) -> None:
