@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from grpo_operator.api.base import AGENT_RESOURCES, LONGEST_MESSAGE, Model, Resources, ShortString
+from grpo_operator.api.v1alpha1.goodput import GoodputStatus
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.offload import OffloadSpec
 from grpo_operator.api.v1alpha1.profile_status import MOST_PROFILES, ProfileStatus
@@ -216,32 +217,6 @@ class LayoutStatus(Model):
     def layout(self) -> Layout:
         """Return the sizes as a Layout."""
         return Layout(**{size.name: getattr(self, size.name) for size in fields(Layout)})
-
-
-class GoodputStatus(Model):
-    """GPU time of the run since its first controller started. On CPUs each rank counts as a GPU."""
-
-    effective: str | None = Field(
-        None,
-        max_length=16,
-        description="share of the GPU time that was neither idle nor spent on repeated steps, in percent",
-    )
-    gpu_seconds: dict[str, int] = Field(
-        default_factory=dict,
-        max_length=16,
-        description="GPU seconds by use: generate, train, sync, wait (trainers, for samples or the store), "
-        "bubble (engines, for new weights), replayed and idle; they add up to all GPUs x wall time",
-    )
-    lost_gpu_seconds: dict[str, int] = Field(
-        default_factory=dict,
-        max_length=16,
-        description="replayed and idle GPU seconds by cause: start, job, infrastructure, controller (time "
-        "without one), engines (parked trainers) and suspended",
-    )
-    cost: str | None = Field(
-        None, max_length=32, description="price of the GPU time by observability.pricePerGpuHour"
-    )
-    cost_per_step: str | None = Field(None, max_length=32, description="cost divided by finished steps")
 
 
 class GRPOJobStatus(Model):

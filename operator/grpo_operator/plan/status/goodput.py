@@ -1,8 +1,8 @@
 """GPU time of a job in its status (pure)."""
 
 from grpo_operator.api.messages import ControllerStatus
+from grpo_operator.api.v1alpha1.goodput import GoodputStatus
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
-from grpo_operator.api.v1alpha1.status import GoodputStatus
 
 _LOST = ("replayed", "idle")
 

@@ -1,6 +1,6 @@
 """GPU time in the status of a job."""
 
-from grpo_operator.api.v1alpha1.status import GoodputStatus
+from grpo_operator.api.v1alpha1.goodput import GoodputStatus
 from grpo_operator.plan.status.goodput import goodput_status
 from support.objects import controller_status, job, spec_of
 
