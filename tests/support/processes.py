@@ -1,5 +1,6 @@
 """Process helpers."""
 
+import contextlib
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,7 +11,7 @@ def runs(pid: int) -> bool:
     """Return whether the process exists and is not a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it may end between the opening and the reading
         return False
     return state != "Z"
 
@@ -27,15 +28,23 @@ def spinning_threads(pids: Iterable[int], seconds: float = 3) -> list[Path]:
 
     Unlike a bound of CPU seconds this holds on a busy machine too, where a spinning thread gets little.
     """
-    folders = [Path(f"/proc/{pid}/task") for pid in pids]
-    before = {task: _usage(task) for folder in folders for task in folder.iterdir()}
+    before = _usages(pids)
     time.sleep(seconds)
-    after = {task: _usage(task) for task in before if task.exists()}
+    after = _usages(pids)
     return [
         task
-        for task, usage in after.items()
-        if usage.ticks - before[task].ticks > 5 and usage.sleeps - before[task].sleeps < 5
+        for task in before.keys() & after.keys()
+        if after[task].ticks - before[task].ticks > 5 and after[task].sleeps - before[task].sleeps < 5
     ]
+
+
+def _usages(pids: Iterable[int]) -> dict[Path, _Usage]:
+    """Read the usage of every thread; one that ends while the others are read is left out."""
+    usages = {}
+    for task in [task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()]:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            usages[task] = _usage(task)
+    return usages
 
 
 def _usage(task: Path) -> _Usage:
