@@ -30,7 +30,22 @@ _MANY = _SLICE | {
     "num_attention_heads": 48, "num_key_value_heads": 48,
 }  # fmt: skip
 _NARROW = MODEL | {"num_nextn_predict_layers": 0}
-MODELS: dict[str, dict[str, Any]] = {
+_EXPERTS = {
+    "num_hidden_layers": 3,
+    "n_routed_experts": 12,
+    "vocab_size": 32768,
+    "num_nextn_predict_layers": 0,
+}
+_PUBLISHED: dict[str, dict[str, Any]] = {
+    "kimi-k2": architecture("kimi-k2") | _EXPERTS,
+    "qwen3-235b": architecture("qwen3-235b-a22b") | {"num_hidden_layers": 4, "num_experts": 16},
+    "glm-4.5-air": architecture("glm-4.5-air") | _EXPERTS | {"num_hidden_layers": 5, "n_routed_experts": 16},
+    "llama-3.1-8b": architecture("llama-3.1-8b") | {"num_hidden_layers": 8},
+    "deepseek-v3": architecture("deepseek-v3")
+    | _EXPERTS
+    | {"first_k_dense_replace": 1, "n_routed_experts": 16, "n_group": 1, "topk_group": 1},
+}
+MODELS: dict[str, dict[str, Any]] = _PUBLISHED | {
     "slice": _SLICE, "narrow": _NARROW, "qwen3": QWEN3, "qwen3-moe": QWEN3_MOE, "wide": WIDE,
     "qwen3-8b": _QWEN3_8B, "few experts": _FEW, "many experts": _MANY,
 }  # fmt: skip
@@ -93,9 +108,6 @@ FITTED = (
     UpdateCase("wide", 4096),
     UpdateCase("wide", 8192, recompute="selective"),
     UpdateCase("wide", 4096, precision=FP8, recompute="full"),
-)
-# Nothing was fitted to these.
-HELD_OUT = (
     UpdateCase("qwen3-8b", 2048),
     UpdateCase("qwen3-8b", 4096, recompute="full"),
     UpdateCase("qwen3-8b", 4096, precision=FP8),
@@ -110,5 +122,23 @@ HELD_OUT = (
     UpdateCase("many experts", 8192, recompute="full"),
     UpdateCase("wide", 4096, LOCAL),
     UpdateCase("qwen3-moe", 2048, LOCAL, recompute="full"),
+)
+# Nothing was fitted to these: a few layers of published models, with as many experts as a rank would have.
+HELD_OUT = (
+    UpdateCase("kimi-k2", 4096),
+    UpdateCase("kimi-k2", 4096, precision=FP8, recompute="full"),
+    UpdateCase("kimi-k2", 8192, recompute="selective"),
+    UpdateCase("qwen3-235b", 4096),
+    UpdateCase("qwen3-235b", 8192, recompute="full"),
+    UpdateCase("qwen3-235b", 8192, precision=FP8, recompute="selective"),
+    UpdateCase("glm-4.5-air", 4096),
+    UpdateCase("glm-4.5-air", 8192, recompute="selective"),
+    UpdateCase("glm-4.5-air", 8192, precision=FP8),
+    UpdateCase("llama-3.1-8b", 4096),
+    UpdateCase("llama-3.1-8b", 8192, recompute="full"),
+    UpdateCase("deepseek-v3", 4096),
+    UpdateCase("deepseek-v3", 8192, precision=FP8, recompute="full"),
+    UpdateCase("llama-3.1-8b", 8192, LOCAL),
+    UpdateCase("glm-4.5-air", 8192, LOCAL, recompute="full"),
 )
 CASES = {str(case): case for case in (*FITTED, *HELD_OUT)}

@@ -15,20 +15,25 @@ from grpo_operator.api.v1alpha1.trainer import KernelChoice, Precision, TrainerS
 class Efficiency:
     """Shares of peak rates, and seconds of work that a peak rate does not explain.
 
-    ``flops``: share of the peak bf16 rate at which the trainer's kernels compute. ``layer``: seconds in which
-    the host starts the kernels of one layer in one pass; a backward pass counts as two. ``expert_layer``: the
-    same in addition for a layer with experts. ``local_expert``: the same for each expert on the rank, where
-    experts run or are quantised one by one. ``packed_sequence``: the same for each sequence of a packed
-    micro-batch, where their attention runs one by one. ``runs_ahead``: the host starts kernels while the GPU
-    computes earlier ones. ``parameter``: seconds of an optimizer step for each parameter on the rank.
-    ``host``: factor of the host's times in a job, whose ranks share the host with Ray and other processes.
-    ``first_call``: seconds by which a step's first call of the ranks takes longer than the same call later.
-    ``decode_layer``, ``decode_expert_layer``: seconds that one layer, without or with experts, takes for one
-    token of an engine beside the bytes that it reads; ``deterministic_layer``: the same for any layer of an
-    engine with deterministic kernels. ``decode_sequence``: seconds that each running sequence adds to a token
+    ``flops``: share of the peak bf16 rate at which the trainer's matrix products compute; where
+    ``activation`` and ``weights`` are 0, all of its kernels. ``activation``: how often the bytes of each
+    activation travel through the GPU's memory at its peak rate. ``weights``: the same for weights and
+    gradients. ``expert``: seconds that each expert on the rank adds to a pass on the GPU. ``layer``:
+    seconds in which the host starts the kernels of one layer in one pass; a backward pass counts as two.
+    ``expert_layer``: the same in addition for a layer with experts. ``local_expert``: the same for each
+    expert on the rank, where experts run or are quantised one by one. ``packed_sequence``: the same for
+    each sequence of a packed micro-batch, where their attention runs one by one. ``runs_ahead``: the host
+    starts kernels while the GPU computes earlier ones. ``optimizer``: bytes that an optimizer step moves
+    for each parameter on the rank, at the peak rate of the GPU's memory. ``host``: factor of the host's
+    times in a job, whose ranks share the host with Ray and other processes. ``first_call``: seconds by
+    which a step's first call of the ranks takes longer than the same call later. ``decode_layer``,
+    ``decode_expert_layer``: seconds that one layer, without or with experts, takes for one token of an
+    engine beside the bytes that it reads; ``deterministic_layer``: the same for any layer of an engine
+    with deterministic kernels. ``decode_sequence``: seconds that each running sequence adds to a token
     (sampling, and the engine's host). ``update_start``, ``update_tensor``: seconds of a weight update for
-    itself and for each tensor, without the bytes. ``memory``, ``link``, ``engine_flops``: shares of the peak
-    rates of GPU memory, of NVLink and network, and of an engine's matrix products; these three are assumed.
+    itself and for each tensor, without the bytes. ``memory``, ``link``, ``engine_flops``: shares of the
+    peak rates of GPU memory, of NVLink and network, and of an engine's matrix products; these three are
+    assumed.
     """
 
     flops: float
@@ -46,8 +51,11 @@ class Efficiency:
     memory: float = 0.7
     link: float = 0.8
     engine_flops: float = 0.4
+    activation: float = 0.0
+    weights: float = 0.0
+    expert: float = 0.0
     expert_layer: float = 0.0
-    parameter: float = 0.0
+    optimizer: float = 0.0
     runs_ahead: bool = False
 
 
@@ -72,9 +80,12 @@ MEASURED = Efficiency(
 )
 TRANSFORMER_ENGINE = replace(
     MEASURED, runs_ahead=True, packed_sequence=0.0,
-    flops=0.623, layer=1.894e-3, expert_layer=7.56e-4, local_expert=6.49e-5, parameter=5.50e-11,
+    flops=0.75, activation=4.59, weights=1.006, expert=7.27e-6, optimizer=84.8,
+    layer=1.411e-3, expert_layer=8.63e-4, local_expert=7.71e-5,
 )  # fmt: skip
-FP8_BLOCK128 = replace(TRANSFORMER_ENGINE, flops=0.692, layer=1.979e-3, local_expert=1.031e-4)
+FP8_BLOCK128 = replace(
+    TRANSFORMER_ENGINE, flops=1.4, activation=8.66, layer=2.044e-3, local_expert=1.072e-4,
+)  # fmt: skip
 
 
 def of_kernels(choice: KernelChoice, precision: Precision) -> Efficiency:

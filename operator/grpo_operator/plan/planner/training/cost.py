@@ -20,6 +20,7 @@ from grpo_operator.plan.planner.training.activations import Workload
 from grpo_operator.plan.planner.training.flops import layer_flops, recomputed_share
 from grpo_operator.plan.planner.training.offloaded import offloaded as offloaded_bytes
 from grpo_operator.plan.planner.training.rank_parameters import on_rank, total
+from grpo_operator.plan.planner.training.traffic import activation_bytes, weight_bytes
 
 _BF16, _FP32 = 2, 4
 
@@ -42,13 +43,17 @@ class Rows:
 class Work:
     """Work of the slowest stage in one call, without the pipeline's bubble.
 
-    ``flops``: seconds of computation at the peak rate. ``layers``, ``expert_layers``, ``experts``,
+    ``flops``: seconds of matrix products at the peak rate. ``activation``, ``weights``: seconds in which
+    activations, and weights with their gradients, travel once through the GPU's memory at its peak rate.
+    ``layers``, ``expert_layers``, ``experts``,
     ``sequences``: how often the host starts a layer, the experts of a layer, a local expert and the attention
     of a packed sequence. ``tensor``, ``expert``,
     ``context``: seconds of traffic at the peak rates of the links.
     """
 
     flops: float
+    activation: float
+    weights: float
     layers: float
     expert_layers: float
     experts: float
@@ -146,8 +151,13 @@ def call_cost(
     memory.
     """
     rows = _in_rounds(rows, layout)
-    work = call_work(model, layout, rows, gpu, gpus_per_node, passes)
-    compute = work.flops / efficiency.flops
+    work = call_work(model, layout, rows, gpu, gpus_per_node, passes, gradients)
+    compute = (
+        work.flops / efficiency.flops
+        + work.activation * efficiency.activation
+        + work.weights * efficiency.weights
+        + work.experts * efficiency.expert
+    )
     launch = efficiency.host * (
         work.layers * efficiency.layer
         + work.expert_layers * efficiency.expert_layer
@@ -161,7 +171,7 @@ def call_cost(
     step = 0.0
     if gradients:
         held = on_rank(total(model), layout) / layout.pipeline
-        step = _gradients(model, layout, gpu) / efficiency.link + efficiency.parameter * held
+        step = _gradients(model, layout, gpu) / efficiency.link + efficiency.optimizer * held / gpu.bandwidth
     cost = LayoutCost(compute, launch, tensor, expert, context, stages, 0.0, 0.0, step)
     copies = _copies(model, layout, rows, offloaded) if gradients else 0.0
     cost = replace(cost, offload=_exposed(copies, cost.busy, passes))
@@ -219,16 +229,28 @@ def _stages(model: ModelShape, layout: Layout, rows: Rows, gpu: Gpu, gpus_per_no
 
 
 def call_work(
-    model: ModelShape, layout: Layout, rows: Rows, gpu: Gpu, gpus_per_node: int, passes: float
+    model: ModelShape,
+    layout: Layout,
+    rows: Rows,
+    gpu: Gpu,
+    gpus_per_node: int,
+    passes: float,
+    gradients: bool = False,
 ) -> Work:
-    """Count the work of ``passes`` forward passes over ``rows`` on the stage with the most layers."""
+    """Count the work of ``passes`` forward passes over ``rows`` on the stage with the most layers.
+
+    ``gradients``: some of these passes stand for a backward pass.
+    """
     times = _slowest(model.layers, layout) * passes
     tokens = rows.tokens * rows.count / layout.context
     stream = tokens * model.hidden * _BF16 / layout.tensor
     flops = layer_flops(model, rows.attended)
     local = model.experts.count / layout.expert if model.experts else 0.0
+    held = on_rank(total(model), layout) / layout.pipeline
     return Work(
         flops=flops * tokens * times / layout.tensor / gpu.flops,
+        activation=activation_bytes(model) * tokens * times / layout.tensor / gpu.bandwidth,
+        weights=rows.count * held * weight_bytes(passes, gradients) / gpu.bandwidth,
         layers=rows.count * times,
         expert_layers=rows.count * times * (1 - model.dense_layers / model.layers),
         experts=rows.count * times * local,
