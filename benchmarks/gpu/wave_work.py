@@ -48,6 +48,9 @@ class _NoTransport:
 
     exchange = send
 
+    def buffer(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device=DEVICE)
+
 
 class Places(torch.nn.Module):
     """Parameters where SGLang has them: those of all experts of a layer are one, and gate and up are too."""

@@ -153,7 +153,7 @@ def test_only_cuda_ipc_needs_the_host_ipc_namespace() -> None:
         cluster = job_cluster(manifest, spec, pool_of(spec), OperatorSettings("t:1", "r:1"), False).wire()
         pods = {g["groupName"]: g["template"]["spec"] for g in cluster["spec"]["workerGroupSpecs"]}
         for pool in ("trainer", "rollout"):
-            assert pods[pool].get("hostIPC") is pods[pool].get("hostPID") is opened
+            assert pods[pool].get("hostIPC") is opened and "hostPID" not in pods[pool]
             volumes = {volume["name"] for volume in pods[pool]["volumes"]}
             mounts = {m["name"] for c in pods[pool]["containers"] for m in c["volumeMounts"]}
             assert ("shm" in volumes) == ("shm" in mounts) == (opened is None)

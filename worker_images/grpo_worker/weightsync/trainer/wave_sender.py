@@ -44,7 +44,7 @@ class WaveSender:
         self._group = group
         waves = [wave for wave in part.waves if wave]
         size = max((sum(aligned(m.nbytes) for m in wave) for wave in waves), default=0)
-        buffers = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(SEND_BUFFERS)]
+        buffers = [group.buffer(size) for _ in range(SEND_BUFFERS)]
         sizes = [sum(len(message.regions) for message in wave) for wave in waves]
         numbers = DeviceNumbers.zeros(sum(sizes), device).split(sizes)
         self._waves = [

@@ -1,23 +1,27 @@
 """Transfer group within one host: engine ranks read the trainer ranks' memory.
 
-It works between processes on one GPU too, where NCCL allows only one process. A trainer rank shares its
-buffers (CUDA IPC; on CPUs a file of shared memory) and posts the place of each message at the store. The
-engine rank copies the message and acknowledges it there.
+It works between processes on one GPU too, where NCCL allows only one process. A trainer rank passes the
+descriptors of its buffers to the engine ranks (shared_memory.py) and posts the place of each message at the
+store. The engine rank copies the message and acknowledges it there.
 """
 
 import json
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
+from grpo_worker.weightsync.transport import descriptors
+from grpo_worker.weightsync.transport.descriptors import Listener
 from grpo_worker.weightsync.transport.rendezvous import Pairs, TransferError, TransferGroup, transfer_errors
+from grpo_worker.weightsync.transport.shared_memory import SharedMemory, open_memory
 
 _POLL_SECONDS = 0.0002  # between two looks at the store
 _INLINE_BYTES = 4096  # messages up to this size travel through the store itself
-_CUDA_FIELDS = ("device", "handle", "size", "offset", "counter", "counter_offset", "event", "wait")
-_CPU_FIELDS = ("manager", "handle", "size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +45,51 @@ class CudaIpcGroup(TransferGroup):
         self, store: Any, name: str, rank: int, world: int, trainers: int, device: torch.device
     ) -> None:
         """Join; returns when all members have joined. Raises TransferError."""
-        super().__init__(store, name, rank, world, trainers, device)
         self._counts: dict[int, int] = {}  # transfers to or from each other member
-        # (engine, address of a storage object) -> its number. The storage is kept, so that no other storage
-        # gets the same address.
-        self._shared: dict[tuple[int, int], tuple[int, torch.UntypedStorage]] = {}
+        self._buffers: list[SharedMemory] = []  # of a trainer rank, by their numbers
+        self._passed: set[tuple[int, int]] = set()  # (engine, number) of buffers that it has
         self._opened: dict[tuple[int, int], torch.Tensor] = {}  # (trainer, number) -> the bytes, uint8
+        self._sockets: dict[int, socket.socket] = {}  # to each other member that this one exchanges with
+        with _os_errors():
+            listener = Listener(world - trainers) if rank < trainers else None
+        try:
+            super().__init__(store, name, rank, world, trainers, device)
+            if listener:
+                self._await_engines(listener)
+            else:
+                self._call(range(trainers))
+        finally:
+            if listener:
+                listener.close()
+
+    def _await_engines(self, listener: Listener) -> None:
+        with _os_errors():
+            self._store.set(f"listener-{self._rank}", str(listener.path))
+            self.wait_for(listener.complete, lambda: "an engine rank did not connect")
+        self._sockets = listener.sockets
+
+    def _call(self, trainers: range) -> None:
+        for trainer in trainers:
+            self.wait_for(partial(self._listens, trainer), lambda: "a trainer rank does not listen")
+            path = self._store.get(f"listener-{trainer}").decode()
+            try:
+                self._sockets[trainer] = descriptors.call(path, self._rank)
+            except OSError as error:
+                raise TransferError(
+                    f"{path} of trainer rank {trainer} is not reached ({error}): both pods need hostIPC"
+                ) from error
+        self.beat()
+
+    def _listens(self, trainer: int) -> bool:
+        return bool(self._store.check([f"listener-{trainer}"]))
+
+    def buffer(self, nbytes: int) -> torch.Tensor:
+        """Return memory that engine ranks can open: uint8 [nbytes]. Raises TransferError."""
+        if not nbytes:
+            return super().buffer(0)
+        with transfer_errors(), _os_errors():
+            self._buffers.append(SharedMemory.allocate(nbytes, self._device))
+        return self._buffers[-1].data[:nbytes]
 
     def exchange(self, sends: Pairs, receives: Pairs, deadline: float) -> _IpcTransfer:
         """Trainer ranks only send, and engine ranks only receive: nothing is forwarded within one host."""
@@ -56,7 +99,7 @@ class CudaIpcGroup(TransferGroup):
 
     def _send(self, pairs: Pairs, deadline: float) -> _IpcTransfer:
         announced, acknowledged = [], []
-        with transfer_errors():
+        with transfer_errors(), _os_errors():
             self._synchronize()  # engines read the bytes directly, so all kernels must have written them
             for engine, tensors in _by_member(pairs).items():
                 number = self._next_number(engine)
@@ -79,8 +122,13 @@ class CudaIpcGroup(TransferGroup):
         return _IpcTransfer(self, keys, deadline, lambda: self._copy(expected))
 
     def close(self) -> None:
+        for connection in self._sockets.values():
+            connection.close()
+        for buffer in self._buffers:
+            buffer.close()
         self._opened.clear()
-        self._shared.clear()
+        self._buffers.clear()
+        self._passed.clear()
 
     def await_keys(self, keys: Sequence[str], deadline: float) -> None:
         """Wait until all ``keys`` are at the store. Raises TransferError."""
@@ -88,7 +136,7 @@ class CudaIpcGroup(TransferGroup):
             self.wait_until(lambda: bool(self._store.check(list(keys))), deadline, _POLL_SECONDS)
 
     def _copy(self, expected: dict[tuple[int, str], list[torch.Tensor]]) -> None:
-        with transfer_errors():
+        with transfer_errors(), _os_errors():
             for (trainer, key), tensors in expected.items():
                 places = json.loads(self._store.get(f"sent-{key}"))
                 for place, tensor in zip(places, tensors, strict=True):
@@ -112,22 +160,28 @@ class CudaIpcGroup(TransferGroup):
         """Return where an engine rank finds the bytes of a contiguous tensor."""
         if tensor.nbytes <= _INLINE_BYTES:
             return {"bytes": tensor.flatten().view(torch.uint8).tolist()}
-        storage = tensor.untyped_storage()
-        key = engine, storage._cdata
-        if key not in self._shared:
-            number = len(self._shared)
-            self._shared[key] = number, storage
-            self._store.set(f"buffer-{self._rank}-{engine}-{number}", json.dumps(_share(storage)))
-        start = tensor.data_ptr() - storage.data_ptr()
-        return {"buffer": self._shared[key][0], "start": start, "nbytes": tensor.nbytes}
+        number, buffer = self._buffer_of(tensor)
+        if (engine, number) not in self._passed:
+            shared = number, buffer.nbytes, buffer.descriptor
+            descriptors.pass_on(self._sockets[engine], shared)
+            self._passed.add((engine, number))
+        start = tensor.data_ptr() - buffer.data.data_ptr()
+        return {"buffer": number, "start": start, "nbytes": tensor.nbytes}
+
+    def _buffer_of(self, tensor: torch.Tensor) -> tuple[int, SharedMemory]:
+        for number, buffer in enumerate(self._buffers):
+            if 0 <= tensor.data_ptr() - buffer.data.data_ptr() <= buffer.nbytes - tensor.nbytes:
+                return number, buffer
+        raise TransferError(f"{tensor.nbytes} bytes are not in a buffer() of the group, and cannot be shared")
 
     def _bytes(self, trainer: int, place: dict[str, Any]) -> torch.Tensor:
         if "bytes" in place:
             return torch.tensor(place["bytes"], dtype=torch.uint8)
         key = trainer, int(place["buffer"])
-        if key not in self._opened:
-            handle = self._store.get(f"buffer-{trainer}-{self._rank}-{key[1]}")
-            self._opened[key] = _open_shared(json.loads(handle), self._device)
+        while key not in self._opened:
+            missing = f"buffer {key[1]} of trainer rank {trainer} did not come"
+            number, nbytes, descriptor = descriptors.take(self._sockets[trainer], missing)
+            self._opened[trainer, number] = open_memory(descriptor, nbytes, self._device)
         return self._opened[key][place["start"] : place["start"] + place["nbytes"]]
 
     def _synchronize(self) -> None:
@@ -142,22 +196,10 @@ def _by_member(pairs: Pairs) -> dict[int, list[torch.Tensor]]:
     return tensors
 
 
-def _share(storage: Any) -> dict[str, Any]:
-    """Return the handle of an untyped storage for another process. A CPU storage moves to shared memory."""
-    fields = _CUDA_FIELDS if storage.is_cuda else _CPU_FIELDS
-    values = storage._share_cuda_() if storage.is_cuda else storage._share_filename_cpu_()
-    handle = dict(zip(fields, values, strict=True))
-    return {field: value.hex() if isinstance(value, bytes) else value for field, value in handle.items()}
-
-
-def _open_shared(handle: dict[str, Any], device: torch.device) -> torch.Tensor:
-    """Return the bytes of a shared storage, uint8 [bytes], on ``device``. Raises RuntimeError."""
-    values = {key: bytes.fromhex(value) if isinstance(value, str) else value for key, value in handle.items()}
-    if device.type == "cuda":
-        # Each process numbers GPUs in its own way, and memory of another GPU is read through this one.
-        index = torch.cuda.current_device() if device.index is None else device.index
-        arguments = (index, *(values[field] for field in _CUDA_FIELDS[1:]))
-        storage = torch.UntypedStorage._new_shared_cuda(*arguments)
-    else:
-        storage = torch.UntypedStorage._new_shared_filename_cpu(*(values[field] for field in _CPU_FIELDS))
-    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
+@contextmanager
+def _os_errors() -> Iterator[None]:
+    """Convert errors of sockets and memory into TransferErrors."""
+    try:
+        yield
+    except OSError as error:
+        raise TransferError(str(error)[:200]) from error

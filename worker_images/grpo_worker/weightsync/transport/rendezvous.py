@@ -74,6 +74,10 @@ class TransferGroup(ABC):
         Tensors must not change until the transfer ends. Two members exchange tensors in equal order.
         """
 
+    def buffer(self, nbytes: int) -> torch.Tensor:
+        """Return memory on this member's device out of which it sends: uint8 [nbytes], not initialized."""
+        return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+
     def send(self, pairs: Pairs, deadline: float) -> Transfer:
         """Start to send each tensor to its engine rank. Tensors must not change until the transfer ends."""
         return self.exchange(pairs, (), deadline)

@@ -1,0 +1,71 @@
+"""Sockets over which trainer ranks pass file descriptors to the engine ranks of their host.
+
+They are found as files in /dev/shm, which pods with ``hostIPC`` share; each pod has other abstract sockets.
+"""
+
+import socket
+import struct
+import uuid
+from pathlib import Path
+
+_FOLDER = Path("/dev/shm")
+_RANK = struct.Struct("!I")
+_BUFFER = struct.Struct("!QQ")  # its number, and its bytes
+_SECONDS = 10.0  # to wait for bytes that have been sent
+
+Shared = tuple[int, int, int]  # number of a buffer, its bytes and its descriptor
+
+
+class Listener:
+    """Where a trainer rank waits for the engine ranks. Close it once all have come."""
+
+    def __init__(self, engines: int) -> None:
+        self.path = _FOLDER / f"grpo-{uuid.uuid4().hex}"
+        self._engines = engines
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(self.path))
+        self.path.chmod(0o600)
+        self._socket.listen(engines)
+        self._socket.setblocking(False)
+        self.sockets: dict[int, socket.socket] = {}  # of engine ranks that have come
+
+    def complete(self) -> bool:
+        """Take in those that have come, and return whether all have."""
+        while len(self.sockets) < self._engines:
+            try:
+                connection, _ = self._socket.accept()
+            except BlockingIOError:
+                return False
+            connection.settimeout(_SECONDS)
+            (rank,) = _RANK.unpack(connection.recv(_RANK.size, socket.MSG_WAITALL))
+            self.sockets[rank] = connection
+        return True
+
+    def close(self) -> None:
+        """Close and remove the file. The connections stay open."""
+        self._socket.close()
+        self.path.unlink(missing_ok=True)
+
+
+def call(path: str, rank: int) -> socket.socket:
+    """Connect to a trainer rank as engine ``rank``. Raises OSError."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(_SECONDS)
+    connection.connect(path)
+    connection.sendall(_RANK.pack(rank))
+    return connection
+
+
+def pass_on(connection: socket.socket, shared: Shared) -> None:
+    """Send a buffer's descriptor. Raises OSError."""
+    number, nbytes, descriptor = shared
+    socket.send_fds(connection, [_BUFFER.pack(number, nbytes)], [descriptor])
+
+
+def take(connection: socket.socket, missing: str) -> Shared:
+    """Receive a descriptor that has been sent. Raises OSError, with the text ``missing`` at the end."""
+    data, descriptors, _, _ = socket.recv_fds(connection, _BUFFER.size, 1)
+    if len(data) != _BUFFER.size or not descriptors:
+        raise ConnectionResetError(missing)
+    number, nbytes = _BUFFER.unpack(data)
+    return number, nbytes, descriptors[0]
