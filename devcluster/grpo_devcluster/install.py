@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from grpo_devcluster import nvidia
 from grpo_devcluster.addons import kubectl
 from grpo_devcluster.gobuild import binary
 from grpo_devcluster.images import environment, environment_mounts
@@ -14,6 +15,7 @@ from grpo_devcluster.stages import run
 
 CHART = REPO / "helm" / "grpo-operator"
 NAMESPACE = "grpo-system"
+TOOLKIT = Path("/usr/local/cuda")
 PACKAGES = Path("/opt/grpo-packages")  # on PYTHONPATH in the images of trainers and engines
 
 
@@ -56,7 +58,7 @@ def devcluster_values(images: dict[str, str]) -> dict[str, Any]:
         {"name": f"python-{i}", "mountPath": str(path), "readOnly": True}
         for i, path in enumerate(mounts.values())
     ]
-    path = f"{environment() / 'bin'}:/usr/local/bin:/usr/bin:/bin"
+    path = f"{environment() / 'bin'}:{PACKAGES / 'bin'}:/usr/local/bin:/usr/bin:/bin"
     return {
         "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
         "replicas": 1,  # a second one on the same node would only take memory
@@ -64,6 +66,17 @@ def devcluster_values(images: dict[str, str]) -> dict[str, Any]:
         "podOverlay": {
             "volumes": volumes,
             "volumeMounts": volume_mounts,
-            "env": [{"name": "PATH", "value": path}],
+            "env": [{"name": "PATH", "value": path}, *_libraries()],
         },
     }
+
+
+def _libraries() -> list[dict[str, str]]:
+    """Return the variable that leads to CUDA's libraries in the environment; images of GPUs have it, too."""
+    if not nvidia.present():
+        return []
+    folders = sorted(environment().glob("lib/python*/site-packages/nvidia/*/lib"))
+    found = {"LD_LIBRARY_PATH": ":".join(map(str, folders))}
+    if TOOLKIT.is_dir():
+        found["CUDA_HOME"] = str(TOOLKIT.resolve())
+    return [{"name": name, "value": value} for name, value in found.items()]

@@ -19,7 +19,7 @@ _XTABLES = "debian/usr/lib/x86_64-linux-gnu/xtables"
 # Parts of /usr/local only: the driver's files in it must reach a pod by CDI alone.
 _SYSTEM = (
     *("usr/bin", "usr/sbin", "usr/lib", "usr/lib64", "usr/libexec", "usr/include", "usr/share"),
-    *("usr/local/bin", "usr/local/lib"),
+    *("usr/local/bin", "usr/local/lib", "etc/alternatives"),
 )
 _ROOTS = (Path("/usr"), Path("/usr/local"))
 

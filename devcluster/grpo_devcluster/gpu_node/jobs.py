@@ -20,7 +20,7 @@ from grpo_devcluster.report import load, summarise
 from grpo_devcluster.results import stamp
 from grpo_devcluster.stages import StageError, fail, stage
 
-_LAST_LINES = "--tail=400"
+_LAST_LINES = ("--timestamps", "--tail=400")
 
 
 def main() -> None:
@@ -73,18 +73,18 @@ def _report(job: JobView) -> str:
     questions = [
         ("describe", "grpojobs,rolloutpools,rayclusters,pods"),
         ("get", "events", "--sort-by=.lastTimestamp"),
-        ("logs", "-n", "grpo-system", "deployment/grpo-operator", _LAST_LINES),
+        ("logs", "-n", "grpo-system", "deployment/grpo-operator", *_LAST_LINES),
     ]
     for pod in job.pods():
         name = pod["metadata"]["name"]
         parts = pod["spec"]["containers"] + pod["spec"].get("initContainers", [])
         for container in parts:
-            questions.append(("logs", name, "-c", container["name"], _LAST_LINES))
+            questions.append(("logs", name, "-c", container["name"], *_LAST_LINES))
             status = pod["status"].get("containerStatuses", []) + pod["status"].get(
                 "initContainerStatuses", []
             )
             if any(s["name"] == container["name"] and s.get("restartCount") for s in status):
-                questions.append(("logs", name, "-c", container["name"], "--previous", _LAST_LINES))
+                questions.append(("logs", name, "-c", container["name"], "--previous", *_LAST_LINES))
     return "\n".join(f"--- kubectl {' '.join(question)}\n{_answer(question)}" for question in questions)
 
 

@@ -3,12 +3,14 @@
 Needs nothing but Python's standard library: ``python -m grpo_devcluster.gpu_node.unpack RECEIVED TARGET``.
 """
 
+import compileall
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from grpo_devcluster.gpu_node import archives
 from grpo_devcluster.gpu_node.pieces import MANIFEST, Manifest, check
+from grpo_devcluster.packed import SITE
 from grpo_devcluster.stages import StageError, fail, stage
 
 _DONE = ".unpacked"
@@ -46,6 +48,9 @@ def unpack(received: Path, target: Path) -> list[int]:
             complete[name] = [files[piece] for piece in parts]
     with ThreadPoolExecutor() as pool:  # xz decompresses outside Python's lock
         list(pool.map(lambda name: _extract(name, complete[name], target), complete))
+    if any(name.startswith(f"{SITE}-") for name in complete):
+        # Pods mount the packages read-only, and without bytecode each of their processes compiles them again.
+        compileall.compile_dir(target / SITE, quiet=2, workers=0)
     return sorted(missing)
 
 
