@@ -71,11 +71,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("result", type=Path)
     parser.add_argument("kind", choices=("fitted", "held-out"))
+    parser.add_argument("--only", nargs="+", default=[""], help="cases whose name contains one of these")
     args = parser.parse_args()
     process_group.alone()
     found: dict[str, Any] = {}
     failed = []
     for case in FITTED if args.kind == "fitted" else HELD_OUT:
+        if not any(part in str(case) for part in args.only):
+            continue
         try:
             found[str(case)] = measure(case)
         except Exception:  # noqa: BLE001 - the other cases run all the same

@@ -6,7 +6,7 @@ from grpo_devcluster import addons, controlplane, network, node, nvidia, process
 from grpo_devcluster.gobuild import DEFAULT, GPU_NODE, GPUS, available, build_all
 from grpo_devcluster.images import ensure_images
 from grpo_devcluster.packages import install_debian, sync_environment, use_packed_tools
-from grpo_devcluster.paths import JOB_DATA, LIB, PACK, RUN
+from grpo_devcluster.paths import JOB_DATA, LIB, PACK, RUN, SOCKETS
 from grpo_devcluster.settings import NODE
 from grpo_devcluster.stages import stage, wait_for
 
@@ -97,3 +97,4 @@ def down() -> None:
         node.remove_cgroups()
         shutil.rmtree(RUN, ignore_errors=True)
         shutil.rmtree(LIB, ignore_errors=True)
+        shutil.rmtree(SOCKETS, ignore_errors=True)

@@ -13,6 +13,7 @@ LIB = Path("/var/lib/grpo-devcluster")  # kubelet root, job data
 KUBECONFIG = RUN / "admin.kubeconfig"
 LOGS = RUN / "logs"
 JOB_DATA = LIB / "data"
+SOCKETS = Path("/run/grpo-operator")  # where pods that share GPUs meet; kubelet makes it
 
 
 def content_key(*parts: bytes) -> str:

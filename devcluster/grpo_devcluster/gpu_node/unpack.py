@@ -5,6 +5,7 @@ Needs nothing but Python's standard library: ``python -m grpo_devcluster.gpu_nod
 
 import compileall
 import sys
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -50,7 +51,8 @@ def unpack(received: Path, target: Path) -> list[int]:
         list(pool.map(lambda name: _extract(name, complete[name], target), complete))
     if any(name.startswith(f"{SITE}-") for name in complete):
         # Pods mount the packages read-only, and without bytecode each of their processes compiles them again.
-        compileall.compile_dir(target / SITE, quiet=2, workers=0)
+        for folder in (target / SITE, Path(sysconfig.get_path("purelib"))):
+            compileall.compile_dir(folder, quiet=2, workers=0)
     return sorted(missing)
 
 

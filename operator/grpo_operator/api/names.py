@@ -16,6 +16,7 @@ OWNER_UID = "rl.grpo.dev/owner-uid"  # annotation: a RayCluster may have no owne
 # Ports inside the cluster. Ray exports its own metrics on 8080.
 ENGINE_PORT, AGENT_PORT, CONTROLLER_PORT, GCS_PORT = 30000, 9000, 8090, 6379
 RENDEZVOUS_PORT = 20000
+SOCKETS, SOCKETS_VARIABLE = "/run/grpo-operator", "GRPO_SOCKETS"  # folder of a node in which its pods meet
 
 # Labels that KubeRay 1.6 puts on the pods of a replica that spans several hosts.
 GROUP = "ray.io/group"

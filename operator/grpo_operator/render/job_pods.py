@@ -17,7 +17,7 @@ from grpo_operator.render.placement import (
     packed,
     prefer_apart_from,
     prefer_leaves,
-    share_host_ipc,
+    share_sockets,
 )
 from grpo_operator.render.pod_template import PYTHON, PodParts, overlaid, probe, share_key
 from grpo_operator.render.rollout_pods import EnginePods
@@ -85,7 +85,7 @@ class JobPods:
             connect(pod, self.parts.scheduling.rdma)
             avoid_hosts(pod["spec"], self.parts.avoided)
         if self._weight_path().direct is Backend.CUDA_IPC:
-            share_host_ipc(pod["spec"])
+            share_sockets(pod["spec"])
         pod["spec"]["volumes"].append({"name": "weights", "emptyDir": {"medium": "Memory"}})
         # A failed rank ends the pod, because the ranks restart as a gang anyway. A failed agent is restarted
         # in place: in a pod with restartPolicy Never, Kubernetes does that for sidecars only.

@@ -145,12 +145,13 @@ def see_all_gpus(container: dict[str, Any]) -> None:
     container["env"].append({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"})
 
 
-def share_host_ipc(spec: dict[str, Any]) -> None:
-    """Let processes of other pods on the node read this pod's GPU memory: all meet in the node's /dev/shm."""
-    spec["hostIPC"] = True
-    spec["volumes"] = [volume for volume in spec["volumes"] if volume["name"] != "shm"]
+def share_sockets(spec: dict[str, Any]) -> None:
+    """Let processes of this pod meet those of other pods on the node, to pass on memory of GPUs."""
+    folder = {"path": names.SOCKETS, "type": "DirectoryOrCreate"}
+    spec["volumes"].append({"name": "sockets", "hostPath": folder})
     for container in spec["containers"]:
-        container["volumeMounts"] = [m for m in container["volumeMounts"] if m["name"] != "shm"]
+        container["volumeMounts"].append({"name": "sockets", "mountPath": names.SOCKETS})
+        container["env"].append({"name": names.SOCKETS_VARIABLE, "value": names.SOCKETS})
 
 
 def shared_memory(scheduling: SchedulingSpec) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from grpo_operator.render.placement import (
     packed,
     prefer_apart_from,
     see_all_gpus,
-    share_host_ipc,
+    share_sockets,
 )
 from grpo_operator.render.pod_template import PodParts, overlaid, probe
 from grpo_operator.render.sglang_command import (
@@ -73,7 +73,7 @@ class EnginePods:
         elif gpus:
             connect(pod, parts.scheduling.rdma)
         if self.weight_path.direct is Backend.CUDA_IPC:
-            share_host_ipc(pod["spec"])
+            share_sockets(pod["spec"])
         shared = ({"name": "model", "emptyDir": {}}, {"name": "model", "mountPath": MODEL_DIRECTORY})
         experts = [_expert_memory(pool.engine)] if pool.engine.return_routed_experts else []
         if experts:

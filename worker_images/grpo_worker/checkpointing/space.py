@@ -56,8 +56,11 @@ def estimated_bytes(parameters: int, weight: int, *, critic: bool, reference: bo
 
 
 def space_of(root: Path) -> Space:
-    """Ask the store how much space it has. Raises OSError."""
-    usage = shutil.disk_usage(root)
+    """Ask the store how much space it has. Raises OSError.
+
+    ``root``: folder of checkpoints in it, which need not exist before the first one.
+    """
+    usage = shutil.disk_usage(next(folder for folder in (root, *root.parents) if folder.exists()))
     kept = sum(map(checkpoint_bytes, complete(root).values()))
     return Space(usage.total, usage.free, kept)
 

@@ -1,14 +1,17 @@
 """Sockets over which trainer ranks pass file descriptors to the engine ranks of their host.
 
-They are found as files in /dev/shm, which pods with ``hostIPC`` share; each pod has other abstract sockets.
+They are files in a folder that pods of a node share; abstract sockets belong to one pod's network.
 """
 
+import os
 import socket
 import struct
+import tempfile
 import uuid
 from pathlib import Path
 
-_FOLDER = Path("/dev/shm")
+from grpo_operator.api.names import SOCKETS_VARIABLE
+
 _RANK = struct.Struct("!I")
 _BUFFER = struct.Struct("!QQ")  # its number, and its bytes
 _SECONDS = 10.0  # to wait for bytes that have been sent
@@ -20,7 +23,8 @@ class Listener:
     """Where a trainer rank waits for the engine ranks. Close it once all have come."""
 
     def __init__(self, engines: int) -> None:
-        self.path = _FOLDER / f"grpo-{uuid.uuid4().hex}"
+        folder = os.environ.get(SOCKETS_VARIABLE) or tempfile.gettempdir()
+        self.path = Path(folder) / f"grpo-{uuid.uuid4().hex}"
         self._engines = engines
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(self.path))

@@ -1,8 +1,8 @@
 """Memory that processes of one host share by a file descriptor: of a GPU, or a memfd on CPUs.
 
-A file descriptor is passed between containers, which a handle of cudaIpcGetMemHandle is not: CUDA cannot map
-it in another pod, whichever namespaces the pods share. Source: CUDA C++ programming guide, virtual memory
-management.
+A file descriptor can be passed to any container. A handle of cudaIpcGetMemHandle needs the PID namespace and
+the /dev/shm of its process, and KubeRay gives each pod a /dev/shm of its own. Source: CUDA C++ programming
+guide, virtual memory management.
 """
 
 import mmap
