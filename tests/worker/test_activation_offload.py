@@ -72,3 +72,7 @@ def test_ranks_without_transformer_engine_refuse() -> None:
     (text,) = run_on_ranks("offload_cases:refused", 1, modules=["attn_norm"])
     assert text.startswith("spec.trainer.offload.activations=[attn_norm]: these ranks compute without")
     assert text.endswith("or remove activations")
+
+
+def test_a_part_that_is_too_small_to_be_copied_outlives_the_whole() -> None:
+    assert run_on_ranks("offload_cases:small_part", 1, size=64, part=8) == [True]

@@ -1,7 +1,7 @@
 """Functions that run on ranks: gradients with activations in host memory, by Megatron-Core's own code.
 
 CPUs have no streams: here they do nothing, and copies are made at once. What is left is the order in which
-Megatron-Core copies tensors out, frees them and copies them back.
+Megatron-Core copies tensors out, frees them and copies them back. That it waits in between is checked.
 """
 
 from collections.abc import Iterator
@@ -35,6 +35,24 @@ def refused(modules: list[str]) -> str:
     except ValueError as error:
         return str(error)
     return ""
+
+
+def small_part(size: int, part: int) -> bool:
+    """Return whether a part of a tensor outlives it that is too small to be copied to host memory."""
+    with _without_streams(set()):
+        manager = activation_offload._Manager()
+        manager.begin([])
+        manager.init_model_chunk_offload_handler(None, None, size)
+        chunk = manager.cur_forward_chunk()
+        chunk.on_group_start_forward("expert_fc1")
+        manager.inside_context = True
+        whole = torch.arange(float(size))
+        chunk.tensor_need_offloading_checker = lambda tensor: tensor.numel() >= size
+        tag = manager.on_save_for_backward(whole[:part])
+        chunk.on_group_commit_forward([whole])
+        assert whole.untyped_storage().nbytes() == 0, "the whole was freed"
+        manager._cur_backward_chunk = chunk
+        return torch.equal(manager.on_get_saved_tensor(tag), torch.arange(float(part)))
 
 
 def updates(
@@ -103,6 +121,8 @@ def _without_streams(weights: set[int]) -> Iterator[list[int]]:
     copied: list[int] = []
     pool, handler = megatron.GPUTensorPool, megatron.ChunkOffloadHandler
     create, offload, check = pool.__init__, handler.offload, handler.tensor_need_offloading_checker
+    reload, await_copies = handler.reload, megatron.OffloadTensorGroup.wait_offload_event
+    arrived: list[torch.Tensor] = []  # in host memory, and waited for
 
     def pageable(self: Any, device: str = "cuda", pin_memory: bool = False) -> None:
         create(self, device, False)
@@ -112,6 +132,16 @@ def _without_streams(weights: set[int]) -> Iterator[list[int]]:
         copied.append(tensor.nbytes)
         return offload(self, tensor, False, use_cpu_pool)
 
+    def awaited(group: Any, stream: Any) -> None:
+        arrived.extend(state[1] for state in group._tensors.values() if isinstance(state, tuple))
+        await_copies(group, stream)
+
+    def after_its_copy(self: Any, state: tuple[Any, ...], non_blocking: bool | None = None) -> torch.Tensor:
+        assert any(copy is state[1] for copy in arrived), "a tensor was copied back without waiting for it"
+        arrived[:] = [copy for copy in arrived if copy is not state[1]]
+        tensor: torch.Tensor = reload(self, state, non_blocking)
+        return tensor
+
     def any_size(self: Any, tensor: torch.Tensor) -> bool:
         self.min_offloaded_tensor_size = 1  # the models are tiny
         return bool(check(self, tensor))
@@ -120,6 +150,8 @@ def _without_streams(weights: set[int]) -> Iterator[list[int]]:
         for target, name, value in (
             (pool, "__init__", pageable),
             (handler, "offload", counted),
+            (handler, "reload", after_its_copy),
+            (megatron.OffloadTensorGroup, "wait_offload_event", awaited),
             (handler, "tensor_need_offloading_checker", any_size),
             (torch.cuda, "Stream", _Stream),
             (torch.cuda, "Event", _Stream),

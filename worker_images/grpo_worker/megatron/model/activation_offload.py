@@ -59,7 +59,9 @@ class _Manager(PipelineOffloadManager):  # type: ignore[misc]
 
     That of Megatron-Core 0.16.1 learns it once: an update with another number of micro-batches would copy
     back the tensors of another one, and packed sequences give each update its own number. It also marks
-    weights that must stay, but autograd hands it tensors without these marks.
+    weights that must stay, but autograd hands it tensors without these marks. While it learns, it copies the
+    tensors of the last layers back before they have reached host memory. And it frees a large tensor of which
+    autograd has saved parts that are too small to be copied, as those of experts with few tokens are.
     """
 
     def begin(self, chunks: Sequence[Any]) -> None:
@@ -78,16 +80,34 @@ class _Manager(PipelineOffloadManager):  # type: ignore[misc]
 
     def on_save_for_backward(self, tensor: torch.Tensor) -> Any:
         """Return what stands for a tensor that autograd saves: a weight for itself, else a tag."""
-        if tensor.untyped_storage().data_ptr() in self._weights:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() in self._weights:
             return tensor
+        stays = tensor.numel() < self.cur_forward_chunk().min_offloaded_tensor_size
+        if stays and storage.nbytes() > tensor.nbytes:  # the whole may be freed
+            tensor = tensor.clone()
         return super().on_save_for_backward(tensor)
 
     def on_get_saved_tensor(self, saved_state: Any) -> torch.Tensor:
         """Return the tensor that ``saved_state`` stands for."""
         if isinstance(saved_state, torch.Tensor):
             return saved_state
+        self._reload(self.cur_backward_chunk(), saved_state[0])
         tensor: torch.Tensor = super().on_get_saved_tensor(saved_state)
         return tensor
+
+    def _reload(self, chunk: Any, number: int) -> None:
+        """Copy a group of tensors back, unless that has been started."""
+        group = chunk.offload_groups[number - 1]
+        if not any(isinstance(state, tuple) for state in group._tensors.values()):
+            return
+        here = torch.cuda.current_stream()
+        chunk.h2d_stream.wait_stream(here)  # it reuses memory that may still be read
+        chunk._groups_to_reload.remove(group)
+        chunk._groups_to_reload.append(group)
+        chunk.bulk_reload_group()  # of the last one, after it has reached host memory
+        group.wait_reload_event(here)
+        chunk._reloading_group.remove(group)
 
     def post_warmup_callback(self) -> None:
         """Fix no order after the first update, and gather no sizes from all ranks to print them."""
