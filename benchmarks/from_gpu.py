@@ -11,7 +11,9 @@ colocated.json and traced.json (benchmarks/gpu/job.py); update.json, packing.jso
 (benchmarks/gpu/expert_overlap_speed.py); activation_offload.json (benchmarks/gpu/activation_offload.py);
 nccl_memory.json and nccl_memory_network.json (benchmarks/gpu/nccl_memory.py); deterministic.json
 and deterministic_plain.json (benchmarks/gpu/deterministic.py); rollout.json
-(benchmarks/gpu/rollout_speed.py); memory-*.json and held-out-*.json (benchmarks/gpu/planner_memory.py).
+(benchmarks/gpu/rollout_speed.py); gpu_health.json (benchmarks/gpu/gpu_health.py); jobs of
+manifests/gpu under their names, as devcluster/gpu-node.sh leaves them; memory-*.json and
+held-out-*.json (benchmarks/gpu/planner_memory.py); updates-*.json (benchmarks/gpu/planner_updates.py).
 Raw data go to the files with ``_gpu`` in their name, planner_memory.json and planner_memory_held_out.json,
 figures to sync.json and trainer.json.
 """
@@ -31,12 +33,14 @@ from grpo_devcluster.results import RESULTS, Stamp, record, record_cases
 
 sys.path.insert(0, str(REPO / "benchmarks" / "gpu"))
 
+import gpu_jobs
 from job_figures import mfu_figures, update_weights_figures
 from models import MODEL, SEQUENCE, training_mfu_pct
 from precision_figures import figures as precision_figures
 from rollout_cases import GPU_CASES
 from rollout_figures import figures as rollout_figures
 
+KUBERNETES = "gpu_kubernetes"
 _PARTS = {
     "engine_receive_and_load": ("receive and load", "tab:blue"),
     "rest": ("the request around it, pause and resume", "tab:gray"),
@@ -252,6 +256,13 @@ def drafts(measured: dict[str, Any]) -> None:
     _record("draft_gpu", figures, measured["of"])
 
 
+def kubernetes(origin: Stamp) -> None:
+    """Record the figures of all jobs of pods on GPUs."""
+    jobs = json.loads((RESULTS / f"{KUBERNETES}.json").read_text())["cases"]
+    deterministic = json.loads((RESULTS / "deterministic_gpu.json").read_text())["cases"]
+    record(KUBERNETES, gpu_jobs.figures(jobs, deterministic), origin)
+
+
 def _record(name: str, figures: dict[str, float], origin: Stamp) -> None:
     record(name, {figure: round(value, 4) for figure, value in figures.items()}, origin)
 
@@ -279,6 +290,7 @@ def main() -> None:
         "activation_offload": lambda content: _keep("activation_offload_gpu", content),
         "deterministic": lambda content: _keep("deterministic_gpu", content),
         "deterministic_plain": lambda content: _keep("deterministic_gpu", content),
+        "gpu_health": lambda content: _keep("gpu_health", content),
         "nccl_memory": lambda content: _keep("nccl_memory_gpu", content),
         "nccl_memory_network": lambda content: _keep("nccl_memory_gpu", content),
     }  # fmt: skip
@@ -293,6 +305,9 @@ def main() -> None:
             _keep("planner_memory_held_out", content)
         elif name == "ours":
             job(content, measured["trl"])
+        elif (REPO / "manifests" / "gpu" / f"{name}.yaml").exists():
+            record_cases(KUBERNETES, {name: gpu_jobs.case_of(content)}, content["of"])
+            kubernetes(content["of"])
 
 
 def _keep(name: str, content: dict[str, Any]) -> None:

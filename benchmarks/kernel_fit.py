@@ -44,12 +44,13 @@ class Measured:
     seconds: float
     on_gpu: float | None
     peak: int
+    gpu: GpuType
 
     def cost(self, efficiency: Efficiency | None = None) -> LayoutCost:
         """Return the planned seconds; None: with the efficiency that a plan takes."""
         case, alone = self.case, efficiency or of_kernels(self.case.kernels, self.case.precision)
         return update_cost(
-            ModelShape.from_hf(case.hf), case.layout, _workload(case), GPUS[GpuType.H200], 8,
+            ModelShape.from_hf(case.hf), case.layout, _workload(case), GPUS[self.gpu], 8,
             replace(alone, host=1.0),
         )  # fmt: skip
 
@@ -76,11 +77,15 @@ def _workload(case: UpdateCase) -> Workload:
 
 def measured() -> list[Measured]:
     """Return all measured cases."""
-    rows: Mapping[str, Any] = json.loads((RESULTS / "updates_gpu.json").read_text())["cases"]
+    found: Mapping[str, Any] = json.loads((RESULTS / "updates_gpu.json").read_text())
     return [
-        Measured(CASES[name], row["seconds"], row.get("gpu_seconds"), row["peak"])
-        for name, row in rows.items()
+        Measured(CASES[name], row["seconds"], row.get("gpu_seconds"), row["peak"], _gpu(found["of"][name]))
+        for name, row in found["cases"].items()
     ]
+
+
+def _gpu(origin: Mapping[str, str]) -> GpuType:
+    return GpuType.H100 if "H100" in origin["machine"] else GpuType.H200
 
 
 def fit() -> tuple[Efficiency, Efficiency]:
@@ -141,11 +146,12 @@ def figures() -> dict[str, float]:
     """
     held = [row for row in measured() if row.case not in FITTED]
     times = [row.error() for row in held]
-    memory = [100 * abs(row.planned_peak() / row.peak - 1) for row in held]
+    memory = [100 * (row.planned_peak() / row.peak - 1) for row in held]
     return {
         "heldout_updates": len(held),
-        "memory_error_pct_heldout_max": round(max(memory), 1),
-        "memory_error_pct_heldout_mean": round(statistics.mean(memory), 1),
+        "memory_error_pct_heldout_max": round(max(map(abs, memory)), 1),
+        "memory_error_pct_heldout_mean": round(statistics.mean(map(abs, memory)), 1),
+        "memory_too_low_pct_heldout_max": round(-min(memory), 1),
         "step_time_error_pct_max": round(max(times), 1),
         "step_time_error_pct_max_busy": round(max(row.error() for row in held if row.busy), 1),
         "step_time_error_pct_mean": round(statistics.mean(times), 1),

@@ -22,6 +22,7 @@ from typing import Any
 
 import yaml
 
+from grpo_devcluster import nvidia
 from grpo_devcluster.addons import kubectl
 from grpo_devcluster.follow import JobView
 from grpo_devcluster.install import NAMESPACE
@@ -190,7 +191,7 @@ def main() -> None:
     if args.run == "faulted" and calm.exists():
         found["differences"] = differences(json.loads(calm.read_text())["steps"], steps)
         print(found["differences"])
-    write_raw(args.out / f"{args.run}.json", stamp(), **found)
+    write_raw(args.out / f"{args.run}.json", stamp(nvidia.names()), **found)
     job.kubectl("delete", "grpojob", job.name, "--cascade=foreground", "--timeout=120s")
     sys.exit(0 if status["phase"] == "Succeeded" and not any("failed" in case for case in faults) else 1)
 

@@ -138,7 +138,7 @@ HELD_OUT = (
     UpdateCase("llama-3.1-8b", 8192, recompute="full"),
     UpdateCase("deepseek-v3", 4096),
     UpdateCase("deepseek-v3", 8192, precision=FP8, recompute="full"),
-    UpdateCase("llama-3.1-8b", 8192, LOCAL),
+    UpdateCase("llama-3.1-8b", 4096, LOCAL),
     UpdateCase("glm-4.5-air", 8192, LOCAL, recompute="full"),
 )
 CASES = {str(case): case for case in (*FITTED, *HELD_OUT)}

@@ -39,6 +39,13 @@ def present() -> bool:
     return _CONTROL.exists()
 
 
+def names() -> str:
+    """Return number and name of this machine's GPUs: ``2 x NVIDIA H100 80GB HBM3``."""
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    found = run(command, step="reading the GPUs' names", remedy="Is nvidia-smi on PATH?").splitlines()
+    return f"{len(found)} x {found[0].strip()}"
+
+
 def use_tools() -> None:
     """Let daemons find containerd and its shim as built for GPUs; without GPUs do nothing.
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from grpo_devcluster import cluster
+from grpo_devcluster import cluster, nvidia
 from grpo_devcluster.addons import kubectl
 from grpo_devcluster.demo import ENDED
 from grpo_devcluster.follow import JobView
@@ -55,7 +55,7 @@ def run_job(manifest: Path, seconds: float, out: Path) -> bool:
         if not succeeded:
             (out / f"{job.name}.txt").write_text(_report(job))
         taken = time.monotonic() - started
-        record = {"of": stamp(), "status": status, "seconds": taken, **_steps(job.store())}
+        record = {"of": stamp(nvidia.names()), "status": status, "seconds": taken, **_steps(job.store())}
         (out / f"{job.name}.json").write_text(json.dumps(record))
         print(f"    figures: {json.dumps(record.get('figures'))}")
         job.kubectl("delete", "grpojob", job.name, "--cascade=foreground", "--timeout=120s")

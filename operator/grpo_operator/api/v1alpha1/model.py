@@ -91,8 +91,8 @@ class WeightSyncSpec(Model):
         "staged: through the host memory of the agents; also used for engines that join later and for those "
         "whose link failed. nixl: as staged, and agents read each other's memory with NIXL, over the RDMA "
         "adapters that podTemplate gives them, else over TCP. cuda-ipc: each engine reads the memory of the "
-        "ranks on the same GPUs; both pods mount /run/grpo-operator of the node. auto: nccl if the trainer has GPUs, else "
-        "gloo; staged with mode delta and for colocated engines",
+        "ranks on the same GPUs; both pods mount /run/grpo-operator of the node. auto: nccl if the trainer "
+        "has GPUs, else gloo; staged with mode delta and for colocated engines",
     )
     mode: Literal["full", "delta"] = Field(
         "full",

@@ -49,7 +49,7 @@ def test_the_margin_covers_the_errors_of_held_out_cases() -> None:
     figures = {
         name: json.loads((RESULTS / f"{name}.json").read_text())["figures"] for name in ("trainer", "planner")
     }
-    error = figures["trainer"]["memory_error_pct_heldout_max"] / 100
+    error = figures["trainer"]["memory_too_low_pct_heldout_max"] / 100
     for gpu in GPUS.values():
         assert MARGIN * gpu.memory >= error * (gpu.usable - MARGIN * gpu.memory)
         local = figures["planner"]["memory_held_out_fused_error_pct_max"] / 100
@@ -65,7 +65,7 @@ def test_512_gpus_have_a_safe_layout_within_seconds(recompute: str) -> None:
     )  # fmt: skip
     assert time.process_time() - start < SECONDS
     assert plan.layout.world == 512 and plan.training is not None
-    assert worst(plan.stages).total <= plan.training.gpu.usable - 0.03 * H100.memory
+    assert worst(plan.stages).total <= plan.training.gpu.usable - 0.04 * H100.memory
     assert plan.layout.virtual_pipeline > 1
 
 
@@ -82,7 +82,7 @@ def test_a_given_layout_that_leaves_little_is_run_with_a_note() -> None:
     sizes = {"tensor": 4, "pipeline": 16, "expert": 8, "layersInFirstStage": 3, "layersInLastStage": 2}
     plan = _plan("deepseek-v3-512xh100", parallelism=sizes)
     assert plan.reason.startswith("given; leaves 0.8 GB of each GPU of its fullest stage, less than the ")
-    assert plan.reason.endswith("the 2.6 GB by which the planner can be wrong")
+    assert plan.reason.endswith("the 3.4 GB by which the planner can be wrong")
     assert _plan("deepseek-v3-512xh100").reason == "given"
 
 
@@ -90,7 +90,7 @@ def test_auto_names_the_layout_that_only_fits_without_the_margin() -> None:
     with pytest.raises(RefusedError) as error:
         _plan("deepseek-v3-512xh100", nodes=24, parallelism={"auto": True}, offload={})
     text = str(error.value)
-    assert "auto: no layout of 192 GPUs leaves 2.6 GB of 79.5 GB free: give TP8 PP12 CP1 EP16 DP2" in text
+    assert "auto: no layout of 192 GPUs leaves 3.4 GB of 79.5 GB free: give TP8 PP12 CP1 EP16 DP2" in text
     assert text.endswith("set spec.trainer.offload.auto, or use GPUs with more memory")
 
 

@@ -76,7 +76,7 @@ class CudaIpcGroup(TransferGroup):
                 self._sockets[trainer] = descriptors.call(path, self._rank)
             except OSError as error:
                 raise TransferError(
-                    f"{path} of trainer rank {trainer} is not reached ({error}): do both pods mount its folder?"
+                    f"{path} of trainer rank {trainer} is not reached ({error}): do both pods mount it?"
                 ) from error
         self.beat()
 

@@ -1,0 +1,64 @@
+"""Figures of the jobs of manifests/gpu, as devcluster/gpu-node.sh leaves them (pure).
+
+A job that ended too early counts too, but not among those that succeeded.
+"""
+
+import statistics
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+_KEPT = (
+    *("step", "critic/score/mean", "train/train_rollout_logprob_abs_diff", "actor/entropy", "wall_time"),
+    *("timing_s/step", "timing_s/gen", "timing_s/update_actor", "timing_s/update_weights_pause"),
+    *("timing_s/to_engines", "timing_s/to_trainers", "timing_s/save_checkpoint", "weight_sync/link_failures"),
+)
+_WARM_UP = 2  # steps in which kernels are compiled
+_GAP = "train/train_rollout_logprob_abs_diff"
+
+
+def case_of(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is kept of a job's file."""
+    status, steps = content["status"], content["steps"]
+    return {
+        "phase": status["phase"],
+        "progress": status["progress"],
+        "weightPath": status["weightPath"],
+        "network": status.get("network", ""),
+        "goodput": status.get("goodput"),
+        "figures": figures_of(status, steps) | content["figures"],
+        "steps": [{name: step[name] for name in _KEPT if name in step} for step in steps],
+    }
+
+
+def figures_of(status: Mapping[str, Any], steps: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the figures of a job beside those of report.summarise."""
+    seconds = [step["timing_s/step"] for step in steps[_WARM_UP:]]
+    began = datetime.fromisoformat(status["startedAt"]).timestamp()
+    return {
+        "start_to_first_step_seconds": round(steps[0]["wall_time"] - began, 1),
+        "step_seconds_median": round(statistics.median(seconds), 2),
+        "step_seconds_longest": round(max(seconds), 2),
+        "logprob_gap_mean": round(statistics.mean(step[_GAP] for step in steps), 4),
+        "pause_seconds_longest": round(max(s["timing_s/update_weights_pause"] for s in steps[_WARM_UP:]), 3),
+        "link_failures": max(step.get("weight_sync/link_failures", 0) for step in steps),
+    }
+
+
+def figures(cases: Mapping[str, Mapping[str, Any]], deterministic: Mapping[str, Any]) -> dict[str, float]:
+    """Return the figures of all jobs. ``deterministic``: cases of benchmarks/gpu/deterministic.py."""
+    found: dict[str, float] = {"jobs_succeeded": sum(case["phase"] == "Succeeded" for case in cases.values())}
+    for name, kind in (("deepseek-v3-1b-1gpu", "colocated"), ("deepseek-v3-1b-2gpu", "static")):
+        if name in cases:
+            own = cases[name]["figures"]
+            found |= {
+                f"step_seconds_{kind}": own["step_seconds_median"],
+                f"start_to_first_step_seconds_{kind}": own["start_to_first_step_seconds"],
+                f"steps_{kind}": own["steps"],
+                f"p_value_{kind}": float(f"{own['p_value']:.2g}"),
+                f"logprob_gap_mean_{kind}": own["logprob_gap_mean"],
+                f"pause_seconds_longest_{kind}": own["pause_seconds_longest"],
+            }
+    slow, fast = (deterministic[f"{kind}: transformer_engine on 1"] for kind in ("deterministic", "plain"))
+    found["deterministic_price_pct"] = round(100 * (slow["seconds"] / fast["seconds"] - 1), 1)
+    return found
