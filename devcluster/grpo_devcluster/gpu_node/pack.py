@@ -109,7 +109,17 @@ def _site(folder: Path) -> Callable[[Path], None]:
         raise StageError(
             f"GRPO_GPU_NODE_SITE={folder} is not a folder: name one of Python packages, or unset it."
         )
-    return lambda tree: archives.copy(folder, tree / SITE)
+    if not (folder / "bin" / "ray").exists():  # KubeRay starts it in Ray's pods
+        raise StageError(
+            f"GRPO_GPU_NODE_SITE={folder} has no bin/ray: install ray[default] into it (pip --target)."
+        )
+    return lambda tree: _copy_site(folder, tree / SITE)
+
+
+def _copy_site(folder: Path, target: Path) -> None:
+    """Copy packages; their scripts run the Python of the machine that they are brought to."""
+    archives.copy(folder, target)
+    thin_images.run_any_python(target / "bin")
 
 
 def _write_calls(manifest: Manifest, store: Path, output: Path) -> None:

@@ -78,10 +78,16 @@ def _install(wheels: list[Path], target: Path) -> None:
     """Install wheels into a folder as the Dockerfiles do; its scripts run the image's Python."""
     command = [uv().parent / "pip", *_PIP, target, *wheels]
     run(command, step=f"installing {wheels[0].name}", remedy="Remove dist/ and run the command again.")
-    for script in (target / "bin").glob("*"):
-        _, separator, body = script.read_text().partition("\n")
-        script.write_text("#!/usr/bin/env python3" + separator + body)
+    run_any_python(target / "bin")
     # They have paths of this machine, or digests of files with such paths.
     for name in ("direct_url.json", "RECORD"):
         for file in target.glob(f"*.dist-info/{name}"):
             file.unlink()
+
+
+def run_any_python(scripts: Path) -> None:
+    """Let Python scripts run the Python that is first on PATH; programs stay as they are."""
+    for script in scripts.glob("*"):
+        first, separator, body = script.read_bytes().partition(b"\n")
+        if first.startswith(b"#!") and b"python" in first:
+            script.write_bytes(b"#!/usr/bin/env python3" + separator + body)

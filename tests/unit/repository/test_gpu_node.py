@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from grpo_devcluster import demo, gobuild, images, install, nvidia, packed
-from grpo_devcluster.gpu_node import archives, debian, oci, pods, unpack
+from grpo_devcluster.gpu_node import archives, debian, oci, pack, pods, unpack
 from grpo_devcluster.gpu_node.pieces import CALL_BYTES, MANIFEST, Manifest, Piece, cut, into_calls
 from grpo_devcluster.paths import REPO, tree_key
 from grpo_devcluster.stages import StageError
@@ -184,6 +184,39 @@ def test_packages_that_the_machine_lacks_are_mounted_where_images_look(
     assert overlay["volumeMounts"][:-1] == without["volumeMounts"]
     for name in ("trainer", "rollout"):
         assert f":{install.PACKAGES} " in (REPO / f"Dockerfile.{name}").read_text()
+
+
+def test_pods_on_gpus_find_cudas_libraries_and_toolkit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the images of GPUs do, in which they are preset: engines load and compile kernels with them."""
+    for part in ("cu13", "nccl"):
+        (tmp_path / "lib/python3.12/site-packages/nvidia" / part / "lib").mkdir(parents=True)
+    (tmp_path / "cuda-13").mkdir()
+    (tmp_path / "cuda").symlink_to("cuda-13")
+    monkeypatch.setattr(install, "environment", lambda: tmp_path)
+    monkeypatch.setattr(install, "TOOLKIT", tmp_path / "cuda")
+    references = {name: f"localhost/grpo-{name}:1" for name in ("operator", "trainer", "rollout")}
+    for present in (False, True):
+        monkeypatch.setattr(nvidia, "present", lambda present=present: present)
+        found = {e["name"]: e["value"] for e in install.devcluster_values(references)["podOverlay"]["env"]}
+        libraries = [Path(part).parent.name for part in found.get("LD_LIBRARY_PATH", "").split(":") if part]
+        assert libraries == (["cu13", "nccl"] if present else [])
+        assert found.get("CUDA_HOME") == (str(tmp_path / "cuda-13") if present else None)
+        assert str(install.PACKAGES / "bin") in found["PATH"].split(":"), "ray, which KubeRay starts"
+
+
+def test_packages_without_rays_command_are_refused_and_scripts_run_any_python(tmp_path: Path) -> None:
+    folder = tmp_path / "packages"
+    (folder / "bin").mkdir(parents=True)
+    with pytest.raises(StageError, match=r"has no bin/ray: install ray\[default\]"):
+        pack._site(folder)
+    (folder / "bin" / "ray").write_text("#!/home/me/python\nimport ray\n")
+    (folder / "bin" / "py-spy").write_bytes(b"\x7fELF\xff\n")
+    pack._site(folder)(tmp_path)
+    copied = tmp_path / packed.SITE / "bin"
+    assert (copied / "ray").read_text() == "#!/usr/bin/env python3\nimport ray\n"
+    assert (copied / "py-spy").read_bytes() == b"\x7fELF\xff\n"
 
 
 def test_only_what_opens_the_driver_is_built_with_cgo() -> None:
