@@ -1,0 +1,52 @@
+"""What all pods of jobs get from the machine: its Python environment and, where there are GPUs, CUDA."""
+
+from pathlib import Path
+from typing import Any
+
+from grpo_devcluster import nvidia
+from grpo_devcluster.images import environment, environment_mounts
+from grpo_devcluster.packed import SITE
+from grpo_devcluster.paths import CACHE, PACK
+
+TOOLKIT = Path("/usr/local/cuda")
+PACKAGES = Path("/opt/grpo-packages")  # on PYTHONPATH in the images of trainers and engines
+KERNELS = CACHE / "kernels"
+_CACHES = {  # of what compiles kernels when they are first used
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    "TVM_FFI_CACHE_DIR": "tvm-ffi",
+    "CUDA_CACHE_PATH": "cuda",
+}
+
+
+def pod_overlay() -> dict[str, Any]:
+    """Return the chart's value ``podOverlay``."""
+    mounts = {path: path for path in environment_mounts()}
+    if PACK is not None and (PACK / SITE).is_dir():
+        mounts[PACK / SITE] = PACKAGES
+    volumes: list[dict[str, Any]] = [
+        {"name": f"python-{i}", "hostPath": {"path": str(path), "type": "Directory"}}
+        for i, path in enumerate(mounts)
+    ]
+    volume_mounts: list[dict[str, Any]] = [
+        {"name": f"python-{i}", "mountPath": str(path), "readOnly": True}
+        for i, path in enumerate(mounts.values())
+    ]
+    path = f"{environment() / 'bin'}:{PACKAGES / 'bin'}:/usr/local/bin:/usr/bin:/bin"
+    variables = {"PATH": path}
+    if nvidia.present():
+        variables |= cuda()
+        # An engine compiles kernels for a minute, the trainer in its first step for another one.
+        variables |= {name: str(KERNELS / folder) for name, folder in _CACHES.items()}
+        volumes.append({"name": "kernels", "hostPath": {"path": str(KERNELS), "type": "DirectoryOrCreate"}})
+        volume_mounts.append({"name": "kernels", "mountPath": str(KERNELS)})
+    env = [{"name": name, "value": value} for name, value in variables.items()]
+    return {"volumes": volumes, "volumeMounts": volume_mounts, "env": env}
+
+
+def cuda() -> dict[str, str]:
+    """Return the variables that lead to CUDA's libraries and toolkit, as in images of GPUs."""
+    folders = sorted(environment().glob("lib/python*/site-packages/nvidia/*/lib"))
+    found = {"LD_LIBRARY_PATH": ":".join(map(str, folders))}
+    return found | ({"CUDA_HOME": str(TOOLKIT.resolve())} if TOOLKIT.is_dir() else {})
