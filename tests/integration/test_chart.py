@@ -142,6 +142,12 @@ def test_monitoring_objects_are_rendered_only_when_enabled() -> None:
     (rule,) = _of(asked, "PrometheusRule")
     alerts = [r["alert"] for group in rule["spec"]["groups"] for r in group["rules"]]
     assert len(alerts) == len(set(alerts)) >= 5
+    assert "runbook_url" not in str(rule)
+    (rule,) = _of(
+        _render("--set", "metrics.prometheusRule=true,metrics.runbooks=https://a/b"), "PrometheusRule"
+    )
+    urls = [r["annotations"]["runbook_url"] for group in rule["spec"]["groups"] for r in group["rules"]]
+    assert urls == [f"https://a/b#{name.lower()}" for name in alerts]
     for name in ("ops", "ops-jobs", "ops-trainers", "ops-engines"):
         assert _of(asked, "PodMonitor", name), name
     (dashboard,) = _of(asked, "ConfigMap", "ops-dashboard")

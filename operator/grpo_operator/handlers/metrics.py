@@ -51,6 +51,12 @@ class JobCollector(Collector):
                 "grpo_job_tokens_per_second_per_gpu", "Throughput of the last step", labels=_JOB
             ),
         }
+        saved = GaugeMetricFamily(
+            "grpo_job_checkpoint_step", "Step of the newest complete checkpoint; 0: none", labels=_JOB
+        )
+        interval = GaugeMetricFamily(
+            "grpo_job_checkpoint_interval_steps", "Steps between two checkpoints", labels=_JOB
+        )
         lag = GaugeMetricFamily(
             "grpo_job_weight_version_lag", "Versions that the slowest engine is behind", labels=_JOB
         )
@@ -73,10 +79,13 @@ class JobCollector(Collector):
                 uses.add_metric([*key, use], spent)
             for cause, spent in (goodput.get("lostGpuSeconds") or {}).items():
                 losses.add_metric([*key, cause], spent)
+            if every := ((job.get("spec") or {}).get("checkpoint") or {}).get("everySteps"):
+                saved.add_metric(key, float((status.get("lastCheckpoint") or {}).get("step") or 0))
+                interval.add_metric(key, float(every))
             behind = self._lag(namespace, name, status)
             if behind is not None:
                 lag.add_metric(key, behind)
-        yield from (info, restarts, uses, losses, lag, *gauges.values())
+        yield from (info, restarts, uses, losses, saved, interval, lag, *gauges.values())
 
     def _lag(self, namespace: str, name: str, status: dict[str, Any]) -> int | None:
         pool = self._cache.pools.get((namespace, f"{name}-rollout")) or {}

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from grpo_devcluster.paths import REPO
 from grpo_devcluster.reference.pages import pages
@@ -95,3 +96,10 @@ def test_paths_of_the_repository_exist(page: Path) -> None:
     for path in SOURCE.findall(text_of(page)):
         if not path.startswith(STORED):
             assert any((root / path).exists() for root in ROOTS), f"{name_of(page)}: there is no {path}"
+
+
+def test_every_alert_has_a_runbook() -> None:
+    groups = yaml.safe_load((REPO / "helm" / "grpo-operator" / "files" / "rules.yaml").read_text())["groups"]
+    alerts = {rule["alert"] for group in groups for rule in group["rules"]}
+    sections = HEADING.findall((DOCS / "guides" / "runbooks.md").read_text())
+    assert set(sections[1:]) == alerts and len(sections) == len(alerts) + 1
