@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from grpo_operator.api.v1alpha1.status import Phase
 from grpo_rehearsal.durations import Assumptions
 from grpo_rehearsal.job import RehearsedJob, read_job
 from grpo_rehearsal.report.summary import summary
@@ -16,7 +17,6 @@ from grpo_rehearsal.standins.state_bytes import STATE
 SAMPLES = 64
 HANG = 60
 FAST = Assumptions(store_rate=20e9)  # a checkpoint is written within a step
-IN_THIRD_STEP = 36.0  # seconds
 Rehearse = Callable[[Scenario], Outcome]
 
 
@@ -33,7 +33,11 @@ def deadline(figures: dict[str, Any], method: str) -> dict[str, Any]:
 
 
 def lost_in_the_third_step(saving: Rehearse) -> Outcome:
-    deaths = (0, IN_THIRD_STEP), (1, IN_THIRD_STEP)
+    history = saving(Scenario(name="calm", steps=3, assumed=FAST)).board.history
+    began = next(when for when, name, value in history if name == "phase" and value is Phase.TRAINING)
+    _, second, third = (when for when, name, _ in history if name == "step")
+    late = second + 0.8 * (third - second) - began  # the checkpoint of the second step is complete
+    deaths = (0, late), (1, late)
     return saving(Scenario(name="lost", steps=4, assumed=FAST, dead_nodes=deaths))
 
 

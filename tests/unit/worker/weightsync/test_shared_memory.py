@@ -3,6 +3,7 @@
 import gc
 import os
 import socket
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,11 +34,18 @@ def _join(stores: list[TCPStore], rank: int) -> TransferGroup:
 
 
 @pytest.fixture
+def node() -> Iterator[Path]:
+    """Return a folder with a short name, as paths of sockets must be."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        yield Path(name)
+
+
+@pytest.fixture
 def members(
-    stores: list[TCPStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stores: list[TCPStore], node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[list[TransferGroup]]:
-    """Return a trainer rank and an engine rank of one group, which meet in ``tmp_path``."""
-    monkeypatch.setenv(SOCKETS_VARIABLE, str(tmp_path))
+    """Return a trainer rank and an engine rank of one group, which meet in the folder ``node``."""
+    monkeypatch.setenv(SOCKETS_VARIABLE, str(node))
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda rank: _join(stores, rank), (0, 1)))
     yield found
@@ -59,10 +67,10 @@ def test_both_ends_see_the_same_bytes_and_the_descriptor_is_closed() -> None:
 
 
 def test_members_meet_in_the_folder_of_the_node_and_leave_nothing(
-    members: list[TransferGroup], tmp_path: Path
+    members: list[TransferGroup], node: Path
 ) -> None:
     trainer, engine = members
-    assert not list(tmp_path.iterdir())
+    assert not list(node.iterdir())
     sent, received = trainer.buffer(8192), torch.zeros(8192, dtype=torch.uint8)
     for value in (3, 4):
         sent.fill_(value)

@@ -4,10 +4,10 @@ They are files in a folder that pods of a node share; abstract sockets belong to
 """
 
 import os
+import secrets
 import socket
 import struct
 import tempfile
-import uuid
 from pathlib import Path
 
 from grpo_operator.api.names import SOCKETS_VARIABLE
@@ -24,7 +24,7 @@ class Listener:
 
     def __init__(self, engines: int) -> None:
         folder = os.environ.get(SOCKETS_VARIABLE) or tempfile.gettempdir()
-        self.path = Path(folder) / f"grpo-{uuid.uuid4().hex}"
+        self.path = Path(folder) / f"grpo-{secrets.token_hex(8)}"  # the system allows 107 characters
         self._engines = engines
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(self.path))
