@@ -29,13 +29,14 @@ from grpo_worker.weightsync.agent.refills import WaitingCalls
 from grpo_worker.weightsync.agent.served_weights import PeerError, ServedWeights
 from grpo_worker.weightsync.agent.staged_loader import StagedLoader
 from grpo_worker.weightsync.agent.store_fill import StoreFill
-from grpo_worker.weightsync.agent.writer_guard import WriterGuard
+from grpo_worker.weightsync.agent.writer_guard import WriterError, WriterGuard
 from grpo_worker.weightsync.protocol.link_offer import LinkOffer
 from grpo_worker.weightsync.protocol.manifest import Manifest
 
 # A scheduler that is unresponsive for this long, in addition to the timeout of a call, will not recover.
 # SGLang's own watchdog waits as long for a batch.
 UNRESPONSIVE_SECONDS = 300.0
+_BIND_SECONDS = 1.0  # that the operator waits for it
 _LOCK_SECONDS = 5.0  # that a peer waits for an engine which is being checked or updated
 
 
@@ -73,12 +74,21 @@ class Agent:
         self._served = ServedWeights(engine, engine_ranks, timeout, self._place.address)
 
     def bind(self, writer: str) -> None:
-        """Accept weights from this job only. The weights of another job are dropped."""
+        """Accept weights from this job only. The weights of another job are dropped.
+
+        Raises WriterError if the engine is being updated for longer: the operator calls again and again, and
+        calls that waited would take all threads of the server.
+        """
         if writer == self._guard.writer:
             return
-        with self._calls.waiting(), self._lock:
-            if self._guard.bind(writer):
-                self._engine.drop_weights(f"bound to {writer}")
+        with self._calls.waiting():
+            if not self._lock.acquire(timeout=_BIND_SECONDS):
+                raise WriterError(f"this engine is being updated for {self._guard.writer}: try again")
+            try:
+                if self._guard.bind(writer):
+                    self._engine.drop_weights(f"bound to {writer}")
+            finally:
+                self._lock.release()
 
     def check_writer(self, writer: str, attempt: int) -> None:
         """Raise WriterError unless this attempt of the job may use the engine."""

@@ -120,7 +120,10 @@ class _AgentRoutes:
         return Response(self._model_config.read_bytes(), media_type="application/json")
 
     async def bind(self, request: Request) -> Response:
-        await run_in_threadpool(self._agent.bind, (await request.json())["writer"])
+        try:
+            await run_in_threadpool(self._agent.bind, (await request.json())["writer"])
+        except WriterError as error:
+            return JSONResponse(self._agent.status() | {"error": str(error)}, 409)
         return JSONResponse(self._agent.status())
 
     async def sync(self, request: Request) -> Response:
