@@ -91,11 +91,20 @@ def _mapped(handle: Any, nbytes: int, device: torch.device) -> torch.Tensor:
     torch.zeros(1, device=device)  # makes CUDA's context in this thread
     address = _result(driver.cuMemAddressReserve(nbytes, 0, 0, 0))
     _result(driver.cuMemMap(address, nbytes, 0, handle, 0))
-    access = driver.CUmemAccessDesc()
-    access.location = _properties(_index(device)).location
-    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-    _result(driver.cuMemSetAccess(address, nbytes, [access], 1))
+    # PyTorch copies between GPUs on the one that has the memory.
+    owner = int(_result(driver.cuMemGetAllocationPropertiesFromHandle(handle)).location.id)
+    access = [_access(index) for index in sorted({owner, _index(device)})]
+    _result(driver.cuMemSetAccess(address, nbytes, access, len(access)))
     return torch.as_tensor(_Mapping(int(address), nbytes, handle))
+
+
+def _access(index: int) -> Any:
+    from cuda.bindings import driver
+
+    access = driver.CUmemAccessDesc()
+    access.location = _properties(index).location
+    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    return access
 
 
 def _unmap(address: int, nbytes: int, handle: Any) -> None:
