@@ -1,0 +1,34 @@
+"""Figures of the jobs of pods on GPUs are those of the recorded steps."""
+
+import importlib
+import json
+import sys
+from typing import Any
+
+from grpo_devcluster.paths import REPO
+from grpo_devcluster.results import RESULTS
+
+sys.path.insert(0, str(REPO / "benchmarks" / "gpu"))
+
+gpu_jobs: Any = importlib.import_module("gpu_jobs")
+
+
+def _read(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def test_the_published_figures_are_those_of_the_cases() -> None:
+    published, deterministic = _read("gpu_kubernetes"), _read("deterministic_gpu")["cases"]
+    assert gpu_jobs.figures(published["cases"], deterministic) == published["figures"]
+    for case in published["cases"].values():
+        done, of = map(int, case["progress"].split("/"))
+        assert len(case["steps"]) == case["figures"]["steps"] == done
+        assert (case["phase"] == "Succeeded") == (done == of)
+
+
+def test_a_job_that_was_stopped_is_not_among_those_that_succeeded() -> None:
+    case = _read("gpu_kubernetes")["cases"]["deepseek-v3-1b-1gpu"]
+    deterministic = _read("deterministic_gpu")["cases"]
+    for phase, succeeded in (("Training", 0), ("Succeeded", 1)):
+        found = gpu_jobs.figures({"deepseek-v3-1b-1gpu": case | {"phase": phase}}, deterministic)
+        assert found["jobs_succeeded"] == succeeded
