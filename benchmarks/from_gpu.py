@@ -41,6 +41,13 @@ from rollout_cases import GPU_CASES
 from rollout_figures import figures as rollout_figures
 
 KUBERNETES = "gpu_kubernetes"
+_RAW = {  # files whose content is kept as it is -> results file
+    "colocated": "colocated_gpu", "traced": "traced_gpu", "engine": "engine_speed_gpu",
+    "wave_work": "wave_work_gpu", "precision_aware": "precision_aware_gpu", "overlap": "overlap_gpu",
+    "expert_overlap": "expert_overlap_gpu", "activation_offload": "activation_offload_gpu",
+    "deterministic": "deterministic_gpu", "deterministic_plain": "deterministic_gpu",
+    "nccl_memory": "nccl_memory_gpu", "nccl_memory_network": "nccl_memory_gpu", "gpu_health": "gpu_health",
+}  # fmt: skip
 _PARTS = {
     "engine_receive_and_load": ("receive and load", "tab:blue"),
     "rest": ("the request around it, pause and resume", "tab:gray"),
@@ -277,26 +284,14 @@ def main() -> None:
         raise SystemExit(f"nothing was recorded, because cases failed: {failed}; measure them again")
     single: dict[str, Callable[[dict[str, Any]], None]] = {
         "sync": sync, "on_policy": update_weights, "update": trainer, "packing": trainer, "rounding": trainer,
-        "colocated": lambda content: _keep("colocated_gpu", content),
-        "draft": drafts,
-        "traced": lambda content: _keep("traced_gpu", content),
-        "engine": lambda content: _keep("engine_speed_gpu", content),
-        "wave_work": lambda content: _keep("wave_work_gpu", content),
-        "kernels": kernels, "rank_checkpoint": rank_checkpoint, "precision": precision,
+        "draft": drafts, "kernels": kernels, "rank_checkpoint": rank_checkpoint, "precision": precision,
         "context": context, "job_kernels": job_kernels, "rollout": rollout,
-        "precision_aware": lambda content: _keep("precision_aware_gpu", content),
-        "overlap": lambda content: _keep("overlap_gpu", content),
-        "expert_overlap": lambda content: _keep("expert_overlap_gpu", content),
-        "activation_offload": lambda content: _keep("activation_offload_gpu", content),
-        "deterministic": lambda content: _keep("deterministic_gpu", content),
-        "deterministic_plain": lambda content: _keep("deterministic_gpu", content),
-        "gpu_health": lambda content: _keep("gpu_health", content),
-        "nccl_memory": lambda content: _keep("nccl_memory_gpu", content),
-        "nccl_memory_network": lambda content: _keep("nccl_memory_gpu", content),
     }  # fmt: skip
     for name, content in measured.items():
         if name in single:
             single[name](content)
+        elif name in _RAW:
+            _keep(_RAW[name], content)
         elif name.startswith("memory-"):
             _keep("planner_memory", content)
         elif name.startswith("updates-"):

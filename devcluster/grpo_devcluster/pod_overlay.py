@@ -1,4 +1,4 @@
-"""What all pods of jobs get from the machine: its Python environment and, where there are GPUs, CUDA."""
+"""Overlay of all pods of jobs: the machine's Python environment and, on machines with GPUs, its CUDA."""
 
 from pathlib import Path
 from typing import Any

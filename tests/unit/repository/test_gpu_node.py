@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from grpo_devcluster import demo, gobuild, images, nvidia, packed, pod_overlay
+from grpo_devcluster import demo, gobuild, images, nvidia, packed
 from grpo_devcluster.gpu_node import archives, debian, oci, pack, pods, unpack
 from grpo_devcluster.gpu_node.pieces import CALL_BYTES, MANIFEST, Manifest, Piece, cut, into_calls
 from grpo_devcluster.paths import REPO, tree_key
@@ -168,45 +168,6 @@ def test_the_projects_wheel_is_told_from_those_it_needs(
     parts = (tmp_path / "operator", tmp_path / "worker_images", tmp_path / "pyproject.toml")
     (dist / ".key").write_text(tree_key(*parts))
     assert images.build_wheel().name == "grpo_operator-0.1.0-py3-none-any.whl"
-
-
-def test_packages_that_the_machine_lacks_are_mounted_where_images_look(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (images, pod_overlay):
-        monkeypatch.setattr(module, "PACK", tmp_path)
-    without = pod_overlay.pod_overlay()
-    (tmp_path / packed.SITE).mkdir()
-    overlay = pod_overlay.pod_overlay()
-    assert overlay["volumes"][-1]["hostPath"]["path"] == str(tmp_path / packed.SITE)
-    assert overlay["volumeMounts"][-1]["mountPath"] == "/opt/grpo-packages"
-    assert overlay["volumeMounts"][:-1] == without["volumeMounts"]
-    for name in ("trainer", "rollout"):
-        assert f":{pod_overlay.PACKAGES} " in (REPO / f"Dockerfile.{name}").read_text()
-
-
-def test_pods_on_gpus_find_cudas_libraries_and_toolkit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As the images of GPUs do, in which they are preset: engines load and compile kernels with them."""
-    for part in ("cu13", "nccl"):
-        (tmp_path / "lib/python3.12/site-packages/nvidia" / part / "lib").mkdir(parents=True)
-    (tmp_path / "cuda-13").mkdir()
-    (tmp_path / "cuda").symlink_to("cuda-13")
-    monkeypatch.setattr(pod_overlay, "environment", lambda: tmp_path)
-    monkeypatch.setattr(pod_overlay, "TOOLKIT", tmp_path / "cuda")
-    for present in (False, True):
-        monkeypatch.setattr(nvidia, "present", lambda present=present: present)
-        overlay = pod_overlay.pod_overlay()
-        found = {variable["name"]: variable["value"] for variable in overlay["env"]}
-        libraries = [Path(part).parent.name for part in found.get("LD_LIBRARY_PATH", "").split(":") if part]
-        assert libraries == (["cu13", "nccl"] if present else [])
-        assert found.get("CUDA_HOME") == (str(tmp_path / "cuda-13") if present else None)
-        kept = [mount for mount in overlay["volumeMounts"] if not mount.get("readOnly")]
-        assert [found["TRITON_CACHE_DIR"].startswith(mount["mountPath"]) for mount in kept] == [
-            True
-        ] * present
-        assert str(pod_overlay.PACKAGES / "bin") in found["PATH"].split(":"), "ray, which KubeRay starts"
 
 
 def test_packages_without_rays_command_are_refused_and_scripts_run_any_python(tmp_path: Path) -> None:

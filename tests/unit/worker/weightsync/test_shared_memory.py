@@ -105,3 +105,15 @@ def test_a_member_that_ends_before_it_passes_its_memory_is_named() -> None:
     with pytest.raises(ConnectionResetError, match="buffer 0 did not come"):
         descriptors.take(ours, "buffer 0 did not come")
     ours.close()
+
+
+def test_an_engine_that_ends_when_it_has_connected_is_an_error_of_the_link(
+    node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SOCKETS_VARIABLE, str(node))
+    listener = descriptors.Listener(1)
+    with socket.socket(socket.AF_UNIX) as engine:
+        engine.connect(str(listener.path))
+    with pytest.raises(TransferError, match="an engine rank ended"), rendezvous.transfer_errors():
+        listener.complete()
+    listener.close()

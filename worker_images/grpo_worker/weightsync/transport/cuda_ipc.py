@@ -7,8 +7,7 @@ store. The engine rank copies the message and acknowledges it there.
 
 import json
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -50,7 +49,7 @@ class CudaIpcGroup(TransferGroup):
         self._passed: set[tuple[int, int]] = set()  # (engine, number) of buffers that it has
         self._opened: dict[tuple[int, int], torch.Tensor] = {}  # (trainer, number) -> the bytes, uint8
         self._sockets: dict[int, socket.socket] = {}  # to each other member that this one exchanges with
-        with _os_errors():
+        with transfer_errors():
             listener = Listener(world - trainers) if rank < trainers else None
         try:
             super().__init__(store, name, rank, world, trainers, device)
@@ -63,7 +62,7 @@ class CudaIpcGroup(TransferGroup):
                 listener.close()
 
     def _await_engines(self, listener: Listener) -> None:
-        with _os_errors():
+        with transfer_errors():
             self._store.set(f"listener-{self._rank}", str(listener.path))
             self.wait_for(listener.complete, lambda: "an engine rank did not connect")
         self._sockets = listener.sockets
@@ -87,7 +86,7 @@ class CudaIpcGroup(TransferGroup):
         """Return memory that engine ranks can open: uint8 [nbytes]. Raises TransferError."""
         if not nbytes:
             return super().buffer(0)
-        with transfer_errors(), _os_errors():
+        with transfer_errors():
             self._buffers.append(SharedMemory.allocate(nbytes, self._device))
         return self._buffers[-1].data[:nbytes]
 
@@ -99,7 +98,7 @@ class CudaIpcGroup(TransferGroup):
 
     def _send(self, pairs: Pairs, deadline: float) -> _IpcTransfer:
         announced, acknowledged = [], []
-        with transfer_errors(), _os_errors():
+        with transfer_errors():
             self._synchronize()  # engines read the bytes directly, so all kernels must have written them
             for engine, tensors in _by_member(pairs).items():
                 number = self._next_number(engine)
@@ -136,7 +135,7 @@ class CudaIpcGroup(TransferGroup):
             self.wait_until(lambda: bool(self._store.check(list(keys))), deadline, _POLL_SECONDS)
 
     def _copy(self, expected: dict[tuple[int, str], list[torch.Tensor]]) -> None:
-        with transfer_errors(), _os_errors():
+        with transfer_errors():
             for (trainer, key), tensors in expected.items():
                 places = json.loads(self._store.get(f"sent-{key}"))
                 for place, tensor in zip(places, tensors, strict=True):
@@ -194,12 +193,3 @@ def _by_member(pairs: Pairs) -> dict[int, list[torch.Tensor]]:
     for tensor, member in pairs:
         tensors.setdefault(member, []).append(tensor)
     return tensors
-
-
-@contextmanager
-def _os_errors() -> Iterator[None]:
-    """Convert errors of sockets and memory into TransferErrors."""
-    try:
-        yield
-    except OSError as error:
-        raise TransferError(str(error)[:200]) from error

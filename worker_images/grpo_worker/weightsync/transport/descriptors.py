@@ -20,7 +20,7 @@ Shared = tuple[int, int, int]  # number of a buffer, its bytes and its descripto
 
 
 class Listener:
-    """Where a trainer rank waits for the engine ranks. Close it once all have come."""
+    """Socket at which a trainer rank accepts its engine ranks. Close it when all have connected."""
 
     def __init__(self, engines: int) -> None:
         folder = os.environ.get(SOCKETS_VARIABLE) or tempfile.gettempdir()
@@ -34,14 +34,20 @@ class Listener:
         self.sockets: dict[int, socket.socket] = {}  # of engine ranks that have come
 
     def complete(self) -> bool:
-        """Take in those that have come, and return whether all have."""
+        """Accept those that have connected, and return whether all have.
+
+        Raises OSError, also for one that has ended since.
+        """
         while len(self.sockets) < self._engines:
             try:
                 connection, _ = self._socket.accept()
             except BlockingIOError:
                 return False
             connection.settimeout(_SECONDS)
-            (rank,) = _RANK.unpack(connection.recv(_RANK.size, socket.MSG_WAITALL))
+            data = connection.recv(_RANK.size, socket.MSG_WAITALL)
+            if len(data) != _RANK.size:
+                raise ConnectionResetError("an engine rank ended when it had connected")
+            (rank,) = _RANK.unpack(data)
             self.sockets[rank] = connection
         return True
 

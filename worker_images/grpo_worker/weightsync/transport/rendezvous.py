@@ -30,10 +30,10 @@ class TransferError(RuntimeError):
 
 @contextmanager
 def transfer_errors() -> Iterator[None]:
-    """Convert the RuntimeErrors of torch, its stores and its groups into TransferErrors."""
+    """Convert errors of torch, its stores and its groups, and of sockets and memory, into TransferErrors."""
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise TransferError(str(error).splitlines()[0][:200]) from error
 
 
