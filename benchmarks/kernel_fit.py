@@ -64,28 +64,43 @@ class Measured:
         return self.on_gpu is not None and self.on_gpu >= _BUSY * self.seconds
 
     def planned_peak(self) -> int:
-        (stage,) = stage_memory(
+        """Return the planned bytes of the fullest stage."""
+        return max(self.planned_peaks())
+
+    def planned_peaks(self) -> list[int]:
+        """Return the planned bytes of each stage."""
+        stages = stage_memory(
             ModelShape.from_hf(self.case.hf), self.case.layout, _workload(self.case),
             precision=of_precision(self.case.precision),
         )  # fmt: skip
-        return stage.total
+        return [stage.total for stage in stages]
 
 
 def _workload(case: UpdateCase) -> Workload:
-    return Workload(case.tokens, 1, MICRO_BATCHES, case.recomputed)
+    return Workload(
+        case.tokens, 1, MICRO_BATCHES, case.recomputed,
+        fused=case.kernels is not LOCAL, fp8=case.precision is FP8,
+    )  # fmt: skip
 
 
 def measured() -> list[Measured]:
     """Return all measured cases."""
     found: Mapping[str, Any] = json.loads((RESULTS / "updates_gpu.json").read_text())
     return [
-        Measured(CASES[name], row["seconds"], row.get("gpu_seconds"), row["peak"], _gpu(found["of"][name]))
+        Measured(
+            CASES[name],
+            row["seconds"],
+            row.get("gpu_seconds"),
+            row["peak"],
+            gpu_type(found["of"][name]["machine"]),
+        )
         for name, row in found["cases"].items()
     ]
 
 
-def _gpu(origin: Mapping[str, str]) -> GpuType:
-    return GpuType.H100 if "H100" in origin["machine"] else GpuType.H200
+def gpu_type(machine: str) -> GpuType:
+    """Return the type of the GPUs of a machine, or of one GPU, by its name."""
+    return GpuType.H100 if "H100" in machine else GpuType.H200
 
 
 def fit() -> tuple[Efficiency, Efficiency]:

@@ -44,8 +44,16 @@ _PUBLISHED: dict[str, dict[str, Any]] = {
     "deepseek-v3": architecture("deepseek-v3")
     | _EXPERTS
     | {"first_k_dense_replace": 1, "n_routed_experts": 16, "n_group": 1, "topk_group": 1},
+    "glm-4.7": architecture("glm-4.7")
+    | _EXPERTS
+    | {"num_hidden_layers": 4, "first_k_dense_replace": 1, "n_routed_experts": 16},
+    "qwen2.5-7b": architecture("qwen2.5-7b") | {"num_hidden_layers": 8},
 }
-MODELS: dict[str, dict[str, Any]] = _PUBLISHED | {
+# As many experts as ranks share them; each rank has eight, and each expert gets as many tokens as a rank.
+_SHARED = {
+    f"slice of {ranks}": _SLICE | {"num_hidden_layers": 4, "n_routed_experts": 8 * ranks} for ranks in (2, 4)
+}
+MODELS: dict[str, dict[str, Any]] = _PUBLISHED | _SHARED | {
     "slice": _SLICE, "narrow": _NARROW, "qwen3": QWEN3, "qwen3-moe": QWEN3_MOE, "wide": WIDE,
     "qwen3-8b": _QWEN3_8B, "few experts": _FEW, "many experts": _MANY,
 }  # fmt: skip
@@ -120,11 +128,6 @@ FITTED = (
     UpdateCase("many experts", 1024, recompute="selective"),
     UpdateCase("many experts", 4096, precision=FP8, recompute="selective"),
     UpdateCase("many experts", 8192, recompute="full"),
-    UpdateCase("wide", 4096, LOCAL),
-    UpdateCase("qwen3-moe", 2048, LOCAL, recompute="full"),
-)
-# Nothing was fitted to these: a few layers of published models, with as many experts as a rank would have.
-HELD_OUT = (
     UpdateCase("kimi-k2", 4096),
     UpdateCase("kimi-k2", 4096, precision=FP8, recompute="full"),
     UpdateCase("kimi-k2", 8192, recompute="selective"),
@@ -138,7 +141,39 @@ HELD_OUT = (
     UpdateCase("llama-3.1-8b", 8192, recompute="full"),
     UpdateCase("deepseek-v3", 4096),
     UpdateCase("deepseek-v3", 8192, precision=FP8, recompute="full"),
-    UpdateCase("llama-3.1-8b", 4096, LOCAL),
-    UpdateCase("glm-4.5-air", 8192, LOCAL, recompute="full"),
+    UpdateCase("slice", 2048, LOCAL),
+    UpdateCase("narrow", 4096, LOCAL, recompute="full"),
+    UpdateCase("qwen3-8b", 2048, LOCAL),
+    UpdateCase("many experts", 1024, LOCAL),
+    UpdateCase("wide", 4096, LOCAL),
+    UpdateCase("qwen3-moe", 2048, LOCAL, recompute="full"),
 )
-CASES = {str(case): case for case in (*FITTED, *HELD_OUT)}
+# Nothing was fitted to these: models or row lengths that are not above.
+HELD_OUT = (
+    UpdateCase("glm-4.7", 4096),
+    UpdateCase("glm-4.7", 8192, recompute="selective"),
+    UpdateCase("glm-4.7", 4096, precision=FP8),
+    UpdateCase("qwen2.5-7b", 4096),
+    UpdateCase("qwen2.5-7b", 8192, precision=FP8, recompute="selective"),
+    UpdateCase("deepseek-v3", 6144, recompute="selective"),
+    UpdateCase("deepseek-v3", 4096, precision=FP8),
+    UpdateCase("kimi-k2", 2048),
+    UpdateCase("kimi-k2", 6144, precision=FP8, recompute="selective"),
+    UpdateCase("qwen3-235b", 6144),
+    UpdateCase("llama-3.1-8b", 6144, recompute="selective"),
+    UpdateCase("llama-3.1-8b", 4096, precision=FP8),
+    UpdateCase("llama-3.1-8b", 2048, LOCAL),
+    UpdateCase("glm-4.5-air", 4096, LOCAL, recompute="full"),
+)
+# Layouts of four GPUs (layouts.py), with 4,096 tokens of a micro-batch on each. Nothing was fitted to these.
+LAYOUTS = tuple(
+    UpdateCase(model, tokens, precision=precision, layout=layout)
+    for precision in (BF16, FP8)
+    for model, tokens, layout in (
+        ("slice of 2", 8192, Layout(4, tensor=2, expert=2)),
+        ("slice of 2", 4096, Layout(4, pipeline=2, expert=2)),
+        ("slice of 2", 8192, Layout(4, context=2, expert=2)),
+        ("slice of 4", 4096, Layout(4, expert=4)),
+    )
+)
+CASES = {str(case): case for case in (*FITTED, *HELD_OUT, *LAYOUTS)}

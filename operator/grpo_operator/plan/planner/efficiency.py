@@ -80,11 +80,11 @@ MEASURED = Efficiency(
 )
 TRANSFORMER_ENGINE = replace(
     MEASURED, runs_ahead=True, packed_sequence=0.0,
-    flops=0.75, activation=4.59, weights=1.006, expert=7.27e-6, optimizer=84.8,
-    layer=1.411e-3, expert_layer=8.63e-4, local_expert=7.71e-5,
+    flops=0.715, activation=3.466, weights=1.352, expert=1.014e-5, optimizer=55.5,
+    layer=1.478e-3, expert_layer=1.161e-3, local_expert=7.48e-5,
 )  # fmt: skip
 FP8_BLOCK128 = replace(
-    TRANSFORMER_ENGINE, flops=1.4, activation=8.66, layer=2.044e-3, local_expert=1.072e-4,
+    TRANSFORMER_ENGINE, flops=1.4, activation=8.25, layer=2.094e-3, local_expert=1.044e-4,
 )  # fmt: skip
 
 

@@ -228,6 +228,7 @@ def training_pool(
         if trainer.device == Device.CUDA
         else FP32,
         efficiency=of_trainer(trainer),
+        fused=trainer.device == Device.CUDA and trainer.kernels is not KernelChoice.LOCAL,
         offload=offload,
         margin=LOCAL_MARGIN if trainer.kernels is KernelChoice.LOCAL else MARGIN,
         mtp=spec.model.multi_token_prediction,

@@ -172,7 +172,7 @@ def _resolved(manifest: str, changes: dict[str, Any], **model: Any) -> tuple[GRP
 
 
 @pytest.mark.parametrize(
-    ("tokens", "expected"), [(2048, NOTHING), (3584, recompute_of("selective:layernorm,moe_act"))]
+    ("tokens", "expected"), [(2048, NOTHING), (4096, recompute_of("selective:layernorm,moe_act"))]
 )
 def test_auto_keeps_layers_in_parts_where_communication_overlaps(tokens: int, expected: Recompute) -> None:
     overlap = {"moe": {"overlapCommunication": True}}
@@ -227,7 +227,7 @@ def _auto(tokens: int, **changes: Any) -> GRPOJobSpec:
 
 @pytest.mark.parametrize(
     ("tokens", "expected"),
-    [(4096, NOTHING), (6656, recompute_of("selective:layernorm,moe_act")), (16384, FULL)],
+    [(4096, NOTHING), (8192, recompute_of("selective:layernorm,moe_act")), (16384, FULL)],
 )
 def test_auto_recomputes_as_little_as_fits(tokens: int, expected: Recompute) -> None:
     plan = resolve(spec := _auto(tokens), pool_of(spec))

@@ -12,6 +12,11 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.offload import OffloadModule
 from grpo_operator.api.v1alpha1.recompute import FULL, Recompute, RecomputeKind, RecomputeModule
 from grpo_operator.plan.planner.model.shape import GqaShape, MlaShape, ModelShape
+from grpo_operator.plan.planner.training.fused_activations import (
+    LayerBytes,
+    layer_bytes,
+    recomputed_bytes,
+)
 from grpo_operator.plan.planner.training.offloaded import UNDERWAY, offloaded
 
 _BF16, _FP32 = 2, 4
@@ -27,6 +32,7 @@ class Workload:
     ``log_prob_tokens``: of a micro-batch in passes without gradients; None: those of the update.
     ``offloaded``: modules whose activations wait in host memory.
     ``overlap``: a forward pass runs beside the backward pass of an earlier micro-batch.
+    ``fused``: Transformer Engine computes the layers. ``fp8``: it multiplies in FP8.
     """
 
     sequence: int
@@ -36,6 +42,8 @@ class Workload:
     log_prob_tokens: int | None = None
     offloaded: tuple[OffloadModule, ...] = ()
     overlap: bool = False
+    fused: bool = False
+    fp8: bool = False
 
     def tokens(self, layout: Layout) -> int:
         """Return the tokens of a micro-batch on one rank, before sequence parallelism."""
@@ -61,16 +69,27 @@ def layer_activations(
     # The residual stream and the norms' inputs are split over the tensor-parallel ranks too.
     each = workload.tokens(layout), layout.tensor
     stream = _bytes(_BF16 * model.hidden, *each)
-    whole = 4 * stream + _bytes(_attention(model) + _feed_forward(model, layer), *each)
+    layer_of_kernels = layer_bytes(model, layer, workload.fp8) if workload.fused else _of_local(model, layer)
+    whole, passing = (_bytes(part, *each) for part in (layer_of_kernels.kept, layer_of_kernels.passing))
     recompute = workload.recompute.of_layer(place)
     exchanged = _bytes(_EXCHANGED * _keys_and_values(model), *each) if layout.context > 1 else 0
     if recompute.kind is RecomputeKind.FULL:
-        return LayerActivations(stream, whole + exchanged)
-    halves = [_bytes(half, *each) for half in _recomputed(model, layer, recompute)]
+        return LayerActivations(stream, whole + passing + exchanged)
+    dropped = (
+        recomputed_bytes(model, layer, recompute.modules, workload.fp8)
+        if workload.fused
+        else _recomputed(model, layer, recompute)
+    )
+    halves = [_bytes(half, *each) for half in dropped]
     away = offloaded(model, workload.offloaded, layer, *each)
     # The backward pass reaches the attention when it has released the feed-forward.
-    working = stream + max(halves) + exchanged + UNDERWAY * away.leaving
+    working = max(stream + max(halves), passing) + exchanged + UNDERWAY * away.leaving
     return LayerActivations(whole - sum(halves) - away.leaving, working, away.copied)
+
+
+def _of_local(model: ModelShape, layer: int) -> LayerBytes:
+    """Return what a layer of Megatron-Core's own kernels keeps without recomputation."""
+    return LayerBytes(4 * _BF16 * model.hidden, _attention(model), _feed_forward(model, layer))
 
 
 def _bytes(of_token: int, tokens: int, ranks: int) -> int:

@@ -160,7 +160,7 @@ def stage_memory(
         apart = 0
         if workload.log_prob_tokens is not None:
             # Tensors of a layer that is recomputed as a whole, or logits.
-            forward = Workload(workload.log_prob_tokens)
+            forward = Workload(workload.log_prob_tokens, fused=workload.fused, fp8=workload.fp8)
             apart = _activations(model, layout, forward, places, index, with_mtp)[1] - freed
         moved = ((local + others) * precision.weights + one * frozen) * offload.parameters
         moved += state * offload.optimizer

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from grpo_operator.api.catalog.gpus import Gpu
 from grpo_operator.api.v1alpha1.layout import Layout
@@ -41,8 +42,8 @@ class TrainingPool:
     ``critic``: a critic is trained too. ``max_tokens``: a forward pass packs sequences up to this number of
     tokens on each GPU, instead of ``micro_batch`` padded sequences. ``log_prob_micro_batch``,
     ``log_prob_max_tokens``: those of passes without gradients; None: the same. ``mtp``: the policy trains
-    its multi-token-prediction layer. ``moe``: how its experts are trained. ``margin``: share of the GPU's
-    memory that a chosen layout leaves free.
+    its multi-token-prediction layer. ``moe``: how its experts are trained. ``fused``: Transformer
+    Engine computes the layers. ``margin``: share of the GPU's memory that a chosen layout leaves free.
     """
 
     model: ModelShape
@@ -65,6 +66,7 @@ class TrainingPool:
     mtp: bool = False
     moe: MoeSpec = field(default_factory=MoeSpec)
     efficiency: Efficiency = MEASURED
+    fused: bool = False
     margin: float = MARGIN
 
     @property
@@ -73,16 +75,22 @@ class TrainingPool:
         return self.gpu.usable - int(self.margin * self.gpu.memory)
 
     def workload(self, layout: Layout) -> Workload:
-        apart, away = self.log_prob_tokens(layout), tuple(self.offload.activations or ())
-        overlap = self.moe.overlap_communication
+        common: dict[str, Any] = {
+            "recompute": self.recompute,
+            "log_prob_tokens": self.log_prob_tokens(layout),
+            "offloaded": tuple(self.offload.activations or ()),
+            "overlap": self.moe.overlap_communication,
+            "fused": self.fused,
+            "fp8": self.precision.quantised > 0,
+        }
         if self.max_tokens:
             tokens = self.max_tokens * layout.context
             count = max(self.sequences * self.sequence // (layout.data * tokens), 1)
             if layout.virtual_pipeline > 1:
                 count = -(-count // layout.pipeline) * layout.pipeline
-            return Workload(tokens, 1, count, self.recompute, apart, away, overlap)
+            return Workload(tokens, 1, count, **common)
         count = max(self.sequences // (layout.data * self.micro_batch), 1)
-        return Workload(self.sequence, self.micro_batch, count, self.recompute, apart, away, overlap)
+        return Workload(self.sequence, self.micro_batch, count, **common)
 
     def log_prob_tokens(self, layout: Layout) -> int | None:
         """Return the tokens of a micro-batch in passes without gradients; None: those of the update."""
