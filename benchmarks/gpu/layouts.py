@@ -130,12 +130,13 @@ def computed(kind: Kind, dtype: torch.dtype, layout: Layout) -> tuple[np.ndarray
 
 
 def _parts() -> list[RaggedBatch]:
-    """Return the rows of four ranks with whole models, whose policy has not changed since they were drawn."""
-    found = [rows_of(list(LENGTHS[n::4]), 7 + n, COMPARED["vocab_size"]) for n in range(4)]
+    """Return the rows of four ranks with whole models. The policy has not changed since they were drawn."""
     drawn = -np.log(np.float32(COMPARED["vocab_size"]))
     return [
-        replace(part, response={n: np.full_like(v, drawn) for n, v in part.response.items()})
-        for part in found
+        replace(
+            part, width=max(LENGTHS), response={n: np.full_like(v, drawn) for n, v in part.response.items()}
+        )
+        for part in (rows_of(list(LENGTHS[n::4]), 7 + n, COMPARED["vocab_size"]) for n in range(4))
     ]
 
 

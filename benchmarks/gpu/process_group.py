@@ -4,9 +4,9 @@ import os
 
 import torch
 import torch.distributed as dist
-from kernel_models import ONE
 from torch._C._distributed_c10d import TCPStore
 
+from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_worker.megatron.model.build import initialize_parallel
 
 
@@ -15,7 +15,7 @@ def alone() -> None:
     torch.cuda.set_device(0)
     store = TCPStore("127.0.0.1", 0, 1, is_master=True)
     dist.init_process_group("nccl", store=store, rank=0, world_size=1)
-    initialize_parallel(ONE, 1)
+    initialize_parallel(Layout(world=1), 1)
 
 
 def of_torchrun() -> None:
