@@ -1,14 +1,17 @@
 """Confined programs: what they may do, what is refused, and what happens to those that exceed limits."""
 
+import contextlib
 import errno
 import os
 import platform
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from grpo_operator.api.v1alpha1.data import RewardSpec
@@ -168,6 +171,20 @@ def test_a_program_that_takes_too_long_is_killed_and_the_next_one_runs(server: P
     assert server.run("print('good')", "", "", LIMIT) == "good\n"
 
 
+def test_a_node_without_memory_kills_the_program_first(server: ProgramServer) -> None:
+    assert server._process is not None
+    own = psutil.Process(server._process.pid)
+    running = threading.Thread(target=server.run, args=("import time; time.sleep(600)", "", "", 3))
+    running.start()
+    scores: set[str] = set()
+    while "1000" not in scores and running.is_alive():
+        for child in own.children():
+            with contextlib.suppress(OSError):
+                scores.add(Path(f"/proc/{child.pid}/oom_score_adj").read_text().strip())
+    running.join()
+    assert "1000" in scores and Path(f"/proc/{own.pid}/oom_score_adj").read_text().strip() != "1000"
+
+
 def test_programs_do_not_see_each_others_folders(server: ProgramServer) -> None:
     program = "import os; print(os.getcwd(), *os.listdir())"
     first, second = ((server.run(program, "", "", LIMIT) or "").split() for _ in range(2))
@@ -183,22 +200,6 @@ def test_a_lost_server_costs_one_program(server: ProgramServer) -> None:
     process.wait()
     assert server.run("print('good')", "", "", LIMIT) is None
     assert server.run("print('good')", "", "", LIMIT) == "good\n"
-
-
-def test_a_program_costs_less_than_the_start_of_an_interpreter(server: ProgramServer) -> None:
-    """The sandbox pays for itself: programs are forked from an interpreter that is already loaded."""
-    command = [sys.executable, "-I", "-c", "print(3)"]
-    plain = fastest(lambda: subprocess.run(command, stdout=subprocess.DEVNULL, check=True))
-    assert fastest(lambda: server.run("print(3)", "", "", LIMIT)) < plain
-
-
-def fastest(run: Callable[[], object]) -> float:
-    def seconds() -> float:
-        began = time.perf_counter()
-        run()
-        return time.perf_counter() - began
-
-    return min(seconds() for _ in range(30))
 
 
 def test_any_folder_can_be_emptied() -> None:
@@ -241,7 +242,10 @@ def test_without_landlock_the_job_fails_and_names_the_field() -> None:
 
 def test_best_effort_runs_without_landlock_and_says_so() -> None:
     out, log = judged("bestEffort", errno.EOPNOTSUPP, CONFINING["landlock_create_ruleset"])
-    assert out == "score 1.0\n" and "the kernel offers no Landlock: programs can read the files" in log
+    assert out.startswith(
+        "score 1.0 spec.reward.sandbox=bestEffort: the kernel of the controller's node offers no"
+    )
+    assert "the kernel offers no Landlock: programs can read the files" in log
 
 
 def test_a_boundary_without_effect_is_noticed() -> None:
@@ -252,7 +256,7 @@ def test_a_boundary_without_effect_is_noticed() -> None:
 
 def test_namespaces_that_a_container_refuses_are_not_needed() -> None:
     out, _ = judged("required", errno.EPERM, dangerous()["unshare"])
-    assert out == "score 1.0\n"
+    assert out == "score 1.0 \n"
 
 
 FUNCTION = """

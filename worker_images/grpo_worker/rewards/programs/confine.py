@@ -6,8 +6,7 @@ import resource
 import sys
 from dataclasses import dataclass
 
-from grpo_worker.rewards.programs import landlock, seccomp
-from grpo_worker.rewards.programs.kernel import drop_capabilities, forbid_new_privileges
+from grpo_worker.rewards.programs import kernel, landlock, seccomp
 from grpo_worker.rewards.programs.syscalls import ARCHITECTURE
 
 # Besides the interpreter's own folders. The files hold no secrets, and libraries fail without them.
@@ -23,6 +22,7 @@ _RANDOM = ("/dev/random", "/dev/urandom", "/dev/zero")
 _DEVICES = ("/dev/null",)
 FILE_BYTES = 64 * 2**20
 _OPEN_FILES = 256
+_SIGNALS = 1024  # and timers, which the kernel counts for all processes of the user
 
 
 class UnsupportedError(RuntimeError):
@@ -39,8 +39,9 @@ class Boundary:
     def enter(self, folder: str, seconds: float) -> None:
         """Confine this process for good. ``folder``: the one that it may change."""
         _limit(seconds)
-        forbid_new_privileges()
-        drop_capabilities()
+        kernel.be_killed_first()
+        kernel.forbid_new_privileges()
+        kernel.drop_capabilities()
         if self.landlock:
             landlock.allow_only(self.landlock, self.readable, _DEVICES, folder)
         seccomp.install(seccomp.filter_of(os.getpid()))
@@ -56,7 +57,7 @@ def find_boundary(required: bool) -> Boundary:
     version = landlock.landlock_version()
     if required and not version:
         raise UnsupportedError(
-            "the kernel offers no Landlock (it needs Linux 5.13, landlock in the list of security modules, and "
+            "the kernel offers no Landlock (it needs Linux 5.13, landlock among the security modules, and "
             "no gVisor), so programs could read the files of the controller's pod"
         )
     return Boundary(version, _readable())
@@ -75,6 +76,7 @@ def _limit(seconds: float) -> None:
     _lower(resource.RLIMIT_NOFILE, _OPEN_FILES)
     _lower(resource.RLIMIT_CORE, 0)
     _lower(resource.RLIMIT_MEMLOCK, 0)
+    _lower(resource.RLIMIT_SIGPENDING, _SIGNALS)
     _lower(resource.RLIMIT_CPU, math.ceil(seconds) * (os.cpu_count() or 1))  # threads may use all cores
 
 
