@@ -1,9 +1,12 @@
 """Run each attack without and with the sandbox; print {attack: [escaped without, escaped with]} as JSON.
 
 Uses only the standard library and the sandbox, so that any interpreter and user can run it: ``python -m
-support.attack_driver NAME...``. Each attack has a process of its own, which is also its target.
+support.attack_driver [--restricted] NAME...``. Each attack has its own process, which is also its target.
+--restricted: the sandbox starts where no privileges can be gained and no namespaces can be made, as in pods
+of the profile ``restricted``.
 """
 
+import errno
 import json
 import os
 import resource
@@ -17,28 +20,24 @@ from pathlib import Path
 from grpo_worker.rewards.programs import client
 from support.attack_targets import SECRET, Targets
 from support.attacks import ATTACKS, ATTACKS_OF_ROOT
+from support.call_filter import refuse
 
 _SECONDS = 8.0
 _MEMORY = 2**30
 _AT_ONCE = 4  # many attacks wait
+_NAMESPACES = {"x86_64": [165, 272, 308], "aarch64": [40, 97, 268]}  # mount, unshare, setns
 _LEFT = "process left behind"  # shows itself a second later
 
 
-def main() -> None:
+def main(restricted: bool, names: list[str]) -> None:
+    confined = ("--confined", "--restricted") if restricted else ("--confined",)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        outcomes = pool.map(lambda name: [_apart(name, confined) for confined in (False, True)], sys.argv[1:])
-        print(json.dumps(dict(zip(sys.argv[1:], outcomes, strict=True))))
+        outcomes = pool.map(lambda name: [_apart(name), _apart(name, *confined)], names)
+        print(json.dumps(dict(zip(names, outcomes, strict=True))))
 
 
-def _apart(name: str, confined: bool) -> bool:
-    command = [
-        sys.executable,
-        "-m",
-        "support.attack_driver",
-        "--one",
-        name,
-        *(["--confined"] if confined else []),
-    ]
+def _apart(name: str, *options: str) -> bool:
+    command = [sys.executable, "-m", "support.attack_driver", "--one", *options, name]
     done = subprocess.run(
         command,
         env=os.environ | {"SECRET": SECRET},
@@ -52,8 +51,10 @@ def _apart(name: str, confined: bool) -> bool:
     return done.returncode == 1
 
 
-def _one(name: str, confined: bool) -> bool:
+def _one(name: str, confined: bool, restricted: bool) -> bool:
     """Return whether the attack succeeded."""
+    if restricted:
+        refuse(_NAMESPACES[os.uname().machine], errno.EPERM)
     program = (ATTACKS | ATTACKS_OF_ROOT)[name]
     targets = Targets()
     try:
@@ -95,6 +96,8 @@ def _confined(program: str, targets: Targets) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--one":
-        sys.exit(_one(sys.argv[2], "--confined" in sys.argv))
-    main()
+    options = {argument for argument in sys.argv[1:] if argument.startswith("--")}
+    names = [argument for argument in sys.argv[1:] if argument not in options]
+    if "--one" in options:
+        sys.exit(_one(names[0], "--confined" in options, "--restricted" in options))
+    main("--restricted" in options, names)
