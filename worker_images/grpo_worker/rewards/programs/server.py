@@ -7,7 +7,6 @@ programs inherit its memory.
 import gc
 import json
 import os
-import select
 import signal
 import socket
 import time
@@ -24,6 +23,7 @@ from grpo_worker.rewards.programs.verify import verify
 _TICK_SECONDS = 0.01
 _MESSAGE_BYTES = 65536
 _DESCRIPTORS = 3
+_ENDS = {signal.SIGCHLD}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ def main(descriptor: int, required: bool) -> None:
     """Serve until the connection closes; in the process of a program, run it and return."""
     connection = socket.socket(fileno=descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
     try:
         boundary = find_boundary(required)
         namespaces = enter_namespaces()
@@ -53,6 +54,7 @@ def main(descriptor: int, required: bool) -> None:
     if run is not None:
         connection.detach()  # the program's process has closed it, and may use its number
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
         run()
 
 
@@ -86,18 +88,18 @@ def _confined(order: Order, boundary: Boundary, parent: int) -> Callable[[], Non
 def _watch(process: int, order: Order) -> int | None:
     """Wait for a program; return its exit code, or None if it took or used too much and was killed."""
     deadline = time.monotonic() + order.seconds
-    handle = os.pidfd_open(process)
-    try:
-        poll = select.poll()
-        poll.register(handle, select.POLLIN)
-        while not poll.poll(1000 * min(_TICK_SECONDS, max(0.0, deadline - time.monotonic()))):
-            if time.monotonic() >= deadline or too_much(process, order.folder):
-                return None
-    finally:
-        signal.pidfd_send_signal(handle, signal.SIGKILL)
-        status = os.waitpid(process, 0)[1]
-        os.close(handle)
-    return os.waitstatus_to_exitcode(status)
+    while os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        left = deadline - time.monotonic()
+        if left <= 0 or (not _wait(min(_TICK_SECONDS, left)) and too_much(process, order.folder)):
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+            return None
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def _wait(seconds: float) -> bool:
+    """Return as soon as a program has ended, else False after ``seconds``."""
+    return signal.sigtimedwait(_ENDS, seconds) is not None
 
 
 def _next(connection: socket.socket) -> Order | None:
