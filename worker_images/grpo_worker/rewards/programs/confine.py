@@ -58,8 +58,8 @@ def find_boundary(required: bool) -> Boundary:
     if required and not version:
         raise UnsupportedError(
             "the kernel offers no Landlock (it needs Linux 5.13, landlock among the security modules, a "
-            "container runtime whose seccomp profile permits its calls, and no gVisor), so programs could read "
-            "the files of the controller's pod"
+            "container runtime whose seccomp profile permits its calls, and no gVisor), so programs could "
+            "read the files of the controller's pod"
         )
     return Boundary(version, _readable())
 
