@@ -96,6 +96,9 @@ bench-sync: env  ## a version into a real engine beside a broadcast tensor by te
 bench-late-engine: env  ## two gibibytes into an engine through an agent of 512 MiB; needs root; adds to benchmarks/results/sync.json
 	GRPO_RECORD=1 $(PYTEST) tests/worker/test_late_engine.py -v -s
 
+bench-sandbox: env  ## attacks on the sandbox of programs, and its cost; as root also as another user; adds to benchmarks/results/reliability.json
+	GRPO_RECORD=1 $(PYTEST) tests/worker/test_sandbox_escapes.py -v
+
 bench-delta: env  ## a version over 10 Gb/s, whole and by what changed; needs root; adds to benchmarks/results/sync.json
 	PYTHONPATH=devcluster $(VENV)/python benchmarks/delta.py
 

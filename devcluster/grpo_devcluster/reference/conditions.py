@@ -53,6 +53,8 @@ _REASONS = {
     "Free what the message says, or enlarge the store.",
     "NoRdma": "NCCL uses sockets although `scheduling.rdma` asks for RDMA. The job trains, but slowly. See "
     "[networking](../guides/networking.md#what-nccl-chose).",
+    "NoLandlock": "`reward.sandbox: bestEffort` runs programs on a node whose kernel has no Landlock. They "
+    "can read the files of the controller's pod. See [security](../concepts/security.md#code-of-the-job).",
     "PoolsWhole": "All ranks and engines are ready.",
     "PoolsIncomplete": "Some ranks or engines are not ready. They are restarted or replaced.",
     "EnginesServing": "At least `minAvailable` engines serve.",

@@ -114,6 +114,7 @@ class ControllerStatus(Message):
     reason of the last restart. ``next_attempt``: time of the next attempt (RFC 3339, UTC) while the back-off
     of a restart lasts, or "". ``network``: what NCCL uses between trainers with GPUs. ``network_problem``:
     why that is not what the spec asks for, or "". ``checkpoint_problem``: why a checkpoint is put off, or "".
+    ``sandbox_problem``: what the sandbox of programs lacks, or "".
     ``profiles``: those that this controller was asked for. ``gpu_seconds``: of the whole run, by use.
     ``lost_gpu_seconds``: idle and replayed ones, by cause. ``superseded``: another controller has taken over;
     the answer's status code is 410 (Gone) then.
@@ -146,6 +147,7 @@ class ControllerStatus(Message):
     network: str = ""
     network_problem: str = ""
     checkpoint_problem: str = ""
+    sandbox_problem: str = ""
     gpu_seconds: dict[str, int] = Field(default_factory=dict)
     lost_gpu_seconds: dict[str, int] = Field(default_factory=dict)
     engines: list[EngineSummary] = Field(default_factory=list)

@@ -18,6 +18,7 @@ from grpo_worker.data.tokenizer import TextTokenizer
 from grpo_worker.rewards.answers import AnswerWorker, Workers
 from grpo_worker.rewards.manager import RewardManager, open_reward
 from grpo_worker.rewards.pool import WorkerPool
+from grpo_worker.rewards.sandbox_problem import sandbox_problem
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ def read_inputs(
     except Exception:  # the caller may try again, with other workers
         reward.close()
         raise
+    board.update(sandbox_problem=sandbox_problem(spec.reward))
     source = PromptSource(task, model.tokenizer, spec.data.prompt_length)
     source.check()
     return Inputs(model, source, reward)

@@ -14,21 +14,28 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from grpo_worker.common.user_function import blame, load_function
-from grpo_worker.rewards.builtin import GroundTruthError
+from grpo_worker.rewards.builtin import BUILTIN, GroundTruthError
+from grpo_worker.rewards.builtin.run_python import start_sandbox, use_sandbox
 from grpo_worker.rewards.call_forms import Request, arguments, fields_of, form_of
+from grpo_worker.rewards.programs.client import SandboxError
 from grpo_worker.rewards.returned import score_of
 
 _PR_SET_DUMPABLE = 4
+_LESS = ", or set bestEffort to run programs within what the kernel offers"
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Function that the process runs, and its limits. ``field``: of the job, for error messages."""
+    """Function that the process runs, and its limits. ``field``: of the job, for error messages.
+
+    ``sandbox``: of the programs that the function runs, see ``spec.reward.sandbox``.
+    """
 
     field: str
     function: str
     timeout_seconds: float
     memory_megabytes: int
+    sandbox: str = "required"
 
 
 class Judge:
@@ -111,11 +118,24 @@ def hide_memory() -> None:
 
 
 def _load(program: Program) -> Callable[..., Any]:
+    use_sandbox(program.sandbox)
     function = load_function(program.field, program.function)
+    if program.function == BUILTIN["code"]:
+        _start_sandbox(program)
     if program.field != "spec.reward.builtin":
         return function
     # An answer that takes too long to judge is wrong, not a failure, so built-in functions enforce the limit.
     return functools.partial(function, timeout_seconds=program.timeout_seconds)
+
+
+def _start_sandbox(program: Program) -> None:
+    try:
+        start_sandbox()
+    except SandboxError as error:
+        raise ValueError(
+            f"spec.reward.sandbox={program.sandbox}: {error}: use other nodes for the controller's pod"
+            + _LESS * (program.sandbox == "required")
+        ) from error
 
 
 def _errno_of(error: BaseException | None) -> int:

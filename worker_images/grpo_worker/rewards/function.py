@@ -29,7 +29,7 @@ class FunctionVerifier:
             assert spec.function is not None
             self._name, function = f"spec.reward.function={spec.function}", spec.function
         field = self._name.partition("=")[0]
-        program = Program(field, function, spec.timeout_seconds, spec.memory_megabytes)
+        program = Program(field, function, spec.timeout_seconds, spec.memory_megabytes, spec.sandbox)
         self._sandbox = Sandbox(program, spec.workers)
         self._stops = spec.on_failure == "stop"
         self._counting = threading.Lock()

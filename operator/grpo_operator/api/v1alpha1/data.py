@@ -167,6 +167,12 @@ class RewardSpec(Model):
         le=1048576,
         description="memory limit of a process that runs the function, in MiB; exceeding it gives 0",
     )
+    sandbox: Literal["required", "bestEffort"] = Field(
+        "required",
+        description="boundary of programs that builtin: code runs, by Landlock and seccomp. required: the "
+        "job fails where the controller's node has no Landlock. bestEffort: programs run there without it, "
+        "and can read the files of the controller's pod",
+    )
     workers: int = Field(
         4,
         ge=1,

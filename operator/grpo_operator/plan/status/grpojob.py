@@ -183,7 +183,7 @@ def _phase(job: dict[str, Any], spec: GRPOJobSpec, observed: Observed) -> tuple[
 def _problem(phase: Phase, observed: Observed) -> Problem:
     """Return why a running job makes no or slow progress.
 
-    The reason is Parked, NoSamples, NodeNotReady, ContainersFailing, StoreFull or NoRdma.
+    The reason is Parked, NoSamples, NodeNotReady, ContainersFailing, StoreFull, NoRdma or NoLandlock.
     """
     if phase not in (Phase.STARTING, Phase.TRAINING, Phase.RECOVERING):
         return Problem()
@@ -199,8 +199,11 @@ def _problem(phase: Phase, observed: Observed) -> Problem:
         return Problem("ContainersFailing", failures)
     if controller and controller.checkpoint_problem:
         return Problem("StoreFull", controller.checkpoint_problem)
-    slow = observed.controller.network_problem if observed.controller else ""
-    return Problem("NoRdma", slow) if slow and phase != Phase.RECOVERING else Problem()
+    if controller and controller.network_problem and phase != Phase.RECOVERING:
+        return Problem("NoRdma", controller.network_problem)
+    if controller and controller.sandbox_problem:
+        return Problem("NoLandlock", controller.sandbox_problem)
+    return Problem()
 
 
 def engine_start_failure(spec: GRPOJobSpec, observed: Observed, old: dict[str, Any]) -> str:

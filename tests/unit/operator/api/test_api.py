@@ -39,6 +39,7 @@ def test_the_manifest_is_valid_and_survives_the_wire() -> None:
         (("reward",), {}, "set function, builtin, url or model"),
         (("reward",), {"function": "m:f", "url": "http://v"}, "at most one of function, builtin and url"),
         (("reward",), {"model": {"path": "judge"}}, "should match pattern"),
+        (("reward",), {"builtin": "code", "sandbox": "none"}, "'required' or 'bestEffort'"),
         (("staleness",), {"partialRollouts": True}, "partialRollouts needs maxVersionLag 1"),
         (("observability",), {"thresholds": [{"metric": "x"}]}, "set minimum or maximum"),
     ],

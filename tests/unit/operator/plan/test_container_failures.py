@@ -156,6 +156,16 @@ def test_a_job_without_the_rdma_it_asks_for_trains_degraded() -> None:
     assert _condition(recovering, "Degraded").reason != "NoRdma", "the gang of that network is gone"
 
 
+def test_a_job_with_a_weak_sandbox_trains_degraded() -> None:
+    text = "spec.reward.sandbox=bestEffort: the kernel offers no Landlock"
+    status = _status(running(sandbox_problem=text))
+    found = _condition(status, "Degraded")
+    assert (found.status, found.reason) == ("True", "NoLandlock") and text in found.message
+    assert _condition(status, "Ready").status == "True"
+    slow = _status(running(sandbox_problem=text, network_problem="NCCL uses sockets"))
+    assert _condition(slow, "Degraded").reason == "NoRdma"
+
+
 def test_a_store_without_room_for_a_checkpoint_degrades_a_job_that_trains() -> None:
     text = "the checkpoint of step 40 is put off: checkpoint.store.pvc=runs has 1 GiB free of the 14 GiB"
     status = _status(running(checkpoint_problem=text, network_problem="NCCL uses sockets"))

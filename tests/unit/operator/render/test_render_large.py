@@ -210,6 +210,14 @@ def test_overlays_merge_as_kubectl_would() -> None:
     assert len(made["spec"]["containers"]) == 1
 
 
+def test_the_controller_can_run_in_another_runtime_than_gpu_pods() -> None:
+    manifest = job()
+    manifest["spec"]["scheduling"] = manifest["spec"].get("scheduling", {}) | {"runtimeClassName": "nvidia"}
+    manifest["spec"]["controller"] = {"podTemplate": {"spec": {"runtimeClassName": "kata"}}}
+    found = {name: template(name, manifest)["spec"]["runtimeClassName"] for name in ("controller", "trainer")}
+    assert found == {"controller": "kata", "trainer": "nvidia"}
+
+
 def test_merge_changes_neither_side_and_null_removes() -> None:
     base: dict[str, Any] = {"a": 1, "b": {"c": [1]}, "env": [{"name": "x", "value": "1"}]}
     over = {"a": None, "b": {"c": [2]}, "env": [{"name": "x", "value": "2"}, {"name": "y"}]}
