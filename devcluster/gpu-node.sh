@@ -4,7 +4,7 @@
 # usage: devcluster/gpu-node.sh receive   unpack what has been brought so far
 #        devcluster/gpu-node.sh check     unpack, start the devcluster, run pods on GPUs, remove the devcluster
 #        devcluster/gpu-node.sh up|down   start the devcluster and stay; remove it
-#        devcluster/gpu-node.sh jobs OUT SECONDS MANIFEST...   run jobs of at most SECONDS each, and keep what they did in OUT
+#        devcluster/gpu-node.sh jobs OUT SECONDS [--together] MANIFEST...   run jobs of at most SECONDS each, and keep what they did in OUT
 # PYTHON: the Python of the environment that pods use (python3). GPU_NODE: folder of what is unpacked (/tmp/gpu-node).
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,12 +1,16 @@
-"""Runs GRPOJobs one after the other in a running devcluster, and keeps their metrics, statuses and logs.
+"""Runs GRPOJobs in a running devcluster, and keeps their metrics, statuses and logs.
 
-``python -m grpo_devcluster.gpu_node.jobs OUT SECONDS MANIFEST...``: writes OUT/NAME.json and, for a job that
-does not succeed within SECONDS, OUT/NAME.txt with what helps to understand why.
+``python -m grpo_devcluster.gpu_node.jobs OUT SECONDS [--together] MANIFEST...``: writes OUT/NAME.json and,
+for a job that does not succeed within SECONDS, OUT/NAME.txt with what helps to understand why. The jobs run
+one after the other, or at once, which needs GPUs for all of them.
 """
 
+import argparse
 import json
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +29,20 @@ _LAST_LINES = ("--timestamps", "--tail=400")
 
 def main() -> None:
     """Run the jobs; exit 1 if one of them does not succeed."""
-    if len(sys.argv) < 4:
-        sys.exit("usage: python -m grpo_devcluster.gpu_node.jobs OUT SECONDS MANIFEST...")
-    out, seconds = Path(sys.argv[1]), float(sys.argv[2])
-    out.mkdir(parents=True, exist_ok=True)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("manifests", type=Path, nargs="+")
+    parser.add_argument("--together", action="store_true", help="run the jobs at once")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
     try:
         cluster.prepare()
         values = devcluster_values(cluster.up())
         with stage("helm install grpo-operator"):
             install_operator(KUBECONFIG, values)
-        succeeded = [run_job(Path(manifest), seconds, out) for manifest in sys.argv[3:]]
+        with ThreadPoolExecutor(len(args.manifests) if args.together else 1) as pool:
+            succeeded = list(pool.map(partial(run_job, seconds=args.seconds, out=args.out), args.manifests))
     except StageError as error:
         fail(error)
     sys.exit(0 if all(succeeded) else 1)

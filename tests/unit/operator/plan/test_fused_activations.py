@@ -7,7 +7,11 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.recompute import NOTHING, RecomputeModule
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.training.activations import Workload, layer_activations
-from grpo_operator.plan.planner.training.fused_activations import layer_bytes, recomputed_bytes
+from grpo_operator.plan.planner.training.fused_activations import (
+    layer_bytes,
+    recomputed_bytes,
+    scratch_bytes,
+)
 from support.recompute import recompute_of
 
 V3 = ModelShape.from_hf(architecture("deepseek-v3"))
@@ -47,6 +51,19 @@ def test_recomputation_drops_less_than_is_kept(model: ModelShape, layer: int, mo
     attention, feed_forward = recomputed_bytes(model, layer, (RecomputeModule(module),), fp8)
     assert 0 <= attention <= whole.norms + whole.attention
     assert 0 <= feed_forward <= whole.norms + whole.feed_forward
+
+
+def test_scratch_has_one_tensor_for_each_shape_of_a_weight() -> None:
+    # Those of proj, q_up, kv_up, q_down and kv_down; the shared expert has the shapes of the others.
+    attention, experts, spaces = 374.2, 88.1, 33.6 + 134.2
+    assert scratch_bytes(V3, Layout(1), False, True) / 1e6 == pytest.approx(
+        attention + experts + spaces, rel=0.01
+    )
+    dense = 2 * 3 * V3.ffn * V3.hidden  # gate, up and down
+    both, fewer = (scratch_bytes(V3, Layout(1), True, experts) for experts in (True, False))
+    assert both - scratch_bytes(V3, Layout(1), False, True) == dense
+    assert both - fewer == pytest.approx((experts + 134.2) * 1e6, rel=0.01)
+    assert scratch_bytes(V3, Layout(8, tensor=8), True, True) < both / 2
 
 
 def test_queries_and_keys_are_kept_twice_only_where_they_are_normalised() -> None:

@@ -95,7 +95,7 @@ def test_auto_chooses_and_explains() -> None:
         ({"trainer__maxTokensPerGpu": None, "trainer__logProbMicroBatchSizePerGpu": 3}, "InvalidSpec",
          ["size 8 x logProbMicroBatchSizePerGpu 3 = 24: change one of them"]),
         ({"trainer__logProbMaxTokensPerGpu": 2**20}, "Infeasible",
-         ["spec.trainer.logProbMaxTokensPerGpu=1048576: a pass without gradients needs 420.7 GB beside",
+         ["spec.trainer.logProbMaxTokensPerGpu=1048576: a pass without gradients needs 421.2 GB beside",
           "79.5 GB are usable: lower it (the update has 16384), or remove it"]),
         ({"trainer__maxTokensPerGpu": None, "trainer__logProbMicroBatchSizePerGpu": 64}, "Infeasible",
          ["spec.trainer.logProbMicroBatchSizePerGpu=64: a pass", "(the update has 1), or remove it"]),

@@ -6,6 +6,7 @@ them: GLM-4.5-Air, Kimi-K2 and DeepSeek-V3 in bf16 and FP8 (benchmarks/gpu/peak_
 
 from dataclasses import dataclass
 
+from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.recompute import RecomputeModule
 from grpo_operator.plan.planner.model.shape import GqaShape, MlaShape, ModelShape
 
@@ -14,6 +15,7 @@ _FP8 = 1 + _FP32 / 128  # a value, and its share of a block's scale
 # Copies of the routed tokens at the end of a layer's forward pass: permuted by expert before, from the last
 # product, and permuted back. FP8 pads them to a multiple of rows before, and removes that after.
 _COPIES, _COPIES_FP8 = 3, 5
+_STREAMS, _WORKSPACE = 4, 2**25  # of cuBLAS for grouped products, on Hopper
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,36 @@ def recomputed_bytes(
         RecomputeModule.SHARED_EXPERTS: _gated(experts.shared_ffn, product),
     }
     return attention, feed_forward + sum(parts.get(module, 0) for module in modules)
+
+
+def scratch_bytes(model: ModelShape, layout: Layout, dense: bool, experts: bool) -> int:
+    """Return bytes that a rank's process holds from its first step on, whatever the number of layers.
+
+    Transformer Engine adds gradients to their buffer within the product, and hands autograd a tensor of the
+    weight's shape instead: one for each shape. cuBLAS has working space for each stream of grouped products.
+    ``dense``, ``experts``: whether the rank has layers without and with experts.
+    """
+    hidden, tensor, shapes = model.hidden, layout.tensor, set(_attention_weights(model, layout.tensor))
+    if dense:
+        shapes |= {(2 * model.ffn // tensor, hidden), (hidden, model.ffn // tensor)}
+    if experts and model.experts is not None:
+        own, shared = model.experts.ffn // layout.expert_tensor, model.experts.shared_ffn // tensor
+        shapes |= {(2 * own, hidden), (hidden, own), (2 * shared, hidden), (hidden, shared)}
+    spaces = 1 + _STREAMS * experts
+    return _BF16 * sum(rows * columns for rows, columns in shapes) + spaces * _WORKSPACE
+
+
+def _attention_weights(model: ModelShape, tensor: int) -> list[tuple[int, int]]:
+    """Return the shapes of the weights of attention on a rank."""
+    shape, hidden = model.attention, model.hidden
+    if isinstance(shape, GqaShape):
+        width = model.heads * shape.head // tensor
+        return [(width + 2 * shape.kv_heads * shape.head // tensor, hidden), (hidden, width)]
+    heads = model.heads // tensor
+    query = heads * (shape.nope + shape.rope)
+    queries = [(shape.q_rank, hidden), (query, shape.q_rank)] if shape.q_rank else [(query, hidden)]
+    keys = [(shape.kv_rank + shape.rope, hidden), (heads * (shape.nope + shape.value), shape.kv_rank)]
+    return [*queries, *keys, (hidden, heads * shape.value)]
 
 
 def _gated(ffn: int, product: float) -> int:

@@ -19,6 +19,7 @@ from grpo_operator.plan.planner.model import parameters
 from grpo_operator.plan.planner.model.parameters import Count
 from grpo_operator.plan.planner.model.shape import ModelShape
 from grpo_operator.plan.planner.training.activations import Workload, layer_activations, logits_bytes
+from grpo_operator.plan.planner.training.fused_activations import scratch_bytes
 from grpo_operator.plan.planner.training.rank_parameters import (
     largest_chunks,
     of_ends,
@@ -162,6 +163,9 @@ def stage_memory(
             # Tensors of a layer that is recomputed as a whole, or logits.
             forward = Workload(workload.log_prob_tokens, fused=workload.fused, fp8=workload.fp8)
             apart = _activations(model, layout, forward, places, index, with_mtp)[1] - freed
+        scratch = (
+            scratch_bytes(model, layout, dense > 0, sum(places.values()) > dense) if workload.fused else 0
+        )
         moved = ((local + others) * precision.weights + one * frozen) * offload.parameters
         moved += state * offload.optimizer
         checkpoint = shard * (precision.weights + precision.optimizer)
@@ -173,7 +177,7 @@ def stage_memory(
                 gradients=gradients,
                 optimizer=0 if offload.optimizer else state,
                 activations=kept,
-                working=max(working, stepping - kept, apart - kept),
+                working=max(working, stepping - kept, apart - kept) + scratch,
                 frozen=0 if offload.parameters else one * frozen,
                 sync=sync_buffers,
                 host=moved + snapshots * checkpoint + copied,
