@@ -11,7 +11,8 @@ colocated.json and traced.json (benchmarks/gpu/job.py); update.json, packing.jso
 (benchmarks/gpu/expert_overlap_speed.py); activation_offload.json (benchmarks/gpu/activation_offload.py);
 nccl_memory.json and nccl_memory_network.json (benchmarks/gpu/nccl_memory.py); deterministic.json
 and deterministic_plain.json (benchmarks/gpu/deterministic.py); rollout.json
-(benchmarks/gpu/rollout_speed.py); gpu_health.json (benchmarks/gpu/gpu_health.py); jobs of
+(benchmarks/gpu/rollout_speed.py); gpu_health.json (benchmarks/gpu/gpu_health.py); layouts.json
+(benchmarks/gpu/layouts.py); peak_tensors.json (benchmarks/gpu/peak_tensors.py); jobs of
 manifests/gpu under their names, as devcluster/gpu-node.sh leaves them; memory-*.json and
 held-out-*.json (benchmarks/gpu/planner_memory.py); updates-*.json (benchmarks/gpu/planner_updates.py).
 Raw data go to the files with ``_gpu`` in their name, planner_memory.json and planner_memory_held_out.json,
@@ -34,6 +35,7 @@ from grpo_devcluster.results import RESULTS, Stamp, record, record_cases
 sys.path.insert(0, str(REPO / "benchmarks" / "gpu"))
 
 import gpu_jobs
+import layout_figures
 from job_figures import mfu_figures, update_weights_figures
 from models import MODEL, SEQUENCE, training_mfu_pct
 from precision_figures import figures as precision_figures
@@ -47,6 +49,7 @@ _RAW = {  # files whose content is kept as it is -> results file
     "expert_overlap": "expert_overlap_gpu", "activation_offload": "activation_offload_gpu",
     "deterministic": "deterministic_gpu", "deterministic_plain": "deterministic_gpu",
     "nccl_memory": "nccl_memory_gpu", "nccl_memory_network": "nccl_memory_gpu", "gpu_health": "gpu_health",
+    "peak_tensors": "peak_tensors_gpu",
 }  # fmt: skip
 _PARTS = {
     "engine_receive_and_load": ("receive and load", "tab:blue"),
@@ -169,6 +172,12 @@ def trainer(measured: dict[str, Any]) -> None:
         _record("trainer", trainer_figures(name, case, measured["of"]["machine"]), measured["of"])
 
 
+def layouts(measured: dict[str, Any]) -> None:
+    """Record updates in layouts of several GPUs."""
+    record_cases("trainer_gpu", measured["cases"], measured["of"])
+    _record("trainer", layout_figures.figures(measured["cases"]), measured["of"])
+
+
 def trainer_figures(name: str, case: dict[str, Any], machine: str) -> dict[str, float]:
     """Return the figures of one case. ``machine``: "N x GPU", whose peak rate the utilisation needs."""
     if name == "packing":
@@ -285,7 +294,7 @@ def main() -> None:
     single: dict[str, Callable[[dict[str, Any]], None]] = {
         "sync": sync, "on_policy": update_weights, "update": trainer, "packing": trainer, "rounding": trainer,
         "draft": drafts, "kernels": kernels, "rank_checkpoint": rank_checkpoint, "precision": precision,
-        "context": context, "job_kernels": job_kernels, "rollout": rollout,
+        "context": context, "job_kernels": job_kernels, "rollout": rollout, "layouts": layouts,
     }  # fmt: skip
     for name, content in measured.items():
         if name in single:

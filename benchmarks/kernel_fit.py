@@ -84,18 +84,19 @@ def _workload(case: UpdateCase) -> Workload:
 
 
 def measured() -> list[Measured]:
-    """Return all measured cases."""
-    found: Mapping[str, Any] = json.loads((RESULTS / "updates_gpu.json").read_text())
+    """Return all measured cases, those of layouts of several GPUs too."""
     return [
         Measured(
-            CASES[name],
-            row["seconds"],
-            row.get("gpu_seconds"),
-            row["peak"],
-            gpu_type(found["of"][name]["machine"]),
+            CASES[name], row["seconds"], row.get("gpu_seconds"), row["peak"], gpu_type(origin["machine"])
         )
-        for name, row in found["cases"].items()
+        for found in (_results("updates_gpu"), _results("trainer_gpu"))
+        for name, row, origin in ((n, row, found["of"][n]) for n, row in found["cases"].items() if n in CASES)
     ]
+
+
+def _results(name: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return found
 
 
 def gpu_type(machine: str) -> GpuType:
