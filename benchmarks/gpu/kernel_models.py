@@ -1,6 +1,7 @@
 """Models of kernels.py and how it builds them."""
 
 import gc
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -70,6 +71,8 @@ def discard(model: PolicyModel) -> None:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.untyped_storage().resize_(0)
+    if (base := sys.modules.get("transformer_engine.pytorch.module.base")) is not None:
+        base._dummy_wgrads.clear()  # each process of a job has its own
     free()
 
 

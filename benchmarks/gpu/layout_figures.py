@@ -30,15 +30,17 @@ def figures(cases: Mapping[str, Any]) -> dict[str, float]:
                 100 * abs(case["planned_seconds"] / case["seconds"] - 1) for case in speeds.values()
             ),
         }
-    return found | (_fidelity(cases["fidelity"]) if "fidelity" in cases else {})
-
-
-def _fidelity(distances: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Return how much farther layouts are from whole models than these, by rounding, from fp32."""
-    found = {}
-    for kind, suffix in (("bf16", ""), ("fp8", "_fp8")):
-        rounding = distances[f"{kind}, rounding"]
-        others = [row for name, row in distances.items() if name.startswith(kind) and row is not rounding]
-        for of in ("logprob_mean", "gradient"):
-            found[f"layouts_{of}_over_rounding{suffix}"] = max(row[of] for row in others) / rounding[of]
+    for name, suffix in (("fidelity bf16", ""), ("fidelity fp8", "_fp8")):
+        if name in cases:
+            found |= _fidelity(cases[name], suffix)
     return found
+
+
+def _fidelity(distances: Mapping[str, Mapping[str, float]], suffix: str) -> dict[str, float]:
+    """Return how much farther layouts are from whole models than these, by rounding, from fp32."""
+    rounding = distances["rounding"]
+    others = [row for name, row in distances.items() if name != "rounding"]
+    return {
+        f"layouts_{of}_over_rounding{suffix}": max(row[of] for row in others) / rounding[of]
+        for of in ("logprob_mean", "gradient")
+    }

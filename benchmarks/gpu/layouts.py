@@ -1,8 +1,8 @@
 """Updates in layouts of four GPUs: beside a bare Megatron-Core loop, beside the plan, and beside one rank.
 
-    torchrun --nproc-per-node 4 benchmarks/gpu/layouts.py layouts.json [speed|fidelity]
+    torchrun --nproc-per-node 4 benchmarks/gpu/layouts.py layouts.json [--only slice fidelity]
 
-speed: update_cases.LAYOUTS. Ours and the bare loop have the same layers of Transformer Engine, layout and
+slice: update_cases.LAYOUTS. Ours and the bare loop have the same layers of Transformer Engine, layout and
 tokens, in bf16 and in FP8. Context-parallel rows are packed in ours and padded in the loop, whose rows are
 all of the full length. Planned are the seconds of an update, and the peak of each stage.
 fidelity: log-probabilities and gradients of each layout beside those of ranks with whole models. How far
@@ -14,7 +14,8 @@ benchmarks and tests.
 import argparse
 import statistics
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -52,8 +53,10 @@ KINDS: dict[str, Kind] = {"bf16": (ENGINE, BF16), "fp8": (ENGINE, FP8)}
 
 def speed(case: UpdateCase) -> dict[str, Any]:
     """Return seconds of updates, peaks of the stages, and both beside the plan and the bare loop."""
-    ours = _measured(case, _ours)
-    bare = _measured(case, layout_loop.bare)
+    with _ranks(case.layout):
+        ours = _measured(case, _ours)
+    with _ranks(case.layout):
+        bare = _measured(case, layout_loop.bare)
     tokens = case.tokens * MICRO_BATCHES * case.layout.data / case.layout.world
     name = torch.cuda.get_device_name()
     measured = Measured(case, ours["seconds"], None, max(ours["peaks"]), gpu_type(name))
@@ -71,7 +74,6 @@ def speed(case: UpdateCase) -> dict[str, Any]:
 
 def _measured(case: UpdateCase, build: Callable[[UpdateCase], tuple[Any, Any]]) -> dict[str, Any]:
     """Return the median and all seconds of a step, and the largest peak of each stage's ranks."""
-    initialize_parallel(case.layout, 1)
     free()
     before = torch.cuda.memory_allocated()
     step, drop = build(case)
@@ -86,7 +88,6 @@ def _measured(case: UpdateCase, build: Callable[[UpdateCase], tuple[Any, Any]]) 
     peak = torch.cuda.max_memory_allocated() - before
     found = _on_all((parallel_state.get_pipeline_model_parallel_rank(), peak, taken))
     drop()
-    parallel_state.destroy_model_parallel()
     slowest = [max(times) for times in zip(*(times for _, _, times in found), strict=True)]
     peaks = [max(p for stage, p, _ in found if stage == wanted) for wanted in range(case.layout.pipeline)]
     return {"seconds": statistics.median(slowest), "all": slowest, "peaks": peaks}
@@ -109,7 +110,6 @@ def _on_all(value: Any) -> list[Any]:
 
 def computed(kind: Kind, dtype: torch.dtype, layout: Layout) -> tuple[np.ndarray, dict[str, torch.Tensor]]:
     """Return the log-probabilities of all rows, and the gradient of an update under Hugging Face names."""
-    initialize_parallel(layout, 1)
     model = policy(COMPARED, kind, dtype, max_tokens=PACK, layout=layout)
     rank, parts = parallel_state.get_data_parallel_rank(), _parts()
     share = len(parts) // layout.data
@@ -125,7 +125,6 @@ def computed(kind: Kind, dtype: torch.dtype, layout: Layout) -> tuple[np.ndarray
         model.update(own, PolicyLossConfig(), 0.001, 1.0)
     gradients = whole_weights(model)
     discard(model)
-    parallel_state.destroy_model_parallel()
     return rows, gradients
 
 
@@ -140,21 +139,30 @@ def _parts() -> list[RaggedBatch]:
     ]
 
 
-def fidelity() -> dict[str, Any]:
-    """Return distances of each layout and kind from whole models, and of these from fp32."""
+def fidelity(kind: str) -> dict[str, Any]:
+    """Return distances of each layout from whole models, and of these from fp32."""
     world = dist.get_world_size()
     models = Layout(world)  # a whole model on each rank
-    exact = computed((LOCAL, BF16), torch.float32, models)
-    found: dict[str, Any] = {}
-    for name, kind in KINDS.items():
-        whole = computed(kind, torch.bfloat16, models)
-        found[f"{name}, rounding"] = _distance(whole, exact)
-        for layout, sizes in SIZES.items():
-            part = computed(kind, torch.bfloat16, Layout(world, **sizes))
-            found[f"{name}, {layout}"] = _distance(part, whole)
-        if dist.get_rank() == 0:
-            print(found, flush=True)
+    with _ranks(models):
+        exact = computed((LOCAL, BF16), torch.float32, models)
+    with _ranks(models):
+        whole = computed(KINDS[kind], torch.bfloat16, models)
+    found = {"rounding": _distance(whole, exact)}
+    for name, sizes in SIZES.items():
+        layout = Layout(world, **sizes)
+        with _ranks(layout):
+            found[name] = _distance(computed(KINDS[kind], torch.bfloat16, layout), whole)
     return found
+
+
+@contextmanager
+def _ranks(layout: Layout) -> Iterator[None]:
+    initialize_parallel(layout, 1)
+    try:
+        yield
+    finally:
+        parallel_state.destroy_model_parallel()
+        free()
 
 
 Computed = tuple[np.ndarray, dict[str, torch.Tensor]]
@@ -176,12 +184,17 @@ def _distance(ours: Computed, wanted: Computed) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("result", type=Path)
-    parser.add_argument("parts", nargs="*", default=["speed", "fidelity"])
+    parser.add_argument("--only", nargs="+", default=[""], help="cases whose name contains one of these")
     args = parser.parse_args()
     process_group.of_torchrun()
-    calls: Sequence[tuple[str, Callable[[], Any]]] = [
-        *((str(case), partial(speed, case)) for case in LAYOUTS if "speed" in args.parts),
-        *(("fidelity", fidelity) for _ in range("fidelity" in args.parts)),
+    calls = [
+        call
+        for kind, (_, precision) in KINDS.items()
+        for call in (
+            *((str(case), partial(speed, case)) for case in LAYOUTS if case.precision is precision),
+            (f"fidelity {kind}", partial(fidelity, kind)),
+        )
+        if any(part in call[0] for part in args.only)
     ]
     found: dict[str, Any] = {}
     failed: list[str] = []
