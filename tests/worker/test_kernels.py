@@ -24,6 +24,12 @@ def test_experts_in_one_module_are_the_same_hugging_face_tensors(name: str) -> N
         assert any(".mlp.experts." in part[0] for part in apart)
 
 
+def test_weights_that_ranks_have_whole_are_not_taken_for_parts() -> None:
+    for plain, marked in run_on_ranks("kernel_cases:whole_projections", 2):
+        assert [part[:-1] for part in marked] == [part[:-1] for part in plain]
+        assert any(part[0].endswith("q_a_proj.weight") for part in plain)
+
+
 def test_kernels_that_are_not_there_are_refused() -> None:
     (problem,) = run_on_ranks("kernel_cases:build", 1, choice="transformer-engine")
     assert problem.startswith("spec.trainer.kernels=transformer-engine: this rank computes on a CPU: ")

@@ -1,9 +1,11 @@
 """Functions that run on ranks: experts that are one module, as Transformer Engine keeps them."""
 
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from megatron.core.post_training.modelopt.layers import Linear
 
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.moe import TokenDispatcher
@@ -63,6 +65,27 @@ def _held(chunks: list[Any], family: Any) -> list[Held]:
         for s in hf_mapping.shards(chunks, family)
     ]
     return sorted(found, key=lambda part: (part[0], part[3]))
+
+
+def whole_projections() -> tuple[list[Held], list[Held]]:
+    """Return what this rank holds, and the same with projections that call each rank's weight a part."""
+    hf = tiny_model("deepseek_v3")
+    layout, family = (
+        Layout(world=dist.get_world_size(), tensor=dist.get_world_size(), expert=2),
+        family_of(hf),
+    )
+    initialize_parallel(layout, 0)
+    plain, init = build_chunks(hf, layout), Linear.__init__
+
+    def marked(self: Any, *args: Any, **fields: Any) -> None:
+        init(self, *args, **fields)
+        self.weight.tensor_model_parallel, self.weight.partition_dim = True, 0  # as Transformer Engine does
+
+    with patch.object(Linear, "__init__", marked):
+        chunks = build_chunks(hf, layout)
+    for built in (plain, chunks):
+        hf_mapping.load(built, family, SeededWeights(hf, 3))
+    return _held(plain, family), _held(chunks, family)
 
 
 def fused_fields(model: str, fields: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from grpo_operator.api.v1alpha1.trainer import KernelChoice, Precision
 from grpo_worker.megatron.families.registry import family_of
 from grpo_worker.megatron.model.activation_offload import offload_fields
 from grpo_worker.megatron.model.hf_config import mcore_config
-from grpo_worker.megatron.model.kernels import Kernels, kernels, precision_fields
+from grpo_worker.megatron.model.kernels import Kernels, kernels, mark_whole, precision_fields
 from grpo_worker.megatron.model.layer_spec import block_spec
 from grpo_worker.megatron.model.mtp_layer import add_layer
 from grpo_worker.megatron.model.recompute import mask_kept_layers, recompute_fields
@@ -106,4 +106,5 @@ def _chunk(
         add_layer(model, vp_stage, chosen)
     if torch.cuda.is_available():
         model.cuda()  # a few modules of Megatron-Core are created on the host
+    mark_whole(model, chosen)
     return model

@@ -89,6 +89,17 @@ def kernels(choice: KernelChoice) -> Kernels:
     return TRANSFORMER_ENGINE
 
 
+def mark_whole(model: torch.nn.Module, chosen: Kernels) -> None:
+    """Mark the weights that tensor-parallel ranks have whole.
+
+    Transformer Engine marks them as divided: they would count once for each rank in the gradient's norm.
+    """
+    for module in model.modules():
+        if type(module) is chosen.linear:
+            for parameter in module.parameters():
+                parameter.tensor_model_parallel = False  # type: ignore[attr-defined]
+
+
 def precision_fields(chosen: Kernels, precision: Precision) -> dict[str, Any]:
     """Return Megatron-Core's fields for the precision. Raises ValueError for kernels that do not have it."""
     if precision is Precision.BF16:

@@ -40,18 +40,6 @@ def _on_gpu(packed: PackedSeqParams) -> PackedSeqParams:
     return copy
 
 
-class Linear(TELinear):  # type: ignore[misc]
-    """Transformer Engine's projection that each tensor-parallel rank has whole.
-
-    Transformer Engine marks the weight as divided over the ranks all the same.
-    """
-
-    def __init__(self, *args: Any, **fields: Any) -> None:
-        super().__init__(*args, **fields)
-        for parameter in self.parameters():
-            parameter.tensor_model_parallel = False
-
-
 class _Provider(TESpecProvider):  # type: ignore[misc]
     """Megatron-Core's provider, with norms in modules of their own: they keep the names of the others'."""
 
@@ -60,6 +48,6 @@ class _Provider(TESpecProvider):  # type: ignore[misc]
 
 
 TRANSFORMER_ENGINE = Kernels(
-    KernelChoice.TRANSFORMER_ENGINE, TENorm, Linear, TEColumnParallelLinear, TERowParallelLinear, Attention,
+    KernelChoice.TRANSFORMER_ENGINE, TENorm, TELinear, TEColumnParallelLinear, TERowParallelLinear, Attention,
     _Provider(), grouped=True, fields=transformer_engine_fields(),
 )  # fmt: skip
