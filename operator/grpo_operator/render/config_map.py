@@ -12,7 +12,7 @@ from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.api.weight_path import WeightPath
 from grpo_operator.plan.weight_path import job_weight_path
 from grpo_operator.render.metadata import metadata
-from grpo_operator.render.volumes import job_store
+from grpo_operator.render.store import job_store
 
 
 def job_config_map(

@@ -183,7 +183,7 @@ def _phase(job: dict[str, Any], spec: GRPOJobSpec, observed: Observed) -> tuple[
 def _problem(phase: Phase, observed: Observed) -> Problem:
     """Return why a running job makes no or slow progress.
 
-    The reason is Parked, NoSamples, NodeNotReady, ContainersFailing, StoreFull or NoRdma.
+    The reason is Parked, NoSamples, NodeNotReady, ContainersFailing, PodsRefused, StoreFull or NoRdma.
     """
     if phase not in (Phase.STARTING, Phase.TRAINING, Phase.RECOVERING):
         return Problem()
@@ -197,6 +197,8 @@ def _problem(phase: Phase, observed: Observed) -> Problem:
     failures = "; ".join(failure.text for failure in observed.container_failures()[:_MAX_FAILURES])
     if failures:
         return Problem("ContainersFailing", failures)
+    if observed.ray_cluster and observed.ray_cluster.refusal:
+        return Problem("PodsRefused", observed.ray_cluster.refusal)
     if controller and controller.checkpoint_problem:
         return Problem("StoreFull", controller.checkpoint_problem)
     slow = observed.controller.network_problem if observed.controller else ""

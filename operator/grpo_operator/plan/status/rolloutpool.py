@@ -41,7 +41,7 @@ def pool_status(
         [
             f"{available} of {spec.replicas} engines serve",
             *_messages(engines),
-            *filter(None, [observed.node_problem]),
+            *filter(None, [observed.node_problem, observed.ray_cluster and observed.ray_cluster.refusal]),
         ]
     )
     conditions.set(
