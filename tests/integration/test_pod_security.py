@@ -68,7 +68,8 @@ def _reasons(message: str) -> set[str]:
 
 def _cluster(manifest: dict[str, Any], **scheduling: Any) -> dict[str, Any]:
     spec = manifest["spec"]
-    spec["scheduling"] = {k: v for k, v in spec.get("scheduling", {}).items() if k != "rdma"} | scheduling
+    absent = ("rdma", "runtimeClassName")  # a case of its own; a class that this API server lacks
+    spec["scheduling"] = {k: v for k, v in spec.get("scheduling", {}).items() if k not in absent} | scheduling
     if manifest["kind"] == "RolloutPool":
         return pool_cluster(_owner(manifest), RolloutPoolSpec.model_validate(spec), SETTINGS).wire()
     parsed = GRPOJobSpec.model_validate(spec)
