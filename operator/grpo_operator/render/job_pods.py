@@ -20,7 +20,7 @@ from grpo_operator.render.placement import (
 )
 from grpo_operator.render.pod_template import PYTHON, PodParts, finished, probe, share_key
 from grpo_operator.render.rollout_pods import EnginePods
-from grpo_operator.render.store import JobStore, job_store
+from grpo_operator.render.store import JobStore
 from grpo_operator.render.volumes import fetch, job_files, model_files
 
 # Ray lowers the priority of its workers by 15, but the ranks are the main processes of the pod.
@@ -144,7 +144,7 @@ class JobPods:
         return pod
 
     def _store(self) -> JobStore:
-        folder = job_store(self.parts.owner.namespace, self.writer)
+        folder = names.job_store(self.parts.owner.namespace, self.writer)
         return JobStore(self.parts, self.spec, folder)
 
     def _image(self) -> str:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_operator.api.base import Resources
+from grpo_operator.api.names import STORE_MOUNT
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.render.pod_template import PodParts
 
-STORE_MOUNT = "/store"
 FETCHED = "volumes"  # folder of the store for the files that jobs fetch, which they share
 # Less than any container that starts after it, so it does not raise the pod's requests.
 _RESOURCES = Resources(cpu="10m", memory="64Mi")
@@ -26,17 +26,9 @@ _OWNER = {"runAsUser": 0, "runAsGroup": 0, "runAsNonRoot": False} | {
 }
 
 
-def job_store(namespace: str, writer: str) -> str:
-    """Return the folder of a job in its store. ``writer``: identity of the job.
-
-    It contains the uid, so a new job of the same name does not resume the old checkpoints.
-    """
-    return f"{STORE_MOUNT}/{namespace}-{writer}"
-
-
 @dataclass(frozen=True, slots=True)
 class JobStore:
-    """Store of one job. ``folder``: of the job, as ``job_store`` returns it."""
+    """Store of one job. ``folder``: of the job, as ``names.job_store`` returns it."""
 
     parts: PodParts
     spec: GRPOJobSpec

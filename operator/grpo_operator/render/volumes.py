@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_operator.api.base import Resources
-from grpo_operator.api.names import CONTROLLER_PORT
+from grpo_operator.api.names import CONTROLLER_PORT, STORE_MOUNT
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.model import ModelSpec
 from grpo_operator.api.v1alpha1.volumes import COMPLETE, FETCHED_FILES, VolumeSpec
 from grpo_operator.render.pod_template import PYTHON, PodParts
-from grpo_operator.render.store import FETCHED, STORE_MOUNT, mount
+from grpo_operator.render.store import FETCHED, mount
 
 # It only sleeps. Less than any container that starts after it, so it does not raise the pod's requests.
 _WAIT_RESOURCES = Resources(cpu="10m", memory="64Mi")
