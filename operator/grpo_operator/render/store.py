@@ -17,9 +17,8 @@ from grpo_operator.render.pod_template import PodParts
 FETCHED = "volumes"  # folder of the store for the files that jobs fetch, which they share
 # Less than any container that starts after it, so it does not raise the pod's requests.
 _RESOURCES = Resources(cpu="10m", memory="64Mi")
-_IN_STORE = re.compile(
-    rf"(?<![\w.-]){STORE_MOUNT}(/|$)"
-)  # also in file:///store/x, and not in s3://bucket/store/x
+# Also in file:///store/x, and not in s3://bucket/store/x.
+_IN_STORE = re.compile(rf"(?<![\w.-]){STORE_MOUNT}(/|$)")
 # Folders of a hostPath belong to root. The namespace must allow such volumes, and root, anyway.
 _OWNER = {"runAsUser": 0, "runAsGroup": 0, "runAsNonRoot": False} | {
     "capabilities": {"drop": ["ALL"], "add": ["CHOWN", "DAC_OVERRIDE", "FOWNER"]}
