@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from grpo_devcluster import cluster
 from grpo_devcluster.addons import kubectl
 from grpo_devcluster.claims import claim, with_claims
 from grpo_devcluster.follow import JobView
-from grpo_devcluster.install import devcluster_values, install_operator
+from grpo_devcluster.install import install_operator
 from grpo_devcluster.paths import JOB_DATA, REPO
 from grpo_operator.render.pod_security import USER
 from support.faults import until
@@ -26,18 +25,17 @@ OTHER = "default-another-job-12345678"  # folder of a job that is not this one
 
 
 @pytest.fixture(scope="module")
-def job(kubeconfig: Path) -> Iterator[JobView]:
+def job(kubeconfig: Path, chart_values: dict[str, Any]) -> Iterator[JobView]:
     """The tiny job in a namespace that enforces the standard, with claims in place of folders."""
     shutil.rmtree(STORE, ignore_errors=True)
     (STORE / OTHER).mkdir(parents=True)
     os.chown(STORE, USER, USER)  # as a provisioner does for the fsGroup of a pod
-    values = devcluster_values(cluster.up())
-    overlay, objects = with_claims(values["podOverlay"], NAMESPACE)
+    overlay, objects = with_claims(chart_values["podOverlay"], NAMESPACE)
     kubectl("create", "namespace", NAMESPACE)
     kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted")
     objects += claim("checkpoints", NAMESPACE, STORE)
     apply(kubeconfig, yaml.safe_dump_all(objects), "apply", "-f", "-")
-    install_operator(kubeconfig, values | {"podOverlay": overlay})
+    install_operator(kubeconfig, chart_values | {"podOverlay": overlay})
     manifest = yaml.safe_load((REPO / "manifests" / "tiny-moe.yaml").read_text())
     manifest["metadata"]["namespace"] = NAMESPACE
     manifest["spec"] |= {"totalSteps": 12}
@@ -46,7 +44,7 @@ def job(kubeconfig: Path) -> Iterator[JobView]:
     yield JobView(kubeconfig, "tiny-moe", NAMESPACE)
     kubectl("delete", "grpojob", "tiny-moe", "-n", NAMESPACE, "--cascade=foreground")
     kubectl("delete", "namespace", NAMESPACE)
-    install_operator(kubeconfig, values)
+    install_operator(kubeconfig, chart_values)
 
 
 def _containers(job: JobView) -> list[tuple[str, str]]:
@@ -133,8 +131,10 @@ def _capabilities(kubeconfig: Path, image: str, user: int) -> int:
         kubectl("delete", "pod", name, "--now")
 
 
-def test_a_capability_has_no_effect_for_a_user_other_than_root(kubeconfig: Path) -> None:
+def test_a_capability_has_no_effect_for_a_user_other_than_root(
+    kubeconfig: Path, chart_values: dict[str, Any]
+) -> None:
     """The reason for which RDMA runs as root by default."""
-    image, ipc_lock = devcluster_values(cluster.up())["images"]["trainer"], 1 << 14
+    image, ipc_lock = chart_values["images"]["trainer"], 1 << 14
     assert _capabilities(kubeconfig, image, 0) == ipc_lock
     assert _capabilities(kubeconfig, image, USER) == 0
