@@ -44,8 +44,14 @@ def start_coredns() -> None:
     processes.start("coredns", [binary("coredns"), "-conf", corefile])
 
 
-def start_kuberay(component: str = "kuberay-operator", gates: str = "") -> None:
-    """Install KubeRay's CRDs and start its operator. ``gates``: feature gates of the operator."""
+def start_kuberay(
+    component: str = "kuberay-operator", gates: str = "", init_containers: bool = False
+) -> None:
+    """Install KubeRay's CRDs and start its operator. ``gates``: feature gates of the operator.
+
+    ``init_containers``: it adds one to each worker, as by default. The pods wait for the head themselves, so
+    here it would only start another interpreter in each.
+    """
     source = module_directory(COMPONENTS[component].module, "github.com/ray-project/kuberay/ray-operator")
     kubectl("apply", "--server-side", "--force-conflicts", "-f", source / "config" / "crd" / "bases")
     processes.start(
@@ -59,8 +65,10 @@ def start_kuberay(component: str = "kuberay-operator", gates: str = "") -> None:
             "--reconcile-concurrency=4",
             "--enable-leader-election=false",
         ],
-        # The pods wait for the head themselves; an init container would start another interpreter in each.
-        env={"KUBECONFIG": str(KUBECONFIG), "ENABLE_INIT_CONTAINER_INJECTION": "false"},
+        env={
+            "KUBECONFIG": str(KUBECONFIG),
+            "ENABLE_INIT_CONTAINER_INJECTION": "true" if init_containers else "false",
+        },
     )
 
 

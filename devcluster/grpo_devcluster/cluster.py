@@ -7,6 +7,7 @@ from grpo_devcluster.gobuild import DEFAULT, GPU_NODE, GPUS, available, build_al
 from grpo_devcluster.images import ensure_images
 from grpo_devcluster.packages import install_debian, sync_environment, use_packed_tools
 from grpo_devcluster.paths import JOB_DATA, LIB, PACK, RUN, SOCKETS
+from grpo_devcluster.pod_overlay import KERNELS
 from grpo_devcluster.settings import NODE
 from grpo_devcluster.stages import stage, wait_for
 
@@ -51,6 +52,9 @@ def up(with_node: bool = True) -> dict[str, str]:
             images = ensure_images()
         with stage("node"):
             JOB_DATA.mkdir(parents=True, exist_ok=True)
+            if nvidia.present():
+                KERNELS.mkdir(parents=True, exist_ok=True)
+                KERNELS.chmod(0o1777)  # pods write to it, which are not root
             node.start_kubelet()
             addons.start_coredns()
             wait_for("the node", _node_ready, 120, processes.log_file("kubelet"))

@@ -1,5 +1,6 @@
 """Control plane: etcd, API server, controller-manager and scheduler."""
 
+import json
 import ssl
 import urllib.error
 import urllib.request
@@ -7,7 +8,7 @@ import urllib.request
 from grpo_devcluster import processes
 from grpo_devcluster.certs import PKI, kubeconfig, make_certificates
 from grpo_devcluster.gobuild import binary
-from grpo_devcluster.paths import KUBECONFIG, RUN
+from grpo_devcluster.paths import KUBECONFIG, LOGS, RUN
 from grpo_devcluster.settings import (
     API_PORT,
     ETCD,
@@ -21,6 +22,14 @@ from grpo_devcluster.settings import (
 )
 from grpo_devcluster.stages import wait_for
 
+AUDIT_LOG = LOGS / "audit.log"
+# Requests of the operator where it runs with its own account, without their contents.
+_AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [{"level": "Metadata", "userGroups": ["system:serviceaccounts:grpo-system"]}, {"level": "None"}],
+}
 COMPONENTS = ("controller-manager", "scheduler", "proxy", "kubelet", "admin")
 
 
@@ -54,6 +63,8 @@ def _etcd() -> None:
 
 
 def _api_server() -> None:
+    policy = RUN / "audit-policy.json"
+    policy.write_text(json.dumps(_AUDIT_POLICY))
     processes.start(
         "kube-apiserver",
         [
@@ -74,6 +85,8 @@ def _api_server() -> None:
             f"--service-account-signing-key-file={PKI / 'sa.key'}",
             "--service-account-issuer=https://kubernetes.default.svc",
             "--allow-privileged=true",
+            f"--audit-policy-file={policy}",
+            f"--audit-log-path={AUDIT_LOG}",
             "--profiling=false",
         ],
     )

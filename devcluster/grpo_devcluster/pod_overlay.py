@@ -11,6 +11,7 @@ from grpo_devcluster.paths import CACHE, PACK
 TOOLKIT = Path("/usr/local/cuda")
 PACKAGES = Path("/opt/grpo-packages")  # on PYTHONPATH in the images of trainers and engines
 KERNELS = CACHE / "kernels"
+_ROOT_HOME = Path("/root")
 _CACHES = {  # of what compiles kernels when they are first used
     "TRITON_CACHE_DIR": "triton",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
@@ -33,6 +34,10 @@ def pod_overlay() -> dict[str, Any]:
         {"name": f"python-{i}", "mountPath": str(path), "readOnly": True}
         for i, path in enumerate(mounts.values())
     ]
+    # Images close /root to all users but root. In a volume there, anyone may enter what is mounted below it.
+    if any(_ROOT_HOME in path.parents for path in (*mounts.values(), KERNELS)):
+        volumes.insert(0, {"name": "root-home", "emptyDir": {}})
+        volume_mounts.insert(0, {"name": "root-home", "mountPath": str(_ROOT_HOME)})
     path = f"{environment() / 'bin'}:{PACKAGES / 'bin'}:/usr/local/bin:/usr/bin:/bin"
     variables = {"PATH": path}
     if nvidia.present():

@@ -16,12 +16,17 @@ from support.jobs import ENDED, STEPS, Start, apply
 
 
 @pytest.fixture(scope="session")
-def kubeconfig() -> Iterator[Path]:
-    """A running devcluster with the operator in it; gone afterwards."""
-    images = cluster.up()
-    install_operator(KUBECONFIG, devcluster_values(images))
-    yield KUBECONFIG
+def chart_values() -> Iterator[dict[str, Any]]:
+    """Values of the chart for a running devcluster, which is gone afterwards."""
+    yield devcluster_values(cluster.up())
     cluster.down()
+
+
+@pytest.fixture(scope="session")
+def kubeconfig(chart_values: dict[str, Any]) -> Path:
+    """A running devcluster with the operator in it."""
+    install_operator(KUBECONFIG, chart_values)
+    return KUBECONFIG
 
 
 @pytest.fixture(scope="session")

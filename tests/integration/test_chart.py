@@ -45,7 +45,7 @@ def test_roles_are_limited_to_the_listed_namespaces() -> None:
     (cluster,) = _of(objects, "ClusterRole")
     resources = {r for rule in cluster["rules"] for r in rule["resources"]}
     assert resources == {"nodes", "namespaces", "customresourcedefinitions"}
-    assert {v for rule in cluster["rules"] for v in rule["verbs"]} == {"get", "list", "watch"}
+    assert {v for rule in cluster["rules"] for v in rule["verbs"]} == {"list", "watch"}
     roles = [o for o in objects if o["kind"] in NAMESPACED and o["metadata"]["name"] == "ops"]
     assert sorted({o["metadata"]["namespace"] for o in roles}) == ["team-a", "team-b"] and len(roles) == 4
     (deployment,) = _of(objects, "Deployment")
@@ -72,7 +72,7 @@ def _node_rights(*arguments: str) -> dict[str, set[str]]:
 
 
 def test_nodes_are_written_only_when_the_chart_allows_it() -> None:
-    read = {"get", "list", "watch"}
+    read = {"list", "watch"}
     assert _node_rights() == {"nodes": read}
     both = ("--set", "gpuHealth.nodeConditions=true,gpuHealth.taints=true")
     assert _node_rights(*both) == {"nodes": read | {"patch"}, "nodes/status": {"patch"}}
@@ -215,6 +215,7 @@ def test_the_operator_requests_only_the_listed_namespaces(api: Api, proxy: Fault
         for path in wide
         if path.startswith(("/api/v1/", "/apis/")) and path.count("/") > 3
     }
+    assert "/api/v1/namespaces" in asked, "the chart grants it where namespaces are listed, and only there"
     pods = [unquote(path) for path in proxy.paths if "/namespaces/default/pods?" in path]
     assert pods and all(POOL in path for path in pods), "pods that are no job's are asked for"
     assert not kinds & {

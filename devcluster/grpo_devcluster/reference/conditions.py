@@ -42,6 +42,8 @@ _REASONS = {
     "ignores. Upgrade it: see [upgrades](../guides/upgrades.md#downgrades).",
     "ApplyRefused": "The message quotes the API server: mostly an invalid `podTemplate`, or a quota.",
     "ContainersFailing": "The message names each failing container and its last error.",
+    "PodsRefused": "KubeRay cannot create pods. The message quotes the API server: mostly a quota, or the "
+    "namespace's [pod security](../concepts/security.md#pods).",
     "NoSamples": "No token arrived for `rollout.stallSeconds` while samples were awaited. The message "
     "says why.",
     "Parked": "The trainers wait, alive, for `minAvailable` engines, for the reward or for room in the "

@@ -42,7 +42,7 @@ grpo-operator-{{ if .Values.watchNamespaces }}{{ .Values.watchNamespaces | sortA
   # State of pods. delete is for pods on nodes that match scheduling.unhealthyNodes or have sick GPUs.
   - apiGroups: [""]
     resources: [pods]
-    verbs: [get, list, watch, delete]
+    verbs: [list, watch, delete]
   - apiGroups: [""]
     resources: [events]
     verbs: [create]

@@ -26,6 +26,8 @@ HOST_INDEX = "ray.io/replica-host-index"
 
 KEY_SECRET, KEY = "grpo-agents", "key"  # Secret with the bearer token that all pods of a namespace share
 
+STORE_MOUNT = "/store"  # of the checkpoint store in a job's pods
+
 HEAD, CONTROLLER, TRAINER, ROLLOUT = "head", "controller", "trainer", "rollout"
 
 
@@ -90,6 +92,14 @@ def rollout_pool(job: str) -> str:
 def writer(job: dict[str, Any]) -> str:
     """Return the identity of a job as a writer of weights; unlike the name, it is never reused."""
     return f"{job['metadata']['name']}-{job['metadata']['uid'][:8]}"
+
+
+def job_store(namespace: str, writer: str) -> str:
+    """Return the folder of a job in its store. ``writer``: identity of the job.
+
+    It contains the uid, so a new job of the same name does not resume the old checkpoints.
+    """
+    return f"{STORE_MOUNT}/{namespace}-{writer}"
 
 
 def job_config(job: str) -> str:

@@ -4,6 +4,7 @@
 needed. Field names follow KubeRay's ``ray.io/v1`` (1.5 and 1.6).
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 API_VERSION = "ray.io/v1"
+_POD = re.compile(r'pods "[^"]*" is')
 
 
 class _Model(BaseModel):
@@ -85,6 +87,16 @@ class RayClusterStatus(_Model):
     def condition(self, kind: str) -> bool:
         """Return whether the condition of this type is true."""
         return any(c["type"] == kind and c["status"] == "True" for c in self.conditions)
+
+    @property
+    def refusal(self) -> str:
+        """Return why KubeRay can create, or delete, no pods; "" if it can.
+
+        The name of a pod is left out: KubeRay makes another one with each attempt.
+        """
+        messages = (c["message"] for c in self.conditions if c["type"] == "ReplicaFailure")
+        refused = next(messages, "") if self.condition("ReplicaFailure") else ""
+        return _POD.sub("a pod is", ": ".join(refused.split("\n")))
 
     @property
     def suspended(self) -> bool:

@@ -12,7 +12,6 @@ from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.api.weight_path import WeightPath
 from grpo_operator.plan.weight_path import job_weight_path
 from grpo_operator.render.metadata import metadata
-from grpo_operator.render.volumes import job_store
 
 
 def job_config_map(
@@ -41,7 +40,7 @@ def job_config_map(
         fp8=pool.engine.quantization == "fp8-block128",
         weight_path=path or job_weight_path(spec, pool),
         writer=names.writer(job),
-        store=Path(job_store(namespace, names.writer(job))),
+        store=Path(names.job_store(namespace, names.writer(job))),
     )
     return {
         "apiVersion": "v1",

@@ -8,16 +8,21 @@ from grpo_operator.render.placement import same_host
 NETWORKS = "k8s.v1.cni.cncf.io/networks"  # annotation from which Multus reads a pod's further networks
 
 
-def connect(pod: dict[str, Any], rdma: RdmaSpec | None) -> None:
-    """Give the first container of a pod template RDMA devices, and the pod the networks to use them in."""
+def connect(pod: dict[str, Any], rdma: RdmaSpec | None, root: bool) -> None:
+    """Give the first container of a pod template RDMA devices, and the pod the networks to use them in.
+
+    ``root``: its user is root.
+    """
     if rdma is None:
         return
     container = pod["spec"]["containers"][0]
     devices = {device.resource: str(device.count) for device in rdma.devices}
     for kind in ("requests", "limits"):
         container["resources"][kind] = container["resources"][kind] | devices
-    # RDMA registers memory, which pins it. Without the capability the limit is a few MiB.
-    container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
+    # RDMA registers memory, which pins it. Without the capability the limit is a few MiB, unless the node's
+    # container runtime raises it. Kubernetes gives processes of other users than root no capability.
+    if root:
+        container["securityContext"] = {"capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]}}
     if rdma.networks:
         pod["metadata"]["annotations"][NETWORKS] = ",".join(rdma.networks)
     if rdma.host_network:

@@ -10,7 +10,6 @@ from grpo_operator.api.names import CONTROLLER_PORT, GCS_PORT
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.weight_path import Backend, WeightPath
 from grpo_operator.plan.capacity.topology import Leaves
-from grpo_operator.plan.weight_path import job_weight_path
 from grpo_operator.render.fabric import connect
 from grpo_operator.render.placement import (
     avoid_hosts,
@@ -19,9 +18,10 @@ from grpo_operator.render.placement import (
     prefer_leaves,
     share_sockets,
 )
-from grpo_operator.render.pod_template import PYTHON, PodParts, overlaid, probe, share_key
+from grpo_operator.render.pod_template import PYTHON, PodParts, finished, probe, share_key
 from grpo_operator.render.rollout_pods import EnginePods
-from grpo_operator.render.volumes import STORE_MOUNT, fetch, job_files, job_store, model_files
+from grpo_operator.render.store import JobStore
+from grpo_operator.render.volumes import fetch, job_files, model_files
 
 # Ray lowers the priority of its workers by 15, but the ranks are the main processes of the pod.
 _RANK_ENV = {"GRPO_WEIGHTS_DIR": "/weights", "RAY_worker_niceness": "0"}
@@ -38,12 +38,16 @@ _START_RAY = (
 
 @dataclass(frozen=True, slots=True)
 class JobPods:
-    """Builds the PodTemplateSpecs of one job. ``writer``: identity of the job towards the engines' agents."""
+    """Builds the PodTemplateSpecs of one job.
+
+    ``writer``: identity of the job towards the engines' agents. ``path``: of weights into its own engines.
+    """
 
     parts: PodParts
     spec: GRPOJobSpec
     leaves: Leaves
     writer: str
+    path: WeightPath
 
     def head(self) -> dict[str, Any]:
         return self.parts.head(self._image(), self.spec.controller, self.spec.trainer.world)
@@ -64,8 +68,8 @@ class JobPods:
             files.mount_into(pod, container)
         first = fetch(self.parts, self._image(), of.resources, given)
         if first:
-            pod["spec"]["initContainers"] = [first]
-        return overlaid(pod, of)
+            pod["spec"]["initContainers"].append(first)
+        return finished(pod, of, self.parts.security)
 
     def trainer(self) -> dict[str, Any]:
         """Return one training pod: a Ray node for its ranks, and the agent that serves their weights."""
@@ -82,21 +86,21 @@ class JobPods:
         pod = self.parts.pod(names.TRAINER, [ranks], trainer, self._trainer_affinity(gpus), gpus)
         self._with_files(pod)
         if gpus:
-            connect(pod, self.parts.scheduling.rdma)
+            connect(pod, self.parts.scheduling.rdma, self.parts.security.user == 0)
             avoid_hosts(pod["spec"], self.parts.avoided)
-        if self._weight_path().direct is Backend.CUDA_IPC:
+        if self.path.direct is Backend.CUDA_IPC:
             share_sockets(pod["spec"])
         pod["spec"]["volumes"].append({"name": "weights", "emptyDir": {"medium": "Memory"}})
         # A failed rank ends the pod, because the ranks restart as a gang anyway. A failed agent is restarted
         # in place: in a pod with restartPolicy Never, Kubernetes does that for sidecars only.
         pod["spec"]["restartPolicy"] = "Never"
-        pod["spec"]["initContainers"] = [agent | {"restartPolicy": "Always"}]
         model = model_files(self.spec.model)
         if model:
             model.mount_into(pod, ranks)
             wait = model.wait(self.parts, self._image())
-            pod["spec"]["initContainers"][:0] = [wait] if wait else []
-        return overlaid(pod, trainer)
+            pod["spec"]["initContainers"] += [wait] if wait else []
+        pod["spec"]["initContainers"].append(agent | {"restartPolicy": "Always"})
+        return finished(pod, trainer, self.parts.security)
 
     def _rank_env(self) -> dict[str, str]:
         if not self.spec.trainer.moe.overlap_communication:
@@ -106,25 +110,17 @@ class JobPods:
 
     def engines(self) -> EnginePods:
         """Return the builder of the job's own engines. They read models and weight versions in the store."""
-        mounts = ((self._store(), {"name": "store", "mountPath": STORE_MOUNT, "readOnly": True}),)
-        colocated = self.spec.mode == "colocated"
-        folder = job_store(self.parts.owner.namespace, self.writer)
         return EnginePods(
             self.parts,
             self.spec.model.path,
             self.spec.weight_sync,
-            self._weight_path(),
+            self.path,
             self.writer,
-            mounts,
-            colocated,
+            self.spec.mode == "colocated",
             model_files(self.spec.model),
-            folder if self.spec.fills_engines_from_store else None,
+            self._store(),
+            self.spec.fills_engines_from_store,
         )
-
-    def _weight_path(self) -> WeightPath:
-        template = self.spec.rollout.template
-        # With a shared pool, the trainer pods do not depend on the path.
-        return job_weight_path(self.spec, template) if template else WeightPath()
 
     def _trainer_affinity(self, gpus: int) -> dict[str, Any]:
         """Return the affinity: off the engines' nodes and reserved leaves, packed leaf by leaf."""
@@ -139,19 +135,17 @@ class JobPods:
 
     def _with_files(self, pod: dict[str, Any]) -> dict[str, Any]:
         config = {"name": "job", "configMap": {"name": names.job_config(self.parts.owner.name)}}
-        pod["spec"].setdefault("volumes", []).extend([config, self._store()])
+        store = self._store()
+        pod["spec"].setdefault("volumes", []).extend([config, store.volume])
+        pod["spec"]["initContainers"] = [store.prepare(self._image())]
         for container in pod["spec"]["containers"]:
-            container["volumeMounts"] += [
-                {"name": "job", "mountPath": "/etc/grpo", "readOnly": True},
-                {"name": "store", "mountPath": STORE_MOUNT},
-            ]
+            mounts = [{"name": "job", "mountPath": "/etc/grpo", "readOnly": True}, *store.mounts()]
+            container["volumeMounts"] += mounts
         return pod
 
-    def _store(self) -> dict[str, Any]:
-        store = self.spec.checkpoint.store
-        if store.pvc:
-            return {"name": "store", "persistentVolumeClaim": {"claimName": store.pvc}}
-        return {"name": "store", "hostPath": {"path": store.path, "type": "DirectoryOrCreate"}}
+    def _store(self) -> JobStore:
+        folder = names.job_store(self.parts.owner.namespace, self.writer)
+        return JobStore(self.parts, self.spec, folder)
 
     def _image(self) -> str:
         return self.spec.image or self.parts.settings.trainer_image

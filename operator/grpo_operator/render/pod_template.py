@@ -20,6 +20,7 @@ from grpo_operator.render.placement import (
     shared_memory,
     tolerations,
 )
+from grpo_operator.render.pod_security import PodSecurity
 from grpo_operator.settings import OperatorSettings
 
 PYTHON = "python3"
@@ -39,6 +40,7 @@ class PodParts:
     """Builder of the common parts of one owner's pods.
 
     ``gpu_cluster``: whether any pool uses GPUs. ``avoided``: hosts that pods with GPUs must not run on.
+    ``sockets``: whether pods with GPUs share the folder of their node for sockets.
     """
 
     owner: Owner
@@ -46,11 +48,18 @@ class PodParts:
     settings: OperatorSettings
     gpu_cluster: bool
     avoided: tuple[str, ...] = ()
+    sockets: bool = False
+
+    @property
+    def security(self) -> PodSecurity:
+        """Return the security of the pods: one user for all, since they share the job's folder."""
+        needs_root = self.sockets or self.scheduling.rdma is not None
+        return PodSecurity(self.scheduling.security_context, needs_root)
 
     def head(self, image: str, of: ControllerSpec, ranks: int = 0) -> dict[str, Any]:
         """Return the pod of Ray's head, which runs no actors. ``ranks``: of the training pool."""
         container = self.container("ray-head", image, head_resources(ranks), env=_HEAD_ENV)
-        return self.pod(names.HEAD, [container], of, self.off_gpus())
+        return self.security.hardened(self.pod(names.HEAD, [container], of, self.off_gpus()))
 
     def off_gpus(self) -> dict[str, Any]:
         """Return the affinity of pods without GPUs."""
@@ -130,9 +139,10 @@ def share_key(container: dict[str, Any]) -> None:
     container["volumeMounts"].append({"name": "key", "mountPath": _KEY_MOUNT, "readOnly": True})
 
 
-def overlaid(pod: dict[str, Any], of: _Pool) -> dict[str, Any]:
-    """Return the pod template merged with the pool's ``podTemplate`` overlay."""
-    return merge(pod, of.pod_template.wire()) if of.pod_template else pod
+def finished(pod: dict[str, Any], of: _Pool, security: PodSecurity) -> dict[str, Any]:
+    """Return the pod template with its security contexts, merged with the pool's ``podTemplate`` overlay."""
+    hardened = security.hardened(pod)
+    return merge(hardened, of.pod_template.wire()) if of.pod_template else hardened
 
 
 def probe(path: str, port: int, *, period: int, failures: int) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from grpo_operator.api.base import Device
 from grpo_operator.api.names import owner_of
 from grpo_operator.api.v1alpha1.grpojob import ControllerSpec, GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTemplate
+from grpo_operator.api.weight_path import Backend, WeightPath
 from grpo_operator.kuberay_client.models import HeadGroup, RayCluster, RayClusterSpec, WorkerGroup
 from grpo_operator.plan.capacity.topology import Leaves
-from grpo_operator.plan.weight_path import pool_weight_path
+from grpo_operator.plan.weight_path import job_weight_path, pool_weight_path
 from grpo_operator.render.job_pods import JobPods, trainer_ray_resources
 from grpo_operator.render.metadata import metadata
 from grpo_operator.render.placement import cluster_labels
@@ -49,9 +50,11 @@ def job_cluster(
     """
     trainer = spec.trainer
     on_gpu = trainer.device == Device.CUDA
-    pods = JobPods(
-        PodParts(owner_of(job), spec.scheduling, settings, on_gpu, avoided), spec, leaves, names.writer(job)
-    )
+    # With a shared pool, the job's pods do not depend on the path.
+    path = job_weight_path(spec, pool) if pool else WeightPath()
+    sockets = path.direct is Backend.CUDA_IPC
+    parts = PodParts(owner_of(job), spec.scheduling, settings, on_gpu, avoided, sockets)
+    pods = JobPods(parts, spec, leaves, names.writer(job), path)
     resources = {"resources": trainer_ray_resources(trainer.gpus_per_node)}
     params = {} if on_gpu else _SMALL_STORE
     groups = [

@@ -19,7 +19,7 @@ from grpo_operator.render.placement import (
     see_all_gpus,
     share_sockets,
 )
-from grpo_operator.render.pod_template import PodParts, overlaid, probe
+from grpo_operator.render.pod_template import PodParts, finished, probe
 from grpo_operator.render.sglang_command import (
     ADMIN_KEY,
     MODEL_DIRECTORY,
@@ -29,6 +29,7 @@ from grpo_operator.render.sglang_command import (
     cpu_engine_env,
     engine_command,
 )
+from grpo_operator.render.store import JobStore
 from grpo_operator.render.volumes import Files
 
 _START_PERIOD = 2  # seconds between two probes of a server that starts
@@ -40,10 +41,9 @@ class EnginePods:
 
     ``weight_path``: path of new weights into the engines.
     ``writer``: the only job that may write weights; None: the operator names the writer to the agents later.
-    ``mounts``: volumes of every container, each with its mount.
     ``colocated``: the engines run beside the job's training pods and share their GPUs.
     ``model``: volume from which the server reads the model's configuration.
-    ``store``: folder of the job in its store, from which agents fill engines that nobody else can fill.
+    ``store``: of the job. ``fill``: agents fill engines from it that nobody else can fill.
     """
 
     parts: PodParts
@@ -51,10 +51,10 @@ class EnginePods:
     weight_sync: WeightSyncSpec
     weight_path: WeightPath
     writer: str | None = None
-    mounts: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = ()
     colocated: bool = False
     model: Files | None = None
-    store: str | None = None
+    store: JobStore | None = None
+    fill: bool = False
 
     def pod(self, pool: RolloutTemplate, leaf: str | None = None) -> dict[str, Any]:
         """Return one pod of an engine: a stock SGLang server, restarted in place, and its weight agent.
@@ -71,28 +71,39 @@ class EnginePods:
         if gpus and self.colocated:
             see_all_gpus(containers[0])  # and no fabric: each engine stays within its host
         elif gpus:
-            connect(pod, parts.scheduling.rdma)
+            connect(pod, parts.scheduling.rdma, parts.security.user == 0)
         if self.weight_path.direct is Backend.CUDA_IPC:
             share_sockets(pod["spec"])
         shared = ({"name": "model", "emptyDir": {}}, {"name": "model", "mountPath": MODEL_DIRECTORY})
         experts = [_expert_memory(pool.engine)] if pool.engine.return_routed_experts else []
         if experts:
             containers[0]["env"] += _expert_env()
-        for volume, mount in (shared, *experts, *self.mounts):
+        for volume, mount in (shared, *experts):
             pod["spec"].setdefault("volumes", []).append(volume)
             for container in containers:
                 container["volumeMounts"].append(mount)
-        if self.model:
-            self.model.mount_into(pod, containers[0])
-            wait = self.model.wait(parts, self._image(pool))
-            if wait:
-                pod["spec"]["initContainers"] = [wait]
+        self._mount_files(pod, self._image(pool))
         key = parts.scheduling.topology_key
         if leaf and key:
             bind_to_leaf(pod["spec"], key, leaf)
         if pool.engine.device == Device.CUDA:
             avoid_hosts(pod["spec"], parts.avoided)
-        return overlaid(pod, pool)
+        return finished(pod, pool, parts.security)
+
+    def _mount_files(self, pod: dict[str, Any], image: str) -> None:
+        containers = pod["spec"]["containers"]
+        first = []
+        if self.store:
+            pod["spec"]["volumes"].append(self.store.volume)
+            first.append(self.store.prepare(image))
+            for container in containers:
+                container["volumeMounts"] += self.store.mounts(read_only=True)
+        if self.model:
+            self.model.mount_into(pod, containers[0])
+            wait = self.model.wait(self.parts, image)
+            first += [wait] if wait else []
+        if first:
+            pod["spec"]["initContainers"] = first
 
     def _affinity(self, pool: RolloutTemplate, gpus: int) -> dict[str, Any]:
         """Return the affinity: off the trainers' nodes, packed leaf by leaf, each engine within one leaf."""
@@ -141,8 +152,8 @@ class EnginePods:
             arguments += f" --turns {TURNS}"
         if not self.colocated:  # colocated engines have no weights while their trainers compute
             arguments += f" --peers {self.parts.owner.rollout_service}"
-        if self.store:
-            arguments += f" --store {self.store}"
+        if self.store and self.fill:
+            arguments += f" --store {self.store.folder}"
         if pool.engine.return_routed_experts:
             arguments += f" --routed-experts {ROUTED_EXPERTS}"
         if self.writer:

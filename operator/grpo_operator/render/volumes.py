@@ -6,24 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_operator.api.base import Resources
-from grpo_operator.api.names import CONTROLLER_PORT
+from grpo_operator.api.names import CONTROLLER_PORT, STORE_MOUNT
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.model import ModelSpec
 from grpo_operator.api.v1alpha1.volumes import COMPLETE, FETCHED_FILES, VolumeSpec
 from grpo_operator.render.pod_template import PYTHON, PodParts
+from grpo_operator.render.store import FETCHED, mount
 
-STORE_MOUNT = "/store"
 # It only sleeps. Less than any container that starts after it, so it does not raise the pod's requests.
 _WAIT_RESOURCES = Resources(cpu="10m", memory="64Mi")
-_STORE = {"name": "store", "mountPath": STORE_MOUNT}
-
-
-def job_store(namespace: str, writer: str) -> str:
-    """Return the folder of a job in its store. ``writer``: identity of the job.
-
-    It contains the uid, so a new job of the same name does not resume the old checkpoints.
-    """
-    return f"{STORE_MOUNT}/{namespace}-{writer}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +33,7 @@ class Files:
         if self.spec.uri is None:
             return None
         source = json.dumps([self.spec.uri, self.spec.endpoint, self.spec.digest])
-        return f"volumes/{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+        return f"{FETCHED}/{hashlib.sha256(source.encode()).hexdigest()[:16]}"
 
     def mount_into(self, pod: dict[str, Any], container: dict[str, Any]) -> None:
         """Mount the files read-only into a container of a pod that has the store volume."""
@@ -61,7 +52,7 @@ class Files:
         done = f"[ -f {STORE_MOUNT}/{self.fetched}/{COMPLETE} ]"
         command = f"trap 'exit 0' TERM; until {done}; do sleep 2 & wait $!; done"
         container = parts.container(f"wait-for-{self.kind}", image, _WAIT_RESOURCES, command=command)
-        container["volumeMounts"].append(_STORE | {"readOnly": True})
+        container["volumeMounts"].append(mount(f"{STORE_MOUNT}/{FETCHED}", read_only=True))
         return container
 
     def credential(self) -> list[dict[str, Any]]:
@@ -109,5 +100,6 @@ def fetch(parts: PodParts, image: str, resources: Resources, volumes: list[Files
     container = parts.container("fetch", image, resources, command=command)
     container["ports"] = [{"name": "fetch", "containerPort": CONTROLLER_PORT}]
     container["env"] += [variable for files in fetched for variable in files.credential()]
-    container["volumeMounts"] += [{"name": "job", "mountPath": "/etc/grpo", "readOnly": True}, dict(_STORE)]
+    shared = mount(f"{STORE_MOUNT}/{FETCHED}", read_only=False)
+    container["volumeMounts"] += [{"name": "job", "mountPath": "/etc/grpo", "readOnly": True}, shared]
     return container

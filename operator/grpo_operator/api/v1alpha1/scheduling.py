@@ -6,6 +6,7 @@ from pydantic import Field
 
 from grpo_operator.api.base import Model, Name
 from grpo_operator.api.rules import Rule
+from grpo_operator.api.v1alpha1.pod_security import SecurityContextSpec
 from grpo_operator.api.v1alpha1.rdma import RdmaSpec
 
 LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=r"^[A-Za-z0-9._/-]+$")]
@@ -123,6 +124,7 @@ class SchedulingSpec(Model):
         30, ge=0, le=86400, description="seconds after which a pod on an unreachable node is replaced"
     )
     unhealthy_nodes: UnhealthyNodes = Field(default_factory=UnhealthyNodes)
+    security_context: SecurityContextSpec = Field(default_factory=SecurityContextSpec)
     network_policy: bool = Field(
         True, description="allow connections to the pods only from the job and the operator"
     )

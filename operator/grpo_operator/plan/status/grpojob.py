@@ -183,7 +183,8 @@ def _phase(job: dict[str, Any], spec: GRPOJobSpec, observed: Observed) -> tuple[
 def _problem(phase: Phase, observed: Observed) -> Problem:
     """Return why a running job makes no or slow progress.
 
-    The reason is Parked, NoSamples, NodeNotReady, ContainersFailing, StoreFull, NoRdma or NoLandlock.
+    The reason is Parked, NoSamples, NodeNotReady, ContainersFailing, PodsRefused, StoreFull, NoRdma or
+    NoLandlock.
     """
     if phase not in (Phase.STARTING, Phase.TRAINING, Phase.RECOVERING):
         return Problem()
@@ -197,6 +198,8 @@ def _problem(phase: Phase, observed: Observed) -> Problem:
     failures = "; ".join(failure.text for failure in observed.container_failures()[:_MAX_FAILURES])
     if failures:
         return Problem("ContainersFailing", failures)
+    if observed.ray_cluster and observed.ray_cluster.refusal:
+        return Problem("PodsRefused", observed.ray_cluster.refusal)
     if controller and controller.checkpoint_problem:
         return Problem("StoreFull", controller.checkpoint_problem)
     if controller and controller.network_problem and phase != Phase.RECOVERING:

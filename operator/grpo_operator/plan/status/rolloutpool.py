@@ -37,11 +37,12 @@ def pool_status(
     available = len(serving) + sum(bool(e.waits) for e in engines)
     enough, whole = available >= spec.min_available, available >= spec.replicas
     idle = writer is None and not available
+    refusal = observed.ray_cluster.refusal if observed.ray_cluster else ""
     text = "; ".join(
         [
             f"{available} of {spec.replicas} engines serve",
             *_messages(engines),
-            *filter(None, [observed.node_problem]),
+            *filter(None, [observed.node_problem, refusal]),
         ]
     )
     conditions.set(

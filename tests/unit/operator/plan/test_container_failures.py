@@ -228,3 +228,16 @@ def test_the_pool_names_the_last_error_of_an_engine() -> None:
     status = pool_status(pool, spec, Owner("GRPOJob", "default", "tiny-moe"), observed, None, NOW)  # type: ignore[arg-type]
     assert status.engines[0].message and "AttributeError: x" in status.engines[0].message
     assert "AttributeError: x" in _condition(status, "Degraded").message
+
+
+def test_pods_that_the_api_server_refuses_are_reported_without_their_changing_names() -> None:
+    said = 'pods "tiny-moe-head-x7k2p" is forbidden: violates PodSecurity "restricted:latest": hostPath'
+    failure = {"type": "ReplicaFailure", "status": "True", "message": f"FailedCreateHeadPod\n{said}"}
+    refused = Observed(RayClusterStatus(conditions=[failure]))
+    status = _status(refused)
+    found = _condition(status, "Degraded")
+    assert (status.phase, found.status, found.reason) == ("Starting", "True", "PodsRefused")
+    expected = 'FailedCreateHeadPod: a pod is forbidden: violates PodSecurity "restricted:latest": hostPath'
+    assert expected in found.message
+    over = Observed(RayClusterStatus(conditions=[failure | {"status": "False"}]))
+    assert _condition(_status(over), "Degraded").reason == "PoolsWhole"

@@ -21,6 +21,7 @@ from grpo_operator.settings import OperatorSettings
 from support.objects import job, pool_of, spec_of
 
 SETTINGS = OperatorSettings("trainer:1", "rollout:1")
+FOLDER = "/store/default-tiny-moe-12345678"
 URI: dict[str, Any] = {"mountPath": "/models", "uri": "hf://org/model"}
 
 
@@ -71,8 +72,9 @@ def test_the_model_is_mounted_read_only_where_it_is_read(
         for mount in found.values():
             assert mount == {"name": "model-files", "mountPath": "/models", "readOnly": True}
             assert volume(pods[pool], "model-files") == {"name": "model-files"} | wanted
-    assert "initContainers" not in pods["controller"] and "initContainers" not in pods["rollout"]
-    assert [c["name"] for c in pods["trainer"]["initContainers"]] == ["agent"]
+    for pool in ("controller", "rollout"):
+        assert [c["name"] for c in pods[pool]["initContainers"]] == ["prepare-store"]
+    assert [c["name"] for c in pods["trainer"]["initContainers"]] == ["prepare-store", "agent"]
 
 
 def test_only_the_controller_mounts_data() -> None:
@@ -100,7 +102,7 @@ def test_a_claim_is_one_volume_of_a_pod(store: str) -> None:
     assert data == mounts(pods["controller"], "/models")["controller"] | {"mountPath": "/data"}
     source = volume(pods["trainer"], "store")["persistentVolumeClaim"]
     assert source == {"claimName": store}, "the store is written to"
-    assert "readOnly" not in mounts(pods["trainer"], "/store")["ray-worker"]
+    assert "readOnly" not in mounts(pods["trainer"], FOLDER)["ray-worker"]
 
 
 def test_fetched_files_are_mounted_from_the_store_when_complete() -> None:
@@ -112,11 +114,12 @@ def test_fetched_files_are_mounted_from_the_store_when_complete() -> None:
             assert mount["name"] == "store" and mount["readOnly"] is True
             directory, _, last = mount["subPath"].rpartition("/")
             assert directory.startswith("volumes/") and last == FETCHED_FILES
-    assert [c["name"] for c in pods["trainer"]["initContainers"]] == ["wait-for-model", "agent"]
+    names = [c["name"] for c in pods["trainer"]["initContainers"]]
+    assert names == ["prepare-store", "wait-for-model", "agent"]
     for pool in ("trainer", "rollout"):
-        wait = pods[pool]["initContainers"][0]
+        wait = pods[pool]["initContainers"][1]
         assert f"until [ -f /store/{directory}/COMPLETE ]; do" in wait["args"][0]
-        assert mounts(pods[pool], "/store")["wait-for-model"]["readOnly"] is True
+        assert mounts(pods[pool], "/store/volumes")["wait-for-model"]["readOnly"] is True
         limit = quantity(wait["resources"]["requests"]["memory"])
         assert limit < quantity(AGENT_RESOURCES.requests()["memory"]), (
             "pods that wait ask for no more than those that run"
@@ -125,7 +128,7 @@ def test_fetched_files_are_mounted_from_the_store_when_complete() -> None:
 
 def test_a_waiting_pod_ends_on_sigterm() -> None:
     """PID 1 of a container ignores signals for which it has no handler."""
-    wait = rendered(URI)["trainer"]["initContainers"][0]
+    wait = rendered(URI)["trainer"]["initContainers"][1]
     process = subprocess.Popen([*wait["command"], *wait["args"]], start_new_session=True)
     try:
         while not Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text():
@@ -141,15 +144,15 @@ def test_only_the_controllers_init_container_has_the_credential() -> None:
     model = URI | {"credential": {"secret": "hub", "key": "token"}}
     data = {"mountPath": "/data", "uri": "https://host/data/"}
     pods = rendered(model, data)
-    (fetch,) = pods["controller"]["initContainers"]
+    _, fetch = pods["controller"]["initContainers"]
     assert fetch["image"] == "trainer:1" and fetch["name"] == "fetch"
     (command,) = fetch["args"]
     assert command.startswith("exec python3 -m grpo_worker.volumes.fetch model=/store/volumes/")
     assert " data=/store/volumes/" in command
     secret = {"name": "hub", "key": "token", "optional": True}
     assert {"name": "GRPO_MODEL_CREDENTIAL", "valueFrom": {"secretKeyRef": secret}} in fetch["env"]
-    assert {m["mountPath"] for m in fetch["volumeMounts"]} == {"/etc/grpo", "/store"}
-    assert "readOnly" not in mounts(pods["controller"], "/store")["fetch"]
+    assert {m["mountPath"] for m in fetch["volumeMounts"]} == {"/etc/grpo", "/store/volumes", "/tmp"}
+    assert "readOnly" not in mounts(pods["controller"], "/store/volumes")["fetch"]
     everything = [c for pod in pods.values() for c in [*pod["containers"], *pod.get("initContainers", [])]]
     assert [c["name"] for c in everything if "secretKeyRef" in str(c["env"])] == ["fetch"]
 
@@ -170,7 +173,7 @@ def test_an_overlay_applies_to_the_fetch_container() -> None:
     env = [{"name": "AWS_PROFILE", "value": "p"}]
     overlay = {"spec": {"initContainers": [{"name": "fetch", "env": env}]}}
     controller = {"podTemplate": overlay}
-    (fetch,) = rendered(URI, controller=controller)["controller"]["initContainers"]
+    _, fetch = rendered(URI, controller=controller)["controller"]["initContainers"]
     assert env[0] in fetch["env"] and fetch["image"] == "trainer:1"
 
 

@@ -53,7 +53,8 @@ def test_every_pod_is_owned_labelled_and_evicted_soon() -> None:
 def test_only_trainer_pods_have_the_pool_resource_and_are_replaced() -> None:
     assert group("trainer")["rayStartParams"]["resources"] == '"{\\"trainer\\": 1}"'
     assert group("trainer")["template"]["spec"]["restartPolicy"] == "Never"
-    (agent,) = group("trainer")["template"]["spec"]["initContainers"]
+    prepare, agent = group("trainer")["template"]["spec"]["initContainers"]
+    assert prepare["name"] == "prepare-store"
     assert (agent["name"], agent["restartPolicy"]) == ("agent", "Always"), "a dead agent costs no pod"
     for other in ("controller", "rollout"):
         assert "resources" not in group(other)["rayStartParams"]
@@ -179,12 +180,13 @@ def test_agents_find_their_peers_by_the_service_of_all_engines() -> None:
     assert f"--peers {service}" in agent["args"][0]
 
 
-def test_agents_of_a_jobs_own_engines_read_the_store_and_nobody_in_their_pods_writes_there() -> None:
+def test_agents_of_a_jobs_own_engines_read_its_folder_and_nobody_in_their_pods_writes_there() -> None:
     pod = group("rollout")["template"]["spec"]
     assert "--store /store/default-tiny-moe-12345678" in pod["containers"][1]["args"][0]
     for container in pod["containers"]:
         (mount,) = (m for m in container["volumeMounts"] if m["name"] == "store")
-        assert mount == {"name": "store", "mountPath": "/store", "readOnly": True}
+        own = {"mountPath": "/store/default-tiny-moe-12345678", "subPath": "default-tiny-moe-12345678"}
+        assert mount == {"name": "store", "readOnly": True} | own
 
 
 def test_agents_of_colocated_engines_wait_for_the_next_version_of_their_trainers() -> None:

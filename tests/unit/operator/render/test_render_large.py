@@ -129,7 +129,7 @@ def test_gpu_pods_get_devices_and_anti_affinity(pool: str) -> None:
     main = spec["containers"][0]
     assert main["resources"]["limits"]["nvidia.com/gpu"] == "8"
     assert main["resources"]["limits"]["rdma/hca"] == "8"
-    assert main["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
+    assert main["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
     env = {e["name"]: e.get("value") for e in main["env"]}
     assert env["CUDA_DEVICE_MAX_CONNECTIONS"] == "1" and env["NCCL_CUMEM_ENABLE"] == "0"
     assert {"name": "shm", "mountPath": "/dev/shm"} in main["volumeMounts"]

@@ -1,0 +1,155 @@
+"""The operator with its own account and the chart's roles: it lacks no right, and uses all that it has."""
+
+import base64
+import json
+import subprocess
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from grpo_devcluster.certs import PKI
+from grpo_devcluster.controlplane import AUDIT_LOG
+from grpo_devcluster.gobuild import binary
+from grpo_devcluster.install import CHART
+from grpo_devcluster.operator_process import operator_process
+from grpo_devcluster.rights import Right, granted, refused, used
+from grpo_devcluster.settings import SERVER
+from grpo_operator.plan.gpu_health.node_state import TAINT
+from support.api_server import WHOLE, Api, lose_controller, running, until
+from support.sick_agents import fall_ill, gpu_job, serving_sick_agent, trainers
+
+RELEASE, NAMESPACE = "ops", "grpo-system"
+USER = f"system:serviceaccount:{NAMESPACE}:{RELEASE}"
+KINDS = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
+# Rights that no request shows.
+JUSTIFIED = {
+    # Asked for by the admission plugin OwnerReferencesPermissionEnforcement, which is off by default.
+    Right("rl.grpo.dev", "grpojobs/finalizers", "update"),
+    Right("rl.grpo.dev", "rolloutpools/finalizers", "update"),
+}
+
+
+def _roles() -> list[dict[str, Any]]:
+    """Return what the chart makes for the operator's account, with all optional rights."""
+    command = [str(binary("helm")), "template", RELEASE, str(CHART), "-n", NAMESPACE]
+    command += ["--set", "gpuHealth.nodeConditions=true,gpuHealth.taints=true"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    objects = [found for found in yaml.safe_load_all(done.stdout) if found and found["kind"] in KINDS]
+    # Roles of users are not the operator's.
+    return [o for o in objects if not o["metadata"]["name"].endswith(("-viewer", "-editor"))]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def operator(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    directory = tmp_path_factory.mktemp("operator")
+    objects = yaml.safe_dump_all(_roles())
+    api.run("create", "namespace", NAMESPACE)
+    api.ok("apply", "-n", NAMESPACE, "-f", "-", stdin=objects)
+    token = api.ok("create", "token", RELEASE, "-n", NAMESPACE).strip()
+    changes = {"namespace": NAMESPACE, "gpuHealth": {"nodeConditions": True, "taints": True}}
+    with operator_process(directory, _kubeconfig(directory, token), changes=changes):
+        yield
+    api.ok("delete", "-n", NAMESPACE, "-f", "-", stdin=objects)
+
+
+def _kubeconfig(directory: Path, token: str) -> Path:
+    authority = base64.b64encode((PKI / "ca.crt").read_bytes()).decode()
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "it", "cluster": {"server": SERVER, "certificate-authority-data": authority}}],
+        "users": [{"name": "it", "user": {"token": token}}],
+        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+        "current-context": "it",
+    }
+    path = directory / "own.kubeconfig"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def _finish(api: Api, name: str) -> None:
+    """Let the job end and be old: no controller of a KWOK node does that."""
+    ended = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    status = json.dumps({"status": {"phase": "Succeeded", "finishedAt": ended}})
+    api.ok("patch", "grpojob", name, "--subresource=status", "--type=merge", "-p", status)
+    ttl = json.dumps({"spec": {"ttlSecondsAfterFinished": 0}})
+    api.ok("patch", "grpojob", name, "--type=merge", "-p", ttl)
+
+
+def _gone(api: Api, kind: str, name: str) -> None:
+    until(f"{kind} {name} is gone", lambda: not api.exists(kind, name), 90)
+
+
+def test_a_job_lives_and_ends(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
+    fake_nodes(2)
+    assert api.apply(tiny).returncode == 0
+    until("all pods run", lambda: running(api) == WHOLE, 60)
+    api.ok("scale", "rpool", "tiny-moe-rollout", "--replicas=3")
+    until("three engines", lambda: running(api)["rollout"] == 3, 60)
+    asked = "rl.grpo.dev/profile"
+    api.ok("annotate", "grpojob", "tiny-moe", f"{asked}=stacks")
+    until("accepted", lambda: asked not in api.get("grpojob", "tiny-moe")["metadata"]["annotations"], 30)
+    tiny["spec"]["suspend"] = True
+    assert api.apply(tiny).returncode == 0
+    lose_controller(api, "tiny-moe")
+    until("no pod is left", lambda: not api.get("pods")["items"], 60)
+    _finish(api, "tiny-moe")
+    _gone(api, "grpojob", "tiny-moe")
+
+
+def test_a_cluster_without_an_owner_is_deleted_with_its_job(
+    api: Api, tiny: dict[str, Any], fake_nodes: Any
+) -> None:
+    fake_nodes(2)
+    tiny["spec"]["scheduling"] = {"gangScheduler": "kai"}
+    assert api.apply(tiny).returncode == 0
+    until("the RayCluster", lambda: api.exists("raycluster", "tiny-moe"), 60)
+    api.ok("delete", "grpojob", "tiny-moe")
+    _gone(api, "raycluster", "tiny-moe")
+
+
+def test_a_pool_without_a_job_gets_engines(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
+    fake_nodes(2)
+    spec = tiny["spec"]["rollout"]["template"] | {"model": tiny["spec"]["model"]}
+    pool = {"apiVersion": "rl.grpo.dev/v1alpha1", "kind": "RolloutPool", "metadata": {"name": "standing"}}
+    assert api.apply(pool | {"spec": spec}).returncode == 0
+    until("two engines", lambda: running(api)["rollout"] == 2, 60)
+    until("a status", lambda: api.get("rpool", "standing").get("status", {}).get("replicas") == 2, 30)
+    api.ok("delete", "rpool", "standing")
+
+
+def test_sick_gpus_move_pods(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
+    fake_nodes(3)
+    assert api.apply(gpu_job(tiny)).returncode == 0
+    until("the training pods", lambda: len(trainers(api)) == 2, 60)
+    (node, _), *_ = sorted(trainers(api).items())
+    (spare,) = {f"fake-{i}" for i in range(3)} - trainers(api).keys()
+    api.ok("cordon", spare)  # so that the pod returns to its node
+    with serving_sick_agent():
+        for _ in range(2):
+            _fall_ill_and_wait(api, node)
+        until("quarantine", lambda: _tainted(api, node), 30)
+
+
+def _fall_ill_and_wait(api: Api, node: str) -> None:
+    name, uid = trainers(api)[node]
+    fall_ill(api, name)
+    until("a verdict", lambda: _tainted(api, node) or trainers(api).get(node, ("", uid))[1] != uid, 60)
+
+
+def _tainted(api: Api, node: str) -> bool:
+    return any(taint["key"] == TAINT for taint in api.get("node", node)["spec"].get("taints") or [])
+
+
+def test_the_operator_lacks_no_right_and_uses_all_that_it_has() -> None:
+    """After the tests above, which use every part of the operator that asks the API server."""
+    log = AUDIT_LOG.read_text().splitlines()
+    rights, needed = granted(_roles()), used(log, USER)
+    assert len(needed) > 20, "the audit log shows the operator"
+    assert sorted(map(str, refused(log, USER))) == []
+    assert sorted(map(str, rights - needed - JUSTIFIED)) == [], "granted but never used"
+    assert not JUSTIFIED & needed, "no longer in need of an excuse"
