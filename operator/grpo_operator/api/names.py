@@ -11,6 +11,7 @@ LEAVES_ANNOTATION = "rl.grpo.dev/leaves"
 PARTS_ANNOTATION = "rl.grpo.dev/parts"  # on a RayCluster: what its pods run, and what that was made of
 PROFILE_ANNOTATION = "rl.grpo.dev/profile"  # a user's request to profile the job
 ACCEPTED_PROFILE = "rl.grpo.dev/profile-accepted"  # annotation: the last request that the operator has taken
+RESUME_ANNOTATION = "rl.grpo.dev/resume"  # a new value resumes a job that has failed
 OWNER_UID = "rl.grpo.dev/owner-uid"  # annotation: a RayCluster may have no owner reference
 
 # Ports inside the cluster. Ray exports its own metrics on 8080.
@@ -25,6 +26,8 @@ REPLICA_INDEX = "ray.io/worker-group-replica-index"
 HOST_INDEX = "ray.io/replica-host-index"
 
 KEY_SECRET, KEY = "grpo-agents", "key"  # Secret with the bearer token that all pods of a namespace share
+
+STORE_MOUNT = "/store"  # of the checkpoint store in a job's pods
 
 HEAD, CONTROLLER, TRAINER, ROLLOUT = "head", "controller", "trainer", "rollout"
 
@@ -90,6 +93,14 @@ def rollout_pool(job: str) -> str:
 def writer(job: dict[str, Any]) -> str:
     """Return the identity of a job as a writer of weights; unlike the name, it is never reused."""
     return f"{job['metadata']['name']}-{job['metadata']['uid'][:8]}"
+
+
+def job_store(namespace: str, writer: str) -> str:
+    """Return the folder of a job in its store. ``writer``: identity of the job.
+
+    It contains the uid, so a new job of the same name does not resume the old checkpoints.
+    """
+    return f"{STORE_MOUNT}/{namespace}-{writer}"
 
 
 def job_config(job: str) -> str:

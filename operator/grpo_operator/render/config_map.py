@@ -12,7 +12,6 @@ from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.api.weight_path import WeightPath
 from grpo_operator.plan.weight_path import job_weight_path
 from grpo_operator.render.metadata import metadata
-from grpo_operator.render.volumes import job_store
 
 
 def job_config_map(
@@ -21,10 +20,14 @@ def job_config_map(
     rollout_service: str,
     pool: RolloutTemplate,
     path: WeightPath | None = None,
+    *,
+    fork_from: str | None = None,
+    resumes: int = 0,
 ) -> dict[str, Any]:
     """Return the ConfigMap with job.json. ``rollout_service``: name of the service of ``pool``.
 
-    ``path``: that of the weights; None: as this operator chooses it.
+    ``path``: that of the weights; None: as this operator chooses it. ``fork_from``, ``resumes``: see
+    JobConfig.
     """
     meta = job["metadata"]
     name, namespace = meta["name"], meta["namespace"]
@@ -41,7 +44,9 @@ def job_config_map(
         fp8=pool.engine.quantization == "fp8-block128",
         weight_path=path or job_weight_path(spec, pool),
         writer=names.writer(job),
-        store=Path(job_store(namespace, names.writer(job))),
+        store=Path(names.job_store(namespace, names.writer(job))),
+        fork_from=Path(fork_from) if fork_from else None,
+        resumes=resumes,
     )
     return {
         "apiVersion": "v1",

@@ -6,7 +6,7 @@ from typing import Any
 
 from grpo_operator.api import names
 from grpo_operator.api.base import Device
-from grpo_operator.api.names import CONTROLLER_PORT, GCS_PORT
+from grpo_operator.api.names import CONTROLLER_PORT, GCS_PORT, STORE_MOUNT
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.weight_path import Backend, WeightPath
 from grpo_operator.plan.capacity.topology import Leaves
@@ -21,7 +21,7 @@ from grpo_operator.render.placement import (
 )
 from grpo_operator.render.pod_template import PYTHON, PodParts, overlaid, probe, share_key
 from grpo_operator.render.rollout_pods import EnginePods
-from grpo_operator.render.volumes import STORE_MOUNT, fetch, job_files, job_store, model_files
+from grpo_operator.render.volumes import fetch, job_files, model_files
 
 # Ray lowers the priority of its workers by 15, but the ranks are the main processes of the pod.
 _RANK_ENV = {"GRPO_WEIGHTS_DIR": "/weights", "RAY_worker_niceness": "0"}
@@ -108,7 +108,7 @@ class JobPods:
         """Return the builder of the job's own engines. They read models and weight versions in the store."""
         mounts = ((self._store(), {"name": "store", "mountPath": STORE_MOUNT, "readOnly": True}),)
         colocated = self.spec.mode == "colocated"
-        folder = job_store(self.parts.owner.namespace, self.writer)
+        folder = names.job_store(self.parts.owner.namespace, self.writer)
         return EnginePods(
             self.parts,
             self.spec.model.path,

@@ -6,24 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo_operator.api.base import Resources
-from grpo_operator.api.names import CONTROLLER_PORT
+from grpo_operator.api.names import CONTROLLER_PORT, STORE_MOUNT
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.model import ModelSpec
 from grpo_operator.api.v1alpha1.volumes import COMPLETE, FETCHED_FILES, VolumeSpec
 from grpo_operator.render.pod_template import PYTHON, PodParts
 
-STORE_MOUNT = "/store"
 # It only sleeps. Less than any container that starts after it, so it does not raise the pod's requests.
 _WAIT_RESOURCES = Resources(cpu="10m", memory="64Mi")
 _STORE = {"name": "store", "mountPath": STORE_MOUNT}
-
-
-def job_store(namespace: str, writer: str) -> str:
-    """Return the folder of a job in its store. ``writer``: identity of the job.
-
-    It contains the uid, so a new job of the same name does not resume the old checkpoints.
-    """
-    return f"{STORE_MOUNT}/{namespace}-{writer}"
 
 
 @dataclass(frozen=True, slots=True)

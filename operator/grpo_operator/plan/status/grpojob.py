@@ -1,5 +1,6 @@
 """Computes the status of a GRPOJob (pure)."""
 
+from dataclasses import replace
 from typing import Any
 
 from grpo_operator.api import names
@@ -7,6 +8,7 @@ from grpo_operator.api.base import LONGEST_MESSAGE
 from grpo_operator.api.errors import cause_of
 from grpo_operator.api.messages import ControllerStatus
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.resume_status import ResumedFromStatus
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.api.v1alpha1.status import (
     MAX_SICK_NODES,
@@ -18,6 +20,7 @@ from grpo_operator.api.v1alpha1.status import (
     RecomputeStatus,
     RestartCounts,
 )
+from grpo_operator.plan import resumption
 from grpo_operator.plan.accepted import note_unknown_fields
 from grpo_operator.plan.lifecycle import is_terminal
 from grpo_operator.plan.observed import Observed
@@ -69,15 +72,19 @@ def job_status(
     observed: Observed,
     now: str,
     blocked: Problem = NO_PROBLEM,
+    source: ResumedFromStatus | None = None,
 ) -> GRPOJobStatus:
     """Return the status of a job that runs, is suspended or has ended.
 
     ``pool``: the job's own rollout pool, or the shared one that it uses.
-    ``blocked``: why its children cannot be applied.
+    ``blocked``: why its children cannot be applied. ``source``: of checkpoint.resumeFrom.
     Fields that only a newer operator knows are kept: it may be back soon.
     """
     old = GRPOJobStatus.of_any_release(_old(job))
-    phase, message = _phase(job, spec, observed)
+    resumes = resumption.begins(job, spec, observed)
+    if resumes:
+        observed = replace(observed, controller=None)  # its last report is that of the end
+    phase, message = _phase(job, spec, observed, resumes)
     problem = _problem(phase, observed)
     train = _ranks(spec, observed)
     rollout = PoolCount(ready=observed.ready(names.ROLLOUT), total=pool.replicas)
@@ -104,8 +111,14 @@ def job_status(
             "started_at": old.started_at or now,
             "finished_at": (old.finished_at or now) if ended else None,
             "profiles": profile_statuses(job, spec, old.profiles, observed.controller, ended, now),
+            "resumed_from": _resumed_from(source or old.resumed_from, observed.controller),
+            "resumption": resumption.resumption_status(job, spec, resumes, now),
         }
     )
+    if resumes and old.phase == Phase.FAILED:
+        status = status.model_copy(
+            update={"last_failure": _message_of(_old(job), "Failed")[:LONGEST_MESSAGE]}
+        )
     conditions = _conditions(job, phase, message, train, rollout, now, blocked, problem)
     note_unknown_fields(conditions, spec)
     return status.model_copy(update={"conditions": conditions.result()})
@@ -153,9 +166,17 @@ def _old(job: dict[str, Any]) -> dict[str, Any]:
     return job.get("status") or {}
 
 
-def _phase(job: dict[str, Any], spec: GRPOJobSpec, observed: Observed) -> tuple[Phase, str]:
+def _resumed_from(
+    source: ResumedFromStatus | None, controller: ControllerStatus | None
+) -> ResumedFromStatus | None:
+    if source is None or controller is None or not controller.resumed_from:
+        return source
+    return source.model_copy(update={"checkpoint": controller.resumed_from})
+
+
+def _phase(job: dict[str, Any], spec: GRPOJobSpec, observed: Observed, resumes: bool) -> tuple[Phase, str]:
     old = _old(job)
-    if is_terminal(old):
+    if is_terminal(old) and not resumes:
         return Phase(old["phase"]), _message_of(old, old["phase"])
     controller, cluster = observed.controller, observed.ray_cluster
     if controller and controller.phase in (Phase.SUCCEEDED, Phase.FAILED):
