@@ -60,6 +60,8 @@ class JobReconciler:
             return  # the garbage collector deletes the children
         if job["spec"].get("managedBy", MANAGER) != MANAGER:
             return
+        if self._context.cache.crd_problem:  # the status cannot record a resumption, which would never end
+            (job["metadata"].get("annotations") or {}).pop(names.RESUME_ANNOTATION, None)
         try:
             if self._context.predecessor_remains(job):
                 return  # wait until the RayCluster of a deleted job of this name is gone
