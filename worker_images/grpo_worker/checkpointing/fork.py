@@ -144,7 +144,12 @@ class Fork:
         """Return the complete checkpoints by step."""
         marker = self.folder / MARKER
         if marker.is_file():
-            return {int(json.loads(marker.read_text())["step"]): self.folder}
+            try:
+                return {int(json.loads(marker.read_text())["step"]): self.folder}
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(
+                    f"{self._field}: {marker} cannot be read ({error!r}): name another path"
+                ) from error
         inside = self.folder / CHECKPOINTS
         return complete(inside if inside.is_dir() else self.folder)
 

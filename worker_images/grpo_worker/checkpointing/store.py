@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -196,9 +197,11 @@ def verify(path: Path, model: str, contents: bool = False) -> Origin:
 
 def set_aside_sources(root: str | Path) -> set[str]:
     """Return the checkpoints of other jobs whose copies here were damaged."""
-    markers = (path / SET_ASIDE for path in _all(root))
-    found = (json.loads(marker.read_text()) for marker in markers if marker.is_file())
-    return {str(marker["origin"].get("source", "")) for marker in found} - {""}
+    found = set[str]()
+    for marker in (path / SET_ASIDE for path in _all(root)):
+        with suppress(FileNotFoundError, ValueError, KeyError, TypeError):  # it may be what is damaged
+            found.add(str(json.loads(marker.read_text())["origin"]["source"]))
+    return found - {""}
 
 
 def _digest(file: Path) -> str:

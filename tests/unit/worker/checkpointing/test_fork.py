@@ -21,6 +21,7 @@ from grpo_worker.checkpointing.store import (
     directory,
     prune,
     set_aside,
+    set_aside_sources,
     verify,
 )
 from support.objects import job, spec_of
@@ -216,6 +217,14 @@ def test_another_model_and_a_folder_without_checkpoints_are_refused(own: Path, s
     for path in (source / "checkpoints").iterdir():
         (path / "__0_0.distcp").write_text("torn")
     _refused(Fork(_spec(), source), own, ["checkpoints of step 10, 20, 30 are damaged"])
+
+
+def test_a_marker_that_cannot_be_read_is_named(own: Path, source: Path) -> None:
+    path = directory(source / "checkpoints", 30, 1)
+    (path / "COMMITTED").write_text("{")
+    _refused(Fork(_spec(path="/store/x"), path), own, ["path=/store/x", "COMMITTED cannot be read"])
+    set_aside(directory(source / "checkpoints", 30, 1), DamagedCheckpointError("a bit is wrong"))
+    assert set_aside_sources(source / "checkpoints") == set()
 
 
 def test_the_check_is_silent_where_the_job_has_a_checkpoint(own: Path, source: Path) -> None:
