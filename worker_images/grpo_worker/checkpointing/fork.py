@@ -156,7 +156,7 @@ class Fork:
     def _check(self, step: int, path: Path, origin: Origin) -> None:
         """Raise ValueError if this job cannot go on from a checkpoint that is whole."""
         alone = self._weights_only or origin.weights_only
-        needed = [part for part in parts_of(self.spec) if part in OF_WEIGHTS or not alone]
+        needed = [part for part in parts_of(self.spec) if part == OF_WEIGHTS or not alone]
         lacking = [part for part in needed if origin.parts is not None and part not in origin.parts]
         if lacking:
             remedy = "remove it" if alone else "remove it, or set checkpoint.resumeFrom.load to weights"

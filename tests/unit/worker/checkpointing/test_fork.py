@@ -130,7 +130,8 @@ def test_a_store_without_hard_links_gets_symbolic_ones(
 
 
 def test_the_weights_alone_are_a_checkpoint_of_step_0(own: Path, source: Path) -> None:
-    step, state = _adopted(own, source, load="weights", totalSteps=5)
+    with_critic = {"advEstimator": "gae", "critic": {}}
+    step, state = _adopted(own, source, load="weights", totalSteps=5, algorithm=with_critic)
     assert step == 0 and state is None
     assert verify(directory(own, 0, 1), MODEL, contents=True).weights_only
 
@@ -193,6 +194,10 @@ def test_a_copy_in_which_ranks_read_changed_values_is_not_made_again(own: Path, 
         (
             {"algorithm": {"advEstimator": "gae", "critic": {}}},
             ["job=source", "without spec.algorithm.critic", "load to weights"],
+        ),
+        (
+            {"load": "weights", "model": {"path": "preset:tiny-moe", "multiTokenPrediction": True}},
+            ["job=source", "without spec.model.multiTokenPrediction, which this job sets: remove it"],
         ),
     ],
 )
