@@ -16,6 +16,7 @@ import httpx
 import numpy as np
 
 from grpo_operator.api.weight_path import WeightPath
+from grpo_worker.checkpointing.fork import Fork
 from grpo_worker.checkpointing.store import (
     CONTROLLER_STATE,
     DamagedCheckpointError,
@@ -262,6 +263,8 @@ class World:
         manifest["spec"]["checkpoint"]["memory"] = {"everySteps": 1} if memory else None
         self.spec = spec_of(manifest)
         self.store = store
+        self.fork_from: Path | None = None  # folder of the job of checkpoint.resumeFrom
+        self.resumes = 0  # times that the job was resumed after its end
         self.starts = 0
         self.model = ""  # digest
         self.updates = 0  # of the ranks' weights
@@ -307,7 +310,8 @@ class World:
         kind = ColocatedSynchronizer if self.spec.shares_gpus else DedicatedSynchronizer
         weights = kind(gang, self.engines_protocol(), WeightPath(), self.spec.weight_sync, 240.0, self.clock)
         failures = FailureHandler(RunRecord.load(store / "run.json"), self.spec.restart_policy)
-        inputs = Inputs(model, source, cast(Any, self.engines))
+        failures.resume(self.resumes)
+        inputs = Inputs(model, source, cast(Any, self.engines), Fork.of(self.spec, self.fork_from))
         client = cast(RolloutClient, self.engines)
         update = self.board.update
 

@@ -19,8 +19,8 @@ _TYPES = {
     "Progressing": "The job is starting, training, recovering, suspending or waiting.",
     "Degraded": "The job or pool works with a part of its ranks or engines, or a container fails.",
     "Suspended": "All pods are deleted because of `spec.suspend`.",
-    "Succeeded": "The job has finished all steps. It never starts again.",
-    "Failed": "The job has failed. It never starts again.",
+    "Succeeded": "The job has finished all steps. It goes on when `totalSteps` is raised.",
+    "Failed": "The job has failed. It goes on when the annotation `rl.grpo.dev/resume` gets a new value.",
     "Reconciling": "kstatus: the observed state is not yet the desired one.",
     "Stalled": "kstatus: the spec must be changed. The message names field, value and remedy.",
     "FieldsIgnored": "Only present when true: the spec has fields that this operator does not know.",
@@ -34,6 +34,12 @@ _REASONS = {
     "PoolNotFound": "Create the RolloutPool that `rollout.poolRef` names, or correct the reference.",
     "PoolOwned": "The pool belongs to another job. Refer to a pool that no job owns.",
     "PoolMismatch": "Model or context length of job and pool differ. Make them equal.",
+    "WaitingForCheckpoint": "Nothing to do: the job starts when the job of `checkpoint.resumeFrom` has the "
+    "checkpoint.",
+    "SourceNotFound": "Correct `checkpoint.resumeFrom.job`, or name the folder of a deleted job in "
+    "`checkpoint.resumeFrom.path`.",
+    "SourceUnfit": "The job cannot start from that of `checkpoint.resumeFrom`. The message names field, "
+    "value and remedy.",
     "NameTaken": "An object of that name belongs to something else. Choose another name.",
     "KubeRayMissing": "Install KubeRay in the version that the message names.",
     "KubeRayTooOld": "Upgrade KubeRay, or remove the field that needs a newer one.",
@@ -65,6 +71,8 @@ _REASONS = {
     "EnginesStarting": "Engines are starting or load weights.",
     "PoolWhole": "All engines serve.",
     "Reconciled": "The children of the pool are applied.",
+    "Resumed": f"{_EVENT} The job goes on after its end; the message says why.",
+    "ResumeRefused": f"{_EVENT} The annotation `rl.grpo.dev/resume` changes nothing; the message says why.",
     "TrainingRestarted": f"{_EVENT} The gang was restarted; the message names the cause.",
     "Bound": f"{_EVENT} A job has begun to write weights to the pool.",
     "Released": f"{_EVENT} No job writes weights to the pool any more.",

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from grpo_operator.api.messages import ControllerStatus
+from grpo_operator.api.names import RESUME_ANNOTATION
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.api.v1alpha1.status import LayoutStatus, Phase
@@ -22,8 +23,8 @@ Phases of a GRPOJob. The operator computes the phase from what it observes and s
 phases can be skipped.
 
 {job}
-Succeeded and Failed are final. A job whose spec becomes invalid or infeasible goes back to Pending with the
-condition `Stalled`.
+Succeeded and Failed stay until the job is [resumed](../guides/checkpoints.md#resume-a-job-that-has-ended). A
+job whose spec becomes invalid or infeasible goes back to Pending with the condition `Stalled`.
 
 ## Engine
 
@@ -47,6 +48,7 @@ class _Case:
     observed: Observed
     suspend: bool = False
     step: int = 0
+    annotations: tuple[tuple[str, str], ...] = ()
 
 
 _RUNNING = (Phase.STARTING, Phase.TRAINING, Phase.RECOVERING)
@@ -104,6 +106,10 @@ def _cases() -> Iterator[_Case]:
     yield _Case("spec.suspend is unset", (Phase.SUSPENDED,), Observed(ray_cluster=cluster), step=1)
     yield _Case("all steps are finished", (Phase.TRAINING,), reports(Phase.SUCCEEDED), step=1)
     yield _Case("the restart limits are reached", _RUNNING, reports(Phase.FAILED), step=1)
+    yield _Case("totalSteps is raised", (Phase.SUCCEEDED,), Observed(ray_cluster=suspended), step=1)
+    asked = ((RESUME_ANNOTATION, "1"),)
+    gone = Observed(ray_cluster=suspended)
+    yield _Case("a new value of rl.grpo.dev/resume", (Phase.FAILED,), gone, step=1, annotations=asked)
 
 
 def _phase_after(case: _Case, phase: Phase) -> str:
@@ -122,6 +128,7 @@ def _phase_after(case: _Case, phase: Phase) -> str:
         world=1, data=1, tensor=1, pipeline=1, context=1, expert=1, expert_tensor=1, stages=[]
     )  # fmt: skip
     status = {"phase": phase.value} | ({"step": case.step} if case.step else {})
-    job = {"metadata": {"name": "job", "generation": 1}, "status": status}
+    metadata = {"name": "job", "generation": 1, "annotations": dict(case.annotations)}
+    job = {"metadata": metadata, "status": status}
     pool = spec.rollout.template or RolloutTemplate()
     return str(job_status(job, spec, layout, pool, case.observed, "now").phase)

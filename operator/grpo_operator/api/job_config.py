@@ -21,6 +21,8 @@ class JobConfig(Message):
     ``weight_path``: path of the weights into those engines.
     ``writer``: identity of the job towards the engines' agents, which accept weights from one writer only.
     ``store``: folder of the job in the checkpoint store.
+    ``fork_from``: folder in which the checkpoint of ``checkpoint.resumeFrom`` is looked for.
+    ``resumes``: number of times that the job was resumed after its end.
     """
 
     name: str
@@ -35,6 +37,8 @@ class JobConfig(Message):
     weight_path: WeightPath
     writer: str
     store: Path
+    fork_from: Path | None = None
+    resumes: int = 0
 
     def wire(self) -> dict[str, Any]:
         """Return the content of job.json, without unset values: the spec is that of the manifest."""

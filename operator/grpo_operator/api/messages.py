@@ -119,6 +119,8 @@ class ControllerStatus(Message):
     ``lost_gpu_seconds``: idle and replayed ones, by cause. ``superseded``: another controller has taken over;
     the answer's status code is 410 (Gone) then.
     ``writer``: identity of the job, "" from an image that does not report it yet.
+    ``resumed_from``: checkpoint of another job that this controller has started the job from, or "".
+    ``resumes``: those in its JobConfig, None from an image that does not report them yet.
     """
 
     phase: Phase = Phase.STARTING
@@ -153,6 +155,8 @@ class ControllerStatus(Message):
     engines: list[EngineSummary] = Field(default_factory=list)
     profiles: list[ProfileReport] = Field(default_factory=list)
     writer: str = ""
+    resumed_from: str = ""
+    resumes: int | None = None
     superseded: bool = False
 
 

@@ -11,6 +11,7 @@ LEAVES_ANNOTATION = "rl.grpo.dev/leaves"
 PARTS_ANNOTATION = "rl.grpo.dev/parts"  # on a RayCluster: what its pods run, and what that was made of
 PROFILE_ANNOTATION = "rl.grpo.dev/profile"  # a user's request to profile the job
 ACCEPTED_PROFILE = "rl.grpo.dev/profile-accepted"  # annotation: the last request that the operator has taken
+RESUME_ANNOTATION = "rl.grpo.dev/resume"  # a new value resumes a job that has failed
 OWNER_UID = "rl.grpo.dev/owner-uid"  # annotation: a RayCluster may have no owner reference
 
 # Ports inside the cluster. Ray exports its own metrics on 8080.

@@ -10,7 +10,7 @@ TERMINAL = (Phase.SUCCEEDED, Phase.FAILED)
 
 
 def is_terminal(status: dict[str, Any]) -> bool:
-    """Return whether the job has ended. The phase is latched: an ended job never starts again."""
+    """Return whether the job has ended. The phase is latched until the job is resumed; see resumption."""
     return status.get("phase") in TERMINAL
 
 
@@ -24,15 +24,21 @@ def cluster_unwanted(status: dict[str, Any], cleanup: str, suspend: bool, queued
 
 
 def pods_suspended(
-    status: dict[str, Any], suspend: bool, observed: Observed, cleanup: str = "Workers"
+    status: dict[str, Any],
+    suspend: bool,
+    observed: Observed,
+    cleanup: str = "Workers",
+    resuming: bool = False,
 ) -> bool:
     """Return whether the RayCluster's pods should be deleted.
+
+    ``resuming``: the job has ended and goes on when its pods are gone.
 
     A running job saves a checkpoint first: its pods are deleted once its controller reports that it is
     suspended, or when no controller is running that could save one.
     """
     if is_terminal(status):
-        return cleanup != "None"
+        return resuming or cleanup != "None"
     if not suspend:
         return False
     cluster = observed.ray_cluster

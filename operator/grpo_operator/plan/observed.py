@@ -84,9 +84,14 @@ class Observed:
 
 
 def own_report(job: dict[str, Any], report: ControllerStatus | None) -> ControllerStatus | None:
-    """Return the report if the job's own controller sent it, not one of a deleted job of the same name."""
-    foreign = report is not None and report.writer not in ("", names.writer(job))
-    return None if foreign else report
+    """Return the report if the job's own controller sent it.
+
+    Another one is that of a deleted job of the same name, or of this job before it was resumed after its end.
+    """
+    if report is None or report.writer not in ("", names.writer(job)):
+        return None
+    resumed = ((job.get("status") or {}).get("resumption") or {}).get("times", 0)
+    return None if report.resumes is not None and report.resumes < resumed else report
 
 
 def given_way(pods: Iterable[dict[str, Any]], superseded: Collection[str]) -> list[dict[str, Any]]:

@@ -20,10 +20,14 @@ def job_config_map(
     rollout_service: str,
     pool: RolloutTemplate,
     path: WeightPath | None = None,
+    *,
+    fork_from: str | None = None,
+    resumes: int = 0,
 ) -> dict[str, Any]:
     """Return the ConfigMap with job.json. ``rollout_service``: name of the service of ``pool``.
 
-    ``path``: that of the weights; None: as this operator chooses it.
+    ``path``: that of the weights; None: as this operator chooses it. ``fork_from``, ``resumes``: see
+    JobConfig.
     """
     meta = job["metadata"]
     name, namespace = meta["name"], meta["namespace"]
@@ -41,6 +45,8 @@ def job_config_map(
         weight_path=path or job_weight_path(spec, pool),
         writer=names.writer(job),
         store=Path(names.job_store(namespace, names.writer(job))),
+        fork_from=Path(fork_from) if fork_from else None,
+        resumes=resumes,
     )
     return {
         "apiVersion": "v1",

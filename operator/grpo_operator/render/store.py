@@ -44,8 +44,11 @@ class JobStore:
     def mounts(self, read_only: bool = False) -> list[dict[str, Any]]:
         """Return the mounts of containers that run a user's code, who can write to the job's folder only.
 
-        The rest of the store is there to read if the spec names a path in it, such as a model's.
+        The rest of the store is there to read if the spec names a path in it, such as a model's. A job that
+        starts from another one's checkpoint writes in one mount of all: hard links do not cross mounts.
         """
+        if self.spec.checkpoint.resume_from is not None and not read_only:
+            return [{"name": "store", "mountPath": STORE_MOUNT}]
         own = mount(self.folder, read_only)
         return [{"name": "store", "mountPath": STORE_MOUNT, "readOnly": True}, own] if self._named else [own]
 

@@ -21,8 +21,10 @@ class KlController:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
-        return {"value": self.value}
+        return {"value": self.value, "initial": self._config.kl_coef}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of a checkpoint."""
-        self.value = float(state["value"])
+        """Restore the state of a checkpoint, unless that is of a job with another coefficient."""
+        own = self._config.kl_coef
+        if self._config.type == "adaptive" and state.get("initial", own) == own:
+            self.value = float(state["value"])

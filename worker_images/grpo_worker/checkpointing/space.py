@@ -74,7 +74,14 @@ def make_room(root: Path, keep: int, attempt: int, missing: int) -> bool:
     """
     found = list(complete(root).values())
     surplus = found[: max(0, len(found) - max(1, keep - 1))]
-    if not surplus or sum(map(checkpoint_bytes, surplus)) < missing:
+    if not surplus or sum(map(_own_bytes, surplus)) < missing:
         return False
     prune(root, max(1, keep - 1), attempt)
     return True
+
+
+def _own_bytes(path: Path) -> int:
+    """Return the bytes that the removal of a checkpoint frees: none of files that another job has too."""
+    files: dict[str, int] = json.loads((path / MARKER).read_text())["files"]
+    found = ((path / name).lstat() for name in files)
+    return sum(file.st_size for file in found if file.st_nlink == 1) + weights_bytes(path)

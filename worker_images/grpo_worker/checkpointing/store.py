@@ -15,10 +15,12 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.checkpointing import attempts
 from grpo_worker.common.known_fields import known
 
@@ -28,6 +30,7 @@ STATE = ".distcp"  # suffix of the files with tensors
 SET_ASIDE = "DAMAGED"  # name of the marker of a damaged checkpoint, which is removed like incomplete ones
 CONTROLLER_STATE = "controller.json"
 WEIGHTS = "weights"  # folder with a copy of the checkpoint's weight version, which engines can be filled from
+OF_WEIGHTS = "model.multiTokenPrediction"  # the part of a checkpoint that belongs to the policy's weights
 # Fields of a config.json that do not affect the function that a model computes.
 NO_SHAPE = ("transformers_version", "torch_dtype", "dtype", "quantization_config")
 _NAME = re.compile(r"step-(\d{8,})(?:\.attempt-(\d+))?")
@@ -43,11 +46,27 @@ class Origin:
     """Origin of a checkpoint.
 
     ``model``: digest of the architecture. ``layout``: that of the saving job. ``attempt``: that saved it.
+    ``parts``: what it contains beside the policy, see ``parts_of``; None: an older version saved it.
+    ``source``: checkpoint of another job that it is a copy of, or "". ``weights_only``: only the policy's
+    weights are loaded from it.
     """
 
     model: str
     layout: str
     attempt: int = 0
+    parts: list[str] | None = None
+    source: str = ""
+    weights_only: bool = False
+
+
+def parts_of(spec: GRPOJobSpec) -> list[str]:
+    """Return what a job's checkpoints contain beside the policy, by the field that adds it."""
+    found = {
+        "algorithm.critic": spec.algorithm.critic is not None,
+        "algorithm.refreshReferenceSteps": spec.algorithm.refresh_reference_steps is not None,
+        OF_WEIGHTS: spec.model.multi_token_prediction,
+    }
+    return [field for field, is_set in found.items() if is_set]
 
 
 def model_digest(hf: Mapping[str, Any]) -> str:
@@ -174,6 +193,15 @@ def verify(path: Path, model: str, contents: bool = False) -> Origin:
         if _digest(path / name) != digest:
             raise DamagedCheckpointError(f"checkpoint {path}: {name} was changed after the save; {remedy}")
     return origin
+
+
+def set_aside_sources(root: str | Path) -> set[str]:
+    """Return the checkpoints of other jobs whose copies here were damaged."""
+    found = set[str]()
+    for marker in (path / SET_ASIDE for path in _all(root)):
+        with suppress(FileNotFoundError, ValueError, KeyError, TypeError):  # it may be what is damaged
+            found.add(str(json.loads(marker.read_text())["origin"]["source"]))
+    return found - {""}
 
 
 def _digest(file: Path) -> str:

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from grpo_operator.api.job_config import JobConfig
 from grpo_operator.api.v1alpha1.data import DataSpec
+from grpo_worker.checkpointing.fork import Fork
+from grpo_worker.checkpointing.restart_point import CHECKPOINTS
+from grpo_worker.checkpointing.store import model_digest
 from grpo_worker.controller.model_files import ModelFiles, open_model
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.data.prompts import PromptSource
@@ -25,11 +28,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Everything that the loop reads apart from its spec."""
+    """Everything that the loop reads apart from its spec. ``fork``: what it takes over from another job."""
 
     model: ModelFiles
     source: PromptSource
     reward: RewardManager
+    fork: Fork | None = None
 
 
 def read_inputs(
@@ -46,6 +50,10 @@ def read_inputs(
     spec = config.spec
     board.update(message="reading the model's files")
     model = open_model(spec.model.path, spec.algorithm.stop_token_ids)
+    fork = Fork.of(spec, config.fork_from)
+    if fork is not None:
+        board.update(message=f"reading {fork.folder}")
+        fork.check(config.store / CHECKPOINTS, model_digest(model.config))
     board.update(message="reading data.train", tokens=_tokens_status(model))
     task = open_task(spec.data, model.tokenizer, spec.seed, config.store / "datasets")
     for note in task.notes:
@@ -61,7 +69,7 @@ def read_inputs(
     board.update(sandbox_problem=sandbox_problem(spec.reward))
     source = PromptSource(task, model.tokenizer, spec.data.prompt_length)
     source.check()
-    return Inputs(model, source, reward)
+    return Inputs(model, source, reward, fork)
 
 
 def open_task(spec: DataSpec, tokenizer: TextTokenizer, seed: int, cache: Path) -> Task:

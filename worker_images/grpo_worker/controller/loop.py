@@ -8,6 +8,7 @@ from typing import Any
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.status import Phase
 from grpo_worker.checkpointing.attempts import SupersededError
+from grpo_worker.checkpointing.fork import DATA, data_of
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock, utc_time
 from grpo_worker.controller.generation.sample_ledger import SampleLedger
 from grpo_worker.controller.generation.scheduler import scheduler_of
@@ -62,7 +63,9 @@ class GrpoLoop:
         self._source = inputs.source
         self._reward = inputs.reward
         engines = 0 if spec.shares_gpus else rollout_gpus
-        self._gpus = GpuTime(store / "gpu_time.json", spec.trainer.world, engines, clock)
+        self._record = failures.record
+        gpu_time = store / "gpu_time.json"
+        self._gpus = GpuTime(gpu_time, spec.trainer.world, engines, clock, resumed=self._record.resumed)
         sampler = StepSampler(spec, inputs.source, client, inputs.reward, self._gpus.generates)
         generate = None if spec.shares_gpus else client.generate  # not while trainers use the engines' GPUs
         self._parking = Parking(trainers, board, failures, clock, self._gpus, lambda: self._background)
@@ -72,12 +75,11 @@ class GrpoLoop:
         self._traces = StepTraces(spec, store / "profile", board.profiles, trainers)
         self._weights = weights
         self._failures = failures
-        self._record = failures.record
         self._ledger = SampleLedger(store / "ledger.jsonl", self._record.check_claims)
         self._records = StepRecords(store, spec.observability, client, self._record.check_claims)
         self._checkpoints = RunCheckpoints(
             spec, store, trainers, self._scheduler, board, self._state, self._flush, self._parking,
-            self._record.check_claims,
+            self._record.check_claims, inputs.fork,
         )  # fmt: skip
         self._step = 0
         self._background: list[Future[Any]] = []  # work of the last step, beside the next one
@@ -117,6 +119,7 @@ class GrpoLoop:
         previous, self._background = self._background, []
         self._record.begin_attempt()
         self._pool.attempt = self._record.attempt
+        self._checkpoints.begin_attempt(self._record.attempt)
         self._report(message="waiting for the training pool", next_attempt="")
         self._trainers.acquire(self._show)
         self._parking.run(lambda: self._weights.before_trainers_start(self._show))
@@ -310,11 +313,13 @@ class GrpoLoop:
 
     def _state(self) -> dict[str, Any]:
         """Return the controller's state for a checkpoint."""
-        return {"step": self._step, "kl": self._training.kl.state_dict(), "source": self._source.state_dict()}
+        kl, source = self._training.kl.state_dict(), self._source.state_dict()
+        return {"step": self._step, "kl": kl, "source": source, DATA: data_of(self._spec)}
 
     def _load_state(self, state: dict[str, Any]) -> None:
         self._training.kl.load_state_dict(state["kl"])
-        self._source.load_state_dict(state["source"])
+        # Another job's position is left out if it is one in other data.
+        self._source.load_state_dict(state.get("source") or self._initial_state["source"])
 
     def _show(self, message: str) -> None:
         self._report(message=message)

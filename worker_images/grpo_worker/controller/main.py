@@ -39,7 +39,7 @@ def main() -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     config = load_job_config()
     spec = config.spec
-    board = ProgressBoard(config.writer)
+    board = ProgressBoard(config.writer, config.resumes)
     engines = config.min_available, config.engines
     pool = RolloutPool(config.rollout_service, *engines, config.writer, config.fp8)
     client = RolloutClient(
@@ -73,6 +73,7 @@ def run(
     config.store.mkdir(parents=True, exist_ok=True)
     record = RunRecord.load(config.store / "run.json")
     failures = FailureHandler(record, config.spec.restart_policy)
+    failures.resume(config.resumes)
 
     def back_off(message: str, seconds: float) -> None:
         later = utc_time(seconds) if seconds else ""

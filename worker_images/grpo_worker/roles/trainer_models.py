@@ -13,7 +13,7 @@ from grpo_operator.api.base import Device
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.trainer import Precision
 from grpo_worker.checkpointing.space import estimated_bytes
-from grpo_worker.checkpointing.store import Origin, model_digest
+from grpo_worker.checkpointing.store import Origin, model_digest, parts_of
 from grpo_worker.data.routed_experts import ExpertLayers
 from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer
 from grpo_worker.megatron.checkpoint.part import CheckpointPart
@@ -77,7 +77,7 @@ def build_models(rank: int, world: int, config: dict[str, Any]) -> TrainerModels
     with policy.trainable.weights.on_device():
         flops = ModelFlops(active_parameters(policy.chunks, policy.family), attention_width(hf))
         count = all_parameters(policy.chunks, policy.family)
-    origin = Origin(model_digest(hf), str(layout), config["attempt"])
+    origin = Origin(model_digest(hf), str(layout), config["attempt"], parts_of(spec))
     return TrainerModels(
         spec,
         hf,

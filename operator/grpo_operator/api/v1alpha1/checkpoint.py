@@ -45,10 +45,47 @@ class MemoryTierSpec(Model):
     )
 
 
+_RESUME_RULES: tuple[Rule["ResumeFromSpec"], ...] = (
+    Rule(
+        "has(self.job) != has(self.path)",
+        "set exactly one of job and path",
+        lambda source: (source.job is None) != (source.path is None),
+    ),
+)
+
+
+class ResumeFromSpec(Model):
+    """Checkpoint of another job that this job starts from. Exactly one of job and path."""
+
+    rules = _RESUME_RULES
+    job: Name | None = Field(None, description="name of a GRPOJob in this namespace, with the same store")
+    path: Path | None = Field(
+        None,
+        pattern=r"^/store(/[^/.][^/]*)+$",
+        description="directory below /store, where pods mount the store: a checkpoint or the folder of a job",
+    )
+    step: int | None = Field(
+        None, ge=1, le=10**7, description="step of the checkpoint; default: the newest complete one"
+    )
+    load: Literal["all", "weights"] = Field(
+        "all",
+        description="all: go on after the checkpoint's step, with its weights, optimizer and position in the "
+        "data. weights: begin at step 0 with its weights alone",
+    )
+
+    @property
+    def label(self) -> str:
+        """Name of the source in messages: the field that names it, and its value."""
+        return "checkpoint.resumeFrom." + (f"job={self.job}" if self.job else f"path={self.path}")
+
+
 class CheckpointSpec(Model):
     """Distributed checkpoints and model exports."""
 
     store: StoreSpec
+    resume_from: ResumeFromSpec | None = Field(
+        None, description="checkpoint of another job that this job starts from; default: the model's weights"
+    )
     every_steps: int = Field(10, ge=1, le=10**6, description="number of steps between checkpoints")
     keep: int = Field(2, ge=1, le=1000, description="number of complete checkpoints to keep")
     memory: MemoryTierSpec | None = None

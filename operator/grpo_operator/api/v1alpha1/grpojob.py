@@ -142,6 +142,14 @@ _RULES: tuple[Rule["GRPOJobSpec"], ...] = (
         ),
     ),
     Rule(
+        "!has(self.checkpoint.resumeFrom) || !has(self.checkpoint.resumeFrom.step)"
+        " || self.checkpoint.resumeFrom.load == 'weights'"
+        " || self.totalSteps > self.checkpoint.resumeFrom.step",
+        "totalSteps must be larger than checkpoint.resumeFrom.step, whose steps count as finished: raise it,"
+        " or set checkpoint.resumeFrom.load to weights",
+        lambda job: _leaves_steps(job.checkpoint, job.total_steps),
+    ),
+    Rule(
         "!has(self.observability.profile) || self.observability.profile.tool != 'nsight'"
         " || self.trainer.device == 'cuda'",
         "observability.profile.tool nsight records GPU activity: use torch where trainer.device is cpu",
@@ -243,12 +251,23 @@ _UPDATE_RULES = (
         " && (!has(self.rollout.poolRef) || oldSelf.rollout.poolRef == self.rollout.poolRef)",
         "rollout.poolRef is fixed once the job exists: create a new job",
     ),
+    UpdateRule(
+        "has(oldSelf.checkpoint.resumeFrom) == has(self.checkpoint.resumeFrom)"
+        " && (!has(self.checkpoint.resumeFrom)"
+        " || oldSelf.checkpoint.resumeFrom == self.checkpoint.resumeFrom)",
+        "checkpoint.resumeFrom is fixed once the job exists: create a new job",
+    ),
     UpdateRule("oldSelf.mode == self.mode", "mode is fixed once the job exists: create a new job"),
     UpdateRule(
         "oldSelf.managedBy == self.managedBy",
         "managedBy is fixed once the job exists: create a new job",
     ),
 )
+
+
+def _leaves_steps(checkpoint: CheckpointSpec, total_steps: int) -> bool:
+    source = checkpoint.resume_from
+    return source is None or source.load == "weights" or total_steps > (source.step or 0)
 
 
 def _drafts(job: "GRPOJobSpec") -> bool:

@@ -12,6 +12,7 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.offload import OffloadSpec
 from grpo_operator.api.v1alpha1.profile_status import MOST_PROFILES, ProfileStatus
 from grpo_operator.api.v1alpha1.recompute import Recompute, RecomputeKind, RecomputeModule
+from grpo_operator.api.v1alpha1.resume_status import ResumedFromStatus, ResumptionStatus
 
 MAX_SICK_NODES = 32  # in a job's status
 
@@ -266,6 +267,8 @@ class GRPOJobStatus(Model):
         description="number of times that the trainers were parked: they waited, alive, because too "
         "few engines served, or the reward or room in the store was away",
     )
+    resumed_from: ResumedFromStatus | None = None
+    resumption: ResumptionStatus | None = None
     layout: LayoutStatus | None = None
     weight_path: str | None = Field(
         None,

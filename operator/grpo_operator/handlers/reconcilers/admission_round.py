@@ -17,7 +17,8 @@ from grpo_operator.plan.accepted import is_accepted, spec_of
 from grpo_operator.plan.capacity.admission import Claim, PoolCandidate, bind, waiting
 from grpo_operator.plan.capacity.feasibility import PodRequest
 from grpo_operator.plan.capacity.pod_requests import job_requests, pool_requests
-from grpo_operator.plan.planner.resolve import resolve
+from grpo_operator.plan.fork import missing_checkpoint
+from grpo_operator.plan.planner.resolve import RefusedError, resolve
 from grpo_operator.plan.planner.resources import completed_pool
 from grpo_operator.plan.planner.settled import with_layout, with_resources
 from grpo_operator.plan.status.grpojob import layout_status, settled_layout
@@ -59,7 +60,8 @@ class AdmissionRound:
         job = self._cache.owner(owner) if owner.kind == "GRPOJob" else None
         reference = job["spec"]["rollout"].get("poolRef") if job else None
         pool = reference["name"] if reference else ""
-        if not self._lacks_pool(owner, pool) and not self.wait_reason(owner):
+        lacks_checkpoint = job is not None and self._lacks_checkpoint(job, self._job_spec(job))
+        if not lacks_checkpoint and not self._lacks_pool(owner, pool) and not self.wait_reason(owner):
             self._starting[owner] = float("inf")
 
     def ended(self, owner: Owner) -> None:
@@ -105,8 +107,11 @@ class AdmissionRound:
         return PoolCandidate(owner, spec.rollout.pool_ref.name, job["metadata"]["creationTimestamp"], holds)
 
     def _job_claim(self, job: dict[str, Any], spec: GRPOJobSpec) -> Claim | None:
-        """Return the job's claim; None if it is suspended, queued in Kueue, or waits for a shared pool."""
-        if spec.suspend or spec.scheduling.queue_name:
+        """Return the job's claim.
+
+        None if it is suspended, queued in Kueue, or waits for a shared pool or another job's checkpoint.
+        """
+        if spec.suspend or spec.scheduling.queue_name or self._lacks_checkpoint(job, spec):
             return None
         owner, reference = owner_of(job), spec.rollout.pool_ref
         if self._lacks_pool(owner, reference.name if reference else ""):
@@ -115,6 +120,13 @@ class AdmissionRound:
         own = None if reference else self._pool_spec(scaled) if scaled else spec.rollout.template
         requests = self._requests(job, spec, own)
         return None if requests is None else self._claim(job, requests)
+
+    def _lacks_checkpoint(self, job: dict[str, Any], spec: GRPOJobSpec | None) -> bool:
+        """Return whether the job starts from a checkpoint of another job that has none, or never will."""
+        try:
+            return spec is not None and bool(missing_checkpoint(job, spec, self._cache.jobs))
+        except RefusedError:
+            return True
 
     def _lacks_pool(self, owner: Owner, pool: str) -> bool:
         """Return whether a job uses the shared RolloutPool ``pool``, "" for none, and is not bound to it."""

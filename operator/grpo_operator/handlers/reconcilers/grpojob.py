@@ -10,16 +10,18 @@ from grpo_operator.api import names
 from grpo_operator.api.errors import describe
 from grpo_operator.api.names import Owner, owner_in_labels, owner_of
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.resume_status import ResumedFromStatus
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutTemplate
 from grpo_operator.api.v1alpha1.status import LayoutStatus
 from grpo_operator.handlers.reconcilers.admission_round import MANAGER
 from grpo_operator.handlers.reconcilers.context import ReconcileContext, now
 from grpo_operator.observe.pod_poller import Reports
-from grpo_operator.plan import lifecycle
+from grpo_operator.plan import lifecycle, resumption
 from grpo_operator.plan.accepted import is_accepted, spec_of
 from grpo_operator.plan.capacity.feasibility import infeasible, oversized_node
 from grpo_operator.plan.capacity.pod_requests import job_requests
 from grpo_operator.plan.compatibility import kuberay_problem
+from grpo_operator.plan.fork import fork_source, missing_checkpoint
 from grpo_operator.plan.gpu_health.strikes import sick_nodes
 from grpo_operator.plan.observed import Observed, given_way, own_report, pod_name
 from grpo_operator.plan.planner.pool_checks import check_reference
@@ -58,12 +60,15 @@ class JobReconciler:
             return  # the garbage collector deletes the children
         if job["spec"].get("managedBy", MANAGER) != MANAGER:
             return
+        if self._context.cache.crd_problem:  # the status cannot record a resumption, which would never end
+            (job["metadata"].get("annotations") or {}).pop(names.RESUME_ANNOTATION, None)
         try:
             if self._context.predecessor_remains(job):
                 return  # wait until the RayCluster of a deleted job of this name is gone
             spec = spec_of(GRPOJobSpec, job, is_accepted(job))
             engines = self._engines(job, spec)
             layout = self._with_images(job, self._layout(job, spec, engines))
+            source = fork_source(job, spec, self._context.cache.jobs)
             self._check_may_start(job, spec, engines)
         except ValidationError as error:
             await self._refuse(job, "InvalidSpec", describe(error))
@@ -71,15 +76,20 @@ class JobReconciler:
             await self._refuse(job, error.reason, str(error), isinstance(error, WaitError))
         else:
             own = with_resources(engines.pool, layout) if engines.own else engines.pool
-            await self._run(job, with_layout(spec, layout), layout, replace(engines, pool=own))
+            await self._run(job, with_layout(spec, layout), layout, replace(engines, pool=own), source)
 
     async def _run(
-        self, job: dict[str, Any], spec: GRPOJobSpec, layout: LayoutStatus, engines: Engines
+        self,
+        job: dict[str, Any],
+        spec: GRPOJobSpec,
+        layout: LayoutStatus,
+        engines: Engines,
+        source: ResumedFromStatus | None,
     ) -> None:
         await self._accept_profile(job)
         observed = self._observe(job, engines)
-        blocked = await self._context.refusal(self._apply(job, spec, layout, engines, observed))
-        status = job_status(job, spec, layout, engines.pool, observed, now(), blocked)
+        blocked = await self._context.refusal(self._apply(job, spec, layout, engines, observed, source))
+        status = job_status(job, spec, layout, engines.pool, observed, now(), blocked, source)
         await self._context.write_status("grpojobs", job, status, job_event, profile_event)
         if engines.own:
             await self._write_pool_status(job, observed)
@@ -184,6 +194,9 @@ class JobReconciler:
         if incompatibility:
             reason, message = incompatibility
             raise WaitError(message, reason)
+        missing = missing_checkpoint(job, spec, self._context.cache.jobs)
+        if missing:
+            raise WaitError(missing, "WaitingForCheckpoint")
         owner = owner_of(job)
         if self._context.cache.crd_problem and self._context.cluster_status(owner) is None:
             raise WaitError(self._context.cache.crd_problem, "CrdTooOld")
@@ -222,9 +235,11 @@ class JobReconciler:
         layout: LayoutStatus,
         engines: Engines,
         observed: Observed,
+        source: ResumedFromStatus | None,
     ) -> None:
         context, owner, status = self._context, owner_of(job), job.get("status") or {}
-        suspend = lifecycle.pods_suspended(status, spec.suspend, observed, spec.cleanup_policy)
+        resuming = resumption.granted(job, spec)
+        suspend = lifecycle.pods_suspended(status, spec.suspend, observed, spec.cleanup_policy, resuming)
         trainers = observed.nodes_of(names.TRAINER)
         own = engines.pool if engines.own else None
         dedicated = None if spec.mode == "colocated" else own  # colocated engines follow the trainers' pods
@@ -240,8 +255,12 @@ class JobReconciler:
             await context.apply_ray_cluster(accepted.cluster, owner)
         elif context.cache.ray_clusters.get((owner.namespace, owner.name)):
             await context.writer.delete_ray_cluster(owner.namespace, owner.name)
+        config = config_map.job_config_map(
+            job, spec, service, engines.pool, accepted.path,
+            fork_from=source.folder if source else None, resumes=resumption.times(job, spec),
+        )  # fmt: skip
         children = [
-            ("configmaps", config_map.job_config_map(job, spec, service, engines.pool, accepted.path)),
+            ("configmaps", config),
             ("poddisruptionbudgets", policies.trainer_budget(job, spec.trainer.nodes)),
         ]
         if spec.scheduling.network_policy:
@@ -263,7 +282,7 @@ class JobReconciler:
 
     async def _expire(self, job: dict[str, Any], spec: GRPOJobSpec) -> None:
         finished, ttl = (job.get("status") or {}).get("finishedAt"), spec.ttl_seconds_after_finished
-        if finished is None or ttl is None:
+        if finished is None or ttl is None or resumption.granted(job, spec):
             return
         age = datetime.now(UTC) - datetime.fromisoformat(finished)
         if age.total_seconds() >= ttl:

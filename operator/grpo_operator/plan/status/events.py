@@ -16,7 +16,13 @@ class Event(NamedTuple):
 
 
 def job_event(before: dict[str, Any], after: dict[str, Any]) -> Event | None:
-    """Return the event for a GRPOJob's new status: a restart, else a new phase, else a condition."""
+    """Return the event for a GRPOJob's new status.
+
+    That of a resumption, else of a restart, else of a new phase, else of a condition.
+    """
+    resumption = _resumption_event(before.get("resumption") or {}, after.get("resumption") or {})
+    if resumption is not None:
+        return resumption
     old, new = before.get("restarts") or {}, after.get("restarts") or {}
     for cause, count in new.items():
         if count > old.get(cause, 0):
@@ -27,6 +33,14 @@ def job_event(before: dict[str, Any], after: dict[str, Any]) -> Event | None:
         trouble = phase in (Phase.FAILED, Phase.RECOVERING) or bool(_message(after, "Stalled"))
         return Event(str(phase), _first_message(after) or str(phase), trouble)
     return _condition_event(before, after)
+
+
+def _resumption_event(before: dict[str, Any], after: dict[str, Any]) -> Event | None:
+    message = str(after.get("message", ""))
+    if after.get("times", 0) > before.get("times", 0):
+        return Event("Resumed", message, False)
+    asked = after.get("request") != before.get("request")
+    return Event("ResumeRefused", message, True) if asked and message else None
 
 
 def pool_event(before: dict[str, Any], after: dict[str, Any]) -> Event | None:

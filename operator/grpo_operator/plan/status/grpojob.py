@@ -1,12 +1,13 @@
 """Computes the status of a GRPOJob (pure)."""
 
+from dataclasses import replace
 from typing import Any
 
 from grpo_operator.api import names
 from grpo_operator.api.base import LONGEST_MESSAGE
-from grpo_operator.api.errors import cause_of
 from grpo_operator.api.messages import ControllerStatus
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_operator.api.v1alpha1.resume_status import ResumedFromStatus
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.api.v1alpha1.status import (
     MAX_SICK_NODES,
@@ -18,17 +19,17 @@ from grpo_operator.api.v1alpha1.status import (
     RecomputeStatus,
     RestartCounts,
 )
+from grpo_operator.plan import resumption
 from grpo_operator.plan.accepted import note_unknown_fields
 from grpo_operator.plan.lifecycle import is_terminal
 from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.planner.resolve import JobPlan
 from grpo_operator.plan.status.conditions import NO_PROBLEM, Conditions, Problem
-from grpo_operator.plan.status.container_failures import container_failures
+from grpo_operator.plan.status.engine_start import engine_start_failure
 from grpo_operator.plan.status.goodput import goodput_status
+from grpo_operator.plan.status.problems import problem_of
 from grpo_operator.plan.status.profiles import profile_statuses
 from grpo_operator.plan.weight_path import job_weight_path
-
-_MAX_FAILURES = 3  # container failures quoted in one message
 
 
 def refused_status(
@@ -69,16 +70,20 @@ def job_status(
     observed: Observed,
     now: str,
     blocked: Problem = NO_PROBLEM,
+    source: ResumedFromStatus | None = None,
 ) -> GRPOJobStatus:
     """Return the status of a job that runs, is suspended or has ended.
 
     ``pool``: the job's own rollout pool, or the shared one that it uses.
-    ``blocked``: why its children cannot be applied.
+    ``blocked``: why its children cannot be applied. ``source``: of checkpoint.resumeFrom.
     Fields that only a newer operator knows are kept: it may be back soon.
     """
     old = GRPOJobStatus.of_any_release(_old(job))
-    phase, message = _phase(job, spec, observed)
-    problem = _problem(phase, observed)
+    resumes = resumption.begins(job, spec, observed)
+    if resumes:
+        observed = replace(observed, controller=None)  # its last report is that of the end
+    phase, message = _phase(job, spec, observed, resumes)
+    problem = problem_of(phase, observed)
     train = _ranks(spec, observed)
     rollout = PoolCount(ready=observed.ready(names.ROLLOUT), total=pool.replicas)
     values = _from_controller(old, observed.controller)
@@ -104,8 +109,14 @@ def job_status(
             "started_at": old.started_at or now,
             "finished_at": (old.finished_at or now) if ended else None,
             "profiles": profile_statuses(job, spec, old.profiles, observed.controller, ended, now),
+            "resumed_from": _resumed_from(source or old.resumed_from, observed.controller),
+            "resumption": resumption.resumption_status(job, spec, resumes, now),
         }
     )
+    if resumes and old.phase == Phase.FAILED:
+        status = status.model_copy(
+            update={"last_failure": _message_of(_old(job), "Failed")[:LONGEST_MESSAGE]}
+        )
     conditions = _conditions(job, phase, message, train, rollout, now, blocked, problem)
     note_unknown_fields(conditions, spec)
     return status.model_copy(update={"conditions": conditions.result()})
@@ -153,9 +164,17 @@ def _old(job: dict[str, Any]) -> dict[str, Any]:
     return job.get("status") or {}
 
 
-def _phase(job: dict[str, Any], spec: GRPOJobSpec, observed: Observed) -> tuple[Phase, str]:
+def _resumed_from(
+    source: ResumedFromStatus | None, controller: ControllerStatus | None
+) -> ResumedFromStatus | None:
+    if source is None or controller is None or not controller.resumed_from:
+        return source
+    return source.model_copy(update={"checkpoint": controller.resumed_from})
+
+
+def _phase(job: dict[str, Any], spec: GRPOJobSpec, observed: Observed, resumes: bool) -> tuple[Phase, str]:
     old = _old(job)
-    if is_terminal(old):
+    if is_terminal(old) and not resumes:
         return Phase(old["phase"]), _message_of(old, old["phase"])
     controller, cluster = observed.controller, observed.ray_cluster
     if controller and controller.phase in (Phase.SUCCEEDED, Phase.FAILED):
@@ -178,53 +197,6 @@ def _phase(job: dict[str, Any], spec: GRPOJobSpec, observed: Observed) -> tuple[
     if old.get("step"):
         return Phase.RECOVERING, "the controller pod is starting; it resumes from the last checkpoint"
     return Phase.STARTING, "pods are starting"
-
-
-def _problem(phase: Phase, observed: Observed) -> Problem:
-    """Return why a running job makes no or slow progress.
-
-    The reason is Parked, NoSamples, NodeNotReady, ContainersFailing, PodsRefused, StoreFull, NoRdma or
-    NoLandlock.
-    """
-    if phase not in (Phase.STARTING, Phase.TRAINING, Phase.RECOVERING):
-        return Problem()
-    controller, nodes = observed.controller, observed.node_problem
-    if controller and controller.waiting:
-        return Problem("Parked", "; ".join(filter(None, (controller.waiting, nodes))))
-    if controller and controller.stalled:
-        return Problem("NoSamples", "; ".join(filter(None, (controller.stalled, nodes))))
-    if nodes:
-        return Problem("NodeNotReady", nodes)
-    failures = "; ".join(failure.text for failure in observed.container_failures()[:_MAX_FAILURES])
-    if failures:
-        return Problem("ContainersFailing", failures)
-    if observed.ray_cluster and observed.ray_cluster.refusal:
-        return Problem("PodsRefused", observed.ray_cluster.refusal)
-    if controller and controller.checkpoint_problem:
-        return Problem("StoreFull", controller.checkpoint_problem)
-    if controller and controller.network_problem and phase != Phase.RECOVERING:
-        return Problem("NoRdma", controller.network_problem)
-    if controller and controller.sandbox_problem:
-        return Problem("NoLandlock", controller.sandbox_problem)
-    return Problem()
-
-
-def engine_start_failure(spec: GRPOJobSpec, observed: Observed, old: dict[str, Any]) -> str:
-    """Return why no engine of the job's own pool will ever serve, or "".
-
-    The engines are given up when every engine that has a node failed at least
-    ``restartPolicy.maxSameFailures`` times, all failed last with the same kind of error, and none has ever
-    served. Then the cause is in the job, not in a node.
-    """
-    if spec.rollout.template is None or old.get("weightVersion") is not None:
-        return ""
-    placed = [pod for pod in observed.engine_pods() if pod.get("spec", {}).get("nodeName")]
-    least = spec.restart_policy.max_same_failures
-    failures = [failure for failure in container_failures(placed) if failure.restarts >= least]
-    kinds = {cause_of(failure.error).split(":")[0] for failure in failures}
-    if not placed or len({failure.pod for failure in failures}) < len(placed) or len(kinds) > 1:
-        return ""
-    return f"no engine has started: {failures[0].text}"
 
 
 def _message_of(status: dict[str, Any], kind: str) -> str:

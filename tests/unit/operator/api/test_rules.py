@@ -326,6 +326,13 @@ CASES: dict[str, Changes] = {
     "profile backwards": {"observability": {"profile": {"stepStart": 3, "stepEnd": 2}}},
     "profile without an end": {"observability": {"profile": {"stepStart": 2}}},
     "profile without steps": {"observability": {"profile": {"ranks": [1]}}},
+    "a fork": {"checkpoint.resumeFrom": {"job": "another", "step": 100}},
+    "a fork of the last step": {"checkpoint.resumeFrom": {"path": "/store/another", "step": 120}},
+    "a fork with the weights": {
+        "checkpoint.resumeFrom": {"path": "/store/another", "step": 120, "load": "weights"}
+    },
+    "a fork of two sources": {"checkpoint.resumeFrom": {"job": "another", "path": "/store/another"}},
+    "a fork of nothing": {"checkpoint.resumeFrom": {"step": 5}},
     "nsight without steps": {"observability": {"profile": {"tool": "nsight"}}},
     "nsight on CPUs": {"observability": {"profile": {"tool": "nsight", "stepStart": 1, "stepEnd": 2}}},
     "empty threshold": {"observability": {"thresholds": [{"metric": "x"}, {"metric": "y", "maximum": 0.0}]}},
@@ -373,6 +380,7 @@ FIXED: dict[str, Changes] = {
     "rollout.poolRef is fixed": {"rollout": {"poolRef": {"name": "x"}}},
     "mode is fixed": {"mode": "colocated"},
     "managedBy is fixed": {"managedBy": "kueue.x-k8s.io/multikueue"},
+    "checkpoint.resumeFrom is fixed": {"checkpoint.resumeFrom": {"job": "another"}},
 }
 
 

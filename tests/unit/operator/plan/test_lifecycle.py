@@ -43,8 +43,10 @@ def test_an_unresponsive_controller_does_not_count_as_gone() -> None:
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-def test_an_ended_job_never_gets_pods_again(phase: str) -> None:
+def test_an_ended_job_gets_no_pods(phase: str) -> None:
     assert pods_suspended({"phase": phase}, False, Observed())
+    assert not pods_suspended({"phase": phase}, False, running(), "None")
+    assert pods_suspended({"phase": phase}, False, running(), "None", resuming=True)
 
 
 def test_a_ray_cluster_is_deleted_on_cleanup_or_for_kueues_quota() -> None:
@@ -113,11 +115,11 @@ def test_figures_survive_a_controller_that_restarts() -> None:
 
 def test_an_ended_phase_is_latched() -> None:
     manifest = job()
-    manifest["status"] = _status(running("Succeeded", message="60 steps done")).wire()
+    manifest["status"] = _status(running("Succeeded", step=120, message="120 steps done")).wire()
     status = _status(Observed(), manifest)
     assert status.phase == "Succeeded" and status.finished_at == NOW
     (condition,) = [c for c in status.conditions if c.type == "Succeeded"]
-    assert condition.status == "True" and condition.message == "60 steps done"
+    assert condition.status == "True" and condition.message == "120 steps done"
 
 
 def test_transition_times_move_only_with_the_status() -> None:

@@ -129,7 +129,7 @@ def test_kl_controllers_and_their_state() -> None:
     adaptive = KlController(KlControl(type="adaptive", kl_coef=0.01, target_kl=0.1, horizon=1000))
     adaptive.update(1.0, 100)
     assert adaptive.value == pytest.approx(0.01 * (1 + 0.2 * 100 / 1000))
-    copy = KlController(KlControl(type="adaptive"))
+    copy = KlController(KlControl(type="adaptive", kl_coef=0.01))
     copy.load_state_dict(adaptive.state_dict())
     assert copy.value == adaptive.value
 

@@ -217,6 +217,22 @@ def test_every_exception_before_the_first_step_counts(
         assert board.get().message == failed
 
 
+def test_a_resumed_job_that_had_failed_begins(tmp_path: Path) -> None:
+    config, begun = _config(tmp_path), list[str]()
+
+    def build(_: FailureHandler) -> Any:
+        begun.append("a loop")
+        if len(begun) == 1:
+            raise ValueError("spec.model.path: no config.json")
+        return _Loop()
+
+    for resumes, loops in ((0, 1), (0, 1), (1, 2), (1, 3)):
+        board = ProgressBoard()
+        run(config.model_copy(update={"resumes": resumes}), board, build)
+        assert len(begun) == loops
+        assert board.get().phase == (Phase.STARTING if resumes else Phase.FAILED)
+
+
 def test_controllers_that_die_share_the_back_off(tmp_path: Path) -> None:
     """A controller that dies, here by an exception that nothing handles, can count nothing itself."""
     config, clock = _config(tmp_path), FakeClock()

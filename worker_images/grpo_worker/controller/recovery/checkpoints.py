@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
-from grpo_worker.checkpointing.store import complete_steps, directory, remove_remains, step_and_attempt
+from grpo_worker.checkpointing.fork import Fork
+from grpo_worker.checkpointing.store import (
+    complete_steps,
+    directory,
+    model_digest,
+    remove_remains,
+    step_and_attempt,
+)
 from grpo_worker.controller.generation.scheduler import RolloutScheduler
 from grpo_worker.controller.recovery.memory_tier import MemoryTier
 from grpo_worker.controller.recovery.parking import Parking
@@ -39,11 +46,14 @@ class RunCheckpoints:
         flush: Callable[[], None],
         parking: Parking,
         check: Callable[[], None],
+        fork: Fork | None = None,
     ) -> None:
         """``store``: folder of the job. ``state``: returns the controller's state. ``flush``: waits until
         the records of all finished steps are on the store; no checkpoint counts before. ``check``: raises
-        SupersededError when another controller has taken over.
+        SupersededError when another controller has taken over. ``fork``: what the job takes over from another
+        job.
         """
+        self._fork = fork
         self._spec = spec.checkpoint
         self._root = store / "checkpoints"
         self._exports = store / "export"
@@ -76,6 +86,16 @@ class RunCheckpoints:
     def stored(self) -> int:
         """Step of the newest complete checkpoint in the store; 0: there is none."""
         return self._stored
+
+    def begin_attempt(self, attempt: int) -> None:
+        """Take over another job's checkpoint, if the job starts from one and has none of its own.
+
+        This comes before the ranks start, because the other job may remove it. Raises ValueError and OSError.
+        """
+        if self._fork is not None:
+            source = self._fork.adopt(self._root, model_digest(self._trainers.hf), attempt)
+            if source is not None:
+                self._board.update(resumed_from=str(source))
 
     def restore(self) -> Restored:
         """Restore the gang from the pods' memory if that is newer than the store, else from the store."""

@@ -34,6 +34,11 @@ class FailureHandler:
         self._policy = policy
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="run record")
 
+    def resume(self, times: int) -> None:
+        """Let a job that has ended go on if it was resumed. ``times``: how often so far."""
+        with _ignore_store_errors():
+            self.record.resume(times)
+
     def begin_controller(self) -> float | None:
         """Count the death of the controller before this one, if it died.
 
@@ -65,7 +70,7 @@ class FailureHandler:
             self.record.count_restart(cause, cause_of(message), step)
         if cause == "infrastructure":
             return self._backoff(self.record.recent_failures - 1)  # the first replacement starts at once
-        same, used = self.record.same_failures, self.record.job_restarts
+        same, used = self.record.same_failures, self.record.job_restarts - self.record.restarts_before
         if same >= self._policy.max_same_failures:
             self.end(f"{message} ({same} times in a row)")
         elif used > self._policy.max_restarts:

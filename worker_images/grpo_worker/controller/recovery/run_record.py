@@ -15,7 +15,7 @@ from grpo_worker.common.known_fields import known
 _SAVING = threading.Lock()  # the last save has the newest values
 Cause = Literal["job", "infrastructure"]
 _TRIES = 5  # to save the record
-_OWN = ("path", "owner", "begun")  # fields of this process, which are not saved
+_OWN = ("path", "owner", "begun", "resumed")  # fields of this process, which are not saved
 
 
 @dataclass(slots=True)
@@ -36,6 +36,9 @@ class RunRecord:
     recent_failures: int = 0  # of any cause; a step that is finished for the first time takes one away
     interrupted_step: int = 0  # the furthest step that a failure of any cause interrupted
     times_parked: int = 0  # times that the trainers waited, alive, for engines
+    resumes: int = 0  # times that the job was resumed after its end
+    restarts_before: int = 0  # job_restarts until the last of them, which no limit counts any more
+    resumed: bool = False  # this controller is the first one after such a resumption
     unread: int = 0  # times that the record could not be read beside the steps
     others: dict[str, Any] = field(default_factory=dict, repr=False)  # fields that a newer version wrote
 
@@ -70,6 +73,18 @@ class RunRecord:
                     # attempt is the newer one, the next check says so.
                     if not left:
                         raise
+
+    def resume(self, times: int) -> None:
+        """Take back the end of the job if it was resumed; ``times``: how often so far. Raises OSError.
+
+        The counts of restarts stay. Limits and the back-off begin again.
+        """
+        if times <= self.resumes:
+            return
+        self.resumes, self.restarts_before, self.resumed = times, self.job_restarts, True
+        self.failed, self.last_cause, self.running = "", "", False
+        self.same_failures = self.recent_failures = 0
+        self.save()
 
     def begin_controller(self) -> bool:
         """Record that a controller runs; return whether the one before it died. Raises SupersededError."""

@@ -25,16 +25,20 @@ class GpuTime:
     """
 
     def __init__(
-        self, file: Path, trainers: int, engines: int, clock: Clock, wall: Callable[[], float] = time.time
-    ) -> None:
+        self, file: Path, trainers: int, engines: int, clock: Clock, wall: Callable[[], float] = time.time,
+        *, resumed: bool = False,
+    ) -> None:  # fmt: skip
+        """``resumed``: the job had ended before; it had no GPUs since then."""
         self._file, self._clock, self._wall = file, clock, wall
         self._account = GpuAccount(trainers, engines)
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gpu time")
         self._furthest = 0  # the last step that was ever finished
         self._before: Use | None = None  # what the trainers did before a pause
-        self._load()
+        self._load(resumed)
         self._last = self._now()
+        if resumed:
+            self.save()
 
     def trains(self, use: Use) -> None:
         """Record what the trainers do from now on."""
@@ -103,14 +107,14 @@ class GpuTime:
         except OSError:
             log.exception("the account of GPU time cannot be saved")
 
-    def _load(self) -> None:
+    def _load(self, resumed: bool) -> None:
         if not self._file.is_file():
             return
         state = json.loads(self._file.read_text())
         self._account.load(state)
         self._furthest = state["furthest"]
         absent = max(int((self._wall() - state["at"]) * 1e9), 0)
-        if not state["suspended"]:
+        if not state["suspended"] and not resumed:
             self._account.absent(absent, "controller")
         self._account.stops("controller")
 

@@ -10,12 +10,13 @@ from grpo_worker.controller.status.profile_orders import ProfileOrders
 class ProgressBoard:
     """Thread-safe holder of the latest ControllerStatus, including the request to suspend.
 
-    ``writer``: identity of the job. ``profiles``: what the operator has ordered.
+    ``writer``: identity of the job. ``resumes``: times that it was resumed after its end. ``profiles``: what
+    the operator has ordered.
     """
 
-    def __init__(self, writer: str = "") -> None:
+    def __init__(self, writer: str = "", resumes: int = 0) -> None:
         self._lock = threading.Condition()
-        self._progress = ControllerStatus(writer=writer)
+        self._progress = ControllerStatus(writer=writer, resumes=resumes)
         self.profiles = ProfileOrders(lambda reports: self.update(profiles=reports))
 
     def get(self) -> ControllerStatus:

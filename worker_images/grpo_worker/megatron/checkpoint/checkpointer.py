@@ -154,6 +154,9 @@ class Checkpointer:
     def load(self, path: Path) -> None:
         """Restore models, optimizers and schedules; in the same layout also the random generators.
 
+        Of a checkpoint of another job, from which this one begins with the weights alone, restore those of
+        the policy.
+
         Raises DamagedCheckpointError on all ranks when it is truncated or any of them reads changed values,
         and ValueError when it is incomplete, of another model or too new.
         """
@@ -161,7 +164,11 @@ class Checkpointer:
             self._load(path)
 
     def _load(self, path: Path) -> None:
-        same_layout = verify(path, self._origin.model).layout == self._origin.layout
+        origin = verify(path, self._origin.model)
+        if origin.weights_only:
+            self._load_weights(path)
+            return
+        same_layout = origin.layout == self._origin.layout
         for part in self._parts:
             if part.trainable is not None:
                 for inner in inner_optimizers(part.trainable.optimizer):
@@ -174,6 +181,13 @@ class Checkpointer:
             part.restore(state[part.prefix or "policy."])
         if same_layout:
             restore_rng(state["rng"][0])
+
+    def _load_weights(self, path: Path) -> None:
+        """Restore the policy's weights; its optimizer begins with them."""
+        (policy,) = (part for part in self._parts if not part.prefix)
+        policy.restore_weights(_loaded(policy.weights(_metadata()), path))
+        if policy.trainable is not None:
+            policy.trainable.optimizer.reload_model_params()
 
     def _state(self, loading: bool) -> dict[str, Any]:
         metadata = _metadata()

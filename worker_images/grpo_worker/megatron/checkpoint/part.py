@@ -50,10 +50,7 @@ class CheckpointPart:
 
     def state(self, loading: bool, metadata: dict[str, Any]) -> dict[str, Any]:
         """Return the state to save, or with ``loading`` the template of the state to load."""
-        state: dict[str, Any] = {
-            name: _weights(chunk.sharded_state_dict(prefix=self.prefix, metadata=metadata))
-            for name, chunk in self.named_chunks()
-        }
+        state = self.weights(metadata)
         if self.trainable is not None:
             adam.share_step(inner_optimizers(self.trainable.optimizer))
             state["optimizer"] = self.trainable.optimizer.sharded_state_dict(
@@ -61,6 +58,13 @@ class CheckpointPart:
             )
             state["schedule"] = self.trainable.schedule.state_dict()
         return state
+
+    def weights(self, metadata: dict[str, Any]) -> dict[str, Any]:
+        """Return the weights to save, or the template of those to load."""
+        return {
+            name: _weights(chunk.sharded_state_dict(prefix=self.prefix, metadata=metadata))
+            for name, chunk in self.named_chunks()
+        }
 
     def state_in_host_memory(self, metadata: dict[str, Any]) -> dict[str, Any]:
         """Return the state to save like ``state``, with the host's copies of what is offloaded."""
@@ -75,12 +79,7 @@ class CheckpointPart:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the model from a loaded template."""
-        for name, chunk in self.named_chunks():
-            weights = {key.removeprefix(self.prefix): value for key, value in state[name].items()}
-            found = chunk.load_state_dict(weights, strict=False)
-            missing = [key for key in found.missing_keys if not key.endswith(_EXTRA)]
-            if missing or found.unexpected_keys:
-                raise ValueError(f"the checkpoint lacks {missing}, or has {found.unexpected_keys} besides")
+        self.restore_weights(state)
         if self.trainable is None:
             return
         with torch.no_grad():
@@ -88,7 +87,16 @@ class CheckpointPart:
             optimizer.load_state_dict(adapted(state["optimizer"], optimizer))
         for inner in inner_optimizers(self.trainable.optimizer):
             adam.unshare_step(inner)
-        self.trainable.schedule.load_state_dict(state["schedule"])
+        self.trainable.restore_schedule(state["schedule"])
+
+    def restore_weights(self, state: dict[str, Any]) -> None:
+        """Restore the weights from a loaded template."""
+        for name, chunk in self.named_chunks():
+            weights = {key.removeprefix(self.prefix): value for key, value in state[name].items()}
+            found = chunk.load_state_dict(weights, strict=False)
+            missing = [key for key in found.missing_keys if not key.endswith(_EXTRA)]
+            if missing or found.unexpected_keys:
+                raise ValueError(f"the checkpoint lacks {missing}, or has {found.unexpected_keys} besides")
 
 
 def _weights(state: dict[str, Any]) -> dict[str, Any]:

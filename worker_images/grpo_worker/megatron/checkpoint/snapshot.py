@@ -51,7 +51,7 @@ def _restore(parts: Sequence[CheckpointPart], state: Sequence[dict[str, Any]]) -
                     key: _on(parameter.device if key != "step" else moment.device, moment)
                     for key, moment in moments.items()
                 }
-        part.trainable.schedule.load_state_dict(saved["schedule"])
+        part.trainable.restore_schedule(saved["schedule"])
 
 
 def _copy(part: CheckpointPart) -> dict[str, Any]:

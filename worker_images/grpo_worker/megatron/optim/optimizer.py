@@ -86,6 +86,14 @@ class Trainable:
         self.weights.release()
         return {"grad_norm": float(grad_norm), "lr": lr}
 
+    def restore_schedule(self, state: dict[str, Any]) -> None:
+        """Go on after the steps of a saved schedule; rates, styles and lengths are those of this job.
+
+        ``totalSteps`` may have been raised, and a job that starts from another's checkpoint has its own.
+        """
+        self.schedule.num_steps = 0  # loading adds the saved number
+        self.schedule.load_state_dict(state)
+
     def _optimizer_state(self) -> Iterator[torch.Tensor]:
         """Return the moments, and the main weights, or their remainders, where they are separate tensors."""
         for optimizer in chained_optimizers(self.optimizer):
@@ -155,4 +163,6 @@ def _schedule(optimizer: Any, spec: OptimizerSpec, total_steps: int) -> Optimize
         end_wd=spec.weight_decay,
         wd_incr_steps=total_steps,
         wd_incr_style="constant",
+        use_checkpoint_opt_param_scheduler=False,
+        override_opt_param_scheduler=True,
     )
