@@ -41,6 +41,7 @@ from grpo_worker.data.tasks import open_gym
 from grpo_worker.metrics.flops import ModelFlops
 from grpo_worker.metrics.generation import Counts
 from grpo_worker.profiling.nccl_transport import Transport
+from grpo_worker.profiling.own_time import OwnTime
 from grpo_worker.profiling.trace import Traced
 from grpo_worker.roles.dispatch import Columns, RankInfo
 from grpo_worker.roles.host import RankHost
@@ -104,6 +105,9 @@ class Ranks:
 
     def _checkpoint_bytes(self) -> int:
         return self._world.checkpoint_bytes
+
+    def _own_time(self) -> list[OwnTime]:
+        return self._world.own_times
 
     def _flops(self) -> ModelFlops:
         return ModelFlops(1000, 10)
@@ -265,6 +269,7 @@ class World:
         self.starts = 0
         self.model = ""  # digest
         self.updates = 0  # of the ranks' weights
+        self.own_times = [OwnTime(1.0, 1.0)] * 2  # of each step, by rank
         self.checkpoint_bytes = 0  # that the ranks estimate for the first one
         self.writing: list[int] = []
         self.snapshots: dict[str, int] = {}  # updates by name, in the memory of the pods

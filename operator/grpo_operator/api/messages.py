@@ -71,6 +71,15 @@ class TrainerProcess(Message):
     pid: int
 
 
+class Straggler(Message):
+    """A rank whose own computing is slow. ``ratio``: to its peers' median; ``steps``: slow ones in a row."""
+
+    rank: int
+    pod: str
+    ratio: float
+    steps: int
+
+
 class ProfileOrder(Message):
     """A profile that the operator asks the controller for. ``id``: names its folder in the store."""
 
@@ -114,6 +123,7 @@ class ControllerStatus(Message):
     reason of the last restart. ``next_attempt``: time of the next attempt (RFC 3339, UTC) while the back-off
     of a restart lasts, or "". ``network``: what NCCL uses between trainers with GPUs. ``network_problem``:
     why that is not what the spec asks for, or "". ``checkpoint_problem``: why a checkpoint is put off, or "".
+    ``stragglers``: the slowest of them, first. ``straggler_count``: of all.
     ``profiles``: those that this controller was asked for. ``gpu_seconds``: of the whole run, by use.
     ``lost_gpu_seconds``: idle and replayed ones, by cause. ``superseded``: another controller has taken over;
     the answer's status code is 410 (Gone) then.
@@ -146,6 +156,8 @@ class ControllerStatus(Message):
     network: str = ""
     network_problem: str = ""
     checkpoint_problem: str = ""
+    stragglers: list[Straggler] = Field(default_factory=list)
+    straggler_count: int = 0
     gpu_seconds: dict[str, int] = Field(default_factory=dict)
     lost_gpu_seconds: dict[str, int] = Field(default_factory=dict)
     engines: list[EngineSummary] = Field(default_factory=list)

@@ -197,7 +197,8 @@ class GrpoLoop:
             reward_mean=metrics["critic/score/mean"],
             tokens_per_second_per_gpu=metrics["perf/throughput"],
             message=self._checkpoints.with_problem(refused_message(rollouts.refused)),
-        )
+            stragglers=self._training.watch.stragglers, straggler_count=self._training.watch.count,
+        )  # fmt: skip
 
     def _generate(self, version: Version, timer: StepTimer) -> RolloutBatch:
         """Return the samples of the next step, for which the trainers wait as long as engines need."""
@@ -302,7 +303,7 @@ class GrpoLoop:
             later = utc_time(seconds) if seconds else ""
             self._report(
                 phase=Phase.RECOVERING, message=message, last_failure=message, next_attempt=later,
-                waiting="", trainers=[],
+                waiting="", trainers=[], stragglers=[], straggler_count=0,
             )  # fmt: skip
         self._trainers.stop()
         if not self._record.failed:

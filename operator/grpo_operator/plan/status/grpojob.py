@@ -26,6 +26,7 @@ from grpo_operator.plan.status.conditions import NO_PROBLEM, Conditions, Problem
 from grpo_operator.plan.status.container_failures import container_failures
 from grpo_operator.plan.status.goodput import goodput_status
 from grpo_operator.plan.status.profiles import profile_statuses
+from grpo_operator.plan.status.stragglers import straggler_problem, straggler_statuses
 from grpo_operator.plan.weight_path import job_weight_path
 
 _MAX_FAILURES = 3  # container failures quoted in one message
@@ -100,6 +101,7 @@ def job_status(
             "layout": layout,
             "weight_path": path,
             "goodput": goodput_status(old.goodput, spec, observed.controller),
+            "stragglers": straggler_statuses(observed) or None,
             "sick_nodes": list(observed.sick_nodes[:MAX_SICK_NODES]) or None,
             "started_at": old.started_at or now,
             "finished_at": (old.finished_at or now) if ended else None,
@@ -183,7 +185,7 @@ def _phase(job: dict[str, Any], spec: GRPOJobSpec, observed: Observed) -> tuple[
 def _problem(phase: Phase, observed: Observed) -> Problem:
     """Return why a running job makes no or slow progress.
 
-    The reason is Parked, NoSamples, NodeNotReady, ContainersFailing, StoreFull or NoRdma.
+    The reason is Parked, NoSamples, NodeNotReady, ContainersFailing, StoreFull, Straggler or NoRdma.
     """
     if phase not in (Phase.STARTING, Phase.TRAINING, Phase.RECOVERING):
         return Problem()
@@ -199,6 +201,9 @@ def _problem(phase: Phase, observed: Observed) -> Problem:
         return Problem("ContainersFailing", failures)
     if controller and controller.checkpoint_problem:
         return Problem("StoreFull", controller.checkpoint_problem)
+    straggler = straggler_problem(observed)
+    if straggler.reason and phase != Phase.RECOVERING:
+        return straggler
     slow = observed.controller.network_problem if observed.controller else ""
     return Problem("NoRdma", slow) if slow and phase != Phase.RECOVERING else Problem()
 

@@ -19,6 +19,7 @@ from grpo_worker.controller.training.parity import (
     check_log_probs,
     check_routers,
 )
+from grpo_worker.controller.training.stragglers import StragglerWatch
 from grpo_worker.metrics.flops import utilisation
 from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.roles.shared_batch import WEIGHTS, SharedBatch
@@ -30,8 +31,11 @@ from grpo_worker.rollout.train_batch import make_batch
 class BatchTrainer:
     """Trains the gang on one batch after the other.
 
-    ``kl``: controller of the KL coefficient; its state belongs in checkpoints.
+    ``kl``: controller of the KL coefficient; its state belongs in checkpoints. ``watch``: of the
+    stragglers in the gang of this attempt.
     """
+
+    watch: StragglerWatch
 
     def __init__(self, spec: GRPOJobSpec, trainers: TrainerGang, suspect: Callable[[str, str], None]) -> None:
         """``suspect``: called with the name of an engine that computes no numbers, and the reason."""
@@ -46,6 +50,7 @@ class BatchTrainer:
         """Prepare for a new gang: its parity with the engines must be checked again."""
         self._compared = False
         self._flops = self._trainers.call("flops")
+        self.watch = StragglerWatch(self._spec.restart_policy.stragglers, self._trainers.members())
 
     def share(self, rollouts: RolloutBatch) -> SharedBatch:
         """Return the batch of a step for ``add_model_scores`` and ``train``."""
@@ -64,6 +69,7 @@ class BatchTrainer:
         """
         metrics = self._train(step, shared, scores, timer, on_policy)
         metrics["data/put_bytes"] = float(shared.put_bytes)
+        metrics |= self.watch.observe(self._trainers.call("own_time"))
         return metrics | self._utilisation(shared.batch, timer)
 
     def _train(

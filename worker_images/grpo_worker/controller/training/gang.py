@@ -27,6 +27,7 @@ from grpo_worker.controller.training.image_versions import versions_of
 from grpo_worker.controller.training.network import GangNetwork, gang_network
 from grpo_worker.controller.training.processes import RayProcesses
 from grpo_worker.controller.training.resource_pools import ResourcePoolManager
+from grpo_worker.controller.training.stragglers import Member, members_of
 from grpo_worker.controller.training.worker_group import GangError, WorkerGroup
 from grpo_worker.profiling.trace import runtime_env
 from grpo_worker.roles.dispatch import RankInfo
@@ -253,6 +254,11 @@ class TrainerGang:
         """Return the URL of the agent that serves each rank's weights."""
         assert self._group is not None, "the gang is not started"
         return {rank: f"http://{address}:{AGENT_PORT}" for rank, address in enumerate(self._group.addresses)}
+
+    def members(self) -> list[Member]:
+        """Return the ranks as the watch for stragglers compares them."""
+        assert self._group is not None, "the gang is not started"
+        return members_of(self._group.ranks, self._group.hosts)
 
     def processes(self) -> list[dict[str, Any]]:
         """Return rank, address and process id of each rank, as in the status."""
