@@ -1,9 +1,14 @@
 """Own time on a fake clock: which waits are subtracted, and which are not."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 
-from grpo_worker.profiling.own_time import HostStopwatch, OwnTime, OwnTimeRecord
+import pytest
+import torch
+
+from grpo_worker.profiling.own_time import DeviceStopwatch, HostStopwatch, OwnTime, OwnTimeRecord
 from support.clocks import FakeClock
 
 
@@ -72,3 +77,91 @@ def test_an_error_in_a_collective_passes_and_ends_its_wait() -> None:
         except RuntimeError:
             clock.sleep(2)
     assert record.take().update == 2.0
+
+
+class _Gpu:
+    """The streams of a GPU: events take the time of the computing one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = FakeClock()  # of the stream
+        self.stream = object()
+        self.current = self.stream
+        self.made = self.synchronized = 0
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: self.current)
+        monkeypatch.setattr(torch.cuda, "Event", self._event)
+
+    def _event(self, enable_timing: bool) -> "_Event":
+        assert enable_timing
+        self.made += 1
+        return _Event(self)
+
+
+class _Event:
+    def __init__(self, gpu: _Gpu) -> None:
+        self._gpu = gpu
+        self._time = 0.0
+
+    def record(self, stream: object) -> None:
+        assert stream is self._gpu.stream
+        self._time = self._gpu.clock.now()
+
+    def synchronize(self) -> None:
+        self._gpu.synchronized += 1
+
+    def elapsed_time(self, end: "_Event") -> float:
+        return (end._time - self._time) * 1000
+
+
+def test_on_a_gpu_waits_of_the_computing_stream_are_subtracted(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = _Gpu(monkeypatch)
+    record = OwnTimeRecord(DeviceStopwatch)
+    wait = _wait(record, gpu.clock)
+    with record.phase("update"):
+        gpu.clock.sleep(2)
+        wait(30)
+        gpu.current = object()
+        wait(5)  # on a stream beside it, which delays nothing by itself
+        assert gpu.synchronized == 0, "the host does not wait within a phase"
+    assert record.take() == OwnTime(0.0, 7.0)
+
+
+def test_events_are_used_again_and_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = _Gpu(monkeypatch)
+    record = OwnTimeRecord(DeviceStopwatch)
+    wait = _wait(record, gpu.clock)
+    for _ in range(2):
+        with record.phase("update"):
+            for _ in range(10_000):
+                gpu.clock.sleep(1)
+                wait(1)
+        assert record.take().update == 10_000
+    assert gpu.made < 9000
+
+
+def test_torchs_collectives_report_to_the_record() -> None:
+    """On one rank nothing waits for long, but each call and each handle is seen."""
+    command = (
+        "import torch, torch.distributed as dist\n"
+        "from grpo_worker.profiling.own_time import OWN_TIME, HostStopwatch, measure_collectives\n"
+        "seen = []\n"
+        "OWN_TIME._make = lambda: type('W', (HostStopwatch,), {'add': lambda s, b, e, n: seen.append(n)})()\n"
+        "measure_collectives(OWN_TIME)\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "dist.all_reduce(torch.ones(1))\n"
+        "assert not seen, 'outside of a phase'\n"
+        "tensor = torch.ones(4)\n"
+        "with OWN_TIME.phase('update'):\n"
+        "    for call in (\n"
+        "        lambda: dist.all_reduce(tensor),\n"
+        "        lambda: dist.all_gather_into_tensor(torch.empty(4), tensor),\n"
+        "        lambda: dist.reduce_scatter_tensor(torch.empty(4), tensor),\n"
+        "        lambda: dist.all_to_all_single(torch.empty(4), tensor),\n"
+        "        lambda: dist.broadcast(tensor, 0),\n"
+        "        lambda: dist.barrier(),\n"
+        "        lambda: dist.all_reduce(tensor, async_op=True).wait(),\n"
+        "    ):\n"
+        "        before = len(seen)\n"
+        "        call()\n"
+        "        assert seen[before:] and set(seen[before:]) == {-1}\n"
+    )
+    subprocess.run([sys.executable, "-c", command], check=True, timeout=120)
