@@ -4,7 +4,7 @@ import json
 import logging
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -142,6 +142,9 @@ class _Pools:
     ) -> str:
         """Return at once."""
         return resource
+
+    def avoid(self, addresses: Sequence[str]) -> None:
+        """Do nothing: no pod of a rehearsal is drained."""
 
     def release(self, resource: str) -> None:
         """Do nothing."""

@@ -28,6 +28,7 @@ from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.controller.inputs import Inputs
 from grpo_worker.controller.loop import GrpoLoop
 from grpo_worker.controller.model_files import open_model
+from grpo_worker.controller.recovery.departure import Departure
 from grpo_worker.controller.recovery.failures import FailureHandler
 from grpo_worker.controller.recovery.run_record import RunRecord
 from grpo_worker.controller.status.progress import ProgressBoard
@@ -62,6 +63,7 @@ class Ranks:
     def __init__(self, world: "World") -> None:
         self._world = world
         self.died: Future[None] = Future()
+        self.leaving: Future[str] = Future()
         self.addresses = ["10.0.0.1", "10.0.0.2"]
         self.pids = [100 + world.starts, 200 + world.starts]
         self.hosts = [RankHost(*pair) for pair in zip(self.addresses, self.pids, strict=True)]
@@ -125,6 +127,7 @@ class Ranks:
         return self._log_probs(rows)
 
     def _update_actor(self, _rows: SharedRows, kl: float) -> dict[str, float]:
+        self._world.before_update(self._world.updates)
         self._world.clock.time += 1.0
         self._world.updates += 1
         return {"actor/loss": float(cast(np.ndarray, self._batch.input_ids).sum())}
@@ -135,6 +138,8 @@ class Ranks:
 
     def _save_checkpoint(self, step: int, state: dict[str, Any], from_host: bool) -> None:
         assert from_host or not self._world.engines_hold, "engines hold the GPUs"
+        if self._world.checkpoint_error is not None:
+            raise self._world.checkpoint_error
         self._world.saved_from_host.append(from_host)
         path = directory(self._world.store / "checkpoints", step, self._attempt)
         path.mkdir(parents=True, exist_ok=True)
@@ -287,6 +292,9 @@ class World:
         self.lost: Callable[[RoutedExperts], bool] = lambda _reference: False  # asked when ranks fetch
         self.clock = FakeClock()
         self.board = ProgressBoard()
+        self.departure = Departure()
+        self.checkpoint_error: GangError | None = None
+        self.before_update: Callable[[int], None] = lambda _updates: None
         self.seen: list[Any] = []  # statuses, one for each change
         self.groups: list[Ranks] = []
         self.engines = Engines(self)
@@ -295,6 +303,8 @@ class World:
         return object()
 
     def release(self, resource: str) -> None: ...
+
+    def avoid(self, addresses: Sequence[str]) -> None: ...
 
     def _group(self, _pool: Any) -> Ranks:
         self.groups.append(Ranks(self))
@@ -311,7 +321,9 @@ class World:
         pool = cast(RolloutPool, self.engines)
         kind = ColocatedSynchronizer if self.spec.shares_gpus else DedicatedSynchronizer
         weights = kind(gang, self.engines_protocol(), WeightPath(), self.spec.weight_sync, 240.0, self.clock)
-        failures = FailureHandler(RunRecord.load(store / "run.json"), self.spec.restart_policy)
+        failures = FailureHandler(
+            RunRecord.load(store / "run.json"), self.spec.restart_policy, self.departure
+        )
         inputs = Inputs(model, source, cast(Any, self.engines))
         client = cast(RolloutClient, self.engines)
         update = self.board.update
@@ -322,8 +334,8 @@ class World:
 
         self.board.update = recorded  # type: ignore[method-assign]
         loop = GrpoLoop(
-            self.spec, store, self.board, gang, pool, client, inputs, weights, failures, self.clock
-        )
+            self.spec, store, self.board, gang, pool, client, inputs, weights, failures, self.clock,
+        )  # fmt: skip
         if (tier := loop._checkpoints._memory) is not None:
             # The agents of the pods: each finds the snapshots that it is asked for.
             tier._http = httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200)))

@@ -10,6 +10,10 @@ from grpo_worker.profiling.own_time import OWN_TIME, OwnTime
 from grpo_worker.profiling.progress import Progress
 from grpo_worker.profiling.stacks import write_stacks
 from grpo_worker.roles.dispatch import Dispatch, register
+from grpo_worker.roles.weight_sync import WEIGHTS
+
+LEAVING = WEIGHTS / "leaving"  # that the shell of the pod creates at SIGTERM; see render/job_pods.py
+_LOOK_SECONDS = 0.5
 
 
 class WatchMethods:
@@ -18,9 +22,17 @@ class WatchMethods:
     _rank: int
     _thread: int | None = None  # identifier of the thread that computes; set by ``start``
 
-    def live(self, seconds: float) -> None:
-        """Return after ``seconds``: the caller learns at once when this process ends before."""
-        time.sleep(seconds)
+    def live(self, seconds: float, heed: bool = True) -> bool:
+        """Return after ``seconds``: the caller learns at once when this process ends before.
+
+        ``heed``: return True as soon as the pod is about to end.
+        """
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if heed and LEAVING.exists():
+                return True
+            time.sleep(min(left, _LOOK_SECONDS))
+        return False
 
     def pass_on(self, array: np.ndarray) -> np.ndarray:
         """Return a part of the batch, which this pod then holds for others.

@@ -37,8 +37,15 @@ class BatchTrainer:
 
     watch: StragglerWatch
 
-    def __init__(self, spec: GRPOJobSpec, trainers: TrainerGang, suspect: Callable[[str, str], None]) -> None:
-        """``suspect``: called with the name of an engine that computes no numbers, and the reason."""
+    def __init__(
+        self, spec: GRPOJobSpec, trainers: TrainerGang, suspect: Callable[[str, str], None],
+        before_update: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """``suspect``: called with the name of an engine that computes no numbers, and the reason.
+
+        ``before_update``: called as long as the ranks hold the weights of the step before; may raise.
+        """
+        self._before_update = before_update
         self._spec = spec
         self._trainers = trainers
         self._suspect = suspect
@@ -79,6 +86,7 @@ class BatchTrainer:
         with timer.phase("old_log_prob"):
             policy = self._trainers.call("log_probs", everything)
             shared.batch = shared.batch.with_columns(old_log_probs=policy.response["log_probs"])
+        self._before_update()
         self._check_finite(shared)
         if on_policy and not self._compared:
             self._compare(shared)
@@ -90,6 +98,7 @@ class BatchTrainer:
             with timer.phase("values"):
                 values = self._trainers.call("values", everything)
                 shared.batch = shared.batch.with_columns(values=values.response["values"])
+        self._before_update()
         with timer.phase("adv"):
             shared.batch, shaped = add_advantages(shared.batch, scores, self._spec, self.kl.value)
         metrics = self._update(step, shared, timer) | shaped

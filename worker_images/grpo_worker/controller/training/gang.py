@@ -89,6 +89,10 @@ class RankGroup(Protocol):
     def died(self) -> "Future[None]":
         """Completed when the process of a rank has ended, also between two calls."""
 
+    @property
+    def leaving(self) -> "Future[str]":
+        """Completed with the first pod that is about to end."""
+
     def death(self) -> GangError:
         """Return the error that names the ranks whose processes have ended."""
 
@@ -101,6 +105,8 @@ class ResourcePools(Protocol):
     ) -> Any: ...
 
     def release(self, resource: str) -> None: ...
+
+    def avoid(self, addresses: Sequence[str]) -> None: ...
 
 
 # (pool that ResourcePools.acquire returned) -> group of processes that are not started yet
@@ -192,6 +198,8 @@ class TrainerGang:
         """End every rank and release the pool. Can be called when nothing runs."""
         if self._group is not None:
             self._group.kill()
+            if self._group.leaving.done():
+                self._pools.avoid(self._group.addresses)
         self._group = self._pool = None
         self._pools.release(RESOURCE)
 
@@ -238,6 +246,11 @@ class TrainerGang:
     def died(self) -> "Future[None]":
         """Completed when the process of a rank has ended, whether or not a call runs."""
         return self._group.died if self._group is not None else Future()
+
+    @property
+    def leaving(self) -> "Future[str]":
+        """Completed with the first pod of ranks that is about to end."""
+        return self._group.leaving if self._group is not None else Future()
 
     def check(self) -> None:
         """Raise GangError, which names them, if processes of ranks have ended."""
