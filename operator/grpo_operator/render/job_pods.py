@@ -34,6 +34,14 @@ _WAIT_FOR_HEAD = f'until (exec 3<>"/dev/tcp/$FQ_RAY_IP/{GCS_PORT}") 2>/dev/null;
 _START_RAY = (
     'while eval "$KUBERAY_GEN_RAY_START_CMD"; rc=$?; ((rc && SECONDS < 300)); do sleep 1; done; exit $rc'
 )
+# Process 1 of a container ignores SIGTERM without a handler. The ranks see the file and tell the controller,
+# which saves the finished steps and ends them; then the pod ends, too. A pod without ranks ends at once.
+_LEAVING = "/weights/leaving"
+_RANK = "ray::TrainerWorker"  # with which the command line of a rank's process begins
+_UNTIL_LEFT = (
+    f"& ray=$!; wait $ray; rc=$?; [ -e {_LEAVING} ] || exit $rc; "
+    f"while kill -0 $ray 2>/dev/null && grep -qsa '^{_RANK}' /proc/[0-9]*/cmdline; do sleep 0.2; done"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,7 @@ class JobPods:
         container["readinessProbe"] = probe("/healthz", CONTROLLER_PORT, period=2, failures=3)
         container["livenessProbe"] = probe("/healthz", CONTROLLER_PORT, period=10, failures=30)
         pod = self._with_files(self.parts.pod(names.CONTROLLER, [container], of, self.parts.off_gpus()))
+        pod["spec"]["terminationGracePeriodSeconds"] = self.spec.restart_policy.grace_limit
         given = job_files(self.spec)
         for files in given:
             files.mount_into(pod, container)
@@ -71,7 +80,7 @@ class JobPods:
         """Return one training pod: a Ray node for its ranks, and the agent that serves their weights."""
         trainer = self.spec.trainer
         gpus = trainer.gpus_per_node if trainer.device == Device.CUDA else 0
-        command = _WAIT_FOR_HEAD + _START_RAY
+        command = f"trap ': > {_LEAVING}' TERM; ({_WAIT_FOR_HEAD}{_START_RAY}) {_UNTIL_LEFT}"
         env = self._rank_env()
         ranks = self.parts.container("ray-worker", self._image(), trainer.resources, gpus, env, command)
         if self.spec.algorithm.routing_replay:
@@ -90,6 +99,7 @@ class JobPods:
         # A failed rank ends the pod, because the ranks restart as a gang anyway. A failed agent is restarted
         # in place: in a pod with restartPolicy Never, Kubernetes does that for sidecars only.
         pod["spec"]["restartPolicy"] = "Never"
+        pod["spec"]["terminationGracePeriodSeconds"] = self.spec.restart_policy.grace_limit
         pod["spec"]["initContainers"] = [agent | {"restartPolicy": "Always"}]
         model = model_files(self.spec.model)
         if model:

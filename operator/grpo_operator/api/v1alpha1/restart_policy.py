@@ -5,6 +5,7 @@ from pydantic import Field
 from grpo_operator.api.base import Model
 
 HANG_SECONDS = 240  # of hangSeconds: the smallest default
+GRACE_SECONDS = 60  # of graceSeconds: the smallest default
 
 
 class StragglerPolicy(Model):
@@ -56,7 +57,20 @@ class RestartPolicySpec(Model):
         "duration of a call has no limit. Default: eight times the estimated passes of one micro-batch, at "
         "least 240",
     )
+    grace_seconds: int | None = Field(
+        None,
+        ge=1,
+        le=86400,
+        description="terminationGracePeriodSeconds of the controller's and the training pods: when one is "
+        "deleted or evicted, the job saves its finished steps within this time. Pods end as soon as that is "
+        "done. Default: one and a half times the estimated update and save, at least 60",
+    )
     stragglers: StragglerPolicy = Field(default_factory=StragglerPolicy)
+
+    @property
+    def grace_limit(self) -> int:
+        """Return ``graceSeconds``, or its smallest default where no plan has set it."""
+        return self.grace_seconds or GRACE_SECONDS
 
     @property
     def hang_limit(self) -> int:

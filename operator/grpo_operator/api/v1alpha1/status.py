@@ -12,6 +12,7 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.offload import OffloadSpec
 from grpo_operator.api.v1alpha1.profile_status import MOST_PROFILES, ProfileStatus
 from grpo_operator.api.v1alpha1.recompute import Recompute, RecomputeKind, RecomputeModule
+from grpo_operator.api.v1alpha1.restart_policy import GRACE_SECONDS
 
 MAX_SICK_NODES = 32  # in a job's status
 MAX_STRAGGLERS = 8
@@ -165,6 +166,7 @@ class PlannedDeadlines(Model):
 
     hang_seconds: int = Field(description="of restartPolicy.hangSeconds")
     timeout_seconds: int = Field(description="of weightSync.timeoutSeconds")
+    grace_seconds: int = Field(GRACE_SECONDS, description="of restartPolicy.graceSeconds")
 
 
 class SettledImages(Model):

@@ -243,7 +243,7 @@ class JobReconciler:
             await context.writer.delete_ray_cluster(owner.namespace, owner.name)
         children = [
             ("configmaps", config_map.job_config_map(job, spec, service, engines.pool, accepted.path)),
-            ("poddisruptionbudgets", policies.trainer_budget(job, spec.trainer.nodes)),
+            ("poddisruptionbudgets", policies.trainer_budget(job, spec)),
         ]
         if spec.scheduling.network_policy:
             allowed = None if engines.own else {"matchLabels": engines.owner.label}
