@@ -4,7 +4,7 @@ import json
 import logging
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -143,7 +143,7 @@ class _Pools:
         """Return at once."""
         return resource
 
-    def avoid(self, addresses: Sequence[str]) -> None:
+    def avoid(self, address: str) -> None:
         """Do nothing: no pod of a rehearsal is drained."""
 
     def release(self, resource: str) -> None:

@@ -13,9 +13,7 @@ from typing import Any
 
 import ray
 
-from grpo_worker.controller.recovery.departure import Departure
 from grpo_worker.controller.training.gang import TrainerGang
-from support import loop_world
 from support.loop_world import World
 from support.objects import job
 
@@ -31,9 +29,8 @@ class RealRanks(World):
         super().__init__(store, steps, algorithm=algorithm)
         self.before_generation = lambda version: print(f"generates {version}", flush=True)
 
-    def gang(self, *args: Any) -> TrainerGang:
-        spec, hf, checkpoints = args[:3]
-        gang = TrainerGang(spec, hf, checkpoints)
+    def gang(self, hf: dict[str, Any]) -> TrainerGang:
+        gang = TrainerGang(self.spec, hf, self.store / "checkpoints")
         call = gang.call
 
         def told(method: str, *arguments: Any) -> Any:
@@ -53,9 +50,7 @@ def main() -> None:
         log_to_driver=False,
     )  # fmt: skip
     world = RealRanks(store, steps)
-    world.departure = Departure()
     world.departure.listen()
-    loop_world.TrainerGang = world.gang  # type: ignore[misc,assignment]
     try:
         world.run()
     except SystemExit:

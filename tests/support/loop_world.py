@@ -63,7 +63,7 @@ class Ranks:
     def __init__(self, world: "World") -> None:
         self._world = world
         self.died: Future[None] = Future()
-        self.leaving: Future[str] = Future()
+        self.leaving: Future[RankHost] = Future()
         self.addresses = ["10.0.0.1", "10.0.0.2"]
         self.pids = [100 + world.starts, 200 + world.starts]
         self.hosts = [RankHost(*pair) for pair in zip(self.addresses, self.pids, strict=True)]
@@ -304,11 +304,15 @@ class World:
 
     def release(self, resource: str) -> None: ...
 
-    def avoid(self, addresses: Sequence[str]) -> None: ...
+    def avoid(self, address: str) -> None: ...
 
     def _group(self, _pool: Any) -> Ranks:
         self.groups.append(Ranks(self))
         return self.groups[-1]
+
+    def gang(self, hf: dict[str, Any]) -> TrainerGang:
+        """Return the gang of ranks. ``hf``: contents of config.json."""
+        return TrainerGang(self.spec, hf, self.store / "checkpoints", self, self._group, self.clock)
 
     def run(self) -> list[dict[str, Any]]:
         """Run the job to its end; return its ledger."""
@@ -317,7 +321,7 @@ class World:
         model = open_model("preset:tiny-moe")
         self.model = model_digest(model.config)
         source = PromptSource(open_gym("reasoning-gym:gcd", seed=3), model.tokenizer, 4096)
-        gang = TrainerGang(self.spec, model.config, store / "checkpoints", self, self._group, self.clock)
+        gang = self.gang(model.config)
         pool = cast(RolloutPool, self.engines)
         kind = ColocatedSynchronizer if self.spec.shares_gpus else DedicatedSynchronizer
         weights = kind(gang, self.engines_protocol(), WeightPath(), self.spec.weight_sync, 240.0, self.clock)

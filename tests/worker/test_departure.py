@@ -10,8 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
+import torch
+from ray.util.placement_group import placement_group
 
+from grpo_operator.render.job_pods import _RANK
 from grpo_worker.checkpointing.store import complete_steps
+from grpo_worker.controller.training.processes import RayProcesses
+from grpo_worker.controller.training.worker_group import WorkerGroup
+from grpo_worker.roles.dispatch import Dispatch, RankInfo, register
+from grpo_worker.roles.trainer import TrainerWorker
+from grpo_worker.roles.watching import LEAVING
 
 PROGRAM = Path(__file__).parents[1] / "support" / "departing_job.py"
 STEPS = 4  # a checkpoint is due after step 4, which is the last one
@@ -83,3 +92,43 @@ def test_a_resumed_job_has_the_bits_of_an_undisturbed_one(
     assert found[0] == undisturbed[0], "the same samples"
     assert found[1] == undisturbed[1], "the same losses"
     assert found[2] == undisturbed[2], "the same weights"
+
+
+class Sums(TrainerWorker):
+    """A real rank that only sums."""
+
+    def _build(self, rank: int, world: int, config: dict[str, Any]) -> RankInfo:
+        return RankInfo(rank, 0, 0, 0, rank, 1, world)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def total(self) -> float:
+        value = torch.ones(())
+        torch.distributed.all_reduce(value)
+        return float(value)
+
+
+@pytest.fixture
+def gang(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[WorkerGroup]:
+    here = os.path.dirname(__file__)
+    monkeypatch.setenv("PYTHONPATH", f"{here}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("GRPO_WEIGHTS_DIR", str(tmp_path))
+    resources = {"trainer": 2}
+    ray.init(address="local", num_cpus=2, resources=resources, include_dashboard=False, log_to_driver=False)
+    pool = placement_group([{"CPU": 1, "trainer": 1}] * 2)
+    group = WorkerGroup(Sums, RayProcesses(Sums, pool), 60.0)
+    group.start({})
+    yield group
+    group.kill()
+    ray.shutdown()
+
+
+def test_ranks_announce_the_end_of_their_pod_and_go_on(gang: WorkerGroup, tmp_path: Path) -> None:
+    assert not gang.leaving.done()
+    for pid in gang.pids:
+        title = Path(f"/proc/{pid}/cmdline").read_text()
+        assert title.startswith(_RANK.replace("TrainerWorker", "Sums")), "the shell of the pod looks for it"
+    (tmp_path / LEAVING.name).touch()  # as the shell of the pod does at SIGTERM
+    assert gang.leaving.result(timeout=10) in gang.hosts
+    assert gang.call("total") == [2.0, 2.0], "the checkpoint needs all ranks"
+    os.kill(gang.pids[1], signal.SIGKILL)
+    gang.died.result(timeout=10)

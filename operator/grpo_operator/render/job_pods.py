@@ -19,7 +19,15 @@ from grpo_operator.render.placement import (
     prefer_leaves,
     share_sockets,
 )
-from grpo_operator.render.pod_template import PYTHON, PodParts, overlaid, probe, share_key
+from grpo_operator.render.pod_template import (
+    PYTHON,
+    PodParts,
+    liveness,
+    overlaid,
+    probe,
+    share_key,
+    stoppable,
+)
 from grpo_operator.render.rollout_pods import EnginePods
 from grpo_operator.render.volumes import STORE_MOUNT, fetch, job_files, job_store, model_files
 
@@ -59,13 +67,14 @@ class JobPods:
     def controller(self) -> dict[str, Any]:
         """Return the pod of the single controller: a Ray node without resources that runs the GRPO loop."""
         # The controller reads the job's files while Ray's head is still starting.
-        start = f"({_WAIT_FOR_HEAD}{_START_RAY}) & exec {PYTHON} -m grpo_worker.controller.main"
+        main = stoppable(f"{PYTHON} -m grpo_worker.controller.main")
+        start = f"({_WAIT_FOR_HEAD}{_START_RAY}) & {main}"
         of = self.spec.controller
         container = self.parts.container("controller", self._image(), of.resources, command=start)
         share_key(container)
         container["ports"] = [{"name": "status", "containerPort": CONTROLLER_PORT}]
         container["readinessProbe"] = probe("/healthz", CONTROLLER_PORT, period=2, failures=3)
-        container["livenessProbe"] = probe("/healthz", CONTROLLER_PORT, period=10, failures=30)
+        container["livenessProbe"] = liveness(CONTROLLER_PORT, failures=30)
         pod = self._with_files(self.parts.pod(names.CONTROLLER, [container], of, self.parts.off_gpus()))
         pod["spec"]["terminationGracePeriodSeconds"] = self.spec.restart_policy.grace_limit
         given = job_files(self.spec)

@@ -196,13 +196,13 @@ class GrpoLoop:
         self._step = step
         try:
             pushed = self._push(timer)
+            self._source.consumed(rollouts.taken)
+            self._gpus.trains(Use.WAIT)
+            with timer.phase("save_checkpoint"):
+                self._checkpoints.after_step(step, self._record.attempt)
         except LeavingError:
             self._note_trained(step, rollouts, metrics, timer)
             raise
-        self._source.consumed(rollouts.taken)
-        self._gpus.trains(Use.WAIT)
-        with timer.phase("save_checkpoint"):
-            self._checkpoints.after_step(step, self._record.attempt)
         self._gpus.finish_step(step)
         seconds = timer.total()
         metrics["data/too_long"] = float(self._source.too_long)

@@ -14,6 +14,7 @@ import yaml
 from grpo_operator.render.config_map import job_config_map, owned_pool, owned_pool_spec
 from grpo_operator.render.job_pods import _LEAVING, _RANK, _WAIT_FOR_HEAD
 from grpo_operator.render.metadata import is_current, with_hash
+from grpo_operator.render.pod_template import stoppable
 from grpo_operator.render.ray_cluster import job_cluster
 from grpo_operator.render.services import rollout_service
 from grpo_operator.settings import OperatorSettings
@@ -141,6 +142,24 @@ def test_a_training_pod_waits_at_sigterm_until_its_ranks_have_ended(tmp_path: Pa
         rank.kill()
         with suppress(ProcessLookupError):
             os.killpg(pod.pid, signal.SIGKILL)
+
+
+def test_a_process_ends_at_sigterm_as_it_wants_and_its_exit_code_is_that_of_the_container() -> None:
+    assert subprocess.run(["/bin/bash", "-c", stoppable("(exit 7)")], check=False).returncode == 7
+    saves = "trap 'sleep 0.5; echo saved; exit 3' TERM; echo ready; while :; do sleep 0.05; done"
+    for command, code, said in ((f'bash -c "{saves}"', 3, "saved\n"), ("echo ready; sleep 60", 143, "")):
+        shell = subprocess.Popen(
+            ["/bin/bash", "-c", stoppable(f"({command})")], stdout=subprocess.PIPE, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            assert shell.stdout is not None and shell.stdout.readline() == "ready\n"
+            shell.terminate()
+            assert shell.wait(10) == code
+            assert said == "" or shell.stdout.read() == said
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
 
 
 def test_pods_that_save_have_the_grace_and_others_end_at_once() -> None:

@@ -14,6 +14,7 @@ from grpo_worker.checkpointing.store import complete_steps
 from grpo_worker.controller.recovery.departure import Departure, LeavingError
 from grpo_worker.controller.recovery.run_record import RunRecord
 from grpo_worker.controller.training.worker_group import GangError
+from grpo_worker.roles.host import RankHost
 from support.loop_world import World
 
 STEPS = 6  # a checkpoint is due after step 4
@@ -50,7 +51,7 @@ def _leave_own(world: World) -> None:
 
 
 def _leave_trainer(world: World) -> None:
-    world.groups[-1].leaving.set_result("pod trainer-1 (10.0.0.2) is being deleted")
+    world.groups[-1].leaving.set_result(RankHost("10.0.0.2", 1, "trainer-1"))
 
 
 @pytest.mark.parametrize(

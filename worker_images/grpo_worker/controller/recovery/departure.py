@@ -8,6 +8,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from grpo_worker.roles.host import RankHost
+
 log = logging.getLogger(__name__)
 _OWN = "the controller's pod is being deleted"
 
@@ -20,8 +22,8 @@ class Gang(Protocol):
     """The part of TrainerGang that says which training pods are about to end."""
 
     @property
-    def leaving(self) -> "Future[str]":
-        """Completed with the pods that are about to end, once there are any."""
+    def leaving(self) -> "Future[RankHost]":
+        """Completed with the first pod that is about to end."""
 
 
 class Departure:
@@ -32,7 +34,7 @@ class Departure:
     """
 
     def __init__(self) -> None:
-        self._own: Future[str] = Future()
+        self._own: Future[None] = Future()
         self._gang: Gang | None = None
         self._holds = False
         self._saves = False
@@ -51,7 +53,7 @@ class Departure:
         return self._own.done()
 
     @property
-    def notices(self) -> "list[Future[str]]":
+    def notices(self) -> "list[Future[Any]]":
         """Futures of which one completes when pods are about to end; none while the loop saves."""
         if self._saves:
             return []
@@ -59,9 +61,9 @@ class Departure:
 
     def check(self) -> None:
         """Raise LeavingError, which names them, if pods are about to end."""
-        reasons = [notice.result() for notice in self.notices if notice.done()]
-        if reasons:
-            raise LeavingError("; ".join(reasons))
+        for notice in self.notices:
+            if notice.done():
+                raise LeavingError(_OWN if notice is self._own else f"pod {notice.result()} is being deleted")
 
     @contextmanager
     def holding(self) -> Iterator[None]:
@@ -103,4 +105,4 @@ class Departure:
     def _request(self) -> None:
         log.warning("SIGTERM: %s", _OWN)
         if not self._own.done():
-            self._own.set_result(_OWN)
+            self._own.set_result(None)

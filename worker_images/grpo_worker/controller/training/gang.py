@@ -90,7 +90,7 @@ class RankGroup(Protocol):
         """Completed when the process of a rank has ended, also between two calls."""
 
     @property
-    def leaving(self) -> "Future[str]":
+    def leaving(self) -> "Future[RankHost]":
         """Completed with the first pod that is about to end."""
 
     def death(self) -> GangError:
@@ -106,7 +106,7 @@ class ResourcePools(Protocol):
 
     def release(self, resource: str) -> None: ...
 
-    def avoid(self, addresses: Sequence[str]) -> None: ...
+    def avoid(self, address: str) -> None: ...
 
 
 # (pool that ResourcePools.acquire returned) -> group of processes that are not started yet
@@ -199,7 +199,7 @@ class TrainerGang:
         if self._group is not None:
             self._group.kill()
             if self._group.leaving.done():
-                self._pools.avoid(self._group.addresses)
+                self._pools.avoid(self._group.leaving.result().address)
         self._group = self._pool = None
         self._pools.release(RESOURCE)
 
@@ -248,7 +248,7 @@ class TrainerGang:
         return self._group.died if self._group is not None else Future()
 
     @property
-    def leaving(self) -> "Future[str]":
+    def leaving(self) -> "Future[RankHost]":
         """Completed with the first pod of ranks that is about to end."""
         return self._group.leaving if self._group is not None else Future()
 

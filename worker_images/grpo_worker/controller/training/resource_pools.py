@@ -1,7 +1,7 @@
 """Static resource pools: Ray placement groups on the nodes that advertise the resource of a pool."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
@@ -20,7 +20,7 @@ class ResourcePoolManager:
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._groups: dict[str, PlacementGroup] = {}
-        self._leaving: set[str] = set()  # ids of nodes whose pod may be about to end
+        self._leaving = ""  # address of a node whose pod is about to end
 
     def acquire(
         self, resource: str, ranks: int, gpus: int = 0, report: Callable[[str], None] = log.info
@@ -29,7 +29,8 @@ class ResourcePoolManager:
 
         ``gpus``: GPUs of each rank. ``report``: called repeatedly with the number of registered ranks.
         """
-        self._await_leaving()
+        if self._leaving:
+            self._await_leaving()
         bundle = {resource: 1.0} | ({"GPU": float(gpus)} if gpus else {})
         group = placement_group([bundle] * ranks, strategy="PACK")
         self._groups[resource] = group
@@ -42,18 +43,16 @@ class ResourcePoolManager:
             report(message)
         return group
 
-    def avoid(self, addresses: Sequence[str]) -> None:
-        """Let ``acquire`` wait for the end of one of the nodes at these addresses."""
-        alive = [node for node in ray.nodes() if node["Alive"]]
-        self._leaving = {node["NodeID"] for node in alive if node["NodeManagerAddress"] in addresses}
+    def avoid(self, address: str) -> None:
+        """Let ``acquire`` wait for the end of the node at this address."""
+        self._leaving = address
 
     def _await_leaving(self) -> None:
         """Wait until a node that was about to end has ended: ranks that start there would be lost at once."""
-        leaving, self._leaving = self._leaving, set()
+        address, self._leaving = self._leaving, ""
+        leaving = {n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeManagerAddress"] == address}
         deadline = self._clock.now() + _LEAVE_SECONDS
-        while leaving and self._clock.now() < deadline:
-            if leaving & {node["NodeID"] for node in ray.nodes() if not node["Alive"]}:
-                return
+        while leaving & {n["NodeID"] for n in ray.nodes() if n["Alive"]} and self._clock.now() < deadline:
             self._clock.sleep(_POLL_SECONDS)
 
     def release(self, resource: str) -> None:

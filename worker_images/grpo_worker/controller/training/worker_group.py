@@ -71,7 +71,7 @@ class WorkerGroup:
         self._order.sort(key=lambda index: (hosts[index].address, index))
         self.hosts = [hosts[index] for index in self._order]
         self.ranks: list[RankInfo] = []
-        self._leaving: Future[str] = Future()
+        self._leaving: Future[RankHost] = Future()
         processes.leaving.add_done_callback(self._note_leaving)
 
     @property
@@ -90,8 +90,8 @@ class WorkerGroup:
         return self._processes.died
 
     @property
-    def leaving(self) -> "Future[str]":
-        """Completed with the name of the first pod of ranks that is about to end, also between two calls."""
+    def leaving(self) -> "Future[RankHost]":
+        """Completed with the first pod of ranks that is about to end, also between two calls."""
         return self._leaving
 
     def death(self) -> GangError:
@@ -175,8 +175,7 @@ class WorkerGroup:
         self._processes.kill()
 
     def _note_leaving(self, process: "Future[int]") -> None:
-        host = self.hosts[self._order.index(process.result())]
-        self._leaving.set_result(f"pod {host} is being deleted")
+        self._leaving.set_result(self.hosts[self._order.index(process.result())])
 
     def _pass_on(self, rank: int, stored: Any) -> Any:
         return self._processes.pass_on(self._order[rank], stored)
