@@ -143,6 +143,9 @@ class _Pools:
         """Return at once."""
         return resource
 
+    def avoid(self, address: str) -> None:
+        """Do nothing: no pod of a rehearsal is drained."""
+
     def release(self, resource: str) -> None:
         """Do nothing."""
 

@@ -29,6 +29,7 @@ from grpo_worker.common.ragged_batch import RaggedBatch
 from grpo_worker.controller.inputs import Inputs
 from grpo_worker.controller.loop import GrpoLoop
 from grpo_worker.controller.model_files import open_model
+from grpo_worker.controller.recovery.departure import Departure
 from grpo_worker.controller.recovery.failures import FailureHandler
 from grpo_worker.controller.recovery.run_record import RunRecord
 from grpo_worker.controller.status.progress import ProgressBoard
@@ -42,6 +43,7 @@ from grpo_worker.data.tasks import open_gym
 from grpo_worker.metrics.flops import ModelFlops
 from grpo_worker.metrics.generation import Counts
 from grpo_worker.profiling.nccl_transport import Transport
+from grpo_worker.profiling.own_time import OwnTime
 from grpo_worker.profiling.trace import Traced
 from grpo_worker.roles.dispatch import Columns, RankInfo
 from grpo_worker.roles.host import RankHost
@@ -62,6 +64,7 @@ class Ranks:
     def __init__(self, world: "World") -> None:
         self._world = world
         self.died: Future[None] = Future()
+        self.leaving: Future[RankHost] = Future()
         self.addresses = ["10.0.0.1", "10.0.0.2"]
         self.pids = [100 + world.starts, 200 + world.starts]
         self.hosts = [RankHost(*pair) for pair in zip(self.addresses, self.pids, strict=True)]
@@ -106,6 +109,9 @@ class Ranks:
     def _checkpoint_bytes(self) -> int:
         return self._world.checkpoint_bytes
 
+    def _own_time(self) -> list[OwnTime]:
+        return self._world.own_times
+
     def _flops(self) -> ModelFlops:
         return ModelFlops(1000, 10)
 
@@ -122,6 +128,7 @@ class Ranks:
         return self._log_probs(rows)
 
     def _update_actor(self, _rows: SharedRows, kl: float) -> dict[str, float]:
+        self._world.before_update(self._world.updates)
         self._world.clock.time += 1.0
         self._world.updates += 1
         return {"actor/loss": float(cast(np.ndarray, self._batch.input_ids).sum())}
@@ -132,6 +139,8 @@ class Ranks:
 
     def _save_checkpoint(self, step: int, state: dict[str, Any], from_host: bool) -> None:
         assert from_host or not self._world.engines_hold, "engines hold the GPUs"
+        if self._world.checkpoint_error is not None:
+            raise self._world.checkpoint_error
         self._world.saved_from_host.append(from_host)
         path = directory(self._world.store / "checkpoints", step, self._attempt)
         path.mkdir(parents=True, exist_ok=True)
@@ -268,6 +277,7 @@ class World:
         self.starts = 0
         self.model = ""  # digest
         self.updates = 0  # of the ranks' weights
+        self.own_times = [OwnTime(1.0, 1.0)] * 2  # of each step, by rank
         self.checkpoint_bytes = 0  # that the ranks estimate for the first one
         self.writing: list[int] = []
         self.snapshots: dict[str, int] = {}  # updates by name, in the memory of the pods
@@ -285,6 +295,9 @@ class World:
         self.lost: Callable[[RoutedExperts], bool] = lambda _reference: False  # asked when ranks fetch
         self.clock = FakeClock()
         self.board = ProgressBoard()
+        self.departure = Departure()
+        self.checkpoint_error: GangError | None = None
+        self.before_update: Callable[[int], None] = lambda _updates: None
         self.seen: list[Any] = []  # statuses, one for each change
         self.groups: list[Ranks] = []
         self.engines = Engines(self)
@@ -294,9 +307,15 @@ class World:
 
     def release(self, resource: str) -> None: ...
 
+    def avoid(self, address: str) -> None: ...
+
     def _group(self, _pool: Any) -> Ranks:
         self.groups.append(Ranks(self))
         return self.groups[-1]
+
+    def gang(self, hf: dict[str, Any]) -> TrainerGang:
+        """Return the gang of ranks. ``hf``: contents of config.json."""
+        return TrainerGang(self.spec, hf, self.store / "checkpoints", self, self._group, self.clock)
 
     def run(self) -> list[dict[str, Any]]:
         """Run the job to its end; return its ledger."""
@@ -305,11 +324,13 @@ class World:
         model = open_model("preset:tiny-moe")
         self.model = model_digest(model.config)
         source = PromptSource(open_gym("reasoning-gym:gcd", seed=3), model.tokenizer, 4096)
-        gang = TrainerGang(self.spec, model.config, store / "checkpoints", self, self._group, self.clock)
+        gang = self.gang(model.config)
         pool = cast(RolloutPool, self.engines)
         kind = ColocatedSynchronizer if self.spec.shares_gpus else DedicatedSynchronizer
         weights = kind(gang, self.engines_protocol(), WeightPath(), self.spec.weight_sync, 240.0, self.clock)
-        failures = FailureHandler(RunRecord.load(store / "run.json"), self.spec.restart_policy)
+        failures = FailureHandler(
+            RunRecord.load(store / "run.json"), self.spec.restart_policy, self.departure
+        )
         failures.resume(self.resumes)
         inputs = Inputs(model, source, cast(Any, self.engines), Fork.of(self.spec, self.fork_from))
         client = cast(RolloutClient, self.engines)
@@ -321,8 +342,8 @@ class World:
 
         self.board.update = recorded  # type: ignore[method-assign]
         loop = GrpoLoop(
-            self.spec, store, self.board, gang, pool, client, inputs, weights, failures, self.clock
-        )
+            self.spec, store, self.board, gang, pool, client, inputs, weights, failures, self.clock,
+        )  # fmt: skip
         if (tier := loop._checkpoints._memory) is not None:
             # The agents of the pods: each finds the snapshots that it is asked for.
             tier._http = httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200)))

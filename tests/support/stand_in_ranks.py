@@ -51,6 +51,7 @@ class StandInProcesses:
     reads: bool = False  # a store is being read
     errors: dict[int, Exception] = field(default_factory=dict)  # that calls of ``work`` raise, by process
     died: "Future[None]" = field(default_factory=Future)
+    leaving: "Future[int]" = field(default_factory=Future)
     asked: dict[str, int] = field(default_factory=dict)
     stored: int = 0
     killed: bool = False

@@ -59,6 +59,8 @@ _REASONS = {
     "[scheduling](../guides/scheduling.md#nodes-without-power).",
     "StoreFull": "The store has too little room for the next checkpoint, which is put off. The job trains. "
     "Free what the message says, or enlarge the store.",
+    "Straggler": "Ranks compute more slowly than others with the same work, and all wait for them. The "
+    "message names rank, pod and node. See the [runbook](../guides/runbooks.md#grpostraggler).",
     "NoRdma": "NCCL uses sockets although `scheduling.rdma` asks for RDMA. The job trains, but slowly. See "
     "[networking](../guides/networking.md#what-nccl-chose).",
     "NoLandlock": "`reward.sandbox: bestEffort` runs programs on a node whose kernel has no Landlock. They "
@@ -85,6 +87,8 @@ _REASONS = {
     "ProfileFailed": f"{_EVENT} A profile was refused or not recorded; the message says why.",
     "GpuSick": f"{_EVENT} A GPU of the node is sick: the job's pods there are replaced. After two strikes "
     "the node is in quarantine: see [GPU health](../guides/gpu-health.md).",
+    "StragglerReplaced": f"{_EVENT} The pods on the node of a straggler are replaced, because of "
+    "`restartPolicy.stragglers.replace`.",
     "GpuSickNotReplaced": f"{_EVENT} A GPU is sick, but too many nodes have strikes already. Look at GPUs "
     "and agents, or raise `gpuHealth.maxNodesPercent` of the chart.",
 }

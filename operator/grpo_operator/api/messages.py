@@ -71,6 +71,15 @@ class TrainerProcess(Message):
     pid: int
 
 
+class Straggler(Message):
+    """A rank whose own computing is slow. ``ratio``: to its peers' median; ``steps``: slow ones in a row."""
+
+    rank: int
+    pod: str
+    ratio: float
+    steps: int
+
+
 class ProfileOrder(Message):
     """A profile that the operator asks the controller for. ``id``: names its folder in the store."""
 
@@ -115,6 +124,7 @@ class ControllerStatus(Message):
     of a restart lasts, or "". ``network``: what NCCL uses between trainers with GPUs. ``network_problem``:
     why that is not what the spec asks for, or "". ``checkpoint_problem``: why a checkpoint is put off, or "".
     ``sandbox_problem``: what the sandbox of programs lacks, or "".
+    ``stragglers``: the slowest of them, first. ``straggler_count``: of all.
     ``profiles``: those that this controller was asked for. ``gpu_seconds``: of the whole run, by use.
     ``lost_gpu_seconds``: idle and replayed ones, by cause. ``superseded``: another controller has taken over;
     the answer's status code is 410 (Gone) then.
@@ -150,6 +160,8 @@ class ControllerStatus(Message):
     network_problem: str = ""
     checkpoint_problem: str = ""
     sandbox_problem: str = ""
+    stragglers: list[Straggler] = Field(default_factory=list)
+    straggler_count: int = 0
     gpu_seconds: dict[str, int] = Field(default_factory=dict)
     lost_gpu_seconds: dict[str, int] = Field(default_factory=dict)
     engines: list[EngineSummary] = Field(default_factory=list)

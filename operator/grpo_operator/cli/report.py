@@ -108,6 +108,7 @@ def _deadlines(spec: GRPOJobSpec, pool: RolloutTemplate, plan: JobPlan) -> dict[
         "hang": job.restart_policy.hang_limit,
         "timeout": job.weight_sync.patience,
         "start": pool.engine.start_seconds,
+        "grace": job.restart_policy.grace_limit,
     } | (asdict(plan.units) if plan.units else {})
 
 
@@ -202,7 +203,10 @@ def _limits(deadlines: dict[str, Any]) -> str:
         f"{name} {deadlines[limit]} s" + (f" ({what} {deadlines[unit]:.2g} s)" if unit in deadlines else "")
         for name, limit, unit, what in names
     ]
-    return f"no progress     {', '.join(texts)}, start of an engine {deadlines['start']} s"
+    return (
+        f"no progress     {', '.join(texts)}, start of an engine {deadlines['start']} s\n"
+        f"grace           {deadlines['grace']} s for pods that are deleted, in which steps are saved"
+    )
 
 
 def _host(host: dict[str, int]) -> list[str]:

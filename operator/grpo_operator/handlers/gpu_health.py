@@ -23,6 +23,7 @@ from grpo_operator.observe.cache import Cache
 from grpo_operator.observe.gpu_poller import GpuClient, gpu_reports
 from grpo_operator.plan.capacity.feasibility import GPU
 from grpo_operator.plan.gpu_health import node_state, strikes
+from grpo_operator.plan.gpu_health.slow_ranks import REASON, slow_nodes
 from grpo_operator.plan.status.events import Event
 from grpo_operator.plan.times import seconds_of
 from grpo_operator.settings import GpuHealthSettings
@@ -76,13 +77,13 @@ class GpuHealth:
         await self._deletions.run(leaving)
         reports = await gpu_reports(self._client, (p for owner in places for p in cache.pods_of(owner)))
         counted = [(p, r) for p, r in reports if strikes.fresh(p, records.get(p["spec"]["nodeName"]))]
-        sick = _sick(counted)
+        sick = self._slow(places, records) | _sick(counted)
         texts = {owner.text: nodes for owner, nodes in places.items()}
         judged = strikes.judge(records, sick, texts, self._gpu_node_count(), now, self._limits)
         if judged.records != before:
             await self._ledger.write(judged.records)
         self._publish(judged.records)
-        await self._report(judged, places)
+        await self._report(judged, places, sick)
         healthy = {p["spec"]["nodeName"] for p, _ in counted} - sick.keys()
         await self._mark_nodes(judged.records, healthy)
 
@@ -95,11 +96,23 @@ class GpuHealth:
             self._cache.gpu_records = records
             self._changed(self._cache.owners())
 
-    async def _report(self, judged: strikes.Judged, places: Mapping[Owner, set[str]]) -> None:
+    def _slow(self, places: Iterable[Owner], records: strikes.Records) -> dict[str, strikes.Evidence]:
+        """Return the evidence from the stragglers of all jobs."""
+        cache, found = self._cache, dict[str, strikes.Evidence]()
+        for owner in places:
+            found |= slow_nodes(cache.owner(owner), cache.pods_of(owner), records)
+        return found
+
+    async def _report(
+        self, judged: strikes.Judged, places: Mapping[Owner, set[str]], sick: Mapping[str, strikes.Evidence]
+    ) -> None:
         """Write an event on each owner with pods on a node that was struck, or spared for the first time."""
         spared = {node: text for node, text in judged.spared.items() if node not in self._spared}
         self._spared = set(judged.spared)
-        events = [(node, Event("GpuSick", text, True)) for node, text in judged.struck.items()]
+        events = [
+            (node, Event("StragglerReplaced" if sick[node].reason == REASON else "GpuSick", text, True))
+            for node, text in judged.struck.items()
+        ]
         events += [(node, Event("GpuSickNotReplaced", text, True)) for node, text in spared.items()]
         for _, event in events:
             log.warning("%s: %s", event.reason, event.message)
@@ -140,5 +153,5 @@ def _sick(reports: _Reports) -> dict[str, strikes.Evidence]:
         for finding in report.findings:
             if finding.severity is Severity.SICK:
                 started = seconds_of(pod["metadata"]["creationTimestamp"])
-                found.setdefault(pod["spec"]["nodeName"], strikes.Evidence(finding, started))
+                found.setdefault(pod["spec"]["nodeName"], strikes.sick_gpu(finding, started))
     return found

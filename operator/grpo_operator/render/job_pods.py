@@ -18,7 +18,15 @@ from grpo_operator.render.placement import (
     prefer_leaves,
     share_sockets,
 )
-from grpo_operator.render.pod_template import PYTHON, PodParts, finished, probe, share_key
+from grpo_operator.render.pod_template import (
+    PYTHON,
+    PodParts,
+    finished,
+    liveness,
+    probe,
+    share_key,
+    stoppable,
+)
 from grpo_operator.render.rollout_pods import EnginePods
 from grpo_operator.render.store import JobStore
 from grpo_operator.render.volumes import fetch, job_files, model_files
@@ -33,6 +41,14 @@ _WAIT_FOR_HEAD = f'until (exec 3<>"/dev/tcp/$FQ_RAY_IP/{GCS_PORT}") 2>/dev/null;
 # repeated for 300 seconds. A raylet that dies later ends the pod.
 _START_RAY = (
     'while eval "$KUBERAY_GEN_RAY_START_CMD"; rc=$?; ((rc && SECONDS < 300)); do sleep 1; done; exit $rc'
+)
+# Process 1 of a container ignores SIGTERM without a handler. The ranks see the file and tell the controller,
+# which saves the finished steps and ends them; then the pod ends, too. A pod without ranks ends at once.
+_LEAVING = "/weights/leaving"
+_RANK = "ray::TrainerWorker"  # with which the command line of a rank's process begins
+_UNTIL_LEFT = (
+    f"& ray=$!; wait $ray; rc=$?; [ -e {_LEAVING} ] || exit $rc; "
+    f"while kill -0 $ray 2>/dev/null && grep -qsa '^{_RANK}' /proc/[0-9]*/cmdline; do sleep 0.2; done"
 )
 
 
@@ -55,14 +71,16 @@ class JobPods:
     def controller(self) -> dict[str, Any]:
         """Return the pod of the single controller: a Ray node without resources that runs the GRPO loop."""
         # The controller reads the job's files while Ray's head is still starting.
-        start = f"({_WAIT_FOR_HEAD}{_START_RAY}) & exec {PYTHON} -m grpo_worker.controller.main"
+        main = stoppable(f"{PYTHON} -m grpo_worker.controller.main")
+        start = f"({_WAIT_FOR_HEAD}{_START_RAY}) & {main}"
         of = self.spec.controller
         container = self.parts.container("controller", self._image(), of.resources, command=start)
         share_key(container)
         container["ports"] = [{"name": "status", "containerPort": CONTROLLER_PORT}]
         container["readinessProbe"] = probe("/healthz", CONTROLLER_PORT, period=2, failures=3)
-        container["livenessProbe"] = probe("/healthz", CONTROLLER_PORT, period=10, failures=30)
+        container["livenessProbe"] = liveness(CONTROLLER_PORT, failures=30)
         pod = self._with_files(self.parts.pod(names.CONTROLLER, [container], of, self.parts.off_gpus()))
+        pod["spec"]["terminationGracePeriodSeconds"] = self.spec.restart_policy.grace_limit
         given = job_files(self.spec)
         for files in given:
             files.mount_into(pod, container)
@@ -75,7 +93,7 @@ class JobPods:
         """Return one training pod: a Ray node for its ranks, and the agent that serves their weights."""
         trainer = self.spec.trainer
         gpus = trainer.gpus_per_node if trainer.device == Device.CUDA else 0
-        command = _WAIT_FOR_HEAD + _START_RAY
+        command = f"trap ': > {_LEAVING}' TERM; ({_WAIT_FOR_HEAD}{_START_RAY}) {_UNTIL_LEFT}"
         env = self._rank_env()
         ranks = self.parts.container("ray-worker", self._image(), trainer.resources, gpus, env, command)
         if self.spec.algorithm.routing_replay:
@@ -94,6 +112,7 @@ class JobPods:
         # A failed rank ends the pod, because the ranks restart as a gang anyway. A failed agent is restarted
         # in place: in a pod with restartPolicy Never, Kubernetes does that for sidecars only.
         pod["spec"]["restartPolicy"] = "Never"
+        pod["spec"]["terminationGracePeriodSeconds"] = self.spec.restart_policy.grace_limit
         model = model_files(self.spec.model)
         if model:
             model.mount_into(pod, ranks)

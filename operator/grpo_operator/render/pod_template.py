@@ -24,6 +24,7 @@ from grpo_operator.render.pod_security import PodSecurity
 from grpo_operator.settings import OperatorSettings
 
 PYTHON = "python3"
+GRACE_SECONDS = 5  # of pods and processes that have nothing to save
 _KEY_MOUNT = "/etc/grpo-key"
 _Pool = ControllerSpec | TrainerSpec | RolloutTemplate
 # Ray's GCS detects dead nodes within seconds.
@@ -69,13 +70,13 @@ class PodParts:
         self, image: str, of: TrainerSpec | RolloutTemplate, arguments: str, gpus: bool
     ) -> dict[str, Any]:
         """Return the sidecar container that transfers weights. ``gpus``: it watches the node's GPUs, too."""
-        command = f"exec {PYTHON} -m grpo_worker.weightsync.main {arguments}"
+        command = stoppable(f"{PYTHON} -m grpo_worker.weightsync.main {arguments}")
         env = MANAGEMENT_ENV if gpus else {}
         agent = self.container("agent", image, agent_resources(of), env=env, command=command)
         share_key(agent)
         agent["ports"] = [{"name": "agent", "containerPort": AGENT_PORT}]
         # Enough time to import torch on a busy node.
-        agent["livenessProbe"] = probe("/healthz", AGENT_PORT, period=10, failures=18)
+        agent["livenessProbe"] = liveness(AGENT_PORT, failures=18)
         return agent
 
     def container(
@@ -115,7 +116,7 @@ class PodParts:
             "volumes": volumes,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": 5,
+            "terminationGracePeriodSeconds": GRACE_SECONDS,
             "tolerations": tolerations(scheduling, of),
             "affinity": affinity,
             "nodeSelector": of.node_selector,
@@ -143,6 +144,21 @@ def finished(pod: dict[str, Any], of: _Pool, security: PodSecurity) -> dict[str,
     """Return the pod template with its security contexts, merged with the pool's ``podTemplate`` overlay."""
     hardened = security.hardened(pod)
     return merge(hardened, of.pod_template.wire()) if of.pod_template else hardened
+
+
+def stoppable(command: str) -> str:
+    """Return a shell command that runs another one so that SIGTERM ends it.
+
+    Process 1 of a container ignores signals until it has handlers, and a pod may have a long grace.
+    """
+    wait = "until wait $main; rc=$?; ! kill -0 $main 2>/dev/null; do :; done; exit $rc"
+    return f"{command} & main=$!; trap 'kill $main' TERM; {wait}"
+
+
+def liveness(port: int, *, failures: int) -> dict[str, Any]:
+    """Return a liveness probe every ten seconds. A process that does not answer saves nothing any more."""
+    asked = probe("/healthz", port, period=10, failures=failures)
+    return asked | {"terminationGracePeriodSeconds": GRACE_SECONDS}
 
 
 def probe(path: str, port: int, *, period: int, failures: int) -> dict[str, Any]:

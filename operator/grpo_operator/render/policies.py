@@ -4,6 +4,7 @@ from typing import Any
 
 from grpo_operator.api import names
 from grpo_operator.api.names import AGENT_PORT, CONTROLLER_PORT, owner_of
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.render.metadata import metadata
 from grpo_operator.settings import OperatorSettings
@@ -12,9 +13,12 @@ Selector = dict[str, Any]  # LabelSelector
 ANY_JOB: Selector = {"matchExpressions": [{"key": names.JOB_LABEL, "operator": "Exists"}]}
 
 
-def trainer_budget(job: dict[str, Any], trainers: int) -> dict[str, Any]:
-    """Return a budget that keeps a drain from evicting any training pod: users suspend the job first."""
-    return _budget(job, names.TRAINER, trainers)
+def trainer_budget(job: dict[str, Any], spec: GRPOJobSpec) -> dict[str, Any]:
+    """Return a budget that keeps a drain from evicting any training pod: users suspend the job first.
+
+    With ``scheduling.evictTrainers`` it may evict one at a time: the job saves its steps then.
+    """
+    return _budget(job, names.TRAINER, spec.trainer.nodes - spec.scheduling.evict_trainers)
 
 
 def rollout_budget(owner: dict[str, Any], pool: RolloutTemplate) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from grpo_operator.api.names import CONTROLLER_PORT, STORE_MOUNT
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.model import ModelSpec
 from grpo_operator.api.v1alpha1.volumes import COMPLETE, FETCHED_FILES, VolumeSpec
-from grpo_operator.render.pod_template import PYTHON, PodParts
+from grpo_operator.render.pod_template import PYTHON, PodParts, stoppable
 from grpo_operator.render.store import FETCHED, mount
 
 # It only sleeps. Less than any container that starts after it, so it does not raise the pod's requests.
@@ -96,7 +96,7 @@ def fetch(parts: PodParts, image: str, resources: Resources, volumes: list[Files
     if not fetched:
         return None
     directories = " ".join(f"{files.kind}={STORE_MOUNT}/{files.fetched}" for files in fetched)
-    command = f"exec {PYTHON} -m grpo_worker.volumes.fetch {directories}"
+    command = stoppable(f"{PYTHON} -m grpo_worker.volumes.fetch {directories}")
     container = parts.container("fetch", image, resources, command=command)
     container["ports"] = [{"name": "fetch", "containerPort": CONTROLLER_PORT}]
     container["env"] += [variable for files in fetched for variable in files.credential()]

@@ -29,6 +29,7 @@ from grpo_worker.data.routed_experts import RoutedExperts
 from grpo_worker.megatron.families.registry import expert_layers
 from grpo_worker.metrics.flops import ModelFlops, attention_width
 from grpo_worker.profiling.nccl_transport import Transport
+from grpo_worker.profiling.own_time import OwnTime
 from grpo_worker.profiling.trace import Traced
 from grpo_worker.roles.dispatch import Columns, RankInfo, collect
 from grpo_worker.weightsync.planner.regions import RegionError
@@ -39,7 +40,7 @@ _FORWARD = ("log_probs", "reference_log_probs", "values", "reward_scores", "rout
 _UPDATE = ("update_actor", "update_critic")
 _AT_ONCE = (
     "listen", "flops", "start_rendezvous", "close_links", "snapshot_written", "map_routed_experts",
-    "start_trace", "stop_trace", "transport", "checkpoint_bytes",
+    "start_trace", "stop_trace", "transport", "checkpoint_bytes", "own_time",
 )  # fmt: skip
 _IMPORT_SECONDS = 300.0  # beyond hangSeconds, that the controller waits for a new process
 
@@ -86,6 +87,7 @@ class RankMethods:
     attempt: int = 0  # of the job, whose gang this is
     _saving: tuple[Save, dict[str, Any]] | None = None  # (checkpoint, controller's state)
     _problem: str = ""  # of the exchange of layouts
+    _own: dict[int, list[float]] = field(default_factory=dict)  # seconds of log-probs and updates, by rank
     _exported: float = 0.0  # when the export is complete
 
     def work(self, method: str, args: Sequence[Sequence[Any]], ranks: Sequence[int]) -> Work:
@@ -162,6 +164,7 @@ class RankMethods:
             "publish_weights": lambda: f"version-{args[0]}",
             "snapshot_written": lambda: True,
             "poll_export": lambda: self.now() >= self._exported,
+            "own_time": lambda: OwnTime(*self._own.pop(rank.rank, (0.0, 0.0))),
             "stop_trace": Traced,
             "transport": Transport,
         }
@@ -227,6 +230,7 @@ class RankMethods:
         A slow rank makes its whole replica slow: the other stages and shards wait for it at each micro-batch.
         """
         lengths: dict[tuple[int, ...], list[int]] = {}
+        times: dict[tuple[int, ...], float] = {}
         slowest = 0.0
         for rank, (columns, _, *arrays) in zip(ranks, args, strict=True):
             count = len(arrays) // columns.pieces
@@ -234,8 +238,11 @@ class RankMethods:
             key = tuple(id(array) for array in own)
             if key not in lengths:
                 lengths[key] = [int(n) for piece in own for n in piece[1]]
+                times[key] = seconds(lengths[key])
+            taken = self.slow.get(rank, 1.0) * times[key]
+            self._own.setdefault(rank, [0.0, 0.0])[gradients] += taken
             if rank in self.slow:
-                slowest = max(slowest, self.slow[rank] * seconds(lengths[key]))
+                slowest = max(slowest, taken)
         fullest = max(lengths.values(), key=sum)
         count = self.job.durations.micro_batches(fullest, gradients)
         return Work(even(max(seconds(fullest), slowest), count))

@@ -62,6 +62,7 @@ class StandInProcesses:
         """``infos``: coordinates of each rank. ``host``: makes the answer of ``node``."""
         self.count = len(infos)
         self.died: Future[None] = Future()
+        self.leaving: Future[int] = Future()  # no pod of a rehearsal is drained
         self._scheduler, self._methods, self._infos = scheduler, methods, infos
         self._place, self._host, self._record = place, host, record
         self._rank_of = {index: index for index in range(self.count)}  # the worker group numbers the ranks

@@ -145,6 +145,12 @@ def test_a_slow_rank_delays_its_passes_and_nothing_else(rehearsed: Rehearse) -> 
     assert slow["gen"] == pytest.approx(calm["gen"]) and slow["update_weights"] == calm["update_weights"]
 
 
+def test_a_slow_rank_is_named(rehearsed: Rehearse) -> None:
+    outcome = rehearsed(Scenario(name="named", steps=6, slow_ranks=((3, 2.0),)))
+    assert [step["own_time_s/stragglers"] for step in outcome.metrics] == [0, 0, 0, 0, 1, 1]
+    assert outcome.metrics[0]["own_time_s/largest_ratio"] == pytest.approx(2.0, rel=0.2)
+
+
 def test_a_late_agent_is_waited_for_and_comes_close_to_its_limit(rehearsed: Rehearse) -> None:
     figures = summary(rehearsed(Scenario(name="agent", late_agents=((1, 4.0),))))
     assert figures["phase"] == "Succeeded"

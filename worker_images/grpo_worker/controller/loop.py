@@ -17,6 +17,7 @@ from grpo_worker.controller.inputs import Inputs
 from grpo_worker.controller.profiles.step_traces import StepTraces
 from grpo_worker.controller.recovery.attempt_end import Failure, failure_of
 from grpo_worker.controller.recovery.checkpoints import RunCheckpoints
+from grpo_worker.controller.recovery.departure import LeavingError
 from grpo_worker.controller.recovery.failures import FailureHandler
 from grpo_worker.controller.recovery.parking import Parking
 from grpo_worker.controller.recovery.routed_experts import RoutedExpertsLoader
@@ -55,6 +56,8 @@ class GrpoLoop:
 
         ``rollout_gpus``: of all engines.
         """
+        self._departure = failures.departure
+        self._departure.watch(trainers)
         self._spec = spec
         self._clock = clock
         self._board = board
@@ -71,7 +74,10 @@ class GrpoLoop:
         self._parking = Parking(trainers, board, failures, clock, self._gpus, lambda: self._background)
         self._experts = RoutedExpertsLoader(trainers, generate, weights, inputs.reward, self._parking)
         self._scheduler = scheduler_of(spec, sampler, store / "pending", self._experts.durable)
-        self._training = BatchTrainer(spec, trainers, pool.table.suspect)
+        # The samples of a later step, if they are generated already, are not waited for.
+        ahead = spec.staleness.max_version_lag > 0
+        check = (lambda: None) if ahead else self._departure.check
+        self._training = BatchTrainer(spec, trainers, pool.table.suspect, check)
         self._traces = StepTraces(spec, store / "profile", board.profiles, trainers)
         self._weights = weights
         self._failures = failures
@@ -96,19 +102,28 @@ class GrpoLoop:
 
     def _run(self) -> None:
         self._board.update(total_steps=self._spec.total_steps)
-        while not self._record.failed:
+        while not (self._record.failed or self._departure.own):
             try:
                 self._begin()
-                while self._step < self._spec.total_steps:
-                    self._suspend_if_requested()
-                    self._one_step()
-                self._finish()
+                with self._departure.holding():
+                    while self._step < self._spec.total_steps:
+                        self._suspend_if_requested()
+                        self._one_step()
+                    self._finish()
                 return
             except SupersededError:
                 raise
+            except LeavingError as leaving:
+                with self._departure.saving():
+                    failure = self._save_leaving(leaving)
+                self._end_attempt(failure)
             except Exception as error:  # noqa: BLE001 - any failure is counted and retried, within limits
                 self._end_attempt(failure_of(error, self._spec.checkpoint.store.label))
-        self._board.update(phase=Phase.FAILED, message=self._record.failed)
+        if self._record.failed:
+            self._board.update(phase=Phase.FAILED, message=self._record.failed)
+        else:
+            self._gpus.save().result()
+            self._failures.finished()  # the next controller must not count a death
 
     def _begin(self) -> None:
         """Start the gang, restore its state, and bring the engines to the restored weights.
@@ -162,6 +177,7 @@ class GrpoLoop:
 
     def _one_step(self) -> None:
         self._failures.watch.check()
+        self._departure.check()
         step, timer = self._step + 1, StepTimer(self._clock)
         version = Version(self._step)  # generates the samples of this step
         self._report()
@@ -181,11 +197,15 @@ class GrpoLoop:
         self._gpus.trains(Use.WAIT)
         self._wait_for_samples_ahead(step, rollouts, metrics, timer)
         self._step = step
-        pushed = self._push(timer)
-        self._source.consumed(rollouts.taken)
-        self._gpus.trains(Use.WAIT)
-        with timer.phase("save_checkpoint"):
-            self._checkpoints.after_step(step, self._record.attempt)
+        try:
+            pushed = self._push(timer)
+            self._source.consumed(rollouts.taken)
+            self._gpus.trains(Use.WAIT)
+            with timer.phase("save_checkpoint"):
+                self._checkpoints.after_step(step, self._record.attempt)
+        except LeavingError:
+            self._note_trained(step, rollouts, metrics, timer)
+            raise
         self._gpus.finish_step(step)
         seconds = timer.total()
         metrics["data/too_long"] = float(self._source.too_long)
@@ -200,7 +220,8 @@ class GrpoLoop:
             reward_mean=metrics["critic/score/mean"],
             tokens_per_second_per_gpu=metrics["perf/throughput"],
             message=self._checkpoints.with_problem(refused_message(rollouts.refused)),
-        )
+            stragglers=self._training.watch.stragglers, straggler_count=self._training.watch.count,
+        )  # fmt: skip
 
     def _generate(self, version: Version, timer: StepTimer) -> RolloutBatch:
         """Return the samples of the next step, for which the trainers wait as long as engines need."""
@@ -221,12 +242,22 @@ class GrpoLoop:
         """Wait until generation allows new weights. ``metrics``: of the trained step."""
 
         def park() -> None:  # its weights are not pushed, but a checkpoint needs nothing of that
-            self._step = step
-            self._source.trained(rollouts.taken)
-            self._background.append(self._records.write(step, dict(metrics), timer))
+            self._note_trained(step, rollouts, metrics, timer)
             self._save_parked()
 
-        self._parking.run(lambda: self._scheduler.before_push(timer), park)
+        try:
+            self._parking.run(lambda: self._scheduler.before_push(timer), park)
+        except LeavingError:
+            self._note_trained(step, rollouts, metrics, timer)
+            raise
+
+    def _note_trained(
+        self, step: int, rollouts: RolloutBatch, metrics: dict[str, float], timer: StepTimer
+    ) -> None:
+        """Count a step whose weights are not pushed yet, so that a checkpoint contains it."""
+        self._step = step
+        self._source.trained(rollouts.taken)
+        self._background.append(self._records.write(step, dict(metrics), timer))
 
     def _save_parked(self, rollouts: RolloutBatch | None = None) -> None:
         """Save a checkpoint, so that no step is lost if the trainers go too while they wait for engines.
@@ -238,6 +269,21 @@ class GrpoLoop:
         if self._step != self._checkpoints.stored:
             self._finish_background()
             self._checkpoints.save_parked(self._step, rollouts, self._spec.shares_gpus)
+
+    def _save_leaving(self, leaving: LeavingError) -> Failure:
+        """Save the finished steps, unless they are saved, before pods of the job end; return why it ends."""
+        log.warning("%s: step %d is to be saved", leaving, self._step)
+        try:
+            self._save_parked()
+        except SupersededError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the attempt ends in any case
+            reason = failure_of(error, self._spec.checkpoint.store.label).message
+            saved = f"step {self._step} was not saved: {reason}"
+        else:
+            stored = self._checkpoints.stored
+            saved = f"the checkpoint of step {stored} is complete" if stored else "there is nothing to save"
+        return Failure(f"{leaving}; {saved}", "infrastructure", False)
 
     def _push(self, timer: StepTimer) -> "Future[PushResult]":
         """Make the trainers' weights the version of the finished steps."""
@@ -279,7 +325,7 @@ class GrpoLoop:
         self._save_now()
         self._report(phase=Phase.SUSPENDED, message=f"checkpoint of step {self._step} is complete")
         self._gpus.stops(SUSPENDED)
-        with self._failures.idle():
+        with self._failures.idle(), self._departure.idle():
             self._board.wait_until_resumed()
         self._report(phase=Phase.TRAINING, message="")
 
@@ -301,11 +347,13 @@ class GrpoLoop:
             self._failures.end(failure.message)
         else:
             log.warning("attempt %d failed (%s): %s", self._record.attempt, failure.cause, failure.message)
-            seconds = self._failures.count(failure.message, failure.cause, self._step + 1)
+            # The end of this controller in time is no failure, and nobody waits for the next attempt.
+            leaves = self._departure.own
+            seconds = 0.0 if leaves else self._failures.count(failure.message, failure.cause, self._step + 1)
             later = utc_time(seconds) if seconds else ""
             self._report(
                 phase=Phase.RECOVERING, message=message, last_failure=message, next_attempt=later,
-                waiting="", trainers=[],
+                waiting="", trainers=[], stragglers=[], straggler_count=0,
             )  # fmt: skip
         self._trainers.stop()
         if not self._record.failed:

@@ -1,6 +1,7 @@
 """Entry point of the controller pod: ``grpo-controller``."""
 
 import logging
+import os
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +14,7 @@ from grpo_worker.common.errors import one_line
 from grpo_worker.common.store_problems import with_store_problem
 from grpo_worker.controller.config import load_job_config, pool_timeout
 from grpo_worker.controller.inputs import read_inputs
+from grpo_worker.controller.recovery.departure import Departure
 from grpo_worker.controller.recovery.failures import CONTROLLER_DIED, FailureHandler, comes_from_outside
 from grpo_worker.controller.recovery.run_record import Cause, RunRecord
 from grpo_worker.controller.status.progress import ProgressBoard
@@ -37,6 +39,8 @@ def main() -> None:
     """Run the job of ``/etc/grpo/job.json``, then answer status requests until stopped."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    departure = Departure()
+    departure.listen()
     config = load_job_config()
     spec = config.spec
     board = ProgressBoard(config.writer, config.resumes)
@@ -54,9 +58,14 @@ def main() -> None:
     export(client)
     stalled = partial(client.stalled, spec.stall_seconds)
     serve_in_background(application(board, pool.table.entries, stalled))
-    run(config, board, lambda failures: build_loop(config, board, pool, client, failures))
-    log.info("job ended: %s", board.get().phase)
-    signal.pause()
+    try:
+        run(config, board, partial(build_loop, config, board, pool, client), departure=departure)
+        log.info("job ended: %s", board.get().phase)
+        if not departure.own:
+            signal.pause()
+    except SystemExit:
+        log.info("SIGTERM: there is nothing to save")
+    os._exit(0)  # threads may still wait for engines or the store
 
 
 def run(
@@ -64,6 +73,7 @@ def run(
     board: ProgressBoard,
     build: "Callable[[FailureHandler], GrpoLoop]",
     clock: Clock = SYSTEM_CLOCK,
+    departure: Departure | None = None,
 ) -> None:
     """Build the loop and run it.
 
@@ -72,7 +82,7 @@ def run(
     """
     config.store.mkdir(parents=True, exist_ok=True)
     record = RunRecord.load(config.store / "run.json")
-    failures = FailureHandler(record, config.spec.restart_policy)
+    failures = FailureHandler(record, config.spec.restart_policy, departure)
     failures.resume(config.resumes)
 
     def back_off(message: str, seconds: float) -> None:
@@ -81,8 +91,20 @@ def run(
         clock.sleep(0 if record.failed else seconds)
 
     died = None if record.failed else failures.begin_controller()
-    if died is not None:
-        back_off(CONTROLLER_DIED, died)
+    try:
+        if died is not None:
+            back_off(CONTROLLER_DIED, died)
+        _run_loop(config, board, failures, build, back_off)
+    except SystemExit:  # nothing was at stake: the next controller must not count a death
+        failures.finished()
+        raise
+
+
+def _run_loop(
+    config: JobConfig, board: ProgressBoard, failures: FailureHandler,
+    build: "Callable[[FailureHandler], GrpoLoop]", back_off: Callable[[str, float], None],
+) -> None:  # fmt: skip
+    record = failures.record
     while not record.failed:
         try:
             loop = build(failures)
@@ -126,6 +148,7 @@ def build_loop(
 
     board.update(message="joining the Ray cluster")
     _connect(config.name, SYSTEM_CLOCK)
+    failures.departure.listen()
     trainers = TrainerGang(spec, model.config, checkpoints)
     weights = choose_synchronizer(config, trainers, pool)
     engines = EngineProfiles(pool.table, config.writer, lambda: pool.attempt)

@@ -4,13 +4,11 @@ import gc
 import os
 import socket
 import threading
-import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch._C._distributed_c10d import TCPStore
 
@@ -19,16 +17,16 @@ from grpo_worker.common.ragged_batch import INPUT_IDS, ROUTED_EXPERTS, RaggedBat
 from grpo_worker.common.versions import installed
 from grpo_worker.data.routed_experts import RoutedExperts
 from grpo_worker.metrics.flops import ModelFlops
-from grpo_worker.profiling.hang import Position, position, progress, write_flight_record
 from grpo_worker.profiling.nccl_log import NcclLog
 from grpo_worker.profiling.nccl_transport import Transport
-from grpo_worker.profiling.progress import PROGRESS, Progress
-from grpo_worker.profiling.stacks import write_stacks
+from grpo_worker.profiling.own_time import OWN_TIME, measure_collectives
+from grpo_worker.profiling.progress import PROGRESS
 from grpo_worker.profiling.trace import RankTracer, StepTrace, Traced
 from grpo_worker.roles.checkpoints import CheckpointMethods
 from grpo_worker.roles.dispatch import Columns, Dispatch, RankInfo, register
 from grpo_worker.roles.expert_store import ExpertStore, store_whole
 from grpo_worker.roles.host import RankHost
+from grpo_worker.roles.watching import WatchMethods
 from grpo_worker.roles.weight_sync import WEIGHTS, WeightMethods
 
 if TYPE_CHECKING:
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
 NEVER = timedelta(days=365)
 
 
-class TrainerWorker(WeightMethods, CheckpointMethods):
+class TrainerWorker(WeightMethods, CheckpointMethods, WatchMethods):
     """One trainer rank.
 
     The gang learns the actors' nodes before it numbers the ranks, so the constructor does nothing:
@@ -53,7 +51,6 @@ class TrainerWorker(WeightMethods, CheckpointMethods):
     _rank = -1
     _experts: ExpertStore
     _tracer: RankTracer | None = None  # from the first trace on
-    _thread: int | None = None  # identifier of the thread that computes
     _store: TCPStore | None = None  # of rank 0, for the rendezvous
 
     def node(self) -> RankHost:
@@ -62,17 +59,6 @@ class TrainerWorker(WeightMethods, CheckpointMethods):
 
         pod = os.environ.get("POD_NAME") or socket.gethostname()  # the node's name on the host's network
         return RankHost(ray.util.get_node_ip_address(), os.getpid(), pod, installed())
-
-    def live(self, seconds: float) -> None:
-        """Return after ``seconds``: the caller learns at once when this process ends before."""
-        time.sleep(seconds)
-
-    def pass_on(self, array: np.ndarray) -> np.ndarray:
-        """Return a part of the batch, which this pod then holds for others.
-
-        Runs in a thread like ``position``.
-        """
-        return array
 
     def listen(self) -> int:
         """Start the store of the process group's rendezvous on rank 0; return its port.
@@ -94,6 +80,7 @@ class TrainerWorker(WeightMethods, CheckpointMethods):
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
+        measure_collectives(OWN_TIME)
         self._rank, self._world = rank, world
         PROGRESS.add("imports")
         store = self._store or TCPStore(master, port, None, False)
@@ -115,31 +102,12 @@ class TrainerWorker(WeightMethods, CheckpointMethods):
         """Return the transport that NCCL chose in ``start``."""
         return self._transport
 
-    def progress(self) -> Progress:
-        """Return how far this rank is. Runs in a separate thread, so that a hanging rank answers too."""
-        return progress()
-
-    def position(self) -> Position:
-        """Return the collectives that this rank has begun, its progress and its current stack.
-
-        Runs in a thread like ``progress``.
-        """
-        return position(self._rank, self._thread or 0)
-
     @register(Dispatch.ONE_TO_ALL)
     def empty_cache(self) -> tuple[int, int]:
         """Free unused cached GPU memory; return the bytes allocated and the bytes still reserved."""
         gc.collect()
         torch.cuda.empty_cache()
         return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-
-    def write_flight_record(self, folder: str) -> None:
-        """Write torch's flight recorder of this rank to a folder. Runs in a thread like ``position``."""
-        write_flight_record(Path(folder), self._rank)
-
-    def write_stacks(self, folder: str, seconds: int | None) -> str:
-        """Write the stacks of this rank, by py-spy; return the file's name. Runs beside the calls."""
-        return write_stacks(Path(folder), f"trainer-rank-{self._rank}", seconds)
 
     def _build(self, rank: int, world: int, config: dict[str, Any]) -> RankInfo:
         from grpo_worker.roles.trainer_models import build_models, rank_info
@@ -148,6 +116,7 @@ class TrainerWorker(WeightMethods, CheckpointMethods):
         return rank_info(rank, self._models)
 
     @register(Dispatch.MEGATRON_COMPUTE, (INPUT_IDS,))
+    @OWN_TIME.phase("log_probs")
     def values(self, batch: RaggedBatch) -> Columns:
         """Return ``values`` of response tokens: the critic's expected return before each one."""
         critic = self._models.critic
@@ -155,6 +124,7 @@ class TrainerWorker(WeightMethods, CheckpointMethods):
         return Columns({name: batch.response_of(found) for name, found in critic.values(batch).items()})
 
     @register(Dispatch.MEGATRON_COMPUTE, (INPUT_IDS,))
+    @OWN_TIME.phase("log_probs")
     def reward_scores(self, batch: RaggedBatch) -> Columns:
         """Return ``scores`` of rows: the reward model's score of each response."""
         reward_model = self._models.reward_model
@@ -162,6 +132,7 @@ class TrainerWorker(WeightMethods, CheckpointMethods):
         return Columns(row=reward_model.scores(batch))
 
     @register(Dispatch.MEGATRON_COMPUTE, (INPUT_IDS, "weights", "values", "returns"))
+    @OWN_TIME.phase("update")
     def update_critic(self, batch: RaggedBatch) -> dict[str, float]:
         """Take one optimizer step of the critic; return metrics of the whole mini-batch."""
         critic, config = self._models.critic, self._models.spec.algorithm.critic
@@ -174,6 +145,7 @@ class TrainerWorker(WeightMethods, CheckpointMethods):
         self._models.policy.refresh_reference()
 
     @register(Dispatch.MEGATRON_COMPUTE, (INPUT_IDS, ROUTED_EXPERTS))
+    @OWN_TIME.phase("log_probs")
     def log_probs(self, batch: RaggedBatch) -> Columns:
         """Return the policy's ``log_probs`` of response tokens, and of rows the sums of their ``entropy``."""
         from grpo_worker.megatron.training.reductions import over_context
@@ -186,6 +158,7 @@ class TrainerWorker(WeightMethods, CheckpointMethods):
         return Columns({"log_probs": batch.response_of(found["log_probs"])}, {"entropy": entropy})
 
     @register(Dispatch.MEGATRON_COMPUTE, (INPUT_IDS,))
+    @OWN_TIME.phase("log_probs")
     def reference_log_probs(self, batch: RaggedBatch) -> Columns:
         """Return the reference's ``log_probs`` of response tokens."""
         temperature = self._models.spec.algorithm.temperature
@@ -209,6 +182,7 @@ class TrainerWorker(WeightMethods, CheckpointMethods):
             "rollout_is_weights",
         ),
     )
+    @OWN_TIME.phase("update")
     def update_actor(self, batch: RaggedBatch, kl_coef: float) -> dict[str, float]:
         """Take one optimizer step of the policy; return metrics of the whole mini-batch."""
         from grpo_worker.megatron.training.reductions import largest_memory

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 WATCH_SECONDS = 1.0
+_SHUTDOWN_SECONDS = 3  # for answers under way when the pod ends
 
 
 def main() -> None:
@@ -68,7 +69,10 @@ def main() -> None:
     gpus = GpuWatch(args.gpu_seconds)
     gpus.start()
     app.router.routes.append(gpus.route())
-    uvicorn.run(app, host=args.host, port=args.port, log_level="warning")
+    uvicorn.run(
+        app, host=args.host, port=args.port, log_level="warning", timeout_graceful_shutdown=_SHUTDOWN_SECONDS
+    )
+    os._exit(0)  # threads may still wait for others, and the pod would wait for them
 
 
 def _host_index(label: str) -> int:

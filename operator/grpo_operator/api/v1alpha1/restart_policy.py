@@ -1,10 +1,32 @@
-"""Restarts of a job's training gang: their limits, and the time after which a gang counts as hanging."""
+"""Restarts of a job's training gang: their limits, and when ranks count as hanging or as stragglers."""
 
 from pydantic import Field
 
 from grpo_operator.api.base import Model
 
 HANG_SECONDS = 240  # of hangSeconds: the smallest default
+GRACE_SECONDS = 60  # of graceSeconds: the smallest default
+
+
+class StragglerPolicy(Model):
+    """Ranks that compute more slowly than others with the same work."""
+
+    factor: float = Field(
+        1.5,
+        ge=1.05,
+        le=100,
+        description="a rank is slow in a step if its own computing, without the waiting for others, takes "
+        "longer than this factor times the median of its pipeline stage",
+    )
+    steps: int = Field(
+        5, ge=1, le=1000, description="number of slow steps in a row after which a rank is a straggler"
+    )
+    replace: bool = Field(
+        False,
+        description="true: a straggler counts like a sick GPU, so the pods on its node are replaced, and "
+        "after the second strike the node is in quarantine; needs gpuHealth.enabled of the chart. false: "
+        "it is only reported",
+    )
 
 
 class RestartPolicySpec(Model):
@@ -35,6 +57,20 @@ class RestartPolicySpec(Model):
         "duration of a call has no limit. Default: eight times the estimated passes of one micro-batch, at "
         "least 240",
     )
+    grace_seconds: int | None = Field(
+        None,
+        ge=1,
+        le=86400,
+        description="terminationGracePeriodSeconds of the controller's and the training pods: when one is "
+        "deleted or evicted, the job saves its finished steps within this time. Pods end as soon as that is "
+        "done. Default: one and a half times the estimated update and save, at least 60",
+    )
+    stragglers: StragglerPolicy = Field(default_factory=StragglerPolicy)
+
+    @property
+    def grace_limit(self) -> int:
+        """Return ``graceSeconds``, or its smallest default where no plan has set it."""
+        return self.grace_seconds or GRACE_SECONDS
 
     @property
     def hang_limit(self) -> int:

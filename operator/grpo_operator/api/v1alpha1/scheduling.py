@@ -125,6 +125,11 @@ class SchedulingSpec(Model):
     )
     unhealthy_nodes: UnhealthyNodes = Field(default_factory=UnhealthyNodes)
     security_context: SecurityContextSpec = Field(default_factory=SecurityContextSpec)
+    evict_trainers: bool = Field(
+        False,
+        description="true: a drain may evict one training pod at a time; the job saves its finished steps "
+        "first and goes on with another pod. false: no drain evicts training pods: suspend the job first",
+    )
     network_policy: bool = Field(
         True, description="allow connections to the pods only from the job and the operator"
     )

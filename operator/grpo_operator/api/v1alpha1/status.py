@@ -12,9 +12,11 @@ from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.offload import OffloadSpec
 from grpo_operator.api.v1alpha1.profile_status import MOST_PROFILES, ProfileStatus
 from grpo_operator.api.v1alpha1.recompute import Recompute, RecomputeKind, RecomputeModule
+from grpo_operator.api.v1alpha1.restart_policy import GRACE_SECONDS
 from grpo_operator.api.v1alpha1.resume_status import ResumedFromStatus, ResumptionStatus
 
 MAX_SICK_NODES = 32  # in a job's status
+MAX_STRAGGLERS = 8
 
 
 class Phase(StrEnum):
@@ -129,6 +131,16 @@ class RestartCounts(Model):
     infrastructure: int = Field(0, description="restarts after losses of pods, nodes or processes")
 
 
+class StragglerStatus(Model):
+    """Trainer rank whose own computing is slow; see restartPolicy.stragglers."""
+
+    rank: int = Field(description="number of the rank")
+    pod: str = Field(max_length=253, description="name of its pod")
+    node: str = Field("", max_length=253, description="name of the pod's node")
+    ratio: str = Field(max_length=16, description="its time in relation to the median of its pipeline stage")
+    steps: int = Field(description="number of slow steps in a row")
+
+
 class PoolCount(Model):
     """Number of ready members of a pool: ranks (GPUs) of the training pool, engines of the rollout pool."""
 
@@ -155,6 +167,7 @@ class PlannedDeadlines(Model):
 
     hang_seconds: int = Field(description="of restartPolicy.hangSeconds")
     timeout_seconds: int = Field(description="of weightSync.timeoutSeconds")
+    grace_seconds: int = Field(GRACE_SECONDS, description="of restartPolicy.graceSeconds")
 
 
 class SettledImages(Model):
@@ -305,6 +318,9 @@ class GRPOJobStatus(Model):
         None,
         max_length=MOST_PROFILES,
         description="profiles that were requested by the annotation rl.grpo.dev/profile, oldest first",
+    )
+    stragglers: list[StragglerStatus] | None = Field(
+        None, max_length=MAX_STRAGGLERS, description="ranks that are slow now, the slowest first"
     )
     sick_nodes: list[Annotated[str, Field(max_length=512)]] | None = Field(
         None, max_length=MAX_SICK_NODES, description="nodes that lost pods of this job to a sick GPU, and why"

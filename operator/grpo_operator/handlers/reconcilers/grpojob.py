@@ -31,6 +31,7 @@ from grpo_operator.plan.status.events import job_event
 from grpo_operator.plan.status.grpojob import job_status, layout_status, refused_status, settled_layout
 from grpo_operator.plan.status.profiles import acceptance, profile_event, profile_orders
 from grpo_operator.plan.status.rolloutpool import pool_status
+from grpo_operator.plan.status.stragglers import straggler_event
 from grpo_operator.render import config_map, policies
 from grpo_operator.render.accepted_clusters import JobSources, Places, accepted_job
 
@@ -90,7 +91,7 @@ class JobReconciler:
         observed = self._observe(job, engines)
         blocked = await self._context.refusal(self._apply(job, spec, layout, engines, observed, source))
         status = job_status(job, spec, layout, engines.pool, observed, now(), blocked, source)
-        await self._context.write_status("grpojobs", job, status, job_event, profile_event)
+        await self._context.write_status("grpojobs", job, status, job_event, profile_event, straggler_event)
         if engines.own:
             await self._write_pool_status(job, observed)
         await self._context.delete_pods_on_unhealthy_nodes(job, observed.pods, spec.scheduling)
@@ -261,7 +262,7 @@ class JobReconciler:
         )  # fmt: skip
         children = [
             ("configmaps", config),
-            ("poddisruptionbudgets", policies.trainer_budget(job, spec.trainer.nodes)),
+            ("poddisruptionbudgets", policies.trainer_budget(job, spec)),
         ]
         if spec.scheduling.network_policy:
             allowed = None if engines.own else {"matchLabels": engines.owner.label}

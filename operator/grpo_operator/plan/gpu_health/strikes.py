@@ -34,10 +34,16 @@ class NodeRecord(Message):
 
 
 class Evidence(NamedTuple):
-    """A finding of a sick GPU. ``started``: when the reporting pod was created, in seconds since 1970."""
+    """Why a node is struck. ``started``: when the reporting pod was created, in seconds since 1970."""
 
-    finding: GpuFinding
+    reason: str
+    text: str
     started: float
+
+
+def sick_gpu(finding: GpuFinding, started: float) -> Evidence:
+    """Return the evidence of a finding about a GPU."""
+    return Evidence(finding.reason, f"{finding.text} ({finding.gpu}, index {finding.index})", started)
 
 
 Records = Mapping[str, NodeRecord]  # by node
@@ -94,14 +100,14 @@ def judge(
     for node in sorted(sick):
         before = judged.records.get(node, NodeRecord())
         owners = tuple(sorted(owner for owner, nodes in places.items() if node in nodes))
-        finding, started = sick[node]
-        text = f"node {node}: {finding.text} ({finding.gpu}, index {finding.index})"
+        reason, found, started = sick[node]
+        text = f"node {node}: {found}"
         limit = "" if before.strikes else _limit(recent, owners, places, gpu_nodes, limits)
         if limit:
             judged.spared[node] = f"{text}: {limit}"
             continue
         # The API server's clock may be ahead: the reporting pod itself must not count again.
-        strike = Strike(at=max(now, started), reason=finding.reason, text=text, owners=owners)
+        strike = Strike(at=max(now, started), reason=reason, text=text, owners=owners)
         strikes = (*before.strikes, strike)[-STRIKES:]
         quarantined = before.quarantined or len(strikes) >= STRIKES
         recent[node] = owners

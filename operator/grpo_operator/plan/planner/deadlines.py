@@ -10,24 +10,30 @@ from dataclasses import dataclass
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.layout import Layout
 from grpo_operator.api.v1alpha1.model import TIMEOUT_SECONDS
-from grpo_operator.api.v1alpha1.restart_policy import HANG_SECONDS
+from grpo_operator.api.v1alpha1.restart_policy import GRACE_SECONDS, HANG_SECONDS
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.api.v1alpha1.status import PlannedDeadlines
-from grpo_operator.plan.planner.efficiency import MEASURED
+from grpo_operator.plan.planner.efficiency import HOST_RATE, MEASURED
 from grpo_operator.plan.planner.training.cost import Rows, call_cost, passes_of_update
 from grpo_operator.plan.planner.training.search import TrainingPool
 
 _FACTOR = 8  # of a planned deadline beside the estimated unit: a slow rank or a first call takes longer
 _LEAST = 2  # of a deadline that a spec sets
 _ROUNDED = 30  # seconds
+_GRACE = 1.5  # of the planned grace beside the estimated update and save
+_STORE_RATE = 1e9  # bytes/s of one node to the checkpoint store (assumed)
 
 
 @dataclass(frozen=True, slots=True)
 class LongestUnits:
-    """Seconds between two signs of progress, estimated. ``rank``: of the gang. ``wave``: of a link."""
+    """Seconds between two signs of progress, estimated. ``rank``: of the gang. ``wave``: of a link.
+
+    ``leave``: until the trainers have finished an update that has begun, and have saved it.
+    """
 
     rank: float
     wave: float
+    leave: float = 0.0
 
 
 def longest_units(
@@ -35,7 +41,7 @@ def longest_units(
 ) -> LongestUnits:
     """Return the longest units of a job on GPUs whose model is known."""
     rank = max(_rank_seconds(training, layout), _log_prob_seconds(training, layout))
-    return LongestUnits(rank, _wave_seconds(spec, pool, training))
+    return LongestUnits(rank, _wave_seconds(spec, pool, training), _leave_seconds(spec, training, layout))
 
 
 def planned_deadlines(units: LongestUnits | None) -> PlannedDeadlines:
@@ -45,6 +51,7 @@ def planned_deadlines(units: LongestUnits | None) -> PlannedDeadlines:
     return PlannedDeadlines(
         hang_seconds=max(_rounded(_FACTOR * units.rank), HANG_SECONDS),
         timeout_seconds=max(_rounded(_FACTOR * units.wave), TIMEOUT_SECONDS),
+        grace_seconds=max(_rounded(_GRACE * units.leave), GRACE_SECONDS),
     )
 
 
@@ -73,9 +80,10 @@ def completed_deadlines(spec: GRPOJobSpec, planned: PlannedDeadlines) -> GRPOJob
     restart, sync = spec.restart_policy, spec.weight_sync
     hang = restart.hang_seconds or planned.hang_seconds
     timeout = sync.timeout_seconds or planned.timeout_seconds
+    grace = restart.grace_seconds or planned.grace_seconds
     return spec.model_copy(
         update={
-            "restart_policy": restart.model_copy(update={"hang_seconds": hang}),
+            "restart_policy": restart.model_copy(update={"hang_seconds": hang, "grace_seconds": grace}),
             "weight_sync": sync.model_copy(update={"timeout_seconds": timeout}),
         }
     )
@@ -118,6 +126,17 @@ def _wave_seconds(spec: GRPOJobSpec, pool: RolloutTemplate, training: TrainingPo
     bucket = spec.weight_sync.bucket_megabytes * 2**20
     rate = training.gpu.network * MEASURED.link
     return bucket * max(receivers / training.world, 1.0) / rate
+
+
+def _leave_seconds(spec: GRPOJobSpec, training: TrainingPool, layout: Layout) -> float:
+    """Return the seconds of a step's update, with full sequences, and of a checkpoint.
+
+    An update cannot be interrupted: between its optimizer steps the weights belong to no step.
+    """
+    steps = math.ceil(spec.data.train_batch_size / spec.trainer.mini_batch_size)
+    saved = max(stage.saved for stage in training.memory(layout))
+    save = saved / HOST_RATE + saved * training.gpus_per_node / _STORE_RATE
+    return steps * training.cost(layout).total + save
 
 
 def _rounded(seconds: float) -> int:

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 from grpo_operator.api.v1alpha1.status import Phase
 
+_STRAGGLER = "Straggler"  # reason of Degraded that has an event of its own
 _NO_RDMA = "NoRdma"  # reason of Degraded: NCCL uses sockets where the spec asks for RDMA
 
 
@@ -55,6 +56,8 @@ def pool_event(before: dict[str, Any], after: dict[str, Any]) -> Event | None:
 def _condition_event(before: dict[str, Any], after: dict[str, Any]) -> Event | None:
     for kind in ("Stalled", "Degraded"):
         message, earlier = _message(after, kind), _message(before, kind)
+        if _reason(after, kind) == _STRAGGLER:
+            continue
         if message and message != earlier and (kind == "Stalled" or not earlier or _slow(before, after)):
             return Event(_reason(after, kind), message, True)
     return None

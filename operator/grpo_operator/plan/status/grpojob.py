@@ -29,6 +29,7 @@ from grpo_operator.plan.status.engine_start import engine_start_failure
 from grpo_operator.plan.status.goodput import goodput_status
 from grpo_operator.plan.status.problems import problem_of
 from grpo_operator.plan.status.profiles import profile_statuses
+from grpo_operator.plan.status.stragglers import straggler_statuses
 from grpo_operator.plan.weight_path import job_weight_path
 
 
@@ -105,6 +106,7 @@ def job_status(
             "layout": layout,
             "weight_path": path,
             "goodput": goodput_status(old.goodput, spec, observed.controller),
+            "stragglers": straggler_statuses(observed) or None,
             "sick_nodes": list(observed.sick_nodes[:MAX_SICK_NODES]) or None,
             "started_at": old.started_at or now,
             "finished_at": (old.finished_at or now) if ended else None,

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from grpo_operator.api.v1alpha1.status import Phase
 from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.status.conditions import NO_PROBLEM, Problem
+from grpo_operator.plan.status.stragglers import straggler_problem
 
 _MAX_FAILURES = 3  # container failures quoted in one message
 
@@ -31,5 +32,6 @@ def _problems(phase: Phase, observed: Observed) -> Iterator[Problem]:
         return
     yield Problem("StoreFull", controller.checkpoint_problem)
     if phase != Phase.RECOVERING:
+        yield straggler_problem(observed)
         yield Problem("NoRdma", controller.network_problem)
     yield Problem("NoLandlock", controller.sandbox_problem)

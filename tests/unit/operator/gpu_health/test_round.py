@@ -223,3 +223,20 @@ async def test_a_round_that_fails_halfway_is_made_good_by_the_next_one() -> None
     assert condition is not None and condition["status"] == "False"
     assert world.kube.deleted == ["tiny-moe-trainer-1"]
     assert world.cache.gpu_records["n1"].quarantined is False
+
+
+async def test_a_stragglers_node_is_struck_when_the_job_wants_that() -> None:
+    for replace in (False, True):
+        world = World(4, ALLOWED)
+        owner = world.cache.jobs["default", "tiny-moe"]
+        owner["spec"]["restartPolicy"] = {"stragglers": {"replace": replace}}
+        slow = {"rank": 9, "pod": "tiny-moe-trainer-1", "node": "n1", "ratio": "2.1", "steps": 5}
+        owner["status"] = {"stragglers": [slow]}
+        await world.rounds(3)
+        assert world.kube.deleted == (["tiny-moe-trainer-1"] if replace else [])
+        assert [reason for reason, _ in world.kube.events] == (["StragglerReplaced"] if replace else [])
+    assert world.kube.events[0][1] == (
+        "node n1: rank 9 computes 2.1 times as long as its peers' median: strike 1 of 2, "
+        "its GPU pods are replaced"
+    )
+    assert not world.cache.gpu_records["n1"].quarantined

@@ -15,7 +15,6 @@ from grpo_operator.plan.gpu_health.node_state import (
     with_taints_seen,
 )
 from grpo_operator.plan.gpu_health.strikes import (
-    Evidence,
     Judged,
     Limits,
     NodeRecord,
@@ -24,6 +23,7 @@ from grpo_operator.plan.gpu_health.strikes import (
     fresh,
     judge,
     remembered,
+    sick_gpu,
     sick_nodes,
     to_replace,
 )
@@ -39,7 +39,7 @@ LOST = GpuFinding(
 def _judge(records: Records, *nodes: str, at: float, owned: int = 100, cluster: int = 100) -> Judged:
     """Judge nodes that all belong to one job of ``owned`` nodes."""
     places = {"GRPOJob default/a": {f"n{i:03}" for i in range(owned)}}
-    return judge(records, dict.fromkeys(nodes, Evidence(LOST, started=0)), places, cluster, at, LIMITS)
+    return judge(records, dict.fromkeys(nodes, sick_gpu(LOST, started=0)), places, cluster, at, LIMITS)
 
 
 def _node(name: str, *conditions: dict[str, Any], taints: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def test_one_strike_replaces_pods_and_a_second_one_within_the_window_is_quaranti
 
 
 def test_the_reporting_pod_does_not_count_again_although_the_api_servers_clock_is_ahead() -> None:
-    judged = judge({}, {"n1": Evidence(LOST, started=1030)}, {}, 10, 1000, LIMITS)
+    judged = judge({}, {"n1": sick_gpu(LOST, started=1030)}, {}, 10, 1000, LIMITS)
     assert judged.records["n1"].strikes[0].at == 1030
 
 

@@ -43,6 +43,12 @@ def test_seconds_of_gpus_are_counters_by_use_and_by_cause() -> None:
     assert found.get_sample_value("grpo_job_restarts_total", JOB | {"cause": "job"}) == 2
 
 
+def test_stragglers_are_one_number_however_many_ranks_a_job_has() -> None:
+    slow = [{"rank": rank, "pod": "a", "ratio": "2.0", "steps": 5} for rank in range(3)]
+    assert _registry({"stragglers": slow}).get_sample_value("grpo_job_stragglers", JOB) == 3
+    assert _registry({}).get_sample_value("grpo_job_stragglers", JOB) == 0
+
+
 def test_a_replica_that_does_not_lead_exports_no_job() -> None:
     found = _registry({"step": 1, "phase": "Training"}, {"checkpoint": {"everySteps": 10}}, leads=False)
     assert not [sample for metric in found.collect() for sample in metric.samples]

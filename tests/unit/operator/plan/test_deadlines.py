@@ -37,10 +37,23 @@ def test_units_follow_the_work_and_deadlines_follow_the_units() -> None:
     tokens = short.trainer.max_tokens_per_gpu or 0
     assert 0 < tokens < 24576
     assert units[1].rank > 0.8 * 24576 / tokens * units[0].rank
-    assert planned_deadlines(LongestUnits(rank=101, wave=50)).model_dump() == {
+    assert planned_deadlines(LongestUnits(rank=101, wave=50, leave=100)).model_dump() == {
         "hang_seconds": 810,
         "timeout_seconds": 420,
+        "grace_seconds": 150,
     }
+
+
+def test_the_grace_covers_the_update_and_the_save_and_can_be_given() -> None:
+    spec = _spec()
+    plan = resolve(spec, pool_of(spec))
+    assert plan.units is not None and plan.deadlines is not None and plan.deadlines.grace_seconds > 600
+    saved = max(stage.saved for stage in plan.stages) * spec.trainer.gpus_per_node / 1e9
+    assert saved < plan.units.leave < plan.deadlines.grace_seconds <= 1.5 * plan.units.leave + 30
+    settled = with_layout(spec, layout_status(plan)).restart_policy
+    assert settled.grace_limit == plan.deadlines.grace_seconds
+    given = _spec(restartPolicy={"graceSeconds": 45})
+    assert with_layout(given, layout_status(plan)).restart_policy.grace_limit == 45
 
 
 def test_a_pass_without_gradients_may_be_the_longest_unit() -> None:
@@ -58,7 +71,7 @@ def test_a_pass_without_gradients_may_be_the_longest_unit() -> None:
 
 
 def test_short_units_and_unknown_ones_get_the_smallest_defaults() -> None:
-    smallest = {"hang_seconds": 240, "timeout_seconds": 120}
+    smallest = {"hang_seconds": 240, "timeout_seconds": 120, "grace_seconds": 60}
     assert planned_deadlines(LongestUnits(rank=0.5, wave=0.01)).model_dump() == smallest
     assert planned_deadlines(None).model_dump() == smallest
     assert resolve(spec_of(job()), pool_of(spec_of(job()))).units is None, "on CPUs"

@@ -1,7 +1,10 @@
 """Children of a job: one RayCluster with three groups, and stable digests."""
 
 import os
+import signal
 import subprocess
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,9 @@ import pytest
 import yaml
 
 from grpo_operator.render.config_map import job_config_map, owned_pool, owned_pool_spec
+from grpo_operator.render.job_pods import _LEAVING, _RANK, _WAIT_FOR_HEAD
 from grpo_operator.render.metadata import is_current, with_hash
+from grpo_operator.render.pod_template import stoppable
 from grpo_operator.render.ray_cluster import job_cluster
 from grpo_operator.render.services import rollout_service
 from grpo_operator.settings import OperatorSettings
@@ -109,10 +114,64 @@ def test_an_engine_shares_routed_experts_with_its_agent_in_memory_of_a_bounded_s
 def test_ray_is_restarted_when_a_busy_node_delays_its_start(tmp_path: Path) -> None:
     """Run a training pod's command in a real shell: Ray fails twice, or runs for long and dies."""
     (command,) = group("trainer")["template"]["spec"]["containers"][0]["args"]
-    command = command.partition("done; ")[2]  # without the wait for Ray's head
+    command = command.replace(_WAIT_FOR_HEAD, "")
     fails = f"echo x >>{tmp_path}/tries; test $(wc -l <{tmp_path}/tries) -ge 3"
     assert _shell(command, fails) == 0 and (tmp_path / "tries").read_text() == "x\n" * 3
     assert _shell(f"SECONDS=300; {command}", "exit_code() { return 7; }; exit_code") == 7
+
+
+def test_a_training_pod_waits_at_sigterm_until_its_ranks_have_ended(tmp_path: Path) -> None:
+    """Run a training pod's command in a real shell; a rank is a process with the command line of one."""
+    (command,) = group("trainer")["template"]["spec"]["containers"][0]["args"]
+    command = command.replace(_WAIT_FOR_HEAD, "").replace(_LEAVING, f"{tmp_path}/leaving")
+    command = command.replace(_RANK, f"ray::{tmp_path}")  # others may run ranks on this machine
+    rank = subprocess.Popen(["/bin/bash", "-c", f"exec -a 'ray::{tmp_path}.update_actor' sleep 600"])
+    environment = os.environ | {"KUBERAY_GEN_RAY_START_CMD": f": >{tmp_path}/started; exec sleep 600"}
+    pod = subprocess.Popen(["/bin/bash", "-c", command], env=environment, start_new_session=True)
+    try:
+        while not (tmp_path / "started").exists():
+            time.sleep(0.01)
+        pod.terminate()
+        while not (tmp_path / "leaving").exists():
+            time.sleep(0.01)
+        with pytest.raises(subprocess.TimeoutExpired):
+            pod.wait(1.0)
+        rank.kill()
+        rank.wait()
+        assert pod.wait(5) == 0
+    finally:
+        rank.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(pod.pid, signal.SIGKILL)
+
+
+def test_a_process_ends_at_sigterm_as_it_wants_and_its_exit_code_is_that_of_the_container() -> None:
+    assert subprocess.run(["/bin/bash", "-c", stoppable("(exit 7)")], check=False).returncode == 7
+    saves = "trap 'sleep 0.5; echo saved; exit 3' TERM; echo ready; while :; do sleep 0.05; done"
+    for command, code, said in ((f'bash -c "{saves}"', 3, "saved\n"), ("echo ready; sleep 60", 143, "")):
+        shell = subprocess.Popen(
+            ["/bin/bash", "-c", stoppable(f"({command})")], stdout=subprocess.PIPE, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            assert shell.stdout is not None and shell.stdout.readline() == "ready\n"
+            shell.terminate()
+            assert shell.wait(10) == code
+            assert said == "" or shell.stdout.read() == said
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
+
+
+def test_pods_that_save_have_the_grace_and_others_end_at_once() -> None:
+    def graces(**spec: Any) -> dict[str, int]:
+        made = cluster(**spec)["spec"]
+        templates = {g["groupName"]: g["template"] for g in made["workerGroupSpecs"]}
+        templates["head"] = made["headGroupSpec"]["template"]
+        return {name: t["spec"]["terminationGracePeriodSeconds"] for name, t in templates.items()}
+
+    assert graces() == {"controller": 60, "trainer": 60, "rollout": 5, "head": 5}
+    assert graces(restartPolicy={"graceSeconds": 777})["trainer"] == 777
 
 
 def _shell(command: str, ray: str) -> int:

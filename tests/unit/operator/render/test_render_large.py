@@ -177,8 +177,11 @@ def test_queues_and_gangs_are_labels_of_the_job_cluster() -> None:
 
 def test_the_gang_has_a_disruption_budget_and_a_network_policy() -> None:
     spec = GRPOJobSpec.model_validate(job()["spec"])
-    trainer, rollout = trainer_budget(job(), 32), rollout_budget(job(), pool_of(spec))
+    trainer, rollout = trainer_budget(job(), spec), rollout_budget(job(), pool_of(spec))
     assert trainer["spec"]["minAvailable"] == 32 and rollout["spec"]["minAvailable"] == 30
+    evictable = spec.scheduling.model_copy(update={"evict_trainers": True})
+    one = trainer_budget(job(), spec.model_copy(update={"scheduling": evictable}))
+    assert one["spec"]["minAvailable"] == 31, "a drain evicts one training pod at a time"
     policy = network_policy(job(), SETTINGS)["spec"]
     assert policy["policyTypes"] == ["Ingress"]
     assert policy["ingress"][1]["from"][0]["namespaceSelector"]["matchLabels"] == {

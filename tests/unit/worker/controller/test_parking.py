@@ -2,10 +2,12 @@
 
 import threading
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from grpo_worker.controller.recovery.departure import Departure
 from grpo_worker.controller.recovery.failures import FailureHandler
 from grpo_worker.controller.recovery.parking import Parking
 from grpo_worker.controller.status.gpu_time import GpuTime
@@ -23,7 +25,7 @@ class Gang:
 
 
 def parking(background: list[Future[Any]]) -> Parking:
-    failures, gpus = cast(FailureHandler, None), cast(GpuTime, None)  # only a parked gang needs them
+    failures, gpus = cast(FailureHandler, SimpleNamespace(departure=Departure())), cast(GpuTime, None)
     gang = cast(TrainerGang, Gang())
     return Parking(gang, ProgressBoard(), failures, FakeClock(), gpus, lambda: background)
 

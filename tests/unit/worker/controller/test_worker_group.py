@@ -197,3 +197,10 @@ def test_processes_that_never_start_are_an_error_too() -> None:
     processes = StandInProcesses(clock, 4, frozen={2})
     with pytest.raises(GangError, match=r"start of processes: no progress .* rank 2 does not respond"):
         WorkerGroup(Methods, processes, HANG, clock=clock)
+
+
+def test_the_pod_of_the_process_that_is_about_to_end_is_known_between_two_calls() -> None:
+    group, processes, _ = _gang()
+    assert not group.leaving.done()
+    processes.leaving.set_result(9)
+    assert group.leaving.result(0).pod == "trainer-1"

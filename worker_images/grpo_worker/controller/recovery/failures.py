@@ -11,6 +11,7 @@ import httpx
 from grpo_operator.api.errors import cause_of
 from grpo_operator.api.v1alpha1.restart_policy import RestartPolicySpec
 from grpo_worker.common.errors import LONGEST
+from grpo_worker.controller.recovery.departure import Departure
 from grpo_worker.controller.recovery.record_watch import RecordWatch
 from grpo_worker.controller.recovery.run_record import Cause, RunRecord
 from grpo_worker.rollout.engine_pool import MixedWeightsError, SyncError
@@ -28,8 +29,12 @@ class FailureHandler:
     the first time.
     """
 
-    def __init__(self, record: RunRecord, policy: RestartPolicySpec) -> None:
+    def __init__(
+        self, record: RunRecord, policy: RestartPolicySpec, departure: Departure | None = None
+    ) -> None:
+        """``departure``: of pods of the job that are about to end."""
         self.record = record
+        self.departure = departure or Departure()
         self.watch = RecordWatch(record)
         self._policy = policy
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="run record")

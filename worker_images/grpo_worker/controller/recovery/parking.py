@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from grpo_operator.api.v1alpha1.status import Phase
 from grpo_worker.common.clock import Clock, utc_time
 from grpo_worker.common.errors import one_line
+from grpo_worker.controller.recovery.departure import LeavingError
 from grpo_worker.controller.recovery.failures import FailureHandler
 from grpo_worker.controller.status.gpu_time import SUSPENDED, GpuTime
 from grpo_worker.controller.status.progress import ProgressBoard
@@ -43,6 +44,7 @@ class Parking:
         background: Callable[[], Sequence[Future[Any]]] = tuple,
     ) -> None:
         """``background``: returns what runs beside the work, such as the staging of weights."""
+        self._departure = failures.departure
         self._gpus = gpus
         self._background = background
         self._trainers = trainers
@@ -57,7 +59,8 @@ class Parking:
         """Return the result of ``work``, which can be repeated after an error of AWAY.
 
         After such an error the trainers are parked until the work succeeds. ``park``: called once, when they
-        are parked. ``key``: identifies work that a new gang may continue. Raises GangError when a rank dies.
+        are parked. ``key``: identifies work that a new gang may continue. Raises GangError when a rank dies,
+        and LeavingError when pods are about to end.
         """
         parked: tuple[Phase, str] | None = None  # phase and message before, and since when
         while True:
@@ -71,6 +74,7 @@ class Parking:
                     park()
                 self._clock.sleep(POLL_SECONDS)
                 self._trainers.check()
+                self._departure.check()
                 self._failures.watch.check()
                 self._suspend_if_requested()
             else:
@@ -131,7 +135,7 @@ class Parking:
             message = f"checkpoint of step {status.last_checkpoint or 0} is complete"
             self._board.update(phase=Phase.SUSPENDED, message=message, waiting="")
             self._gpus.stops(SUSPENDED)
-            with self._failures.idle():
+            with self._failures.idle(), self._departure.idle():
                 self._board.wait_until_resumed()
             self._gpus.stops("engines")
             self._board.update(phase=Phase.RECOVERING)
@@ -148,16 +152,24 @@ class Parking:
             self._trainers.check()  # the death may be the reason of the error
         return future.result()
 
-    def _wait(self, work: "Future[Any]") -> GangError | None:
-        """Wait for the work or a death; return the error of a call in the background that ended the gang."""
+    def _wait(self, work: "Future[Any]") -> GangError | LeavingError | None:
+        """Wait for the work, a death or a departure; return the error that ended the wait, if one did.
+
+        This may be the error of a call in the background that ended the gang.
+        """
+        notices = self._departure.notices
         died, beside = self._trainers.died, list(self._background())
         while not (work.done() or died.done()):
+            try:
+                self._departure.check()
+            except LeavingError as leaving:
+                return leaving
             for future in [future for future in beside if future.done()]:
                 beside.remove(future)
                 error = future.exception()
                 if isinstance(error, GangError):
                     return error
-            wait([work, died, *beside], return_when=FIRST_COMPLETED)
+            wait([work, died, *beside, *notices], return_when=FIRST_COMPLETED)
         return None
 
     def _take(self, key: Hashable) -> "Future[Any] | None":

@@ -19,6 +19,7 @@ from grpo_worker.controller.training.parity import (
     check_log_probs,
     check_routers,
 )
+from grpo_worker.controller.training.stragglers import StragglerWatch
 from grpo_worker.metrics.flops import utilisation
 from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.roles.shared_batch import WEIGHTS, SharedBatch
@@ -30,11 +31,21 @@ from grpo_worker.rollout.train_batch import make_batch
 class BatchTrainer:
     """Trains the gang on one batch after the other.
 
-    ``kl``: controller of the KL coefficient; its state belongs in checkpoints.
+    ``kl``: controller of the KL coefficient; its state belongs in checkpoints. ``watch``: of the
+    stragglers in the gang of this attempt.
     """
 
-    def __init__(self, spec: GRPOJobSpec, trainers: TrainerGang, suspect: Callable[[str, str], None]) -> None:
-        """``suspect``: called with the name of an engine that computes no numbers, and the reason."""
+    watch: StragglerWatch
+
+    def __init__(
+        self, spec: GRPOJobSpec, trainers: TrainerGang, suspect: Callable[[str, str], None],
+        before_update: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """``suspect``: called with the name of an engine that computes no numbers, and the reason.
+
+        ``before_update``: called as long as the ranks hold the weights of the step before; may raise.
+        """
+        self._before_update = before_update
         self._spec = spec
         self._trainers = trainers
         self._suspect = suspect
@@ -46,6 +57,7 @@ class BatchTrainer:
         """Prepare for a new gang: its parity with the engines must be checked again."""
         self._compared = False
         self._flops = self._trainers.call("flops")
+        self.watch = StragglerWatch(self._spec.restart_policy.stragglers, self._trainers.members())
 
     def share(self, rollouts: RolloutBatch) -> SharedBatch:
         """Return the batch of a step for ``add_model_scores`` and ``train``."""
@@ -64,6 +76,7 @@ class BatchTrainer:
         """
         metrics = self._train(step, shared, scores, timer, on_policy)
         metrics["data/put_bytes"] = float(shared.put_bytes)
+        metrics |= self.watch.observe(self._trainers.call("own_time"))
         return metrics | self._utilisation(shared.batch, timer)
 
     def _train(
@@ -73,6 +86,7 @@ class BatchTrainer:
         with timer.phase("old_log_prob"):
             policy = self._trainers.call("log_probs", everything)
             shared.batch = shared.batch.with_columns(old_log_probs=policy.response["log_probs"])
+        self._before_update()
         self._check_finite(shared)
         if on_policy and not self._compared:
             self._compare(shared)
@@ -84,6 +98,7 @@ class BatchTrainer:
             with timer.phase("values"):
                 values = self._trainers.call("values", everything)
                 shared.batch = shared.batch.with_columns(values=values.response["values"])
+        self._before_update()
         with timer.phase("adv"):
             shared.batch, shaped = add_advantages(shared.batch, scores, self._spec, self.kl.value)
         metrics = self._update(step, shared, timer) | shaped

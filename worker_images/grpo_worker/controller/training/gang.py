@@ -27,6 +27,7 @@ from grpo_worker.controller.training.image_versions import versions_of
 from grpo_worker.controller.training.network import GangNetwork, gang_network
 from grpo_worker.controller.training.processes import RayProcesses
 from grpo_worker.controller.training.resource_pools import ResourcePoolManager
+from grpo_worker.controller.training.stragglers import Member, members_of
 from grpo_worker.controller.training.worker_group import GangError, WorkerGroup
 from grpo_worker.profiling.trace import runtime_env
 from grpo_worker.roles.dispatch import RankInfo
@@ -88,6 +89,10 @@ class RankGroup(Protocol):
     def died(self) -> "Future[None]":
         """Completed when the process of a rank has ended, also between two calls."""
 
+    @property
+    def leaving(self) -> "Future[RankHost]":
+        """Completed with the first pod that is about to end."""
+
     def death(self) -> GangError:
         """Return the error that names the ranks whose processes have ended."""
 
@@ -100,6 +105,8 @@ class ResourcePools(Protocol):
     ) -> Any: ...
 
     def release(self, resource: str) -> None: ...
+
+    def avoid(self, address: str) -> None: ...
 
 
 # (pool that ResourcePools.acquire returned) -> group of processes that are not started yet
@@ -191,6 +198,8 @@ class TrainerGang:
         """End every rank and release the pool. Can be called when nothing runs."""
         if self._group is not None:
             self._group.kill()
+            if self._group.leaving.done():
+                self._pools.avoid(self._group.leaving.result().address)
         self._group = self._pool = None
         self._pools.release(RESOURCE)
 
@@ -238,6 +247,11 @@ class TrainerGang:
         """Completed when the process of a rank has ended, whether or not a call runs."""
         return self._group.died if self._group is not None else Future()
 
+    @property
+    def leaving(self) -> "Future[RankHost]":
+        """Completed with the first pod of ranks that is about to end."""
+        return self._group.leaving if self._group is not None else Future()
+
     def check(self) -> None:
         """Raise GangError, which names them, if processes of ranks have ended."""
         if self._group is not None and self._group.died.done():
@@ -253,6 +267,11 @@ class TrainerGang:
         """Return the URL of the agent that serves each rank's weights."""
         assert self._group is not None, "the gang is not started"
         return {rank: f"http://{address}:{AGENT_PORT}" for rank, address in enumerate(self._group.addresses)}
+
+    def members(self) -> list[Member]:
+        """Return the ranks as the watch for stragglers compares them."""
+        assert self._group is not None, "the gang is not started"
+        return members_of(self._group.ranks, self._group.hosts)
 
     def processes(self) -> list[dict[str, Any]]:
         """Return rank, address and process id of each rank, as in the status."""

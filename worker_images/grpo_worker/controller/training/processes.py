@@ -31,6 +31,10 @@ class RankProcesses(Protocol):
     def died(self) -> "Future[None]":
         """Completed when the first process has ended."""
 
+    @property
+    def leaving(self) -> "Future[int]":
+        """Completed with the first process whose pod is about to end."""
+
     def put(self, value: Any) -> Any:
         """Store an argument once for all processes; return what stands for it in a call."""
 
@@ -87,6 +91,7 @@ class RayProcesses:
         ]
         self.count = len(self._actors)
         self.died: Future[None] = Future()
+        self.leaving: Future[int] = Future()
         self._dead: set[int] = set()
         self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch_deaths, daemon=True, name="rank-deaths")
@@ -145,13 +150,17 @@ class RayProcesses:
             done, _ = self.wait(list(calls), 1, _WATCH_SECONDS)
             for call in done:
                 index = calls.pop(call)
-                if isinstance(self.error(call), ray.exceptions.RayActorError):
+                error = self.error(call)
+                if isinstance(error, ray.exceptions.RayActorError):
                     self._dead.add(index)
-                else:
-                    calls[self._live(index)] = index
+                    continue
+                leaves = error is None and self.result(call)
+                if leaves and not self.leaving.done():
+                    self.leaving.set_result(index)
+                calls[self._live(index, not leaves)] = index
             if self._dead and not self.died.done() and not self._ended.is_set():
                 log.warning("processes of the gang have ended: %s", sorted(self._dead))
                 self.died.set_result(None)
 
-    def _live(self, index: int) -> Any:
-        return self._in_group(_LIVE, index, "live", _LIVE_SECONDS)
+    def _live(self, index: int, heed: bool = True) -> Any:
+        return self._in_group(_LIVE, index, "live", _LIVE_SECONDS, heed)

@@ -71,6 +71,8 @@ class WorkerGroup:
         self._order.sort(key=lambda index: (hosts[index].address, index))
         self.hosts = [hosts[index] for index in self._order]
         self.ranks: list[RankInfo] = []
+        self._leaving: Future[RankHost] = Future()
+        processes.leaving.add_done_callback(self._note_leaving)
 
     @property
     def addresses(self) -> list[str]:
@@ -86,6 +88,11 @@ class WorkerGroup:
     def died(self) -> "Future[None]":
         """Completed when the first process has ended, also between two calls."""
         return self._processes.died
+
+    @property
+    def leaving(self) -> "Future[RankHost]":
+        """Completed with the first pod of ranks that is about to end, also between two calls."""
+        return self._leaving
 
     def death(self) -> GangError:
         """Return the error that names the ranks whose processes have ended."""
@@ -166,6 +173,9 @@ class WorkerGroup:
     def kill(self) -> None:
         """End every rank. Some may be gone already."""
         self._processes.kill()
+
+    def _note_leaving(self, process: "Future[int]") -> None:
+        self._leaving.set_result(self.hosts[self._order.index(process.result())])
 
     def _pass_on(self, rank: int, stored: Any) -> Any:
         return self._processes.pass_on(self._order[rank], stored)

@@ -1,0 +1,134 @@
+"""SIGTERM in the middle of a step, to a real process with real ranks: nothing is lost, and no bit changes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+from ray.util.placement_group import placement_group
+
+from grpo_operator.render.job_pods import _RANK
+from grpo_worker.checkpointing.store import complete_steps
+from grpo_worker.controller.training.processes import RayProcesses
+from grpo_worker.controller.training.worker_group import WorkerGroup
+from grpo_worker.roles.dispatch import Dispatch, RankInfo, register
+from grpo_worker.roles.trainer import TrainerWorker
+from grpo_worker.roles.watching import LEAVING
+
+PROGRAM = Path(__file__).parents[1] / "support" / "departing_job.py"
+STEPS = 4  # a checkpoint is due after step 4, which is the last one
+
+
+def _start(folder: Path) -> "subprocess.Popen[str]":
+    paths = [str(PROGRAM.parents[1]), os.environ.get("PYTHONPATH", ""), *sys.path]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "GRPO_WEIGHTS_DIR": str(folder / "weights"),
+        "OMP_NUM_THREADS": "1",
+    }
+    (folder / "weights").mkdir(parents=True, exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, str(PROGRAM), str(folder / "job"), str(STEPS)],
+        env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def _lines(process: "subprocess.Popen[str]") -> Iterator[str]:
+    assert process.stdout is not None
+    for line in process.stdout:
+        yield line.strip()
+
+
+def _finish(process: "subprocess.Popen[str]") -> str:
+    """Return the last line of a process that ends by itself."""
+    try:
+        lines = list(_lines(process))
+        assert process.wait(60) == 0 and lines
+        return lines[-1]
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _outcome(folder: Path) -> tuple[list[Any], list[Any], bytes]:
+    """Return what was trained on, the losses of all steps, and the digests of the weights."""
+    ledger = [json.loads(line) for line in (folder / "job" / "ledger.jsonl").read_text().splitlines()]
+    steps = [json.loads(line) for line in (folder / "job" / "metrics.jsonl").read_text().splitlines()]
+    names = ("step", "actor/loss", "actor/grad_norm", "actor/entropy", "actor/ppo_kl")
+    losses = [[step.get(name) for name in names] for step in steps]
+    weights = steps[-1]["weights"]
+    return [{k: v for k, v in line.items() if k != "attempt"} for line in ledger], losses, weights
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert _finish(_start(folder)) == f"Succeeded {STEPS}: {STEPS} steps done"
+    return _outcome(folder)
+
+
+@pytest.mark.parametrize(
+    ("moment", "saved"), [("generates 2", 2), ("updates 3", 3)], ids=["generation", "update"]
+)
+def test_a_resumed_job_has_the_bits_of_an_undisturbed_one(
+    moment: str, saved: int, undisturbed: Any, tmp_path: Path
+) -> None:
+    process = _start(tmp_path)
+    lines = _lines(process)
+    assert moment in lines, "the moment never came"
+    process.send_signal(signal.SIGTERM)
+    checkpoint = f"the checkpoint of step {saved} is complete"
+    assert _finish(process) == f"Recovering {saved}: the controller's pod is being deleted; {checkpoint}"
+    assert sorted(complete_steps(tmp_path / "job" / "checkpoints")) == [saved]
+    assert _finish(_start(tmp_path)) == f"Succeeded {STEPS}: {STEPS} steps done"
+    found = _outcome(tmp_path)
+    assert found[0] == undisturbed[0], "the same samples"
+    assert found[1] == undisturbed[1], "the same losses"
+    assert found[2] == undisturbed[2], "the same weights"
+
+
+class Sums(TrainerWorker):
+    """A real rank that only sums."""
+
+    def _build(self, rank: int, world: int, config: dict[str, Any]) -> RankInfo:
+        return RankInfo(rank, 0, 0, 0, rank, 1, world)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def total(self) -> float:
+        value = torch.ones(())
+        torch.distributed.all_reduce(value)
+        return float(value)
+
+
+@pytest.fixture
+def gang(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[WorkerGroup]:
+    here = os.path.dirname(__file__)
+    monkeypatch.setenv("PYTHONPATH", f"{here}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("GRPO_WEIGHTS_DIR", str(tmp_path))
+    resources = {"trainer": 2}
+    ray.init(address="local", num_cpus=2, resources=resources, include_dashboard=False, log_to_driver=False)
+    pool = placement_group([{"CPU": 1, "trainer": 1}] * 2)
+    group = WorkerGroup(Sums, RayProcesses(Sums, pool), 60.0)
+    group.start({})
+    yield group
+    group.kill()
+    ray.shutdown()
+
+
+def test_ranks_announce_the_end_of_their_pod_and_go_on(gang: WorkerGroup, tmp_path: Path) -> None:
+    assert not gang.leaving.done()
+    for pid in gang.pids:
+        title = Path(f"/proc/{pid}/cmdline").read_text()
+        assert title.startswith(_RANK.replace("TrainerWorker", "Sums")), "the shell of the pod looks for it"
+    (tmp_path / LEAVING.name).touch()  # as the shell of the pod does at SIGTERM
+    assert gang.leaving.result(timeout=10) in gang.hosts
+    assert gang.call("total") == [2.0, 2.0], "the checkpoint needs all ranks"
+    os.kill(gang.pids[1], signal.SIGKILL)
+    gang.died.result(timeout=10)
