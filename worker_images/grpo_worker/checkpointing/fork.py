@@ -58,7 +58,7 @@ class Fork:
         return cls(spec, folder) if folder is not None and spec.checkpoint.resume_from else None
 
     @property
-    def _weights_only(self) -> bool:
+    def _policy_only(self) -> bool:
         assert self.spec.checkpoint.resume_from is not None
         return self.spec.checkpoint.resume_from.load == "weights"
 
@@ -84,7 +84,7 @@ class Fork:
             if complete(root):
                 return None
             step, source, origin = self._choose(model, set_aside_sources(root))
-            alone = self._weights_only or origin.weights_only
+            alone = self._policy_only or origin.policy_only
             own = 0 if alone else step
             place = directory(root, own, attempt)
             try:
@@ -96,7 +96,7 @@ class Fork:
                     raise
                 continue
             (place / CONTROLLER_STATE).write_text(json.dumps(state))
-            commit(root, own, replace(origin, attempt=attempt, source=str(source), weights_only=alone))
+            commit(root, own, replace(origin, attempt=attempt, source=str(source), policy_only=alone))
             log.info("the job starts from %s", source)
             return source
         return None
@@ -155,7 +155,7 @@ class Fork:
 
     def _check(self, step: int, path: Path, origin: Origin) -> None:
         """Raise ValueError if this job cannot go on from a checkpoint that is whole."""
-        alone = self._weights_only or origin.weights_only
+        alone = self._policy_only or origin.policy_only
         needed = [part for part in parts_of(self.spec) if part == OF_WEIGHTS or not alone]
         lacking = [part for part in needed if origin.parts is not None and part not in origin.parts]
         if lacking:

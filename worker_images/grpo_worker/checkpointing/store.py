@@ -47,7 +47,7 @@ class Origin:
 
     ``model``: digest of the architecture. ``layout``: that of the saving job. ``attempt``: that saved it.
     ``parts``: what it contains beside the policy, see ``parts_of``; None: an older version saved it.
-    ``source``: checkpoint of another job that it is a copy of, or "". ``weights_only``: only the policy's
+    ``source``: checkpoint of another job that it is a copy of, or "". ``policy_only``: only the policy's
     weights are loaded from it.
     """
 
@@ -56,7 +56,7 @@ class Origin:
     attempt: int = 0
     parts: list[str] | None = None
     source: str = ""
-    weights_only: bool = False
+    policy_only: bool = False
 
 
 def parts_of(spec: GRPOJobSpec) -> list[str]:

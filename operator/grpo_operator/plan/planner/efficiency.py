@@ -80,11 +80,11 @@ MEASURED = Efficiency(
 )
 TRANSFORMER_ENGINE = replace(
     MEASURED, runs_ahead=True, packed_sequence=0.0,
-    flops=0.715, activation=3.466, weights=1.352, expert=1.014e-5, optimizer=55.5,
-    layer=1.478e-3, expert_layer=1.161e-3, local_expert=7.48e-5,
+    flops=0.708, activation=3.366, weights=1.0, expert=1.0244e-5, optimizer=75.42,
+    layer=1.4585e-3, expert_layer=1.1079e-3, local_expert=7.448e-5,
 )  # fmt: skip
 FP8_BLOCK128 = replace(
-    TRANSFORMER_ENGINE, flops=1.4, activation=8.25, layer=2.094e-3, local_expert=1.044e-4,
+    TRANSFORMER_ENGINE, flops=1.4, activation=8.266, layer=2.074e-3, local_expert=1.0379e-4,
 )  # fmt: skip
 
 

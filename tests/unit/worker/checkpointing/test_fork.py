@@ -133,7 +133,7 @@ def test_the_weights_alone_are_a_checkpoint_of_step_0(own: Path, source: Path) -
     with_critic = {"advEstimator": "gae", "critic": {}}
     step, state = _adopted(own, source, load="weights", totalSteps=5, algorithm=with_critic)
     assert step == 0 and state is None
-    assert verify(directory(own, 0, 1), MODEL, contents=True).weights_only
+    assert verify(directory(own, 0, 1), MODEL, contents=True).policy_only
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ class Checkpointer:
 
     def _load(self, path: Path) -> None:
         origin = verify(path, self._origin.model)
-        if origin.weights_only:
+        if origin.policy_only:
             self._load_weights(path)
             return
         same_layout = origin.layout == self._origin.layout
