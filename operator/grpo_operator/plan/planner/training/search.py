@@ -28,7 +28,7 @@ from grpo_operator.plan.planner.training.rules import batch_problems, fp8_proble
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _CHUNKS = (2, 4, 8)  # of a virtual pipeline; each further one saves less of the bubble
 # Shares of a GPU's memory that auto leaves free, beside what is reserved for libraries and fragmentation. The
-# planned memory of held-out updates was at most 2.4 % off (benchmarks/results/trainer.json). With
+# planned memory of held-out updates was at most 2.6 % off (benchmarks/results/trainer.json). With
 # Megatron-Core's own kernels it was up to 9.0 % too low (benchmarks/results/planner.json).
 MARGIN, LOCAL_MARGIN = 0.04, 0.09
 
