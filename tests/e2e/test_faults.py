@@ -167,6 +167,7 @@ def test_an_engine_killed_during_a_sync_is_left_out_and_comes_back(job: JobView)
     wait_step(job, step + 2, 120)
 
 
+@pytest.mark.slow  # three minutes; its parts are tested with the controller's loop
 def test_trainers_wait_alive_while_all_engines_are_away(job: JobView) -> None:
     """Kill all engines, and hide them from the controller for longer than it waits for them in a step."""
     until("both engines serve", lambda: _serving(job) == 2, 120)

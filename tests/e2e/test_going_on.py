@@ -4,11 +4,15 @@ import os
 import shutil
 from typing import Any
 
+import pytest
+
 from grpo_devcluster.follow import JobView
 from grpo_devcluster.paths import JOB_DATA
 from grpo_devcluster.report import load
 from support.faults import until
 from support.jobs import ENDED, Start
+
+pytestmark = pytest.mark.slow  # five runs of jobs, one after the other: eight minutes
 
 
 def _checkpoint(**resume_from: Any) -> dict[str, Any]:
