@@ -30,17 +30,13 @@ def figures(cases: Mapping[str, Any]) -> dict[str, float]:
                 100 * abs(case["planned_seconds"] / case["seconds"] - 1) for case in speeds.values()
             ),
         }
-    for name, suffix in (("fidelity bf16", ""), ("fidelity fp8", "_fp8")):
-        if name in cases:
-            found |= _fidelity(cases[name], suffix)
+    for kind, suffix in (("bf16", ""), ("fp8", "_fp8")):
+        rows = [case for name, case in cases.items() if name.startswith(f"fidelity {kind} ")]
+        if rows:
+            found |= {
+                f"layouts_{of}_over_rounding_max{suffix}": max(
+                    row["layout"][of] / row["rounding"][of] for row in rows
+                )
+                for of in ("logprob_mean", "gradient")
+            }
     return found
-
-
-def _fidelity(distances: Mapping[str, Mapping[str, float]], suffix: str) -> dict[str, float]:
-    """Return how much farther layouts are from whole models than these, by rounding, from fp32."""
-    rounding = distances["rounding"]
-    others = [row for name, row in distances.items() if name != "rounding"]
-    return {
-        f"layouts_{of}_over_rounding{suffix}": max(row[of] for row in others) / rounding[of]
-        for of in ("logprob_mean", "gradient")
-    }

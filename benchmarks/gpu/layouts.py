@@ -12,12 +12,13 @@ benchmarks and tests.
 """
 
 import argparse
+import faulthandler
 import statistics
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -44,7 +45,7 @@ from support.ranks.policy_cases import whole_weights
 
 ROUNDS, WARM_UP = 5, 2
 SIZES = {"TP2 EP2": {"tensor": 2, "expert": 2}, "PP2 EP2": {"pipeline": 2, "expert": 2},
-         "CP2 EP2": {"context": 2, "expert": 2}, "EP4": {"expert": 4}}  # fmt: skip
+         "EP4": {"expert": 4}, "CP2 EP2": {"context": 2, "expert": 2}}  # fmt: skip
 COMPARED = SMALL | {"num_hidden_layers": 4, "n_routed_experts": 16, "vocab_size": 4096}
 LENGTHS = (1500, 512, 77, 1000, 411, 2048, 64, 900)
 PACK = 2048  # tokens of a packed micro-batch on each rank
@@ -139,20 +140,22 @@ def _parts() -> list[RaggedBatch]:
     ]
 
 
-def fidelity(kind: str) -> dict[str, Any]:
-    """Return distances of each layout from whole models, and of these from fp32."""
+def fidelity(kind: str, name: str) -> dict[str, Any]:
+    """Return the distance of a layout from whole models, and of these from fp32."""
     world = dist.get_world_size()
-    models = Layout(world)  # a whole model on each rank
+    layout = Layout(world, **SIZES[name])
+    whole = _whole(KINDS[kind], torch.bfloat16)
+    with _ranks(layout):
+        apart = _distance(computed(KINDS[kind], torch.bfloat16, layout), whole)
+    return {"layout": apart, "rounding": _distance(whole, _whole((LOCAL, BF16), torch.float32))}
+
+
+@cache
+def _whole(kind: Kind, dtype: torch.dtype) -> "Computed":
+    """Return what ranks with a whole model each compute."""
+    models = Layout(dist.get_world_size())
     with _ranks(models):
-        exact = computed((LOCAL, BF16), torch.float32, models)
-    with _ranks(models):
-        whole = computed(KINDS[kind], torch.bfloat16, models)
-    found = {"rounding": _distance(whole, exact)}
-    for name, sizes in SIZES.items():
-        layout = Layout(world, **sizes)
-        with _ranks(layout):
-            found[name] = _distance(computed(KINDS[kind], torch.bfloat16, layout), whole)
-    return found
+        return computed(kind, dtype, models)
 
 
 @contextmanager
@@ -185,25 +188,27 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("result", type=Path)
     parser.add_argument("--only", nargs="+", default=[""], help="cases whose name contains one of these")
+    parser.add_argument(
+        "--limit", type=float, default=120.0, help="seconds of a case; stacks are printed then"
+    )
     args = parser.parse_args()
     process_group.of_torchrun()
-    calls = [
-        call
-        for kind, (_, precision) in KINDS.items()
-        for call in (
-            *((str(case), partial(speed, case)) for case in LAYOUTS if case.precision is precision),
-            (f"fidelity {kind}", partial(fidelity, kind)),
-        )
-        if any(part in call[0] for part in args.only)
+    calls: list[tuple[str, Callable[[], Any]]] = [
+        *((str(case), partial(speed, case)) for case in LAYOUTS),
+        *((f"fidelity {kind} {name}", partial(fidelity, kind, name)) for kind in KINDS for name in SIZES),
     ]
+    calls = [call for call in calls if any(part in call[0] for part in args.only)]
+    calls.sort(key=lambda call: "CP2" in call[0])  # last: its ranks have waited for each other without end
     found: dict[str, Any] = {}
     failed: list[str] = []
     for name, call in calls:
+        faulthandler.dump_traceback_later(args.limit, exit=True)  # ranks that wait for each other
         try:
             found[name] = call()
         except Exception:  # noqa: BLE001 - the other cases run all the same
             traceback.print_exc()
             failed.append(name)
+        faulthandler.cancel_dump_traceback_later()
         if dist.get_rank() == 0:
             print(name, found.get(name), flush=True)
             origin = stamp(f"{dist.get_world_size()} x {torch.cuda.get_device_name()}")

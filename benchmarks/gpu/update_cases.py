@@ -172,8 +172,8 @@ LAYOUTS = tuple(
     for model, tokens, layout in (
         ("slice of 2", 8192, Layout(4, tensor=2, expert=2)),
         ("slice of 2", 4096, Layout(4, pipeline=2, expert=2)),
-        ("slice of 2", 8192, Layout(4, context=2, expert=2)),
         ("slice of 4", 4096, Layout(4, expert=4)),
+        ("slice of 2", 8192, Layout(4, context=2, expert=2)),
     )
 )
 CASES = {str(case): case for case in (*FITTED, *HELD_OUT, *LAYOUTS)}
