@@ -26,6 +26,8 @@ def write_files(root: Path, model: str, generation: str) -> None:
     folder = root / "models" / model
     shutil.rmtree(folder, ignore_errors=True)
     published.write(model, generation, folder)
+    for file in folder.iterdir():
+        file.chmod(0o644)  # safetensors are written for their owner alone, and pods run as another user
     (root / "datasets").mkdir(exist_ok=True)
     for name in ("gsm8k.parquet", "gsm8k.jsonl", "math.parquet", "math.jsonl"):
         shutil.copy(DATA / name, root / "datasets" / name)

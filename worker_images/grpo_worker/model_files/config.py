@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_operator.api.catalog.presets import PRESET, preset
-from grpo_worker.model_files.errors import ModelFilesError
+from grpo_worker.model_files.errors import ModelFilesError, unreadable
 
 _RENAMED = {"num_local_experts": "num_experts", "dtype": "torch_dtype"}
 # Fields that transformers adds to published files: defaults of its classes, or derived from other fields.
@@ -46,6 +46,8 @@ def read_json(file: Path) -> dict[str, Any]:
         content = json.loads(file.read_text())
     except FileNotFoundError as error:
         raise ModelFilesError(file.parent, f"there is no {file.name}") from error
+    except PermissionError as error:
+        raise ModelFilesError(file.parent, unreadable(file.name)) from error
     except (OSError, ValueError) as error:
         raise ModelFilesError(file.parent, f"{file.name} cannot be read: {error}") from error
     if not isinstance(content, dict):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_worker.model_files.config import canonical, read_json
-from grpo_worker.model_files.errors import ModelFilesError
+from grpo_worker.model_files.errors import ModelFilesError, unreadable
 from grpo_worker.model_files.names import INDEX
 
 SINGLE = "model.safetensors"
@@ -56,6 +56,8 @@ def _check_weights(folder: Path, name: str) -> None:
             expected = _size_by_header(handle.read(8), handle)
     except FileNotFoundError as error:
         raise ModelFilesError(folder, f"{name} is missing, which {INDEX} names") from error
+    except PermissionError as error:
+        raise ModelFilesError(folder, unreadable(name)) from error
     except (OSError, ValueError) as error:
         raise ModelFilesError(folder, f"{name} is damaged: {error}: copy it again") from error
     if size != expected:

@@ -1,6 +1,15 @@
 """Errors of the files of a model."""
 
+import os
 from pathlib import Path
+
+
+def unreadable(name: str) -> str:
+    """Return the problem of a file that this process's user may not read, with the remedy."""
+    return (
+        f"{name} cannot be read by uid {os.getuid()}: let others read the files (chmod -R o+rX), or set "
+        "spec.scheduling.securityContext.runAsUser to their owner"
+    )
 
 
 class ModelFilesError(ValueError):

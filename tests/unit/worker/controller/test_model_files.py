@@ -145,6 +145,26 @@ def test_what_is_missing_is_named(folder: Path, damage: Any, message: str) -> No
         open_model(str(folder))
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_file_that_the_pods_user_may_not_read_is_no_damaged_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    opened = Path.open
+
+    def refuse(
+        file: Path, *arguments: Any, **more: Any
+    ) -> Any:  # root, who may run the tests, is refused nothing
+        if file.name == name:
+            raise PermissionError(13, "Permission denied")
+        return opened(file, *arguments, **more)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(
+        ModelFilesError, match=rf"{name} cannot be read by uid \d+: .*securityContext.runAsUser"
+    ):
+        check_directory(folder)
+
+
 def test_a_directory_that_is_not_there_names_the_mount(tmp_path: Path) -> None:
     with pytest.raises(ModelFilesError, match="there is no such directory: nothing is mounted there"):
         check_directory(tmp_path / "nothing")
