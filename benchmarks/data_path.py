@@ -89,6 +89,7 @@ class Processes:
     def __init__(self, ranks: list[RankInfo]) -> None:
         self.count = len(ranks)
         self.died: Future[None] = Future()
+        self.leaving: Future[int] = Future()
         remote = ray.remote(num_cpus=0)
         others = remote(Receiver).remote()
         self._actors = [others for _ in ranks]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "worker_images"))
 from grpo_worker.profiling.own_time import OWN_TIME, measure_collectives
@@ -47,7 +47,7 @@ def _step(weights: torch.Tensor, case: str) -> None:
             time.sleep(_SLOW_HOST)
         if "beside" in case:
             works.append(dist.all_reduce(torch.ones(1 << 22, device="cuda"), async_op=True))
-    values.float().sum().backward()
+    values.float().sum().backward()  # type: ignore[no-untyped-call]
     for work in works:
         work.wait()
 
@@ -92,4 +92,4 @@ def _run(rank: int, out: str) -> None:
 
 
 if __name__ == "__main__":
-    mp.spawn(_run, args=(sys.argv[1],), nprocs=2)
+    spawn(_run, args=(sys.argv[1],), nprocs=2)  # type: ignore[no-untyped-call]

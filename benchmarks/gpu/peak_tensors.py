@@ -1,6 +1,6 @@
 """Tensors that are alive at the peak of an update, by the functions that allocated them.
 
-    python benchmarks/gpu/peak_tensors.py peak_tensors.json "slice 4096 TE none" ...
+    python benchmarks/gpu/peak_tensors.py peak_tensors.json "CASE" ...
 
 The cases are named as update_cases.py prints them. The planner's formula of activations
 (plan/planner/training/fused_activations.py) was written from what this shows. ``left``: the same for what an
