@@ -110,7 +110,7 @@ class Sums(TrainerWorker):
 @pytest.fixture
 def gang(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[WorkerGroup]:
     here = os.path.dirname(__file__)
-    monkeypatch.setenv("PYTHONPATH", f"{here}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, *sys.path]))
     monkeypatch.setenv("GRPO_WEIGHTS_DIR", str(tmp_path))
     resources = {"trainer": 2}
     ray.init(address="local", num_cpus=2, resources=resources, include_dashboard=False, log_to_driver=False)

@@ -1,6 +1,7 @@
 """Ranks that compute slowly, although collectives make all ranks take equally long: they are named."""
 
 import os
+import sys
 import time
 from collections.abc import Iterator
 from statistics import median
@@ -86,7 +87,7 @@ class Sums(TrainerWorker):
 @pytest.fixture
 def gang(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerGroup]:
     here = os.path.dirname(__file__)
-    monkeypatch.setenv("PYTHONPATH", f"{here}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, *sys.path]))
     resources = {"trainer": 4}
     ray.init(address="local", num_cpus=4, resources=resources, include_dashboard=False, log_to_driver=False)
     pool = placement_group([{"CPU": 1, "trainer": 1}] * 4)
