@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from grpo_devcluster.paths import JOB_DATA
@@ -32,6 +33,7 @@ def test_trainer_and_engines_agree_through_every_sync(undisturbed: list[dict[str
     assert max(gaps[half:]) < 10 * max(gaps[:half])
 
 
+@pytest.mark.slow  # a whole job more, of four minutes
 def test_without_learning_rate_no_rise_and_suspend_and_delete(start: Start) -> None:
     """Check five behaviours of one job in the order of its life."""
     profile = {"ranks": [1], "stepStart": 2, "stepEnd": 3}
