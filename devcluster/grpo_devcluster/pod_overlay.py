@@ -44,10 +44,18 @@ def pod_overlay() -> dict[str, Any]:
         variables |= cuda()
         # An engine compiles kernels for a minute, the trainer in its first step for another one.
         variables |= {name: str(KERNELS / folder) for name, folder in _CACHES.items()}
+        for folder in _CACHES.values():
+            _open_to_all(KERNELS / folder)
         volumes.append({"name": "kernels", "hostPath": {"path": str(KERNELS), "type": "DirectoryOrCreate"}})
         volume_mounts.append({"name": "kernels", "mountPath": str(KERNELS)})
     env = [{"name": name, "value": value} for name, value in variables.items()]
     return {"volumes": volumes, "volumeMounts": volume_mounts, "env": env}
+
+
+def _open_to_all(folder: Path) -> None:
+    """Make a folder in which pods of any user may write, as in /tmp."""
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o1777)
 
 
 def cuda() -> dict[str, str]:

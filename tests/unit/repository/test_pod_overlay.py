@@ -1,5 +1,6 @@
 """The devcluster's pods find packages, CUDA and compiled kernels of their machine."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ def test_pods_on_gpus_find_cudas_libraries_and_toolkit(
     (tmp_path / "cuda").symlink_to("cuda-13")
     monkeypatch.setattr(pod_overlay, "environment", lambda: tmp_path)
     monkeypatch.setattr(pod_overlay, "TOOLKIT", tmp_path / "cuda")
+    monkeypatch.setattr(pod_overlay, "KERNELS", tmp_path / "kernels")
     for present in (False, True):
         monkeypatch.setattr(nvidia, "present", lambda present=present: present)
         overlay = pod_overlay.pod_overlay()
@@ -45,6 +47,8 @@ def test_pods_on_gpus_find_cudas_libraries_and_toolkit(
         assert [found["TRITON_CACHE_DIR"].startswith(mount["mountPath"]) for mount in kept] == [
             True
         ] * present
+        if present:
+            assert os.stat(found["TRITON_CACHE_DIR"]).st_mode & 0o777 == 0o777, "pods run as several users"
         assert str(pod_overlay.PACKAGES / "bin") in found["PATH"].split(":"), "ray, which KubeRay starts"
 
 
