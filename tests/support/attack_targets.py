@@ -1,4 +1,4 @@
-"""What attacks aim at: a process with a secret, files and sockets, like a controller's."""
+"""Targets of the attacks: a process with a secret, files and sockets, like a controller."""
 
 import contextlib
 import ctypes

@@ -10,17 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 import torch
-from ray.util.placement_group import placement_group
 
 from grpo_operator.render.job_pods import _RANK
 from grpo_worker.checkpointing.store import complete_steps
-from grpo_worker.controller.training.processes import RayProcesses
 from grpo_worker.controller.training.worker_group import WorkerGroup
 from grpo_worker.roles.dispatch import Dispatch, RankInfo, register
 from grpo_worker.roles.trainer import TrainerWorker
 from grpo_worker.roles.watching import LEAVING
+from support.ray_gangs import ray_gang
 
 PROGRAM = Path(__file__).parents[1] / "support" / "departing_job.py"
 STEPS = 4  # a checkpoint is due after step 4, which is the last one
@@ -109,17 +107,9 @@ class Sums(TrainerWorker):
 
 @pytest.fixture
 def gang(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[WorkerGroup]:
-    here = os.path.dirname(__file__)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, *sys.path]))
     monkeypatch.setenv("GRPO_WEIGHTS_DIR", str(tmp_path))
-    resources = {"trainer": 2}
-    ray.init(address="local", num_cpus=2, resources=resources, include_dashboard=False, log_to_driver=False)
-    pool = placement_group([{"CPU": 1, "trainer": 1}] * 2)
-    group = WorkerGroup(Sums, RayProcesses(Sums, pool), 60.0)
-    group.start({})
-    yield group
-    group.kill()
-    ray.shutdown()
+    with ray_gang(Sums, 2, 60.0) as group:
+        yield group
 
 
 def test_ranks_announce_the_end_of_their_pod_and_go_on(gang: WorkerGroup, tmp_path: Path) -> None:

@@ -13,15 +13,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
 import torch
-from ray.util.placement_group import placement_group
 
-from grpo_worker.controller.training.processes import RayProcesses
 from grpo_worker.controller.training.worker_group import GangError, WorkerGroup
 from grpo_worker.profiling.progress import PROGRESS
 from grpo_worker.roles.dispatch import Dispatch, RankInfo, register
 from grpo_worker.roles.trainer import TrainerWorker
+from support.ray_gangs import ray_gang
 
 HANG = 4.0
 
@@ -72,17 +70,9 @@ class Sums(TrainerWorker):
 
 
 @pytest.fixture
-def gang(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[WorkerGroup]:
-    here = os.path.dirname(__file__)
-    monkeypatch.setenv("PYTHONPATH", f"{here}:{os.environ.get('PYTHONPATH', '')}")
-    resources = {"trainer": 2}
-    ray.init(address="local", num_cpus=2, resources=resources, include_dashboard=False, log_to_driver=False)
-    pool = placement_group([{"CPU": 1, "trainer": 1}] * 2)
-    group = WorkerGroup(Sums, RayProcesses(Sums, pool), HANG, flight_records=str(tmp_path / "hang"))
-    group.start({})
-    yield group
-    group.kill()
-    ray.shutdown()
+def gang(tmp_path: Path) -> Iterator[WorkerGroup]:
+    with ray_gang(Sums, 2, HANG, flight_records=str(tmp_path / "hang")) as group:
+        yield group
 
 
 def test_a_hanging_rank_and_its_process_group_are_named(gang: WorkerGroup, tmp_path: Path) -> None:

@@ -1,17 +1,13 @@
 """Profiles ordered from a running gang: a real trace by torch's profiler, and the stacks of a stuck rank."""
 
 import json
-import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 import torch
-from ray.util.placement_group import placement_group
 from starlette.testclient import TestClient
 
 from grpo_operator.api.messages import ControllerStatus, ProfileReport
@@ -19,11 +15,11 @@ from grpo_worker.controller.profiles.background import BackgroundProfiles
 from grpo_worker.controller.profiles.step_traces import StepTraces
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.status.server import application
-from grpo_worker.controller.training.processes import RayProcesses
 from grpo_worker.controller.training.worker_group import WorkerGroup
 from grpo_worker.roles.dispatch import Dispatch, RankInfo, register
 from grpo_worker.roles.trainer import TrainerWorker
 from support.objects import job, spec_of
+from support.ray_gangs import ray_gang
 
 
 class Sums(TrainerWorker):
@@ -78,18 +74,8 @@ class Controller:
 
 @pytest.fixture(scope="module")
 def gang() -> Iterator[WorkerGroup]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-        resources = {"trainer": 2}
-        ray.init(
-            address="local", num_cpus=2, resources=resources, include_dashboard=False, log_to_driver=False
-        )
-        pool = placement_group([{"CPU": 1, "trainer": 1}] * 2)
-        group = WorkerGroup(Sums, RayProcesses(Sums, pool), 60.0)
-        group.start({})
+    with ray_gang(Sums, 2, 60.0) as group:
         yield group
-        group.kill()
-        ray.shutdown()
 
 
 def test_an_ordered_trace_has_the_kernels_and_collectives_of_its_steps(

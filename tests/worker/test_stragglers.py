@@ -1,19 +1,14 @@
 """Ranks that compute slowly, although collectives make all ranks take equally long: they are named."""
 
-import os
-import sys
 import time
 from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
 import pytest
-import ray
 import torch
-from ray.util.placement_group import placement_group
 
 from grpo_operator.api.v1alpha1.restart_policy import StragglerPolicy
-from grpo_worker.controller.training.processes import RayProcesses
 from grpo_worker.controller.training.stragglers import StragglerWatch, members_of
 from grpo_worker.controller.training.worker_group import WorkerGroup
 from grpo_worker.profiling.own_time import OWN_TIME
@@ -21,6 +16,7 @@ from grpo_worker.roles.dispatch import Dispatch, RankInfo, register
 from grpo_worker.roles.host import RankHost
 from grpo_worker.roles.trainer import TrainerWorker
 from support.ranks.launcher import run as run_on_ranks
+from support.ray_gangs import ray_gang
 
 STEPS = 4
 NOBODY = -1
@@ -85,17 +81,9 @@ class Sums(TrainerWorker):
 
 
 @pytest.fixture
-def gang(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerGroup]:
-    here = os.path.dirname(__file__)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, *sys.path]))
-    resources = {"trainer": 4}
-    ray.init(address="local", num_cpus=4, resources=resources, include_dashboard=False, log_to_driver=False)
-    pool = placement_group([{"CPU": 1, "trainer": 1}] * 4)
-    group = WorkerGroup(Sums, RayProcesses(Sums, pool), 120.0)
-    group.start({})
-    yield group
-    group.kill()
-    ray.shutdown()
+def gang() -> Iterator[WorkerGroup]:
+    with ray_gang(Sums, 4, 120.0) as group:
+        yield group
 
 
 def test_the_gang_names_the_slow_rank_with_its_pod(gang: WorkerGroup) -> None:

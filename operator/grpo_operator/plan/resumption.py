@@ -17,7 +17,7 @@ from grpo_operator.plan.observed import Observed
 
 
 class Resumption(NamedTuple):
-    """What an ended job is asked to do. ``granted``: it goes on. ``message``: why, or why not."""
+    """Answer to the request that an ended job goes on. ``granted``: it does. ``message``: the reason."""
 
     granted: bool
     message: str

@@ -1,4 +1,4 @@
-"""What the audit log says about the operator's rights. integration/test_rights.py reads a real one."""
+"""Comparison of audit logs with the operator's rights. integration/test_rights.py reads a real log."""
 
 import json
 from typing import Any

@@ -47,7 +47,7 @@ def data_of(spec: GRPOJobSpec) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """What a job takes over. ``folder``: of the other job, of its checkpoints, or a checkpoint itself."""
+    """Checkpoint that a job starts from. ``folder``: of the job, its checkpoints, or one of these."""
 
     spec: GRPOJobSpec
     folder: Path

@@ -79,7 +79,7 @@ def test_each_new_straggler_is_one_event_that_names_its_node() -> None:
     assert event.message == (
         "slow ranks: rank 3 in pod tiny-moe-trainer-1 on node node-2 (2.1 times the median)"
     )
-    assert job_event(calm, one) is None, "it is told once"
+    assert job_event(calm, one) is None, "it has one event"
     assert straggler_event(one, _wire(_observed(SLOW.updated(ratio=3.0, steps=8)))) is None
     two = _wire(_observed(SLOW, SLOW.updated(rank=1, pod="tiny-moe-trainer-0")))
     event = straggler_event(one, two)

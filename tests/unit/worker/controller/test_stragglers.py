@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from grpo_operator.api.v1alpha1.restart_policy import StragglerPolicy
-from grpo_worker.controller.training.stragglers import MOST_NAMED, Member, StragglerWatch
+from grpo_operator.api.v1alpha1.status import MAX_STRAGGLERS
+from grpo_worker.controller.training.stragglers import Member, StragglerWatch
 from grpo_worker.profiling.own_time import OwnTime
 from support.loop_world import World
 
@@ -79,7 +80,7 @@ def test_the_metrics_of_256_ranks_are_as_many_as_those_of_two() -> None:
         metrics = large.observe(_times(*(slow.get(rank, 1.0) for rank in range(256))))
     assert metrics.keys() == small.observe(_times(1, 1)).keys() and len(metrics) == 8
     assert metrics["own_time_s/stragglers"] == len(slow) == large.count
-    assert _named(large) == sorted(slow, reverse=True)[:MOST_NAMED], "the slowest, first"
+    assert _named(large) == sorted(slow, reverse=True)[:MAX_STRAGGLERS], "the slowest, first"
     wire = json.dumps([one.wire() for one in large.stragglers])
     assert len(wire) < 1000, "the status does not grow with the gang"
     assert metrics["own_time_s/update_median"] == 0.75

@@ -33,7 +33,7 @@ def test_waits_within_a_phase_are_no_own_time() -> None:
         wait(5)
         clock.sleep(4)
     assert record.take() == OwnTime(3.0, 4.0)
-    assert record.take() == OwnTime(), "each piece of time is told once"
+    assert record.take() == OwnTime(), "each piece of time is reported once"
 
 
 def test_a_wait_within_a_wait_counts_once() -> None:

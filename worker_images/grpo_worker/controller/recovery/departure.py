@@ -27,7 +27,7 @@ class Gang(Protocol):
 
 
 class Departure:
-    """What the training loop knows of pods that are about to end. Thread-safe.
+    """Notices of pods that are about to end, for the training loop. Thread-safe.
 
     While steps are at stake (``holding``), SIGTERM only asks the loop to save them. At any other time it ends
     the process at once.

@@ -6,11 +6,10 @@ from statistics import median_low
 
 from grpo_operator.api.messages import Straggler
 from grpo_operator.api.v1alpha1.restart_policy import StragglerPolicy
+from grpo_operator.api.v1alpha1.status import MAX_STRAGGLERS
 from grpo_worker.profiling.own_time import OwnTime
 from grpo_worker.roles.dispatch import RankInfo
 from grpo_worker.roles.host import RankHost
-
-MOST_NAMED = 8  # stragglers that a status names, the slowest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class StragglerWatch:
         named = [place for place, steps in enumerate(self._slow) if steps >= self._policy.steps]
         named.sort(key=lambda place: -ratios[place])
         self.count = len(named)
-        self.stragglers = [self._straggler(place, ratios[place]) for place in named[:MOST_NAMED]]
+        self.stragglers = [self._straggler(place, ratios[place]) for place in named[:MAX_STRAGGLERS]]
         return {
             **_spread("log_probs", [time.log_probs for time in times]),
             **_spread("update", [time.update for time in times]),

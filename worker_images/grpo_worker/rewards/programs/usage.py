@@ -1,4 +1,4 @@
-"""What a running program uses of what the kernel does not limit for it: threads and space for files."""
+"""Limits that the kernel does not keep for a program: its threads and the space of its files."""
 
 import os
 from pathlib import Path
