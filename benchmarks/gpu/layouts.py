@@ -70,11 +70,16 @@ def speed(case: UpdateCase) -> dict[str, Any]:
         "peak": max(ours["peaks"]), "peaks": ours["peaks"], "bare_peaks": bare["peaks"], "planned": planned,
         "planned_seconds": measured.cost().total,
         "memory_error_pct": [100 * (p / m - 1) for p, m in zip(planned, ours["peaks"], strict=True)],
+        "beside_allocator": ours["beside"], "unused_of_allocator": ours["unused"],
     }  # fmt: skip
 
 
 def _measured(case: UpdateCase, build: Callable[[UpdateCase], tuple[Any, Any]]) -> dict[str, Any]:
-    """Return the median and all seconds of a step, and the largest peak of each stage's ranks."""
+    """Return the median and all seconds of a step, and the largest peak in bytes of each stage's ranks.
+
+    ``beside``, ``unused``: bytes that a rank takes beside PyTorch's allocator, and that it keeps and does
+    not use, at most.
+    """
     free()
     before = torch.cuda.memory_allocated()
     step, drop = build(case)
@@ -87,11 +92,22 @@ def _measured(case: UpdateCase, build: Callable[[UpdateCase], tuple[Any, Any]]) 
         dist.barrier()
         taken.append(seconds(step))
     peak = torch.cuda.max_memory_allocated() - before
-    found = _on_all((parallel_state.get_pipeline_model_parallel_rank(), peak, taken))
+    unused = torch.cuda.max_memory_reserved() - torch.cuda.max_memory_allocated()
+    found = _on_all((parallel_state.get_pipeline_model_parallel_rank(), peak, taken, _beside(), unused))
     drop()
-    slowest = [max(times) for times in zip(*(times for _, _, times in found), strict=True)]
-    peaks = [max(p for stage, p, _ in found if stage == wanted) for wanted in range(case.layout.pipeline)]
-    return {"seconds": statistics.median(slowest), "all": slowest, "peaks": peaks}
+    stages, peaks, times, beside, unuseds = zip(*found, strict=True)
+    slowest = [max(each) for each in zip(*times, strict=True)]
+    of_stages = [max(p for s, p in zip(stages, peaks, strict=True) if s == i) for i in range(max(stages) + 1)]
+    return {
+        "seconds": statistics.median(slowest), "all": slowest, "peaks": of_stages,
+        "beside": max(beside), "unused": max(unuseds),
+    }  # fmt: skip
+
+
+def _beside() -> int:
+    """Return the bytes of this GPU that are taken, but not by PyTorch's allocator: CUDA's and NCCL's."""
+    free_bytes, every = torch.cuda.mem_get_info()
+    return every - free_bytes - torch.cuda.memory_reserved()
 
 
 def _ours(case: UpdateCase) -> tuple[Callable[[], Any], Callable[[], None]]:

@@ -39,10 +39,20 @@ def _all_to_all(data: torch.Tensor, other: torch.Tensor, group: Group) -> None:
     dist.all_to_all_single(other, data, group=group)
 
 
+def _send(data: torch.Tensor, other: torch.Tensor, group: Group) -> None:
+    """Send to the next rank, as a stage of a pipeline and a link to an engine do."""
+    ranks, here = dist.get_process_group_ranks(group), dist.get_rank(group)
+    following, before = ranks[(here + 1) % len(ranks)], ranks[here - 1]
+    sends = [dist.P2POp(dist.isend, data, following, group), dist.P2POp(dist.irecv, other, before, group)]
+    for work in dist.batch_isend_irecv(sends):
+        work.wait()
+
+
 COLLECTIVES: dict[str, Callable[[torch.Tensor, torch.Tensor, Group], None]] = {
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
     "all_to_all": _all_to_all,
+    "send": _send,
 }
 
 
