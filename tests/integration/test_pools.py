@@ -149,13 +149,14 @@ def test_an_ended_job_stays_ended_when_its_pool_goes(api: Api, tiny: dict[str, A
     assert api.apply(_shared(tiny)).returncode == 0
     assert api.apply(_referring(tiny, "first")).returncode == 0
     until("its pods", lambda: len(_pods(api, "rl.grpo.dev/job=first")) == 4, 60)
-    ended = json.dumps({"status": {"phase": "Succeeded", "step": 7}})
+    steps = tiny["spec"]["totalSteps"]
+    ended = json.dumps({"status": {"phase": "Succeeded", "step": steps}})
     api.ok("patch", "grpo", "first", "--subresource=status", "--type=merge", "-p", ended)
     api.ok("delete", "rpool", "shared")
     until("its pods go", lambda: not _pods(api, "rl.grpo.dev/job=first"), 60)
     time.sleep(3)
     status = api.get("grpo", "first")["status"]
-    assert (status["phase"], status["step"]) == ("Succeeded", 7)
+    assert (status["phase"], status["step"]) == ("Succeeded", steps)
 
 
 def test_kai_clusters_are_deleted_with_their_job_without_an_owner(
