@@ -71,6 +71,17 @@ def _node_rights(*arguments: str) -> dict[str, set[str]]:
     return rights
 
 
+def test_the_operators_image_can_be_pinned_by_digest() -> None:
+    def image(*arguments: str) -> str:
+        (deployment,) = _of(_render(*arguments), "Deployment")
+        return str(deployment["spec"]["template"]["spec"]["containers"][0]["image"])
+
+    digest = f"sha256:{'0f' * 32}"
+    assert "@" not in image()
+    assert image("--set", f"image.digest={digest}").endswith(f":0.1.0@{digest}")
+    assert "image.digest" in _helm("--set", "image.digest=0f").stderr.replace("/", ".")
+
+
 def test_nodes_are_written_only_when_the_chart_allows_it() -> None:
     read = {"list", "watch"}
     assert _node_rights() == {"nodes": read}
