@@ -42,7 +42,7 @@ from precision_figures import figures as precision_figures
 from rollout_cases import GPU_CASES
 from rollout_figures import figures as rollout_figures
 
-KUBERNETES = "gpu_kubernetes"
+KUBERNETES, FAULTS = "gpu_kubernetes", "gpu_faults"
 _RAW = {  # files whose content is kept as it is -> results file
     "colocated": "colocated_gpu", "traced": "traced_gpu", "engine": "engine_speed_gpu",
     "wave_work": "wave_work_gpu", "precision_aware": "precision_aware_gpu", "overlap": "overlap_gpu",
@@ -274,9 +274,13 @@ def drafts(measured: dict[str, Any]) -> None:
 
 def kubernetes(origin: Stamp) -> None:
     """Record the figures of all jobs of pods on GPUs."""
-    jobs = json.loads((RESULTS / f"{KUBERNETES}.json").read_text())["cases"]
-    deterministic = json.loads((RESULTS / "deterministic_gpu.json").read_text())["cases"]
-    record(KUBERNETES, gpu_jobs.figures(jobs, deterministic), origin)
+    jobs, deterministic, faulted = (_cases(name) for name in (KUBERNETES, "deterministic_gpu", FAULTS))
+    record(KUBERNETES, gpu_jobs.figures(jobs, deterministic, faulted), origin)
+
+
+def _cases(name: str) -> dict[str, Any]:
+    file = RESULTS / f"{name}.json"
+    return dict(json.loads(file.read_text())["cases"]) if file.exists() else {}
 
 
 def _record(name: str, figures: dict[str, float], origin: Stamp) -> None:
@@ -307,6 +311,9 @@ def main() -> None:
             record_cases("updates_gpu", content["cases"], content["of"])
         elif name.startswith("held-out-"):
             _keep("planner_memory_held_out", content)
+        elif name.startswith("faulted"):
+            record_cases(FAULTS, {content["manifest"]: gpu_jobs.fault_case(content)}, content["of"])
+            kubernetes(content["of"])
         elif name == "ours":
             job(content, measured["trl"])
         elif (REPO / "manifests" / "gpu" / f"{name}.yaml").exists():

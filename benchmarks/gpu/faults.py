@@ -1,7 +1,7 @@
 """A job of pods on GPUs that suffers one fault after the other, beside the same job without faults.
 
     python3 benchmarks/gpu/faults.py OUT MANIFEST calm
-    python3 benchmarks/gpu/faults.py OUT MANIFEST faulted
+    python3 benchmarks/gpu/faults.py OUT MANIFEST faulted [--only FAULT...]
 
 Run it in a devcluster where the operator is installed, as ``devcluster/gpu-node.sh jobs`` leaves it. Trainers
 and engines are deterministic, so that both runs should have the same bits. Writes OUT/calm.json, then
@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,7 @@ FAULTS: tuple[Fault, ...] = (
     *(trainer_agent, engine_agent, operator, rank, engine_generating),
     *(engine_updating, controller, trainer_pod, ray_head),
 )
+BY_NAME = {fault.__name__: fault for fault in FAULTS}
 
 
 def begin(name: str, manifest: Path) -> JobView:
@@ -146,10 +147,10 @@ def begin(name: str, manifest: Path) -> JobView:
     return JobView(KUBECONFIG, name)
 
 
-def suffer(job: JobView) -> list[dict[str, Any]]:
-    """Inject all faults, each after some undisturbed steps; return them with their recovery."""
+def suffer(job: JobView, faults: Sequence[Fault]) -> list[dict[str, Any]]:
+    """Inject faults, each after some undisturbed steps; return them with their recovery."""
     found = []
-    for fault in FAULTS:
+    for fault in faults:
         wait_step(job, step_of(job) + BETWEEN, PATIENCE)
         started = time.monotonic()
         case: dict[str, Any] = {"fault": fault.__name__}
@@ -179,14 +180,18 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("manifest", type=Path)
     parser.add_argument("run", choices=["calm", "faulted"])
+    parser.add_argument("--only", nargs="+", choices=BY_NAME, default=list(BY_NAME), help="these faults")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     job = begin(args.run, args.manifest)
     until("the first step", lambda: step_of(job) >= 1, 2 * PATIENCE)
-    faults = suffer(job) if args.run == "faulted" else []
+    chosen = [BY_NAME[name] for name in args.only]
+    faults = suffer(job, chosen) if args.run == "faulted" else []
     status = job.wait(ENDED, 2 * PATIENCE)
     steps = load(job.store())
-    found: dict[str, Any] = {"status": status, "steps": steps, "faults": faults}
+    found: dict[str, Any] = {
+        "manifest": args.manifest.stem, "status": status, "steps": steps, "faults": faults
+    }  # fmt: skip
     calm = args.out / "calm.json"
     if args.run == "faulted" and calm.exists():
         found["differences"] = differences(json.loads(calm.read_text())["steps"], steps)

@@ -14,6 +14,17 @@ _KEPT = (
     *("timing_s/to_engines", "timing_s/to_trainers", "timing_s/save_checkpoint", "weight_sync/link_failures"),
 )
 _WARM_UP = 2  # steps in which kernels are compiled
+# Suffixes of the figures of each manifest.
+_KINDS = {
+    "deepseek-v3-1b-1gpu": "colocated", "deepseek-v3-1b-2gpu": "static", "deepseek-v3-1b-fp8-2gpu": "fp8",
+    "qwen3-moe-1b-2gpu": "colocated_2", "deepseek-v3-1b-4gpu": "static_4",
+}  # fmt: skip
+_FAULTED = {"deepseek-v3-1b-2gpu": "", "deepseek-v3-1b-4gpu": "_4"}
+_RECOVERIES = {
+    "trainer": ("rank", "trainer_pod"),
+    "engine": ("engine_generating", "engine_updating"),
+    "controller": ("controller",),
+}
 _GAP = "train/train_rollout_logprob_abs_diff"
 
 
@@ -45,10 +56,39 @@ def figures_of(status: Mapping[str, Any], steps: list[dict[str, Any]]) -> dict[s
     }
 
 
-def figures(cases: Mapping[str, Mapping[str, Any]], deterministic: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures of all jobs. ``deterministic``: cases of benchmarks/gpu/deterministic.py."""
+def fault_case(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is kept of the file of benchmarks/gpu/faults.py about the run with faults."""
+    return {name: content[name] for name in ("faults", "differences")}
+
+
+def fault_figures(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Return the figures of jobs that suffered faults, by manifest; see ``fault_case``."""
+    found: dict[str, float] = {}
+    for name, suffix in _FAULTED.items():
+        if name not in cases:
+            continue
+        survived = {each["fault"]: each["seconds"] for each in cases[name]["faults"] if "failed" not in each}
+        found[f"faults_survived{suffix}"] = len(survived)
+        found[f"replay_difference{suffix}"] = max(cases[name]["differences"].values())
+        for kind, faults in _RECOVERIES.items():
+            seconds = [survived[fault] for fault in faults if fault in survived]
+            if seconds:
+                found[f"recovery_seconds_{kind}{suffix}"] = max(seconds)
+    return found
+
+
+def figures(
+    cases: Mapping[str, Mapping[str, Any]],
+    deterministic: Mapping[str, Any],
+    faulted: Mapping[str, Mapping[str, Any]],
+) -> dict[str, float]:
+    """Return the figures of all jobs.
+
+    ``deterministic``: cases of benchmarks/gpu/deterministic.py. ``faulted``: see ``fault_figures``.
+    """
     found: dict[str, float] = {"jobs_succeeded": sum(case["phase"] == "Succeeded" for case in cases.values())}
-    for name, kind in (("deepseek-v3-1b-1gpu", "colocated"), ("deepseek-v3-1b-2gpu", "static")):
+    found |= fault_figures(faulted)
+    for name, kind in _KINDS.items():
         if name in cases:
             own = cases[name]["figures"]
             found |= {

@@ -17,9 +17,13 @@ def _read(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
+def _faulted() -> Any:
+    return _read("gpu_faults")["cases"] if (RESULTS / "gpu_faults.json").exists() else {}
+
+
 def test_the_published_figures_are_those_of_the_cases() -> None:
     published, deterministic = _read("gpu_kubernetes"), _read("deterministic_gpu")["cases"]
-    assert gpu_jobs.figures(published["cases"], deterministic) == published["figures"]
+    assert gpu_jobs.figures(published["cases"], deterministic, _faulted()) == published["figures"]
     for case in published["cases"].values():
         done, of = map(int, case["progress"].split("/"))
         assert len(case["steps"]) == case["figures"]["steps"] == done
@@ -30,5 +34,18 @@ def test_a_job_that_was_stopped_is_not_among_those_that_succeeded() -> None:
     case = _read("gpu_kubernetes")["cases"]["deepseek-v3-1b-1gpu"]
     deterministic = _read("deterministic_gpu")["cases"]
     for phase, succeeded in (("Training", 0), ("Succeeded", 1)):
-        found = gpu_jobs.figures({"deepseek-v3-1b-1gpu": case | {"phase": phase}}, deterministic)
+        found = gpu_jobs.figures({"deepseek-v3-1b-1gpu": case | {"phase": phase}}, deterministic, {})
         assert found["jobs_succeeded"] == succeeded
+
+
+def test_only_faults_that_were_survived_count_and_the_slowest_recovery_is_named() -> None:
+    faults = [
+        {"fault": "rank", "witness": "w", "seconds": 20.0},
+        {"fault": "trainer_pod", "witness": "w", "seconds": 31.0},
+        {"fault": "engine_updating", "failed": "no step"},
+    ]
+    content = {"faults": faults, "differences": {"actor/loss": 0.0, "critic/score/mean": 1e-7}, "status": {}}
+    found = gpu_jobs.fault_figures({"deepseek-v3-1b-4gpu": gpu_jobs.fault_case(content)})
+    assert found == {
+        "faults_survived_4": 2, "replay_difference_4": 1e-7, "recovery_seconds_trainer_4": 31.0
+    }  # fmt: skip
