@@ -161,6 +161,13 @@ def test_monitoring_objects_are_rendered_only_when_enabled() -> None:
     assert urls == [f"https://a/b#{name.lower()}" for name in alerts]
     for name in ("ops", "ops-jobs", "ops-trainers", "ops-engines"):
         assert _of(asked, "PodMonitor", name), name
+    labelled = _render(
+        "--set", "metrics.podMonitor=true,metrics.prometheusRule=true,metrics.labels.release=stack"
+    )
+    kinds = [o for o in labelled if o["kind"] in ("PodMonitor", "PrometheusRule")]
+    assert len(kinds) == 5 and all(o["metadata"]["labels"] == {"release": "stack"} for o in kinds)
+    (operator,) = _of(asked, "PodMonitor")
+    assert operator["spec"]["podMetricsEndpoints"][0]["honorLabels"], "series name the jobs' namespaces"
     (dashboard,) = _of(asked, "ConfigMap", "ops-dashboard")
     panels = json.loads(dashboard["data"]["grpo-operator.json"])["panels"]
     assert len({p["id"] for p in panels}) == len(panels)

@@ -170,7 +170,7 @@ def test_the_second_large_job_waits_until_the_first_is_gone(api: Api, large: dic
     (runs,) = [n for n in names if _count(api, n) == (32, 32)]
     (waits,) = set(names) - {runs}
     status = _status(api, waits)
-    assert status["phase"] == "Pending" and status["conditions"][0]["reason"] == "WaitingForCapacity"
+    assert status["phase"] == "Waiting" and status["conditions"][0]["reason"] == "WaitingForCapacity"
     assert api.get("pods", "-l", f"rl.grpo.dev/job={waits}")["items"] == [], "a waiting job holds pods"
     api.ok("delete", "grpojob", runs)
     until("the other starts", lambda: _count(api, waits) == (32, 32), 240)

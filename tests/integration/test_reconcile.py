@@ -67,9 +67,23 @@ def test_a_job_that_waits_for_nodes_starts_when_they_come(
     tiny["spec"]["trainer"]["resources"] = {"cpu": "40", "memory": "64Gi"}
     fake_nodes(1)
     assert api.apply(tiny).returncode == 0
-    until("Pending", lambda: api.get("grpojob", "tiny-moe").get("status", {}).get("phase") == "Pending")
+    until("Waiting", lambda: _columns(api)[:3] == ["tiny-moe", "Waiting", "WaitingForCapacity"])
     fake_nodes(2)
     until("all pods run", lambda: running(api) == WHOLE, 60)
+
+
+def _columns(api: Api) -> list[str]:
+    return api.ok("get", "grpojobs", "--no-headers").split()
+
+
+def test_what_the_scheduler_says_is_in_the_status(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
+    fake_nodes(2)
+    claim = {"name": "data", "persistentVolumeClaim": {"claimName": "absent"}}
+    tiny["spec"]["trainer"]["podTemplate"] = {"spec": {"volumes": [claim]}}
+    assert api.apply(tiny).returncode == 0
+    until("a reason", lambda: _columns(api)[:3] == ["tiny-moe", "Starting", "Unschedulable"], 30)
+    events = until("an event", lambda: "Unschedulable" in (text := api.ok("get", "events")) and text, 30)
+    assert "no node for tiny-moe-trainer" in events and 'persistentvolumeclaim "absent" not found' in events
 
 
 def test_deleting_the_job_deletes_everything(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:

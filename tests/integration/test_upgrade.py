@@ -18,6 +18,7 @@ CHART: dict[str, object] = {
 }
 OWNERS = {"job": "rl.grpo.dev/job=tiny-moe", "pool": "rl.grpo.dev/rolloutpool=standing"}
 CRD = "grpojobs.rl.grpo.dev"
+BETA = "grpojobs.v1beta1.rl.grpo.dev"
 SCHEMA = "/spec/versions/0/schema/openAPIV3Schema/properties"
 NEWER = (f"{SCHEMA}/spec/properties/{ADDED}", f"{SCHEMA}/status/properties/layout/properties/{ADDED}")
 
@@ -172,6 +173,49 @@ def older_crds(api: Api) -> Iterator[Callable[[], None]]:
 
     yield lambda: patch(op="remove")
     patch(op="add", value=images)
+
+
+def _patch_crd(api: Api, changes: list[dict[str, Any]], *arguments: str) -> None:
+    api.ok("patch", "crd", CRD, "--type=json", "-p", json.dumps(changes), *arguments)
+
+
+def _store_in(api: Api, index: int) -> None:
+    path = "/spec/versions/{}/storage"
+    changes = [{"op": "replace", "path": path.format(i), "value": i == index} for i in range(2)]
+    _patch_crd(api, changes)
+
+
+@pytest.fixture
+def next_version(api: Api) -> Iterator[None]:
+    """Let the CRD serve v1beta1 too, with the same schema, as the first release of that version will."""
+    version = api.get("crd", CRD)["spec"]["versions"][0] | {"name": "v1beta1", "storage": False}
+    _patch_crd(api, [{"op": "add", "path": "/spec/versions/-", "value": version}])
+    until("it is served", lambda: api.run("get", BETA).returncode == 0, 60)
+    yield
+    _store_in(api, 0)
+    stored = [{"op": "replace", "path": "/status/storedVersions", "value": ["v1alpha1"]}]
+    _patch_crd(api, stored, "--subresource=status")
+    _patch_crd(api, [{"op": "remove", "path": "/spec/versions/1"}])
+
+
+def test_a_second_version_of_the_api_leaves_jobs_and_manifests_alone(
+    api: Api, next_version: None, tiny: dict[str, Any], fake_nodes: Any
+) -> None:
+    fake_nodes(3)
+    uids = _start(api, tiny)
+    _store_in(api, 1)
+    until("it is stored", lambda: "v1beta1" in api.get("crd", CRD)["status"]["storedVersions"])
+    beta = tiny | {"apiVersion": "rl.grpo.dev/v1beta1"}
+    generation = api.get("grpojob", "tiny-moe")["metadata"]["generation"]
+    assert api.apply(beta).returncode == 0
+    assert api.get("grpojob", "tiny-moe")["metadata"]["generation"] == generation
+    api.ok("scale", "rpool", "tiny-moe-rollout", "--replicas=3")
+    until("a third engine, by the operator of v1alpha1", lambda: _more(api, uids["job"]), 60)
+    assert set(_pods(api, OWNERS["job"])) >= uids["job"]
+    assert api.apply(beta | {"metadata": {"name": "beta"}}).returncode == 0
+    until("a layout", lambda: _layout(api, "beta"), 60)
+    old, new = (api.get(kind, "tiny-moe") for kind in ("grpojob", BETA))
+    assert old["spec"] == new["spec"] and old["metadata"]["uid"] == new["metadata"]["uid"]
 
 
 def test_running_jobs_are_looked_after_while_the_crds_are_older(

@@ -47,6 +47,8 @@ _REASONS = {
     "OlderOperator": "A newer operator has accepted the spec. The message names the fields that this one "
     "ignores. Upgrade it: see [upgrades](../guides/upgrades.md#downgrades).",
     "ApplyRefused": "The message quotes the API server: mostly an invalid `podTemplate`, or a quota.",
+    "Unschedulable": "The scheduler finds no node for pods, and the message quotes it: nodes are full or "
+    "tainted, or a claim does not exist.",
     "ContainersFailing": "The message names each failing container and its last error.",
     "PodsRefused": "KubeRay cannot create pods. The message quotes the API server: mostly a quota, or the "
     "namespace's [pod security](../concepts/security.md#pods).",

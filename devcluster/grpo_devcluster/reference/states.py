@@ -24,7 +24,8 @@ phases can be skipped.
 
 {job}
 Succeeded and Failed stay until the job is [resumed](../guides/checkpoints.md#resume-a-job-that-has-ended). A
-job whose spec becomes invalid or infeasible goes back to Pending with the condition `Stalled`.
+job whose spec becomes invalid or infeasible goes to Invalid with the condition `Stalled`. A job is Pending
+while Kueue has not admitted it.
 
 ## Engine
 
@@ -98,7 +99,8 @@ def _cases() -> Iterator[_Case]:
     def reports(phase: Phase) -> Observed:
         return Observed(ray_cluster=cluster, controller=ControllerStatus(phase=phase, attempt=1, step=1))
 
-    yield _Case("pods are created", (Phase.PENDING,), Observed(ray_cluster=cluster))
+    created = (Phase.INVALID, Phase.WAITING, Phase.PENDING)
+    yield _Case("pods are created", created, Observed(ray_cluster=cluster))
     yield _Case("the gang is ready", (Phase.STARTING, Phase.RECOVERING), reports(Phase.TRAINING))
     yield _Case("a rank or the controller is lost", (Phase.TRAINING,), Observed(ray_cluster=cluster), step=1)
     yield _Case("spec.suspend is set", _RUNNING, Observed(ray_cluster=cluster), suspend=True)

@@ -25,12 +25,14 @@ def grpojob_crd() -> dict[str, Any]:
     """Return the CustomResourceDefinition of GRPOJob."""
     columns = [
         ("Phase", "string", ".status.phase"),
+        ("Reason", "string", ".status.reason"),
         ("Step", "string", ".status.progress"),
+        ("ETA", "string", ".status.eta"),
         ("Weights", "string", ".status.weights"),
         ("Reward", "string", ".status.rewardMean"),
         ("Train", "string", ".status.trainReady"),
         ("Rollout", "string", ".status.rolloutReady"),
-        ("Restarts", "integer", ".status.restarts.job"),
+        ("Restarts", "integer", ".status.restartCount"),
     ]
     return _crd("GRPOJob", "grpojobs", ["grpo"], (GRPOJobSpec, GRPOJobStatus), columns, {}, LONGEST_NAME)
 

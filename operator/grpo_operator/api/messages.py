@@ -114,9 +114,10 @@ class ControllerStatus(Message):
     """Progress of a run, served by the controller pod. It is also served while that pod fetches volumes.
 
     ``attempt``: starts of the controller or of the training gang; 0 until the controller has read the
-    run's record, and then ``step`` and ``restarts`` are not known yet either. ``reward_mean`` and
-    ``tokens_per_second_per_gpu`` are those of the last step. ``last_checkpoint``: step of the newest complete
-    checkpoint, and ``checkpoint_location`` its folder. ``stalled``: why the run makes no progress, or "".
+    run's record, and then ``step`` and ``restarts`` are not known yet either. ``reward_mean``,
+    ``tokens_per_second_per_gpu`` and ``step_seconds`` are those of the last step. ``last_checkpoint``: step
+    of the newest complete checkpoint, and ``checkpoint_location`` its folder. ``stalled``: why the run makes
+    no progress, or "".
     ``waiting``: what the parked trainers wait for, why and since when, or "". ``times_parked``: how often
     they were parked. ``recent_failures``: failures that no finished step has made up for yet, of any cause.
     ``backoff_seconds``: delay of the next restart if its cause is outside of the job. ``last_failure``:
@@ -140,6 +141,7 @@ class ControllerStatus(Message):
     weight_version: int | None = None
     reward_mean: float | None = None
     tokens_per_second_per_gpu: float | None = None
+    step_seconds: float | None = None
     last_checkpoint: int | None = None
     checkpoint_location: str = ""
     restored: RestoredState | None = None

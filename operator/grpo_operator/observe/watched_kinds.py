@@ -10,6 +10,7 @@ from grpo_operator.api.names import GROUP as RAY_GROUP
 from grpo_operator.api.names import HOST_INDEX, OWNER_LABELS, POOL_LABEL, REPLICA_NAME
 from grpo_operator.plan.capacity.feasibility import GPU
 from grpo_operator.plan.status.container_failures import failing
+from grpo_operator.plan.status.unschedulable import unschedulable
 
 Object = dict[str, Any]
 
@@ -91,7 +92,8 @@ def _pod(obj: Object) -> Object:
         "spec": ({"nodeName": sys.intern(node)} if node else {}) | {"gpus": _gpus(spec)},
         "status": {key: status[key] for key in ("phase", "podIP") if key in status}
         | {"conditions": [{"type": "Ready", "status": c["status"]} for c in ready]}
-        | ({"failing": failures} if (failures := failing(status)) else {}),
+        | ({"failing": failures} if (failures := failing(status)) else {})
+        | ({"unschedulable": why} if (why := unschedulable(status)) else {}),
     }
 
 

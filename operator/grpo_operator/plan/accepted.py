@@ -13,6 +13,7 @@ from grpo_operator.api.v1alpha1.status import Phase, SettledImages
 from grpo_operator.plan.status.conditions import Conditions
 
 _MOST_FIELDS = 8  # named in one condition
+_WITHOUT_PODS = (Phase.INVALID, Phase.WAITING, Phase.PENDING)
 _Spec = TypeVar("_Spec", bound=Model)
 
 
@@ -20,7 +21,7 @@ def is_accepted(obj: dict[str, Any]) -> bool:
     """Return whether an operator has accepted the job or pool, so that it has pods or had some."""
     status = obj.get("status") or {}
     settled = status.get("layout") or status.get("images")
-    return bool(settled) or status.get("phase") not in (None, Phase.PENDING)
+    return bool(settled) or status.get("phase") not in (None, *_WITHOUT_PODS)
 
 
 def spec_of(model: type[_Spec], obj: dict[str, Any], accepted: bool) -> _Spec:

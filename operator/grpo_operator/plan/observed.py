@@ -10,6 +10,7 @@ from grpo_operator.api.messages import AgentStatus, ControllerStatus, EngineHost
 from grpo_operator.api.v1alpha1.status import EngineHostStatus, EngineState, EngineStatus
 from grpo_operator.kuberay_client.models import RayClusterStatus
 from grpo_operator.plan.status.container_failures import ContainerFailure, container_failures
+from grpo_operator.plan.status.unschedulable import without_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,10 @@ class Observed:
         pods = of_pool((*self.pods, *self.pool_pods), names.ROLLOUT)
         others = [p for p in pods if name and p["metadata"]["labels"].get(names.REPLICA_NAME) == name]
         return next((error for error in map(_container_error, (first, *others)) if error), None)
+
+    def unschedulable(self) -> str:
+        """Return what the scheduler says about the pods of the job and of its pool without a node, or ""."""
+        return without_nodes((*self.pods, *self.pool_pods))
 
     def container_failures(self) -> list[ContainerFailure]:
         """Return the failing containers of the job's pods and of the pool that it uses."""

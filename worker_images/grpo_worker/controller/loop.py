@@ -82,7 +82,7 @@ class GrpoLoop:
         self._weights = weights
         self._failures = failures
         self._ledger = SampleLedger(store / "ledger.jsonl", self._record.check_claims)
-        self._records = StepRecords(store, spec.observability, client, self._record.check_claims)
+        self._records = StepRecords(store, spec, client, self._record.check_claims)
         self._checkpoints = RunCheckpoints(
             spec, store, trainers, self._scheduler, board, self._state, self._flush, self._parking,
             self._record.check_claims, inputs.fork,
@@ -218,7 +218,7 @@ class GrpoLoop:
         self._background.append(self._records.write(step, metrics, timer, pushed))
         self._report(
             reward_mean=metrics["critic/score/mean"],
-            tokens_per_second_per_gpu=metrics["perf/throughput"],
+            tokens_per_second_per_gpu=metrics["perf/throughput"], step_seconds=seconds,
             message=self._checkpoints.with_problem(refused_message(rollouts.refused)),
             stragglers=self._training.watch.stragglers, straggler_count=self._training.watch.count,
         )  # fmt: skip

@@ -1,17 +1,38 @@
 """Records of finished steps: their metrics, written beside the next step."""
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from grpo_operator.api.v1alpha1.observability import ObservabilitySpec
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.controller.weight_sync.synchronizer import PushResult
 from grpo_worker.metrics.generation import Generating, GenerationMetrics
+from grpo_worker.metrics.run_config import run_config
 from grpo_worker.metrics.sinks import sinks_of
 from grpo_worker.metrics.timing import StepTimer
 from grpo_worker.metrics.writer import MetricsWriter
 from grpo_worker.rollout.batch_file import RolloutBatch
+
+log = logging.getLogger(__name__)
+# Phases that the log names, by verl's names of their times.
+_PHASES = {
+    "generate": "gen",
+    "update": "update_actor",
+    "weights": "update_weights",
+    "save": "save_checkpoint",
+}
+
+
+def step_line(step: int, metrics: Mapping[str, float]) -> str:
+    """Return the line of a finished step in the log."""
+    times = {name: metrics.get(f"timing_s/{key}", 0.0) for name, key in _PHASES.items()}
+    phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in times.items() if seconds >= 0.05)
+    return (
+        f"step {step}: reward {metrics['critic/score/mean']:.3f}, {metrics['timing_s/step']:.1f} s"
+        f"{f' ({phases})' if phases else ''}, {metrics['perf/throughput']:.0f} tokens/s and GPU"
+    )
 
 
 class StepRecords:
@@ -20,12 +41,10 @@ class StepRecords:
     Writing waits for the digests of the step's weights, which come while the next step generates.
     """
 
-    def __init__(
-        self, store: Path, observability: ObservabilitySpec, client: Generating, check: Callable[[], None]
-    ) -> None:
+    def __init__(self, store: Path, spec: GRPOJobSpec, client: Generating, check: Callable[[], None]) -> None:
         """``store``: folder of the job. ``client``: generates the samples. ``check``: see StepLog."""
-        sinks = sinks_of(observability, store.name, store)
-        self._writer = MetricsWriter(store, sinks, observability.thresholds, check)
+        sinks = sinks_of(spec.observability, store.name, store, run_config(spec))
+        self._writer = MetricsWriter(store, sinks, spec.observability.thresholds, check)
         self._preliminary: int | None = None  # step whose record is to be replaced
         self._generation = GenerationMetrics(client)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="record")
@@ -72,3 +91,4 @@ class StepRecords:
             self._writer.truncate(step - 1)
         self._preliminary = step if pushed is None else None
         self._writer.write(step, metrics | result.metrics, weights=result.digests, wall_time=wall_time)
+        log.info("%s", step_line(step, metrics))

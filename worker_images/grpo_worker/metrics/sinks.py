@@ -5,6 +5,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from grpo_operator.api.v1alpha1.observability import MlflowSpec, ObservabilitySpec, WandbSpec
+from grpo_worker.metrics.run_config import flattened
+
+_MLFLOW_PARAMS, _MLFLOW_VALUE = 100, 6000  # parameters in one request, and characters of a value
 
 
 class Sink(Protocol):
@@ -20,13 +23,16 @@ class Sink(Protocol):
         """Finish: the job is complete."""
 
 
-def sinks_of(spec: ObservabilitySpec, job: str, store: Path) -> list[Sink]:
-    """Return the sinks that the job configures. ``job``: its name; ``store``: folder for local files."""
+def sinks_of(spec: ObservabilitySpec, job: str, store: Path, config: dict[str, Any]) -> list[Sink]:
+    """Return the sinks that the job configures.
+
+    ``job``: its name. ``store``: folder for local files. ``config``: of the run, see ``run_config``.
+    """
     sinks: list[Sink] = [TensorBoard(store / "tensorboard")] if spec.tensorboard else []
     if spec.wandb is not None:
-        sinks.append(Wandb(spec.wandb, job, store))
+        sinks.append(Wandb(spec.wandb, job, store, config))
     if spec.mlflow is not None:
-        sinks.append(Mlflow(spec.mlflow, job, store))
+        sinks.append(Mlflow(spec.mlflow, job, store, config))
     return sinks
 
 
@@ -59,7 +65,7 @@ class TensorBoard:
 class Wandb:
     """One Weights & Biases run for all attempts. WANDB_API_KEY comes from the pod's environment."""
 
-    def __init__(self, spec: WandbSpec, job: str, store: Path) -> None:
+    def __init__(self, spec: WandbSpec, job: str, store: Path, config: dict[str, Any]) -> None:
         import wandb
 
         self._run = wandb.init(
@@ -70,6 +76,8 @@ class Wandb:
             resume="allow",
             mode="offline" if spec.offline else "online",
             dir=str(store),
+            config=config,
+            allow_val_change=True,  # a job that goes on may have other values, such as totalSteps
         )
         # W&B's own step cannot decrease, so repeated steps need an axis of their own.
         self._run.define_metric("training_step")
@@ -90,7 +98,9 @@ class Wandb:
 class Mlflow:
     """One MLflow run for all attempts; its id is kept in the job's folder."""
 
-    def __init__(self, spec: MlflowSpec, job: str, store: Path) -> None:
+    def __init__(self, spec: MlflowSpec, job: str, store: Path, config: dict[str, Any]) -> None:
+        """A run keeps the configuration with which it began: MLflow does not change parameters."""
+        from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
         self._client = MlflowClient(spec.tracking_uri)
@@ -101,6 +111,9 @@ class Mlflow:
         experiment = self._client.get_experiment_by_name(spec.experiment)
         number = experiment.experiment_id if experiment else self._client.create_experiment(spec.experiment)
         self._run = self._client.create_run(number, run_name=job).info.run_id
+        params = [Param(name, value[:_MLFLOW_VALUE]) for name, value in flattened(config).items()]
+        for first in range(0, len(params), _MLFLOW_PARAMS):
+            self._client.log_batch(self._run, params=params[first : first + _MLFLOW_PARAMS])
         id_file.write_text(self._run)
 
     def begin(self, after: int) -> None:

@@ -296,7 +296,9 @@ class RolloutPoolStatus(Model):
     observed_generation: int | None = Field(
         None, description="metadata.generation that this status describes"
     )
-    phase: str | None = Field(None, max_length=32, description="Pending, Starting, Degraded or Serving")
+    phase: str | None = Field(
+        None, max_length=32, description="Invalid, Waiting, Starting, Degraded or Serving"
+    )
     replicas: int | None = Field(None, description="number of engines that have a pod")
     ready_replicas: int | None = Field(None, description="number of engines that serve")
     weight_version: int | None = Field(None, description="newest weight version that an engine serves")

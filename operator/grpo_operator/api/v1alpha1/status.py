@@ -20,8 +20,14 @@ MAX_STRAGGLERS = 8
 
 
 class Phase(StrEnum):
-    """Phase of a job as one word for ``kubectl get``; conditions hold the details."""
+    """Phase of a job as one word for ``kubectl get``; conditions hold the details.
 
+    INVALID: the spec, or the cluster for it, must change before the job gets pods. WAITING: another object
+    must change. PENDING: Kueue has not admitted the job.
+    """
+
+    INVALID = "Invalid"
+    WAITING = "Waiting"
     PENDING = "Pending"
     STARTING = "Starting"
     TRAINING = "Training"
@@ -242,6 +248,11 @@ class GRPOJobStatus(Model):
     phase: str | None = Field(
         None, max_length=32, description="phase of the job in one word; conditions hold the details"
     )
+    reason: str | None = Field(
+        None,
+        max_length=64,
+        description="why the job has no pods, or makes no or slow progress; conditions hold the message",
+    )
     step: int | None = Field(None, description="number of finished steps")
     total_steps: int | None = Field(None, description="number of steps to train (spec.totalSteps)")
     progress: str | None = Field(None, max_length=32, description="step/totalSteps, for kubectl get")
@@ -250,10 +261,14 @@ class GRPOJobStatus(Model):
     tokens_per_second_per_gpu: str | None = Field(
         None, max_length=32, description="tokens per second and trainer GPU in the last step"
     )
+    eta: str | None = Field(
+        None, max_length=16, description="time until totalSteps at the pace of the last step, as in 2h05m"
+    )
     last_checkpoint: CheckpointStatus | None = None
     train: PoolCount | None = None
     rollout: PoolCount | None = None
     restarts: RestartCounts | None = None
+    restart_count: int | None = Field(None, description="number of restarts of any cause, for kubectl get")
     attempt: int | None = Field(
         None, description="number of starts of the controller or of the training gang"
     )

@@ -29,6 +29,7 @@ from grpo_operator.plan.status.engine_start import engine_start_failure
 from grpo_operator.plan.status.goodput import goodput_status
 from grpo_operator.plan.status.problems import problem_of
 from grpo_operator.plan.status.profiles import profile_statuses
+from grpo_operator.plan.status.remaining import remaining
 from grpo_operator.plan.status.stragglers import straggler_statuses
 from grpo_operator.plan.weight_path import job_weight_path
 
@@ -53,7 +54,9 @@ def refused_status(
     return GRPOJobStatus.of_any_release(_old(job)).model_copy(
         update={
             "observed_generation": generation,
-            "phase": Phase.PENDING,
+            "phase": Phase.WAITING if waits else Phase.INVALID,
+            "reason": reason,
+            "eta": None,
             "train": None,
             "rollout": None,
             "train_ready": None,
@@ -97,6 +100,8 @@ def job_status(
         | {
             "observed_generation": job["metadata"]["generation"],
             "phase": phase,
+            "reason": blocked.reason or problem.reason or None,
+            "eta": remaining(spec.total_steps, observed.controller) if phase == Phase.TRAINING else None,
             "total_steps": spec.total_steps,
             "progress": f"{values['step'] or 0}/{spec.total_steps}",
             "train": train,
@@ -223,7 +228,8 @@ def _from_controller(old: GRPOJobStatus, controller: ControllerStatus | None) ->
             "attempt": controller.attempt,
         }
     known = controller.attempt or controller.restarts != RestartCounts()
-    values["restarts"] = controller.restarts if known else old.restarts or controller.restarts
+    restarts = controller.restarts if known else old.restarts or controller.restarts
+    values |= {"restarts": restarts, "restart_count": restarts.job + restarts.infrastructure}
     if known:
         values |= {
             "times_parked": controller.times_parked,

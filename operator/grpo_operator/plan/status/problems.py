@@ -27,6 +27,7 @@ def _problems(phase: Phase, observed: Observed) -> Iterator[Problem]:
     yield Problem("NodeNotReady", nodes)
     failures = observed.container_failures()[:_MAX_FAILURES]
     yield Problem("ContainersFailing", "; ".join(failure.text for failure in failures))
+    yield Problem("Unschedulable", observed.unschedulable())
     yield Problem("PodsRefused", observed.ray_cluster.refusal if observed.ray_cluster else "")
     if controller is None:
         return

@@ -5,7 +5,7 @@ from typing import Any
 from grpo_operator.api import names
 from grpo_operator.api.names import Owner
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutPoolSpec, RolloutPoolStatus
-from grpo_operator.api.v1alpha1.status import EngineState, EngineStatus, SettledImages
+from grpo_operator.api.v1alpha1.status import EngineState, EngineStatus, Phase, SettledImages
 from grpo_operator.plan.accepted import note_unknown_fields
 from grpo_operator.plan.observed import Observed
 from grpo_operator.plan.status.conditions import NO_PROBLEM, Conditions, Problem
@@ -92,7 +92,7 @@ def refused_pool(
     return _updated(
         pool,
         conditions,
-        phase="Pending",
+        phase=Phase.WAITING if waits else Phase.INVALID,
         replicas=None,
         ready_replicas=None,
         weight_version=None,

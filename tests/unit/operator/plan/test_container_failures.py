@@ -241,3 +241,12 @@ def test_pods_that_the_api_server_refuses_are_reported_without_their_changing_na
     assert expected in found.message
     over = Observed(RayClusterStatus(conditions=[failure | {"status": "False"}]))
     assert _condition(_status(over), "Degraded").reason == "PoolsWhole"
+
+
+def test_the_cache_keeps_what_the_scheduler_says_until_a_node_is_found() -> None:
+    waiting, scheduled = pod("trainer"), pod("trainer")
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
+    waiting["status"]["conditions"] = [condition]
+    scheduled["status"]["conditions"] = [{"type": "PodScheduled", "status": "True"}]
+    kept = [reduced("pods", each)["status"].get("unschedulable") for each in (waiting, scheduled)]
+    assert kept == ["no room", None]

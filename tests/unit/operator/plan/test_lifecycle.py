@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from grpo_operator.api.v1alpha1.status import GRPOJobStatus
+from grpo_operator.api.messages import ControllerStatus
+from grpo_operator.api.v1alpha1.status import GRPOJobStatus, RestartCounts
 from grpo_operator.kuberay_client.models import RayClusterStatus
 from grpo_operator.plan.lifecycle import cluster_unwanted, pods_suspended, suspend_request
 from grpo_operator.plan.observed import Observed
@@ -16,6 +17,7 @@ from grpo_operator.plan.status.grpojob import (
     refused_status,
     settled_layout,
 )
+from grpo_operator.plan.status.remaining import remaining
 from support.objects import NOW, controller_status, job, pod, pool_of, running, spec_of
 
 LAYOUT = layout_status(resolve(spec_of(job()), pool_of(spec_of(job()))))
@@ -57,6 +59,29 @@ def test_a_ray_cluster_is_deleted_on_cleanup_or_for_kueues_quota() -> None:
     assert cluster_unwanted({}, "Workers", True, queued=True)
     assert not cluster_unwanted({}, "Workers", False, queued=True)
     assert not cluster_unwanted({}, "Workers", True, queued=False)
+
+
+def test_the_columns_of_kubectl_get_name_cause_pace_and_all_restarts() -> None:
+    restarts = RestartCounts(job=1, infrastructure=2)
+    status = _status(running(step=7, step_seconds=100.0, restarts=restarts), job(totalSteps=100))
+    assert (status.reason, status.eta, status.restart_count) == (None, "2h35m", 3)
+    lost = pod("trainer", 0)
+    lost["status"] = {"phase": "Pending", "unschedulable": "0/2 nodes are available: 2 Insufficient cpu."}
+    waiting = Observed(RayClusterStatus(), (lost, pod("trainer", 1) | {"status": lost["status"]}), None)
+    status = _status(waiting)
+    (degraded,) = [c for c in status.conditions if c.type == "Degraded"]
+    assert (status.reason, status.eta) == ("Unschedulable", None)
+    assert "and 1 more: 0/2 nodes are available" in degraded.message
+
+
+@pytest.mark.parametrize(
+    ("steps", "seconds", "text"),
+    [(10, 3.0, "30s"), (10, 60.0, "10m"), (100, 90.0, "2h30m"), (1000, 800.0, "9d06h"), (0, 800.0, "0s")],
+)
+def test_the_remaining_time_is_that_of_the_missing_steps(steps: int, seconds: float, text: str) -> None:
+    controller = ControllerStatus(step=5, step_seconds=seconds)
+    assert remaining(5 + steps, controller) == text
+    assert remaining(5 + steps, ControllerStatus(step=5)) is None
 
 
 def test_a_queued_job_is_pending_until_kueue_starts_its_cluster() -> None:
@@ -134,7 +159,7 @@ def test_a_refused_job_is_stalled_and_says_why() -> None:
     status = refused_status(job(), "Infeasible", "spec.trainer.nodes=64: add nodes", NOW)
     (stalled,) = [c for c in status.conditions if c.type == "Stalled"]
     assert stalled.status == "True" and "add nodes" in stalled.message
-    assert status.phase == "Pending"
+    assert (status.phase, status.reason) == ("Invalid", "Infeasible")
 
 
 def test_a_job_suspended_from_the_start_is_suspended() -> None:
@@ -156,6 +181,7 @@ def test_a_resumed_job_that_waits_keeps_its_progress() -> None:
     manifest = job()
     manifest["status"] = _status(running()).wire()
     status = refused_status(manifest, "WaitingForCapacity", "no room", NOW, waits=True)
-    assert status.phase == "Pending" and status.layout == LAYOUT and status.step == 7
+    assert (status.phase, status.reason) == ("Waiting", "WaitingForCapacity")
+    assert status.layout == LAYOUT and status.step == 7
     assert status.last_checkpoint is not None and status.train_ready is None
     assert _true(status) == {"Reconciling"}

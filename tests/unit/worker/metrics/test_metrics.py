@@ -13,9 +13,11 @@ from prometheus_client import REGISTRY
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_operator.api.v1alpha1.observability import MlflowSpec, ObservabilitySpec, ThresholdSpec, WandbSpec
 from grpo_worker.metrics.flops import ModelFlops, attention_width, utilisation
+from grpo_worker.metrics.run_config import flattened, run_config
 from grpo_worker.metrics.sink_thread import SinkThread
 from grpo_worker.metrics.sinks import Mlflow, Sink, sinks_of
 from grpo_worker.metrics.writer import MetricsWriter
+from support.objects import job, spec_of
 
 
 def test_forward_flops_are_two_per_parameter_plus_causal_attention() -> None:
@@ -46,7 +48,7 @@ class Broken:
 
 
 def test_a_failing_sink_is_disabled_and_the_others_continue(tmp_path: Path) -> None:
-    sinks: list[Sink] = [Broken(), *sinks_of(ObservabilitySpec(), "job", tmp_path)]
+    sinks: list[Sink] = [Broken(), *sinks_of(ObservabilitySpec(), "job", tmp_path, {})]
     bound = ThresholdSpec(metric="actor/kl_loss", maximum=0.1)
     writer = MetricsWriter(tmp_path, sinks, [bound])
     writer.truncate(0)
@@ -82,7 +84,7 @@ class Slow:
 
 def test_a_slow_sink_stalls_no_step_and_gets_all_of_them(tmp_path: Path) -> None:
     slow = Slow()
-    writer = MetricsWriter(tmp_path, [slow, *sinks_of(ObservabilitySpec(), "job", tmp_path)], [])
+    writer = MetricsWriter(tmp_path, [slow, *sinks_of(ObservabilitySpec(), "job", tmp_path, {})], [])
     writer.truncate(0)
     for step in (1, 2, 3):
         writer.write(step, {"loss": 0.5})  # would wait for 30 s each
@@ -109,14 +111,17 @@ def test_a_sink_that_is_far_behind_loses_the_oldest_steps(monkeypatch: pytest.Mo
 def test_mlflow_keeps_one_run_across_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a server's client is the same
     spec = MlflowSpec(tracking_uri=f"file://{tmp_path}/mlruns")
-    first = Mlflow(spec, "job", tmp_path)
+    config = {"trainer": {"optimizer": {"lr": 1e-6}}} | {f"field{i}": i for i in range(150)}
+    first = Mlflow(spec, "job", tmp_path, config)
     first.write(1, {"actor/loss": 0.5})
-    second = Mlflow(spec, "job", tmp_path)
+    second = Mlflow(spec, "job", tmp_path, config | {"totalSteps": 9})
     second.write(2, {"actor/loss": 0.25})
     second.end()
     history = second._client.get_metric_history(second._run, "actor/loss")
     assert [(entry.step, entry.value) for entry in history] == [(1, 0.5), (2, 0.25)]
-    assert second._client.get_run(second._run).info.status == "FINISHED"
+    run = second._client.get_run(second._run)
+    assert run.info.status == "FINISHED"
+    assert len(run.data.params) == 151 and run.data.params["trainer.optimizer.lr"] == "1e-06"
 
 
 def test_wandb_writes_a_run_without_a_network(tmp_path: Path) -> None:
@@ -126,13 +131,24 @@ def test_wandb_writes_a_run_without_a_network(tmp_path: Path) -> None:
         "from grpo_operator.api.v1alpha1.observability import ObservabilitySpec, WandbSpec\n"
         "from grpo_worker.metrics.sinks import sinks_of\n"
         "spec = ObservabilitySpec(tensorboard=False, wandb=WandbSpec(project='p', offline=True))\n"
-        f"(sink,) = sinks_of(spec, 'job', Path({str(tmp_path)!r}))\n"
+        f"(sink,) = sinks_of(spec, 'job', Path({str(tmp_path)!r}), {{'trainer': {{'lr': 0.0625}}}})\n"
         "sink.begin(0); sink.write(3, {'loss': 0.5}); sink.begin(1); sink.write(2, {'loss': 1.0})\n"
         "sink.end()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
     (run,) = (tmp_path / "wandb").glob("offline-run-*")
-    assert list(run.glob("*.wandb"))
+    (record,) = run.glob("*.wandb")
+    assert b"0.0625" in record.read_bytes(), "the configuration"
+
+
+def test_the_configuration_of_a_run_has_defaults_and_no_templates_of_pods() -> None:
+    manifest = job()
+    manifest["spec"]["trainer"]["podTemplate"] = {"spec": {"nodeSelector": {"key": "secret"}}}
+    spec = spec_of(manifest)
+    config = flattened(run_config(spec))
+    assert config["trainer.optimizer.lr"] == str(spec.trainer.optimizer.lr)
+    assert config["algorithm.samplesPerPrompt"] == str(spec.algorithm.samples_per_prompt)
+    assert "secret" not in str(config)
 
 
 def test_a_threshold_needs_a_bound() -> None:
