@@ -22,6 +22,7 @@ from typing import Any
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.checkpointing import attempts
+from grpo_worker.common.files import rename
 from grpo_worker.common.known_fields import known
 
 log = logging.getLogger(__name__)
@@ -130,7 +131,7 @@ def commit(root: str | Path, step: int, origin: Origin) -> None:
         handle.flush()
         os.fsync(handle.fileno())
     attempts.check(Path(root).parent, origin.attempt)
-    temporary.rename(path / MARKER)
+    rename(temporary, path / MARKER)
 
 
 def newest_sound(root: str | Path, model: str) -> Path | None:

@@ -9,6 +9,8 @@ from queue import Queue
 from threading import Condition, Thread
 from typing import Any
 
+from grpo_worker.common.files import sync_folder
+
 _ENTRY = struct.Struct("<qqq")  # step, first byte and end of its lines
 # Records that may wait for a slow store, dozens of steps of 8,192 samples. Then the next step waits too,
 # because memory is limited.
@@ -35,6 +37,7 @@ class StepLog:
         path.touch()
         if not self._index.exists():
             _write_index(self._index, path)
+        sync_folder(path.parent)
         self._queue: Queue[tuple[int, bytes]] = Queue()
         self._waiting, self._room = 0, Condition()  # bytes in the queue
         Thread(target=self._write_all, name=f"log {path.name}", daemon=True).start()
@@ -68,6 +71,7 @@ class StepLog:
             with self._path.open("r+b") as log:
                 log.truncate(end)
             index.truncate(kept * _ENTRY.size)
+            os.fsync(index.fileno())
 
     def _raise(self) -> None:
         if self._problem is not None:
@@ -97,6 +101,8 @@ class StepLog:
             os.fsync(log.fileno())
         with self._index.open("ab") as index:
             index.write(_ENTRY.pack(step, start, start + len(lines)))
+            index.flush()
+            os.fsync(index.fileno())
 
 
 def first_record_of_last_step(path: Path) -> dict[str, Any] | None:
