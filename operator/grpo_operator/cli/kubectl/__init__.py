@@ -1,0 +1,1 @@
+"""``kubectl grpo``: a plugin of kubectl for jobs and their pools."""

@@ -1,0 +1,29 @@
+"""Options that kubectl's users write anywhere in a command (pure)."""
+
+from collections.abc import Iterable
+
+_WITH_VALUE = ("-n", "--namespace", "--context", "--kubeconfig", "--kubectl")
+_FLAGS = ("-A", "--all-namespaces")
+
+
+def hoisted(arguments: Iterable[str]) -> list[str]:
+    """Return the arguments with the plugin's own options before the name of the command.
+
+    After ``--`` nothing is moved.
+    """
+    first: list[str] = []
+    others: list[str] = []
+    pending = list(arguments)
+    while pending:
+        argument = pending.pop(0)
+        if argument == "--":
+            others += [argument, *pending]
+            break
+        if argument in _WITH_VALUE:
+            first += [argument, *pending[:1]]
+            del pending[:1]
+        elif argument in _FLAGS or argument.startswith(tuple(f"{name}=" for name in _WITH_VALUE)):
+            first.append(argument)
+        else:
+            others.append(argument)
+    return first + others

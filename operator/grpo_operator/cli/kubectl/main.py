@@ -1,0 +1,257 @@
+"""``kubectl grpo``: look at jobs, follow them, and tell them what to do."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib import import_module
+from typing import Annotated, Any, NoReturn
+
+import typer
+import yaml
+from rich.console import Console
+
+from grpo_operator.api.names import PROFILE_ANNOTATION, RESUME_ANNOTATION, job_store, rollout_pool, writer
+from grpo_operator.cli.kubectl import events as job_events
+from grpo_operator.cli.kubectl.cluster import Cluster, KubectlError
+from grpo_operator.cli.kubectl.doctor import findings
+from grpo_operator.cli.kubectl.fork_manifest import fork as fork_manifest
+from grpo_operator.cli.kubectl.global_options import hoisted
+from grpo_operator.cli.kubectl.metrics_table import metrics_table
+from grpo_operator.cli.kubectl.pods import LogTarget, Part
+from grpo_operator.cli.kubectl.resume import resumption
+from grpo_operator.cli.kubectl.status_view import job_view, jobs_table
+
+app = typer.Typer(
+    name="kubectl-grpo", no_args_is_help=True, pretty_exceptions_enable=False,
+    help="Look at GRPOJobs, follow them, and tell them what to do.",
+)  # fmt: skip
+Job = Annotated[str, typer.Argument(help="name of the GRPOJob", metavar="JOB")]
+Format = Annotated[str, typer.Option("--output", "-o", help="json or yaml, or text", metavar="FORMAT")]
+_LAST_EVENTS = 8
+
+
+@app.callback()
+def _options(
+    context: typer.Context,
+    namespace: Annotated[str, typer.Option("--namespace", "-n", help="default: the context's")] = "",
+    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="with status")] = False,
+    kube_context: Annotated[str, typer.Option("--context", help="context of the kubeconfig")] = "",
+    kubeconfig: Annotated[str, typer.Option("--kubeconfig", help="path of the kubeconfig")] = "",
+    program: Annotated[str, typer.Option("--kubectl", envvar="KUBECTL", hidden=True)] = "kubectl",
+) -> None:
+    given = {"--namespace": namespace, "--context": kube_context, "--kubeconfig": kubeconfig}
+    options = [f"{name}={value}" for name, value in given.items() if value]
+    context.obj = Cluster((*options, *(["--all-namespaces"] if all_namespaces else [])), program)
+
+
+@app.command()
+def status(
+    context: typer.Context,
+    job: Annotated[str | None, typer.Argument(help="name of the GRPOJob; all if not given")] = None,
+    output: Format = "text",
+) -> None:
+    """Show all jobs, or one job with its engines and events."""
+    cluster: Cluster = context.obj
+    with _errors():
+        if job is None:
+            jobs = cluster.items("grpojobs.rl.grpo.dev")
+            if not _show({"items": jobs}, output):
+                _print(jobs_table(jobs))
+            return
+        found = cluster.job(job)
+        if _show(found, output):
+            return
+        reference = found["spec"]["rollout"].get("poolRef")
+        pools = cluster.items("rolloutpools.rl.grpo.dev")
+        name = reference["name"] if reference else rollout_pool(job)
+        own = [pool for pool in pools if pool["metadata"]["name"] == name]
+        engines = (own[0].get("status") or {}).get("engines", []) if own else []
+        _print(job_view(found, engines, job_events.lines(_events(cluster, job))[-_LAST_EVENTS:]))
+
+
+@app.command()
+def events(context: typer.Context, job: Job) -> None:
+    """Show the events of a job, its pool, its RayCluster and its pods, the last one at the end."""
+    with _errors():
+        for line in job_events.lines(_events(context.obj, job)):
+            typer.echo(line)
+
+
+@app.command()
+def logs(
+    context: typer.Context,
+    job: Job,
+    part: Annotated[Part, typer.Option("--part", "-p", help="part of the job")] = Part.CONTROLLER,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="wait for more")] = False,
+    tail: Annotated[int, typer.Option(help="last lines of each pod; -1: all")] = 200,
+    previous: Annotated[bool, typer.Option(help="of the container before the last restart")] = False,
+) -> None:
+    """Show the logs of a part of a job, with the pod's name before each line."""
+    target = LogTarget.of(part)
+    options = [f"--tail={tail}", *(["-f"] if follow else []), *(["--previous"] if previous else [])]
+    context.obj.follow("logs", *target.arguments(job), *options)
+
+
+@app.command()
+def metrics(
+    context: typer.Context,
+    job: Job,
+    names: Annotated[list[str] | None, typer.Argument(help="names, or parts of names, of metrics")] = None,
+    last: Annotated[int, typer.Option(help="number of steps", min=1)] = 10,
+    output: Format = "text",
+) -> None:
+    """Show metrics of the last steps of a job that runs."""
+    cluster: Cluster = context.obj
+    with _errors():
+        found = cluster.job(job)
+        folder = job_store(found["metadata"]["namespace"], writer(found))
+        pods = cluster.items("pods", "-l", f"rl.grpo.dev/job={job},rl.grpo.dev/pool=controller")
+        running = [p["metadata"]["name"] for p in pods if p["status"].get("phase") == "Running"]
+        if not running:
+            raise KubectlError(f"{job} has no running controller: its metrics are in {folder} of the store")
+        file = f"{folder}/metrics.jsonl"
+        text = cluster.text("exec", running[0], "-c", "controller", "--", "tail", "-n", str(last), file)
+        steps = [json.loads(line) for line in text.splitlines()]
+        if not _show({"items": steps}, output):
+            _print(metrics_table(steps, names or []))
+
+
+@app.command()
+def suspend(context: typer.Context, job: Job) -> None:
+    """Save a checkpoint and delete the pods of a job."""
+    with _errors():
+        typer.echo(context.obj.patch(job, {"spec": {"suspend": True}}), nl=False)
+
+
+@app.command()
+def resume(
+    context: typer.Context,
+    job: Job,
+    steps: Annotated[int | None, typer.Option(help="new totalSteps, for a job that has succeeded")] = None,
+) -> None:
+    """Let a job go on that is suspended, has failed or has succeeded."""
+    cluster: Cluster = context.obj
+    with _errors():
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        typer.echo(cluster.patch(job, resumption(cluster.job(job), steps, now, RESUME_ANNOTATION)), nl=False)
+
+
+@app.command()
+def fork(
+    context: typer.Context,
+    job: Job,
+    name: Annotated[str, typer.Argument(help="name of the new job", metavar="NAME")],
+    step: Annotated[int | None, typer.Option(help="step of the checkpoint; default: the newest")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="PATH=VALUE below spec, as in trainer.optimizer.lr=5e-7")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option(help="print the manifest and create nothing")] = False,
+) -> None:
+    """Start a job from a checkpoint of another one, with other values."""
+    cluster: Cluster = context.obj
+    with _errors():
+        text = yaml.safe_dump(fork_manifest(cluster.job(job), name, step, changes or []), sort_keys=False)
+        typer.echo(text if dry_run else cluster.text("create", "-f", "-", stdin=text), nl=False)
+
+
+@app.command()
+def profile(
+    context: typer.Context,
+    job: Job,
+    request: Annotated[list[str], typer.Argument(help="as in: torch engines, py-spy controller seconds=10")],
+    wait: Annotated[float, typer.Option(help="seconds to wait for the files; 0: do not wait")] = 300,
+) -> None:
+    """Profile a running job, and name the files in its store."""
+    cluster: Cluster = context.obj
+    with _errors():
+        before = {each["id"] for each in _profiles(cluster, job)}
+        change = {"metadata": {"annotations": {PROFILE_ANNOTATION: " ".join(request)}}}
+        typer.echo(cluster.patch(job, change), nl=False)
+        deadline = time.monotonic() + wait
+        while time.monotonic() < deadline:
+            done = [each for each in _profiles(cluster, job) if each["id"] not in before]
+            if done and done[-1]["state"] in ("Written", "Failed"):
+                _end_profile(done[-1])
+            time.sleep(1)
+
+
+@app.command()
+def doctor(context: typer.Context, output: Format = "text") -> None:
+    """Check what jobs need from a cluster: CRDs, KubeRay, the operator, rights and GPUs."""
+    found = list(findings(context.obj))
+    if not _show({"items": [each._asdict() for each in found]}, output):
+        for each in found:
+            mark = {True: "ok  ", False: "FAIL", None: "note"}[each.ok]
+            typer.echo(f"{mark}  {each.check}: {each.text}")
+    raise SystemExit(1 if any(each.ok is False for each in found) else 0)
+
+
+_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@app.command(context_settings=_PASSED_ON)
+def plan(context: typer.Context) -> None:
+    """Print the operator's plan for a manifest, without a cluster; see grpo-plan --help."""
+    raise SystemExit(import_module("grpo_operator.cli.plan").main(context.args))
+
+
+@app.command(context_settings=_PASSED_ON)
+def rehearse(context: typer.Context) -> None:
+    """Run the first steps of a manifest on virtual time; see grpo-plan --rehearse --help."""
+    raise SystemExit(import_module("grpo_operator.cli.plan").main(["--rehearse", *context.args]))
+
+
+def _end_profile(found: dict[str, Any]) -> NoReturn:
+    """Print where a profile is, or why there is none, and exit."""
+    if found["state"] == "Failed":
+        raise KubectlError(found.get("message") or "the profile failed")
+    for file in found.get("files") or [""]:
+        typer.echo(f"{found.get('path')}/{file}")
+    raise SystemExit(0)
+
+
+def _profiles(cluster: Cluster, job: str) -> list[dict[str, Any]]:
+    return list((cluster.job(job).get("status") or {}).get("profiles") or [])
+
+
+def _events(cluster: Cluster, job: str) -> list[dict[str, Any]]:
+    return job_events.of_job(cluster.items("events"), job)
+
+
+def _show(content: dict[str, Any], output: str) -> bool:
+    """Print the content as JSON or YAML; return False for text, which the caller prints."""
+    if output == "json":
+        typer.echo(json.dumps(content, indent=2))
+    elif output == "yaml":
+        typer.echo(yaml.safe_dump(content, sort_keys=False), nl=False)
+    elif output != "text":
+        raise KubectlError(f"--output={output}: write json, yaml or text")
+    return output in ("json", "yaml")
+
+
+def _print(what: Any) -> None:
+    # Without a terminal lines are not folded, so that they can be searched.
+    console = Console() if sys.stdout.isatty() else Console(width=1000, no_color=True)
+    console.print(what)
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Print errors of kubectl and of the input in one line, and exit with 1."""
+    try:
+        yield
+    except (KubectlError, ValueError) as error:
+        typer.echo(f"kubectl grpo: {error}", err=True)
+        raise SystemExit(1) from None
+
+
+def main() -> None:
+    """Run the plugin under the name that kubectl's users know."""
+    app(args=hoisted(sys.argv[1:]), prog_name="kubectl grpo")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Pods and containers of a job's parts (pure)."""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from grpo_operator.api.names import JOB_LABEL, POOL_LABEL
+
+_MOST_PODS = 1024  # whose logs are read at once
+
+
+class Part(StrEnum):
+    """Part of a job whose logs can be shown."""
+
+    CONTROLLER = "controller"
+    TRAINER = "trainer"
+    TRAINER_AGENT = "trainer-agent"
+    ENGINE = "engine"
+    ENGINE_AGENT = "engine-agent"
+    HEAD = "head"
+
+
+_PLACES = {
+    Part.CONTROLLER: ("controller", "controller"),
+    Part.TRAINER: ("trainer", "ray-worker"),
+    Part.TRAINER_AGENT: ("trainer", "agent"),
+    Part.ENGINE: ("rollout", "engine"),
+    Part.ENGINE_AGENT: ("rollout", "agent"),
+    Part.HEAD: ("head", "ray-head"),
+}
+
+
+class LogTarget(NamedTuple):
+    """Where a part of a job runs: ``pool``: value of the pods' label. ``container``: its name there."""
+
+    pool: str
+    container: str
+
+    @classmethod
+    def of(cls, part: Part) -> "LogTarget":
+        return cls(*_PLACES[part])
+
+    def arguments(self, job: str) -> list[str]:
+        """Return the arguments of ``kubectl logs`` for this part of a job."""
+        selector = f"{JOB_LABEL}={job},{POOL_LABEL}={self.pool}"
+        return ["-l", selector, "-c", self.container, "--prefix", f"--max-log-requests={_MOST_PODS}"]
