@@ -2,6 +2,8 @@
 
 import json
 import statistics
+import subprocess
+import sys
 import time
 from collections import Counter
 from typing import Any
@@ -9,9 +11,12 @@ from typing import Any
 import pytest
 
 from grpo_devcluster.follow import JobView
+from grpo_devcluster.gobuild import binary
 from grpo_devcluster.install import NAMESPACE
+from grpo_devcluster.paths import KUBECONFIG
 from grpo_devcluster.report import load
 from grpo_devcluster.results import record_from_test
+from grpo_operator.client import GRPOClient
 from grpo_worker.weightsync.transport.rendezvous import JOIN_SECONDS
 from support.faults import (
     agent,
@@ -62,6 +67,24 @@ def test_a_killed_training_pod_restarts_the_gang_and_only_that_pod_is_replaced(j
     assert victim["metadata"]["name"] not in after
     assert {n: u for n, u in before.items() if n != victim["metadata"]["name"]}.items() <= after.items()
     assert job.kubectl("get", "raycluster", job.name, "-o", "jsonpath={.metadata.uid}") == cluster
+
+
+def test_users_read_metrics_status_and_logs_of_the_job(job: JobView) -> None:
+    wait_step(job, 9)
+    frame = GRPOClient("default", kubeconfig=str(KUBECONFIG)).metrics_frame(job.name)
+    written = load(job.store())
+    assert list(frame.index[:8]) == list(range(1, 9))
+    assert list(frame["actor/loss"][:8]) == [record["actor/loss"] for record in written[:8]]
+    assert "step 8: reward" in _grpo("logs", job.name, "--tail=-1")
+    assert _grpo("metrics", job.name, "loss", "--last", "2").split()[:2] == ["step", "actor/loss"]
+    shown = _grpo("status", job.name)
+    assert "Training" in shown and "eta" in shown and "1 by the infrastructure" in shown
+
+
+def _grpo(*arguments: str) -> str:
+    options = [f"--kubectl={binary('kubectl')}", f"--kubeconfig={KUBECONFIG}"]
+    command = [sys.executable, "-m", "grpo_operator.cli.kubectl.main", *options, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def test_a_killed_actor_process_replaces_no_pod(job: JobView) -> None:

@@ -17,12 +17,13 @@ from grpo_operator.api.names import PROFILE_ANNOTATION, RESUME_ANNOTATION, job_s
 from grpo_operator.cli.kubectl import events as job_events
 from grpo_operator.cli.kubectl.cluster import Cluster, KubectlError
 from grpo_operator.cli.kubectl.doctor import findings
-from grpo_operator.cli.kubectl.fork_manifest import fork as fork_manifest
 from grpo_operator.cli.kubectl.global_options import hoisted
 from grpo_operator.cli.kubectl.metrics_table import metrics_table
 from grpo_operator.cli.kubectl.pods import LogTarget, Part
-from grpo_operator.cli.kubectl.resume import resumption
 from grpo_operator.cli.kubectl.status_view import job_view, jobs_table
+from grpo_operator.client.fork_manifest import fork as fork_manifest
+from grpo_operator.client.fork_manifest import parsed
+from grpo_operator.client.resumption import resumption
 
 app = typer.Typer(
     name="kubectl-grpo", no_args_is_help=True, pretty_exceptions_enable=False,
@@ -153,7 +154,8 @@ def fork(
     """Start a job from a checkpoint of another one, with other values."""
     cluster: Cluster = context.obj
     with _errors():
-        text = yaml.safe_dump(fork_manifest(cluster.job(job), name, step, changes or []), sort_keys=False)
+        values = dict(map(parsed, changes or []))
+        text = yaml.safe_dump(fork_manifest(cluster.job(job), name, step, values), sort_keys=False)
         typer.echo(text if dry_run else cluster.text("create", "-f", "-", stdin=text), nl=False)
 
 

@@ -8,12 +8,12 @@ from rich.console import Console, RenderableType
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.cli.kubectl import events
-from grpo_operator.cli.kubectl.fork_manifest import fork
 from grpo_operator.cli.kubectl.global_options import hoisted
 from grpo_operator.cli.kubectl.metrics_table import metrics_table
 from grpo_operator.cli.kubectl.pods import LogTarget, Part
-from grpo_operator.cli.kubectl.resume import resumption
 from grpo_operator.cli.kubectl.status_view import job_view, jobs_table
+from grpo_operator.client.fork_manifest import fork, parsed
+from grpo_operator.client.resumption import resumption
 from grpo_operator.plan.planner.resolve import resolve
 from grpo_operator.plan.status.grpojob import job_status, layout_status, refused_status
 from support.objects import NOW, job, pool_of, running, spec_of
@@ -54,9 +54,8 @@ def test_all_jobs_are_shown_with_what_they_wait_for() -> None:
 def test_a_fork_starts_from_the_checkpoint_with_the_given_values() -> None:
     source = job(suspend=True)
     source["metadata"]["labels"] = {"team": "a"}
-    made = fork(
-        source, "second", 40, ["trainer.optimizer.lr=5e-7", "totalSteps=200", "scheduling.evictTrainers=true"]
-    )
+    changes = ["trainer.optimizer.lr=5e-7", "totalSteps=200", "scheduling.evictTrainers=true"]
+    made = fork(source, "second", 40, dict(map(parsed, changes)))
     spec = GRPOJobSpec.model_validate(made["spec"])
     assert spec.trainer.optimizer.lr == 5e-7 and spec.total_steps == 200 and not spec.suspend
     assert spec.checkpoint.resume_from is not None and spec.checkpoint.resume_from.step == 40
@@ -76,7 +75,7 @@ def test_a_fork_starts_from_the_checkpoint_with_the_given_values() -> None:
 )
 def test_a_change_of_a_fork_that_cannot_be_made_is_named(change: str, text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        fork(job(), "second", None, [change])
+        fork(job(), "second", None, dict([parsed(change)]))
 
 
 def _in_phase(phase: str, **spec: Any) -> dict[str, Any]:
