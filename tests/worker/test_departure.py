@@ -72,6 +72,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return _outcome(folder)
 
 
+@pytest.mark.slow  # five runs of a gang; the controller's part is tested with its loop
 @pytest.mark.parametrize(
     ("moment", "saved"), [("generates 2", 2), ("updates 3", 3)], ids=["generation", "update"]
 )
