@@ -51,6 +51,7 @@ def operator(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     api.ok("apply", "-n", NAMESPACE, "-f", "-", stdin=objects)
     token = api.ok("create", "token", RELEASE, "-n", NAMESPACE).strip()
     changes = {"namespace": NAMESPACE, "gpuHealth": {"nodeConditions": True, "taints": True}}
+    changes["keys"] = {"overlapSeconds": 5}
     with operator_process(directory, _kubeconfig(directory, token), changes=changes):
         yield
     api.ok("delete", "-n", NAMESPACE, "-f", "-", stdin=objects)
@@ -122,17 +123,20 @@ def test_a_pool_without_a_job_gets_engines(api: Api, tiny: dict[str, Any], fake_
     api.ok("delete", "rpool", "standing")
 
 
-def test_sick_gpus_move_pods(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
+def test_sick_gpus_move_pods_and_keys_are_replaced(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
     fake_nodes(3)
     assert api.apply(gpu_job(tiny)).returncode == 0
     until("the training pods", lambda: len(trainers(api)) == 2, 60)
     (node, _), *_ = sorted(trainers(api).items())
     (spare,) = {f"fake-{i}" for i in range(3)} - trainers(api).keys()
     api.ok("cordon", spare)  # so that the pod returns to its node
+    epoch, asked = ("secret", "grpo-agents-epoch"), "rl.grpo.dev/rotate"
+    api.ok("annotate", *epoch, f"{asked}=test")
     with serving_sick_agent():
         for _ in range(2):
             _fall_ill_and_wait(api, node)
         until("quarantine", lambda: _tainted(api, node), 30)
+    until("an epoch", lambda: asked not in api.get(*epoch)["metadata"].get("annotations", {}), 60)
 
 
 def _fall_ill_and_wait(api: Api, node: str) -> None:
