@@ -62,6 +62,18 @@ def test_the_cluster_role_has_no_wildcard_and_only_its_own_secrets() -> None:
     assert secrets == [(["get"], ["grpo-agents", *epoch]), (["patch"], epoch), (["create"], None)]
 
 
+def test_no_role_of_users_is_aggregated_into_edit_unasked() -> None:
+    prefix = "rbac.authorization.k8s.io/aggregate-to-"
+
+    def into(role: str, *arguments: str) -> set[str]:
+        (found,) = _of(_render(*arguments), "ClusterRole", f"ops-{role}")
+        return {label.removeprefix(prefix) for label in found["metadata"].get("labels", {})}
+
+    assert into("viewer") == {"view", "edit", "admin"} and into("editor") == set()
+    values = "userRoles.aggregateToView=false,userRoles.aggregateToEdit=true"
+    assert into("viewer", "--set", values) == set() and into("editor", "--set", values) == {"edit", "admin"}
+
+
 def _node_rights(*arguments: str) -> dict[str, set[str]]:
     (cluster,) = _of(_render(*arguments), "ClusterRole")
     rights: dict[str, set[str]] = {}

@@ -25,6 +25,7 @@ from support.sick_agents import fall_ill, gpu_job, serving_sick_agent, trainers
 RELEASE, NAMESPACE = "ops", "grpo-system"
 USER = f"system:serviceaccount:{NAMESPACE}:{RELEASE}"
 KINDS = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
+POLICIES = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}  # of which none is in its way
 # Rights that no request shows.
 JUSTIFIED = {
     # Asked for by the admission plugin OwnerReferencesPermissionEnforcement, which is off by default.
@@ -38,7 +39,8 @@ def _roles() -> list[dict[str, Any]]:
     command = [str(binary("helm")), "template", RELEASE, str(CHART), "-n", NAMESPACE]
     command += ["--set", "gpuHealth.nodeConditions=true,gpuHealth.taints=true"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    objects = [found for found in yaml.safe_load_all(done.stdout) if found and found["kind"] in KINDS]
+    rendered = [found for found in yaml.safe_load_all(done.stdout) if found]
+    objects = [found for found in rendered if found["kind"] in KINDS | POLICIES]
     # Roles of users are not the operator's.
     return [o for o in objects if not o["metadata"]["name"].endswith(("-viewer", "-editor"))]
 
