@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from grpo_operator.api.v1alpha1.status import SettledImages
+from grpo_operator.api.keys import OVERLAP_SECONDS
+from grpo_operator.api.v1alpha1.status import KeyScope, SettledImages
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,8 @@ class OperatorSettings:
 
     ``namespace``: namespace of the operator itself. ``pod_overlay``: volumes, volumeMounts and env added to
     every pod. ``watch_namespaces``: empty means all. ``scrape_namespace``: namespace of Prometheus, which
-    NetworkPolicies allow to read metrics.
+    NetworkPolicies allow to read metrics. ``key_overlap_seconds``: within which all pods of a namespace see
+    a new epoch of their keys. ``key_scope``: of the keys of pods.
     """
 
     trainer_image: str
@@ -41,15 +43,19 @@ class OperatorSettings:
     watch_namespaces: tuple[str, ...] = ()
     scrape_namespace: str | None = None
     gpu_health: GpuHealthSettings = GpuHealthSettings()
+    key_overlap_seconds: float = OVERLAP_SECONDS
+    key_scope: KeyScope = "owner"
 
     @property
     def images(self) -> SettledImages:
         """Return the images of the pods of jobs and pools that are accepted now."""
-        return SettledImages(trainer=self.trainer_image, rollout=self.rollout_image)
+        return SettledImages(trainer=self.trainer_image, rollout=self.rollout_image, key_scope=self.key_scope)
 
     def with_images(self, images: SettledImages) -> "OperatorSettings":
         """Return the settings with the images of an accepted job or pool."""
-        return replace(self, trainer_image=images.trainer, rollout_image=images.rollout)
+        return replace(
+            self, trainer_image=images.trainer, rollout_image=images.rollout, key_scope=images.key_scope
+        )
 
 
 def load_settings(path: Path) -> OperatorSettings:
@@ -64,6 +70,7 @@ def load_settings(path: Path) -> OperatorSettings:
         watch_namespaces=tuple(data.get("watchNamespaces") or ()),
         scrape_namespace=data.get("scrapeNamespace") or None,
         gpu_health=_gpu_health(data.get("gpuHealth") or {}),
+        key_overlap_seconds=float((data.get("keys") or {}).get("overlapSeconds", OVERLAP_SECONDS)),
     )
 
 

@@ -2,7 +2,6 @@
 nothing else.
 """
 
-import base64
 import contextlib
 import re
 import time
@@ -31,6 +30,7 @@ from support.faults import (
     wait_step,
 )
 from support.jobs import ENDED, Start
+from support.pod_keys import bearer
 
 pytestmark = pytest.mark.slow  # two engines of two servers start and start again: many minutes
 STEPS = 40
@@ -164,8 +164,7 @@ def _pods_in_status(job: JobView) -> set[str]:
 def _no_further_version(job: JobView) -> Iterator[None]:
     """Stop the trainer ranks after they have staged the version that the engine has just received."""
     (leader, _), trainers = _hosts(job), job.pods("trainer")
-    secret = job.kubectl("get", "secret", "grpo-agents", "-o", "jsonpath={.data.key}")
-    headers = {"authorization": f"Bearer {base64.b64decode(secret).decode()}"}
+    headers = bearer(job.kubectl, job.get())
     pods = {pod["status"]["podIP"]: _name(pod) for pod in trainers}
     ranks = [(pods[rank["address"]], str(rank["pid"])) for rank in report(job)["trainers"]]
     served = agent(leader)["weightVersion"]

@@ -2,7 +2,6 @@
 engine computes something else; one whose answers go on under new weights.
 """
 
-import base64
 import json
 import re
 import subprocess
@@ -23,6 +22,7 @@ from grpo_devcluster.paths import REPO
 from grpo_worker.controller.recovery.run_record import RunRecord
 from support.faults import AGENT_PORT, agent, report, step_of, uids, until, wait_step
 from support.jobs import ENDED, Start, apply
+from support.pod_keys import bearer
 
 LAST, SAMPLES = 32, 16
 REFERENCE = {"poolRef": {"name": "shared"}}
@@ -96,9 +96,10 @@ def _a_job_whose_turn_is_over_cannot_write(job: JobView, engine: dict[str, Any])
     url = f"http://{engine['status']['podIP']}:{AGENT_PORT}/v1/sync"
     body = {"writer": writer, "attempt": 99, "version": 99, "sources": {}}
     assert httpx.post(url, json=body, timeout=5).status_code == 401, "taken without the key"
-    encoded = job.kubectl("get", "secret", "grpo-agents", "-o", "jsonpath={.data.key}")
-    headers = {"authorization": f"Bearer {base64.b64decode(encoded).decode()}"}
-    answer = httpx.post(url, json=body, headers=headers, timeout=5)
+    pool = json.loads(job.kubectl("get", "rolloutpool", "shared", "-o", "json"))
+    its_own = bearer(job.kubectl, job.get(), "pair")
+    assert httpx.post(url, json=body, headers=its_own, timeout=5).status_code == 401, "it had its turn"
+    answer = httpx.post(url, json=body, headers=bearer(job.kubectl, pool), timeout=5)
     assert answer.status_code == 409 and "may not write" in answer.json()["error"]
     assert agent(engine)["state"] == "SERVING" and agent(engine)["weightVersion"] == LAST
 

@@ -53,12 +53,25 @@ def test_roles_are_limited_to_the_listed_namespaces() -> None:
     assert "--namespace=team-a" in arguments and "--all-namespaces" not in arguments
 
 
-def test_the_cluster_role_has_no_wildcard_and_only_its_own_secret() -> None:
+def test_the_cluster_role_has_no_wildcard_and_only_its_own_secrets() -> None:
     (cluster,) = _of(_render(), "ClusterRole")
     for rule in cluster["rules"]:
         assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
     secrets = [(r["verbs"], r.get("resourceNames")) for r in cluster["rules"] if "secrets" in r["resources"]]
-    assert secrets == [(["get"], ["grpo-agents"]), (["create"], None)]
+    epoch = ["grpo-agents-epoch"]
+    assert secrets == [(["get"], ["grpo-agents", *epoch]), (["patch"], epoch), (["create"], None)]
+
+
+def test_no_role_of_users_is_aggregated_into_edit_unasked() -> None:
+    prefix = "rbac.authorization.k8s.io/aggregate-to-"
+
+    def into(role: str, *arguments: str) -> set[str]:
+        (found,) = _of(_render(*arguments), "ClusterRole", f"ops-{role}")
+        return {label.removeprefix(prefix) for label in found["metadata"].get("labels", {})}
+
+    assert into("viewer") == {"view", "edit", "admin"} and into("editor") == set()
+    values = "userRoles.aggregateToView=false,userRoles.aggregateToEdit=true"
+    assert into("viewer", "--set", values) == set() and into("editor", "--set", values) == {"edit", "admin"}
 
 
 def _node_rights(*arguments: str) -> dict[str, set[str]]:
@@ -101,22 +114,26 @@ def test_strikes_are_kept_in_one_config_map_of_the_operators_namespace() -> None
     assert loaded["windowHours"] == 24 and loaded["maxNodesPercent"] == 10 and not loaded["taints"]
 
 
-def test_the_operator_reads_only_one_secret_of_a_namespace(api: Api) -> None:
+def test_the_operator_reads_only_two_secrets_of_a_namespace(api: Api) -> None:
     """Checked by the API server's own authorizer."""
     rights = [o for o in _render() if o["kind"] in ("ClusterRole", "ClusterRoleBinding")]
     api.ok("apply", "-f", "-", stdin=yaml.safe_dump_all(rights))
     asked = [
         ("get", "secrets/grpo-agents"),
+        ("get", "secrets/grpo-agents-epoch"),
+        ("patch", "secrets/grpo-agents-epoch"),
         ("create", "secrets"),
         ("get", "secrets/other"),
         ("list", "secrets"),
         ("patch", "secrets/grpo-agents"),
+        ("patch", "secrets/job-12345678-key"),
+        ("get", "secrets/job-12345678-key"),
         ("delete", "secrets/grpo-agents"),
     ]
     user = "--as=system:serviceaccount:grpo-system:ops"
     answers = [api.run("auth", "can-i", *question, user).stdout.strip() for question in asked]
     api.ok("delete", "-f", "-", stdin=yaml.safe_dump_all(rights))
-    assert answers == ["yes", "yes", "no", "no", "no", "no"]
+    assert answers == ["yes"] * 4 + ["no"] * 6
 
 
 def test_every_pod_of_the_chart_meets_the_restricted_standard() -> None:

@@ -26,6 +26,7 @@ from support.sick_agents import fall_ill, gpu_job, serving_sick_agent, trainers
 RELEASE, NAMESPACE = "ops", "grpo-system"
 USER = f"system:serviceaccount:{NAMESPACE}:{RELEASE}"
 KINDS = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
+POLICIES = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}  # of which none is in its way
 # Rights that no request shows.
 JUSTIFIED = {
     # Asked for by the admission plugin OwnerReferencesPermissionEnforcement, which is off by default.
@@ -39,7 +40,8 @@ def _roles() -> list[dict[str, Any]]:
     command = [str(binary("helm")), "template", RELEASE, str(CHART), "-n", NAMESPACE]
     command += ["--set", "gpuHealth.nodeConditions=true,gpuHealth.taints=true"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    objects = [found for found in yaml.safe_load_all(done.stdout) if found and found["kind"] in KINDS]
+    rendered = [found for found in yaml.safe_load_all(done.stdout) if found]
+    objects = [found for found in rendered if found["kind"] in KINDS | POLICIES]
     # Roles of users are not the operator's.
     return [o for o in objects if not o["metadata"]["name"].endswith(("-viewer", "-editor"))]
 
@@ -54,6 +56,7 @@ def operator(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     api.ok("apply", "-n", NAMESPACE, "-f", "-", stdin=objects)
     token = api.ok("create", "token", RELEASE, "-n", NAMESPACE).strip()
     changes = {"namespace": NAMESPACE, "gpuHealth": {"nodeConditions": True, "taints": True}}
+    changes["keys"] = {"overlapSeconds": 5}
     with operator_process(directory, _kubeconfig(directory, token), changes=changes):
         yield
     api.ok("delete", "-n", NAMESPACE, "-f", "-", stdin=objects)
@@ -125,17 +128,20 @@ def test_a_pool_without_a_job_gets_engines(api: Api, tiny: dict[str, Any], fake_
     api.ok("delete", "rpool", "standing")
 
 
-def test_sick_gpus_move_pods(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
+def test_sick_gpus_move_pods_and_keys_are_replaced(api: Api, tiny: dict[str, Any], fake_nodes: Any) -> None:
     fake_nodes(3)
     assert api.apply(gpu_job(tiny)).returncode == 0
     until("the training pods", lambda: len(trainers(api)) == 2, 60)
     (node, _), *_ = sorted(trainers(api).items())
     (spare,) = {f"fake-{i}" for i in range(3)} - trainers(api).keys()
     api.ok("cordon", spare)  # so that the pod returns to its node
+    epoch, asked = ("secret", "grpo-agents-epoch"), "rl.grpo.dev/rotate"
+    api.ok("annotate", *epoch, f"{asked}=test")
     with serving_sick_agent():
         for _ in range(2):
             _fall_ill_and_wait(api, node)
         until("quarantine", lambda: _tainted(api, node), 30)
+    until("an epoch", lambda: asked not in api.get(*epoch)["metadata"].get("annotations", {}), 60)
 
 
 def _fall_ill_and_wait(api: Api, node: str) -> None:

@@ -31,11 +31,16 @@ grpo-operator-{{ if .Values.watchNamespaces }}{{ .Values.watchNamespaces | sortA
   - apiGroups: [networking.k8s.io]
     resources: [networkpolicies]
     verbs: [get, list, watch, create, patch]
-  # The bearer token that the pods of a namespace share; no other Secret can be read.
+  # The master key of a namespace's pods, and the epochs of their keys; no other Secret can be read or changed.
   - apiGroups: [""]
     resources: [secrets]
-    resourceNames: [grpo-agents]
+    resourceNames: [grpo-agents, grpo-agents-epoch]
     verbs: [get]
+  - apiGroups: [""]
+    resources: [secrets]
+    resourceNames: [grpo-agents-epoch]
+    verbs: [patch]
+  # These two, and a Secret with the key of each job and pool.
   - apiGroups: [""]
     resources: [secrets]
     verbs: [create]

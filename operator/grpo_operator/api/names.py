@@ -25,7 +25,10 @@ REPLICA_NAME = "ray.io/worker-group-replica-name"
 REPLICA_INDEX = "ray.io/worker-group-replica-index"
 HOST_INDEX = "ray.io/replica-host-index"
 
-KEY_SECRET, KEY = "grpo-agents", "key"  # Secret with the bearer token that all pods of a namespace share
+# Secrets of a namespace: the master key, which no pod mounts, and the epochs, which all pods mount.
+MASTER_SECRET, EPOCH_SECRET = "grpo-agents", "grpo-agents-epoch"
+KEY, PAIR_KEY, EPOCH = "key", "pair", "epoch"  # entries of Secrets
+ROTATE_ANNOTATION = "rl.grpo.dev/rotate"  # on the Secret with the epochs: begins a new one
 
 STORE_MOUNT = "/store"  # of the checkpoint store in a job's pods
 
@@ -91,8 +94,13 @@ def rollout_pool(job: str) -> str:
 
 
 def writer(job: dict[str, Any]) -> str:
-    """Return the identity of a job as a writer of weights; unlike the name, it is never reused."""
+    """Return the identity of a job, as a writer of weights; unlike the name, it is never reused."""
     return f"{job['metadata']['name']}-{job['metadata']['uid'][:8]}"
+
+
+def key_secret(owner: dict[str, Any]) -> str:
+    """Return the name of the Secret with the key of a job, or of a pool without a job."""
+    return f"{writer(owner)}-key"
 
 
 def job_store(namespace: str, writer: str) -> str:

@@ -19,7 +19,7 @@ _PLURALS = {"GRPOJob": "grpojobs", "RolloutPool": "rolloutpools"}
 
 
 class Writer:
-    """All writes of the operator except the agents' Secret."""
+    """All writes of the operator except Secrets."""
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube

@@ -13,8 +13,8 @@ from kubernetes import client, config
 from prometheus_client import REGISTRY, start_http_server
 
 from grpo_operator.api.names import OWNER_LABELS, owner_in_labels, owner_of
-from grpo_operator.apply.agent_secret import AgentSecrets
 from grpo_operator.apply.gpu_ledger import GpuLedger
+from grpo_operator.apply.pod_keys import PodKeys
 from grpo_operator.apply.writer import Writer
 from grpo_operator.handlers.background import Pauses, keep_running, succeeds
 from grpo_operator.handlers.gpu_health import GpuHealth
@@ -64,12 +64,13 @@ async def startup(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
     connection = client.Configuration.get_default_copy()
     connection.connection_pool_maxsize = CONNECTIONS
     kube = Kube(client.ApiClient(connection))
-    writer, secrets, admissions = Writer(kube), AgentSecrets(kube), AdmissionRound(cache)
-    memo.pod_client = PodClient(secrets)
+    writer, admissions = Writer(kube), AdmissionRound(cache)
+    keys = PodKeys(kube, chart.key_overlap_seconds)
+    memo.pod_client = PodClient()
     memo.poller = PodPoller(cache, memo.pod_client, lambda owner: loop.enqueue([owner]))
     memo.freshness = Freshness(kube, cache, chart.watch_namespaces)
     context = ReconcileContext(
-        cache, writer, memo.pod_client, memo.poller, chart, admissions, secrets, OutageWatch(cache)
+        cache, writer, memo.pod_client, memo.poller, chart, admissions, keys, OutageWatch(cache)
     )
     ledger, relist = GpuLedger(kube, chart.namespace), Relist(kube, cache, chart.watch_namespaces)
     gpu_health = GpuHealth(cache, memo.pod_client, writer, ledger, chart.gpu_health, loop.enqueue)

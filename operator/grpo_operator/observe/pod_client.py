@@ -14,7 +14,6 @@ from grpo_operator.api import names
 from grpo_operator.api.gpu_messages import GpuReport
 from grpo_operator.api.messages import AgentStatus, ControllerStatus, Message, ProfileOrder
 from grpo_operator.api.names import AGENT_PORT, CONTROLLER_PORT
-from grpo_operator.apply.agent_secret import AgentSecrets
 from grpo_operator.plan.observed import first_hosts, of_pool, pod_name
 
 log = logging.getLogger(__name__)
@@ -37,10 +36,12 @@ class Controllers(NamedTuple):
 
 
 class PodClient:
-    """Calls pods by their IP address. A pod that does not answer yields None: it is starting or gone."""
+    """Calls pods by their IP address. A pod that does not answer yields None: it is starting or gone.
 
-    def __init__(self, secrets: AgentSecrets) -> None:
-        self._secrets = secrets
+    ``token``: of the pods' owner; only orders need it.
+    """
+
+    def __init__(self) -> None:
         self._session = aiohttp.ClientSession(timeout=_TIMEOUT)
 
     async def controllers(self, pods: tuple[dict[str, Any], ...]) -> Controllers:
@@ -63,31 +64,38 @@ class PodClient:
         """Return what the agent of a pod finds of its node's GPUs, or None when it does not answer."""
         return await self._status(pod, AGENT_PORT, GpuReport, "/v1/gpus")
 
-    async def set_writer(self, pod: dict[str, Any], writer: str) -> None:
+    async def set_writer(self, pod: dict[str, Any], writer: str, token: str) -> None:
         """Set the job from which an engine's agent accepts weights."""
-        await self._post(pod, AGENT_PORT, "/v1/writer", {"writer": writer})
+        await self._post(pod, AGENT_PORT, "/v1/writer", {"writer": writer}, token)
 
-    async def request_suspend(self, pods: tuple[dict[str, Any], ...], suspend: bool) -> None:
-        """Ask the controller to save a checkpoint and stop, or to resume."""
+    async def order(
+        self, pods: tuple[dict[str, Any], ...], suspend: bool | None, profiles: Sequence[ProfileOrder],
+        token: str,
+    ) -> None:  # fmt: skip
+        """Send orders to the controller, which ignores requests for profiles that it has.
+
+        ``suspend``: whether it shall save a checkpoint and stop, or resume; None: it goes on as it does.
+        """
         for pod in of_pool(pods, names.CONTROLLER):
-            await self._post(pod, CONTROLLER_PORT, "/v1/suspend", {"suspend": suspend})
+            if suspend is not None:
+                await self._post(pod, CONTROLLER_PORT, "/v1/suspend", {"suspend": suspend}, token)
+            if profiles:
+                body = {"orders": [order.wire() for order in profiles]}
+                await self._post(pod, CONTROLLER_PORT, "/v1/profile", body, token)
 
-    async def order_profiles(self, pods: tuple[dict[str, Any], ...], orders: Sequence[ProfileOrder]) -> None:
-        """Send requests for profiles to the controller, which ignores those that it has."""
-        body = {"orders": [order.wire() for order in orders]}
-        for pod in of_pool(pods, names.CONTROLLER):
-            await self._post(pod, CONTROLLER_PORT, "/v1/profile", body)
-
-    async def _post(self, pod: dict[str, Any], port: int, path: str, body: dict[str, Any]) -> None:
-        """Send a request without checking the answer: the next reconcile sends it again if needed."""
+    async def _post(
+        self, pod: dict[str, Any], port: int, path: str, body: dict[str, Any], token: str
+    ) -> None:
+        """Send a request. The next reconcile sends it again if it had no effect."""
         address = _address(pod)
         if not address:
             return
-        headers = {"authorization": f"Bearer {await self._secrets.key(pod['metadata']['namespace'])}"}
+        headers = {"authorization": f"Bearer {token}"}
         url = f"http://{address}:{port}{path}"
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            async with self._session.post(url, json=body, headers=headers):
-                pass
+            async with self._session.post(url, json=body, headers=headers) as reply:
+                if reply.status == HTTPStatus.UNAUTHORIZED:
+                    log.warning("pod %s refuses %s: it has another key; start it again", pod_name(pod), path)
 
     async def _status(
         self, pod: dict[str, Any], port: int, model: type[_Status], path: str = "/v1/status"

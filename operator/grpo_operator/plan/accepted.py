@@ -54,7 +54,7 @@ def settled_images(
 
     ``accepted``: those in its status. Without them, an older operator has accepted the object, or one was
     stopped before it wrote the status; then the live RayCluster ``cluster`` has them, if there is one.
-    ``default``: of the operator's settings.
+    ``default``: of a new object.
     """
     if accepted is not None or cluster is None:
         return accepted or default
@@ -62,7 +62,14 @@ def settled_images(
     (head,) = spec["headGroupSpec"]["template"]["spec"]["containers"]
     engines = (g for g in spec["workerGroupSpecs"] if g["groupName"].startswith(names.ROLLOUT))
     agents = (_image_of("agent", group["template"]) for group in engines)
-    return SettledImages(trainer=head["image"], rollout=next(agents, default.rollout))
+    templates = [group["template"] for group in spec["workerGroupSpecs"]]
+    scope = "namespace" if any(map(_mounts_master, templates)) else default.key_scope
+    return SettledImages(trainer=head["image"], rollout=next(agents, default.rollout), key_scope=scope)
+
+
+def _mounts_master(template: dict[str, Any]) -> bool:
+    volumes = template["spec"].get("volumes", [])
+    return any(v.get("secret", {}).get("secretName") == names.MASTER_SECRET for v in volumes)
 
 
 def _image_of(container: str, template: dict[str, Any]) -> str:

@@ -24,7 +24,6 @@ from grpo_operator.render.pod_template import (
     finished,
     liveness,
     probe,
-    share_key,
     stoppable,
 )
 from grpo_operator.render.rollout_pods import EnginePods
@@ -75,7 +74,7 @@ class JobPods:
         start = f"({_WAIT_FOR_HEAD}{_START_RAY}) & {main}"
         of = self.spec.controller
         container = self.parts.container("controller", self._image(), of.resources, command=start)
-        share_key(container)
+        self.parts.share_key(container)
         container["ports"] = [{"name": "status", "containerPort": CONTROLLER_PORT}]
         container["readinessProbe"] = probe("/healthz", CONTROLLER_PORT, period=2, failures=3)
         container["livenessProbe"] = liveness(CONTROLLER_PORT, failures=30)
@@ -97,7 +96,7 @@ class JobPods:
         env = self._rank_env()
         ranks = self.parts.container("ray-worker", self._image(), trainer.resources, gpus, env, command)
         if self.spec.algorithm.routing_replay:
-            share_key(ranks)  # ranks read the routed experts from the engines' agents
+            self.parts.share_key(ranks)  # ranks read the routed experts from the engines' agents
         agent = self.parts.agent(self._image(), trainer, "trainer", gpus > 0)
         for container in (ranks, agent):
             container["volumeMounts"].append({"name": "weights", "mountPath": "/weights"})

@@ -5,7 +5,7 @@ from typing import Any
 
 from grpo_operator.api import names
 from grpo_operator.api.base import Resources
-from grpo_operator.api.names import AGENT_PORT, KEY, KEY_SECRET, Owner
+from grpo_operator.api.names import AGENT_PORT, EPOCH, EPOCH_SECRET, KEY, MASTER_SECRET, PAIR_KEY, Owner
 from grpo_operator.api.v1alpha1.grpojob import ControllerSpec
 from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.api.v1alpha1.scheduling import SchedulingSpec
@@ -41,15 +41,18 @@ class PodParts:
     """Builder of the common parts of one owner's pods.
 
     ``gpu_cluster``: whether any pool uses GPUs. ``avoided``: hosts that pods with GPUs must not run on.
-    ``sockets``: whether pods with GPUs share the folder of their node for sockets.
+    ``sockets``: whether pods with GPUs share the folder of their node for sockets. ``key_secret``: name of
+    the Secret with the owner's key. ``paired``: whether it has the key between a job and a shared pool, too.
     """
 
     owner: Owner
     scheduling: SchedulingSpec
     settings: OperatorSettings
     gpu_cluster: bool
+    key_secret: str
     avoided: tuple[str, ...] = ()
     sockets: bool = False
+    paired: bool = False
 
     @property
     def security(self) -> PodSecurity:
@@ -73,7 +76,7 @@ class PodParts:
         command = stoppable(f"{PYTHON} -m grpo_worker.weightsync.main {arguments}")
         env = MANAGEMENT_ENV if gpus else {}
         agent = self.container("agent", image, agent_resources(of), env=env, command=command)
-        share_key(agent)
+        self.share_key(agent)
         agent["ports"] = [{"name": "agent", "containerPort": AGENT_PORT}]
         # Enough time to import torch on a busy node.
         agent["livenessProbe"] = liveness(AGENT_PORT, failures=18)
@@ -110,7 +113,7 @@ class PodParts:
         scheduling = self.scheduling
         volumes = list(self.settings.pod_overlay.get("volumes", []))
         if pool != names.HEAD:
-            volumes.append({"name": "key", "secret": {"secretName": KEY_SECRET}})
+            volumes.append({"name": "key"} | self._key_source())
         spec: dict[str, Any] = {
             "containers": containers,
             "volumes": volumes,
@@ -133,11 +136,19 @@ class PodParts:
             "spec": {key: value for key, value in spec.items() if value or value is False},
         }
 
+    def share_key(self, container: dict[str, Any]) -> None:
+        """Mount the owner's key into a container."""
+        files = {"GRPO_KEY_FILE": KEY}
+        if self.settings.key_scope == "owner":
+            files |= {"GRPO_EPOCH_FILE": EPOCH} | ({"GRPO_PAIR_KEY_FILE": PAIR_KEY} if self.paired else {})
+        container["env"] += [{"name": name, "value": f"{_KEY_MOUNT}/{file}"} for name, file in files.items()]
+        container["volumeMounts"].append({"name": "key", "mountPath": _KEY_MOUNT, "readOnly": True})
 
-def share_key(container: dict[str, Any]) -> None:
-    """Mount the bearer token of the namespace into a container."""
-    container["env"].append({"name": "GRPO_KEY_FILE", "value": f"{_KEY_MOUNT}/{KEY}"})
-    container["volumeMounts"].append({"name": "key", "mountPath": _KEY_MOUNT, "readOnly": True})
+    def _key_source(self) -> dict[str, Any]:
+        if self.settings.key_scope == "namespace":
+            return {"secret": {"secretName": MASTER_SECRET}}
+        sources = [{"secret": {"name": name}} for name in (self.key_secret, EPOCH_SECRET)]
+        return {"projected": {"sources": sources}}
 
 
 def finished(pod: dict[str, Any], of: _Pool, security: PodSecurity) -> dict[str, Any]:

@@ -53,7 +53,10 @@ def job_cluster(
     # With a shared pool, the job's pods do not depend on the path.
     path = job_weight_path(spec, pool) if pool else WeightPath()
     sockets = path.direct is Backend.CUDA_IPC
-    parts = PodParts(owner_of(job), spec.scheduling, settings, on_gpu, avoided, sockets)
+    parts = PodParts(
+        owner_of(job), spec.scheduling, settings, on_gpu, names.key_secret(job), avoided, sockets,
+        paired=spec.rollout.pool_ref is not None,
+    )  # fmt: skip
     pods = JobPods(parts, spec, leaves, names.writer(job), path)
     resources = {"resources": trainer_ray_resources(trainer.gpus_per_node)}
     params = {} if on_gpu else _SMALL_STORE
@@ -74,7 +77,8 @@ def pool_cluster(
 ) -> RayCluster:
     """Return the RayCluster of a RolloutPool without a job: engines, and the head that KubeRay requires."""
     on_gpu = spec.engine.device == Device.CUDA
-    parts = PodParts(owner_of(pool), spec.scheduling, settings, on_gpu, avoided)
+    key = names.key_secret(pool)
+    parts = PodParts(owner_of(pool), spec.scheduling, settings, on_gpu, key, avoided)
     path = pool_weight_path(spec)
     engines = EnginePods(parts, spec.model.path, spec.weight_sync, path, model=model_files(spec.model))
     head = parts.head(settings.trainer_image, ControllerSpec())

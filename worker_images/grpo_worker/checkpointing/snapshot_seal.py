@@ -1,6 +1,6 @@
-"""Seals of snapshots: proof that an agent of this namespace took a rank's snapshot from its own pod.
+"""Seals of snapshots: proof that an agent of this job took a rank's snapshot from its own pod.
 
-A rank computes the digest of its snapshot while it writes it. The agent of its pod, which has the namespace's
+A rank computes the digest of its snapshot while it writes it. The agent of its pod, which has the job's
 key, seals the digest together with the job, the snapshot's name and the rank. Nobody without the key can pass
 off other bytes, or the snapshot of another job, step, attempt or rank.
 """
@@ -23,7 +23,7 @@ def content_digest() -> "hashlib.blake2b":
 
 
 class SnapshotError(RuntimeError):
-    """A snapshot is missing, damaged or not one of this namespace."""
+    """A snapshot is missing, damaged or not one of this job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Note:
         return Note(self.size, self.digest, signature(_PURPOSE, self._content(which)))
 
     def verify(self, which: Snapshot) -> None:
-        """Raise SnapshotError unless an agent with this namespace's key has sealed it as ``which``."""
+        """Raise SnapshotError unless an agent with this job's key has sealed it as ``which``."""
         if not is_signed(_PURPOSE, self._content(which), self.seal):
             raise SnapshotError("its seal is of another key, job, snapshot or rank")
 

@@ -1,4 +1,4 @@
-"""Copies of snapshots between pods. Nothing is fetched or kept whose seal is not of this namespace."""
+"""Copies of snapshots between pods. Nothing is fetched or kept whose seal is not of this job."""
 
 import logging
 from collections.abc import Sequence

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from grpo_worker.common.auth import headers
+from grpo_worker.common.auth import pair_headers
 from grpo_worker.data.expert_folder import MISSING
 from grpo_worker.data.routed_experts import ExpertsError, RoutedExperts, SpansOf, read_ranges, record_of
 from grpo_worker.profiling.progress import BACKGROUND, PROGRESS
@@ -88,7 +88,7 @@ def _over(
     body = {"references": [r.to_json() for r in part], "layers": list(layers)}
     body["spans"] = [list(spans(r.tokens)) for r in part]
     try:
-        answer = http.post(f"{part[0].location}/v1/routed-experts/read", json=body, headers=headers())
+        answer = http.post(f"{part[0].location}/v1/routed-experts/read", json=body, headers=pair_headers())
     except httpx.HTTPError:
         return [None] * len(part)
     if answer.is_client_error:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from grpo_operator.api.v1alpha1.status import EngineState
-from grpo_worker.common.auth import headers
+from grpo_worker.common.auth import pair_headers
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
 from grpo_worker.common.patient_http import UNLIMITED, patient_transport
 from grpo_worker.common.service_addresses import addresses_of
@@ -205,7 +205,7 @@ class RolloutPool:
         url = f"http://{engine.address}:{AGENT_PORT}/v1/{route}"
         body = {"writer": self._writer, "attempt": self.attempt, **body}
         try:
-            response = self._http.post(url, json=body, timeout=timeout, headers=headers())
+            response = self._http.post(url, json=body, timeout=timeout, headers=pair_headers())
             result: dict[str, Any] = response.json()
             if response.status_code == HTTPStatus.UNAUTHORIZED:
                 raise ValueError(result["error"])
@@ -225,7 +225,9 @@ class RolloutPool:
         configs, problem = {}, "no engine found"
         for engine in self.table.serving(version):
             try:
-                response = self._http.get(f"http://{engine.address}:{AGENT_PORT}/v1/model", headers=headers())
+                response = self._http.get(
+                    f"http://{engine.address}:{AGENT_PORT}/v1/model", headers=pair_headers()
+                )
                 response.raise_for_status()
                 configs[engine.name] = dict(response.json())
             except (httpx.HTTPError, ValueError) as error:

@@ -8,7 +8,7 @@ import httpx
 
 from grpo_operator.api.names import AGENT_PORT
 from grpo_operator.api.v1alpha1.status import EngineState
-from grpo_worker.common.auth import headers
+from grpo_worker.common.auth import pair_headers
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
 from grpo_worker.rollout.routing import EngineEntry, EngineTable
 
@@ -82,7 +82,7 @@ class EngineProfiles:
 
     def _answer(self, engine: EngineEntry, method: str, route: str, **options: Any) -> dict[str, Any]:
         try:
-            response = self._http.request(method, self._url(engine, route), headers=headers(), **options)
+            response = self._http.request(method, self._url(engine, route), headers=pair_headers(), **options)
             answer = dict(response.json())
         except (httpx.HTTPError, ValueError) as error:
             raise EngineProfileError(f"{engine.name}: {error!r}") from error
@@ -93,7 +93,7 @@ class EngineProfiles:
     def _fetch(self, engine: EngineEntry, route: str, file: Path) -> None:
         try:
             with (
-                self._http.stream("GET", self._url(engine, route), headers=headers()) as response,
+                self._http.stream("GET", self._url(engine, route), headers=pair_headers()) as response,
                 file.open("wb") as out,
             ):
                 response.raise_for_status()

@@ -176,6 +176,10 @@ class PlannedDeadlines(Model):
     grace_seconds: int = Field(GRACE_SECONDS, description="of restartPolicy.graceSeconds")
 
 
+# Whose key the processes of a pod have. Older releases know only that of the namespace.
+KeyScope = Literal["owner", "namespace"]
+
+
 class SettledImages(Model):
     """Images of the operator's settings when the job or pool was accepted. Pods get them until its end."""
 
@@ -183,6 +187,11 @@ class SettledImages(Model):
         description="image of trainers, controller and Ray's head where the spec names none"
     )
     rollout: ShortString = Field(description="image of the engines where the spec names none")
+    key_scope: KeyScope = Field(
+        "namespace",
+        description="whose key the pods have: of their owner, the job or pool; or of the namespace, if an "
+        "operator without keys of jobs has accepted the job or pool",
+    )
 
 
 class RecomputeStatus(Model):

@@ -15,7 +15,7 @@ from grpo_operator.api.v1alpha1.rolloutpool import RolloutTemplate
 from grpo_operator.api.v1alpha1.scheduling import SchedulingSpec
 from grpo_operator.api.v1alpha1.status import SettledImages
 from grpo_operator.api.v1alpha1.trainer import TrainerSpec
-from grpo_operator.apply.agent_secret import AgentSecrets
+from grpo_operator.apply.pod_keys import PodKeys
 from grpo_operator.apply.writer import Writer
 from grpo_operator.handlers.reconcilers.admission_round import AdmissionRound
 from grpo_operator.handlers.reconcilers.orphans import owner_uid
@@ -34,6 +34,7 @@ from grpo_operator.plan.observed import of_pool
 from grpo_operator.plan.planner.resolve import RefusedError
 from grpo_operator.plan.status.conditions import Problem
 from grpo_operator.plan.status.events import Event
+from grpo_operator.plan.status.rolloutpool import settled_pool_images
 from grpo_operator.render import policies, services
 from grpo_operator.render.ray_cluster import settled_leaves
 from grpo_operator.settings import OperatorSettings
@@ -59,7 +60,7 @@ class ReconcileContext:
     poller: PodPoller
     settings: OperatorSettings
     admissions: AdmissionRound
-    secrets: AgentSecrets
+    keys: PodKeys
     outages: OutageWatch
 
     def cluster_status(self, owner: Owner) -> RayClusterStatus | None:
@@ -111,10 +112,23 @@ class ReconcileContext:
         taints = self.settings.gpu_health.taints
         return avoided_hosts(self.cache.gpu_records, self.cache.nodes, scheduling, taints)
 
-    def images_of(self, obj: dict[str, Any], accepted: SettledImages | None) -> SettledImages:
-        """Return the images of the pods of a job or pool. ``accepted``: those in its status."""
+    def images_of(
+        self, obj: dict[str, Any], accepted: SettledImages | None, pool: dict[str, Any] | None = None
+    ) -> SettledImages:
+        """Return the images of the pods of a job or pool. ``accepted``: those in its status.
+
+        ``pool``: the shared pool of a job. A new job uses the keys that its pool knows.
+        """
+        default = self.settings.images
+        if pool is not None:
+            of_pool = self.images_of(pool, settled_pool_images(pool))
+            default = default.model_copy(update={"key_scope": of_pool.key_scope})
         cluster = None if accepted else self.cache.live("rayclusters", key_of(obj))
-        return settled_images(accepted, cluster, self.settings.images)
+        return settled_images(accepted, cluster, default)
+
+    async def token(self, owner: dict[str, Any], images: SettledImages | None) -> str:
+        """Return the token of calls to the owner's pods. ``images``: those that they have."""
+        return await self.keys.token(owner, (images or self.settings.images).key_scope)
 
     def record_of(self, obj: dict[str, Any]) -> str | None:
         """Return the record of parts of the live RayCluster of a job or pool, or None."""
@@ -167,8 +181,7 @@ class ReconcileContext:
             )
 
     async def apply_ray_cluster(self, cluster: RayCluster, owner: Owner) -> None:
-        """Apply a RayCluster, and before it the Secret that its pods mount."""
-        await self.secrets.key(cluster.metadata["namespace"])
+        """Apply a RayCluster, whose pods mount Secrets that exist already."""
         pods = self.cache.pods_of(owner)
         groups = {group.group_name: group.replicas for group in cluster.spec.worker_group_specs}
         cluster.delete_workers(engines_to_delete(pods, groups, self.cache.is_usable))

@@ -68,7 +68,7 @@ class JobReconciler:
                 return  # wait until the RayCluster of a deleted job of this name is gone
             spec = spec_of(GRPOJobSpec, job, is_accepted(job))
             engines = self._engines(job, spec)
-            layout = self._with_images(job, self._layout(job, spec, engines))
+            layout = self._with_images(job, self._layout(job, spec, engines), engines)
             source = fork_source(job, spec, self._context.cache.jobs)
             self._check_may_start(job, spec, engines)
         except ValidationError as error:
@@ -98,11 +98,10 @@ class JobReconciler:
         await self._context.delete_unconfirmed(job, observed.pods, _eviction_seconds(spec, engines.pool))
         await self._replace_superseded(job, observed)
         suspend = lifecycle.suspend_request(spec.suspend, observed)
-        if suspend is not None:
-            await self._context.pod_client.request_suspend(observed.pods, suspend)
         orders = profile_orders(status.profiles, observed)
-        if orders:
-            await self._context.pod_client.order_profiles(observed.pods, orders)
+        if suspend is not None or orders:
+            token = await self._context.token(job, layout.images)
+            await self._context.pod_client.order(observed.pods, suspend, orders, token)
         await self._expire(job, spec)
 
     async def _replace_superseded(self, job: dict[str, Any], observed: Observed) -> None:
@@ -183,9 +182,10 @@ class JobReconciler:
             raise RefusedError(problem, "Infeasible")
         return layout
 
-    def _with_images(self, job: dict[str, Any], layout: LayoutStatus) -> LayoutStatus:
+    def _with_images(self, job: dict[str, Any], layout: LayoutStatus, engines: Engines) -> LayoutStatus:
         """Return the layout with the images that the job keeps."""
-        return layout.model_copy(update={"images": self._context.images_of(job, layout.images)})
+        pool = None if engines.own else self._context.cache.owner(engines.owner)
+        return layout.model_copy(update={"images": self._context.images_of(job, layout.images, pool)})
 
     def _check_may_start(self, job: dict[str, Any], spec: GRPOJobSpec, engines: Engines) -> None:
         """Raise WaitError while KubeRay, the CRDs, the pool or the nodes are not available for this job."""
@@ -253,6 +253,7 @@ class JobReconciler:
         # The RayCluster first, because its pods take longest to start; they wait for their ConfigMap.
         queued = spec.scheduling.queue_name is not None
         if not lifecycle.cluster_unwanted(status, spec.cleanup_policy, suspend, queued):
+            await context.keys.provide(job, settings.key_scope, None if engines.own else engines.owner.name)
             await context.apply_ray_cluster(accepted.cluster, owner)
         elif context.cache.ray_clusters.get((owner.namespace, owner.name)):
             await context.writer.delete_ray_cluster(owner.namespace, owner.name)

@@ -90,7 +90,7 @@ class PoolReconciler:
         seconds[names.ROLLOUT] = spec.scheduling.eviction_seconds_of(spec)
         await context.delete_unconfirmed(pool, pods, seconds)
         if writer:
-            await self._set_writer(observed, writer)
+            await self._set_writer(pool, images, observed, writer)
 
     async def _apply(self, pool: dict[str, Any], spec: RolloutPoolSpec, images: SettledImages) -> None:
         context = self._context
@@ -104,9 +104,12 @@ class PoolReconciler:
         places = Places(leaves, context.avoided_hosts(spec.scheduling))
         settings = context.settings.with_images(images)
         cluster = accepted_pool_cluster(pool, settings, places, context.record_of(pool))
+        await context.keys.provide(pool, images.key_scope)
         await context.apply_ray_cluster(cluster, owner_of(pool))
 
-    async def _set_writer(self, observed: Observed, writer: Owner) -> None:
+    async def _set_writer(
+        self, pool: dict[str, Any], images: SettledImages, observed: Observed, writer: Owner
+    ) -> None:
         """Bind every agent to the job, so that it accepts weights from no other job.
 
         An agent that has restarted has lost its binding, which its status shows.
@@ -118,4 +121,5 @@ class PoolReconciler:
         for pod in observed.engine_pods():
             agent = observed.agents.get(pod["metadata"]["name"])
             if agent is not None and agent.writer != identity:
-                await self._context.pod_client.set_writer(pod, identity)
+                token = await self._context.token(pool, images)
+                await self._context.pod_client.set_writer(pod, identity, token)

@@ -5,14 +5,13 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import uvicorn
 
 from grpo_operator.api import names
 from grpo_operator.api.v1alpha1.status import Phase
-from grpo_operator.apply.agent_secret import AgentSecrets
 from grpo_operator.observe import pod_client
 from grpo_operator.observe.pod_client import Controllers, PodClient
 from grpo_operator.plan.observed import given_way, own_report
@@ -55,7 +54,7 @@ def boards(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ProgressBoard]]:
 
 @pytest.fixture
 async def client() -> AsyncIterator[PodClient]:
-    client = PodClient(cast(AgentSecrets, None))  # only orders need a key
+    client = PodClient()
     yield client
     await client.close()
 

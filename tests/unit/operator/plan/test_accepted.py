@@ -54,7 +54,8 @@ def _rendered(manifest: dict[str, Any], settings: OperatorSettings) -> dict[str,
 
 def test_an_accepted_job_keeps_its_images() -> None:
     manifest = _accepted()
-    assert manifest["status"]["layout"]["images"] == {"trainer": "t:a", "rollout": "r:a"}
+    images = {"trainer": "t:a", "rollout": "r:a", "keyScope": "owner"}
+    assert manifest["status"]["layout"]["images"] == images
     assert _images(_rendered(manifest, A)) == {"t:a", "r:a"}
     assert _rendered(manifest, B) == _rendered(manifest, A)
 
@@ -79,7 +80,9 @@ def test_a_ray_cluster_without_engines_tells_the_trainers_image_only() -> None:
     manifest = _accepted()
     spec = strict_spec(manifest)
     live = job_cluster(manifest, spec, None, A, False).wire()
-    assert settled_images(None, live, B.images) == SettledImages(trainer="t:a", rollout="r:b")
+    assert settled_images(None, live, B.images) == SettledImages(
+        trainer="t:a", rollout="r:b", key_scope="owner"
+    )
 
 
 def _pool() -> dict[str, Any]:
@@ -163,3 +166,38 @@ def test_a_value_that_is_invalid_is_refused_for_accepted_jobs_too() -> None:
 def test_settings_differ_in_their_images_only() -> None:
     other = replace(B, image_pull_policy="Always")
     assert other.with_images(A.images) == replace(A, image_pull_policy="Always")
+
+
+def _key_volumes(cluster: dict[str, Any]) -> list[dict[str, Any]]:
+    templates = [group["template"] for group in cluster["spec"]["workerGroupSpecs"]]
+    return [volume for t in templates for volume in t["spec"]["volumes"] if volume["name"] == "key"]
+
+
+def _variables(cluster: dict[str, Any]) -> set[str]:
+    templates = [group["template"]["spec"] for group in cluster["spec"]["workerGroupSpecs"]]
+    containers = [c for t in templates for c in (*t["containers"], *t.get("initContainers", []))]
+    return {
+        v["name"]
+        for c in containers
+        for v in c["env"]
+        if v["name"].startswith("GRPO_") and "KEY" in v["name"]
+    }
+
+
+def test_a_job_of_an_operator_without_keys_of_jobs_keeps_the_key_of_the_namespace() -> None:
+    manifest = _accepted()
+    del manifest["status"]["layout"]["images"]["keyScope"]
+    live = _rendered(manifest, A)
+    assert {str(v) for v in _key_volumes(live)} == {
+        str({"name": "key", "secret": {"secretName": "grpo-agents"}})
+    }
+    assert _variables(live) == {"GRPO_KEY_FILE"}
+    assert settled_images(None, live, B.images).key_scope == "namespace", "also without images in its status"
+    new = _rendered(_accepted(), A)
+    assert "grpo-agents'" not in str(new) and settled_images(None, new, B.images).key_scope == "owner"
+
+
+def test_a_new_job_mounts_its_own_key_and_the_epochs() -> None:
+    live = _rendered(_accepted(), A)
+    names = {s["secret"]["name"] for v in _key_volumes(live) for s in v["projected"]["sources"]}
+    assert names == {f"{job()['metadata']['name']}-{job()['metadata']['uid'][:8]}-key", "grpo-agents-epoch"}

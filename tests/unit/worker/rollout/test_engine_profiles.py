@@ -134,7 +134,7 @@ def test_another_job_and_callers_without_the_key_are_refused(
     with pytest.raises(EngineProfileError, match="job other-87654321 may not write"):
         pool.record()
     monkeypatch.setenv(auth.FILE, str(tmp_path / "no-key"))
-    with pytest.raises(EngineProfileError, match="the key of this namespace's pods is needed"):
+    with pytest.raises(EngineProfileError, match="the key of this job's or pool's pods is needed"):
         pool.record()
     assert pool.server.asked == []
 

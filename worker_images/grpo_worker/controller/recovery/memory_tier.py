@@ -144,7 +144,7 @@ class MemoryTier:
         return all(answers)
 
     def _read(self) -> dict[str, Any] | None:
-        """Return the record; None if there is none, or whoever wrote it has not the namespace's key.
+        """Return the record; None if there is none, or whoever wrote it has not the job's key.
 
         Others may write to the store too, and agents show the key to the holders that a record names.
         """

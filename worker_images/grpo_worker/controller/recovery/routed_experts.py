@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 
-from grpo_worker.common.auth import headers
+from grpo_worker.common.auth import pair_headers
 from grpo_worker.controller.recovery.parking import Parking
 from grpo_worker.controller.training.gang import TrainerGang
 from grpo_worker.controller.weight_sync.synchronizer import WeightSynchronizer
@@ -192,7 +192,7 @@ class RoutedExpertsLoader:
     def _drop_at(self, location: str, keys: list[str]) -> None:
         try:
             url = f"{location}/v1/routed-experts/drop"
-            self._http.post(url, json={"keys": keys}, headers=headers()).raise_for_status()
+            self._http.post(url, json={"keys": keys}, headers=pair_headers()).raise_for_status()
         except httpx.HTTPError as error:
             log.info("%s keeps the routed experts of %d samples: %r", location, len(keys), error)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from grpo_operator.api.messages import EngineHost
 from grpo_operator.api.names import RENDEZVOUS_PORT
+from grpo_worker.common.auth import served
 from grpo_worker.weightsync.agent.host_rendezvous import HostRendezvous, HostReport
 from grpo_worker.weightsync.agent.peers import Peers
 from grpo_worker.weightsync.agent.relay import Relay
@@ -38,7 +39,8 @@ class EnginePlace:
         assert self.hosts is not None, "only the hosts of a multi-host engine report"
         host = f"[{self.address}]" if ":" in self.address else self.address
         return {
-            "round": self.hosts.report(report), "rendezvous": f"{host}:{RENDEZVOUS_PORT}", "serving": serving
+            "round": self.hosts.report(report), "rendezvous": f"{host}:{RENDEZVOUS_PORT}", "serving": serving,
+            "served": served(),
         }  # fmt: skip
 
     def problem(self) -> str:

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from grpo_worker.common.auth import guarded, headers
+from grpo_worker.common.auth import guarded, headers, serve
 from grpo_worker.common.prometheus import metrics_route
 from grpo_worker.weightsync.agent.engine_place import START_SECONDS
 from grpo_worker.weightsync.agent.expert_routes import expert_routes
@@ -57,6 +57,7 @@ class FurtherHost:
             self.serving = False
             raise
         self.serving = bool(answer["serving"])
+        serve(answer["served"])
         if answer["round"] != self._round:
             self._round, self._began, self._answered = answer["round"], time.monotonic(), False
         return answer
@@ -118,7 +119,8 @@ def application(host: FurtherHost, parts: HostParts, experts: Path | None = None
             host_route(host.report),
             *part_routes(parts),
             *expert_routes(experts),
-        ]
+        ],
+        pair=lambda _: True,
     )
 
 

@@ -26,6 +26,8 @@ from grpo_worker.weightsync.agent.relay import relay_route
 from grpo_worker.weightsync.agent.writer_guard import WriterError
 from grpo_worker.weightsync.protocol.link_offer import LinkOffer
 
+_BIND = "/v1/writer"  # the operator alone decides which job a shared pool serves
+
 
 def _engine_route(lives: Callable[[], bool]) -> Callable[[Request], Response]:
     """Return the route for the liveness probe of the engine's container."""
@@ -59,7 +61,7 @@ def rollout_application(
             Route("/enginez", _engine_route(agent.engine_lives)),
             Route("/turnz", routes.may_start),
             Route("/v1/turn", routes.grant_gpu_memory, methods=["POST"]),
-            Route("/v1/writer", routes.bind, methods=["POST"]),
+            Route(_BIND, routes.bind, methods=["POST"]),
             Route("/v1/status", routes.status),
             Route("/v1/model", routes.model),
             Route("/v1/sync", routes.sync, methods=["POST"]),
@@ -70,7 +72,8 @@ def rollout_application(
             *profile_routes(profiles, agent.check_writer),
             *peer_routes(agent),
             *hosts,
-        ]
+        ],
+        pair=lambda path: path != _BIND,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
-from grpo_worker.common.auth import headers
+from grpo_worker.common.auth import pair_headers
 
 _CONNECT_SECONDS = 10.0
 _MOST_OF_REASON = 4096  # bytes
@@ -44,7 +44,7 @@ class HttpReader:
         """
         target = urlsplit(url)
         path = f"{target.path}?{target.query}" if target.query else target.path
-        fields = headers() | ({"Range": f"bytes={part[0]}-{part[1] - 1}"} if part else {})
+        fields = pair_headers() | ({"Range": f"bytes={part[0]}-{part[1] - 1}"} if part else {})
         response = self._open(url, target.netloc, path, fields)
         try:
             if response.status != (206 if part else 200):

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from grpo_worker.common.auth import headers
+from grpo_worker.common.auth import pair_headers
 from grpo_worker.weightsync.agent.sources import url_of
 
 RELAY = "/v1/relay"
@@ -52,7 +52,7 @@ def relay_route(relay: Relay) -> Route:
         try:
             url = relay.url(place["version"], place["rank"], place["suffix"])
             wanted = {"range": request.headers["range"]} if "range" in request.headers else {}
-            query = client.build_request("GET", url, headers=headers() | wanted)
+            query = client.build_request("GET", url, headers=pair_headers() | wanted)
             response = await client.send(query, stream=True)
         except LookupError as error:
             return JSONResponse({"error": str(error)}, 409)

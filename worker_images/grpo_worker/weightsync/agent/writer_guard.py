@@ -8,6 +8,7 @@ import json
 import logging
 from pathlib import Path
 
+from grpo_worker.common.auth import serve
 from grpo_worker.common.files import write_text
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ class WriterGuard:
         self.attempt = 0
         self._newest = (0, 0)  # attempt and version of the newest weights of the job that are known to exist
         self._file = file
+        self._shared = writer is None
         self._remember()
 
     def bind(self, writer: str) -> bool:
@@ -67,7 +69,7 @@ class WriterGuard:
             self._accept(writer, attempt)
 
     def _accept(self, writer: str | None, attempt: int) -> None:
-        self.writer, self.attempt = writer, attempt
+        self._set(writer, attempt)
         if self._file is None:
             return
         try:
@@ -86,4 +88,9 @@ class WriterGuard:
             log.warning("%s cannot be read: %s", self._file, error)
             return
         if self.writer in (None, writer):
-            self.writer, self.attempt = writer, attempt
+            self._set(writer, attempt)
+
+    def _set(self, writer: str | None, attempt: int) -> None:
+        self.writer, self.attempt = writer, attempt
+        if self._shared:
+            serve(writer)

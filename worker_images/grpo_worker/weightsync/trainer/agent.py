@@ -45,8 +45,13 @@ def application(root: Path) -> Starlette:
             Route("/v1/weights/{version:int}/{rank:int}.delta", weights.delta),
             Route("/v1/weights/{version:int}/{rank:int}.nixl", weights.nixl_offer),
             Route("/v1/weights/{version:int}/{rank:int}.{suffix:str}", weights.file),
-        ]
+        ],
+        pair=_is_read_by_engines,
     )
+
+
+def _is_read_by_engines(path: str) -> bool:
+    return path == "/v1/versions" or path.startswith("/v1/weights/")
 
 
 class _Weights:
