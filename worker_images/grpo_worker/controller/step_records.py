@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 from grpo_operator.api.v1alpha1.observability import ObservabilitySpec
+from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.weight_sync.synchronizer import PushResult
 from grpo_worker.metrics.generation import Generating, GenerationMetrics
 from grpo_worker.metrics.sinks import sinks_of
@@ -21,11 +21,15 @@ class StepRecords:
     """
 
     def __init__(
-        self, store: Path, observability: ObservabilitySpec, client: Generating, check: Callable[[], None]
+        self,
+        folder: JobFolder,
+        observability: ObservabilitySpec,
+        client: Generating,
+        check: Callable[[], None],
     ) -> None:
-        """``store``: folder of the job. ``client``: generates the samples. ``check``: see StepLog."""
-        sinks = sinks_of(observability, store.name, store)
-        self._writer = MetricsWriter(store, sinks, observability.thresholds, check)
+        """``folder``: of the job. ``client``: generates the samples. ``check``: see StepLog."""
+        sinks = sinks_of(observability, folder.disk.name, folder.disk)
+        self._writer = MetricsWriter(folder, sinks, observability.thresholds, check)
         self._preliminary: int | None = None  # step whose record is to be replaced
         self._generation = GenerationMetrics(client)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="record")
