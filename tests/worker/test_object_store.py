@@ -1,6 +1,7 @@
 """Jobs and ranks with a real S3 server as their store, and the faults of networks and servers."""
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -64,6 +65,14 @@ def test_ranks_without_any_file_resume_bitwise(server: S3Server, saved: list[Any
     resumed = _resume(server.spec(), "saved")
     assert all(_equal(*pair) for pair in zip(saved, resumed, strict=True))
     assert complete_steps(_folder(server, "saved") / "checkpoints") == [1, 2]
+
+
+def test_a_copy_of_the_objects_is_a_checkpoint_of_a_file_system(
+    server: S3Server, saved: list[Any], tmp_path: Path
+) -> None:
+    shutil.copytree(server.files / "jobs" / "saved", tmp_path / "copy")
+    resumed = _resume(StoreSpec(path=str(tmp_path)), "copy")
+    assert all(_equal(*pair) for pair in zip(saved, resumed, strict=True))
 
 
 def test_throttling_errors_and_cut_connections_cost_time_and_no_bit(

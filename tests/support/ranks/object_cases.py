@@ -1,11 +1,12 @@
 """Functions that run on ranks: checkpoints in an object store."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 from grpo_operator.api.v1alpha1.checkpoint import StoreSpec
 from grpo_worker.checkpointing.store import DamagedCheckpointError, Origin, complete
-from grpo_worker.common.store_path import store_path
+from grpo_worker.common.store_path import JobFolder
 from grpo_worker.megatron.checkpoint import object_files
 from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer
 from grpo_worker.megatron.training.policy import PolicyModel
@@ -50,5 +51,5 @@ def _make(layout: dict[str, int]) -> PolicyModel:
 def _checkpointer(store: dict[str, Any], folder: str, policy: PolicyModel) -> Checkpointer:
     os.environ.update(KEYS)
     spec = StoreSpec.model_validate(store)
-    root = store_path(spec, f"{spec.uri}/{folder}/checkpoints")
+    root = JobFolder.of(spec, Path(spec.path or "/store", folder)).store / "checkpoints"
     return Checkpointer(root, policy.parts(False), 2, Origin("tiny", str(policy.layout)))

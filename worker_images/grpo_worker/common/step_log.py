@@ -71,6 +71,7 @@ class StepLog:
     def truncate(self, step: int) -> None:
         """Remove the records of all steps after ``step``, and records that were not completely written."""
         if self._pieces is not None:
+            self._check()
             self._pieces.truncate(step)
         self._queue.join()
         self._problem = None  # what could not be written is written again by the replay

@@ -154,16 +154,24 @@ def remove_tree(folder: StorePath) -> None:
 
 def uploads_below(folder: StorePath) -> list[str]:
     """Return the names of the objects below a folder whose uploads were begun and not ended."""
-    if isinstance(folder, Path) or not hasattr(folder.fs, "uploads"):
-        return []
-    return [key for key, _ in folder.fs.uploads(folder.path)]
+    return [] if isinstance(folder, Path) else [key for key, _ in _uploads(folder)]
 
 
 def end_uploads(folder: "UPath") -> None:
     """Discard the uploads below a folder that were not ended: nobody sees their parts, which cost space."""
-    if hasattr(folder.fs, "uploads"):
-        for key, number in folder.fs.uploads(folder.path):
-            folder.fs.abort_mpu(folder.fs.split_path(folder.path)[0], key, number)
+    for key, number in _uploads(folder):
+        folder.fs.abort_mpu(folder.fs.split_path(folder.path)[0], key, number)
+
+
+def _uploads(folder: "UPath") -> list[tuple[str, str]]:
+    """Return the keys and ids of uploads that were not ended; none if the store does not list them."""
+    try:
+        return list(folder.fs.uploads(folder.path)) if hasattr(folder.fs, "uploads") else []
+    except OSError as error:
+        if answers_not(error):
+            raise
+        log.warning("uploads that were not ended stay in %s, which does not list them: %s", folder, error)
+        return []
 
 
 def patiently(
