@@ -126,7 +126,7 @@ def saving(kind: Kind) -> dict[str, Any]:
             checkpoints.poll(blocking=True)
         for tensor in state(model):
             tensor.zero_()
-        checkpoints.load(directory(names[0], 3))
+        checkpoints.load(directory(Path(names[0]), 3))
         dist.barrier()
     same = torch.tensor(int(digest(model) == before), device="cuda")
     dist.all_reduce(same, dist.ReduceOp.MIN)

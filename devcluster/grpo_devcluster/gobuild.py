@@ -55,6 +55,7 @@ COMPONENTS = {
         Component("promtool", "prometheus", "github.com/prometheus/prometheus/cmd/promtool"),
         Component("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok"),
         Component("helm", "helm", "helm.sh/helm/v4/cmd/helm"),
+        Component("versitygw", "versitygw", "github.com/versity/versitygw/cmd/versitygw"),
         *(
             Component(name, "containerd", _CONTAINERD + name)
             for name in ("containerd", "containerd-shim-runc-v2", "ctr")

@@ -24,6 +24,7 @@ from grpo_rehearsal.timed_client import TimedClient
 from grpo_rehearsal.timed_pool import TimedPool
 from grpo_rehearsal.virtual.scheduler import Scheduler
 from grpo_rehearsal.virtual.threads import virtual_time
+from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.config import pool_timeout
 from grpo_worker.controller.inputs import read_inputs
 from grpo_worker.controller.loop import GrpoLoop
@@ -126,8 +127,9 @@ def _loop(
     weights = choose_synchronizer(config, trainers, pool)
     gpus = config.engines * config.engine_gpus
     return GrpoLoop(
-        spec, config.store, board, trainers, pool, client, inputs, weights, failures, rollout_gpus=gpus
-    )
+        spec, JobFolder(config.store, config.store), board, trainers, pool, client, inputs, weights, failures,
+        rollout_gpus=gpus,
+    )  # fmt: skip
 
 
 def _group(spec: Any, cluster: Cluster, pool: Any) -> WorkerGroup:

@@ -18,7 +18,7 @@ from grpo_devcluster.install import CHART
 from grpo_devcluster.operator_process import operator_process
 from grpo_devcluster.rights import Right, granted, refused, used
 from grpo_devcluster.settings import SERVER
-from grpo_operator.api.names import KEY_SECRET
+from grpo_operator.api.names import EPOCH_SECRET, MASTER_SECRET
 from grpo_operator.plan.gpu_health.node_state import TAINT
 from support.api_server import WHOLE, Api, lose_controller, running, until
 from support.sick_agents import fall_ill, gpu_job, serving_sick_agent, trainers
@@ -51,8 +51,8 @@ def operator(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     directory = tmp_path_factory.mktemp("operator")
     objects = yaml.safe_dump_all(_roles())
     api.run("create", "namespace", NAMESPACE)
-    # Modules before this one leave the Secret, and then this operator would not need to create it.
-    api.ok("delete", "secret", KEY_SECRET, "--ignore-not-found")
+    # Modules before this one leave the Secrets, and then this operator would not need to create them.
+    api.ok("delete", "secret", MASTER_SECRET, EPOCH_SECRET, "--ignore-not-found")
     api.ok("apply", "-n", NAMESPACE, "-f", "-", stdin=objects)
     token = api.ok("create", "token", RELEASE, "-n", NAMESPACE).strip()
     changes = {"namespace": NAMESPACE, "gpuHealth": {"nodeConditions": True, "taints": True}}

@@ -1,10 +1,12 @@
 """A real controller's loop with real ranks, as a process that can get SIGTERM; only engines are stand-ins.
 
-    python departing_job.py FOLDER STEPS
+    python departing_job.py FOLDER STEPS [STORE]
 
 prints a line when it generates for a step, and when ranks begin an update. Raises at once if Ray is missing.
+STORE: checkpoint.store as JSON; default: the folder.
 """
 
+import json
 import logging
 import os
 import sys
@@ -13,6 +15,8 @@ from typing import Any
 
 import ray
 
+from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.training.gang import TrainerGang
 from support.loop_world import World
 from support.objects import job
@@ -23,14 +27,18 @@ RANKS = 2
 class RealRanks(World):
     """A job whose ranks are Megatron-Core's, in Ray actors."""
 
-    def __init__(self, store: Path, steps: int) -> None:
+    def __init__(self, disk: Path, steps: int, store: dict[str, str] | None) -> None:
         # The stand-in engines invent their log-probabilities.
         algorithm = job()["spec"]["algorithm"] | {"maxLogProbGap": 100}
-        super().__init__(store, steps, algorithm=algorithm)
+        super().__init__(disk, steps, algorithm=algorithm)
+        if store is not None:
+            checkpoint = self.spec.wire()["checkpoint"] | {"store": store, "everySteps": 2}
+            self.spec = GRPOJobSpec.model_validate(self.spec.wire() | {"checkpoint": checkpoint})
+            self.folder = JobFolder.of(self.spec.checkpoint.store, disk)
         self.before_generation = lambda version: print(f"generates {version}", flush=True)
 
     def gang(self, hf: dict[str, Any]) -> TrainerGang:
-        gang = TrainerGang(self.spec, hf, self.store / "checkpoints")
+        gang = TrainerGang(self.spec, hf, self.folder.store / "checkpoints", disk=self.folder.disk)
         call = gang.call
 
         def told(method: str, *arguments: Any) -> Any:
@@ -44,12 +52,12 @@ class RealRanks(World):
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO)
-    store, steps = Path(sys.argv[1]), int(sys.argv[2])
+    disk, steps, *store = Path(sys.argv[1]), int(sys.argv[2]), *map(json.loads, sys.argv[3:])
     ray.init(
         address="local", num_cpus=RANKS, resources={"trainer": RANKS}, include_dashboard=False,
         log_to_driver=False,
     )  # fmt: skip
-    world = RealRanks(store, steps)
+    world = RealRanks(disk, steps, store[0] if store else None)
     world.departure.listen()
     try:
         world.run()

@@ -26,6 +26,7 @@ from grpo_worker.checkpointing.store import (
     model_digest,
 )
 from grpo_worker.common.ragged_batch import RaggedBatch
+from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.inputs import Inputs
 from grpo_worker.controller.loop import GrpoLoop
 from grpo_worker.controller.model_files import open_model
@@ -272,6 +273,7 @@ class World:
         manifest["spec"]["checkpoint"]["memory"] = {"everySteps": 1} if memory else None
         self.spec = spec_of(manifest)
         self.store = store
+        self.folder = JobFolder(store, store)
         self.fork_from: Path | None = None  # folder of the job of checkpoint.resumeFrom
         self.resumes = 0  # times that the job was resumed after its end
         self.starts = 0
@@ -315,12 +317,12 @@ class World:
 
     def gang(self, hf: dict[str, Any]) -> TrainerGang:
         """Return the gang of ranks. ``hf``: contents of config.json."""
-        return TrainerGang(self.spec, hf, self.store / "checkpoints", self, self._group, self.clock)
+        return TrainerGang(self.spec, hf, self.folder.store / "checkpoints", self, self._group, self.clock)
 
     def run(self) -> list[dict[str, Any]]:
         """Run the job to its end; return its ledger."""
         store = self.store
-        (store / "checkpoints").mkdir(parents=True, exist_ok=True)
+        store.mkdir(parents=True, exist_ok=True)
         model = open_model("preset:tiny-moe")
         self.model = model_digest(model.config)
         source = PromptSource(open_gym("reasoning-gym:gcd", seed=3), model.tokenizer, 4096)
@@ -329,7 +331,7 @@ class World:
         kind = ColocatedSynchronizer if self.spec.shares_gpus else DedicatedSynchronizer
         weights = kind(gang, self.engines_protocol(), WeightPath(), self.spec.weight_sync, 240.0, self.clock)
         failures = FailureHandler(
-            RunRecord.load(store / "run.json"), self.spec.restart_policy, self.departure
+            RunRecord.load(self.folder.store / "run.json"), self.spec.restart_policy, self.departure
         )
         failures.resume(self.resumes)
         inputs = Inputs(model, source, cast(Any, self.engines), Fork.of(self.spec, self.fork_from))
@@ -342,7 +344,7 @@ class World:
 
         self.board.update = recorded  # type: ignore[method-assign]
         loop = GrpoLoop(
-            self.spec, store, self.board, gang, pool, client, inputs, weights, failures, self.clock,
+            self.spec, self.folder, self.board, gang, pool, client, inputs, weights, failures, self.clock,
         )  # fmt: skip
         if (tier := loop._checkpoints._memory) is not None:
             # The agents of the pods: each finds the snapshots that it is asked for.

@@ -136,7 +136,7 @@ class JobPods:
             self.writer,
             self.spec.mode == "colocated",
             model_files(self.spec.model),
-            self._store(),
+            None if self.spec.checkpoint.store.uri else self._store(),
             self.spec.fills_engines_from_store,
         )
 
@@ -159,6 +159,7 @@ class JobPods:
         for container in pod["spec"]["containers"]:
             mounts = [{"name": "job", "mountPath": "/etc/grpo", "readOnly": True}, *store.mounts()]
             container["volumeMounts"] += mounts
+            container["env"] += store.credentials()
         return pod
 
     def _store(self) -> JobStore:

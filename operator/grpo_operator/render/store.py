@@ -1,5 +1,7 @@
 """Mounts of a job's folder in its store, and the container that makes the folder (pure).
 
+No pod mounts an object store: with one, the folder is on a disk of the pod, for logs and traces.
+
 Kubelet would make the folder of a missing subPath itself, as root, where the pod's user cannot write.
 """
 
@@ -17,6 +19,8 @@ from grpo_operator.render.pod_template import PodParts
 FETCHED = "volumes"  # folder of the store for the files that jobs fetch, which they share
 # Less than any container that starts after it, so it does not raise the pod's requests.
 _RESOURCES = Resources(cpu="10m", memory="64Mi")
+# Of a Secret with credentials for S3, as all clients of it read them.
+_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 # Also in file:///store/x, and not in s3://bucket/store/x.
 _IN_STORE = re.compile(rf"(?<![\w.-]){STORE_MOUNT}(/|$)")
 # Folders of a hostPath belong to root. The namespace must allow such volumes, and root, anyway.
@@ -35,8 +39,10 @@ class JobStore:
 
     @property
     def volume(self) -> dict[str, Any]:
-        """Return the volume of the whole store."""
+        """Return the volume of the whole store; beside an object store, each pod has a disk of its own."""
         store = self.spec.checkpoint.store
+        if store.uri:
+            return {"name": "store", "emptyDir": {}}
         if store.pvc:
             return {"name": "store", "persistentVolumeClaim": {"claimName": store.pvc}}
         return {"name": "store", "hostPath": {"path": store.path, "type": "DirectoryOrCreate"}}
@@ -55,7 +61,7 @@ class JobStore:
     def prepare(self, image: str) -> dict[str, Any]:
         """Return the first init container of a pod with the store, which makes the folders to mount."""
         folder, commands = shlex.quote(self.folder), [f"mkdir -p {shlex.quote(self.folder)}"]
-        as_root = not self.spec.checkpoint.store.pvc and self.parts.security.spec.run_as_user is None
+        as_root = self.spec.checkpoint.store.path and self.parts.security.spec.run_as_user is None
         if as_root:
             user, group = self.parts.security.user, self.parts.security.group
             # The folder itself comes last, so a pod that finds it changed finds all of it changed.
@@ -71,6 +77,11 @@ class JobStore:
         container["volumeMounts"].append({"name": "store", "mountPath": STORE_MOUNT})
         return container | ({"securityContext": _OWNER} if as_root else {})
 
+    def credentials(self) -> list[dict[str, Any]]:
+        """Return the env of containers that use an object store. They report a Secret that lacks a key."""
+        secret = self.spec.checkpoint.store.secret
+        return [_from_secret(name, secret) for name in _KEYS] if secret else []
+
     @property
     def _named(self) -> bool:
         spec = self.spec.wire()
@@ -82,6 +93,10 @@ def mount(folder: str, read_only: bool) -> dict[str, Any]:
     """Return the mount of one folder of the store, at the path that it has in the whole store."""
     made = {"name": "store", "mountPath": folder, "subPath": folder.removeprefix(f"{STORE_MOUNT}/")}
     return made | ({"readOnly": True} if read_only else {})
+
+
+def _from_secret(name: str, secret: str) -> dict[str, Any]:
+    return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": name, "optional": True}}}
 
 
 def _fetches(spec: GRPOJobSpec) -> bool:

@@ -1,5 +1,6 @@
 """Functions that run on ranks: a tiny critic, its gradients and its steps."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -95,5 +96,5 @@ def resumed(root: str, layout: dict[str, int]) -> list[dict[str, Any]]:
     saver.save(1, {})
     saver.poll(blocking=True)
     undisturbed = step(1)
-    saver.load(directory(root, 1))
+    saver.load(directory(Path(root), 1))
     return [undisturbed, step(1)]

@@ -32,7 +32,7 @@ def save_beside_an_old_gang(folder: str, layout: dict[str, int]) -> dict[str, An
     old._queue.async_calls[0].async_caller.close()  # the ranks have written their files
     _claim(folder, 2)
     train(policy, range(1, 2))
-    with _Overwriting(old.directory(STEP)):
+    with _Overwriting(Path(str(old.directory(STEP)))):
         new.save(STEP, {"attempt": 2})
         weights = whole_weights(policy)
         undisturbed = train(policy, range(2, 4))

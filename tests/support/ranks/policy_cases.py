@@ -288,7 +288,7 @@ def resume(root: str, layout: dict[str, int], chunk: int = CHUNK, step: int = 1)
     """Return the two steps after a checkpoint, which any layout may have saved."""
     patch.object(owned_state, "CHUNK", chunk).start()  # until this process ends
     policy = make(layout)
-    checkpointer(root, policy).load(directory(root, step))
+    checkpointer(root, policy).load(directory(Path(root), step))
     return train(policy, range(2, 4))
 
 
@@ -300,10 +300,10 @@ def load_damaged(root: str, layout: dict[str, int], fqn: str) -> str:
     saver.save(1, {})
     saver.poll(blocking=True)
     if dist.get_rank() == 0:
-        change_a_bit(directory(root, 1), fqn)
+        change_a_bit(directory(Path(root), 1), fqn)
     dist.barrier()
     try:
-        saver.load(directory(root, 1))
+        saver.load(directory(Path(root), 1))
     except DamagedCheckpointError as error:
         return str(error)
     return "it was loaded"
@@ -329,7 +329,7 @@ def save_and_resume(root: str, layout: dict[str, int]) -> dict[str, Any]:
     undisturbed = train(policy, range(2, 4))  # while the checkpoint is being written
     saver.poll(blocking=True)
     expected = whole_weights(policy)
-    saver.load(directory(root, 1))
+    saver.load(directory(Path(root), 1))
     resumed = train(policy, range(2, 4))
     actual = whole_weights(policy)
     equal = all(torch.equal(expected[name], actual[name]) for name in expected)
@@ -362,8 +362,8 @@ def save_on_a_stuck_store(root: str, layout: dict[str, int]) -> dict[str, Any]:
     marked = sorted(store.waited)
     store.end()
     finished = saver.poll(blocking=True)
-    complete = complete_steps(root)
-    saver.load(directory(root, 3))
+    complete = complete_steps(Path(root))
+    saver.load(directory(Path(root), 3))
     return {"history": history, "polled": polled, "created": created, "marked": marked, "finished": finished,
             "complete": complete, "resumed": train(policy, range(1, 3))}  # fmt: skip
 

@@ -1,6 +1,7 @@
 """Functions that run on ranks: real trainer ranks that publish versions and save checkpoints."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -27,7 +28,7 @@ def train_and_save(
     worker._rank, worker._world = rank, world
     config = {"spec": spec, "hf": hf, "checkpoints": root, "attempt": attempt}
     worker.rank_info = worker._build(rank, world, config)
-    found = complete(root)
+    found = complete(Path(root))
     first = max(found, default=0)
     if first:
         worker.load_checkpoint(str(found[first]))

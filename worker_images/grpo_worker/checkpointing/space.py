@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo_worker.checkpointing.store import MARKER, WEIGHTS, complete, prune
+from grpo_worker.common.store_path import StorePath, file_sizes
 
 _SPARE = 1.02  # of the bytes of a checkpoint: records and samples are written meanwhile
 
@@ -31,7 +32,7 @@ class Space:
         return max(0, int(needed * _SPARE) - self.free)
 
 
-def checkpoint_bytes(path: Path) -> int:
+def checkpoint_bytes(path: StorePath) -> int:
     """Return the bytes of a complete checkpoint, with its copy of the weight version.
 
     Raises OSError, and ValueError or KeyError for a marker that cannot be read.
@@ -40,9 +41,9 @@ def checkpoint_bytes(path: Path) -> int:
     return sum(files.values()) + weights_bytes(path)
 
 
-def weights_bytes(path: Path) -> int:
+def weights_bytes(path: StorePath) -> int:
     """Return the bytes of a checkpoint's copy of the weight version, which only the newest one has."""
-    return sum(file.stat().st_size for file in (path / WEIGHTS).glob("*"))
+    return sum(file_sizes(path / WEIGHTS).values())
 
 
 def estimated_bytes(parameters: int, weight: int, *, critic: bool, reference: bool, copy: bool) -> int:
@@ -55,17 +56,19 @@ def estimated_bytes(parameters: int, weight: int, *, critic: bool, reference: bo
     return parameters * (trained + weight * (reference + copy))
 
 
-def space_of(root: Path) -> Space:
-    """Ask the store how much space it has. Raises OSError.
+def space_of(root: StorePath) -> Space:
+    """Ask the store how much space it has. Raises OSError. An object store does not know.
 
     ``root``: folder of checkpoints in it, which need not exist before the first one.
     """
+    if not isinstance(root, Path):
+        return Space(0, 0)
     usage = shutil.disk_usage(next(folder for folder in (root, *root.parents) if folder.exists()))
     kept = sum(map(checkpoint_bytes, complete(root).values()))
     return Space(usage.total, usage.free, kept)
 
 
-def make_room(root: Path, keep: int, attempt: int, missing: int) -> bool:
+def make_room(root: StorePath, keep: int, attempt: int, missing: int) -> bool:
     """Remove the checkpoints that the next complete one removes anyway, if their bytes suffice.
 
     At least one complete checkpoint stays, so nothing is removed if ``keep`` is 1. Return whether any was
@@ -80,8 +83,8 @@ def make_room(root: Path, keep: int, attempt: int, missing: int) -> bool:
     return True
 
 
-def _own_bytes(path: Path) -> int:
+def _own_bytes(path: StorePath) -> int:
     """Return the bytes that the removal of a checkpoint frees: none of files that another job has too."""
     files: dict[str, int] = json.loads((path / MARKER).read_text())["files"]
-    found = ((path / name).lstat() for name in files)
+    found = (Path(str(path), name).lstat() for name in files)  # only file systems report that they are full
     return sum(file.st_size for file in found if file.st_nlink == 1) + weights_bytes(path)

@@ -11,23 +11,33 @@ they commit beyond the step from which the newer attempt has started does not co
 import hashlib
 import json
 import logging
-import os
 import re
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_worker.checkpointing import attempts
-from grpo_worker.common.files import rename
 from grpo_worker.common.known_fields import known
+from grpo_worker.common.store_path import (
+    Place,
+    StorePath,
+    children,
+    file_sizes,
+    has_file,
+    remove_file,
+    remove_tree,
+    rename,
+    uploads_below,
+    write_whole,
+)
 
 log = logging.getLogger(__name__)
 MARKER = "COMMITTED"
 STATE = ".distcp"  # suffix of the files with tensors
+PIECES = ".sha256"  # suffix of a file with the digests of what is in a file of ``STATE``, in an object store
 SET_ASIDE = "DAMAGED"  # name of the marker of a damaged checkpoint, which is removed like incomplete ones
 CONTROLLER_STATE = "controller.json"
 WEIGHTS = "weights"  # folder with a copy of the checkpoint's weight version, which engines can be filled from
@@ -76,65 +86,67 @@ def model_digest(hf: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def directory(root: str | Path, step: int, attempt: int = 0) -> Path:
+def directory(root: Place, step: int, attempt: int = 0) -> Place:
     """Return the directory of the checkpoint that an attempt saves after ``step``.
 
     ``attempt``: 0 for what no other attempt writes, and for checkpoints of earlier versions.
     """
-    return Path(root) / (f"step-{step:08d}" + (f".attempt-{attempt}" if attempt else ""))
+    name = f"step-{step:08d}" + (f".attempt-{attempt}" if attempt else "")
+    return cast(Place, root / name)
 
 
-def step_and_attempt(path: Path) -> tuple[int, int]:
+def step_and_attempt(path: StorePath) -> tuple[int, int]:
     """Return the step and the attempt in the name of a directory. Raises ValueError for other names."""
     found = _NAME.fullmatch(path.name)
     if found is None:
-        raise ValueError(f"{path} is no checkpoint: its name must be like {directory('', 10, 3)}")
+        raise ValueError(f"{path} is no checkpoint: its name must be like step-00000010.attempt-3")
     return int(found[1]), int(found[2] or 0)
 
 
-def complete(root: str | Path) -> dict[int, Path]:
+def complete(root: Place) -> dict[int, Place]:
     """Return the complete checkpoints that count by step, ascending; of each step the newest attempt's."""
-    found = {step_and_attempt(path): path for path in _all(root) if (path / MARKER).is_file()}
-    folder = Path(root).parent
+    found = {step_and_attempt(path): path for path in _all(root) if has_file(path / MARKER)}
+    folder = root.parent
     return {step: found[step, own] for step, own in sorted(found) if attempts.counts(folder, step, own)}
 
 
-def complete_steps(root: str | Path) -> list[int]:
+def complete_steps(root: StorePath) -> list[int]:
     """Return the steps with a complete checkpoint, ascending."""
     return list(complete(root))
 
 
-def _all(root: str | Path) -> list[Path]:
+def _all(root: Place) -> list[Place]:
     """Return the directories of all checkpoints, complete or not."""
-    return sorted(path for path in Path(root).glob("step-*") if _NAME.fullmatch(path.name))
+    return [cast(Place, root / name) for name in sorted(children(root)) if _NAME.fullmatch(name)]
 
 
-def commit(root: str | Path, step: int, origin: Origin) -> None:
-    """Mark a checkpoint as complete with a file that lists its files and is renamed into place.
+def _begun(root: StorePath) -> list[StorePath]:
+    """Return the same with those in an object store of which no file is complete."""
+    names = {part for key in uploads_below(root) for part in key.split("/") if _NAME.fullmatch(part)}
+    return [root / name for name in sorted(names.union(children(root))) if _NAME.fullmatch(name)]
+
+
+def commit(root: StorePath, step: int, origin: Origin) -> None:
+    """Mark a checkpoint as complete with a file that lists its files and is put into place as a whole.
 
     It has the digests of the small files. Each tensor in a file of ``STATE`` has a checksum beside it, which
     ranks check when they load it. ``WEIGHTS`` is not listed: training can be restored without it.
     Raises SupersededError if a newer attempt was claimed.
     """
     path = directory(root, step, origin.attempt)
-    files = [file for file in sorted(path.iterdir()) if file.is_file()]
+    files = file_sizes(path)
     marker = {
         "format": FORMAT,
         "step": step,
         "origin": asdict(origin),
-        "files": {file.name: file.stat().st_size for file in files},
-        "digests": {file.name: _digest(file) for file in files if file.suffix != STATE},
+        "files": files,
+        "digests": {name: _digest(path / name) for name in files if not name.endswith(STATE)},
     }
-    temporary = path / f".{MARKER}"
-    with temporary.open("w") as handle:
-        json.dump(marker, handle)
-        handle.flush()
-        os.fsync(handle.fileno())
-    attempts.check(Path(root).parent, origin.attempt)
-    rename(temporary, path / MARKER)
+    check = partial(attempts.check, root.parent, origin.attempt)
+    write_whole(path / MARKER, json.dumps(marker), check)
 
 
-def newest_sound(root: str | Path, model: str) -> Path | None:
+def newest_sound(root: StorePath, model: str) -> "StorePath | None":
     """Return the newest complete checkpoint that can be loaded; None: there is none.
 
     A damaged one loses its marker, so that the one before is used. Raises ValueError like ``verify`` for
@@ -150,13 +162,13 @@ def newest_sound(root: str | Path, model: str) -> Path | None:
     return None
 
 
-def set_aside(path: Path, error: DamagedCheckpointError) -> None:
+def set_aside(path: StorePath, error: DamagedCheckpointError) -> None:
     """Take the marker from a damaged checkpoint, so that the one before is used."""
     log.error("%s; it is set aside", error)
-    (path / MARKER).rename(path / SET_ASIDE)
+    rename(path / MARKER, path / SET_ASIDE)
 
 
-def verify(path: Path, model: str, contents: bool = False) -> Origin:
+def verify(path: StorePath, model: str, contents: bool = False) -> Origin:
     """Check a complete checkpoint and return its origin. ``contents``: read the small files too.
 
     Raises DamagedCheckpointError when it is truncated or changed, and ValueError, with the remedy, when it is
@@ -184,19 +196,19 @@ def verify(path: Path, model: str, contents: bool = False) -> Origin:
             f"checkpoint {path} is of another model (digest {origin.model}, this job's is {model}): set "
             "spec.model.path to the model that it was trained from, or use another checkpoint"
         )
+    there = file_sizes(path)
     for name, size in files.items():
-        file = path / name
-        if not file.is_file() or file.stat().st_size != size:
+        if there.get(name) != size:
             raise DamagedCheckpointError(
                 f"checkpoint {path}: {name} is missing or not {size} bytes long; {remedy}"
             )
     for name, digest in marker.get("digests", {}).items() if contents else ():
-        if _digest(path / name) != digest:
+        if not name.endswith(PIECES) and _digest(path / name) != digest:
             raise DamagedCheckpointError(f"checkpoint {path}: {name} was changed after the save; {remedy}")
     return origin
 
 
-def set_aside_sources(root: str | Path) -> set[str]:
+def set_aside_sources(root: StorePath) -> set[str]:
     """Return the checkpoints of other jobs whose copies here were damaged."""
     found = set[str]()
     for marker in (path / SET_ASIDE for path in _all(root)):
@@ -205,27 +217,27 @@ def set_aside_sources(root: str | Path) -> set[str]:
     return found - {""}
 
 
-def _digest(file: Path) -> str:
+def _digest(file: StorePath) -> str:
     with file.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
+        return hashlib.file_digest(handle, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
-def remove_remains(root: str | Path, attempt: int) -> None:
+def remove_remains(root: StorePath, attempt: int) -> None:
     """Remove what older attempts have begun and not completed, so that a new checkpoint has room."""
-    for path in _all(root):
-        finished = (path / MARKER).is_file() or (path / SET_ASIDE).is_file()
+    for path in _begun(root):
+        finished = has_file(path / MARKER) or has_file(path / SET_ASIDE)
         if step_and_attempt(path)[1] < attempt and not finished:
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path)
 
 
-def prune(root: str | Path, keep: int, attempt: int = 0) -> None:
+def prune(root: StorePath, keep: int, attempt: int = 0) -> None:
     """Remove all but the newest ``keep`` complete checkpoints, incomplete ones, and those that do not count.
 
     Incomplete ones of the same attempt stay while they are newer than these: they are being written.
     Only the newest keeps its copy of the weight version: trainers restart from no other.
     Raises SupersededError if a newer attempt was claimed than ``attempt``, whose ranks call this.
     """
-    attempts.check(Path(root).parent, attempt)
+    attempts.check(root.parent, attempt)
     found = complete(root)
     kept = list(found.values())[-keep:]
     newest = max(found, default=-1)
@@ -233,7 +245,7 @@ def prune(root: str | Path, keep: int, attempt: int = 0) -> None:
         step, own = step_and_attempt(path)
         if path in kept:
             if step < newest:
-                shutil.rmtree(path / WEIGHTS, ignore_errors=True)
+                remove_tree(path / WEIGHTS)
         elif own < attempt or (own == attempt and step < newest):
-            (path / MARKER).unlink(missing_ok=True)  # first, so that no partial directory has a marker
-            shutil.rmtree(path, ignore_errors=True)
+            remove_file(path / MARKER)  # first, so that no partial directory has a marker
+            remove_tree(path)

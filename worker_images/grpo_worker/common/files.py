@@ -3,10 +3,20 @@
 import errno
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from upath import UPath
 
 
-def write_text(path: Path, text: str, suffix: str = ".tmp") -> None:
-    """Write ``path`` atomically, by renaming a temporary file with ``suffix``, its own for each writer."""
+def write_text(path: "Path | UPath", text: str, suffix: str = ".tmp") -> None:
+    """Write ``path`` atomically, by renaming a temporary file with ``suffix``, its own for each writer.
+
+    An object of an object store is replaced in one request.
+    """
+    if not isinstance(path, Path):
+        path.fs.pipe_file(path.path, text.encode())
+        return
     temporary = path.with_suffix(suffix)
     with temporary.open("w") as handle:
         handle.write(text)

@@ -10,6 +10,8 @@ from threading import Condition, Thread
 from typing import Any
 
 from grpo_worker.common.files import sync_folder
+from grpo_worker.common.log_pieces import LogPieces
+from grpo_worker.common.store_path import StorePath, patiently
 
 _ENTRY = struct.Struct("<qqq")  # step, first byte and end of its lines
 # Records that may wait for a slow store, dozens of steps of 8,192 samples. Then the next step waits too,
@@ -26,12 +28,17 @@ class StepLog:
     belong to a step that was being written when the process died.
     """
 
-    def __init__(self, path: Path, check: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, path: Path, check: Callable[[], None] = lambda: None, pieces: "StorePath | None" = None
+    ) -> None:
         """Open or create the log. An index that is missing is made from the lines, which are read once.
 
-        ``check``: called before each write; raises an error if another process has the log now.
+        ``check``: called before each write; raises an error if another process has the log now. ``pieces``:
+        folder of an object store that gets the records too, in a folder with the log's name; the log itself
+        may then be lost with its pod.
         """
         self._check = check
+        self._pieces = None if pieces is None else LogPieces(pieces / path.name)
         self._path, self._index = path, path.with_name(path.name + ".index")
         self._problem: Exception | None = None
         path.touch()
@@ -60,9 +67,14 @@ class StepLog:
         self._raise()
         with self._path.open("rb") as handle:
             os.fsync(handle.fileno())
+        if self._pieces is not None:
+            patiently(self._store_pieces, f"writing {self._path.name}")
 
     def truncate(self, step: int) -> None:
         """Remove the records of all steps after ``step``, and records that were not completely written."""
+        if self._pieces is not None:
+            self._check()
+            self._pieces.truncate(step)
         self._queue.join()
         self._problem = None  # what could not be written is written again by the replay
         with self._index.open("r+b") as index:
@@ -72,6 +84,22 @@ class StepLog:
                 log.truncate(end)
             index.truncate(kept * _ENTRY.size)
             os.fsync(index.fileno())
+
+    def _store_pieces(self) -> None:
+        """Bring the steps that the object store lacks there."""
+        assert self._pieces is not None
+        with self._pieces.lock, self._index.open("rb") as index:
+            count = os.fstat(index.fileno()).st_size // _ENTRY.size
+            number = _entries_up_to(index, self._pieces.last)
+            if number == count:
+                return
+            first, start, _ = _entry(index, number)
+            last, _, end = _entry(index, count - 1)
+            with self._path.open("rb") as log:
+                log.seek(start)
+                lines = log.read(end - start)
+            self._check()
+            self._pieces.add(first, last, lines)
 
     def _raise(self) -> None:
         if self._problem is not None:

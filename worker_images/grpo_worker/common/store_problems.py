@@ -50,6 +50,11 @@ def errno_of(error: BaseException) -> int:
     return 0
 
 
+def answers_not(error: BaseException) -> bool:
+    """Return whether a store that does not answer is among the causes of an error."""
+    return bool(_NO_ANSWER.intersection(getattr(found, "errno", None) for found in causes_of(error)))
+
+
 def store_problem(error: BaseException, store: str = STORE) -> str:
     """Return what is wrong with a store if that is among the causes of an error, also of a rank's, or "".
 
@@ -59,7 +64,7 @@ def store_problem(error: BaseException, store: str = STORE) -> str:
     for number in numbers:
         if number in _UNWRITABLE:
             return f"{store} {_UNWRITABLE[number]}"
-    return "a store does not answer" if _NO_ANSWER.intersection(numbers) else ""
+    return "a store does not answer" if answers_not(error) else ""
 
 
 def with_store_problem(message: str, error: BaseException, store: str = STORE) -> str:

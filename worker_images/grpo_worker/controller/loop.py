@@ -2,7 +2,6 @@
 
 import logging
 from concurrent.futures import Future, wait
-from pathlib import Path
 from typing import Any
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
@@ -10,6 +9,7 @@ from grpo_operator.api.v1alpha1.status import Phase
 from grpo_worker.checkpointing.attempts import SupersededError
 from grpo_worker.checkpointing.fork import DATA, data_of
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock, utc_time
+from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.generation.sample_ledger import SampleLedger
 from grpo_worker.controller.generation.scheduler import scheduler_of
 from grpo_worker.controller.generation.step_sampler import StepSampler
@@ -48,11 +48,11 @@ class GrpoLoop:
     """
 
     def __init__(
-        self, spec: GRPOJobSpec, store: Path, board: ProgressBoard, trainers: TrainerGang, pool: RolloutPool,
-        client: RolloutClient, inputs: Inputs, weights: WeightSynchronizer, failures: FailureHandler,
-        clock: Clock = SYSTEM_CLOCK, *, rollout_gpus: int = 1,
+        self, spec: GRPOJobSpec, folder: JobFolder, board: ProgressBoard, trainers: TrainerGang,
+        pool: RolloutPool, client: RolloutClient, inputs: Inputs, weights: WeightSynchronizer,
+        failures: FailureHandler, clock: Clock = SYSTEM_CLOCK, *, rollout_gpus: int = 1,
     ) -> None:  # fmt: skip
-        """``store``: folder of the job. ``inputs``: the model's files, the prompts and the reward.
+        """``folder``: of the job. ``inputs``: the model's files, the prompts and the reward.
 
         ``rollout_gpus``: of all engines.
         """
@@ -67,24 +67,24 @@ class GrpoLoop:
         self._reward = inputs.reward
         engines = 0 if spec.shares_gpus else rollout_gpus
         self._record = failures.record
-        gpu_time = store / "gpu_time.json"
+        gpu_time = folder.store / "gpu_time.json"
         self._gpus = GpuTime(gpu_time, spec.trainer.world, engines, clock, resumed=self._record.resumed)
         sampler = StepSampler(spec, inputs.source, client, inputs.reward, self._gpus.generates)
         generate = None if spec.shares_gpus else client.generate  # not while trainers use the engines' GPUs
         self._parking = Parking(trainers, board, failures, clock, self._gpus, lambda: self._background)
         self._experts = RoutedExpertsLoader(trainers, generate, weights, inputs.reward, self._parking)
-        self._scheduler = scheduler_of(spec, sampler, store / "pending", self._experts.durable)
+        self._scheduler = scheduler_of(spec, sampler, folder.disk / "pending", self._experts.durable)
         # The samples of a later step, if they are generated already, are not waited for.
         ahead = spec.staleness.max_version_lag > 0
         check = (lambda: None) if ahead else self._departure.check
         self._training = BatchTrainer(spec, trainers, pool.table.suspect, check)
-        self._traces = StepTraces(spec, store / "profile", board.profiles, trainers)
+        self._traces = StepTraces(spec, folder.disk / "profile", board.profiles, trainers)
         self._weights = weights
         self._failures = failures
-        self._ledger = SampleLedger(store / "ledger.jsonl", self._record.check_claims)
-        self._records = StepRecords(store, spec, client, self._record.check_claims)
+        self._ledger = SampleLedger(folder, self._record.check_claims)
+        self._records = StepRecords(folder, spec, client, self._record.check_claims)
         self._checkpoints = RunCheckpoints(
-            spec, store, trainers, self._scheduler, board, self._state, self._flush, self._parking,
+            spec, folder, trainers, self._scheduler, board, self._state, self._flush, self._parking,
             self._record.check_claims, inputs.fork,
         )  # fmt: skip
         self._step = 0

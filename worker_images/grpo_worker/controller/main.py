@@ -11,11 +11,13 @@ from grpo_operator.api.job_config import JobConfig
 from grpo_operator.api.v1alpha1.status import Phase
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock, utc_time
 from grpo_worker.common.errors import one_line
+from grpo_worker.common.store_path import JobFolder
 from grpo_worker.common.store_problems import with_store_problem
 from grpo_worker.controller.config import load_job_config, pool_timeout
 from grpo_worker.controller.inputs import read_inputs
 from grpo_worker.controller.recovery.departure import Departure
 from grpo_worker.controller.recovery.failures import CONTROLLER_DIED, FailureHandler, comes_from_outside
+from grpo_worker.controller.recovery.object_store import await_store
 from grpo_worker.controller.recovery.run_record import Cause, RunRecord
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.status.server import application, serve_in_background
@@ -81,7 +83,13 @@ def run(
     this one, are counted and retried.
     """
     config.store.mkdir(parents=True, exist_ok=True)
-    record = RunRecord.load(config.store / "run.json")
+    store = JobFolder.of(config.spec.checkpoint.store, config.store).store
+    try:
+        await_store(store, config.spec.checkpoint.store, lambda why: board.update(message=why), clock)
+    except ValueError as error:  # it may be told to no store
+        board.update(phase=Phase.FAILED, message=str(error))
+        return
+    record = RunRecord.load(store / "run.json")
     failures = FailureHandler(record, config.spec.restart_policy, departure)
     failures.resume(config.resumes)
 
@@ -134,7 +142,8 @@ def build_loop(
 
     Raises ValueError or RewardError that names the problem of the job's files.
     """
-    spec, checkpoints = config.spec, config.store / "checkpoints"
+    spec = config.spec
+    folder = JobFolder.of(spec.checkpoint.store, config.store)
     inputs = read_inputs(config, board)
     model = inputs.model
     client.set_sampling(
@@ -149,14 +158,12 @@ def build_loop(
     board.update(message="joining the Ray cluster")
     _connect(config.name, SYSTEM_CLOCK)
     failures.departure.listen()
-    trainers = TrainerGang(spec, model.config, checkpoints)
+    trainers = TrainerGang(spec, model.config, folder.store / "checkpoints", disk=folder.disk)
     weights = choose_synchronizer(config, trainers, pool)
     engines = EngineProfiles(pool.table, config.writer, lambda: pool.attempt)
     BackgroundProfiles(config.store / "profile", board.profiles, trainers, engines).start()
     gpus = config.engines * config.engine_gpus
-    return GrpoLoop(
-        spec, config.store, board, trainers, pool, client, inputs, weights, failures, rollout_gpus=gpus
-    )
+    return GrpoLoop(spec, folder, board, trainers, pool, client, inputs, weights, failures, rollout_gpus=gpus)
 
 
 def choose_synchronizer(

@@ -4,9 +4,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.weight_sync.synchronizer import PushResult
 from grpo_worker.metrics.generation import Generating, GenerationMetrics
 from grpo_worker.metrics.run_config import run_config
@@ -41,10 +41,12 @@ class StepRecords:
     Writing waits for the digests of the step's weights, which come while the next step generates.
     """
 
-    def __init__(self, store: Path, spec: GRPOJobSpec, client: Generating, check: Callable[[], None]) -> None:
-        """``store``: folder of the job. ``client``: generates the samples. ``check``: see StepLog."""
-        sinks = sinks_of(spec.observability, store.name, store, run_config(spec))
-        self._writer = MetricsWriter(store, sinks, spec.observability.thresholds, check)
+    def __init__(
+        self, folder: JobFolder, spec: GRPOJobSpec, client: Generating, check: Callable[[], None]
+    ) -> None:
+        """``folder``: of the job. ``client``: generates the samples. ``check``: see StepLog."""
+        sinks = sinks_of(spec.observability, folder.disk.name, folder.disk, run_config(spec))
+        self._writer = MetricsWriter(folder, sinks, spec.observability.thresholds, check)
         self._preliminary: int | None = None  # step whose record is to be replaced
         self._generation = GenerationMetrics(client)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="record")

@@ -1,13 +1,13 @@
 """Writer of each step's metrics to JSON lines (the record), Prometheus and the job's sinks (views)."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from prometheus_client import Gauge
 
 from grpo_operator.api.v1alpha1.observability import ThresholdSpec
 from grpo_worker.common.step_log import StepLog
+from grpo_worker.common.store_path import JobFolder
 from grpo_worker.metrics.sink_thread import SinkThread
 from grpo_worker.metrics.sinks import Sink
 
@@ -22,14 +22,14 @@ class MetricsWriter:
 
     def __init__(
         self,
-        directory: Path,
+        folder: JobFolder,
         sinks: Sequence[Sink],
         thresholds: Sequence[ThresholdSpec],
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """``check``: see StepLog."""
-        self.file = directory / "metrics.jsonl"
-        self._log = StepLog(self.file, check)
+        """``folder``: of the job. ``check``: see StepLog."""
+        self.file = folder.disk / "metrics.jsonl"
+        self._log = StepLog(self.file, check, folder.pieces)
         self._sinks = [SinkThread(sink) for sink in sinks]
         for bound in thresholds:
             if bound.minimum is not None:

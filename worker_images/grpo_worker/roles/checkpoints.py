@@ -9,6 +9,7 @@ from grpo_operator.api.catalog.presets import PRESET
 from grpo_worker.checkpointing.snapshots import file_of, is_written, mark_written, remove_older
 from grpo_worker.checkpointing.state_file import read_state, write_state
 from grpo_worker.checkpointing.store import WEIGHTS as STORED_WEIGHTS
+from grpo_worker.common.store_path import store_path
 from grpo_worker.profiling.background import join
 from grpo_worker.profiling.progress import PROGRESS
 from grpo_worker.roles.dispatch import Dispatch, RankInfo, register
@@ -41,7 +42,7 @@ class CheckpointMethods:
         if not self._models.spec.fills_engines_from_store:
             checkpointer.save(step, controller_state, from_host)
             return
-        to = checkpointer.directory(step) / STORED_WEIGHTS
+        to = Path(str(checkpointer.directory(step)), STORED_WEIGHTS)
         copy = self._version_copy = VersionCopy(WEIGHTS, step, self.rank_info.rank, to)
         checkpointer.save(step, controller_state, from_host, copy.run)
 
@@ -124,4 +125,4 @@ class CheckpointMethods:
     def load_checkpoint(self, path: str) -> None:
         """Restore this rank from a complete checkpoint of any layout."""
         with PROGRESS.reading():
-            self._models.checkpointer.load(Path(path))
+            self._models.checkpointer.load(store_path(self._models.spec.checkpoint.store, path))

@@ -14,6 +14,7 @@ from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
 from grpo_operator.api.v1alpha1.trainer import Precision
 from grpo_worker.checkpointing.space import estimated_bytes
 from grpo_worker.checkpointing.store import Origin, model_digest, parts_of
+from grpo_worker.common.store_path import store_path
 from grpo_worker.data.routed_experts import ExpertLayers
 from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer
 from grpo_worker.megatron.checkpoint.part import CheckpointPart
@@ -85,7 +86,9 @@ def build_models(rank: int, world: int, config: dict[str, Any]) -> TrainerModels
         critic,
         reward_model,
         parts,
-        Checkpointer(config["checkpoints"], parts, spec.checkpoint.keep, origin),
+        Checkpointer(
+            store_path(spec.checkpoint.store, config["checkpoints"]), parts, spec.checkpoint.keep, origin
+        ),
         links,
         flops,
         _checkpoint_bytes(spec, count),

@@ -9,24 +9,58 @@ from grpo_operator.api.rules import Rule
 
 _STORE_RULES: tuple[Rule["StoreSpec"], ...] = (
     Rule(
-        "has(self.path) != has(self.pvc)",
-        "set exactly one of path and pvc",
-        lambda store: (store.path is None) != (store.pvc is None),
+        "[has(self.path), has(self.pvc), has(self.uri)].filter(given, given).size() == 1",
+        "set exactly one of path, pvc and uri",
+        lambda store: [store.path, store.pvc, store.uri].count(None) == 2,
+    ),
+    Rule(
+        "(has(self.uri) && self.uri.startsWith('s3://'))"
+        " || !(has(self.endpoint) || has(self.region) || has(self.secret))",
+        "endpoint, region and secret belong to a uri that begins with s3://: remove them, or set such a uri",
+        lambda store: bool(
+            (store.uri and store.uri.startswith("s3://"))
+            or not (store.endpoint or store.region or store.secret)
+        ),
     ),
 )
 
 
 class StoreSpec(Model):
-    """Storage for checkpoints and logs. Exactly one of path and pvc."""
+    """Storage for checkpoints and logs. Exactly one of path, pvc and uri."""
 
     rules = _STORE_RULES
     path: Path | None = Field(None, pattern=r"^/.+$", description="absolute directory on every node")
     pvc: Name | None = Field(None, description="name of a ReadWriteMany PersistentVolumeClaim")
+    uri: str | None = Field(
+        None,
+        max_length=512,
+        pattern=r"^(s3|gs)://[a-z0-9][a-z0-9._-]+(/[A-Za-z0-9._=-]+)*$",
+        description="bucket of an object store, and prefix in it: s3://BUCKET/PREFIX, or gs://BUCKET/PREFIX, "
+        "which is untested",
+    )
+    endpoint: str | None = Field(
+        None,
+        max_length=253,
+        pattern=r"^https?://[A-Za-z0-9.\[\]:_-]+$",
+        description="address of the S3 server; default: that of AWS",
+    )
+    region: str | None = Field(
+        None,
+        max_length=63,
+        pattern=r"^[a-z0-9-]+$",
+        description="region of the bucket; default: as the environment of the pods says",
+    )
+    secret: Name | None = Field(
+        None,
+        description="name of a Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, which may have "
+        "AWS_SESSION_TOKEN too; default: the pods have the credentials of their service account or node",
+    )
 
     @property
     def label(self) -> str:
         """Name of the store in messages: the field that names it, and its value."""
-        return f"checkpoint.store.pvc={self.pvc}" if self.pvc else f"checkpoint.store.path={self.path}"
+        kind = "pvc" if self.pvc else "uri" if self.uri else "path"
+        return f"checkpoint.store.{kind}={self.pvc or self.uri or self.path}"
 
 
 class MemoryTierSpec(Model):

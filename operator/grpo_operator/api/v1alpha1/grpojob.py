@@ -10,6 +10,7 @@ from grpo_operator.api.v1alpha1.algorithm import AlgorithmSpec, StalenessSpec
 from grpo_operator.api.v1alpha1.checkpoint import CheckpointSpec
 from grpo_operator.api.v1alpha1.data import GYM, DataSpec, RewardSpec
 from grpo_operator.api.v1alpha1.model import ModelSpec, WeightSyncSpec
+from grpo_operator.api.v1alpha1.object_store import OBJECT_STORE_RULES
 from grpo_operator.api.v1alpha1.observability import ObservabilitySpec
 from grpo_operator.api.v1alpha1.restart_policy import RestartPolicySpec
 from grpo_operator.api.v1alpha1.rolloutpool import EngineSpec, RolloutSpec, RolloutTemplate
@@ -283,7 +284,7 @@ def _same_gpus(engine: EngineSpec, trainer: TrainerSpec) -> bool:
 class GRPOJobSpec(Model):
     """Desired training run."""
 
-    rules = (*_RULES, *_COLOCATION_RULES)
+    rules = (*_RULES, *OBJECT_STORE_RULES, *_COLOCATION_RULES)
     update_rules = _UPDATE_RULES
     model: ModelSpec
     data: DataSpec
@@ -354,8 +355,10 @@ class GRPOJobSpec(Model):
         """Return whether engines read weights from the checkpoint store if nobody else has them.
 
         Engines of a shared pool do not know the store. Colocated ones wait for the trainers' next version.
+        Those of a job with an object store do not mount it.
         """
-        return self.rollout.template is not None and self.mode != "colocated"
+        in_files = self.checkpoint.store.uri is None
+        return in_files and self.rollout.template is not None and self.mode != "colocated"
 
 
 def check_context(data: DataSpec, pool: RolloutTemplate, field: str) -> None:

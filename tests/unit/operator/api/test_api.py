@@ -34,7 +34,7 @@ def test_the_manifest_is_valid_and_survives_the_wire() -> None:
         (("trainer", "miniBatchSize"), 3, "must be a multiple of"),
         (("model", "path"), "relative/path", "should match pattern"),
         (("data", "promptLength"), 1000, "must fit in rollout.template.engine.contextLength"),
-        (("checkpoint", "store"), {}, "exactly one of path and pvc"),
+        (("checkpoint", "store"), {}, "exactly one of path, pvc and uri"),
         (("rollout", "template", "minAvailable"), 3, "minAvailable must not exceed replicas"),
         (("reward",), {}, "set function, builtin, url or model"),
         (("reward",), {"function": "m:f", "url": "http://v"}, "at most one of function, builtin and url"),

@@ -50,6 +50,7 @@ OVERLAP: Changes = {
 }
 IPC = {"weightSync": {"transport": "cuda-ipc"}}
 RDMA: Changes = {"trainer.device": "cuda"}
+S3 = {"uri": "s3://runs/grpo", "endpoint": "http://s3.example:9000", "region": "eu-1", "secret": "keys"}
 
 # Changes to the manifest, by dotted path. Together they violate every rule, and most rules also hold in a
 # case close to the violation.
@@ -322,6 +323,23 @@ CASES: dict[str, Changes] = {
     "GPUs of an engine": {f"{ENGINE}.device": "cuda", f"{ENGINE}.tensorParallel": 4},
     "no store": {"checkpoint.store": {}},
     "two stores": {"checkpoint.store": {"path": "/store", "pvc": "store"}},
+    "a bucket": {"checkpoint.store": S3},
+    "a bucket of another kind": {"checkpoint.store": {"uri": "gs://runs/grpo"}},
+    "a bucket beside a claim": {"checkpoint.store": S3 | {"pvc": "store"}},
+    "an endpoint of a claim": {"checkpoint.store": {"pvc": "store", "endpoint": "http://s3:9000"}},
+    "keys of S3 for another kind": {"checkpoint.store": {"uri": "gs://runs/grpo", "secret": "keys"}},
+    "a fork in a bucket": {"checkpoint.store": S3, "checkpoint.resumeFrom": {"job": "another"}},
+    "exports in a bucket": {"checkpoint.store": S3, "checkpoint.exportEverySteps": 10},
+    "an export in a bucket": {"checkpoint.store": S3, "checkpoint.exportAtEnd": True},
+    "samples of the next step in a bucket": {"checkpoint.store": S3, "staleness.maxVersionLag": 1},
+    "downloads into a bucket": {
+        "checkpoint.store": S3,
+        "model.volume": {"mountPath": "/models", "uri": "hf://a/b"},
+    },
+    "a claim with files beside a bucket": {
+        "checkpoint.store": S3,
+        "data.volume": {"mountPath": "/data", "pvc": "data"},
+    },
     "profile": {"observability": {"profile": {"stepStart": 2, "stepEnd": 2}}},
     "profile backwards": {"observability": {"profile": {"stepStart": 3, "stepEnd": 2}}},
     "profile without an end": {"observability": {"profile": {"stepStart": 2}}},

@@ -248,6 +248,33 @@ def test_agents_of_a_jobs_own_engines_read_its_folder_and_nobody_in_their_pods_w
         assert mount == {"name": "store", "readOnly": True} | own
 
 
+def test_beside_an_object_store_each_pod_has_its_own_disk_and_only_its_users_have_the_keys() -> None:
+    store = {"uri": "s3://runs/grpo", "endpoint": "http://s3:9000", "secret": "keys"}
+    groups = cluster(checkpoint={"store": store})["spec"]["workerGroupSpecs"]
+    pods = {group["groupName"]: group["template"]["spec"] for group in groups}
+    keys = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}
+    with_keys = set()
+    for name, pod in pods.items():
+        for container in (*pod["containers"], *pod.get("initContainers", [])):
+            found = {env["name"]: env for env in container["env"] if env["name"].startswith("AWS")}
+            if found:
+                with_keys.add(container["name"])
+                assert found.keys() == keys
+                for key, env in found.items():
+                    reference = {"name": "keys", "key": key, "optional": True}
+                    assert env["valueFrom"] == {"secretKeyRef": reference}
+        stores = [volume for volume in pod["volumes"] if volume["name"] == "store"]
+        assert stores == ([] if name == "rollout" else [{"name": "store", "emptyDir": {}}])
+        mounts = [
+            m["mountPath"] for c in pod["containers"] for m in c["volumeMounts"] if m["name"] == "store"
+        ]
+        assert mounts == ([] if name == "rollout" else ["/store/default-tiny-moe-12345678"])
+        for container in pod.get("initContainers", []):
+            assert container["securityContext"].get("runAsUser") != 0, "an emptyDir needs no root"
+    assert with_keys == {"controller", "ray-worker"}
+    assert "--store" not in pods["rollout"]["containers"][1]["args"][0]
+
+
 def test_agents_of_colocated_engines_wait_for_the_next_version_of_their_trainers() -> None:
     agent = group("rollout", mode="colocated")["template"]["spec"]["containers"][1]
     assert "--store" not in agent["args"][0] and "--peers" not in agent["args"][0]

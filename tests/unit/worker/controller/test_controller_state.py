@@ -10,6 +10,7 @@ import pytest
 from grpo_operator.api.v1alpha1.status import EngineState
 from grpo_worker.checkpointing import store
 from grpo_worker.checkpointing.attempts import SupersededError
+from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.generation.sample_ledger import SampleLedger
 from grpo_worker.controller.recovery.run_record import RunRecord
 from grpo_worker.data.build_tiny_tokenizer import build
@@ -81,7 +82,7 @@ def test_the_committed_tokenizer_is_the_one_that_its_script_builds() -> None:
 
 def test_ledger_forgets_replayed_steps_and_torn_lines(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    ledger = SampleLedger(path)
+    ledger = SampleLedger(JobFolder(tmp_path, tmp_path))
     for step in (1, 2, 3):
         ledger.append(step, 1, [sample(step)])
     ledger.flush()
@@ -221,7 +222,7 @@ def test_a_sample_of_two_versions_keeps_its_spans(tmp_path: Path) -> None:
     generated = RolloutBatch([prompt], [mixed, sample(0, 1)], [1.0, 0.0], [prompt])
     generated.write(tmp_path / "step.npz")
     assert RolloutBatch.read(tmp_path / "step.npz") == generated
-    ledger = SampleLedger(tmp_path / "ledger.jsonl")
+    ledger = SampleLedger(JobFolder(tmp_path, tmp_path))
     ledger.append(5, 1, generated.samples)
     ledger.flush()
     first, second = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
@@ -234,7 +235,7 @@ def test_refused_prompts_are_recorded(tmp_path: Path) -> None:
     generated = RolloutBatch(prompts[:1], [sample(0)], [1.0], prompts, refused={1: "too long"}, cut=3)
     generated.write(tmp_path / "step.npz")
     assert RolloutBatch.read(tmp_path / "step.npz") == generated
-    ledger = SampleLedger(tmp_path / "ledger.jsonl")
+    ledger = SampleLedger(JobFolder(tmp_path, tmp_path))
     ledger.append(5, 1, generated.samples, (), generated.refused)
     ledger.flush()
     lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]

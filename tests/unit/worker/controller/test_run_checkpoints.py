@@ -9,6 +9,7 @@ import pytest
 
 from grpo_worker.checkpointing.attempts import SupersededError
 from grpo_worker.checkpointing.store import Origin, commit, directory
+from grpo_worker.common.store_path import JobFolder
 from grpo_worker.controller.recovery.checkpoints import RunCheckpoints
 from grpo_worker.controller.status.progress import ProgressBoard
 from grpo_worker.controller.training.gang import Restored
@@ -89,7 +90,15 @@ def _checkpoints(store: Store, board: ProgressBoard, every: int = 2) -> RunCheck
     manifest["spec"]["checkpoint"].pop("memory", None)
     replaced = cast(Any, store)
     return RunCheckpoints(
-        spec_of(manifest), store.root, replaced, replaced, board, dict, lambda: None, replaced, lambda: None
+        spec_of(manifest),
+        JobFolder(store.root, store.root),
+        replaced,
+        replaced,
+        board,
+        dict,
+        lambda: None,
+        replaced,
+        lambda: None,
     )
 
 

@@ -12,6 +12,7 @@ from prometheus_client import REGISTRY
 
 from grpo_operator.api.catalog.architectures import architecture
 from grpo_operator.api.v1alpha1.observability import MlflowSpec, ObservabilitySpec, ThresholdSpec, WandbSpec
+from grpo_worker.common.store_path import JobFolder
 from grpo_worker.metrics.flops import ModelFlops, attention_width, utilisation
 from grpo_worker.metrics.run_config import flattened, run_config
 from grpo_worker.metrics.sink_thread import SinkThread
@@ -50,7 +51,7 @@ class Broken:
 def test_a_failing_sink_is_disabled_and_the_others_continue(tmp_path: Path) -> None:
     sinks: list[Sink] = [Broken(), *sinks_of(ObservabilitySpec(), "job", tmp_path, {})]
     bound = ThresholdSpec(metric="actor/kl_loss", maximum=0.1)
-    writer = MetricsWriter(tmp_path, sinks, [bound])
+    writer = MetricsWriter(JobFolder(tmp_path, tmp_path), sinks, [bound])
     writer.truncate(0)
     for step in (1, 2):
         writer.write(step, {"actor/kl_loss": 0.5})
@@ -84,7 +85,9 @@ class Slow:
 
 def test_a_slow_sink_stalls_no_step_and_gets_all_of_them(tmp_path: Path) -> None:
     slow = Slow()
-    writer = MetricsWriter(tmp_path, [slow, *sinks_of(ObservabilitySpec(), "job", tmp_path, {})], [])
+    writer = MetricsWriter(
+        JobFolder(tmp_path, tmp_path), [slow, *sinks_of(ObservabilitySpec(), "job", tmp_path, {})], []
+    )
     writer.truncate(0)
     for step in (1, 2, 3):
         writer.write(step, {"loss": 0.5})  # would wait for 30 s each

@@ -1,10 +1,10 @@
 """Sample ledger: a file with the samples that each optimizer step consumed."""
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from grpo_worker.common.step_log import StepLog
+from grpo_worker.common.store_path import JobFolder
 from grpo_worker.rollout.sampling import Sample
 
 
@@ -14,9 +14,9 @@ class SampleLedger:
     The ledger proves that every sample was consumed exactly once.
     """
 
-    def __init__(self, path: Path, check: Callable[[], None] = lambda: None) -> None:
-        """``check``: see StepLog."""
-        self._log = StepLog(path, check)
+    def __init__(self, folder: JobFolder, check: Callable[[], None] = lambda: None) -> None:
+        """``folder``: of the job. ``check``: see StepLog."""
+        self._log = StepLog(folder.disk / "ledger.jsonl", check, folder.pieces)
 
     def append(
         self,

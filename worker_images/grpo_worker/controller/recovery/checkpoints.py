@@ -15,6 +15,7 @@ from grpo_worker.checkpointing.store import (
     remove_remains,
     step_and_attempt,
 )
+from grpo_worker.common.store_path import JobFolder, StorePath
 from grpo_worker.controller.generation.scheduler import RolloutScheduler
 from grpo_worker.controller.recovery.memory_tier import MemoryTier
 from grpo_worker.controller.recovery.parking import Parking
@@ -38,7 +39,7 @@ class RunCheckpoints:
     def __init__(
         self,
         spec: GRPOJobSpec,
-        store: Path,
+        folder: JobFolder,
         trainers: TrainerGang,
         scheduler: RolloutScheduler,
         board: ProgressBoard,
@@ -48,15 +49,15 @@ class RunCheckpoints:
         check: Callable[[], None],
         fork: Fork | None = None,
     ) -> None:
-        """``store``: folder of the job. ``state``: returns the controller's state. ``flush``: waits until
+        """``folder``: of the job. ``state``: returns the controller's state. ``flush``: waits until
         the records of all finished steps are on the store; no checkpoint counts before. ``check``: raises
         SupersededError when another controller has taken over. ``fork``: what the job takes over from another
         job.
         """
         self._fork = fork
         self._spec = spec.checkpoint
-        self._root = store / "checkpoints"
-        self._exports = store / "export"
+        self._root = folder.store / "checkpoints"
+        self._exports = folder.disk / "export"  # no job with an object store has any
         self._trainers = trainers
         self._scheduler = scheduler
         self._board = board
@@ -80,7 +81,9 @@ class RunCheckpoints:
         memory = spec.checkpoint.memory
         self._memory: MemoryTier | None = None
         if memory is not None:
-            self._memory = MemoryTier(trainers, memory.every_steps, memory.replicas, store / "memory.json")
+            self._memory = MemoryTier(
+                trainers, memory.every_steps, memory.replicas, folder.store / "memory.json"
+            )
 
     @property
     def stored(self) -> int:
@@ -92,7 +95,7 @@ class RunCheckpoints:
 
         This comes before the ranks start, because the other job may remove it. Raises ValueError and OSError.
         """
-        if self._fork is not None:
+        if self._fork is not None and isinstance(self._root, Path):
             source = self._fork.adopt(self._root, model_digest(self._trainers.hf), attempt)
             if source is not None:
                 self._board.update(resumed_from=str(source))
@@ -291,7 +294,7 @@ class RunCheckpoints:
             if self._due:
                 self._room.look()
 
-    def _note_stored(self, checkpoint: Path) -> None:
+    def _note_stored(self, checkpoint: StorePath) -> None:
         """Note the newest complete checkpoint; the one of step 0 is the initial state."""
         self._stored = step_and_attempt(checkpoint)[0]
         location = str(checkpoint) if self._stored else ""

@@ -8,7 +8,6 @@ import json
 import logging
 from concurrent.futures import Future, ThreadPoolExecutor
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,6 +18,7 @@ from grpo_worker.common.auth import headers, is_signed, signature
 from grpo_worker.common.errors import LONGEST
 from grpo_worker.common.files import write_text
 from grpo_worker.common.patient_http import patient_transport
+from grpo_worker.common.store_path import StorePath, has_file, remove_file
 from grpo_worker.controller.training.gang import Restored, TrainerGang
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class MemoryTier:
     of that folder is part of every seal.
     """
 
-    def __init__(self, trainers: TrainerGang, every: int, replicas: int, file: Path) -> None:
+    def __init__(self, trainers: TrainerGang, every: int, replicas: int, file: StorePath) -> None:
         self._trainers = trainers
         self._every = every
         self._replicas = replicas
@@ -101,7 +101,7 @@ class MemoryTier:
         if holders.keys() != targets.keys() or not self._pull_all(name, targets, holders):
             log.warning("snapshot %s is no longer complete", name)
             return None
-        self._file.unlink()  # if loading fails, the next attempt uses the checkpoint in the store
+        remove_file(self._file)  # if loading fails, the next attempt uses the checkpoint in the store
         self._trainers.call("load_snapshot", name)
         self._write(record)
         return Restored(record["step"], record["state"], "memory", attempt_of(name))
@@ -148,7 +148,7 @@ class MemoryTier:
 
         Others may write to the store too, and agents show the key to the holders that a record names.
         """
-        if not self._file.is_file():
+        if not has_file(self._file):
             return None
         record: dict[str, Any] = json.loads(self._file.read_text())
         seal = str(record.pop("seal", ""))

@@ -4,13 +4,14 @@ import json
 import threading
 import uuid
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from fnmatch import fnmatch
 from typing import Any, Literal
 
 from grpo_worker.checkpointing import attempts
 from grpo_worker.checkpointing.attempts import SupersededError
 from grpo_worker.common.files import write_text
 from grpo_worker.common.known_fields import known
+from grpo_worker.common.store_path import StorePath, children, has_file, remove_file
 
 _SAVING = threading.Lock()  # the last save has the newest values
 Cause = Literal["job", "infrastructure"]
@@ -22,7 +23,7 @@ _OWN = ("path", "owner", "begun", "resumed")  # fields of this process, which ar
 class RunRecord:
     """Mutable record that is saved atomically with each change."""
 
-    path: Path = field(repr=False)
+    path: StorePath = field(repr=False)
     owner: str = field(default_factory=lambda: uuid.uuid4().hex)  # id of this controller
     begun: bool = False  # this controller has begun an attempt
     attempt: int = 0
@@ -43,12 +44,12 @@ class RunRecord:
     others: dict[str, Any] = field(default_factory=dict, repr=False)  # fields that a newer version wrote
 
     @classmethod
-    def load(cls, path: Path) -> "RunRecord":
+    def load(cls, path: StorePath) -> "RunRecord":
         """Read the record, or create a new one. Fields that a newer version wrote are kept.
 
         An attempt counts as soon as it is claimed, even if its controller died before it saved the record.
         """
-        saved = json.loads(path.read_text()) if path.is_file() else {}
+        saved = json.loads(path.read_text()) if has_file(path) else {}
         own = {name: value for name, value in known(cls, saved).items() if name not in (*_OWN, "others")}
         record = cls(path, **own, others={name: saved[name] for name in saved.keys() - own.keys()})
         record.attempt = max(record.attempt, attempts.newest(path.parent))
@@ -105,8 +106,9 @@ class RunRecord:
                 raise SupersededError(f"attempt {self.attempt + 1} was claimed by another controller")
             self.attempt = max(self.attempt + 1, attempts.newest(self.path.parent))
         self.attempt, self.begun = self.attempt + 1, True
-        for draft in self.path.parent.glob(f"{self.path.stem}.*.tmp"):
-            draft.unlink(missing_ok=True)  # left by controllers that died
+        for name in children(self.path.parent):
+            if fnmatch(name, f"{self.path.stem}.*.tmp"):
+                remove_file(self.path.parent / name)  # left by controllers that died
         self.save()
 
     def note_restored(self, step: int) -> None:

@@ -4,10 +4,10 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 
 from grpo_worker.checkpointing.space import checkpoint_bytes, make_room, space_of
 from grpo_worker.checkpointing.store import complete
+from grpo_worker.common.store_path import StorePath
 
 log = logging.getLogger(__name__)
 _GIB = 2**30
@@ -21,7 +21,7 @@ class StoreRoom:
     """
 
     def __init__(
-        self, root: Path, keep: int, store: str, submit: "Callable[[Callable[[], str]], Future[str]]"
+        self, root: StorePath, keep: int, store: str, submit: "Callable[[Callable[[], str]], Future[str]]"
     ) -> None:
         """``store``: its name in messages. ``submit``: runs work in the thread."""
         self._root, self._keep, self._store = root, keep, store

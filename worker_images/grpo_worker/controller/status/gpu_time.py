@@ -6,11 +6,11 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from grpo_worker.common.clock import Clock
 from grpo_worker.common.files import write_text
+from grpo_worker.common.store_path import StorePath, has_file
 from grpo_worker.metrics.gpu_time import GpuAccount, Use
 
 log = logging.getLogger(__name__)
@@ -25,8 +25,8 @@ class GpuTime:
     """
 
     def __init__(
-        self, file: Path, trainers: int, engines: int, clock: Clock, wall: Callable[[], float] = time.time,
-        *, resumed: bool = False,
+        self, file: StorePath, trainers: int, engines: int, clock: Clock,
+        wall: Callable[[], float] = time.time, *, resumed: bool = False,
     ) -> None:  # fmt: skip
         """``resumed``: the job had ended before; it had no GPUs since then."""
         self._file, self._clock, self._wall = file, clock, wall
@@ -108,7 +108,7 @@ class GpuTime:
             log.exception("the account of GPU time cannot be saved")
 
     def _load(self, resumed: bool) -> None:
-        if not self._file.is_file():
+        if not has_file(self._file):
             return
         state = json.loads(self._file.read_text())
         self._account.load(state)

@@ -22,6 +22,7 @@ from grpo_worker.checkpointing.store import (
 )
 from grpo_worker.common.clock import SYSTEM_CLOCK, Clock
 from grpo_worker.common.ragged_batch import RaggedBatch
+from grpo_worker.common.store_path import StorePath
 from grpo_worker.common.versions import Versions
 from grpo_worker.controller.training.image_versions import versions_of
 from grpo_worker.controller.training.network import GangNetwork, gang_network
@@ -120,12 +121,17 @@ class TrainerGang:
         self,
         spec: GRPOJobSpec,
         hf: dict[str, Any],
-        checkpoints: Path,
+        checkpoints: StorePath,
         pools: ResourcePools | None = None,
         make_group: GroupFactory | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        disk: Path | None = None,
     ) -> None:
-        """``pools``, ``make_group``: where the ranks run; default: Ray actors on placement groups."""
+        """``pools``, ``make_group``: where the ranks run; default: Ray actors on placement groups.
+
+        ``disk``: the job's folder in its pods; default: where the checkpoints are.
+        """
+        self._disk = disk or Path(str(checkpoints.parent))
         self._spec = spec
         self._clock = clock
         self.hf = hf
@@ -165,14 +171,14 @@ class TrainerGang:
             self.network = gang_network(self._group.hosts, transports, self.versions.nccl, rdma)
 
     def _ray_group(self, pool: PlacementGroup) -> RankGroup:
-        profile = str(self._checkpoints.parent / "profile")
+        profile = str(self._disk / "profile")
         env = runtime_env(self._spec.observability.profile, profile)
         processes = RayProcesses(TrainerWorker, pool, self._gpus, env or None)
         limit = self._spec.restart_policy.hang_limit
         return WorkerGroup(TrainerWorker, processes, limit, f"{profile}/hang", self._clock)
 
     @property
-    def newest(self) -> Path | None:
+    def newest(self) -> "StorePath | None":
         """Return the newest complete checkpoint in the store; None: there is none.
 
         Damaged checkpoints are set aside.

@@ -3,8 +3,9 @@
 import json
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,16 @@ from grpo_worker.checkpointing.store import (
     prune,
     verify,
 )
+from grpo_worker.common.store_path import StorePath, patiently
 from grpo_worker.common.store_problems import UnwritableStoreError, errno_of
 from grpo_worker.megatron.checkpoint.common_state import write_common_state
-from grpo_worker.megatron.checkpoint.draft import Draft
+from grpo_worker.megatron.checkpoint.draft import Draft, small_files
 from grpo_worker.megatron.checkpoint.host_pool import POOL, Block
+from grpo_worker.megatron.checkpoint.object_files import ObjectFiles
 from grpo_worker.megatron.checkpoint.owned_state import save_own_parameters
 from grpo_worker.megatron.checkpoint.part import CheckpointPart, all_on_device
 from grpo_worker.megatron.checkpoint.patches import (
+    OBJECT_FILES,
     check_reads,
     count_writes,
     share_storages,
@@ -64,8 +68,10 @@ _CONTENT = {
 class Checkpointer:
     """Saving and loading of a rank's parts. Every method is collective: call it on all ranks."""
 
-    def __init__(self, root: str, parts: Sequence[CheckpointPart], keep: int, origin: Origin) -> None:
-        self.root = Path(root)
+    def __init__(
+        self, root: "str | StorePath", parts: Sequence[CheckpointPart], keep: int, origin: Origin
+    ) -> None:
+        self.root = Path(root) if isinstance(root, str) else root
         self._parts = parts
         self._origin = origin
         self._keep = keep
@@ -105,7 +111,7 @@ class Checkpointer:
             self._queue.write(request, self.directory(step), first)
             blocks.extend(POOL.end())
 
-    def directory(self, step: int) -> Path:
+    def directory(self, step: int) -> StorePath:
         """Return the directory of the checkpoint that these ranks save after ``step``."""
         return directory(self.root, step, self._origin.attempt)
 
@@ -146,12 +152,20 @@ class Checkpointer:
 
     def _commit(self, step: int, draft: Draft) -> int:
         """Complete the checkpoint and remove old ones, in a thread of rank 0."""
-        draft.publish(self.directory(step))
-        commit(self.root, step, self._origin)
-        prune(self.root, self._keep, self._origin.attempt)
+
+        def complete() -> None:
+            draft.publish(self.directory(step))
+            commit(self.root, step, self._origin)
+            prune(self.root, self._keep, self._origin.attempt)
+
+        if isinstance(self.root, Path):
+            complete()
+        else:
+            patiently(complete, f"completing {self.directory(step)}")
+        draft.remove()
         return step
 
-    def load(self, path: Path) -> None:
+    def load(self, path: StorePath) -> None:
         """Restore models, optimizers and schedules; in the same layout also the random generators.
 
         Of a checkpoint of another job, from which this one begins with the weights alone, restore those of
@@ -163,7 +177,7 @@ class Checkpointer:
         with all_on_device(self._parts):
             self._load(path)
 
-    def _load(self, path: Path) -> None:
+    def _load(self, path: StorePath) -> None:
         origin = verify(path, self._origin.model)
         if origin.policy_only:
             self._load_weights(path)
@@ -182,7 +196,7 @@ class Checkpointer:
         if same_layout:
             restore_rng(state["rng"][0])
 
-    def _load_weights(self, path: Path) -> None:
+    def _load_weights(self, path: StorePath) -> None:
         """Restore the policy's weights; its optimizer begins with them."""
         (policy,) = (part for part in self._parts if not part.prefix)
         policy.restore_weights(_loaded(policy.weights(_metadata()), path))
@@ -200,11 +214,12 @@ class Checkpointer:
         return state | {"rng": _rng_object()}
 
 
-def _loaded(template: dict[str, Any], path: Path) -> dict[str, Any]:
+def _loaded(template: dict[str, Any], path: StorePath) -> dict[str, Any]:
     """Load a template. Raises what went wrong on any rank, on all of them."""
     state, failure = dict[str, Any](), None
     try:
-        state = dist_checkpointing.load(template, str(path))
+        with _readable(path) as folder:
+            state = dist_checkpointing.load(template, str(folder))
     except CheckpointException as error:  # it is no Exception, so it would end the process
         failure = _cause(error)
     # Megatron-Core 0.16.1 tells all ranks; in later versions each loads by itself.
@@ -213,6 +228,21 @@ def _loaded(template: dict[str, Any], path: Path) -> dict[str, Any]:
     for other in sorted(filter(None, failures), key=lambda e: not isinstance(e, DamagedCheckpointError)):
         raise other
     return state
+
+
+@contextmanager
+def _readable(path: StorePath) -> Iterator[Path]:
+    """Keep a folder in which a reader finds the checkpoint while the context is open."""
+    if isinstance(path, Path):
+        yield path
+        return
+    draft = small_files(path)
+    OBJECT_FILES[str(draft.path)] = ObjectFiles(path)
+    try:
+        yield draft.path
+    finally:
+        del OBJECT_FILES[str(draft.path)]
+        draft.remove()
 
 
 def _cause(error: CheckpointException) -> Exception:

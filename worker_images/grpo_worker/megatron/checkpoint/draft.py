@@ -9,12 +9,17 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from grpo_worker.checkpointing.store import remove_remains, step_and_attempt
+from grpo_worker.checkpointing.store import PIECES, STATE, remove_remains, step_and_attempt
+from grpo_worker.common.store_path import StorePath, file_sizes, remove_tree
 from grpo_worker.megatron.host_sync.notes import leave, read
 from grpo_worker.profiling.progress import BACKGROUND, WRITTEN
+
+if TYPE_CHECKING:
+    from upath import UPath
 
 _PIECE = 16 << 20  # bytes
 
@@ -25,27 +30,36 @@ class Draft:
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="checkpoint-"))
 
-    def publish(self, folder: Path) -> None:
-        """Move the files to the folder in the store."""
+    def publish(self, folder: StorePath) -> None:
+        """Copy the files to the folder in the store."""
         for file in sorted(self.path.iterdir()):
             _copy(file, folder / file.name)
-        self.remove()
 
     def remove(self) -> None:
         """Remove the draft."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def _copy(file: Path, target: Path) -> None:
+def _copy(file: Path, target: StorePath) -> None:
     with file.open("rb") as source, target.open("wb") as copy:
         while piece := source.read(_PIECE):
             copy.write(piece)
             BACKGROUND.add(WRITTEN, len(piece))
-        copy.flush()
-        os.fsync(copy.fileno())
+        if isinstance(target, Path):
+            copy.flush()
+            os.fsync(copy.fileno())
 
 
-def await_folder(folder: Path, key: str) -> None:
+def small_files(folder: "UPath") -> Draft:
+    """Return a draft with copies of the small files of a checkpoint in an object store."""
+    draft = Draft()
+    for name in file_sizes(folder):
+        if not name.endswith((STATE, PIECES)):
+            (draft.path / name).write_bytes((folder / name).read_bytes())
+    return draft
+
+
+def await_folder(folder: StorePath, key: str) -> None:
     """Create a checkpoint's empty folder on rank 0; the other ranks wait until it exists.
 
     ``key``: names this checkpoint, the same on all ranks. Raises OSError on every rank if it cannot be
@@ -57,11 +71,12 @@ def await_folder(folder: Path, key: str) -> None:
         raise OSError(*json.loads(problem))
 
 
-def _created(folder: Path) -> str:
+def _created(folder: StorePath) -> str:
     """Create the folder and return why that is not possible, as JSON of number and text, or ""."""
     try:
-        shutil.rmtree(folder, ignore_errors=True)  # left by an earlier save of this attempt
-        folder.mkdir(parents=True)
+        remove_tree(folder)  # left by an earlier save of this attempt
+        if isinstance(folder, Path):
+            folder.mkdir(parents=True)
         remove_remains(folder.parent, step_and_attempt(folder)[1])
     except OSError as error:
         text = f"{folder} cannot be created ({error.strerror or error}): check checkpoint.store"

@@ -1,21 +1,27 @@
 """Patches of Megatron-Core's checkpoints for Ray actors without Transformer Engine or Apex."""
 
 import functools
+import inspect
 import io
 import os
 import queue
 import threading
 import zipfile
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.filesystem import SerializationFormat
 
 from grpo_worker.checkpointing.store import DamagedCheckpointError
 from grpo_worker.megatron.checkpoint.host_pool import POOL
+from grpo_worker.megatron.checkpoint.object_files import ObjectFiles, upload
 from grpo_worker.megatron.versions import found
 from grpo_worker.profiling.progress import BACKGROUND, PROGRESS, READ, WRITTEN
 
+# State of checkpoints in an object store, by the folder with copies of their small files.
+OBJECT_FILES: dict[str, ObjectFiles] = {}
 _SYNC_BYTES = 2**28  # written bytes after which a file is synchronized
 
 
@@ -47,7 +53,8 @@ def write_in_threads(module: Any) -> None:
         for index, bucket in enumerate(buckets):
             slots.put(index)
             args = (transforms, index, bucket, done, slots, True)
-            threads.append(threading.Thread(target=writer.write_preloaded_data, args=args))
+            target = writer.write_preloaded_data if isinstance(bucket[0], str) else upload_bucket
+            threads.append(threading.Thread(target=target, args=args))
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -58,9 +65,28 @@ def write_in_threads(module: Any) -> None:
         errors = [value for value in written.values() if isinstance(value, Exception)]
         results.put(errors[0] if errors else written)
 
+    def upload_bucket(transforms: Any, index: int, bucket: Any, done: Any, *_: Any) -> None:
+        try:
+            done.put((index, upload(bucket[0], _pieces(module, transforms, bucket))))
+        except Exception as error:  # noqa: BLE001 - all ranks get it
+            done.put((index, error))
+
     setattr(module, found(module, "_get_write_results_queue", "get_write_results_queue"), queue.Queue)
     writer.preload_tensors = staticmethod(preload)
     setattr(writer, several, staticmethod(write))
+
+
+def _pieces(module: Any, transforms: Any, bucket: Any) -> list[Callable[[Any], Any]]:
+    """Return functions that write the items of a bucket to a stream."""
+    _, key, (raw, tensors) = bucket
+    more = {}
+    if "serialization_format" in inspect.signature(module._write_item).parameters:
+        more["serialization_format"] = SerializationFormat.TORCH_SAVE
+
+    def piece(item: Any, data: Any) -> Callable[[Any], Any]:
+        return lambda stream: module._write_item(*transforms, stream, data, item, key, **more)
+
+    return [piece(item, data) for item, data in (*raw, *tensors)]
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
@@ -106,7 +132,7 @@ def count_writes(module: Any) -> None:
         before = stream.tell()
         result = original(transforms, stream, *args, **kwargs)
         after = stream.tell()
-        if before // _SYNC_BYTES != after // _SYNC_BYTES:
+        if before // _SYNC_BYTES != after // _SYNC_BYTES and hasattr(stream, "fileno"):
             stream.flush()
             os.fdatasync(stream.fileno())
         BACKGROUND.add(WRITTEN, after - before)
@@ -116,10 +142,29 @@ def count_writes(module: Any) -> None:
 
 
 def check_reads(reader: Any) -> None:
-    """Count and check what a reader of checkpoints (torch's FileSystemReader) reads."""
-    original = reader._slice_file
+    """Count and check what a reader of checkpoints (torch's FileSystemReader) reads.
+
+    A reader of a folder of ``OBJECT_FILES`` reads the state there.
+    """
+    original, original_read = reader._slice_file, reader.read_data
+
+    def read_data(self: Any, plan: Any, planner: Any) -> Any:
+        files = OBJECT_FILES.get(str(self.path))
+        if files is not None:
+            self.fs = files
+            by_file: dict[str, list[tuple[str, int, int]]] = {}  # as the original reads them
+            for item in plan.items:
+                info = self.storage_data[item.storage_index]
+                span = (info.relative_path, info.offset, info.length)
+                by_file.setdefault(info.relative_path, []).append(span)
+            files.expect(span for spans in by_file.values() for span in spans)
+        return original_read(self, plan, planner)
 
     def slice_file(self: Any, file: Any, info: Any) -> io.BytesIO:
+        if hasattr(file, "piece"):
+            found = io.BytesIO(file.piece(info.offset, info.length))
+            PROGRESS.add(READ, info.length)
+            return found
         item = original(self, file, info).read()
         PROGRESS.add(READ, info.length)
         if len(item) != info.length or not is_sound(item):
@@ -129,7 +174,7 @@ def check_reads(reader: Any) -> None:
             )
         return io.BytesIO(item)
 
-    reader._slice_file = slice_file
+    reader._slice_file, reader.read_data = slice_file, read_data
 
 
 def is_sound(item: bytes) -> bool:

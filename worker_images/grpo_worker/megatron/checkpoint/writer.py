@@ -12,6 +12,7 @@ from megatron.core.dist_checkpointing.strategies.async_utils import (
     AsyncRequest,
 )
 
+from grpo_worker.common.store_path import StorePath
 from grpo_worker.megatron.checkpoint.draft import await_folder
 from grpo_worker.profiling.background import join, start
 
@@ -24,7 +25,7 @@ class _Writer(AsyncCaller):  # type: ignore[misc]
     ``key``: names it, the same on all ranks. ``first``: writes other files into the folder, before the state.
     """
 
-    def __init__(self, folder: Path, key: str, first: Callable[[], None] | None) -> None:
+    def __init__(self, folder: StorePath, key: str, first: Callable[[], None] | None) -> None:
         self._folder, self._key, self._first = folder, key, first
         self._work: Future[None] | None = None
         self.problem: BaseException | None = None  # why the state was not written
@@ -34,7 +35,7 @@ class _Writer(AsyncCaller):  # type: ignore[misc]
         arguments: list[Any] = list(async_req.async_fn_args)
         if async_req.preload_fn:
             buckets = async_req.preload_fn()  # of Megatron-Core's folder, which is a draft
-            arguments[1] = [(str(self._folder / name), name, data) for _, name, data in buckets]
+            arguments[1] = [(self._file(name), name, data) for _, name, data in buckets]
 
         def write() -> None:
             try:
@@ -52,6 +53,10 @@ class _Writer(AsyncCaller):  # type: ignore[misc]
                 self.problem = next((r for r in list(arguments[2].queue) if isinstance(r, Exception)), None)
 
         self._work = start(write, "checkpoint")
+
+    def _file(self, name: str) -> "str | StorePath":
+        file = self._folder / name
+        return str(file) if isinstance(file, Path) else file
 
     def is_current_async_call_done(self, blocking: bool = False, no_dist: bool = False) -> bool:
         if blocking and self._work is not None:
@@ -80,7 +85,7 @@ class WriterQueue(AsyncCallsQueue):  # type: ignore[misc]
         """Why this rank has not written its part of the newest checkpoint; None: it has, or still writes."""
         return self._writer.problem if self._writer is not None else None
 
-    def write(self, request: AsyncRequest, folder: Path, first: Callable[[], None] | None) -> None:
+    def write(self, request: AsyncRequest, folder: StorePath, first: Callable[[], None] | None) -> None:
         """Copy this rank's state and start to write it to a folder of the store. Collective.
 
         ``first``: called by the writer, before it writes the state.

@@ -1,0 +1,45 @@
+"""Rules of jobs whose ``checkpoint.store`` is an object store."""
+
+from typing import TYPE_CHECKING
+
+from grpo_operator.api.rules import Rule
+
+if TYPE_CHECKING:
+    from grpo_operator.api.v1alpha1.grpojob import GRPOJobSpec
+
+# An object store holds checkpoints and records. What writes other files, or needs links, needs a file system.
+OBJECT_STORE_RULES: tuple[Rule["GRPOJobSpec"], ...] = (
+    Rule(
+        "!has(self.checkpoint.store.uri) || !has(self.checkpoint.resumeFrom)",
+        "checkpoint.store.uri excludes checkpoint.resumeFrom, which links files: remove it, or use a store of"
+        " kind pvc or path",
+        lambda job: job.checkpoint.store.uri is None or job.checkpoint.resume_from is None,
+    ),
+    Rule(
+        "!has(self.checkpoint.store.uri)"
+        " || !(has(self.checkpoint.exportEverySteps) || self.checkpoint.exportAtEnd)",
+        "checkpoint.store.uri excludes checkpoint.exportEverySteps and exportAtEnd, which write to a file"
+        " system: remove them, or use a store of kind pvc or path",
+        lambda job: (
+            job.checkpoint.store.uri is None
+            or not (job.checkpoint.export_every_steps or job.checkpoint.export_at_end)
+        ),
+    ),
+    Rule(
+        "!has(self.checkpoint.store.uri) || self.staleness.maxVersionLag == 0",
+        "checkpoint.store.uri requires staleness.maxVersionLag 0: samples that are generated ahead are kept"
+        " in a file system: use a store of kind pvc or path",
+        lambda job: job.checkpoint.store.uri is None or job.staleness.max_version_lag == 0,
+    ),
+    Rule(
+        "!has(self.checkpoint.store.uri)"
+        " || !(has(self.model.volume) && has(self.model.volume.uri))"
+        " && !(has(self.data.volume) && has(self.data.volume.uri))",
+        "checkpoint.store.uri excludes model.volume.uri and data.volume.uri, which are downloaded into a file"
+        " system: set pvc or path in these volumes, or use a store of kind pvc or path",
+        lambda job: (
+            job.checkpoint.store.uri is None
+            or not any(volume and volume.uri for volume in (job.model.volume, job.data.volume))
+        ),
+    ),
+)

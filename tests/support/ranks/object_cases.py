@@ -1,0 +1,55 @@
+"""Functions that run on ranks: checkpoints in an object store."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from grpo_operator.api.v1alpha1.checkpoint import StoreSpec
+from grpo_worker.checkpointing.store import DamagedCheckpointError, Origin, complete
+from grpo_worker.common.store_path import JobFolder
+from grpo_worker.megatron.checkpoint import object_files
+from grpo_worker.megatron.checkpoint.checkpointer import Checkpointer
+from grpo_worker.megatron.training.policy import PolicyModel
+from grpo_worker.model_files.config import model_config
+from support.object_store import KEYS
+from support.ranks.policy_cases import make_model, train, whole_weights
+
+_PART = 5 << 20  # the smallest that S3 takes
+
+
+def save(store: dict[str, Any], folder: str, layout: dict[str, int], first: int = 1) -> dict[str, Any]:
+    """Train from step ``first`` to 2 and save each step; return two further steps and the weights before."""
+    object_files._PART = _PART
+    policy = _make(layout)
+    saver = _checkpointer(store, folder, policy)
+    train(policy, range(first - 1))
+    for step in range(first, 3):
+        train(policy, range(step - 1, step))
+        saver.save(step, {"step": step})
+        saver.poll(blocking=True)
+    weights = whole_weights(policy)
+    return {"weights": weights, "steps": train(policy, range(2, 4))}
+
+
+def resume(store: dict[str, Any], folder: str, layout: dict[str, int]) -> dict[str, Any]:
+    """Return the same of a gang that starts from the newest checkpoint, or why it cannot load it."""
+    policy = _make(layout)
+    loader = _checkpointer(store, folder, policy)
+    newest = complete(loader.root)[2]
+    try:
+        loader.load(newest)
+    except DamagedCheckpointError as error:
+        return {"error": str(error)}
+    return {"weights": whole_weights(policy), "steps": train(policy, range(2, 4))}
+
+
+def _make(layout: dict[str, int]) -> PolicyModel:
+    """Return a model whose files have several parts."""
+    return make_model(model_config("preset:tiny-moe") | {"vocab_size": 30_000}, layout)
+
+
+def _checkpointer(store: dict[str, Any], folder: str, policy: PolicyModel) -> Checkpointer:
+    os.environ.update(KEYS)
+    spec = StoreSpec.model_validate(store)
+    root = JobFolder.of(spec, Path(spec.path or "/store", folder)).store / "checkpoints"
+    return Checkpointer(root, policy.parts(False), 2, Origin("tiny", str(policy.layout)))

@@ -1,0 +1,231 @@
+"""Jobs and ranks with a real S3 server as their store, and the faults of networks and servers."""
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from aiohttp import web
+
+from grpo_devcluster.results import record_from_test
+from grpo_operator.api.v1alpha1.checkpoint import StoreSpec
+from grpo_worker.checkpointing import attempts
+from grpo_worker.checkpointing.store import complete, complete_steps, newest_sound, remove_remains
+from grpo_worker.common.clock import SYSTEM_CLOCK
+from grpo_worker.common.store_path import JobFolder, StorePath, uploads_below
+from grpo_worker.controller.recovery.object_store import await_store
+from support.departing import finish, outcome, outcome_of, start
+from support.object_store import KEYS, S3Server, faulty, s3_server
+from support.ranks.launcher import run as run_on_ranks
+
+TP2_EP2 = {"tensor": 2, "expert": 2, "expert_tensor": 1}
+STEPS = 4
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def saved(server: S3Server) -> list[Any]:
+    """The job "saved" has checkpoints of the steps 1 and 2; the result is that of two further steps."""
+    return _save(server.spec(), "saved")
+
+
+def _save(store: StoreSpec, folder: str) -> list[Any]:
+    return run_on_ranks("object_cases:save", 2, store=store.wire(), folder=folder, layout=TP2_EP2)
+
+
+def _resume(store: StoreSpec, folder: str) -> list[Any]:
+    return run_on_ranks("object_cases:resume", 2, store=store.wire(), folder=folder, layout=TP2_EP2)
+
+
+def _equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Return whether two results are bitwise the same."""
+    same = all(torch.equal(one["weights"][name], value) for name, value in other["weights"].items())
+    return same and one["steps"] == other["steps"]
+
+
+def _folder(server: S3Server, name: str, port: int | None = None) -> StorePath:
+    return JobFolder.of(server.spec(port), Path("/store", name)).store
+
+
+def test_ranks_without_any_file_resume_bitwise(server: S3Server, saved: list[Any]) -> None:
+    resumed = _resume(server.spec(), "saved")
+    assert all(_equal(*pair) for pair in zip(saved, resumed, strict=True))
+    assert complete_steps(_folder(server, "saved") / "checkpoints") == [1, 2]
+
+
+def test_a_copy_of_the_objects_is_a_checkpoint_of_a_file_system(
+    server: S3Server, saved: list[Any], tmp_path: Path
+) -> None:
+    shutil.copytree(server.files / "jobs" / "saved", tmp_path / "copy")
+    resumed = _resume(StoreSpec(path=str(tmp_path)), "copy")
+    assert all(_equal(*pair) for pair in zip(saved, resumed, strict=True))
+
+
+def test_throttling_errors_and_cut_connections_cost_time_and_no_bit(
+    server: S3Server, saved: list[Any]
+) -> None:
+    """Of each kind of fault several happen, among them one in the middle of the upload of a part."""
+    ways: dict[int, int | str] = {3: 503, 5: 500, 8: "cut"}
+    cut_parts: list[str] = []
+
+    def choose(request: web.Request, number: int) -> int | str | None:
+        fault = ways.get(number % 11)
+        if "partNumber" in request.query and len(cut_parts) < 2:
+            cut_parts.append(request.query["partNumber"])
+            return "cut"
+        return fault
+
+    with faulty(server, choose) as proxy:
+        found = _save(server.spec(proxy.port), "faults")
+        between = proxy.fired.copy()
+        resumed = _resume(server.spec(proxy.port), "faults")
+        fired = proxy.fired
+    assert len(cut_parts) == 2, "no part of an upload was cut"
+    assert all(between[kind] >= 3 for kind in ("503", "500", "cut")), between
+    assert sum((fired - between).values()) >= 3, "none while it was read"
+    for undisturbed, one, other in zip(saved, found, resumed, strict=True):
+        assert _equal(undisturbed, one) and _equal(undisturbed, other)
+    assert not uploads_below(_folder(server, "faults"))
+    record_from_test("reliability", {"s3_faults_survived": sum(fired.values())})
+
+
+def test_an_outage_longer_than_all_retries_delays_the_checkpoint(server: S3Server, saved: list[Any]) -> None:
+    down = threading.Event()
+    began: list[float] = []
+
+    def choose(request: web.Request, _number: int) -> int | None:
+        if not began and request.method == "PUT" and "distcp" in request.path:
+            began.append(time.monotonic())
+            down.set()
+        return 500 if began and time.monotonic() < began[0] + 30 else None
+
+    with faulty(server, choose) as proxy:
+        found = _save(server.spec(proxy.port), "outage")
+    assert down.is_set() and proxy.fired["500"] >= 6
+    assert all(_equal(*pair) for pair in zip(saved, found, strict=True))
+    assert all(_equal(*pair) for pair in zip(saved, _resume(server.spec(), "outage"), strict=True))
+
+
+def _largest(server: S3Server, folder: str) -> Path:
+    root = server.files / "jobs" / folder / "checkpoints" / "step-00000002"
+    return max(root.glob("*.distcp"), key=lambda file: file.stat().st_size)
+
+
+def test_a_changed_bit_is_found_by_its_digest_on_all_ranks(server: S3Server) -> None:
+    _save(server.spec(), "bit")
+    file = _largest(server, "bit")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    errors = [found["error"] for found in _resume(server.spec(), "bit")]
+    assert all(f"{file.name} was changed after the save, between bytes" in error for error in errors), errors
+
+
+def test_without_a_file_the_checkpoint_before_is_used(server: S3Server) -> None:
+    _save(server.spec(), "missing")
+    _largest(server, "missing").unlink()
+    root = _folder(server, "missing") / "checkpoints"
+    assert newest_sound(root, "tiny") == root / "step-00000001"
+    assert complete_steps(root) == [1], "the damaged one is set aside"
+
+
+def test_a_controller_and_ranks_that_are_killed_in_an_upload_resume_bitwise_on_empty_disks(
+    server: S3Server, tmp_path: Path
+) -> None:
+    """All processes of the job die while the state of step 4 is uploaded; new ones find no file of theirs."""
+    assert finish(start(tmp_path / "undisturbed", STEPS)) == f"Succeeded {STEPS}: {STEPS} steps done"
+    uploads = threading.Event()
+
+    def choose(request: web.Request, _number: int) -> None:
+        if "step-00000004" in request.path and "distcp" in request.path and request.method != "GET":
+            uploads.set()
+            time.sleep(0.5)  # hold the whole proxy: nothing gets further
+
+    with faulty(server, choose) as proxy:
+        process = start(tmp_path / "first", STEPS, server.spec(proxy.port).wire())
+        assert uploads.wait(400), "the last checkpoint never began"
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert [name for name in server.objects("job") if name.endswith("COMMITTED")] == [
+        "checkpoints/step-00000002.attempt-1/COMMITTED"
+    ]
+    assert finish(start(tmp_path / "second", STEPS, server.spec().wire())).startswith(f"Succeeded {STEPS}")
+    names = server.objects("job")
+    logs = ("".join(_pieces(server, names, kind)) for kind in ("ledger.jsonl", "metrics.jsonl"))
+    assert outcome_of(*logs) == outcome(tmp_path / "undisturbed")
+    marked = [name for name in names if name.endswith("COMMITTED")]
+    assert marked == [f"checkpoints/step-0000000{s}.attempt-{a}/COMMITTED" for s, a in ((2, 1), (4, 2))]
+    assert not any("step-00000004.attempt-1" in name for name in names), "what was not completed is removed"
+    assert not uploads_below(_folder(server, "job"))
+
+
+def _pieces(server: S3Server, names: list[str], log: str) -> list[str]:
+    root = server.files / "jobs" / "job"
+    return [(root / name).read_text() for name in names if name.startswith(f"{log}/")]
+
+
+def test_an_upload_that_was_killed_leaves_nothing(server: S3Server) -> None:
+    root = _folder(server, "killed") / "checkpoints"
+    assert not isinstance(root, Path)
+    file = root / "step-00000003.attempt-1" / "__0_0.distcp"
+    stream = file.fs.open(file.path, "wb", block_size=5 << 20)
+    stream.write(bytes(12 << 20))
+    stream.closed = True  # as if its process were gone
+    assert uploads_below(root) and complete(root) == {}
+    remove_remains(root, 1)
+    assert uploads_below(root), "attempt 1 itself may still write"
+    remove_remains(root, 2)
+    assert not uploads_below(root)
+
+
+def test_of_many_controllers_one_claims_an_attempt(server: S3Server) -> None:
+    folder = _folder(server, "claims")
+    with ThreadPoolExecutor(8) as threads:
+        won = list(threads.map(lambda i: attempts.claim(folder, 1, f"controller-{i}"), range(8)))
+    assert sum(won) == 1 and attempts.newest(folder) == 1
+    assert attempts.owned(folder, 1, f"controller-{won.index(True)}")
+    assert attempts.claim(folder, 2, "next") and attempts.newest(folder) == 2
+
+
+def _refusal(spec: StoreSpec, keys: dict[str, str] = KEYS) -> str:
+    with patch.dict(os.environ, keys), pytest.raises(ValueError, match=r"checkpoint\.store") as refused:
+        await_store(JobFolder.of(spec, Path("/store/refused")).store, spec, print, SYSTEM_CLOCK)
+    return str(refused.value)
+
+
+def test_what_cannot_work_is_refused_with_the_field_and_the_remedy(server: S3Server) -> None:
+    spec = server.spec()
+    await_store(_folder(server, "fits"), spec, print, SYSTEM_CLOCK)
+    assert server.objects("fits") == []
+    missing = spec.model_copy(update={"uri": "s3://other/jobs"})
+    assert _refusal(missing).startswith("checkpoint.store.uri=s3://other/jobs: there is no such bucket (")
+    other = spec.model_copy(update={"region": "eu-1"})  # with its own file system, so with its own keys
+    wrong = _refusal(other, KEYS | {"AWS_SECRET_ACCESS_KEY": "another"})
+    assert wrong.startswith("checkpoint.store.secret=keys: its credentials give no access to s3://runs/jobs:")
+
+
+def test_a_server_that_is_away_is_waited_for(server: S3Server) -> None:
+    said: list[str] = []
+
+    def report(message: str) -> None:
+        said.append(message)
+        if len(said) == 1:
+            server.start()
+
+    server.stop()
+    await_store(_folder(server, "away"), server.spec(), report, SYSTEM_CLOCK)
+    assert "checkpoint.store.uri=s3://runs/jobs: the store does not answer" in said[0]

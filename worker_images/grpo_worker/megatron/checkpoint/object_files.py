@@ -1,0 +1,177 @@
+"""Files of a rank's state in an object store: written as a stream of parts, read piece by piece.
+
+Beside each file lies one with the digest of each of its pieces, the tensors and objects that ranks save. The
+checkpoint's marker has the digests of these, so what a rank reads is what was written.
+"""
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from grpo_worker.checkpointing.store import MARKER, PIECES, DamagedCheckpointError
+from grpo_worker.common.store_path import patiently
+
+if TYPE_CHECKING:
+    from upath import UPath
+
+_PART = 32 << 20  # bytes of a request; S3 takes up to 10,000 parts of a file
+_AHEAD_BYTES = 256 << 20  # of pieces that are read before their turn
+_THREADS = 4
+_Span = tuple[int, int]  # first byte and length of a piece
+
+
+class _Upload:
+    """Stream into an object, which appears when all of it is there."""
+
+    def __init__(self, file: "UPath") -> None:
+        self._stream = file.fs.open(file.path, "wb", block_size=_PART)
+        self._digest = hashlib.sha256()
+        self.pieces: list[tuple[int, int, str]] = []  # first byte, length and digest
+        self.problem: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        try:
+            for start in range(0, len(view), _PART):
+                self._stream.write(view[start : start + _PART])
+        except OSError as error:
+            self.problem = error
+            raise
+        self._digest.update(view)
+        return len(view)
+
+    def tell(self) -> int:
+        return int(self._stream.tell())
+
+    def flush(self) -> None: ...
+
+    def end_piece(self) -> None:
+        """Note the digest of what was written since the piece before."""
+        start = sum(self.pieces[-1][:2]) if self.pieces else 0
+        self.pieces.append((start, self.tell() - start, self._digest.hexdigest()))
+        self._digest = hashlib.sha256()
+
+    def complete(self) -> None:
+        self._stream.close()
+
+    def discard(self) -> None:
+        """Give the upload up. Parts that cannot be removed now are removed with the checkpoint."""
+        self._stream.closed = True  # else its destructor would complete it
+        with suppress(OSError):
+            self._stream.discard()
+
+
+def upload(file: "UPath", pieces: Sequence[Callable[[Any], Any]]) -> list[Any]:
+    """Write a file of the pieces that functions write to a stream; return their results.
+
+    The whole file is written again while the store does not answer: the state is in host memory till then.
+    """
+    return patiently(lambda: _upload(file, pieces), f"writing {file}")
+
+
+def _upload(file: "UPath", pieces: Sequence[Callable[[Any], Any]]) -> list[Any]:
+    stream, results = _Upload(file), []
+    try:
+        for write in pieces:
+            results.append(write(stream))
+            stream.end_piece()
+        stream.complete()
+    except BaseException:
+        stream.discard()
+        if stream.problem is not None:  # torch replaces errors of a stream by one about its position
+            raise stream.problem from None
+        raise
+    digests = file.with_name(file.name + PIECES)
+    digests.fs.pipe_file(digests.path, json.dumps(stream.pieces).encode())
+    return results
+
+
+class ObjectFiles:
+    """Files of one checkpoint, with the interface that torch's FileSystemReader has for files.
+
+    Pieces are read ahead in threads, because a request takes long and a rank reads thousands of them.
+    """
+
+    def __init__(self, folder: "UPath") -> None:
+        self._folder = folder
+        self._digests: dict[str, dict[_Span, str]] = {}
+        marker = json.loads((folder / MARKER).read_text())
+        self._sealed: dict[str, str] = marker["digests"]
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="pieces")
+        self._wanted: deque[tuple[str, _Span]] = deque()
+        self._coming: deque[tuple[str, _Span, Future[bytes]]] = deque()
+
+    def expect(self, pieces: Iterable[tuple[str, int, int]]) -> None:
+        """Read these pieces ahead: name of the file, first byte and length, in the order of their use."""
+        self._wanted = deque((name, (start, length)) for name, start, length in pieces)
+        self._coming.clear()
+
+    def concat_path(self, _path: Any, name: str) -> str:
+        return name
+
+    @contextmanager
+    def create_stream(self, name: str, mode: str) -> Iterator["_Pieces"]:
+        assert mode == "rb"
+        yield _Pieces(self, name)
+
+    def read(self, name: str, start: int, length: int) -> bytes:
+        """Return a piece. Raises DamagedCheckpointError if it is not what was written."""
+        span = (start, length)
+        self._look_ahead()
+        if self._coming and self._coming[0][:2] == (name, span):
+            found = self._coming.popleft()[2].result()
+        else:
+            found = self._fetch(name, span)
+        if hashlib.sha256(found).hexdigest() != self._digest_of(name, span):
+            raise DamagedCheckpointError(
+                f"checkpoint {self._folder}: {name} was changed after the save, between bytes {start} and "
+                f"{start + length}; use an older checkpoint"
+            )
+        return found
+
+    def _look_ahead(self) -> None:
+        size = sum(span[1] for _, span, _ in self._coming)
+        while self._wanted and (not self._coming or size + self._wanted[0][1][1] <= _AHEAD_BYTES):
+            name, span = self._wanted.popleft()
+            self._coming.append((name, span, self._threads.submit(self._fetch, name, span)))
+            size += span[1]
+
+    def _fetch(self, name: str, span: _Span) -> bytes:
+        file, (start, length) = self._folder / name, span
+        read = lambda: bytes(file.fs.cat_file(file.path, start=start, end=start + length))  # noqa: E731
+        return self._whole(name, read)
+
+    def _digest_of(self, name: str, span: _Span) -> str | None:
+        if name not in self._digests:
+            self._digests[name] = self._read_digests(name + PIECES)
+        return self._digests[name].get(span)
+
+    def _read_digests(self, name: str) -> dict[_Span, str]:
+        text = self._whole(name, (self._folder / name).read_bytes)
+        if hashlib.sha256(text).hexdigest() != self._sealed.get(name):
+            raise DamagedCheckpointError(
+                f"checkpoint {self._folder}: {name} was changed after the save; use an older checkpoint"
+            )
+        return {(start, length): digest for start, length, digest in json.loads(text)}
+
+    def _whole(self, name: str, read: Callable[[], bytes]) -> bytes:
+        try:
+            return patiently(read, f"reading {self._folder / name}")
+        except FileNotFoundError as error:
+            raise DamagedCheckpointError(
+                f"checkpoint {self._folder}: {name} is missing; use an older checkpoint"
+            ) from error
+
+
+class _Pieces:
+    """An open file of ObjectFiles."""
+
+    def __init__(self, files: ObjectFiles, name: str) -> None:
+        self._files, self._name = files, name
+
+    def piece(self, start: int, length: int) -> bytes:
+        return self._files.read(self._name, start, length)
