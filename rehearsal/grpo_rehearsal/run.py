@@ -146,6 +146,9 @@ class _Pools:
     def avoid(self, address: str) -> None:
         """Do nothing: no pod of a rehearsal is drained."""
 
+    def keep_warm(self, resource: str) -> None:
+        """Do nothing: spare nodes start nothing."""
+
     def release(self, resource: str) -> None:
         """Do nothing."""
 

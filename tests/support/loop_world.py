@@ -309,6 +309,8 @@ class World:
 
     def avoid(self, address: str) -> None: ...
 
+    def keep_warm(self, resource: str) -> None: ...
+
     def _group(self, _pool: Any) -> Ranks:
         self.groups.append(Ranks(self))
         return self.groups[-1]

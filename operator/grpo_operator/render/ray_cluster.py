@@ -59,7 +59,7 @@ def job_cluster(
     params = {} if on_gpu else _SMALL_STORE
     groups = [
         _group(names.CONTROLLER, 1, pods.controller(), params),
-        _group(names.TRAINER, trainer.nodes, pods.trainer(), params | resources),
+        _group(names.TRAINER, trainer.pods, pods.trainer(), params | resources),
         *_engine_groups(pods.engines(), pool, leaves),
     ]
     return _cluster(job, spec, pods.head(), params, groups, suspend, leaves)

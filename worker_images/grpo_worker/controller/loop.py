@@ -68,7 +68,9 @@ class GrpoLoop:
         engines = 0 if spec.shares_gpus else rollout_gpus
         self._record = failures.record
         gpu_time = store / "gpu_time.json"
-        self._gpus = GpuTime(gpu_time, spec.trainer.world, engines, clock, resumed=self._record.resumed)
+        gpus, spares = spec.trainer.world, spec.trainer.spare_nodes * spec.trainer.gpus_per_node
+        resumed = self._record.resumed
+        self._gpus = GpuTime(gpu_time, gpus, engines, clock, spares=spares, resumed=resumed)
         sampler = StepSampler(spec, inputs.source, client, inputs.reward, self._gpus.generates)
         generate = None if spec.shares_gpus else client.generate  # not while trainers use the engines' GPUs
         self._parking = Parking(trainers, board, failures, clock, self._gpus, lambda: self._background)

@@ -148,6 +148,13 @@ class PoolCount(Model):
     total: int = Field(0, description="desired members")
 
 
+class SpareCount(Model):
+    """Number of spare training pods; see trainer.spareNodes."""
+
+    ready: int = Field(0, description="ready training pods beyond trainer.nodes")
+    total: int = Field(0, description="trainer.spareNodes")
+
+
 class PlannedResources(Model):
     """Resources of the pods where the spec sets none. They are kept when a newer operator plans others."""
 
@@ -252,6 +259,7 @@ class GRPOJobStatus(Model):
     )
     last_checkpoint: CheckpointStatus | None = None
     train: PoolCount | None = None
+    spares: SpareCount | None = None
     rollout: PoolCount | None = None
     restarts: RestartCounts | None = None
     attempt: int | None = Field(
@@ -304,7 +312,9 @@ class GRPOJobStatus(Model):
         description="conditions such as Ready, Progressing and Degraded, each with a reason",
     )
     train_ready: str | None = Field(
-        None, max_length=16, description="train.ready/train.total, for kubectl get"
+        None,
+        max_length=16,
+        description="train.ready/train.total, and +spares.ready if the job has spares, for kubectl get",
     )
     rollout_ready: str | None = Field(
         None, max_length=16, description="rollout.ready/rollout.total, for kubectl get"

@@ -103,7 +103,7 @@ class ReconcileContext:
         awaited = node_outages.awaited(pods, self.outages.outages(pods), patience)
         nodes = node_outages.as_ready(self.cache.usable_nodes, awaited)
         free = free_nodes(nodes, used, trainer_nodes, key, pool.engine.gpus_per_node)
-        hosts, trainers = pool.engine.nodes_per_engine, trainer.nodes if trainer else 0
+        hosts, trainers = pool.engine.nodes_per_engine, trainer.pods if trainer else 0
         return assign(free, trainers, pool.replicas, hosts, before or Leaves())
 
     def avoided_hosts(self, scheduling: SchedulingSpec) -> tuple[str, ...]:

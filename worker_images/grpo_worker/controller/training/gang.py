@@ -108,6 +108,8 @@ class ResourcePools(Protocol):
 
     def avoid(self, address: str) -> None: ...
 
+    def keep_warm(self, resource: str) -> None: ...
+
 
 # (pool that ResourcePools.acquire returned) -> group of processes that are not started yet
 GroupFactory = Callable[[Any], RankGroup]
@@ -159,6 +161,8 @@ class TrainerGang:
         self._group = self._make_group(self._pool)
         self.versions = versions_of(self._group.hosts)
         self._group.start(self._config | {"attempt": attempt})
+        if self._spec.trainer.spare_nodes:
+            self._pools.keep_warm(RESOURCE)
         if self._gpus:
             rdma = self._spec.scheduling.rdma is not None
             transports = self.call("transport")
