@@ -78,6 +78,11 @@ class PodClient:
         for pod in of_pool(pods, names.CONTROLLER):
             await self._post(pod, CONTROLLER_PORT, "/v1/profile", body)
 
+    async def forget_nodes(self, pods: tuple[dict[str, Any], ...], request: str) -> None:
+        """Ask the controller to forget on which nodes ranks have failed."""
+        for pod in of_pool(pods, names.CONTROLLER):
+            await self._post(pod, CONTROLLER_PORT, "/v1/forget-nodes", {"request": request})
+
     async def _post(self, pod: dict[str, Any], port: int, path: str, body: dict[str, Any]) -> None:
         """Send a request without checking the answer: the next reconcile sends it again if needed."""
         address = _address(pod)

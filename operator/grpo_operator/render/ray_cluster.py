@@ -43,10 +43,12 @@ def job_cluster(
     suspend: bool,
     leaves: Leaves = NO_LEAVES,
     avoided: tuple[str, ...] = (),
+    failing: tuple[str, ...] = (),
 ) -> RayCluster:
     """Return a job's RayCluster: head, controller, training pool, and the engines of its own ``pool``.
 
-    ``avoided``: hosts that its pods with GPUs must not run on.
+    ``avoided``: hosts that its pods with GPUs must not run on. ``failing``: hosts that its training pods must
+    not run on.
     """
     trainer = spec.trainer
     on_gpu = trainer.device == Device.CUDA
@@ -54,7 +56,7 @@ def job_cluster(
     path = job_weight_path(spec, pool) if pool else WeightPath()
     sockets = path.direct is Backend.CUDA_IPC
     parts = PodParts(owner_of(job), spec.scheduling, settings, on_gpu, avoided, sockets)
-    pods = JobPods(parts, spec, leaves, names.writer(job), path)
+    pods = JobPods(parts, spec, leaves, names.writer(job), path, failing)
     resources = {"resources": trainer_ray_resources(trainer.gpus_per_node)}
     params = {} if on_gpu else _SMALL_STORE
     groups = [

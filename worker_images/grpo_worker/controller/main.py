@@ -82,7 +82,8 @@ def run(
     """
     config.store.mkdir(parents=True, exist_ok=True)
     record = RunRecord.load(config.store / "run.json")
-    failures = FailureHandler(record, config.spec.restart_policy, departure)
+    nodes = config.spec.trainer.nodes
+    failures = FailureHandler(record, config.spec.restart_policy, departure, nodes)
     failures.resume(config.resumes)
 
     def back_off(message: str, seconds: float) -> None:

@@ -17,6 +17,7 @@ from grpo_operator.api.v1alpha1.resume_status import ResumedFromStatus, Resumpti
 
 MAX_SICK_NODES = 32  # in a job's status
 MAX_STRAGGLERS = 8
+MAX_FAILING_NODES = 32
 
 
 class Phase(StrEnum):
@@ -139,6 +140,15 @@ class StragglerStatus(Model):
     node: str = Field("", max_length=253, description="name of the pod's node")
     ratio: str = Field(max_length=16, description="its time in relation to the median of its pipeline stage")
     steps: int = Field(description="number of slow steps in a row")
+
+
+class FailingNodeStatus(Model):
+    """Node on which training pods or ranks of the job have failed; see restartPolicy.avoidNodes."""
+
+    node: str = Field(max_length=253, description="name of the node")
+    failures: int = Field(description="number of failures within restartPolicy.avoidNodes.windowHours")
+    message: str = Field("", max_length=LONGEST_MESSAGE, description="reason of the last failure")
+    avoided: bool = Field(False, description="true: training pods of this job do not start on the node")
 
 
 class PoolCount(Model):
@@ -331,6 +341,12 @@ class GRPOJobStatus(Model):
     )
     stragglers: list[StragglerStatus] | None = Field(
         None, max_length=MAX_STRAGGLERS, description="ranks that are slow now, the slowest first"
+    )
+    failing_nodes: list[FailingNodeStatus] | None = Field(
+        None,
+        max_length=MAX_FAILING_NODES,
+        description="nodes on which training pods or ranks of this job have failed, those with the most "
+        "failures first; a new value of the annotation rl.grpo.dev/forget-nodes clears the list",
     )
     sick_nodes: list[Annotated[str, Field(max_length=512)]] | None = Field(
         None, max_length=MAX_SICK_NODES, description="nodes that lost pods of this job to a sick GPU, and why"

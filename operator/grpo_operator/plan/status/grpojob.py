@@ -110,6 +110,7 @@ def job_status(
             "weight_path": path,
             "goodput": goodput_status(old.goodput, spec, observed.controller),
             "stragglers": straggler_statuses(observed) or None,
+            "failing_nodes": list(observed.failing_nodes) or None,
             "sick_nodes": list(observed.sick_nodes[:MAX_SICK_NODES]) or None,
             "started_at": old.started_at or now,
             "finished_at": (old.finished_at or now) if ended else None,

@@ -24,15 +24,22 @@ def pool_nodes(nodes: Iterable[Mapping[str, Any]], resource: str) -> list[PoolNo
 
 
 def choose(
-    nodes: Iterable[PoolNode], ranks: int, before: Collection[str], leaving: Collection[str] = ()
+    nodes: Iterable[PoolNode],
+    ranks: int,
+    before: Collection[str],
+    leaving: Collection[str] = (),
+    failing: Collection[str] = (),
 ) -> list[PoolNode] | None:
     """Return the nodes for a gang, each as often as it gets ranks; None if there are too few nodes.
 
     ``before``: ids of the previous gang's nodes. They come first: their memory holds what the ranks saved.
     ``leaving``: ids of nodes that are about to end, so that ranks that start there would be lost at once.
+    ``failing``: addresses where ranks have failed again and again; they come last.
     """
     staying = [node for node in nodes if node.id not in leaving]
-    ordered = sorted(staying, key=lambda node: (node.id not in before, node.address, node.id))
+    ordered = sorted(
+        staying, key=lambda node: (node.address in failing, node.id not in before, node.address, node.id)
+    )
     places = [node for node in ordered for _ in range(node.slots)]
     return places[:ranks] if len(places) >= ranks else None
 

@@ -31,6 +31,7 @@ class ResourcePoolManager:
         self._places: dict[str, list[PoolNode]] = {}  # of each rank of the newest gang
         self._leaving: set[str] = set()  # ids of nodes whose pod is about to end
         self._left = 0.0  # time by which they have ended
+        self._failing: frozenset[str] = frozenset()  # addresses
         self._warm: WarmSpares | None = None
 
     def acquire(
@@ -63,6 +64,10 @@ class ResourcePoolManager:
         self._leaving = {node["NodeID"] for node in ray.nodes() if node["NodeManagerAddress"] == address}
         self._left = self._clock.now() + _LEAVE_SECONDS
 
+    def avoid_failing(self, addresses: frozenset[str]) -> None:
+        """Let ``acquire`` take the nodes at these addresses only if there are no others."""
+        self._failing = addresses
+
     def spares(self, resource: str) -> list[PoolNode]:
         """Return the nodes of a pool on which no rank of its newest gang runs."""
         return spares_of(pool_nodes(ray.nodes(), resource), self._places.get(resource, ()))
@@ -82,7 +87,7 @@ class ResourcePoolManager:
         """Ask Ray for a bundle on the node of each rank, if there are enough nodes."""
         before = {node.id for node in self._places.get(resource, ())}
         leaving = self._leaving if self._clock.now() < self._left else ()
-        places = choose(nodes, ranks, before, leaving)
+        places = choose(nodes, ranks, before, leaving, self._failing)
         if places is not None:
             labels = [{_NODE_ID: node.id} for node in places]
             group = placement_group([bundle] * ranks, strategy="PACK", bundle_label_selector=labels)
